@@ -1,6 +1,7 @@
 """Our block decoding beside its authors' own loops: the same weights, prompts, threads and tokens, by turns.
 
     python benchmarks/peers.py --dllm FOLDER --sdar FOLDER [--pairs 7] [--prompts 128 512] [--only sdar] [--quick]
+    python benchmarks/peers.py --device cuda --fast_dllm FOLDER [--pairs 5] [--prompts 512] [--python python3]
 
 FOLDER is a checkout of the peer (or the variables SINKLAB_DLLM, SINKLAB_SDAR name it); none of its code is kept here:
 
@@ -8,8 +9,9 @@ FOLDER is a checkout of the peer (or the variables SINKLAB_DLLM, SINKLAB_SDAR na
     git clone https://github.com/JetAstra/SDAR && git -C SDAR checkout c2041a8333
 
 A peer runs in a virtual environment of its own beside its folder, FOLDER-environment, made with pinned versions unless
-it is there; `peer_drivers` says what is put in the place of what only CUDA has. A peer that is absent, or that does not
-run, is left out by name.
+it is there, or in that of `--python` (PEER_PATH is its PYTHONPATH); `peer_drivers` says what is put in the place of
+what only CUDA has. A peer that is absent, or that does not run, is left out by name. fast_dllm is dLLM's folder once
+more: its loop for LLaDA with the caches of Fast-dLLM, held beside our prefix and dual cache.
 
 For every cell (a prompt, a block length, tokens a step) a model of 8 layers × 512 wide with random float32 weights is
 written once in the peer's published format, and both sides load it. Two processes live side by side, one thread each,
@@ -17,6 +19,8 @@ and take turns: ours first in one pair, the peer first in the next, one run with
 taken within a pair, of processor time (wall time stands beside it): median and range. Network calls are counted the
 same way on both sides, by embeddings; evaluations are those that denoise. A ratio counts where every token is the same.
 A result file is written where at least two peers ran. `--quick`: tiny model, one pair, nothing written.
+On a GPU: fast_dllm alone, the shape of LLaDA-8B with random bfloat16 weights, by wall time; bfloat16 decides some
+tokens by the last bit, so that different tokens are counted and the ratio stands.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from typing import Any
 
 import torch
 from measure import write_result
+from real_shapes import LLADA, write_folder
 from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -53,9 +58,12 @@ class Sizes:
     vocab: int = 4096
     new_tokens: int = 64
     prompts: tuple[int, ...] = (128, 512)
+    device: str = "cpu"
+    dtype: str = "float32"
 
 
 QUICK = Sizes(2, 64, 4, 2, 96, 128, 32, (64,))
+ON_A_GPU = Sizes(32, 4096, 32, 32, 12288, 126464, 64, (512,), "cuda", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -69,8 +77,8 @@ class Peer:
     driver: Path
     fields: dict[str, Any]
     """Of config.json, where they differ from Qwen3's."""
-    cells: tuple[tuple[int, int], ...]
-    """Block length and tokens a step."""
+    cells: tuple[tuple[int, int, str], ...]
+    """Block length, tokens a step, and the cache; in attention in blocks all there is is "committed"."""
     aim: float
     """Times faster that we want to be."""
 
@@ -84,7 +92,7 @@ PEERS = (
         (*COMMON, "transformers==4.57.0"),
         HERE / "peer_drivers" / "dllm.py",
         {"architectures": ["A2DQwen3LMHeadModel"], "model_type": "a2d-qwen3"},
-        ((32, 1), (32, 2)),
+        ((32, 1, "committed"), (32, 2, "committed")),
         1.3,
     ),
     Peer(
@@ -94,8 +102,18 @@ PEERS = (
         (*COMMON, "transformers==4.53.1", "einops==0.8.1"),
         HERE / "peer_drivers" / "sdar.py",
         {"architectures": ["SDARForCausalLM"], "model_type": "sdar", "block_size": 4, "fuse_cross_entropy": False},
-        ((4, 1), (4, 2), (16, 1)),
+        ((4, 1, "committed"), (4, 2, "committed"), (16, 1, "committed")),
         1.1,
+    ),
+    Peer(
+        "fast_dllm",
+        "https://github.com/ZHZisZZ/dllm",
+        "ca176752fb",
+        (*COMMON, "transformers==4.57.0"),
+        HERE / "peer_drivers" / "fast_dllm.py",
+        {"architectures": ["LLaDAModelLM"], "model_type": "llada"},
+        ((32, 1, "dual"), (32, 1, "prefix"), (32, 1, "none")),
+        1.3,
     ),
 )
 
@@ -111,6 +129,8 @@ def write_checkpoint(folder: Path, peer: Peer, sizes: Sizes) -> Path:
     Wide enough that no decision hangs on the last bit: heads that look at some keys, a head with clear favourites, and
     [MASK] and the unused token never among them.
     """
+    if peer.name == "fast_dllm":
+        return write_llada(folder, sizes)
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=sizes.vocab,
@@ -143,6 +163,19 @@ def write_checkpoint(folder: Path, peer: Peer, sizes: Sizes) -> Path:
     return folder
 
 
+def write_llada(folder: Path, sizes: Sizes) -> Path:
+    """Random weights of LLaDA's shape, in its format."""
+    ids = special_ids(sizes)
+    fields = {"d_model": sizes.width, "n_heads": sizes.heads, "n_kv_heads": sizes.heads, "n_layers": sizes.layers}
+    fields |= {"mlp_hidden_size": sizes.mlp, "embedding_size": sizes.vocab, "vocab_size": sizes.vocab}
+    fields |= {"mask_token_id": ids["mask_id"], "eos_token_id": ids["unused_id"], "pad_token_id": ids["unused_id"]}
+    # what our loader takes for granted, and their class does not
+    fields |= {"include_bias": False, "bias_for_layer_norm": False, "layer_norm_with_affine": True, "alibi": False}
+    fields |= {"rope_full_precision": True, "embedding_dropout": 0.0, "residual_dropout": 0.0, "attention_dropout": 0.0}
+    write_folder(folder, {**LLADA, **fields, "torch_dtype": sizes.dtype}, sizes.device, without=tuple(ids.values()))
+    return folder
+
+
 def environment_of(peer: Peer, folder: Path) -> Path:
     """The interpreter of the peer's environment, which is made unless it is there."""
     place = folder.with_name(f"{folder.name}-environment")
@@ -158,13 +191,15 @@ class Side:
     """A process that runs once whenever it is asked."""
 
     def __init__(self, python: Path | str, driver: Path, settings: Path) -> None:
+        # PEER_PATH: packages of a peer that has no environment of its own
+        theirs = {"PYTHONPATH": os.environ["PEER_PATH"]} if "PEER_PATH" in os.environ and driver != OURS else {}
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         command = [str(python), str(HERE / "peer_process.py"), str(driver), str(settings)]
         # a peer's environment has its own packages, and none of ours
         variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH" or driver == OURS}
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
-        self.process = subprocess.Popen(command, text=True, env={**variables, **threads}, **pipes)
+        self.process = subprocess.Popen(command, text=True, env={**variables, **threads, **theirs}, **pipes)
         self.found: dict[str, Any] = {}
         # a peer that fails is left out, and we are not
         self.failure: type[Exception] = AssertionError if driver == OURS else RuntimeError
@@ -224,29 +259,33 @@ def compared(ours: Side, theirs: Side, pairs: int) -> dict[str, Any]:
 SECONDS = ("cpu_s", "wall_s")
 
 
-def cells_of(peer: Peer, source: Path, sizes: Sizes, pairs: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def cells_of(
+    peer: Peer, source: Path, sizes: Sizes, pairs: int, python: str | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every prompt, block length and number of tokens a step, by name."""
-    python = environment_of(peer, source)
+    clock = "cpu" if sizes.device == "cpu" else "wall"
+    python = python or str(environment_of(peer, source))
     with tempfile.TemporaryDirectory() as room:
         checkpoint = write_checkpoint(Path(room) / "checkpoint", peer, sizes)
         for prompt in sizes.prompts:
             draw = torch.Generator().manual_seed(prompt)
             ids = torch.randint(0, sizes.vocab - 2, (prompt,), generator=draw).tolist()
-            for block, tokens in peer.cells:
+            for block, tokens, cache in peer.cells:
                 settings = Path(room) / "settings.json"
                 given = {"checkpoint": str(checkpoint), "source": str(source), "prompt": ids, **special_ids(sizes)}
-                given |= {"new_tokens": sizes.new_tokens, "block": block, "tokens_a_step": tokens}
+                given |= {"new_tokens": sizes.new_tokens, "block": block, "tokens_a_step": tokens, "cache": cache}
+                given |= {"device": sizes.device, "dtype": sizes.dtype}
                 settings.write_text(json.dumps(given))
                 with ExitStack() as stack:
                     sides = Side(sys.executable, OURS, settings), Side(python, peer.driver, settings)
                     ours, theirs = (stack.enter_context(side).start() for side in sides)
                     cell = compared(ours, theirs, pairs)
                     cell["load_average"] = os.getloadavg()[0]
-                    cell["met"] = not cell["positions_that_differ"] and (
-                        cell["times_faster_by_cpu"]["median"] >= peer.aim
-                    )
+                    same = sizes.device != "cpu" or not cell["positions_that_differ"]
+                    cell["met"] = same and cell[f"times_faster_by_{clock}"]["median"] >= peer.aim
                     cell["versions"] = theirs.found["versions"]
-                yield f"P{prompt} block {block}, {tokens} a step", cell
+                name = f"P{prompt} block {block}, {tokens} a step"
+                yield name if cache == "committed" else f"{name}, {cache}", cell
 
 
 def commit_of(source: Path) -> str:
@@ -255,7 +294,7 @@ def commit_of(source: Path) -> str:
 
 
 def measured(
-    peers: Sequence[Peer], sources: dict[str, Path | None], sizes: Sizes, pairs: int
+    peers: Sequence[Peer], sources: dict[str, Path | None], sizes: Sizes, pairs: int, python: str | None = None
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """What each peer that runs here came to, and why the others were left out."""
     results: dict[str, Any] = {}
@@ -267,7 +306,7 @@ def measured(
             continue
         cells: dict[str, Any] = {}
         try:
-            for key, cell in cells_of(peer, source.resolve(), sizes, pairs):
+            for key, cell in cells_of(peer, source.resolve(), sizes, pairs, python):
                 cells[key] = cell
                 print(f"{peer.name} {key}: {json.dumps(cell)}", flush=True)
         except (RuntimeError, BrokenPipeError, subprocess.CalledProcessError) as error:
@@ -287,24 +326,27 @@ def main(peers: Sequence[Peer] = PEERS) -> None:
     parser.add_argument("--prompts", type=int, nargs="+", help="in place of 128 and 512; nothing is written")
     parser.add_argument("--only", choices=[peer.name for peer in peers], help="one peer; nothing is written")
     parser.add_argument("--quick", action="store_true", help="a tiny model, one pair, nothing written: does it run?")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--python", help="the interpreter of the peers, in place of their environments")
     options = parser.parse_args()
-    is_trial = bool(options.quick or options.prompts or options.only)
+    on_gpu = options.device == "cuda"
+    is_trial = bool(options.quick or (options.prompts and not on_gpu) or options.only)
     if options.pairs < 5 and not is_trial:
         parser.error("a result needs at least 5 pairs")
-    sizes = QUICK if options.quick else Sizes()
+    sizes = QUICK if options.quick else ON_A_GPU if on_gpu else Sizes()
     if options.prompts:
         sizes = Sizes(**{**asdict(sizes), "prompts": tuple(options.prompts)})
-    chosen = [peer for peer in peers if options.only in (None, peer.name)]
+    chosen = [peer for peer in peers if options.only in (None, peer.name) and (not on_gpu or peer.name == "fast_dllm")]
     sources = {peer.name: getattr(options, peer.name) for peer in chosen}
-    results, left_out = measured(chosen, sources, sizes, 1 if options.quick else options.pairs)
+    results, left_out = measured(chosen, sources, sizes, 1 if options.quick else options.pairs, options.python)
     for name, why in left_out.items():
         print(f"left out: {name} ({why})")
     if is_trial:
         return
-    if len(results) < 2:
+    if len(results) < (1 if on_gpu else 2):
         sys.exit(f"no result is written: {len(results)} of {len(peers)} peers ran, and one file needs two")
     written = {"what": WHAT, "sizes": asdict(sizes), "peers": results, "left_out": left_out}
-    print(f"written to {write_result('peers', written)}")
+    print(f"written to {write_result('peers', written, options.device)}")
 
 
 WHAT = "times faster = seconds of the peer over ours, within a pair; greedy, fixed tokens a step, one row, one thread"

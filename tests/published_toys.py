@@ -534,15 +534,15 @@ def save_adapted_tokenizer(folder, name):
     return ids
 
 
-def save_dream_tokenizer(folder):
-    """vocab.json and merges.txt as Qwen2 has them, two more special tokens, and a class that only code would have."""
+def save_dream_tokenizer(folder, *more):
+    """vocab.json and merges.txt as Qwen2 has them, two special tokens and more, and a class that only code has."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     letters = sorted(ByteLevel.alphabet())
     vocabulary = {letter: i for i, letter in enumerate(letters)} | {"he": len(letters), "hel": len(letters) + 1}
     (Path(folder) / "vocab.json").write_text(json.dumps(vocabulary))
     (Path(folder) / "merges.txt").write_text("#version: 0.2\nh e\nhe l\n")
-    added = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|beginoftext|>", "<|mask|>"]
+    added = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|beginoftext|>", "<|mask|>", *more]
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
     first = len(vocabulary)
     settings = {

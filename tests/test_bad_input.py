@@ -26,7 +26,8 @@ from safetensors.torch import save_file
 import sinklab
 from sinklab import registry
 from sinklab.checkpoints import tokens
-from sinklab.checkpoints.loading import describe, load
+from sinklab.checkpoints.info import describe
+from sinklab.checkpoints.loading import load
 from sinklab.cli.main import main
 from sinklab.data.corpora import read_corpus
 from sinklab.errors import DEEPEST, from_json, read_json
@@ -223,7 +224,7 @@ def test_prompts_corpora_and_answers(tmp_path: Path) -> None:
             if file.suffix in (".txt", ".jsonl"):
                 with contextlib.suppress(ValueError):
                     [*read_corpus(file)]
-        RequestCache(folder, 0, "x")
+        RequestCache(folder, None, "x")
 
     cases(texts, tmp_path, 150, read)
 
@@ -410,7 +411,7 @@ def test_the_last_resort(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     def fails(*given: object, **named: object) -> None:
         raise RecursionError("too\ndeep")
 
-    monkeypatch.setattr("sinklab.checkpoints.loading.describe", fails)
+    monkeypatch.setattr("sinklab.checkpoints.info.describe", fails)
     assert main(["info", "tiny"]) == 2
     assert capsys.readouterr().err == "sinklab: RecursionError, which --debug traces: too deep\n"
     with pytest.raises(RecursionError):

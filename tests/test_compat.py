@@ -26,6 +26,23 @@ def test_an_attention_is_chosen_without_a_look_at_the_hub():
     assert LlamaForCausalLM(config).config._attn_implementation == "sdpa"
 
 
+def test_attention_is_watched_under_a_name_of_its_own_with_the_same_masks():
+    from transformers import AttentionMaskInterface
+
+    config, seen = LlamaConfig(**CONFIG.to_dict() | {"attn_implementation": "sdpa"}), []
+    function = compat.attention_function("sdpa")
+    compat.register_watched("sdpa", lambda *given, **options: seen.append(given) or function(*given, **options))
+    masks, model = AttentionMaskInterface._global_mapping, LlamaForCausalLM(config).eval()
+    plain = model(torch.arange(6)[None]).logits
+    compat.watch_attention([config], True)
+    name = config._attn_implementation
+    assert name != "sdpa" and "/" not in name and masks[name] is masks["sdpa"]
+    assert torch.equal(model(torch.arange(6)[None]).logits, plain)
+    assert compat.attention_of(config) == "sdpa" and compat.attention_of(None) is None
+    compat.watch_attention([config], False)
+    assert config._attn_implementation == "sdpa" and compat.attention_function("eager") is None
+
+
 def test_a_model_that_is_built_follows_the_choice_of_experts():
     sizes = {"hidden_size": 8, "intermediate_size": 8, "moe_intermediate_size": 6, "num_hidden_layers": 1}
     sizes |= {"vocab_size": 20, "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 4}
@@ -148,3 +165,17 @@ def test_tf32_is_off_inside_the_block_and_as_it_was_behind_it(switch):
         torch.backends.fp32_precision = untouched[2]
         torch.set_float32_matmul_precision(untouched[0])
         torch.backends.cuda.matmul.fp32_precision = untouched[1]
+
+
+@pytest.mark.skipif(not compat.divides_experts(), reason="transformers cannot divide experts")
+def test_a_model_is_divided_over_the_processes_that_run():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with torch.device("meta"):
+            model = LlamaForCausalLM(CONFIG)
+        assert not compat.is_divided(model)
+        group = compat.divide(model, {"model.layers.*.self_attn.q_proj": "colwise"}, 1, "cpu")
+        assert torch.distributed.get_world_size(group) == model._tp_size == 1
+        assert not hasattr(model.config, "distributed_config")
+    finally:
+        torch.distributed.destroy_process_group()

@@ -57,6 +57,26 @@ def test_of_an_autoregressive_model_it_is_the_next_token_loss() -> None:
     assert lm.loss(ids[1:], edits=[edit]) == pytest.approx(hidden.item(), rel=1e-5)
 
 
+def test_it_writes_as_its_kind_writes(tmp_path: Path) -> None:
+    lm = sinklab.load(save_tiny(tmp_path / "model", context=96))
+    ids = torch.tensor([lm.tokenizer("The old")["input_ids"]])
+    how = {"rule": "entropy", "temperature": 1.0, "seed": 3}
+    assert lm.generate("The old", 5, **how) == lm.tokenizer.decode(
+        lm.model.generate(ids, max_new_tokens=5, **how)[0], skip_special_tokens=True
+    )
+    assert len(lm.tokenizer(lm.generate(ids[0].tolist(), seed=0))["input_ids"]) > 40
+    filled = lm.generate("The <|mask|> sea", 0)
+    assert filled.startswith("The ") and filled.endswith(" sea") and "mask" not in filled
+    with pytest.raises(ValueError, match="no known chat format"):
+        lm.generate("The old", chat=True)
+    with pytest.raises(TypeError, match="generate has no option 'heat'"):
+        lm.generate("The old", heat=1)
+    causal = sinklab.short_road.LM(**vars(tiny_llama()))
+    with torch.no_grad():
+        best = causal.model(ids).logits[0, -1].argmax().item()
+    assert causal.generate(ids[0].tolist(), 1, do_sample=False) == causal.tokenizer.decode([*ids[0].tolist(), best])
+
+
 def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
     lm = sinklab.load(save_tiny(tmp_path / "model"))
     with pytest.raises(ValueError, match="at least one token"):

@@ -38,6 +38,13 @@ def llama(*, causal: bool = False, kv_heads: int = 2, kind: str = "llama", atten
     return model_class(config).eval()
 
 
+def by_itself(model: Any) -> Any:
+    """A model of transformers whose first attention was changed: nothing says that it asks for its function still."""
+    attention = model.model.layers[0].self_attn
+    attention.forward = attention.forward
+    return model
+
+
 def checkpointed(model: Any) -> Any:
     """In training mode with gradient checkpointing; transformers renamed the switch in 5.2x."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable

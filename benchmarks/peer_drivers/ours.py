@@ -12,11 +12,12 @@ from sinklab.sampling import Canvas, DecodingSettings
 
 
 def prepare(settings: dict[str, Any]) -> Callable[[], tuple[list[int], int]]:
-    block, new = settings["block"], settings["new_tokens"]
-    known = {"mask_token_id": settings["mask_id"], "block_length": block}
-    model = load(settings["checkpoint"], **known).model
-    prompt = torch.tensor([settings["prompt"]])
-    decoding = DecodingSettings(steps=new // settings["tokens_a_step"])
+    block, new, cache = settings["block"], settings["new_tokens"], settings["cache"]
+    known = {"mask_token_id": settings["mask_id"]} | ({"block_length": block} if cache == "committed" else {})
+    model = load(settings["checkpoint"], dtype=settings["dtype"], device=settings["device"], **known).model
+    prompt = torch.tensor([settings["prompt"]], device=settings["device"])
+    how = {} if cache == "committed" else {"block_length": block, "cache": None if cache == "none" else cache}
+    decoding = DecodingSettings(steps=new // settings["tokens_a_step"], **how)
     canvas = Canvas.from_prompts(prompt, new_tokens=new, mask_id=settings["mask_id"])
     evaluations = len(list(model.denoise(canvas, decoding)))
 

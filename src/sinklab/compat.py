@@ -3,9 +3,10 @@ when one of them is upgraded.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from types import FunctionType
+from typing import Any
 
 import torch
 from torch import _C, nn
@@ -20,7 +21,18 @@ def is_replayed() -> bool:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether calling this module runs code of torch.compile, which hides its attention calls from hooks and modes."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    forward = vars(module).get("forward")
+    return "_orig_mod" in module._modules or compiles_hooks(module) or hasattr(forward, "_torchdynamo_orig_callable")
+
+
+def compiles_hooks(module: nn.Module) -> bool:
+    """Whether hooks on this module would be compiled with it: so after ``module.compile()``."""
+    return vars(module).get("_compiled_call_impl") is not None
+
+
+def compiled_module(module: nn.Module) -> nn.Module:
+    """The module that torch.compile was given for this one; itself where it was not, or where it compiles itself."""
+    return getattr(module, "_orig_mod", module)
 
 
 def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
@@ -78,16 +90,11 @@ _KERNELS: dict[Any, Any] = {
 }
 
 
-class Overheard(TorchDispatchMode):
-    """Hears the log-sum-exp from whichever kernel an attention call inside the block runs; its output stays the same.
+class _Overheard(TorchDispatchMode):
+    """Asks whichever kernel an attention call runs for the log-sum-exp of its rows, (B, H, Q or more), in nats."""
 
-    A kernel that says it on request is run both ways on the first call of a kind: where the outputs are not equal to
-    the bit, it is left alone.
-    """
-
-    _same: ClassVar[dict[tuple, bool]] = {}
     logsumexp: torch.Tensor | None = None
-    """(B, H, Q or more), float32, in nats; None where the call ran no such kernel."""
+    ran: tuple[Any, tuple, dict[str, Any]] = (None, (), {})
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -95,34 +102,114 @@ class Overheard(TorchDispatchMode):
             # inference mode does not take it apart before it comes here
             with self:
                 return func.decompose(*args, **kwargs)
-        asked = _KERNELS.get(func)
-        if asked is not None and not args[asked] and self._may_ask(func, args, kwargs):
-            args = _asking(args, asked)
+        if func not in _KERNELS:
+            return func(*args, **kwargs)
+        if at := _KERNELS[func]:
+            args = (*args[:at], True, *args[at + 1 :])
         out = func(*args, **kwargs)
-        if func in _KERNELS and (asked is None or args[asked]):
-            self.logsumexp = out[1]
+        self.logsumexp, self.ran = out[1], (func, args, kwargs)
         return out
 
-    def _may_ask(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
-        rest = args[_KERNELS[func] :]
-        if len(rest) > 1 and rest[1]:
-            # two runs with dropout differ in any case
-            return False
-        tensors = (x for x in args if isinstance(x, torch.Tensor))
-        kind = (func, rest, *kwargs.items(), *((x.dtype, x.device, x.shape, x.stride()) for x in tensors))
-        if kind not in self._same:
-            asked = func(*_asking(args, _KERNELS[func]), **kwargs)
-            self._same[kind] = torch.equal(asked[0], func(*args, **kwargs)[0])
-        return self._same[kind]
+
+# by kind of call: whether its kernel may be asked, and if it may be called at once, what it takes beside q, k and v
+_known: dict[tuple, tuple[bool, Any, tuple, dict[str, Any]]] = {}
 
 
-def _asking(args: tuple, asked: int) -> tuple:
-    return (*args[:asked], True, *args[asked + 1 :])
+def attend_and_hear(
+    attention: Callable[..., torch.Tensor], args: tuple, kwargs: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What `scaled_dot_product_attention` gives for these arguments, to the bit, and the log-sum-exp of rows.
+
+    None where no kernel says it, or the output would change. The first call of a kind is made both ways. A dispatch
+    mode takes as long as several launches: where the kernel was given q, k and v themselves, it is called at once.
+    """
+    given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), args, strict=False)) | kwargs
+    if given.get("dropout_p"):
+        return attention(*args, **kwargs), None
+    tensors = [given.pop(name) for name in ("query", "key", "value", "attn_mask") if given.get(name) is not None]
+    same = ((x.dtype, x.device, x.shape, x.stride(), x.requires_grad) for x in tensors)
+    kind = (torch._fused_sdp_choice(*args, **kwargs), torch.is_grad_enabled(), *given.items(), *same)
+    if kind not in _known:
+        out = attention(*args, **kwargs)
+        with _Overheard() as heard:
+            again = attention(*args, **kwargs)
+        kernel, found, named = heard.ran
+        # nothing filled up or repeated on the way to the kernel, and no mask, which is
+        is_direct = [x.shape for x in tensors] == [x.shape for x in found[:3]]
+        direct = kernel(*tensors, *found[3:], **named)[0] if is_direct else out[:0]
+        is_direct = direct.stride() == out.stride() and torch.equal(direct, out)
+        _known[kind] = torch.equal(out, again), kernel if is_direct else None, found[3:], named
+        return out, heard.logsumexp if _known[kind][0] else None
+    may_ask, kernel, rest, named = _known[kind]
+    if not may_ask:
+        return attention(*args, **kwargs), None
+    if kernel is not None:
+        out, logsumexp, *_ = kernel(*tensors, *rest, **named)
+        return out, logsumexp
+    with _Overheard() as heard:
+        return attention(*args, **kwargs), heard.logsumexp
+
+
+def seen_into(function: Any, attention: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """A function of torch.nn.functional that is written in Python, with `attention` in place of SDPA inside.
+
+    A mode is given such a function whole. Its names are another dictionary here, and torch's own stays as it is.
+    """
+    own = {"has_torch_function": lambda tensors: False, "scaled_dot_product_attention": attention}
+    inside = FunctionType(function.__code__, function.__globals__ | own, argdefs=function.__defaults__)
+    inside.__kwdefaults__ = function.__kwdefaults__
+    return inside
 
 
 def choose_attention(config: Any, name: str) -> None:
     """Give a transformers config this attention without a look at the Hub, where another name may be a repository."""
     config._attn_implementation = name
+
+
+_WATCHED = "sinklab_"
+
+
+def attention_of(config: Any) -> str | None:
+    """Name of the attention function that a transformers config asks for, also while it is watched."""
+    name = getattr(config, "_attn_implementation", None)
+    return name.removeprefix(_WATCHED).replace("%", "/") if isinstance(name, str) else None
+
+
+def watch_attention(configs: Iterable[Any], watched: bool) -> None:
+    """Have models of these configs call the watched function of the same attention, or the function itself again."""
+    for config in configs:
+        base = attention_of(config)
+        # not the property, which changes the configs inside this one as well
+        config._attn_implementation_internal = _watched(base or "") if watched else base
+
+
+def _watched(base: str) -> str:
+    # a name with a slash would be looked for on the Hub
+    return _WATCHED + base.replace("/", "%")
+
+
+def register_watched(base: str, watched: Callable[..., Any]) -> None:
+    """Give transformers `watched` in place of this attention, with its masks, under the name of watched configs."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(_watched(base), watched)
+    if (makes_mask := AttentionMaskInterface._global_mapping.get(base)) is not None:
+        AttentionMaskInterface.register(_watched(base), makes_mask)
+
+
+def attention_function(base: str) -> Callable[..., Any] | None:
+    """The attention function that transformers has under this name; None for one that every model brings itself."""
+    from transformers import AttentionInterface
+
+    return AttentionInterface._global_mapping.get(base)
+
+
+def dense_mask(block_mask: Any, queries: int, keys: int) -> torch.Tensor:
+    """Who sees whom by a mask of FlexAttention, bool (batch or 1, heads or 1, queries, keys)."""
+    from torch.nn.attention.flex_attention import create_mask
+
+    batch, heads = block_mask.shape[:2]
+    return create_mask(block_mask.mask_mod, batch, heads, queries, keys, device=block_mask.kv_indices.device)
 
 
 def choose_experts(config: Any, name: str) -> None:
@@ -138,6 +225,39 @@ def indivisible_layers(model: Any) -> list[str]:
 def mark_initialized(parameter: Any, initialized: bool) -> None:
     """Whether transformers' ``_init_weights`` leaves this parameter as it is."""
     parameter._is_hf_initialized = initialized
+
+
+def is_divided(model: Any) -> bool:
+    """Whether transformers has divided the tensors of this model over processes (tensor parallelism)."""
+    return (getattr(model, "_tp_size", None) or 1) > 1
+
+
+def divides_experts() -> bool:
+    """Whether this transformers divides experts beside attention: its ``DistributedConfig`` has ``ep_size`` (5.19)."""
+    from transformers.distributed import DistributedConfig
+
+    return "ep_size" in DistributedConfig.__dataclass_fields__
+
+
+def divide(model: Any, plan: dict[str, str], count: int, device: str) -> Any:
+    """Divide a model on the meta device over each ``count`` of the processes that run, by transformers' own rules.
+
+    ``plan`` says which part by which; experts go whole to one process each, by the model's own plan. Tensors become
+    DTensors, still without memory. Returns the group of processes that hold this model.
+    """
+    from transformers.distributed import DistributedConfig
+    from transformers.distributed.utils import TransformersDeviceMesh
+
+    make: Any = DistributedConfig
+    config, world = make(tp_size=count, ep_size=count if model.ep_plan else 1), torch.distributed.get_world_size()
+    model.tp_plan = {part: style for part, style in plan.items() if part not in model.ep_plan}
+    names = ("pp", "dp_replicate", "fsdp", "tp"), ("pp", "dp_replicate", "efsdp", "ep")
+    shape = (1, world // count, 1, count)
+    meshes = [torch.distributed.init_device_mesh(device, shape, mesh_dim_names=one) for one in names]
+    type(model).maybe_distribute_model(model, config, TransformersDeviceMesh(*meshes))
+    # it is a config of the model, and not of this launch
+    del model.config.distributed_config
+    return meshes[0]["tp"].get_group()
 
 
 # what PreTrainedConfig takes as keywords, or transformers writes into config.json, without a field of that name

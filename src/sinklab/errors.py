@@ -5,7 +5,9 @@ import difflib
 import json
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -87,6 +89,23 @@ def read_json(path: Path, kind: type = object) -> Any:
     if path.exists() and not (path.is_file() and path.stat().st_size <= LARGEST):
         raise ValueError(f"it must be an ordinary file of at most {LARGEST >> 20} MB")
     return from_json(path.read_text("utf-8"), kind)
+
+
+class Terminated(SystemExit):
+    """SIGTERM ended the work, of a scheduler or of ``timeout``; with 143, the status of the program that it ends."""
+
+
+@contextmanager
+def on_sigterm(react: Callable[..., object]) -> Iterator[None]:
+    """SIGTERM calls ``react(number, frame)`` during the block; not so outside the main thread, which alone is told."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, react)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Limits(TypedDict, total=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sinklab.checkpoints import loading
 from sinklab.probing.intervention import Intervention
@@ -24,6 +24,43 @@ class Loss(float):
 @dataclass(frozen=True)
 class LM(loading.Loaded):
     """A model ready to use; all that takes a :class:`~sinklab.checkpoints.Loaded` takes it."""
+
+    def generate(
+        self, prompt: str | Sequence[int], new_tokens: int | None = None, *, chat: bool = False, **options: Any
+    ) -> str:
+        """What the model writes behind a prompt, the prompt included; with `chat` the answer alone.
+
+            lm.generate("The house", 32, temperature=0.7)
+
+        Args:
+            prompt: text, or token ids.
+            new_tokens: to write; 0 fills the masks of the prompt. None: 64, or with DiffusionGemma, which writes whole
+                canvases, what its generation config says.
+            chat: put the prompt into the model's chat format.
+            options: those of the model's own way to write: of ``lm.model.generate``, for a model that fills masks
+                (``schedule=``, ``seed=``, …) and for an autoregressive one (transformers'); the fields of
+                :class:`sinklab.scoring.Renoising` for DiffusionGemma.
+
+        Raises:
+            ValueError: for a chat format that is absent, and for settings that make no sense.
+            TypeError: for an option that does not exist.
+        """
+        import torch
+
+        from sinklab.scoring import Renoising, renoise
+        from sinklab.scoring.prompts import encode
+        from sinklab.studies.base import text_of
+
+        ids, model = encode(self, prompt, chat).ids if isinstance(prompt, str) else prompt, cast(Any, self.model)
+        ids_1P = torch.tensor([[*ids]], dtype=torch.int64, device=model.device)
+        length = {} if new_tokens is None else {"max_new_tokens": new_tokens or None}
+        if self.family == "diffusion" and not hasattr(model, "denoise"):
+            *_, last = renoise(model, ids_1P, Renoising.of(model, **length, **options))
+            written_1S = last.ids_BS
+        else:
+            real = {"attention_mask": torch.ones_like(ids_1P)}
+            written_1S = model.generate(ids_1P, **{"max_new_tokens": 64, **length, **real, **options})
+        return text_of(self, written_1S[0, len(ids) if chat else 0 :])
 
     def loss(
         self, text: str | Sequence[int], *, edits: Sequence[Intervention | str] = (), samples: int = 32, seed: int = 0

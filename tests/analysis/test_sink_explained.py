@@ -8,7 +8,7 @@ from sinklab.analysis import Explained, explained_mass
 
 SAMPLES, STEPS, PLACES = 8, 12, 24
 WEIGHTS = {"words": 0.5, "newline": 6.0, "punctuation": 2.0}
-SHARES = ("by_class", "by_position", "by_both")
+SHARES = ("by_class", "by_position")
 
 
 def tokens(seed: int = 0) -> np.ndarray:
@@ -29,15 +29,10 @@ def values(found: Explained) -> list[float]:
     return [getattr(found, name).value for name in SHARES]
 
 
-def beyond(found: Explained) -> tuple[float, float]:
-    """What the class explains beyond the position, and the other way round."""
-    return found.by_both - found.by_position, found.by_both - found.by_class
-
-
 def test_purely_semantic():
     classes = tokens()
     found = together(mean_of(classes), classes)
-    np.testing.assert_allclose(values(found), [1, 0, 1], atol=0.03)
+    np.testing.assert_allclose(values(found), [1, 0], atol=0.03)
     assert found.word == "semantic" and found.by_class.low > 0.9 and found.class_over_position.above() is True
 
 
@@ -45,7 +40,7 @@ def test_purely_positional():
     classes = tokens()
     received = np.broadcast_to(np.where(np.arange(PLACES) < 2, 8.0, 0.4), classes.shape)
     found = together(received, classes)
-    np.testing.assert_allclose(values(found), [0, 1, 1], atol=0.02)
+    np.testing.assert_allclose(values(found), [0, 1], atol=0.02)
     assert found.word == "positional" and found.class_over_position.above() is False
 
 
@@ -56,7 +51,7 @@ def test_mixed_in_known_parts():
     place = np.where(np.arange(16) % 2, 1.0, -1.0)
     received = np.where(classes == "a", 1.0, -1.0) + place + rng.normal(0, np.sqrt(2), classes.shape)
     found = together(received, classes)
-    np.testing.assert_allclose(values(found), [0.25, 0.25, 0.5], atol=0.01)
+    np.testing.assert_allclose(values(found), [0.25, 0.25], atol=0.01)
     assert found.word is None
 
 
@@ -83,13 +78,13 @@ def test_the_fits_are_least_squares_on_the_other_samples():
     rng = np.random.default_rng(3)
     classes, place = rng.choice(["a", "b", "c"], (6, 300)), rng.integers(0, 7, (6, 300))
     received = rng.normal(size=classes.shape) + (classes == "a") * 2 + place * 0.3
-    told, spread = np.zeros(3), ((received - received.mean()) ** 2).sum()
+    told, spread = np.zeros(2), ((received - received.mean()) ** 2).sum()
     for out in range(6):
         others = np.arange(6) != out
         by_class, by_place = ((labels[..., None] == kinds).astype(float) for labels, kinds in (
             (classes, ["a", "b", "c"]), (place, np.arange(7))))  # fmt: skip
         mean = received[others].mean()
-        for which, design in enumerate((by_class, by_place, np.concatenate([by_class, by_place], -1))):
+        for which, design in enumerate((by_class, by_place)):
             rows = design[others].reshape(-1, design.shape[-1])
             fit = design[out] @ np.linalg.lstsq(rows, received[others].reshape(-1), rcond=None)[0]
             told[which] += ((received[out] - mean) * (fit - mean)).sum()

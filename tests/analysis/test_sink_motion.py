@@ -63,24 +63,24 @@ def test_mobility_is_unbiased_for_random_places():
 
 
 @pytest.mark.parametrize(
-    ("positions", "moves", "stay", "drift"),
+    ("positions", "moves", "drift"),
     [
-        ([3, 3, 3, 3], 0, 4, 0.0),
-        ([0, 1, 2, 3], 3, 1, 1.0),
-        ([6, 4, 2], 2, 1, -2.0),
-        ([3, 3, 7, 7, 7, 3], 2, 3, 12 / 35),
-        ([5], 0, 1, np.nan),
-        ([2, 2, 8, None, None], 1, 2, 3.0),
-        ([2, 2, None, 2, 8], 1, 2, np.polyfit([0, 1, 3, 4], [2, 2, 2, 8], 1)[0]),
-        ([None, None], 0, 0, np.nan),
+        ([3, 3, 3, 3], 0, 0.0),
+        ([0, 1, 2, 3], 3, 1.0),
+        ([6, 4, 2], 2, -2.0),
+        ([3, 3, 7, 7, 7, 3], 2, 12 / 35),
+        ([5], 0, np.nan),
+        ([2, 2, 8, None, None], 1, 3.0),
+        ([2, 2, None, 2, 8], 1, np.polyfit([0, 1, 3, 4], [2, 2, 2, 8], 1)[0]),
+        ([None, None], 0, np.nan),
     ],
 )
-def test_moves_stays_and_drift(positions, moves, stay, drift):
+def test_moves_and_drift(positions, moves, drift):
     found = motion(path(positions))
     assert found.main[:, 0, 0].tolist() == [-1 if place is None else place for place in positions]
     exists = [place is not None for place in positions]
     assert found.counted[:, 0, 0].tolist() == exists and found.steps.item() == sum(exists)
-    assert found.moves.item() == moves and found.longest_stay.item() == stay
+    assert found.moves.item() == moves
     assert found.transitions.item() == sum(a and b for a, b in pairwise(exists))
     np.testing.assert_allclose(found.drift.item(), drift, atol=1e-12)
 

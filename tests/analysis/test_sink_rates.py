@@ -2,65 +2,9 @@ import warnings
 
 import numpy as np
 import pytest
-import torch
 
-from sinklab.analysis import DEFAULT_RULES, absorb_rate, compare_rules, sink_rate
-from sinklab.sinks import Excess, Gu, Top, find_sinks
-
-
-def causal(first: float, keys: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """Column sums of causal attention whose queries give ``first`` to the first key, and the queries per key."""
-    attention = np.tril(np.ones((keys, keys)))
-    attention[:, 0] = 0
-    attention *= (1 - first) / np.maximum(attention.sum(-1, keepdims=True), 1)
-    attention[:, 0] = first
-    attention[0, 0] = 1
-    return attention.sum(0), np.arange(keys, 0, -1)
-
-
-def test_sink_rate_of_causal_heads_is_that_of_gu():
-    # Three heads give the first token 0.5, 0.35 and 0.2 (one query of 64, the first, always gives it 1).
-    columns = [causal(first) for first in (0.5, 0.35, 0.2)]
-    received, visible = np.stack([received for received, _ in columns]), columns[0][1]
-    np.testing.assert_allclose(received[:, 0] / 64, [(1 + 63 * first) / 64 for first in (0.5, 0.35, 0.2)])
-    for threshold, heads in ((0.1, 3), (0.3, 2), (0.45, 1), (0.8, 0)):
-        np.testing.assert_allclose(sink_rate(received, Gu(threshold), visible), 100 * heads / 3)
-    assert sink_rate(received, Gu(0.3), visible, key=1) == 0
-    # The last token gives itself at most 0.5 / 63.
-    assert sink_rate(received, Gu(0.3), visible, key=-1) == 0
-    assert sink_rate(received, Gu(0.3), visible, key=None) == 200 / 3
-
-
-def test_sink_rate_of_bidirectional_heads_divides_by_all_queries():
-    # (layer, head, key): 0.5 of the attention of every query on key 3 in one of four heads.
-    received = np.ones((2, 2, 8))
-    received[1, 0] = 4 / 7
-    received[1, 0, 3] = 4
-    assert sink_rate(received, key=3) == 25 and sink_rate(received) == 0 and sink_rate(received, key=None) == 25
-    assert sink_rate(torch.from_numpy(received), key=3) == 25
-    # A quarter of the queries ran.
-    partial = sink_rate(received / 4, Excess(2.5), np.full(8, 2.0), np.full((2, 2), 8), key=3)
-    assert partial == 25 and sink_rate(received / 4, Excess(2.5), np.full(8, 2.0), key=3) == 0
-    gone = np.concatenate([received, np.full((2, 2, 8), np.nan)])
-    assert sink_rate(gone, key=3) == 25 and np.isnan(sink_rate(gone[2:]))
-    with pytest.raises(ValueError, match=r"one of 8 keys \(or None: any\): got 8"):
-        sink_rate(received, key=8)
-
-
-def test_absorb_rate_by_hand():
-    received = np.array([[[2.0, 1.0, 1.0, np.nan], [4.0, 0.0, 0.0, np.nan]]])
-    sinks = np.array([True, False, True, True])
-    np.testing.assert_allclose(absorb_rate(received, None, sinks), [[0.75, 1.0]])
-    # The third key is not there.
-    np.testing.assert_allclose(absorb_rate(received, [4, 4, 0, 0], sinks), [[2 / 3, 1.0]])
-    assert absorb_rate(received, None, np.zeros(4, dtype=bool)).tolist() == [[0, 0]]
-    assert np.isnan(absorb_rate(np.full((2, 3), np.nan), None, np.ones(3, dtype=bool))).all()
-    deep = np.random.default_rng(0).random((2, 3, 4, 5, 6)).astype(np.float16)
-    flags = find_sinks(deep, Top(2))
-    wide = deep.astype(float)
-    np.testing.assert_allclose(absorb_rate(deep, None, flags), (wide * flags).sum(-1) / wide.sum(-1), rtol=1e-6)
-    torches = absorb_rate(torch.from_numpy(deep), None, torch.from_numpy(flags))
-    np.testing.assert_allclose(torches, (wide * flags).sum(-1) / wide.sum(-1), rtol=1e-6)
+from sinklab.analysis import DEFAULT_RULES, compare_rules
+from sinklab.sinks import Excess, Top
 
 
 def test_rules_side_by_side_by_hand():

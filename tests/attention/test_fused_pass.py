@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from sinklab import compat
 from sinklab.attention import Scores, attention_statistics, received, row_logsumexp
-from sinklab.compat import Overheard
+from sinklab.compat import attend_and_hear
 from sinklab.fast import score_pass
 from sinklab.fast.score_pass import Fused
 from sinklab.probing import MaskPositions, intervene, tap, trace
@@ -48,44 +49,61 @@ def test_a_cpu_is_not_served_and_triton_stays_unloaded() -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
-@pytest.mark.parametrize("masked", [False, True])
-def test_an_attention_call_is_overheard_and_unchanged(mode: type, masked: bool) -> None:
+@pytest.mark.parametrize("shared", [1, 2])
+def test_an_attention_call_is_heard_and_unchanged(mode: type, shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "_known", {})
+    calls: list[int] = []
+
+    def attention(*given: Tensor, **options: Any) -> Tensor:
+        calls.append(1)
+        return F.scaled_dot_product_attention(*given, **options)
+
     with mode():
-        q, k, v = torch.randn(2, 4, 30, 16), torch.randn(2, 2, 33, 16), torch.randn(2, 2, 33, 16)
-        mask = torch.rand(2, 1, 30, 33) > 0.3 if masked else None
-        plain = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-        with Overheard() as heard:
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-        assert torch.equal(out, plain)
-        torch.testing.assert_close(heard.logsumexp, row_logsumexp(q, k, mask=mask), rtol=1e-5, atol=1e-5)
-        with Overheard() as silent:
-            torch.softmax(q @ k.repeat_interleave(2, 1).mT, -1)
-        assert silent.logsumexp is None
+        q, k, v = (torch.randn(2, 33, 4 // part, 16).transpose(1, 2) for part in (1, shared, shared))
+        mask = torch.rand(2, 1, 33, 33) > 0.3
+        for options in ({}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": mask}, {"is_causal": False}):
+            named: dict[str, Any] = {"enable_gqa": shared > 1, **options}
+            by_loop = row_logsumexp(
+                q,
+                k,
+                chunk=8,
+                mask=named.get("attn_mask"),
+                is_causal=named.get("is_causal", False),
+                scale=named.get("scale"),
+            )
+            plain = F.scaled_dot_product_attention(q, k, v, **named)
+            for turn in range(3):
+                calls.clear()
+                if turn == 2:
+                    out, logsumexp = attend_and_hear(attention, (), {"value": v, "query": q, "key": k, **named})
+                else:
+                    out, logsumexp = attend_and_hear(attention, (q, k, v), named)
+                assert torch.equal(out, plain) and out.stride() == plain.stride()
+                torch.testing.assert_close(logsumexp, by_loop, rtol=1e-5, atol=1e-5)
+                # made both ways at first; then its kernel is called at once, but where there is a mask
+                assert len(calls) == (2 if turn == 0 else int("attn_mask" in named))
+        assert attend_and_hear(attention, (q, k, v), {"dropout_p": 0.5, "enable_gqa": shared > 1})[1] is None
 
 
-@pytest.mark.parametrize("changes", [False, True])
-def test_a_kernel_is_asked_only_if_its_output_stays(monkeypatch: pytest.MonkeyPatch, changes: bool) -> None:
-    asked = []
+def test_a_kernel_is_asked_only_if_its_output_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    monkeypatch.setattr(compat, "_known", {})
+    monkeypatch.setattr(compat, "_KERNELS", {op: None})
+    q, asked = torch.randn(1, 2, 3, 4), []
 
-    def kernel(q: Tensor, k: Tensor, v: Tensor, bias: None, wanted: bool, *rest: float) -> tuple[Tensor, Tensor]:
-        asked.append(wanted)
-        return q + (1e-3 if wanted and changes else 0.0), torch.full(q.shape[:-1], 1.0 if wanted else torch.nan)
+    class Changes(compat._Overheard):
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            out = super().__torch_dispatch__(func, types, args, kwargs)
+            asked.append(func)
+            return (out[0] + 1e-3, *out[1:]) if func is op else out
 
-    monkeypatch.setitem(compat._KERNELS, kernel, 4)
-    monkeypatch.setattr(Overheard, "_same", {})
-    q = torch.randn(1, 2, 3, 4)
-    for turn in range(2):
-        heard, before = Overheard(), len(asked)
-        out, _ = heard.__torch_dispatch__(kernel, (), (q, q, q, None, False))
-        assert torch.equal(out, q)
-        assert (heard.logsumexp is None) == changes
-        # compared once, then known
-        assert len(asked) - before == (3 if turn == 0 else 1)
-    heard = Overheard()
-    heard.__torch_dispatch__(kernel, (), (q, q, q, None, False, 0.1))
-    assert heard.logsumexp is None, "two runs with dropout cannot be compared"
-    heard.__torch_dispatch__(kernel, (), (q, q, q, None, True))
-    assert heard.logsumexp is not None
+    monkeypatch.setattr(compat, "_Overheard", Changes)
+    plain = F.scaled_dot_product_attention(q, q, q)
+    with torch.no_grad():
+        for _ in range(3):
+            out, logsumexp = attend_and_hear(F.scaled_dot_product_attention, (q, q, q), {})
+            assert torch.equal(out, plain) and logsumexp is None
+    assert asked.count(op) == 1
 
 
 def call_of(query: Tensor, key: Tensor) -> AttentionCall:
@@ -122,7 +140,7 @@ def test_a_trace_hands_what_it_heard_to_the_fused_pass(monkeypatch: pytest.Monke
         return received._in_chunks(scores, ("received",), groups, norms, None)
 
     monkeypatch.setattr(received, "fast_path", lambda *call: fused)
-    monkeypatch.setattr(tap.Tap, "_overheard", lambda self, call, replay: Overheard())
+    monkeypatch.setattr(tap.Tap, "_is_heard", lambda self, call: True)
     model, x_BHSD = nn.Sequential(Attention(), Attention()), torch.randn(1, 2, 9, 8)
     plain = model(x_BHSD)
     with trace(model) as seen:

@@ -178,13 +178,20 @@ def test_what_is_known_and_not_written_says_what_is_lacking(tmp_path, fields, me
             call(folder)
 
 
-@pytest.mark.parametrize("make", [toys.llada, lambda folder: toys.adapted(folder, "a2d-qwen3")])
-def test_quantised_checkpoints_are_refused_by_their_config(tmp_path, make):
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (toys.llada, r"weights are quantised \(quantization_config: .*gptq.*but llada has others; take the"),
+        (
+            lambda folder: toys.adapted(folder, "a2d-qwen3"),
+            r"is quantised \(gptq\), and what reads that is not installed, or cannot; take the original: ",
+        ),
+    ],
+)
+def test_quantised_checkpoints_that_nothing_reads_are_refused_by_their_config(tmp_path, make, message):
     folder, _ = make(tmp_path)
-    change(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
-    with pytest.raises(
-        ValueError, match=r"weights are quantised \(quantization_config: .*bitsandbytes.*take the check"
-    ):
+    change(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(ValueError, match=message):
         load(folder)
     assert load(change(folder, quantization_config=None)).family == "diffusion"
 

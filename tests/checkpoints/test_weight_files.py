@@ -238,6 +238,40 @@ def test_dtypes(tmp_path):
             load(folder, dtype=wrong)
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        # AVX2, as on Zen 3; Cooper Lake and Zen 4; Sapphire Rapids; ARM
+        ("fpu avx avx2 fma", torch.float32),
+        ("avx2 avx512f avx512_vnni avx512_bf16", torch.bfloat16),
+        ("avx512f amx_bf16 amx_tile", torch.bfloat16),
+        ("fp asimd bf16 i8mm", torch.bfloat16),
+        (None, torch.float32),
+    ],
+)
+def test_a_processor_is_asked_what_type_it_multiplies(tmp_path, monkeypatch, flags, expected):
+    if flags is not None:
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : {flags}\n")
+    monkeypatch.setattr(materialize, "CPU_FLAGS", tmp_path / "cpuinfo")
+    assert materialize.machine_type("cpu") == materialize.machine_type(torch.device("cpu", 0)) == expected
+    assert materialize.machine_type("mps") == torch.float32
+    folder = save_tiny(tmp_path / "model")
+    for where in ({}, {"device": "cpu"}, {"device_map": {"": "cpu"}}):
+        loaded = load(folder, dtype="machine", **where)
+        assert {parameter.dtype for parameter in loaded.model.parameters()} == {expected}
+        said = f"weights in {expected}, which suits this machine"
+        assert said in loaded.notes
+    # what config.json says stays what it was
+    assert load(folder, dtype="auto").model.dtype == torch.float32
+    assert load(folder, dtype="auto").notes == load(folder).notes
+
+
+def test_a_gpu_is_asked_for_units_and_not_for_emulation(monkeypatch):
+    for has in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has=has: has)
+        assert materialize.machine_type("cuda:1") == (torch.bfloat16 if has else torch.float32)
+
+
 SPLIT = {
     "model.embed_tokens": "cpu",
     "model.layers.0": "cpu",

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from transformers.utils import logging
 
 import sinklab
 from golden_llada import golden_folder
 from sinklab.cli import main
 from sinklab.records import open_run
-from tiny_diffusion import TEXT, save_tiny, tiny_model
+from tiny_diffusion import TEXT, save_tiny, tiny_model, tiny_tokenizer
 
 GREEDY = ("--temperature", "0", "--rule", "low_confidence")
 COMMANDS = ("tour", "generate", "info", "trace", "mask", "compare", "train", "report")
@@ -98,7 +99,7 @@ def test_the_help_teaches_by_examples_that_can_be_typed(
         raise Reached
 
     monkeypatch.setattr("sinklab.checkpoints.loading.load", reached)
-    monkeypatch.setattr("sinklab.checkpoints.loading.describe", reached)
+    monkeypatch.setattr("sinklab.checkpoints.info.describe", reached)
     monkeypatch.setattr("sinklab.training.run.train", reached)
     monkeypatch.setattr("sinklab.training.run.settings_of", reached)
     monkeypatch.setattr("sinklab.records.reading.open_run", reached)
@@ -141,6 +142,30 @@ def test_generate_fills_blanks_and_streams(model: str, capsys: pytest.CaptureFix
     options = ["--new-tokens", "3", "--temperature", "1.0", "--rule", "random", "--seed", "4", "--cfg-scale", "0.5"]
     assert main(["generate", "The sea", "--model", model, "--stream", "--steps", "2", *options]) == 0
     assert capsys.readouterr().out.count("\033[33m") == 2
+
+
+def test_generate_fills_blanks_of_another_length_where_tokens_change_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    model = tiny_model(expand_token_id=100, delete_token_id=40)
+    with torch.no_grad():
+        # of equal logits the first is taken
+        model.lm_head.weight.zero_()
+    model.save_pretrained(tmp_path / "elastic")
+    tiny_tokenizer().save_pretrained(tmp_path / "elastic")
+    text = "The <|mask|><|mask|><|mask|> sea"
+    how = ["--model", str(tmp_path / "elastic"), "--new-tokens", "0", "--temperature", "0"]
+    how += ["--suppress-ids", *map(str, range(40))]
+    main(["generate", text, *how])
+    assert capsys.readouterr().out == "The  sea\n"
+    main(["generate", text, "--stream", *how])
+    assert capsys.readouterr().out.endswith("The  sea\n")
+    main(["generate", text, "--schedule", "even", *how])
+    assert capsys.readouterr().out == f"The {3 * tiny_tokenizer().decode([40])} sea\n"
+    assert main(["generate", text, text, *how])
+    assert "got 2 rows" in capsys.readouterr().err
+    assert main(["trace", "The sea", "--model", how[1], "--schedule", "elastic", "--new-tokens", "4", "--out", "run"])
+    assert "columns move under the schedule" in capsys.readouterr().err
 
 
 def test_generate_takes_rules_schedules_and_caches(model: str, capsys: pytest.CaptureFixture) -> None:

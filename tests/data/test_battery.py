@@ -131,6 +131,7 @@ def test_a_completion_is_what_a_canvas_holds() -> None:
     end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     pairs = read_pairs("battery:test:60")
     rows, counts = pair_rows(pairs, tokenizer, 64, style="completion", answer_length=20)
+    rows = rows.dense()
     assert counts.lines == len(rows.ids_RS) == 60 and rows.attention_RS is not None
     for pair, ids, maskable, seen in zip(pairs, rows.ids_RS, rows.maskable_RS, rows.attention_RS, strict=True):
         question, answer = (tokenizer(text)["input_ids"] for text in (pair.question, pair.answer))

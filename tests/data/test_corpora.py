@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sinklab.data import corpora, corpus_documents, fingerprint, read_corpus
+from sinklab.data import StreamedRows, corpora, corpus_documents, fingerprint, pack, read_corpus
+from tiny_diffusion import tiny_tokenizer
 
 TEXTS = ["one", "", "two", " \n", "three", "four"]
 
@@ -127,5 +128,57 @@ def test_a_fingerprint_reads_no_further_than_the_first_document(tmp_path: Path) 
 
 def test_datasets_of_the_hub_have_a_fingerprint(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fingerprint(f"hub:{hub}") == fingerprint(f"hub:{hub}")
-    monkeypatch.setattr(corpora, "_from_hub", lambda source, field, start: iter(["one"]))
+    monkeypatch.setattr(corpora, "_from_hub", lambda source, field, only, start: iter(["one"]))
     assert fingerprint("hub:some/thing") != fingerprint("hub:some/thing:small")
+
+
+ORIGINS = ["code", "web", "code", "web", "books"]
+
+
+def of_origins(folder: Path) -> Path:
+    """Documents 0 to 4, each with where it comes from, in two kinds of file."""
+    folder.mkdir()
+    rows = [{"text": f"{number}", "meta": {"set": origin}, "part": number % 2} for number, origin in enumerate(ORIGINS)]
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
+    pq.write_table(pa.Table.from_pylist(rows[3:]), folder / "b.parquet")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("only", "kept"),
+    [
+        ("meta.set!=code", ["1", "3", "4"]),
+        ("meta.set=code", ["0", "2"]),
+        ("part=1", ["1", "3"]),
+        ("part!=1", ["0", "2", "4"]),
+        ("meta.set!=news", ["0", "1", "2", "3", "4"]),
+    ],
+)
+def test_documents_are_chosen_by_a_field_and_keep_their_numbers(tmp_path: Path, only: str, kept: list[str]) -> None:
+    folder = of_origins(tmp_path / "corpus")
+    assert list(read_corpus(folder, only=only)) == kept
+    assert list(corpus_documents(folder, only=only)) == [text if text in kept else "" for text in "01234"]
+    assert list(corpus_documents(folder, only=only, start=2)) == [text if text in kept else "" for text in "234"]
+    rows = StreamedRows(folder, tiny_tokenizer(), 2, only=only, repeat=False, shuffle_rows=1)
+    ids = [token for row in rows for token in row["input_ids"].tolist()]
+    assert ids == pack(kept, tiny_tokenizer(), 2).flatten().tolist()
+
+
+def test_a_dataset_is_chosen_from_as_files_are(hub: Path) -> None:
+    assert list(read_corpus(f"hub:{hub}", only="id!=2")) == ["one", "three", "four"]
+
+
+def test_a_choice_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    folder = of_origins(tmp_path / "corpus")
+    for only, missing in (("meta.sets=code", "meta.sets"), ("meta.set.name=code", "meta.set.name"), ("parts", "parts")):
+        with pytest.raises(
+            ValueError, match=rf"a.jsonl, line 1: only='{only}' chooses .*no field '{missing}' \(it has"
+        ):
+            list(read_corpus(folder, only=only))
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(
+        ValueError, match=r"a.txt: only='meta.set=x' .* but there is no field 'meta.set' \(it has text\)"
+    ):
+        list(read_corpus(tmp_path / "a.txt", only="meta.set=x"))
+    with pytest.raises(ValueError, match=r"python-docs: only='a=b' .* but there is no field 'a' \(it has none\)"):
+        list(read_corpus("python-docs", only="a=b"))

@@ -2,6 +2,7 @@ import copy
 import gzip
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,7 @@ def test_files_that_hold_no_pairs_are_refused_by_name(tmp_path: Path) -> None:
 def test_published_rows_are_those_of_the_raw_lines(begins: bool) -> None:
     tokenizer = beginning() if begins else tiny_tokenizer()
     made, counts = pair_rows(PAIRS, tokenizer, 100)
+    made = made.dense()
     ids_RS, maskable_RS, attention_RS = made.ids_RS, made.maskable_RS, made.attention_RS
     rows, prompts = published_rows(LINES, tokenizer, 100)
     assert ids_RS.dtype == torch.int32
@@ -123,6 +125,7 @@ def test_published_rows_are_those_of_the_raw_lines(begins: bool) -> None:
 def test_corrected_rows_have_one_start_and_no_loss_on_padding(begins: bool) -> None:
     tokenizer = beginning() if begins else tiny_tokenizer()
     made, _ = pair_rows(PAIRS, tokenizer, 100, style="corrected")
+    made = made.dense()
     ids_RS, maskable_RS, attention_RS = made.ids_RS, made.maskable_RS, made.attention_RS
     assert attention_RS is not None
     for row, (pair, answered) in enumerate([(pair, answered) for pair in PAIRS for answered in (False, True)]):
@@ -145,6 +148,7 @@ def test_a_tokenizer_without_padding_fills_corrected_rows_with_its_end() -> None
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.pad_token = None
     made, _ = pair_rows(PAIRS, tokenizer, 100, style="corrected")
+    made = made.dense()
     ids_RS, maskable_RS, attention_RS = made.ids_RS, made.maskable_RS, made.attention_RS
     assert ids_RS[~attention_RS].eq(tokenizer.eos_token_id).all()
     assert not maskable_RS[~attention_RS].any()
@@ -160,7 +164,8 @@ def test_pairs_that_are_too_long_are_left_out_whole(style: str) -> None:
     rows, counts = pair_rows(PAIRS, tokenizer, length, style=style)
     assert (counts.lines, counts.dropped, counts.longest) == (2, 1, length + 1)
     assert of_whole.longest == length + 1
-    assert torch.equal(rows.ids_RS, torch.cat([whole.ids_RS[:2], whole.ids_RS[4:]])[:, :length])
+    whole_RS = whole.dense().ids_RS
+    assert torch.equal(rows.dense().ids_RS, torch.cat([whole_RS[:2], whole_RS[4:]])[:, :length])
     assert pair_rows(PAIRS, tokenizer, length + 1, style=style)[1].dropped == 0
     with pytest.raises(ValueError, match=f"fits a row of 20 tokens: the longest of 3 has {length + 1}; use a longer"):
         pair_rows(PAIRS, tokenizer, 20, style=style)
@@ -169,7 +174,27 @@ def test_pairs_that_are_too_long_are_left_out_whole(style: str) -> None:
 def test_a_special_token_spelt_out_in_a_question_is_text() -> None:
     tokenizer = tiny_tokenizer()
     rows, _ = pair_rows([Pair("What is <|mask|>?", "<|mask|>", "<|mask|>")], tokenizer, 100)
-    assert tokenizer.mask_token_id not in rows.ids_RS
+    assert tokenizer.mask_token_id not in rows.dense().ids_RS
+
+
+@pytest.mark.parametrize("style", ["published", "corrected"])
+def test_rows_take_the_room_of_their_own_tokens_and_are_read_as_if_they_were_filled(style: str) -> None:
+    short, long = (pair_rows(PAIRS, tiny_tokenizer(), length, style=style)[0] for length in (100, 100_000))
+    filled = short.dense()
+    kept = [{name: column.parts_T.numel() for name, column in rows.columns.items()} for rows in (short, long)]
+    assert kept[0] == kept[1], "longer rows take no more room"
+    if style == "corrected":
+        assert set(kept[0].values()) == {int(filled.attention_RS.sum())}
+    for order in ({}, {"seed": 3, "total": 15}):
+        one, other = replace(short, **order), replace(filled, **order)
+        for row in range(len(one)):
+            ours, theirs = one[row], other[row]
+            assert ours.keys() == theirs.keys()
+            assert all(
+                torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype for name in ours
+            )
+    part, of_filled = short.part(slice(-2, None)).dense(), filled.part(torch.tensor([4, 5]))
+    assert all(torch.equal(part.columns[name], of_filled.columns[name]) for name in filled.columns)
 
 
 def test_an_unknown_style_is_refused() -> None:
@@ -192,4 +217,4 @@ def test_real_pairs_give_the_published_rows() -> None:
     # in characters rather than words a question is long
     rows, counts = pair_rows(pairs, tokenizer, 1024)
     assert counts.dropped == 0
-    assert rows.ids_RS.tolist() == published_rows(lines, tokenizer, 1024)[0]
+    assert rows.dense().ids_RS.tolist() == published_rows(lines, tokenizer, 1024)[0]

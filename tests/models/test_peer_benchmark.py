@@ -66,7 +66,9 @@ def otherlab(peers, root, **changes):
     (package / "loop.py").write_text(LOOP)
     (root / "driver.py").write_text(DRIVER)
     environment(root / "source", f'PYTHONPATH={Path(sinklab.__file__).parents[1]} exec {sys.executable} "$@"')
-    return replace(peers.PEERS[1], name="otherlab", driver=root / "driver.py", cells=((4, 1),), aim=0.0, **changes)
+    return replace(
+        peers.PEERS[1], name="otherlab", driver=root / "driver.py", cells=((4, 1, "committed"),), aim=0.0, **changes
+    )
 
 
 @pytest.mark.slow
@@ -121,7 +123,7 @@ def test_a_result_file_has_two_peers(peers, monkeypatch, ran):
     written = []
     results = {peer.name: {} for peer in peers.PEERS[:ran]}
     monkeypatch.setattr(peers, "measured", lambda *given: (results, {}))
-    monkeypatch.setattr(peers, "write_result", lambda name, result: written.append(result))
+    monkeypatch.setattr(peers, "write_result", lambda name, result, device: written.append(result))
     monkeypatch.setattr(sys, "argv", ["peers.py"])
     if ran == 1:
         with pytest.raises(SystemExit, match="1 of 2 peers ran, and one file needs two"):
@@ -141,3 +143,21 @@ def test_both_sides_load_the_published_format(peers, tmp_path, number):
     assert lm.published_family == {"dllm": "a2d-qwen3", "sdar": "sdar"}[peer.name]
     assert lm.model.config.mask_token_id == 127
     assert not lm.model.lm_head.weight[[126, 127]].any()
+
+
+def test_llada_s_shape_is_written_in_its_format(peers, tmp_path):
+    folder = peers.write_checkpoint(tmp_path / "model", peers.PEERS[2], peers.QUICK)
+    lm = load(folder)
+    assert (lm.published_family, lm.model.config.mask_token_id) == ("llada", 127)
+    assert lm.model.model.layers[1].mlp.down_proj.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert not lm.model.lm_head.weight[[126, 127]].any() and lm.model.model.norm.weight.eq(1).all()
+
+
+@pytest.mark.slow
+def test_real_shapes_run_at_tiny_size(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+    import real_shapes
+
+    found = real_shapes.measured(["llada"], "cpu", quick=True)
+    assert found["llada"]["step"]["traced_equals_plain"] and found["llada"]["step"]["masked_differs"]
+    assert found["llada"]["page"]["page_mb"] > 0

@@ -152,3 +152,30 @@ def test_an_unknown_form_is_refused():
     model.sink_form = "mask"
     with pytest.raises(ValueError, match="auto, prefix, sequence, but is 'mask'"):
         model(ragged()[0])
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo looks
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["prefix", "sequence"])
+@pytest.mark.parametrize("sinks", [("none", 0, "front"), ("token", 1, "front"), ("token", 2, "end")])
+def test_a_compiled_pass_in_which_nothing_is_hidden_has_no_mask(sinks, form):
+    """With one, flash attention cannot run: transformers 5.17 makes one in compiled code, of a text's positions."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    model = model_of(sinks, dtype=torch.float32).train()
+    model.sink_form = form
+    torch.compiler.reset()
+    model.model.compile(backend=aot_autograd(fw_compiler=keep, bw_compiler=keep), dynamic=False)
+    ids = torch.randint(0, 20, (2, 9))
+    model(ids, labels=ids).loss.backward()
+    called = [node for graph in graphs for node in graph.graph.nodes if "attention_for_cpu.default" in str(node.target)]
+    assert called
+    assert all(node.kwargs.get("attn_mask") is None for node in called)
+    torch.compiler.reset()

@@ -88,6 +88,6 @@ def test_other_shapes_are_refused(shape):
 
 def test_other_kernels_are_refused():
     model = build()
-    model.model.config._attn_implementation = "flex_attention"
-    with pytest.raises(ValueError, match=r"visibility are supported .* 'flex_attention'; use sdpa"):
+    model.model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match=r"visibility are supported .* 'flash_attention_2'; use sdpa"):
         model(ragged()[0], visible=torch.ones(9, 9, dtype=torch.bool))

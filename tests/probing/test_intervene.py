@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sinklab.probing import MaskSinks, intervene, trace
-from tiny_models import STYLES, HandWritten, Prefixed, checkpointed, llama
+from tiny_models import STYLES, HandWritten, Prefixed, by_itself, checkpointed, llama
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
 PADDED = torch.ones(2, 12, dtype=torch.long)
@@ -307,6 +307,6 @@ def test_wrong_use_is_refused_by_name() -> None:
         intervene(model := llama(), MaskSinks(6, control="random")),
     ):
         model(IDS, attention_mask=PADDED)
-    eager = llama(attention="eager")
+    eager = by_itself(llama(attention="eager"))
     with pytest.raises(ValueError, match='attn_implementation="sdpa"'), intervene(eager, MaskSinks(1)):
         eager(IDS)

@@ -13,7 +13,7 @@ from torch import nn
 from sinklab.attention import unobserved, value_norms
 from sinklab.probing import CallView, Statistic, trace
 from sinklab.registry import statistics
-from tiny_models import STYLES, HandWritten, Prefixed, checkpointed, llama
+from tiny_models import STYLES, HandWritten, Prefixed, by_itself, checkpointed, llama
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
 PADDED = torch.ones(2, 12, dtype=torch.long)
@@ -229,7 +229,7 @@ def test_gradient_checkpointing_replays_are_no_forwards() -> None:
 
 
 def test_a_model_without_sdpa_is_refused_with_the_remedy() -> None:
-    model = llama(attention="eager")
+    model = by_itself(llama(attention="eager"))
     with pytest.raises(ValueError, match=r'ran 1 times and never called .*attn_implementation="sdpa"'), trace(model):
         model(IDS)
     with pytest.raises(ValueError, match="'eager'"), trace(model) as recording:
@@ -258,7 +258,7 @@ def test_wrong_use_is_refused_by_name() -> None:
         _ = recording.row_entropy
     compiled = nn.Module()
     compiled._orig_mod = model
-    with pytest.raises(ValueError, match="trace the module inside"), trace(compiled):
+    with pytest.raises(ValueError, match="trace the module that was compiled"), trace(compiled):
         pass
 
 

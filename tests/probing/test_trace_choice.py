@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sinklab import registry
-from sinklab.probing import MaskSinks, intervene, statistics, trace, tracing
+from sinklab.probing import MaskSinks, call, intervene, trace, tracing
 from tiny_models import HandWritten, llama
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
@@ -77,13 +77,13 @@ def test_heads_under_grouped_keys(kv_heads: int, heads: tuple[int, ...], padded:
 
 
 def test_only_what_was_chosen_is_computed(monkeypatch) -> None:
-    seen, own = [], statistics.attention_statistics
+    seen, own = [], call.attention_statistics
 
     def spy(scores, names, **options):
         seen.append(scores.chosen)
         return own(scores, names, **options)
 
-    monkeypatch.setattr(statistics, "attention_statistics", spy)
+    monkeypatch.setattr(call, "attention_statistics", spy)
     model = four_layers()
     with trace(model, ("received", "row_entropy"), layers=(1, 2), heads=1, steps={1}):
         for _ in range(3):
@@ -221,16 +221,18 @@ def test_a_map_shows_the_edited_call() -> None:
 
 
 def test_a_fused_trace_and_an_edit_share_the_received_attention(monkeypatch) -> None:
-    passes, own = [], statistics.attention_statistics
+    passes, own = [], call.attention_statistics
 
     def spy(scores, names, **options):
         passes.append(tuple(names))
         return own(scores, names, **options)
 
-    monkeypatch.setattr(statistics, "attention_statistics", spy)
+    monkeypatch.setattr(call, "attention_statistics", spy)
     model = HandWritten(layers=1)
     with trace(model, ("received", "row_entropy")) as recording, intervene(model, MaskSinks(1)) as log:
         model(IDS)
         model(IDS)
-    assert [sorted(names) for names in passes] == [["received", "row_entropy"]] * 2
+    # in the second forward the edit also reads, of the call as it is given, what it takes away
+    fused = ["received", "row_entropy"]
+    assert [sorted(names) for names in passes] == [fused, ["received"], fused]
     assert torch.equal(log.removals[0].columns_BLHM, recording.received[0].topk(1, -1).indices)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.scores import allowed, doubtful
 from sinklab.probing import trace
-from tiny_models import HandWritten, llama
+from tiny_models import HandWritten, by_itself, llama
 
 IDS = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(1))
 LEFT = torch.ones(2, 10, dtype=torch.long)
@@ -79,7 +79,7 @@ def test_a_mask_in_doubt_is_refused_with_step_and_layer(values):
 
 
 def test_a_sibling_that_attends_unseen_is_refused():
-    model = llama()
+    model = by_itself(llama())
     attention = model.model.layers[0].self_attn
     attention.config = copy.deepcopy(attention.config)
     attention.config._attn_implementation = "eager"

@@ -1,6 +1,5 @@
 import errno
 import json
-import os
 import resource
 from pathlib import Path
 
@@ -199,14 +198,11 @@ def test_every_file_can_be_read_by_whom_run_json_can(folder):
     assert len(modes) > 2 and set(modes.values()) == {modes["run.json"]}, modes
 
 
-def test_processes_that_write_the_same_file_do_not_take_each_others_half(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_write_the_same_file_do_not_take_each_others_half(tmp_path: Path) -> None:
     def meanwhile(part: Path) -> None:
         part.write_text("the same")
-        monkeypatch.setattr(os, "getpid", lambda: 0)
-        write_beside(tmp_path / "kept.txt", lambda other: other.write_text("the same"), shared=True)
+        write_beside(tmp_path / "kept.txt", lambda other: other.write_text("the same"))
 
-    write_beside(tmp_path / "kept.txt", meanwhile, shared=True)
+    write_beside(tmp_path / "kept.txt", meanwhile)
     assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
     assert (tmp_path / "kept.txt").read_text() == "the same"

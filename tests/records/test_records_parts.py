@@ -13,6 +13,7 @@ import pytest
 
 import sinklab
 from sinklab.records import RunWriter, merge_runs, open_run
+from sinklab.records.reading import lost_files
 
 DIMS = {"received": ("step", "key"), "visible": ("step",)}
 RUN = {"kind": "study", "model": {"name": "m", "layers": 2}, "settings": {"steps": 4, "rule": "random"}, "seed": 3}
@@ -168,7 +169,8 @@ def test_a_run_killed_in_its_very_first_write_begins_anew(tmp_path, call, how):
     arguments = [str(Path(sinklab.__file__).parents[1]), str(tmp_path / "run"), call]
     killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True, timeout=60)
     assert killed.returncode == -9, killed.stderr
-    assert [path.name for path in (tmp_path / "run").iterdir()] == [".run.json.part"]
+    # the claim, and where there was a byte to be written, the half of a file
+    assert {path.name.rpartition(".")[2] for path in (tmp_path / "run").iterdir()} == {"claims", "part"}
     with RunWriter(tmp_path / "run", **RUN, **how) as run:
         sample(run, 0)
     assert open_run(tmp_path / "run").info.status == "complete"
@@ -244,13 +246,36 @@ def test_an_unfinished_folder_leaves_the_merged_run_unfinished(tmp_path):
     assert (info.status, info.error) == ("interrupted", "KeyboardInterrupt")
 
 
+def test_what_several_folders_hold_is_kept_once(tmp_path):
+    write(tmp_path / "a", parts=(0, 1))
+    write(tmp_path / "b", parts=(1, 2))
+    write(tmp_path / "c", parts=(0, 1, 2))
+    run = merge_runs([tmp_path / "a", tmp_path / "b", tmp_path / "c"], tmp_path / "run")
+    assert run.table("tokens")["text"].tolist() == ["a", "0", "a", "1", "a", "2"]
+    assert lost_files(run.path, run.info) == set()
+    assert len(run.info.checksums) == 6
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_folder_that_is_being_written_is_not_merged(tmp_path):
+    write(tmp_path / "a", parts=(0,))
+    with (
+        RunWriter(tmp_path / "b", **RUN) as run,
+        pytest.raises(ValueError, match=r"one process at a time writes a run, but .*b is being written by another one"),
+    ):
+        sample(run, 1)
+        merge_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "run")
+    assert merge_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "run").parts("tokens") == (0, 1)
+
+
 def test_runs_that_differ_or_overlap_are_not_merged(tmp_path):
     write(tmp_path / "a", parts=(0,))
     write(tmp_path / "b", parts=(1,), seed=9)
     with pytest.raises(ValueError, match="its seed is 9, and now it is 3"):
         merge_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "run")
-    write(tmp_path / "c", parts=(0,))
-    with pytest.raises(ValueError, match=r"both hold tokens-0000.parquet"):
+    with RunWriter(tmp_path / "c", **RUN) as run:
+        run.table("tokens", {"sample": [0, 0], "text": ["a", "another"]}, part=0)
+    with pytest.raises(ValueError, match=r"a and .*c both hold tokens-0000.parquet, and they differ"):
         merge_runs([tmp_path / "a", tmp_path / "c"], tmp_path / "run")
     assert open_run(tmp_path / "a").parts("tokens") == (0,)
     with pytest.raises(ValueError, match="needs at least one folder"):

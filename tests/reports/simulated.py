@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sinklab.records import Run, RunWriter, open_run
+from sinklab.sinks import find_sinks
 
 WORDS = ["The", " river", " was", " quiet", ",", " and", " the", " old", " bridge", ".", "\n", " stood", " in", " fog"]
 MASK_ID = 99
@@ -147,3 +148,10 @@ def tokens(size: Simulation, sample: int, state_TP: np.ndarray, ids_TP: np.ndarr
         "special": np.where(ids == MASK_ID, "mask", "").astype(object),
         "template": np.zeros(len(step), dtype=bool),
     }
+
+
+def whole_of(sample: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(step, layer, head, key) mean weights of a sample, and which keys are sinks: the slow way, from whole arrays."""
+    received, visible = sample.received_TLHK, sample.visible_TK[:, None, None]
+    exists = sample.exists_TK[:, None, None]
+    return received / np.where(exists, visible, np.nan), find_sinks(received, sample.rule, visible)

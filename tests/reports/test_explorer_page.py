@@ -28,7 +28,7 @@ def test_everything_is_drawn(page, one):
     curves = page.run(
         "[...document.querySelectorAll('[data-chart]:has(.curve)')].map((figure) => figure.dataset.chart)"
     )
-    assert set(curves) == {"share", "norms", "count", "curve", "histogram", "motion"}
+    assert set(curves) == {"share", "norms", "count", "curve", "histogram", "motion", "story-exist", "story-move"}
     assert page.run("document.getElementById('failed').hidden")
 
 
@@ -186,3 +186,48 @@ def test_only_the_greatest_keys_of_a_head_are_said_to_be_so(page, tmp_path):
     assert "received\n< " in readout(page)
     page.press("m")
     assert page.run("document.querySelector('.map .note').textContent") == ""
+
+
+def test_a_link_of_the_story_shows_what_it_says(page, one):
+    page.open(one)
+    link = page.run("document.querySelectorAll('.story a')[1].getAttribute('href')")
+    page.run("document.querySelectorAll('.story a')[1].click()")
+    page.settle()
+    wanted = dict(field.split("=") for field in link[1:].split("&"))
+    assert (choice(page, "layer"), choice(page, "head")) == (f"layer {wanted['layer']}", f"head {wanted['head']}")
+    assert page.run("document.getElementById('explorer').getBoundingClientRect().top") < 200
+    # what stands in one card is explained where it first stands
+    assert page.run("document.querySelector('.story abbr').title").startswith("What every token would receive")
+
+
+def test_a_thumbnail_chooses_its_head_and_the_end_is_the_finished_text(page, one):
+    page.open(one)
+    assert page.run("document.querySelector('.finished').hidden")
+    choose(page, ".step", 15)
+    words = page.run("document.querySelector('.finished').textContent")
+    assert words.startswith("After the last step: ") and "river" in words
+    before = page.pixels(".multiples canvas")
+    page.run(
+        "{ const box = document.querySelector('.multiples canvas').getBoundingClientRect();"
+        "const wide = (box.width - 28) / 4, tall = (box.height - 18) / 3;"
+        "document.querySelector('.multiples canvas').dispatchEvent(new MouseEvent('click',"
+        "{ clientX: box.left + 26 + 2.5 * wide, clientY: box.top + 1.5 * tall })); }"
+    )
+    page.settle()
+    assert (choice(page, "layer"), choice(page, "head")) == ("layer 1", "head 2")
+    assert page.pixels(".multiples canvas") != before
+    assert "Layer 1, head 2: weight" in page.run("document.querySelector('.multiples .note').textContent")
+
+
+def test_linked_panes_follow_to_the_same_sample_and_position(page, tmp_path):
+    runs = [
+        simulate(tmp_path / name, Simulation(samples=2, steps=6, added=index), name=name)
+        for index, name in enumerate("ab")
+    ]
+    page.open(report(runs, tmp_path / "out", figures=(), tables=()).as_uri())
+    page.press("s")
+    page.press("j")
+    samples = "[...document.querySelectorAll('.choose-sample')].map((box) => box.value)"
+    assert page.run(samples) == ["1", "1"]
+    pinned = page.run("[...document.querySelectorAll('.canvas-text .pinned')].map((span) => Number(span.dataset.key))")
+    assert len(pinned) == 2 and pinned[1] == pinned[0] + 1, "the added sink of the second run stands in front"

@@ -19,7 +19,7 @@ def test_texts_of_a_run_are_text_and_never_markup(page, make_study, tmp_path):
     evil = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title = 'broken'\">"
     path: Path = report(make_study(evil[:60], folder="evil", added=1), tmp_path / "out", figures=(), tables=())
     page.open(path.as_uri())
-    assert page.run("document.title") == "Where attention goes while the model writes"
+    assert page.run("document.title") == "Attention sinks in script><img src="
     assert page.run("document.querySelectorAll('img').length") == 0
     assert "<b>man</b>" in page.run("document.querySelector('.canvas-text').textContent")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from simulated import Simulation, simulate
+from simulated import Simulation, simulate, whole_of
 
 from sinklab.analysis import compare_rules, epsilon_curve, motion, overlap_by_head, overlap_by_layer, overlap_by_step
 from sinklab.analysis.thresholds import score_histogram
@@ -57,7 +57,7 @@ def test_numbers_of_a_pass_are_those_of_whole_arrays(tmp_path, name, rule):
     study = as_studies(rewritten(run, change) if change else run, rule=rule)[0]
     sample = study.samples[0]
     seen, added = sample.seen, sample.added
-    share, received, sinks = sample.share_TLHK, sample.received_TLHK, sample.sinks_TLHK
+    received, (share, sinks) = sample.received_TLHK, whole_of(sample)
     known = np.where(sample.exists_TK[:, None, None], received, 0)
     np.testing.assert_array_equal(seen.main_TLH, main_sink(share))
     np.testing.assert_array_equal(seen.text_main_TLH, main_sink(share[..., added:]))
@@ -90,7 +90,7 @@ def test_a_study_of_one_pass_a_sample_is_the_sum_of_its_functions(tmp_path, name
         text = received[..., sample.added :], sample.visible_TK[:, None, None, sample.added :], positions
         found = (epsilon_curve(*whole), score_histogram(*whole, log=True, bins=80), compare_rules(*whole))
         moved = motion(*whole, added=sample.added)
-        parts.append((*found, moved, motion(*text).overall, overlap_by_layer(sample.sinks_TLHK)))
+        parts.append((*found, moved, motion(*text).overall, overlap_by_layer(whole_of(sample)[1])))
     curves, histograms, rules, motions, texts, shared = zip(*parts, strict=True)
     np.testing.assert_array_equal(measured.curve.sinks_LE, sum(one.sinks_LE for one in curves))
     np.testing.assert_array_equal(measured.curve.places_L, sum(one.places_L for one in curves))

@@ -217,7 +217,7 @@ def test_sentences_and_legends_say_the_dose(tmp_path: Path) -> None:
     assert scores[["columns", "sinks", "held", "removed", "matched"]].to_list() == [5.0, 0.2, 0.4, 0.3, 0.75]
     legend = battery_by_skill(run, controls=["matched", "equal_mass"]).legends[0].get_texts()
     assert (
-        legend[2].get_text() == "other keys of equal mass, protocol paper (20 % sinks, 30 % of attention removed at 5)"
+        legend[1].get_text() == "other keys of equal mass, protocol paper (20 % sinks, 30 % of attention removed at 5)"
     )
     few = planted(tmp_path / "few", marks, dose=dose | {"matched": 0.25})
     assert (
@@ -238,8 +238,9 @@ def test_tables_are_written_as_csv_and_markdown(tmp_path: Path, runs: list[Run])
 
 def lines_of(axes: Any) -> dict[tuple[str, str], list[float]]:
     return {
-        (container.lines[0].get_color(), container.lines[0].get_linestyle()): container.lines[0].get_ydata().tolist()
-        for container in axes.containers
+        (line.get_color(), str(line.get_linestyle())): line.get_ydata().tolist()
+        for line in axes.lines
+        if line.get_linestyle() != "None"
     }
 
 
@@ -268,7 +269,7 @@ def test_a_panel_per_skill_shows_shares_over_hidden_columns(runs: list[Run]) -> 
 
 
 def test_accuracy_stands_over_the_attention_taken_away(runs: list[Run]) -> None:
-    (axes,) = battery_by_removed(runs).axes
+    axes = battery_by_removed(runs)
     first = axes.lines[0]
     assert list(first.get_xdata()) == pytest.approx([0, 6.5, 30.5])
     assert list(first.get_ydata()) == pytest.approx([100, 100, 100 * 66 / 70])

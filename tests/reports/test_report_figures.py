@@ -1,30 +1,41 @@
+import json
+import re
+from importlib import resources
+
 import numpy as np
 import pytest
+from matplotlib import image
 from matplotlib.figure import Figure
 
+from sinklab.analysis.estimates import mean_over
+from sinklab.cli import main
+from sinklab.registry import figures
 from sinklab.reports import (
     NotRecorded,
     as_studies,
     attention_map,
     block_moves,
+    draw_all,
     epsilon_curve,
     heldout_loss,
     layer_head_map,
     output_norm_against_bound,
     overlap_by_step,
     received_map,
+    report,
     score_histogram,
-    sink_path,
     sink_path_of_head,
+    sink_paths,
     sink_share,
     sink_tokens,
     sinks_per_layer,
     split_sinks,
-    value_norm_scatter,
+    style,
     value_norms,
+    value_norms_by_state,
 )
 from sinklab.reports.style import printable
-from sinklab.reports.words import number, percent
+from sinklab.reports.words import number, percent, words_of
 
 STEPS, LAYERS, TEXT, PROMPT = 12, 2, 24, 6
 
@@ -128,16 +139,15 @@ def test_sink_path_of_head_draws_one_line_a_run(make_study):
         arrays["received"][:, 1, 2, 9] = 0.9 * TEXT
 
     runs = [make_study("moving"), make_study("staying", change=other), make_study("sink", added=1, text_share=0.1)]
-    axes = sink_path_of_head(runs)
-    moving, _, staying, _, added, on_added = (
-        np.asarray(line.get_ydata(), float) for line in axes.lines[:2] + axes.lines[3:7]
-    )
+    axes = sink_path_of_head(runs, 1, 2)
+    moving, staying, added = (np.asarray(line.get_ydata(), float) for line in axes.lines[:3])
     assert moving.tolist() == [PROMPT + step for step in range(STEPS)]
     assert staying.tolist() == [9] * STEPS
-    assert np.isnan(added).all() and (on_added < 0).all() and len(on_added) == STEPS
+    assert (added < 0).all() and len(added) == STEPS
     assert [text.get_text() for text in axes.get_legend().get_texts()][1] == "staying: layer 1, head 2"
     assert axes.get_yticklabels()[0].get_text() == "sink"
-    drawn = sink_path_of_head(runs[1], layer=0).lines[0].get_ydata()
+    # of the others the one that moves
+    drawn = sink_path_of_head(runs[1]).lines[0].get_ydata()
     assert list(drawn) == [PROMPT + step for step in range(STEPS)]
 
 
@@ -154,8 +164,8 @@ def test_overlap_by_step_draws_what_stays(make_study):
 def test_sinks_per_layer_tells_added_sinks_from_those_on_text(make_study):
     drawn = lines(sinks_per_layer([make_study("plain"), make_study("sink", added=2, share=0.4)]))
     assert {name: list(values) for name, values in drawn.items()} == {
-        "plain": [1, 1],
-        "sink": [3, 3],
+        "plain: all": [1, 1],
+        "sink: all": [3, 3],
         "sink: on text": [1, 1],
     }
 
@@ -179,8 +189,8 @@ def test_block_moves_draws_rates_at_borders_and_inside(make_study):
         arrays["received"][:6, 1, :, 3] = arrays["received"][6:, 1, :, 8] = 0.9 * TEXT
 
     drawn = lines(block_moves(make_study(change=jumpy)))
-    np.testing.assert_allclose(drawn["tiny: at block borders"], [100, 100])
-    np.testing.assert_allclose(drawn["tiny: inside blocks"], [100, 0])
+    np.testing.assert_allclose(drawn["at block borders"], [100, 100])
+    np.testing.assert_allclose(drawn["inside blocks"], [100, 0])
     with pytest.raises(NotRecorded, match="several blocks"):
         block_moves(make_study("ar", family="autoregressive"))
 
@@ -196,8 +206,8 @@ def test_score_histogram_draws_shares_that_sum_to_one(make_study):
     axes = score_histogram(make_study(text_share=0.3))
     (steps,) = axes.patches
     values, edges, _ = steps.get_data()
-    np.testing.assert_allclose(values.sum(), 100)
-    full = np.flatnonzero(values)
+    np.testing.assert_allclose(np.nansum(values), 100)
+    full = np.flatnonzero(np.nan_to_num(values))
     assert len(full) == 2 and edges[full[0]] < 0.7 / 23 * 24 < edges[full[0] + 1] < edges[full[1]] < 7.2
     np.testing.assert_allclose(values[full], [100 * 23 / 24, 100 / 24])
 
@@ -210,49 +220,88 @@ def test_scores_below_the_scale_are_drawn_in_its_first_bin(make_study):
     values, edges, _ = steps.get_data()
     assert edges[0] == 2**-8
     # Half of the keys receive next to nothing.
-    np.testing.assert_allclose([values.sum(), values[0]], [100, 50])
+    np.testing.assert_allclose([np.nansum(values), values[0]], [100, 50])
 
 
-def test_value_norm_scatter_draws_the_kinds_apart(make_study):
-    axes = value_norm_scatter(make_study(added=1, share=0.3, text_share=0.3, norm=0.25))
-    dots = {c.get_label(): np.asarray(c.get_offsets()) for c in axes.collections}
-    assert set(dots) == {"other text", "masks", "added sink"}
-    np.testing.assert_allclose(dots["added sink"], [[7.2, 0.25]] * 22 * LAYERS, rtol=2e-3)
-    of_sinks = dots["masks"][dots["masks"][:, 0] > 5]
-    np.testing.assert_allclose(of_sinks, [[7.2, 2.0]] * 22 * LAYERS, rtol=2e-3)
+def test_norms_of_each_state_are_held_against_their_own_kind(make_study):
+    def planted(sample, arrays):
+        # masks carry half of what text does; the moving sink, a mask, is as long as three masks
+        for step in range(len(arrays["value_norm"])):
+            arrays["value_norm"][step, :, PROMPT + step :] = 1.0
+            arrays["value_norm"][step, :, PROMPT + step] = 3.0
 
-    def visible(sample, arrays):
-        arrays["value_norm"][:, 1].fill(3)
-        arrays["received"][..., 0] = 9.0
-
-    run = make_study("one", change=visible, recorded_layers=[2, 7])
-    dots = {c.get_label(): np.asarray(c.get_offsets()) for c in value_norm_scatter(run, 7).collections}
-    assert set(dots["text sinks"][:, 1]) == {3.0} and len(dots["text sinks"]) == 22
+    drawn = lines(value_norms_by_state(make_study(change=planted)))
+    np.testing.assert_allclose(drawn["masked"], [3] * LAYERS, rtol=1e-3)
+    assert set(drawn) == {"masked", "_child1"}, "no other state has a sink, and a line at 1"
 
 
 def test_output_norm_lies_under_its_bound(make_study):
     axes = output_norm_against_bound(make_study())
-    dots = {c.get_label(): np.asarray(c.get_offsets()) for c in axes.collections}
-    assert {name: len(places) for name, places in dots.items()} == {
-        "masked": 22 * LAYERS * 3,
-        "committed": 20 * LAYERS * 3,
-        "prompt": 22 * LAYERS * 3,
+    equal, *dots = axes.lines
+    assert {line.get_label(): len(line.get_xdata()) for line in dots} == {
+        "masked queries": 22 * LAYERS * 3,
+        "committed queries": 20 * LAYERS * 3,
+        "prompt queries": 22 * LAYERS * 3,
     }
-    assert all((places == [1.5, 0.5]).all() for places in dots.values())
-    equal = axes.lines[0]
+    assert all((line.get_xdata() == 1.5).all() and (line.get_ydata() == 0.5).all() for line in dots)
     assert list(equal.get_xdata()) == list(equal.get_ydata())
 
 
-def test_sink_path_follows_the_moving_sink(make_study):
-    axes = sink_path(make_study())
-    dots = np.concatenate([np.asarray(collection.get_offsets()) for collection in axes.collections])
-    dots = dots[np.argsort(dots[:, 0])]
-    assert dots.tolist() == [[step, PROMPT + step] for step in range(STEPS)]
-    by_state = {collection.get_label(): len(collection.get_offsets()) for collection in axes.collections}
-    # At step t the positions from PROMPT + t on are masks, the greatest among them.
-    assert by_state == {"prompt": 0, "masked": STEPS, "committed": 0}
-    added = sink_path(make_study("sink", added=1, text_share=0.1))
-    assert {c.get_label(): len(c.get_offsets()) for c in added.collections}["added sink"] == STEPS
+def test_paths_are_those_of_the_heads_that_move_most(make_study):
+    def other(sample, arrays):
+        # the main sink of head 0 stays, that of (1, 1) moves and is weaker
+        arrays["received"][:, :, 0] = 0.1
+        arrays["received"][:, :, 0, 9] = 0.9 * TEXT
+        arrays["received"][:, 1, 1] *= 0.9
+
+    figure = sink_paths(make_study(change=other))
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == [f"layer {layer}, head {head}, mobility {mobility}" for layer, head, mobility in (
+        (0, 1, "1.00"), (0, 2, "1.00"), (1, 2, "1.00"), (1, 1, "1.00"), (0, 0, "0.00"), (1, 0, "0.00"))]  # fmt: skip
+    paths = [axes.lines[0].get_ydata().tolist() for axes in figure.axes]
+    assert paths[0] == [PROMPT + step for step in range(STEPS)] and paths[4] == [9] * STEPS
+    added = sink_paths(make_study("sink", added=1, text_share=0.1)).axes[0]
+    assert (np.asarray(added.lines[0].get_ydata()) < 0).all() and added.get_yticklabels()[0].get_text() == "sink"
+
+
+@pytest.mark.parametrize("name", ["sink_share", "epsilon_curve", "heldout_loss", "mobility_by_layer"])
+def test_page_files_and_numbers_show_what_was_prepared_once(make_study, tmp_path, name):
+    runs = as_studies([make_study("plain", samples=6), make_study("sink", added=1, samples=6)])
+    chart = figures[name].prepare(runs)
+    html = report(runs, tmp_path, figures=(), tables=()).read_text("utf-8")
+    content = json.loads(re.search(r'id="payload">(.*?)</script>', html, re.S)[1])
+    anchor = next(card["anchor"] for card in words_of("cards", "study") if card["figure"] == name)
+    series = content["charts"][anchor]["series"]
+    drawn = [line for line in figures[name](runs).lines if line.get_marker() in style.MARKERS]
+    assert len(series) == len(drawn) == len(chart.lines) == len(chart.numbers().columns)
+    for line, shown, on_file in zip(chart.lines, series, drawn, strict=True):
+        np.testing.assert_allclose(np.array(shown["points"], float)[:, 1], line.y, rtol=1e-4)
+        np.testing.assert_array_equal(on_file.get_ydata(), line.y)
+        np.testing.assert_allclose(np.array(shown["points"], float)[:, 2], line.low, rtol=1e-4)
+        cells = chart.numbers()[shown["name"]]
+        assert all(cell.startswith(number(value)) for cell, value in zip(cells, line.y, strict=True))
+
+
+def test_intervals_are_those_of_the_samples(make_study):
+    def uneven(sample, arrays):
+        arrays["received"][..., 0] *= 1 + sample
+
+    study = as_studies(make_study(samples=7, change=uneven))[0]
+    line = figures["sink_share"].prepare(study).lines[0]
+    each = study.each("layer")
+    wanted = mean_over(100 * each.loc[each["layer"] == 1, "text_share"])
+    assert (line.low[1], line.high[1]) == wanted.interval and wanted.samples == 7
+    assert figures["sink_share"].prepare(make_study("few", samples=5)).lines[0].low is None
+
+
+def test_maps_of_a_set_share_their_scale(make_study, tmp_path):
+    runs = as_studies([make_study("weak", text_share=0.2), make_study("strong", text_share=0.6)])
+    assert figures["layer_head_map"].top_of(runs) == pytest.approx(60, rel=1e-3)
+    assert layer_head_map(runs[0], top=60).images[0].norm.vmax == 60
+    bar = layer_head_map(runs[0]).figure.axes[1]
+    assert bar.get_ylabel() == "attention on the main sink, %"
+    written = [path.read_text() for path in draw_all(runs, tmp_path, ("svg",), names=("layer_head_map",)).written]
+    assert len(written) == 2 and all("60" in text for text in written)
 
 
 def test_sink_tokens_draws_frequency_and_occupancy(make_study):
@@ -268,11 +317,13 @@ def test_sink_tokens_draws_frequency_and_occupancy(make_study):
 
 def test_heldout_draws_paired_changes_with_error_bars(make_study):
     axes = heldout_loss([make_study("a", sinks=0.5), make_study("b", leave_out=("heldout",))])
-    bars = {container.get_label(): container for container in axes.containers}
-    assert set(bars) == {"a: sinks hidden", "a: random columns hidden"}
-    np.testing.assert_allclose(bars["a: sinks hidden"].lines[0].get_ydata(), [0.0, 0.1, 0.5])
-    np.testing.assert_allclose(bars["a: random columns hidden"].lines[0].get_ydata(), [0.0, 0.01, 0.02])
-    assert all(container.has_yerr for container in axes.containers)
+    drawn = lines(axes)
+    np.testing.assert_allclose(drawn["sinks hidden"], [0.0, 0.1, 0.5])
+    np.testing.assert_allclose(drawn["random columns hidden"], [0.0, 0.01, 0.02])
+    ends = figures["heldout_loss"].prepare(make_study("c", sinks=0.5)).lines[0]
+    wanted = mean_over([0.5 * (1 + wobble) for wobble in (-0.05, 0.03, 0.02, -0.01, 0.04, -0.03)])
+    np.testing.assert_allclose((ends.low[-1], ends.high[-1]), wanted.interval)
+    assert len(axes.containers) == 2
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "5"]
 
 
@@ -294,11 +345,11 @@ def test_figures_draw_on_given_axes(make_study, theme):
     together = (sink_share, heldout_loss, epsilon_curve, score_histogram, sinks_per_layer, block_moves, split_sinks)
     for draw, axes in zip((*together, overlap_by_step), grid[0], strict=True):
         assert draw(runs, axes, theme=theme) is axes
-    alone = (value_norms, sink_tokens, sink_path, layer_head_map, output_norm_against_bound)
+    alone = (sink_tokens, layer_head_map, output_norm_against_bound)
     for draw, axes in zip(alone, grid[1], strict=False):
         assert draw(runs[1], axes, theme=theme) is axes
     assert received_map(runs[1], 0, grid[1, 5], theme=theme) is grid[1, 5]
-    assert value_norm_scatter(runs[1], None, grid[1, 6], theme=theme) is grid[1, 6]
+    assert value_norms(runs, grid[1, 6], theme=theme) is grid[1, 6]
     assert sink_path_of_head(runs, None, None, grid[1, 7], theme=theme) is grid[1, 7]
     figure.canvas.draw()
 
@@ -337,14 +388,14 @@ def test_no_sink_events_is_drawn_as_such(make_study):
 
 def test_refusals(make_study):
     run = make_study(leave_out=("attention", "heldout", "tokens"))
-    needing = (sink_share, value_norms, sink_path, sink_tokens, received_map, layer_head_map, epsilon_curve)
-    for draw in (*needing, score_histogram, value_norm_scatter, overlap_by_step, sink_path_of_head, attention_map):
+    needing = (sink_share, sink_paths, sink_tokens, received_map, layer_head_map, epsilon_curve)
+    for draw in (*needing, score_histogram, overlap_by_step, sink_path_of_head, attention_map):
         with pytest.raises(NotRecorded, match="attention"):
             draw(run)
     with pytest.raises(NotRecorded, match=r"needs the table heldout"):
         heldout_loss(run)
     bare = make_study("bare", leave_out=("value_norm", "output_norm"))
-    for draw in (value_norms, value_norm_scatter):
+    for draw in (value_norms, value_norms_by_state):
         with pytest.raises(NotRecorded, match=r"recorded none. Trace with the statistic value_norm"):
             draw(bare)
     with pytest.raises(NotRecorded, match="statistics output_norm and noop_bound"):
@@ -355,7 +406,7 @@ def test_refusals(make_study):
     with pytest.raises(ValueError, match=r"has heads 0 to 2: got head=3"):
         sink_path_of_head(whole, 3, 3)
     with pytest.raises(ValueError, match=r"has samples 0 to 1: got sample=2"):
-        sink_path(whole, sample=2)
+        sink_paths(whole, sample=2)
     with pytest.raises(ValueError, match=r"one of light, dark, but is 'drak'; did you mean 'dark'"):
         sink_share(whole, theme="drak")
 
@@ -373,3 +424,40 @@ def test_the_threshold_stays_in_the_histogram_where_no_token_comes_near_it(make_
     assert low <= 1 and high > 4
     # a label outside would leave the axes no room, which is a warning
     axes.figure.canvas.draw()
+
+
+@pytest.mark.slow
+def test_figures_for_a_paper_have_its_width_and_a_caption(make_study, tmp_path, capsys):
+    run = make_study("a/plain", samples=6, folder="plain")
+    only = ["figure_1", "sink_share", "layer_head_map"]
+    assert main(["figures", str(run.path), "--out", str(tmp_path / "out"), "--only", *only, "--style", "icml"]) == 0
+    names = {f"{name}-a-plain.{form}" for name in only for form in ("pdf", "png", "txt")}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    assert capsys.readouterr().out.endswith("out (9 files)\n")
+    widths = {name: image.imread(tmp_path / "out" / f"{name}-a-plain.png").shape[1] for name in only}
+    # the composite is as wide as the text, others as a column
+    assert widths == {"figure_1": int(6.75 * 170), "sink_share": 552, "layer_head_map": 552}
+    told = {name: (tmp_path / "out" / f"{name}-a-plain.txt").read_text("utf-8") for name in only}
+    assert told["sink_share"].startswith("Share of attention per layer (sink-token paper, Fig. 3b and 3d).")
+    assert "Bands and bars are 95 % intervals over samples." in told["sink_share"]
+    assert "n = 6 samples, seed 3, steps 12, rule low_confidence" in told["sink_share"]
+    assert "intervals" not in told["layer_head_map"] and "(d) What hiding" in told["figure_1"]
+    panels = figures["figure_1"](run).axes
+    assert [axes.get_title(loc="left")[:3] for axes in panels if axes.get_title(loc="left")] == [
+        "(a)",
+        "(b)",
+        "(c)",
+        "(d)",
+    ]
+    assert main(["figures", str(run.path), "--only", "figure_2", "--out", str(tmp_path / "no")]) == 2
+    assert "did you mean 'figure_1'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_study_registers_its_figures_for_the_command(tmp_path, capsys):
+    folder = resources.files("sinklab.checkpoints").joinpath("packaged", "curves", "tiny")
+    arguments = ["figures", str(folder), "--formats", "svg", "--out", str(tmp_path)]
+    assert main(arguments) == 0 and [path.name for path in sorted(tmp_path.iterdir())] == [
+        "masking_curve-tiny.svg",
+        "masking_curve-tiny.txt",
+    ]

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from sinklab.records import RunWriter, open_run
-from sinklab.reports import draw_all, report, summary
+from sinklab.reports import as_studies, draw_all, report, summary
+from sinklab.reports.sentences import told
 
 VOID = {"meta", "link", "img", "source", "br", "input"}
 RAW = {"style", "script"}
@@ -162,7 +163,9 @@ def test_one_file_that_loads_nothing_and_runs_one_script(pair, tmp_path):
         "base-uri 'none'; form-action 'none'"
     )
     assert f'<meta http-equiv="Content-Security-Policy" content="{policy}">' in html
-    assert page.addresses == ["data:,"] and not {"img", "iframe", "object"} & set(page.tags)
+    # links stay on the page: to views of the explorer, and to the card of what hiding costs
+    addresses = ["data:,", "#run=0,1&layer=0,0&head=0,0", "#run=0,1&layer=0,0&head=0,0", "#heldout"]
+    assert page.addresses == addresses and not {"img", "iframe", "object"} & set(page.tags)
     style = html[html.index("<style>") : html.index("</style>")]
     assert "url(" not in style and "@import" not in style
     assert set(re.findall(r"https?:[^\"]*", html)) == {"http://www.w3.org/2000/svg"}
@@ -308,3 +311,23 @@ def test_full_disk_leaves_no_half_page(make_study, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         alone(run, tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_story_describes_one_sample_and_judges_six(make_study, tmp_path):
+    # sinks of visible text, which stand out: 0.5 of the attention of 24 positions
+    few = " ".join(told("exist", as_studies(make_study("few", samples=1, text_share=0.5))[0]))
+    assert "gives 50.0\u00a0% of its attention to one token, 12 times an even share (1 sample: a description, no" in few
+    many = as_studies(make_study("many", samples=6, text_share=0.5))[0]
+    assert ": sinks exist (95 %" in " ".join(told("exist", many))
+    assert "the sinks are moving (6 samples)" in " ".join(told("move", many))
+    even = as_studies(make_study("even", samples=6, text_share=1 / 24))[0]
+    assert "no sink beyond 2 times an even share" in " ".join(told("exist", even))
+    bare = make_study("<b>/bare", folder="bare", leave_out=("attention", "heldout"))
+    html = report(bare, tmp_path / "out", figures=(), tables=()).read_text("utf-8")
+    assert html.count("Not measured in this run.") == 3 and "sinklab curve --model &lt;b&gt;/bare" in html
+
+
+def test_shares_of_tokens_are_bars(pair, tmp_path):
+    html = alone(pair, tmp_path / "out").read_text("utf-8")
+    widths = re.findall(r'<td class="share" style="--part:([\d.]+)%">([\d.]+)\xa0%</td>', html)
+    assert widths and all(width == said for width, said in widths)

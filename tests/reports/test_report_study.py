@@ -32,11 +32,10 @@ def test_a_sample_has_its_arrays_and_tokens_on_one_grid(make_study):
     assert sample.index == 1
     steps = STEPS - 2
     assert sample.step_numbers_T.tolist() == list(range(steps)) and sample.received_TLHK.dtype == np.float32
-    assert sample.received_TLHK.shape == sample.sinks_TLHK.shape == (steps, LAYERS, HEADS, 1 + TEXT)
-    np.testing.assert_allclose(sample.share_TLHK.sum(-1), 1, rtol=1e-3)
+    assert sample.received_TLHK.shape == (steps, LAYERS, HEADS, 1 + TEXT)
     np.testing.assert_allclose(sample.mean_share_TK[:, 0], 0.5, rtol=1e-3)
     # 0.25 * 24 = 6 and 0.5 * 24 = 12 exceed 1 + 3 * 23/24: two sinks a head, the added one is the main one.
-    assert sample.sinks_TLHK.sum() == 2 * steps * LAYERS * HEADS and not sample.main_TLH.any()
+    assert sample.seen.sinks_TLH.sum() == 2 * steps * LAYERS * HEADS and not sample.main_TLH.any()
     assert sample.events_TK[3].nonzero()[0].tolist() == [0, 1 + PROMPT + 3]
     assert sample.states_TS.dtype == np.int8
     assert sample.states_TS[2].tolist() == [2] * PROMPT + [1] * 2 + [0] * (TEXT - PROMPT - 2)
@@ -51,7 +50,7 @@ def test_a_sample_has_its_arrays_and_tokens_on_one_grid(make_study):
     assert sample.classes_TK[2, 0] == "sink" and sample.ages_TK[2, 0] == "added sink"
     assert sample.blocks_T.tolist() == [0] * 6 + [1] * 4
     assert sample.main_by_state_TGLH[0, 1].max() == -1 and sample.main_by_state_TGLH[4, 0, 0, 0] == 1 + PROMPT + 4
-    assert np.isnan(sample.row_entropy_TGLH[0, 1]).all() and sample.row_entropy_TGLH[0, 0, 0, 0] == 2.5
+    assert np.isnan(sample.array("row_entropy")[0, 1]).all() and sample.array("row_entropy")[0, 0, 0, 0] == 2.5
 
 
 def test_steps_of_a_cache_are_scaled_to_all_positions(make_study):
@@ -60,7 +59,7 @@ def test_steps_of_a_cache_are_scaled_to_all_positions(make_study):
     assert raw[1, 0, 0, 0] < 0.3 * raw[0, 0, 0, 0]
     np.testing.assert_allclose(part.samples[0].received_TLHK, whole.samples[0].received_TLHK, rtol=2e-3)
     np.testing.assert_allclose(part.samples[0].visible_TK, TEXT)
-    np.testing.assert_array_equal(part.samples[0].sinks_TLHK, whole.samples[0].sinks_TLHK)
+    np.testing.assert_array_equal(part.samples[0].events_TK, whole.samples[0].events_TK)
 
 
 def test_one_query_a_step_is_scaled_too_and_keys_grow(make_study):
@@ -70,7 +69,8 @@ def test_one_query_a_step_is_scaled_too_and_keys_grow(make_study):
     here = sample.positions_T[3]
     np.testing.assert_allclose(sample.received_TLHK[3, 0, 0, 0], 0.8 * here, rtol=1e-3)
     np.testing.assert_allclose(sample.visible_TK[3, : int(here)], here)
-    assert not sample.main_TLH.any() and sample.sinks_TLHK[..., 0].all() and not sample.sinks_TLHK[..., 1:].any()
+    assert not sample.main_TLH.any()
+    assert (sample.events_TK[:, 0] == LAYERS * HEADS).all() and not sample.events_TK[:, 1:].any()
     # The token written at the step before is the youngest; before the first step there is only the prompt.
     assert sample.ages_TS[2, PROMPT : PROMPT + 3].tolist() == ["committed", "just committed", None]
     assert sample.states_TS[0].tolist() == [2] * PROMPT + [-1] * STEPS
@@ -220,7 +220,7 @@ def test_keys_that_nobody_sees_hold_nothing(make_study):
 
     sample = one(make_study(change=hidden)).samples[0]
     assert sample.labels_TK[1, 5] == "\n" and sample.labels_TK[2, 5] is None and sample.classes_TK[2, 5] is None
-    assert np.isnan(sample.share_TLHK[2:, :, :, 5]).all() and not sample.exists_TK[2:, 5].any()
+    assert np.isnan(sample.mean_share_TK[2:, 5]).all() and not sample.exists_TK[2:, 5].any()
 
 
 def test_norms_of_sinks_and_of_the_rest_count_heads(make_study):
@@ -270,7 +270,7 @@ def test_sinks_are_compared_with_text_in_the_same_state(make_study, change, long
     facts = study.over("layer").iloc[0]
     sums = {}
     for sample in study.samples:
-        norm_TS, sinks_TS = sample.value_norm_TLK[:, 0], sample.sinks_TLHK[:, 0].all(1)
+        norm_TS, sinks_TS = sample.value_norm_TLK[:, 0], sample.seen.events_TLK[:, 0] == HEADS
         for step, position in np.ndindex(norm_TS.shape):
             key = int(sample.states_TS[step, position]), bool(sinks_TS[step, position])
             sums.setdefault(key, []).append(norm_TS[step, position])
@@ -293,17 +293,8 @@ def test_sinks_are_compared_with_text_in_the_same_state(make_study, change, long
     assert words in said[0] and said[1].startswith("Masks, told apart, have value vectors 0.5")
 
 
-def test_dots_are_drawn_from_every_kind(make_study):
+def test_dots_are_drawn_of_every_state(make_study):
     study = one(make_study(added=1, share=0.3, text_share=0.3, norm=0.25))
-    drawn = study.measured.scatter
-    # the sinks in the text are masks: none is visible text
-    assert set(drawn["kind"]) == {0, 2, 3}
-    drawn = drawn[(drawn["kind"] != 3) | (drawn["score"] > 5)]
-    for kind, norm, score in ((0, 2.0, 0.4 / 23 * 24), (3, 2.0, 7.2), (2, 0.25, 7.2)):
-        rows = drawn[drawn["kind"] == kind]
-        np.testing.assert_allclose(rows["norm"], norm)
-        np.testing.assert_allclose(rows["score"], score, rtol=2e-3)
-    assert (drawn["kind"] == 2).sum() == (drawn["kind"] == 3).sum() == 22 * LAYERS
     bounds = study.measured.bounds
     assert set(bounds["output"]) == {0.5} and set(bounds["bound"]) == {1.5}
     # Nothing is committed before the first step of either sample.
@@ -358,9 +349,9 @@ def test_what_a_run_did_not_record_is_none(make_study):
     with pytest.raises(NotRecorded, match=r"needs recorded attention: .* has none of sample 0"):
         _ = study.samples[0].received_TLHK
     thin = one(make_study("thin", leave_out=("tokens", "key_norm", "value_norm", "row_entropy", "output_norm")))
-    assert thin.sink_tokens is None and thin.samples[0].row_entropy_TGLH is None and not thin.samples[0].has_tokens
+    assert thin.sink_tokens is None and thin.samples[0].output_norm_TGLH is None and not thin.samples[0].has_tokens
     assert np.isnan([layers_of(thin)[0].rest_norm, layers_of(thin)[0].rest_key_norm]).all()
-    assert thin.measured.scatter.empty and thin.measured.bounds.empty
+    assert thin.measured.bounds.empty
     with pytest.raises(NotRecorded, match=r"needs the table tokens: .* has none of sample 0"):
         _ = thin.samples[0].ids_TS
 
@@ -507,8 +498,7 @@ def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
     sample = study.samples[0]
     assert sample.step_numbers_T.tolist() == [0, 2, 4, 6] and sample.blocks_T.tolist() == [0, 0, 1, 1]
     assert sample.map(2, 5, 3).sum(-1) == pytest.approx(np.ones(len(sample.map(2, 5, 3))), abs=1e-2)
-    np.testing.assert_allclose(sample.share_TLHK.sum(-1), 1, rtol=1e-2)
-    for name in ("main_by_state", "share_by_state", "row_entropy", "output_norm", "noop_bound"):
+    for name in ("main_by_state", "share_by_state", "output_norm", "noop_bound"):
         values = getattr(sample, f"{name}_TGLH")
         assert values.shape == (4, 3, 2, 3) and np.isfinite(values[1:]).all(), name
     assert (sample.output_norm_TGLH[1:] <= 1.01 * sample.noop_bound_TGLH[1:]).all()

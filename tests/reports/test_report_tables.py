@@ -156,13 +156,13 @@ def test_draw_all_draws_every_figure_there_is(make_study, tmp_path):
 @pytest.mark.slow
 def test_draw_all_says_what_it_skipped_and_why(make_study, tmp_path):
     runs = [make_study("plain"), make_study("no/sink", folder="b", added=1, leave_out=("heldout", "tokens"))]
-    names = ("sink_path", "attention_map", "sink_tokens", "sink_share")
+    names = ("sink_paths", "attention_map", "sink_tokens", "sink_share")
     drawn = draw_all(runs, tmp_path, formats=("png",), themes=("light", "dark"), names=names)
     assert [path.name for path in drawn.written] == [
-        "sink_path-plain.png",
-        "sink_path-plain-dark.png",
-        "sink_path-no-sink.png",
-        "sink_path-no-sink-dark.png",
+        "sink_paths-plain.png",
+        "sink_paths-plain-dark.png",
+        "sink_paths-no-sink.png",
+        "sink_paths-no-sink-dark.png",
         "sink_tokens-plain.png",
         "sink_tokens-plain-dark.png",
         "sink_share.png",
@@ -177,7 +177,7 @@ def test_draw_all_says_what_it_skipped_and_why(make_study, tmp_path):
 @pytest.mark.slow
 def test_the_same_run_gives_the_same_bytes(make_study, tmp_path, form):
     run = make_study(added=1)
-    names = ("value_norm_scatter", "received_map")
+    names = ("output_norm_against_bound", "received_map")
     first, second = (draw_all(run, tmp_path / name, formats=(form,), names=names).written for name in "ab")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
@@ -185,8 +185,9 @@ def test_the_same_run_gives_the_same_bytes(make_study, tmp_path, form):
 def test_unknown_figures_formats_and_themes_are_refused_before_drawing(make_study, tmp_path):
     run = make_study()
     for wrong, message in (
-        ({"names": ("sink_pth",)}, r"unknown name of a figure 'sink_pth'; known are .*; did you mean 'sink_path'"),
+        ({"names": ("sink_pths",)}, r"unknown figure 'sink_pths'; known are .*; did you mean 'sink_paths'"),
         ({"formats": ("pgn",)}, r"unknown format of a figure 'pgn'; known are pdf, png, svg; did you mean 'png'"),
+        ({"paper": "neurps"}, r"unknown paper 'neurps'; known are acl, .*; did you mean 'neurips'"),
         ({"themes": ("black",)}, r"one of light, dark, but is 'black'"),
     ):
         with pytest.raises(ValueError, match=message):

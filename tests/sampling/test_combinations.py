@@ -127,7 +127,9 @@ def test_numbers_out_of_range_or_of_another_are_refused(make, message):
 
 def test_every_other_pair_of_rule_and_schedule_decodes_everything():
     refused = []
-    for rule, schedule in itertools.product(unmasking_rules, schedules):
+    # a length that changes has tests of its own, for it takes no batch
+    of_one_length = [name for name in schedules if not getattr(schedules[name], "resizes", False)]
+    for rule, schedule in itertools.product(unmasking_rules, of_one_length):
         try:
             steps = list(start(rule=rule, schedule=schedule, block_length=5))
         except ValueError as error:

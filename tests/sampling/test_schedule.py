@@ -150,7 +150,7 @@ def test_schedules_are_values_with_names():
         schedules.parse("treshold")
     with pytest.raises(
         ValueError,
-        match=r"unknown schedule 'zzzz'; known are alpha, dynamic, editing, entropy_bound.*if a plug-in defines it",
+        match=r"unknown schedule 'zzzz'; known are alpha, dynamic, editing, elastic, ent.*if a plug-in defines it",
     ):
         schedules.parse("zzzz")
 

@@ -204,6 +204,16 @@ def test_a_loaded_one_is_the_saved_one_to_the_bit(tmp_path):
     assert not torch.equal(written(twins["permuted"].model), written(model))
 
 
+def test_a_loaded_model_writes_in_one_line(tmp_path):
+    lm = sinklab.load(save_gemma(tmp_path))
+    *_, last = renoise(lm.model, torch.tensor([[5, 6, 7]]), Renoising.of(lm.model, max_new_tokens=7, seed=2))
+    assert last.ids_BS.shape[1] == 3 + 2 * CANVAS
+    expected = " ".join(map(str, last.ids_BS[0].tolist()))
+    assert lm.generate([5, 6, 7], 7, seed=2) == lm.generate([5, 6, 7], max_new_tokens=7, seed=2) == expected
+    lm.model.generation_config.max_new_tokens = 4
+    assert len(lm.generate([5, 6, 7], max_denoising_steps=3).split()) == 3 + CANVAS
+
+
 def test_what_it_is_can_be_read_without_weights(tmp_path, capsys):
     main(["info", str(save_gemma(tmp_path))])
     said = capsys.readouterr().out

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("lm_eval")
 
 from sinklab.records import Run, open_run
+from sinklab.records.leases import Claims
 from sinklab.studies.benchmarks import requests
 from sinklab.studies.benchmarks.run import evaluate
 from sinklab.studies.benchmarks.study import EvalSettings
@@ -272,23 +273,29 @@ def test_right_is_no_metric_of_which_less_is_better() -> None:
 
 
 def test_the_cache_leaves_out_cut_and_foreign_lines(tmp_path: Path) -> None:
-    cache = RequestCache(tmp_path, 0, "one")
-    cache.add({"a": {"text": "1"}})
-    cache.add([])
-    RequestCache(tmp_path, 1, "one").add({"b": {"text": "2"}})
-    RequestCache(tmp_path, 2, "other").add({"c": {"text": "3"}})
+    def cache(fingerprint: str = "one") -> RequestCache:
+        return RequestCache(tmp_path, Claims(tmp_path), fingerprint)
+
+    with cache() as first, cache() as second, cache("other") as third:
+        first.add({"a": {"text": "1"}})
+        first.add([])
+        second.add({"b": {"text": "2"}})
+        third.add({"c": {"text": "3"}})
+        first.refresh()
+        assert not first.has(["a", "c"])
+        assert first.has(["a", "b"]), "what another worker answered is there as soon as one looks"
+        # answered by both: the first one counts, and no line more is written
+        first.add({"b": {"text": "other"}})
+        assert first.get("b") == {"text": "2"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"requests-{number}.jsonl" for number in range(3)]
     with open(tmp_path / "requests-0.jsonl", "a") as handle:
         handle.write('{"run": "one", "key": "d", "ans')
-    again = RequestCache(tmp_path, 0, "one")
-    assert (again.get("a"), again.get("b"), again.get("c"), again.get("d")) == (
-        {"text": "1"},
-        {"text": "2"},
-        None,
-        None,
-    )
-    again.add({"d": {"text": "4"}})
-    assert RequestCache(tmp_path, 0, "one").get("d") == {"text": "4"}
-    assert RequestCache(None, 0, "").get("a") is None
+    with cache() as again:
+        assert [again.get(key) for key in "abcd"] == [{"text": "1"}, {"text": "2"}, None, None]
+        again.add({"d": {"text": "4"}})
+    with cache() as again:
+        assert again.get("d") == {"text": "4"}
+    assert RequestCache(None, None, "").get("a") is None
 
 
 def test_tasks_keep_examples_that_nobody_may_change(tmp_path: Path) -> None:

@@ -1,16 +1,22 @@
-"""Several processes at one study: their folders joined equal what one process writes."""
+"""Several workers at one study: the folder that they share equals what one writes."""
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sinklab.records import RunWriter, open_run
-from sinklab.studies.processes import Processes, rank_folders
+from sinklab.records import Run, leases, open_run
+from sinklab.records.leases import Claims
+from sinklab.studies.processes import Processes, Units
 from sinklab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, tiny_loaded
 
@@ -61,9 +67,8 @@ def test_two_processes_write_what_one_writes(settings: dict, tmp_path: Path) -> 
     done = launch(tmp_path, settings)
     assert done.returncode == 0, done.stderr
     stages = [line for line in done.stdout.splitlines() if "observation" in line]
-    assert stages == [f"writing sample {number} of 5 under observation" for number in (1, 3, 5)], "one process speaks"
+    assert 0 < len(set(stages)) == len(stages) <= 5, "one process speaks, of samples that nobody else has"
     assert done.stdout.count(str(tmp_path / "run")) == 2
-    assert rank_folders(tmp_path / "run") == {}
     study(tiny_loaded(1), tmp_path / "alone", StudySettings(**settings))
     run, alone = open_run(tmp_path / "run"), open_run(tmp_path / "alone")
     assert run.info.status == "complete"
@@ -81,84 +86,117 @@ def test_two_processes_write_what_one_writes(settings: dict, tmp_path: Path) -> 
             assert np.array_equal(run.array("attention", key, part=part), array, equal_nan=array.dtype.kind == "f")
 
 
+def same_tables(run: Run, whole: Run) -> None:
+    """Tables by key, whoever wrote their parts in whatever order."""
+    assert (run.info.status, run.info.parts) == ("complete", whole.info.parts)
+    assert sorted(run.tables) == sorted(whole.tables)
+    for name in whole.tables:
+        assert run.table(name).equals(whole.table(name)), name
+    assert run.info.checksums == whole.info.checksums
+    assert not list(run.path.glob(".*"))
+
+
 @pytest.mark.slow
-def test_processes_take_up_the_seed_and_resume_their_own_samples(settings: dict, tmp_path: Path) -> None:
-    """A run of which one process was interrupted: what the others wrote is kept, and all samples are there at last."""
-    settings = {
-        **settings,
-        "heldout": "",
-        "seed": None,
-        "prompts": settings["prompts"][:3],
-        "mask_sinks": (),
-        "twin": False,
-    }
-    study(tiny_loaded(1), tmp_path / "run", StudySettings(**settings))
-    whole = open_run(tmp_path / "run")
-    seed, texts = whole.info.seed, whole.table("generations")
-    # as if the first process had been stopped before its second sample, and the join had not happened
-    info = json.loads((tmp_path / "run" / "run.json").read_text())
-    for rank, samples in ((0, [0]), (1, [1])):
-        folder = tmp_path / f"run.rank{rank}"
-        folder.mkdir()
-        for sample in samples:
-            for file in (tmp_path / "run").glob(f"*-{sample:04d}.*"):
-                file.rename(folder / file.name)
-        parts = dict.fromkeys(info["parts"], samples)
-        status = "interrupted" if rank == 0 else "complete"
-        (folder / "run.json").write_text(json.dumps({**info, "parts": parts, "status": status}))
-    for file in (tmp_path / "run").iterdir():
-        file.unlink()
-    (tmp_path / "run").rmdir()
-    with pytest.raises(ValueError, match="was started by 2 processes and is resumed by 1: use the same number"):
-        study(tiny_loaded(1), tmp_path / "run", StudySettings(**settings), resume=True)
-    done = launch(tmp_path, settings, resume=True)
-    assert done.returncode == 0, done.stderr
-    run = open_run(tmp_path / "run")
-    assert (run.info.status, run.info.seed) == ("complete", seed)
-    assert run.table("generations").equals(texts)
+def test_a_run_of_two_goes_on_with_one_or_three_workers(settings: dict, tmp_path: Path) -> None:
+    """Whoever is there writes what is missing, without waiting for those who began; the seed is that of the run."""
+    settings = {**settings, "heldout": "", "seed": None, "mask_sinks": (), "twin": False}
+    study(tiny_loaded(1), tmp_path / "whole", StudySettings(**settings))
+    whole = open_run(tmp_path / "whole")
+    info = json.loads((tmp_path / "whole" / "run.json").read_text())
+    for world in (1, 3):
+        # as if both had been killed: three of five samples are there, one of them is damaged, another one has no list
+        out = shutil.copytree(tmp_path / "whole", tmp_path / f"run-{world}")
+        parts = {name: [0, 1, 3] for name in info["parts"]}
+        sums = {file: one for file, one in info["checksums"].items() if not re.search("-000[24]", file)}
+        text = json.dumps({**info, "parts": parts, "checksums": sums, "status": "running"})
+        (out / "run.json").write_text(text)
+        with open(out / "tokens-0001.parquet", "rb+") as file:
+            file.seek(100)
+            file.write(b"damage")
+        for file in out.glob("*-0002.*"):
+            file.unlink()
+        said: list[str] = []
+        workers = [Processes.here(f"{rank}/{world}") for rank in range(world)]
+        with ThreadPoolExecutor(world) as pool:
+            how = {"resume": True, "progress": said.append}
+            jobs = [
+                pool.submit(study, tiny_loaded(1), out, StudySettings(**settings), worker=worker, **how)
+                for worker in workers
+            ]
+            assert [job.result() for job in jobs] == [out] * world
+        assert sorted(text for text in said if "observation" in text) == [
+            f"writing sample {number} of 5 under observation" for number in (2, 3, 5)
+        ]
+        assert [len(worker.finished) for worker in workers].count(1) == 1, "one of them finishes the run"
+        same_tables(open_run(out), whole)
 
 
-def test_samples_are_dealt_by_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_workers_are_named_by_the_command_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Processes.here() == Processes(0, 1)
+    assert Processes.here("2/5") == Processes(2, 5, joins=True)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     second = Processes.here()
-    assert (second.is_first, second.share([1, 2, 4, 7]), second.share(range(3))) == (False, [1, 4, 7], [1])
-    assert second.folder(tmp_path / "run") == tmp_path / "run.rank1"
-    assert Processes(0, 1).folder(tmp_path / "run") == tmp_path / "run"
-    assert Processes(0, 1).agreed("value") == "value"
+    assert second == Processes(1, 3, joins=True)
+    assert not second.is_first
+    assert second.ordered([0, 1, 2, 3, 4, 7]) == [1, 4, 7, 0, 2, 3], "its own first, then those of the others"
+    assert Processes().ordered([2, 0, 1]) == [0, 1, 2]
     monkeypatch.setenv("RANK", "3")
     with pytest.raises(ValueError, match="RANK must be a number below WORLD_SIZE, but they are '3' and '3'"):
         Processes.here()
+    for wrong in ("5/5", "1", "", "a/b", "-1/2", "1/2/3"):
+        with pytest.raises(ValueError, match=r"--shard is i/n with i from 0 to n - 1"):
+            Processes.here(wrong)
 
 
-def test_folders_that_are_taken_or_begun_otherwise_are_refused(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    several = Processes(0, 2)
-    assert several._missing(out, 3, resume=False) == [0, 1, 2]
-    (out).mkdir()
-    (out / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"run is taken; choose another folder, or continue the run that is there"):
-        several._missing(out, 3, resume=False)
-    (tmp_path / "left.rank1").mkdir()
-    (tmp_path / "left.rank1" / "run.json").write_text("{}")
-    for processes in (several, Processes(0, 1)):
-        with pytest.raises(ValueError, match=r"left\.rank1 is taken"):
-            processes._missing(tmp_path / "left", 3, resume=False)
-    # killed in their first writes: the first process wrote its run.json, the second half of one
-    (tmp_path / "killed.rank1").mkdir()
-    (tmp_path / "killed.rank1" / ".run.json.part").write_text("{")
-    assert Processes(0, 1)._missing(tmp_path / "killed.rank1", 3, resume=False) == [0, 1, 2]
-    with RunWriter(tmp_path / "killed.rank0", kind="study", model={}, settings={}, seed=0):
-        pass
-    assert several._missing(tmp_path / "killed", 3, resume=True) == [0, 1, 2]
-    with pytest.raises(ValueError, match="killed was started by 2 processes and is resumed by 1: use the same number"):
-        Processes(0, 1)._missing(tmp_path / "killed", 3, resume=True)
-    quick = StudySettings(
-        prompts=("The sea",), new_tokens=3, block_length=None, mask_sinks=(), statistics=(), heldout=""
-    )
-    study(tiny_loaded(), tmp_path / "one", quick)
-    assert several._missing(tmp_path / "one", 1, resume=True) == []
-    with pytest.raises(ValueError, match="one was started by 1 processes and is resumed by 2: use the same number"):
-        several._missing(tmp_path / "one", 2, resume=True)
-    assert Processes(0, 1)._missing(tmp_path / "one", 2, resume=True) == [1]
+QUICK = StudySettings(
+    prompts=("The sea",), new_tokens=3, block_length=None, mask_sinks=(), statistics=(), heldout="", twin=False
+)
+
+
+def test_workers_come_into_a_folder_of_their_run_and_of_no_other(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "notes.txt").write_text("mine")
+    worker = Processes.here("1/2")
+    with pytest.raises(ValueError, match=r"holds notes.txt but no run.json"):
+        study(tiny_loaded(), tmp_path / "notes", QUICK, worker=worker)
+    with pytest.raises(ValueError, match=r"notes is taken; choose another folder, or continue the run that is there"):
+        study(tiny_loaded(), tmp_path / "notes", QUICK)
+    study(tiny_loaded(), tmp_path / "run", QUICK, worker=Processes.here("0/2"))
+    before = open_run(tmp_path / "run").info
+    study(tiny_loaded(), tmp_path / "run", QUICK, worker=worker)
+    assert open_run(tmp_path / "run").info == before
+    with pytest.raises(ValueError, match=r"only with the same settings: its settings\['new_tokens'\] is 3"):
+        study(tiny_loaded(), tmp_path / "run", replace(QUICK, new_tokens=4), worker=worker)
+    with pytest.raises(ValueError, match=r"workers that share a run share its seed.*give one \(--seed\)"):
+        study(tiny_loaded(), tmp_path / "drawn", replace(QUICK, seed=None), worker=worker)
+    assert not (tmp_path / "drawn").exists()
+
+
+def test_units_are_done_once_and_those_of_the_dead_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker stops in the middle of a unit: the others do all the rest, and that one when it counts as gone."""
+    monkeypatch.setattr(leases, "EXPIRY", 0.6)
+    monkeypatch.setattr(leases, "BEAT", 0.1)
+    done, given = set[int](), list[tuple[int, int]]()
+
+    def work(rank: int) -> None:
+        with Units(Claims(tmp_path), Processes(rank, 3).ordered(range(30)), done.__contains__) as units:
+            assert len(units) == 30
+            for unit in units:
+                given.append((rank, unit))
+                time.sleep(0.002)
+                done.add(unit)
+
+    dead = Claims(tmp_path).take("unit-4")
+    assert dead is not None
+    # it says nothing any more, and its machine is another one
+    dead._ends.set()
+    os.pwrite(dead._file, b"another-kernel holder host 00000009\n", 0)
+    with ThreadPoolExecutor(3) as pool:
+        for job in [pool.submit(work, rank) for rank in range(3)]:
+            job.result()
+    assert sorted(unit for _, unit in given) == list(range(30))
+    assert given[-1][1] == 4, "it was waited for, and everything else came first"
+    assert {rank for rank, _ in given} == {0, 1, 2}
+    os.close(dead._file)
+    assert not (tmp_path / ".claims").exists()

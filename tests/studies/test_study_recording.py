@@ -275,8 +275,8 @@ def test_a_report_reads_what_masked_queries_give(tmp_path: Path) -> None:
     there_T = np.array([(step_of(run, step)[1] == 0).sum() >= 8 for step in range(8)])
     assert there_T.sum() == 5
     sinks = find_sinks(received[there_T], DEFAULT, run.array("attention", "visible", part=0)[there_T][:, None, None])
-    assert sinks.any() and np.array_equal(sample.sinks_TLHK[there_T], sinks)
-    assert not sample.sinks_TLHK[~there_T].any() and (sample.main_TLH[~there_T] == -1).all()
+    assert sinks.any() and np.array_equal(sample.seen.events_TLK[there_T], sinks.sum(2))
+    assert not sample.seen.events_TLK[~there_T].any() and (sample.main_TLH[~there_T] == -1).all()
     facts = shown.over("layer")
     assert facts["mains"].tolist() == [4 * 5] * 2 and facts["events"].sum() == sinks.sum()
     assert facts["added_share"].tolist() == pytest.approx(

@@ -17,7 +17,12 @@ FILES = {
 
 
 def test_every_file_is_known_here() -> None:
-    assert {path.name for path in LAUNCH.iterdir()} == {*FILES, "deepspeed_zero2.json", "several_nodes.slurm"}
+    assert {path.name for path in LAUNCH.iterdir()} == {
+        *FILES,
+        "deepspeed_zero2.json",
+        "several_nodes.slurm",
+        "shards.slurm",
+    }
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -60,15 +65,21 @@ def test_the_deepspeed_file_leaves_to_the_run_what_its_settings_say() -> None:
 def test_the_slurm_script_hands_its_arguments_to_the_command() -> None:
     path = LAUNCH / "several_nodes.slurm"
     assert subprocess.run(["bash", "-n", str(path)], capture_output=True).returncode == 0
-    # as on the first of two nodes, with srun and torchrun that only say what they were given
+    # as the last process of two nodes, with tools that only say what they were given
     script = f"""
     scontrol() {{ printf 'node1\\nnode2\\n'; }}
-    srun() {{ echo "$@"; }}
-    export SLURM_JOB_NODELIST=node[1-2] SLURM_NNODES=2 SLURM_JOB_ID=7
-    set -- qwen-1.5b --variant sink --resume
+    srun() {{ echo "$1"; shift; SLURM_PROCID=15 SLURM_LOCALID=7 "$@"; }}
+    python() {{ echo "$MASTER_ADDR:$MASTER_PORT $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE: $*"; }}
+    export -f python
+    # a function cannot be what a process becomes
+    exec() {{ "$@"; }}
+    export -f exec
+    export SLURM_JOB_NODELIST=node[1-2] SLURM_NTASKS=16
+    set -- qwen-1.5b --corpus "a b" --resume
     . {path}
     """
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "torchrun --nnodes 2 --nproc_per_node 8" in done.stdout
-    assert "--rdzv_endpoint node1:29500 -m sinklab.cli train qwen-1.5b --variant sink --resume" in done.stdout
+    said = "node1:29500 15/16 7/8: -m sinklab.cli train qwen-1.5b --corpus a b --resume"
+    assert done.stdout.splitlines() == ["--kill-on-bad-exit=1", said]
+    assert "\n#SBATCH --signal=TERM@" in path.read_text(), "the processes are told before the time is over"

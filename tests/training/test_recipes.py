@@ -1,6 +1,9 @@
 """The recipes are the paper's runs: sizes, tokens, and nothing but the variant between two of them."""
 
+import copy
 import dataclasses
+import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,10 +11,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from sinklab import load
 from sinklab.models import DiffusionLM
+from sinklab.training import train
 from sinklab.training.checks import check
 from sinklab.training.model import new_model
 from sinklab.training.settings import RECIPES, VARIANTS, recipe
+from tiny_diffusion import tiny_tokenizer
+from tiny_training import tiny_settings, uneven_documents
 
 MODEL = {"sink_kind", "sink_count", "sink_side", "gate", "gate_bias", "out"}
 
@@ -42,6 +49,53 @@ def test_the_472m_recipe_has_the_published_sizes() -> None:
         2 * 1280,
         4 * 1280,
     ]
+
+
+@pytest.mark.parametrize("variant", ["plain", "sink", "gate"])
+def test_smdms_start_is_small_where_layers_write_to_the_residual_stream(variant: str) -> None:
+    assert recipe("scratch-472m").init == "smdm"
+    tokenizer = tiny_tokenizer()
+    sizes = {"hidden_size": 128, "mlp_size": 512, "layers": 6}
+    model, plain = (
+        new_model(recipe("laptop-scratch", variant, init=init, **sizes), tokenizer) for init in ("smdm", "plain")
+    )
+    # SMDM, lit_gpt/diffmodel.py: all matrices, and those called proj (of attention) and w3 (of the MLP)
+    wide, deep = math.sqrt(2 / (5 * 128)), 1 / (math.sqrt(128) * 6)
+    seen = set[str]()
+    for (name, weight), usual in zip(model.named_parameters(), plain.parameters(), strict=True):
+        kind = name.rpartition(".")[0].rpartition(".")[2]
+        if weight.ndim == 1:
+            assert torch.equal(weight, usual)
+            continue
+        expected = deep if kind in ("o_proj", "down_proj") else wide
+        assert float(weight.detach().std() / expected) == pytest.approx(1, abs=6 / math.sqrt(2 * weight.numel())), name
+        # the same draws as any other start's
+        assert torch.allclose(weight / expected, usual / 0.02, atol=1e-5), name
+        seen.add(kind)
+    assert {"o_proj", "down_proj", "q_proj", "up_proj", "embed_tokens"} <= seen
+    # at the size of the paper: 12.9 times smaller than transformers' 0.02
+    assert 0.02 * math.sqrt(1280) * 18 == pytest.approx(12.9, abs=0.05)
+    with pytest.raises(ValueError, match="init='smdm' draws new weights, but init_from has some"):
+        check(recipe("laptop-retrofit", init="smdm"))
+
+
+def test_the_end_of_a_text_is_learned_where_it_is_the_padding_too(tmp_path: Path) -> None:
+    settings = tiny_settings(uneven_documents(tmp_path), tie_embeddings=False, steps=4, out=str(tmp_path / "run"))
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(str(settings.tokenizer))
+    before = new_model(settings, tokenizer).get_input_embeddings().weight[tokenizer.eos_token_id]
+    after = load(train(settings)).model.get_input_embeddings().weight[tokenizer.eos_token_id]
+    assert (after - before).abs().max() > 1e-3
+
+
+def test_fine_tuning_has_the_rows_of_the_released_code_and_those_of_the_paper() -> None:
+    released, paper = recipe("sft-gsm8k"), recipe("sft-gsm8k-2048")
+    assert (released.length, paper.length, recipe("sft-gsm8k-corrected").length) == (256, 2048, 256)
+    changed = {name for name, value in vars(paper).items() if getattr(released, name) != value}
+    assert changed == {"length", "micro_batch", "out"}
+    # 769,240 rows in batches of 256, ten times: 30,048 steps and what is left over
+    assert 769_240 * released.epochs // released.batch == 30_048
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 import json
+import logging
 import math
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,8 +12,9 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 import sinklab
+from sinklab.checkpoints import materialize
 from sinklab.records import open_run
-from sinklab.training import TrainSettings, run, text, train, trainer
+from sinklab.training import TrainSettings, checks, run, settings_of, text, train, trainer
 from sinklab.training.model import new_model
 from sinklab.training.text import load_tokenizer, prepare
 from tiny_diffusion import TEXT, save_tiny, tiny_tokenizer
@@ -283,6 +286,65 @@ def test_bfloat16_and_compilation_are_settings(settings: TrainSettings, tmp_path
     folder = train(replace(settings, steps=2, bf16=True, out=str(tmp_path / "run")))
     assert sinklab.load(folder).model.dtype == torch.float32
     assert all(value.dtype == torch.float32 for value in weights_of(tmp_path / "run").values())
+
+
+def on(flags: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without GPU whose processor lists these flags."""
+    (folder / "cpuinfo").write_text(f"processor: 0\nflags: fpu avx2 {flags}\n")
+    monkeypatch.setattr(materialize, "CPU_FLAGS", folder / "cpuinfo")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_the_type_that_suits_the_machine_is_said_and_belongs_to_the_run(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, said = replace(settings, steps=3, bf16=None, out=str(tmp_path / "run")), list[str]()
+    on("", tmp_path, monkeypatch)
+    with monkeypatch.context() as patch:
+        interrupted(here, 2, patch, KeyboardInterrupt())
+    assert open_run(tmp_path / "run").info.settings["bf16"] is False
+    # it goes on elsewhere as it began
+    on("avx512_bf16", tmp_path, monkeypatch)
+    with pytest.raises(ValueError, match="these changed: bf16: False → True"):
+        train(replace(here, resume=True, bf16=True))
+    train(replace(here, resume=True), progress=said.append)
+    assert any(text.startswith("training ") and text.endswith(", computing in float32") for text in said)
+    assert open_run(tmp_path / "run").info.settings["bf16"] is False
+    said.clear()
+    train(replace(here, out=str(tmp_path / "new")), progress=said.append)
+    assert any(text.startswith("training ") and text.endswith(", computing in bfloat16") for text in said)
+    assert settings_of(tmp_path / "new") == replace(here, bf16=True, out=str(tmp_path / "new"))
+    assert all(value.dtype == torch.float32 for value in weights_of(tmp_path / "new").values())
+    monkeypatch.setattr(checks, "gather_object", lambda found: [*found, True])
+    with pytest.raises(ValueError, match=r"all processes must compute in one type, .*; give --no-bf16"):
+        train(replace(here, bf16=False, out=str(tmp_path / "mixed")))
+
+
+def test_files_have_the_mode_that_their_user_wants(settings: TrainSettings, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        train(replace(settings, steps=2, out=str(tmp_path / "run")))
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert {"model.safetensors", "optimizer.pt", "weights.sha256", "history.parquet"} <= modes.keys()
+    assert set(modes.values()) == {0o640}, modes
+
+
+def test_a_tied_head_is_not_missed_when_a_run_goes_on(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = replace(settings, steps=6, out=str(tmp_path / "run"))
+    with monkeypatch.context() as patch:
+        interrupted(here, 5, patch, KeyboardInterrupt())
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        train(replace(here, resume=True))
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert open_run(tmp_path / "run").info.status == "complete"
+    assert [record.message for record in caplog.records if "keys" in record.message] == []
 
 
 def test_packed_rows_of_a_large_corpus_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

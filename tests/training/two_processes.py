@@ -20,6 +20,7 @@ torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 from sinklab.training import TrainSettings, run, train, trainer
 
+exec({before!r})
 seen = []
 call = trainer.Objective.call
 
@@ -58,12 +59,16 @@ if "ACCELERATE_USE_FSDP" in os.environ:
 """
 
 
-def train_in_two(runs: list[TrainSettings], between: str = "", **environment: str) -> None:
-    """Train each run in two processes, with some code run between two runs; beside the folder of a run stand files
-    ``.rank0`` and ``.rank1`` with what each rank was given: step, rows, ids, masks.
+def train_in_two(
+    runs: list[TrainSettings], between: str = "", before: str = "", ends: int = 0, **environment: str
+) -> None:
+    """Train each run in two processes, with some code run between two runs, and before all of them in each process;
+    both processes must end with this status. Beside the folder of a run stand files ``.rank0`` and ``.rank1`` with
+    what each rank was given: step, rows, ids, masks.
     """
     path = [str(Path(run.__file__).parents[2]), str(Path(__file__).parents[1])]
-    script = SCRIPT.format(path=path, settings=json.dumps([dataclasses.asdict(one) for one in runs]), between=between)
+    given = json.dumps([dataclasses.asdict(one) for one in runs])
+    script = SCRIPT.format(path=path, settings=given, between=between, before=before)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -82,7 +87,7 @@ def train_in_two(runs: list[TrainSettings], between: str = "", **environment: st
         )
     said = [process.communicate(timeout=240)[0] for process in processes]
     codes = [process.returncode for process in processes]
-    assert codes == [0, 0], "\n".join(text[-3000:] for text in said)
+    assert codes == [ends, ends], "\n".join(text[-3000:] for text in said)
 
 
 def given(settings: TrainSettings) -> Mapping[int, dict[int, tuple]]:

@@ -56,11 +56,6 @@ class Explained:
         return mean_over(self._shares[1])
 
     @property
-    def by_both(self) -> Estimate:
-        """Share explained by an effect of the class plus an effect of the position."""
-        return mean_over(self._shares[2])
-
-    @property
     def class_over_position(self) -> Estimate:
         """The semantic score less the positional one: above 0 sinks are rather semantic, below 0 rather positional."""
         return mean_over(self._shares[0] - self._shares[1])
@@ -75,9 +70,9 @@ class Explained:
 
     @cached_property
     def _shares(self) -> np.ndarray:
-        """Pseudo-values (3, N) of the shares by class, position and both; NaN for too few samples."""
+        """Pseudo-values (2, N) of the shares by class and by position; NaN for too few samples."""
         if len(self.cells) < FEWEST:
-            return np.full((3, len(self.cells)), np.nan)
+            return np.full((2, len(self.cells)), np.nan)
         width = max(sample.count_CP.shape[1] for sample in self.cells)
         count_NCP, total_NCP = np.zeros((2, len(self.cells), len(self.labels), width))
         for number, (labels, count_CP, total_CP, _) in enumerate(self.cells):
@@ -91,16 +86,16 @@ class Explained:
 
 
 def _shares(count_NCP: np.ndarray, total_NCP: np.ndarray, squares_N: np.ndarray) -> np.ndarray:
-    """Shares (3,) by class, position and both over samples left out in turn; NaN where attention does not vary."""
+    """Shares (2,) by class and by position over samples left out in turn; NaN where attention does not vary."""
     count_N, total_N = count_NCP.sum((1, 2)), total_NCP.sum((1, 2))
     mean = total_N.sum() / count_N.sum()
     spread = squares_N.sum() - total_N.sum() * mean
     if spread <= 1e-12 * squares_N.sum():
-        return np.full(3, np.nan)
+        return np.full(2, np.nan)
     others, sums = count_NCP.sum(0) - count_NCP, total_NCP.sum(0) - total_NCP
     mean_N11 = ((total_N.sum() - total_N) / (count_N.sum() - count_N))[:, None, None]
     apart_NCP = total_NCP - count_NCP * mean_N11
-    fits = (_means(others, sums, 2), _means(others, sums, 1), _additive(others, sums))
+    fits = (_means(others, sums, 2), _means(others, sums, 1))
     # a class or a position that no other sample has is not told apart from the mean
     return np.array([(apart_NCP * np.nan_to_num(fit - mean_N11)).sum() for fit in fits]) / spread
 
@@ -109,20 +104,6 @@ def _means(count_NCP: np.ndarray, total_NCP: np.ndarray, axis: int) -> np.ndarra
     """Means over an axis, which is kept; NaN for what does not occur."""
     count, total = count_NCP.sum(axis, keepdims=True), total_NCP.sum(axis, keepdims=True)
     return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-
-
-def _additive(count_NCP: np.ndarray, total_NCP: np.ndarray) -> np.ndarray:
-    """Least-squares fit class + position (N, C, P); NaN where the class or the position does not occur."""
-    count_NP, total_NP = count_NCP.sum(1), total_NCP.sum(1)
-    # Normal equations with the positions eliminated: as small as the number of classes.
-    weight_NCP = count_NCP / np.maximum(count_NP, 1)[:, None]
-    left_NCC = np.einsum("ncp,ndp->ncd", -weight_NCP, count_NCP)
-    left_NCC += np.eye(left_NCC.shape[-1]) * count_NCP.sum(2)[:, None]
-    right_NC = total_NCP.sum(2) - (weight_NCP @ total_NP[..., None])[..., 0]
-    class_NC = (np.linalg.pinv(left_NCC, rcond=1e-9, hermitian=True) @ right_NC[..., None])[..., 0]
-    place_NP = (total_NP - (class_NC[:, None] @ count_NCP)[:, 0]) / np.where(count_NP > 0, count_NP, np.nan)
-    seen_NC1 = count_NCP.sum(2, keepdims=True) > 0
-    return np.where(seen_NC1, class_NC[..., None] + place_NP[:, None], np.nan)
 
 
 def explained_mass(received: Any, classes: Any, positions: Any = None) -> Explained:

@@ -185,8 +185,6 @@ class Motion:
     """successive counted steps with the main sink at different places"""
     transitions: np.ndarray
     """successive counted steps: the most that ``moves`` can be"""
-    longest_stay: np.ndarray
-    """longest run of successive counted steps at one place"""
     jumps: np.ndarray
     """moves over more than the set distance, both places on the canvas"""
     mean_jump: np.ndarray
@@ -283,8 +281,7 @@ class MotionCounter:
             expected = at_risk / deaths
         fields = {"steps": count, "strength": drawn.sum(0) / np.maximum(count, 1), "mobility": _mobility(place, here)}
         fields |= {"moves": moved.sum(0), "transitions": pairs.sum(0)}
-        fields |= {"longest_stay": _longest_stay(here, pairs & ~moved), "jumps": jumped.sum(0)}
-        fields |= {"mean_jump": ratio(np.where(jumped, distance, 0).sum(0), jumped.sum(0))}
+        fields |= {"jumps": jumped.sum(0), "mean_jump": ratio(np.where(jumped, distance, 0).sum(0), jumped.sum(0))}
         fields |= {"births": births, "deaths": deaths, "lasting": lasting}
         fields |= {"mean_lifetime": ratio(finished, deaths), "expected_lifetime": expected}
         fields |= {"drift": line.slope, "drift_low": line.low, "drift_high": line.high}
@@ -302,15 +299,6 @@ def _mobility(main: np.ndarray, here: np.ndarray) -> np.ndarray:
     same = (visits * (visits - 1)).sum(-1)
     pairs = np.where(total > 1, total * (total - 1), np.nan)
     return (1 - same / pairs).reshape(main.shape[1:])
-
-
-def _longest_stay(here: np.ndarray, stayed: np.ndarray) -> np.ndarray:
-    stay = here[:1].sum(0)
-    longest = stay.copy()
-    for counts, same in zip(here[1:], stayed, strict=True):
-        stay = np.where(counts, np.where(same, stay + 1, 1), 0)
-        longest = np.maximum(longest, stay)
-    return longest
 
 
 class _Lifetimes:

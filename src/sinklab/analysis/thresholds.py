@@ -165,45 +165,6 @@ class HistogramCounter:
         return ScoreHistogram(self.counts_B[1:-1], self.edges, int(self.counts_B[0]), int(self.counts_B[-1]))
 
 
-_GU = Gu()
-
-
-def sink_rate(
-    received: Any, rule: Rule = _GU, visible: Any = None, positions: Any = None, *, key: int | None = 0
-) -> float:
-    """Percentage of heads that have a sink at ``key`` (None: at any key), over all leading axes.
-
-    With the rule ``Gu`` this is the Sink_k^eps of Gu et al. (2410.10781): threshold 0.3 and the first key in their
-    tables, 0.8 in Barbero et al. (2504.02732).
-    received: (..., key); visible, positions: as in ``find_sinks``. Heads and steps that do not exist do not count; NaN
-    when there is none. Time O(size). Raises ValueError for a key that is not there.
-    """
-    keys = np.shape(received)[-1]
-    if key is not None and not -keys <= key < keys:
-        raise ValueError(f"sink_rate counts sinks at one of {keys} keys (or None: any): got {key}.")
-    hits = heads = 0
-    for slab in slabs(received, visible, positions):
-        sinks = slab.sinks(rule)
-        hits += int((sinks.any(-1) if key is None else sinks[..., key]).sum())
-        heads += int(slab.heads.sum())
-    return float(ratio(100 * hits, heads))
-
-
-def absorb_rate(received: Any, visible: Any, sinks: Any) -> np.ndarray:
-    """Share of all attention that lands on the flagged keys, (...,) from (..., key); NaN where nothing is received.
-
-    received: column sums; visible: queries that see each key, or None (keys that no query sees do not count);
-    sinks: boolean, broadcastable to received. One copy of received per (layer, head, key) slab.
-    """
-    whole = np.shape(received)
-    flags = np.broadcast_to(np.asarray(sinks.cpu() if hasattr(sinks, "cpu") else sinks, dtype=bool), whole)
-    found = np.full(whole[:-1], np.nan)
-    for slab in slabs(received, visible):
-        known, taken = np.where(slab.exists, slab.received, 0), flags[slab.at]
-        found[slab.at] = ratio(np.where(taken, known, 0).sum(-1, dtype=float), known.sum(-1, dtype=float))
-    return found
-
-
 with warnings.catch_warnings():
     # Eq. 3 as printed is listed to show that it never fires.
     warnings.simplefilter("ignore")

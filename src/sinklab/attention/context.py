@@ -7,24 +7,27 @@ being evaluated.
 # B batch rows, S canvas positions, Q queries
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sinklab.compat import is_replayed
+
 _OBSERVED: ContextVar[bool | nn.Module] = ContextVar("sinklab_attention_observed", default=True)
 _DECODING: ContextVar[object | None] = ContextVar("sinklab_attention_decoding", default=None)
 _RUNNING: ContextVar[RunningCanvas | None] = ContextVar("sinklab_attention_running", default=None)
-# By id: how many `watching(…)` blocks hold a module, itself or inside another. No context variable: what watches is a
-# hook on the module, whatever thread runs it. No attribute of the module: a copy of it is not watched.
+# Ids of the modules in each `watching(…)` block. No context variable: what watches is a hook on the module, whatever
+# thread runs it. No attribute of the module: a copy of it is not watched.
 _LOCK = threading.Lock()
-_blocks: Counter[int] = Counter()
+_blocks: tuple[frozenset[int], ...] = ()
 
 
 AT_ONCE = {"cpu"}
@@ -34,6 +37,15 @@ AT_ONCE = {"cpu"}
 def reads_wait(device: torch.device) -> bool:
     """Whether the program waits where it reads a value from this device: what runs at every step then avoids it."""
     return device.type not in AT_ONCE
+
+
+NO_FLOAT64 = {"mps"}
+"""Kinds of device that have no float64."""
+
+
+def finest(device: torch.device) -> torch.dtype:
+    """float64, or float32 where the device has no such numbers."""
+    return torch.float32 if device.type in NO_FLOAT64 else torch.float64
 
 
 @contextmanager
@@ -62,23 +74,23 @@ def is_observed(model: nn.Module | None = None) -> bool:
 
 
 @contextmanager
-def watching(module: nn.Module) -> Iterator[None]:
-    """Say that the attention calls of this module are read: while the block lasts, it may not leave any of them out.
+def watching(*models: nn.Module, parts: Iterable[nn.Module] = ()) -> Iterator[None]:
+    """Say that the attention calls of a module are read: while the block lasts, it may not leave any of them out.
 
     Holds for every thread that runs the module, and for no other module but those inside it and around it. Blocks may
-    overlap in any order, on any modules, and in several threads.
+    overlap in any order, on any modules, and in several threads. `parts`: all its modules, where they are known.
     """
     global _blocks
     # Kept until the block ends: an id is a module's own for as long as it lives.
-    parts = list(module.modules())
-    held = Counter(map(id, parts))
+    kept = [*parts, *(part for model in models for part in model.modules())]
+    held = frozenset(map(id, kept))
     with _LOCK:
-        _blocks = _blocks + held
+        _blocks = (*_blocks, held)
     try:
         yield
     finally:
         with _LOCK:
-            _blocks = _blocks - held
+            _blocks = tuple(block for block in _blocks if block is not held)
 
 
 def is_watched(module: nn.Module) -> bool:
@@ -88,7 +100,7 @@ def is_watched(module: nn.Module) -> bool:
     """
     # Never changed in place: another thread may open or close a block meanwhile.
     blocks = _blocks
-    return bool(blocks) and any(id(part) in blocks for part in module.modules())
+    return bool(blocks) and any(id(part) in block for part in module.modules() for block in blocks)
 
 
 def decoding(run: object) -> AbstractContextManager[None]:
@@ -130,8 +142,12 @@ def running(
     """Say that the model calls inside the block evaluate this canvas, and which of its columns become queries.
 
     Under a cache a model is handed the states of some columns: nothing in its arguments says which they are.
-    `state_BS`: the states of positions, from who renoises and has no [MASK] to tell them by.
+    `state_BS`: the states of positions, from who knows them otherwise than by [MASK] and a canvas of this length; where
+    left out, what was said of the same ids around this block holds.
     """
+    outer = _RUNNING.get()
+    if state_BS is None and outer is not None and outer.ids_BS is ids_BS:
+        state_BS = outer.state_BS
     return _during(_RUNNING, RunningCanvas(ids_BS, columns, state_BS))
 
 
@@ -140,3 +156,36 @@ running_canvas: Callable[[], RunningCanvas | None] = _RUNNING.get
 
 Ask inside an attention call that is watched: a denoiser need not announce others.
 """
+
+
+def _task() -> Any:
+    """The asynchronous task that runs now; None outside of one."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+class Owner:
+    """The thread, and the asynchronous task in it, that watches a model and alone runs it meanwhile."""
+
+    def __init__(self, model: str) -> None:
+        self.model, self.task, self.thread = model, _task(), threading.current_thread()
+
+    def is_elsewhere(self) -> bool:
+        """Whether another one asks. A backward pass on a GPU has a thread of its own, and who called it waits."""
+        is_other = threading.get_ident() != self.thread.ident
+        return (is_other or (self.task is not None and _task() is not self.task)) and not is_replayed()
+
+    def check(self, action: str) -> None:
+        """Raises ValueError for what another one does."""
+        if not self.is_elsewhere():
+            return
+        kind, name, other = "asynchronous task", self.task and self.task.get_name(), "another"
+        if threading.get_ident() != self.thread.ident:
+            kind, name, other = "thread", self.thread.name, repr(threading.current_thread().name)
+        raise ValueError(
+            f"a model is traced or edited by one {kind} at a time, which alone runs it meanwhile: {kind} {name!r} has "
+            f"a trace or intervention open on this {self.model}, and {other} {action}. Open it in the {kind} that runs "
+            "the model, let one end before the next, or give each a copy of its own, made before (copy.deepcopy(model))"
+        )

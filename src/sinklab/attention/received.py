@@ -61,10 +61,10 @@ def attention_statistics(
             raise ValueError("noop_bound weighs the norms of the values, but none were given: pass v_BKSD")
         norms_BKS = value_norms(v_BKSD, per_head=True).to(scores.dtype)
     fused: Pass | None = None if chunk else fast_path(fast_passes, scores, names)
-    with exactly(device):
-        if fused is not None:
-            results = fused(scores, names, groups, norms_BKS)
-        else:
+    if fused is not None:
+        results = fused(scores, names, groups, norms_BKS)
+    else:
+        with exactly(device):
             results = _in_chunks(scores, names, groups, norms_BKS, chunk)
     if "received" in results:
         received = results["received"]

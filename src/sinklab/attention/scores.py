@@ -65,7 +65,7 @@ class Scores:
                 f"{tuple(q_BHQD.shape)} and {tuple(k_BKSD.shape)}: check the order (batch, head, position, dim)"
             )
         chosen = tuple(range(total)) if heads is None else tuple(heads)
-        if wrong := [head for head in chosen if not 0 <= head < total]:
+        if heads is not None and (wrong := [head for head in chosen if not 0 <= head < total]):
             raise ValueError(f"query heads are 0 … {total - 1}, got {wrong[0]}: name heads of this call")
         scale = q_BHQD.shape[-1] ** -0.5 if scale is None else scale
         if mask is not None:

@@ -13,7 +13,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from sinklab.attention.context import is_watched
+from sinklab.attention.heads import HeadShare
 from sinklab.attention.received import received_attention
+from sinklab.compat import attention_of
 from sinklab.models.denoising import ModelDenoiser, Read
 from sinklab.models.geometry import CanvasGeometry, KeyValueStore
 from sinklab.models.sinks.prefix import SinkPrefix
@@ -109,8 +111,12 @@ class BlockStore(KeyValueStore):
     One that refreshes leaves everything, and recomputes what ranks highest over all layers and heads.
     """
 
-    def __init__(self, prefix: SinkPrefix | None, window: Window, history: list[dict[int, Tensor]]) -> None:
+    def __init__(
+        self, prefix: SinkPrefix | None, window: Window, history: list[dict[int, Tensor]], share: HeadShare | None
+    ) -> None:
         super().__init__(prefix, len(history))
+        self.share = share
+        """Of the heads, where the model is divided over processes: it is all heads that choose."""
         self.window, self.policy, self.history = window, window.work.policy, history
         counts_B = self.policy.counts(window.candidates_BS)
         self.counts_B, self.most = counts_B.to(window.real_BS.device), int(counts_B.max())
@@ -131,9 +137,14 @@ class BlockStore(KeyValueStore):
     def choose(self, layer: int, q_BHQD: Tensor, mask: Tensor | None, scale: float) -> None:
         """After :meth:`update` of the full evaluation: rank by these queries; keep the best, or add the ranks up."""
         keys, values = self.held(layer)
-        ranks_BGS = self.policy.ranks(Seen(layer, self.window, q_BHQD, keys, mask, scale, self.history[layer]))
+        share, every = self.share, keys
+        if share is not None:
+            mask = share.whole_mask(mask, q_BHQD.shape[1])
+            q_BHQD, every = share.whole(q_BHQD), share.whole(keys)
+        ranks_BGS = self.policy.ranks(Seen(layer, self.window, q_BHQD, every, mask, scale, self.history[layer]))
         if self.policy.evicts:
-            columns_BGC = self._best(ranks_BGS.expand(-1, keys.shape[1], -1))
+            ranks_BGS = ranks_BGS.expand(-1, every.shape[1], -1)
+            columns_BGC = self._best(ranks_BGS if share is None else share.own(ranks_BGS))
             self._kept.append(columns_BGC)
             at_BGCD = (columns_BGC + self.sinks)[..., None].expand(-1, -1, -1, keys.shape[3])
             run = slice(self.sinks + self.window.run.start, self.sinks + self.window.run.stop)
@@ -177,8 +188,8 @@ class BlockStore(KeyValueStore):
         seen_BK = torch.cat([real_BW.new_ones(len(real_BW), self.sinks), self._valid_BC, real_BW], 1)
         return None if bool(seen_BK.all()) else seen_BK[:, None, None]
 
-    def spread_mask(self, layer: int, query_heads: int) -> Tensor:
-        """bool (B, H, 1, N + S): which columns of the canvas the heads of this layer still see."""
+    def spread_mask(self, layer: int, shared: int) -> Tensor:
+        """bool (B, H, 1, N + S): which columns of the canvas the layer's heads still see; ``shared`` a key head."""
         columns_BGC, real_BS, run = self._kept[layer], self.window.real_BS, self.window.run
         batch, groups, _ = columns_BGC.shape
         # filling may name a column twice: what counts is added up
@@ -186,7 +197,7 @@ class BlockStore(KeyValueStore):
         seen_BGS.scatter_add_(2, columns_BGC, self._valid_BC[:, None].expand_as(columns_BGC).long())
         seen_BGS[:, :, run] = real_BS[:, None, run].long()
         seen_BGK = torch.cat([seen_BGS.new_ones(batch, groups, self.sinks), seen_BGS], 2) > 0
-        return seen_BGK.repeat_interleave(query_heads // groups, dim=1)[:, :, None]
+        return seen_BGK.repeat_interleave(shared, dim=1)[:, :, None]
 
     def _spread(self, held: Tensor) -> Tensor:
         columns_BGC, sinks, run = self._kept[self.layer], self.sinks, self.window.run
@@ -234,7 +245,8 @@ class BlockSession:
         if (mask := geometry.rows(slice(run.stop - 1, run.stop))) is not None and mask.dtype == torch.bool:
             # with attention in blocks nothing behind the block is seen
             real_BS = real_BS & mask[:, 0, 0, mask.shape[-1] - ids_BS.shape[1] :]
-        store = BlockStore(geometry.sinks, Window(work, run, real_BS), self._history)
+        share = HeadShare.of_model(self.denoiser.model)
+        store = BlockStore(geometry.sinks, Window(work, run, real_BS), self._history, share)
         logits_MV = self._choosing(ids_BS, wanted_BS, read, output_index_Q, store)
         self._store = store
         return logits_MV
@@ -252,7 +264,7 @@ class BlockSession:
         with _Queries(store):
             logits_MV = denoiser.full_pass(ids_BS, wanted_BS, read, store)
         if store.chosen != len(self._history):
-            kind = denoiser.model.model.config._attn_implementation
+            kind = attention_of(denoiser.model.model.config)
             raise ValueError(
                 f"{self.policy} chooses columns by the queries of scaled_dot_product_attention, but the model made "
                 f"such calls in {store.chosen} of {len(self._history)} layers (attn_implementation is "
@@ -277,9 +289,11 @@ class BlockSession:
                 "each row recomputes its own sinks, and a trace or intervention reads columns that all rows share, "
                 f"but there are {len(ids_BS)} rows; decode them one by one while attention is watched"
             )
+        config = denoiser.model.config
+        shared = config.backbone.num_attention_heads // config.kv_heads
         with ExitStack() as hooks:
             for index, layer in enumerate(denoiser.model.model.layers if self.policy.evicts and not is_fast else ()):
-                mask = store.spread_mask(index, denoiser.model.config.backbone.num_attention_heads)
+                mask = store.spread_mask(index, shared)
                 hook, attention = partial(_masked, mask), layer.self_attn
                 # before the logits of added sinks
                 hooks.enter_context(attention.register_forward_pre_hook(hook, with_kwargs=True, prepend=True))

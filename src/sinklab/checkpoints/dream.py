@@ -1,4 +1,4 @@
-"""Dream checkpoints, also DiffuCoder and Dream-Coder: Qwen2 made bidirectional, with shifted logits."""
+"""Dream checkpoints, also DiffuCoder, Dream-Coder and DreamOn: Qwen2 made bidirectional, with shifted logits."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -17,6 +17,7 @@ class Dream(Family):
     model_types = ("Dream",)
     represented: ClassVar = {"use_sliding_window": (False, None), "use_mrope": (False, None), "hidden_act": ("silu",)}
     end_of_turn = "<|im_end|>"
+    expand_token = "<|expand|>"
     tokenizer_class = Qwen2Tokenizer
     published: ClassVar = published("dream")
 
@@ -27,4 +28,5 @@ class Dream(Family):
             rope_parameters=self.rope(config),
             use_sliding_window=False,
         )
-        return CheckpointPlan(self, backbone, {"mask_token_id": config.get("mask_token_id"), "logit_shift": True})
+        ids = {name: config.get(name) for name in ("mask_token_id", "expand_token_id")}
+        return CheckpointPlan(self, backbone, {**ids, "logit_shift": True})

@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
@@ -50,6 +50,10 @@ class SpecialIds:
     bos: int | None = None
     stop: tuple[int, ...] = ()
     """Every id that ends a text: all eos ids and eot."""
+    expand: int | None = None
+    """Becomes two masks where it is written (DreamOn)."""
+    delete: int | None = None
+    """The position goes where it is written, in such a model: its end of text, which then ends nothing."""
 
 
 NO_IDS = SpecialIds()
@@ -115,6 +119,8 @@ class Family:
     """Token that ends a turn of a chat, where the tokenizer has it."""
     mask_token: ClassVar[str] = ""
     """[MASK], where the tokenizer has it and neither it nor the config says so."""
+    expand_token: ClassVar[str] = ""
+    """Token that becomes two masks, in those of its checkpoints whose tokenizer has it."""
     chat_template: ClassVar[str | None] = None
     """Jinja template for tokenizers that bring none."""
     replaces_chat_template: ClassVar[bool] = False
@@ -264,13 +270,16 @@ def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> 
         raise ValueError(f"{name} ({named}) is claimed by the families {both}; leave out the plug-in of one")
     with blamed_on(name):
         _refuse_counts(config, shapes)
-        if quantised := config.get("quantization_config"):
-            raise ValueError(
-                f"its weights are quantised (quantization_config: {quantised}), and sinklab reads float64, float32, "
-                "float16 and bfloat16; take the checkpoint that they were made from"
-            )
         _refuse_unrepresented(found[0], config)
-        return found[0].read(config, shapes)
+        if not (quantised := config.get("quantization_config")):
+            return found[0].read(config, shapes)
+        if found[0].own_class or found[0].tensor_names or type(found[0]).source is not Family.source:
+            raise ValueError(
+                f"its weights are quantised (quantization_config: {quantised}), which is read where tensors have the "
+                f"model's names, but {found[0].name} has others; take the checkpoint that they were made from"
+            )
+        plan = found[0].read(config, None)
+        return replace(plan, notes=(*plan.notes, f"its weights are quantised: {quantised.get('quant_method')}"))
 
 
 def _refuse_unknown_class(found: list[Family], config: Mapping[str, Any], name: str) -> None:

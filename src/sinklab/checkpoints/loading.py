@@ -6,22 +6,19 @@ autoregressive baselines Llama, Qwen2, Qwen3 and GLM-4-MoE.
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from importlib import resources
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import Environment, StrictUndefined
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from sinklab.checkpoints import families, materialize, published, sinkfile, tokens
+from sinklab.checkpoints import families, materialize, parallel, published, sinkfile, tokens
 from sinklab.checkpoints import weights as weightfiles
 from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
 from sinklab.checkpoints.materialize import DeviceMap
-from sinklab.errors import one_of, refused
+from sinklab.errors import refused
 from sinklab.models.config import DiffusionLMConfig, refuse_unknown
-from sinklab.models.sinks.base import sink_of
 
 
 @dataclass(frozen=True)
@@ -46,13 +43,11 @@ class Loaded:
     """Name of the chat format (``llada``, ``mmada``, ``chatml``, ``llama3``), where it is known."""
     notes: tuple[str, ...] = ()
     """What was assumed."""
+    stored: str = ""
+    """How a quantiser stores the weights: int8, int4, or the method of the folder."""
 
     def needed_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer, for work that is about text.
-
-        Raises:
-            ValueError: if the model came without one.
-        """
+        """The tokenizer, for work that is about text. Raises ValueError if the model came without one."""
         if self.tokenizer is None:
             raise ValueError(
                 f"{self.name} has no tokenizer files, so it takes token ids and no text; "
@@ -75,52 +70,61 @@ def load(
 ) -> Loaded:
     """Load a model and its tokenizer.
 
-    Weights are read tensor by tensor directly into the model, its dtype and device, and no code of a checkpoint is
-    run; the attention is always sdpa. From safetensors the host holds no more than the model and 64 MiB (a row of a
-    tensor, if that is larger), or one whole tensor where it is split (SMDM's query, key and value). Pickles are
-    mapped and read a tensor at a time; those in the format before torch 1.6 are held whole besides the model.
+    Weights are read tensor by tensor directly into the model, and no code of a checkpoint is run; the attention is
+    always sdpa. From safetensors the host holds no more than the model and 64 MiB (a row of a tensor, if larger), or
+    one whole tensor where it is split (SMDM's). Pickles are mapped; those from before torch 1.6 are held whole besides.
 
     Args:
         name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"`` (packaged), a folder, or the Hub name of a
             checkpoint of any of :data:`sinklab.registry.families`.
-        dtype: of the weights, e.g. ``torch.bfloat16`` or its name; ``"auto"`` is what ``config.json`` says.
+        dtype: of the weights; ``"auto"``: what ``config.json`` says; ``"machine"``: bfloat16 if the device has units;
+            ``"int8"`` (``"int4"``): auto, with linear layers but the head stored in so many bits by torchao.
         device: where to put the model; the CPU by default.
-        device_map: ``"auto"`` or another of accelerate's words, or a dict of modules and devices, instead of
-            ``device``.
+        device_map: instead, ``"auto"`` or another of accelerate's words, or a dict of modules and devices.
         revision: commit, branch or tag on the Hub.
         allow_pickle: also read ``.bin``, ``.pth`` and ``.pt`` files, with ``weights_only=True``.
-        as_diffusion: make a diffusion model of a causal one, as the start of a training run, or where one was published
-            as causal. Needs ``mask_token_id``, unless config or tokenizer have it.
-        sink: a file of :func:`~sinklab.models.save_sink`, to be attached to a diffusion model without a sink; ``notes``
-            say so, and warn where it was trained on other weights of this shape. Reads all weights once more.
+        as_diffusion: make a diffusion model of a causal one; needs ``mask_token_id``, unless its files say it.
+        sink: a file of :func:`~sinklab.models.save_sink` for a diffusion model without one; ``notes`` say if it fits.
         settings: fields of :class:`DiffusionLMConfig` to set over those of the checkpoint, e.g.
             ``rope_dtype="float32"``. A sink or gate that the checkpoint does not have starts anew; one that it has is
-            left out with ``sink_kind="none", sink_count=0`` or ``gate="none"``.
+            left out with ``sink_kind="none", sink_count=0`` or ``gate="none"``. With ``tensor_parallel=n`` each ``n``
+            processes of torchrun hold one model together, for inference, and each reads its part of the files.
 
     Raises:
-        ValueError: if there is no such model or device, its architecture or a field of its config is not supported,
-            tensors are missing, surplus, misshapen or damaged, weights are pickled, settings make no sense, or the sink
-            file is damaged or belongs to a backbone of another shape.
+        ValueError: if there is no such model or device, architecture, config, settings, weights or their quantisation
+            are not supported or do not fit, processes cannot divide it, or the sink file does not fit.
     """
-    name = str(name_or_folder)
+    name, tensor_parallel = str(name_or_folder), settings.pop("tensor_parallel", 1)
     refuse_unknown(settings)
-    if device is not None and device_map is not None:
-        raise ValueError("give device or device_map, not both")
-    if device_map is None:
-        # 0 is a device too
-        device_map = {"": materialize.usable_device("cpu" if device is None else device)}
+    device_map = _placed(device, device_map, tensor_parallel)
     folder = published.resolve(name, revision, weightfiles.SAFE + (weightfiles.PICKLED if allow_pickle else ()))
     raw = families.read_config(folder / "config.json", name)
     # an unknown architecture is refused before its weights are looked for
     families.read(raw, name)
-    weights = weightfiles.open_weights(folder, name, allow_pickle)
-    plan = families.read(raw, name, weights.shapes)
+    stored = raw["quantization_config"].get("quant_method", "unnamed") if raw.get("quantization_config") else ""
+    if tensor_parallel != 1 and (stored or dtype in ("int8", "int4")):
+        raise ValueError(f"quantised weights are not divided over processes; leave out tensor_parallel or {dtype=}")
+    weights = None if stored else weightfiles.open_weights(folder, name, allow_pickle)
+    plan = families.read(raw, name, None if weights is None else weights.shapes)
     tokenizer = tokens.read_tokenizer(folder, plan, name)
     plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
-    model = _filled(plan, weights, name, _dtype(dtype, raw), device_map, settings)
+    kind = materialize.weight_type(dtype, raw, device_map)
+    model = _filled(plan, weights or folder, name, raw, kind, device_map, settings, tensor_parallel)
     notes = () if sink is None else sinkfile.attach_sink(model, sink)
+    notes += (f"weights in {model.dtype}, which suits this machine",) * (dtype == "machine")
+    if dtype in ("int8", "int4"):
+        stored, notes = str(dtype), (*notes, materialize.store(model, str(dtype), name))
     plan = replace(plan, notes=(*plan.notes, *notes))
-    return _assembled(model, plan, folder, raw, name, tokenizer, revision)
+    return replace(_assembled(model, plan, folder, raw, name, tokenizer, revision), stored=stored)
+
+
+def _placed(device: Any, device_map: DeviceMap | None, tensor_parallel: int) -> DeviceMap:
+    """Where the weights go."""
+    if (device is not None or tensor_parallel != 1) and device_map is not None:
+        raise ValueError("give device_map, or device and tensor_parallel, not both")
+    if tensor_parallel != 1:
+        device = parallel.place_of(tensor_parallel, device)
+    return device_map or {"": materialize.usable_device("cpu" if device is None else device)}
 
 
 def _as_diffusion(
@@ -154,32 +158,32 @@ def _as_diffusion(
     return replace(plan, settings={"mask_token_id": mask} if "mask_token_id" not in settings else {})
 
 
-def _dtype(dtype: torch.dtype | str, raw: dict[str, Any]) -> torch.dtype:
-    if dtype == "auto":
-        dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
-    number = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    if not isinstance(number, torch.dtype) or not number.is_floating_point:
-        raise ValueError(f"dtype must be a floating point type such as torch.bfloat16 or 'auto', but is {dtype!r}")
-    return number
-
-
 def _filled(
     plan: CheckpointPlan,
-    weights: weightfiles.Weights,
+    weights: weightfiles.Weights | Path,
     name: str,
+    raw: dict[str, Any],
     dtype: torch.dtype,
     device_map: DeviceMap,
     settings: dict[str, Any],
+    tensor_parallel: int,
 ) -> PreTrainedModel:
-    config = families.configured(plan, settings, name)
-    config.dtype = dtype
-    if isinstance(config, DiffusionLMConfig):
-        config.backbone.dtype = dtype
+    """`weights`: a folder where they are quantised."""
+    config: Any = families.configured(plan, settings, name)
+    config.dtype = getattr(config, "backbone", config).dtype = dtype
+    if isinstance(weights, Path):
+        if tensor_parallel > 1:
+            raise ValueError(f"{name} is stored by a quantiser and cannot be divided; load it without tensor_parallel")
+        return materialize.read_quantised(config, weights, raw["quantization_config"], device_map, name)
     model = materialize.empty_model(config, name)
     tensors = materialize.tensor_plan(plan, model, weights, settings, name)
+    if tensors.new and tensor_parallel > 1:
+        raise ValueError(f"{name} has no {min(tensors.new)}, which would start anew; save it with that, and load that")
     devices = materialize.plan_devices(model, device_map, dtype)
-    if plan.whole is not None and len(devices) > 1:
+    if plan.whole is not None and (len(devices) > 1 or tensor_parallel > 1):
         raise ValueError(f"{name} shares weights between its parts, which one device must hold; pass device='cuda'")
+    if tensor_parallel > 1:
+        model = parallel.divided(model, tensor_parallel, devices[""], name)
     with refused(weightfiles.UNREADABLE.format(name), weightfiles.SafetensorError, OSError):
         materialize.fill(model, tensors, weights, dtype, devices)
     return (materialize.dispatch(model, devices) if len(devices) > 1 else model).eval()
@@ -212,140 +216,6 @@ def _assembled(
     return Loaded(model, tokenizer, name, commit, **facts)
 
 
-BYTES = {"float32": 4, "bfloat16": 2}
-CANVAS = 4096  # no canvas fills Llama-3.1's 131,072 positions
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """A model's family, sizes and needs."""
-
-    name: str
-    family: str
-    """``diffusion`` or ``autoregressive``."""
-    published_family: str
-    architecture: str
-    """As its ``config.json`` names it."""
-    backbone: str
-    """The decoder that runs it, by transformers' name: llama, qwen2, qwen3_moe, …"""
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    hidden: int
-    intermediate: int
-    vocabulary: int
-    text_vocabulary: int
-    """Ids below this are text."""
-    parameters: int
-    """Tied ones count once."""
-    experts: int
-    """Of a layer, those that every token passes apart; 0 for a model without."""
-    experts_per_token: int
-    active_parameters: int
-    """Those that a token meets: all but the experts that are not chosen for it."""
-    special: SpecialIds
-    context: int
-    """Tokens; what the authors state, else what the positions allow. Advice: only the positions are enforced."""
-    logit_shift: bool
-    block_length: int | None
-    """Tokens of a block of attention; None where everything is seen."""
-    sink: str
-    gate: str
-    chat_template: str | None
-    details: dict[str, str]
-    """What there is besides, in the family's own words (`Family.details`)."""
-    notes: tuple[str, ...]
-    """What was assumed."""
-
-    def weight_bytes(self, dtype: str) -> int:
-        """Memory of the weights in ``float32`` or ``bfloat16``, bytes."""
-        return self.parameters * _size(dtype)
-
-    def canvas_bytes(self, dtype: str, length: int | None = None) -> int:
-        """Memory that one canvas needs besides the weights, bytes; an estimate from shapes, not a measurement.
-
-        The largest layer's states, keys and values of all layers (a cache), and logits at every position.
-
-        Args:
-            dtype: ``float32`` or ``bfloat16``.
-            length: tokens of prompt and completion; the context by default, at most 4,096.
-        """
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        layer = 3 * self.hidden + max(2 * queries + 2 * keys, 3 * self.intermediate)
-        per_token = layer + 2 * self.layers * keys + self.vocabulary
-        return (length or min(self.context, CANVAS)) * per_token * _size(dtype)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        memory = {dtype: {"weights": self.weight_bytes(dtype), "canvas": self.canvas_bytes(dtype)} for dtype in BYTES}
-        return {**asdict(self), "memory_bytes": memory}
-
-    def lines(self) -> list[str]:
-        """The same for a reader, one fact a line."""
-        words = resources.files("sinklab.checkpoints").joinpath("info.jinja").read_text("utf-8")
-        card = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(words)
-        canvas = min(self.context, CANVAS)
-        return card.render(info=self, special=asdict(self.special), canvas=canvas, size=_readable).splitlines()
-
-
-def _size(dtype: str) -> int:
-    one_of("dtype", dtype, BYTES)
-    return BYTES[dtype]
-
-
-def _readable(number: int) -> str:
-    return f"{number / 2**30:.2f} GiB" if number >= 2**28 else f"{number / 2**20:.1f} MiB"
-
-
-def describe(name_or_folder: str | Path, *, revision: str | None = None) -> ModelInfo:
-    """What a model is, without reading its weights.
-
-    Args:
-        name_or_folder: as for :func:`sinklab.load`, or a ``config.json`` itself.
-        revision: commit, branch or tag on the Hub.
-
-    Raises:
-        ValueError: if there is no such model, or its config cannot be represented.
-    """
-    name = str(name_or_folder)
-    plan, raw = published.read_plan(name, revision)
-    config: Any = families.configured(plan, {}, name)
-    backbone: Any = plan.backbone
-    model = materialize.empty_model(config, name)
-    heads = backbone.num_attention_heads
-    # a tied head is the same tensor, and parameters() yields it once
-    total = sum(parameter.numel() for parameter in model.parameters())
-    experts = [tensor for name, tensor in model.named_parameters() if ".experts." in name]
-    counts = (getattr(backbone, name, 0) for name in ("num_experts_per_tok", "top_k_experts"))
-    chosen: int = next(filter(None, counts), 0)
-    # where layers differ, a config of transformers says per layer what this one has
-    layer = backbone if plan.whole is None else backbone.per_layer_config[0]
-    return ModelInfo(
-        name=name,
-        **published.facts_of(name, raw, plan, config, None)[1],
-        architecture=", ".join(families.architectures_of(raw) or [str(raw.get("name", "not named"))]),
-        backbone=backbone.model_type,
-        layers=backbone.num_hidden_layers,
-        heads=heads,
-        kv_heads=layer.num_key_value_heads or heads,
-        head_dim=getattr(layer, "head_dim", None) or backbone.hidden_size // heads,
-        hidden=backbone.hidden_size,
-        intermediate=backbone.intermediate_size,
-        vocabulary=backbone.vocab_size,
-        text_vocabulary=getattr(config, "text_vocab_size", None) or backbone.vocab_size,
-        parameters=total,
-        experts=len(experts[0]) if experts else 0,
-        experts_per_token=chosen,
-        active_parameters=total - sum(tensor[chosen:].numel() for tensor in experts),
-        logit_shift=getattr(config, "logit_shift", False),
-        block_length=getattr(config, "block_length", None),
-        sink=f"{config.sink_count} ({config.sink_kind}, {config.sink_side})" if sink_of(config) else "none",
-        gate=getattr(config, "gate", "none"),
-        details=plan.family.details(plan),
-    )
-
-
 def initialised(loaded: Loaded, seed: int = 0) -> Loaded:
     """The same architecture, freshly initialised as its class does it before training.
 
@@ -359,7 +229,7 @@ def initialised(loaded: Loaded, seed: int = 0) -> Loaded:
         f"{type(loaded.model).__name__} cannot be initialised from the config of {loaded.name} alone, so there is no "
         "freshly initialised twin; the one with permuted weights needs no class"
     )
-    twin = copy.deepcopy(loaded.model).eval()
+    twin = copy.deepcopy(parallel.undivided(loaded.model, parallel.NO_TWIN)).eval()
     with refused(fault), torch.random.fork_rng(devices=[]):
         # not the seed itself: a model made under it would be its own twin
         torch.manual_seed(int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(seed))))
@@ -372,14 +242,16 @@ def permuted(loaded: Loaded, seed: int = 0) -> Loaded:
     """The model with the numbers of each tensor in random order: their sizes are the trained ones, nothing else is.
 
     Tied tensors are one and stay tied; those of sinks and gates are permuted like all others. The order follows from
-    the seed alone.
+    the seed alone. Raises ValueError for weights that a quantiser stores.
     """
-    twin = copy.deepcopy(loaded.model).eval()
+    twin = copy.deepcopy(parallel.undivided(loaded.model, parallel.NO_TWIN)).eval()
     generator = torch.Generator().manual_seed(seed)
     # of the buffers, those that are saved are trained: what corrects a router
-    for tensor in {id(tensor): tensor for tensor in twin.state_dict(keep_vars=True).values()}.values():
-        order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
-        tensor.copy_(tensor.flatten()[order].view_as(tensor))
+    tensors = {id(tensor): tensor for tensor in twin.state_dict(keep_vars=True).values()}.values()
+    with refused(f"the weights of {loaded.name} cannot be permuted as they are stored; load floating point ones"):
+        for tensor in tensors:
+            order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
+            tensor.copy_(tensor.flatten()[order].view_as(tensor))
     return replace(loaded, model=twin, name=f"{loaded.name} (weights permuted)")
 
 

@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,13 +15,15 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from sinklab.checkpoints import families
 from sinklab.checkpoints.families import CheckpointPlan, Source
-from sinklab.checkpoints.weights import Weights
+from sinklab.checkpoints.parallel import as_held, part_of, undivided
+from sinklab.checkpoints.weights import Part, Weights
 from sinklab.compat import choose_attention, choose_experts, indivisible_layers, mark_initialized
 from sinklab.errors import near, one_of, refused
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.diffusion_lm import DiffusionLM
 
 DeviceMap = str | dict[str, Any]
+CPU_FLAGS = Path("/proc/cpuinfo")
 HEAD = "lm_head.weight"
 BALANCED = ("auto", "balanced", "balanced_low_0", "sequential")
 """Words of accelerate for device maps."""
@@ -81,6 +84,30 @@ def _balanced(model: PreTrainedModel, word: str, dtype: torch.dtype) -> dict[str
     return dict(infer_auto_device_map(model, max_memory=memory, **whole))
 
 
+def machine_type(device: torch.device | str) -> torch.dtype:
+    """bfloat16 where this device multiplies it in hardware; float32 elsewhere, where bfloat16 may take 40 times longer.
+
+    Asked are CUDA, and of a CPU the flags that Linux lists: AVX512-BF16 and AMX of x86, bf16 of ARM.
+    """
+    if torch.device(device).type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    flags = CPU_FLAGS.read_text().split() if CPU_FLAGS.exists() and torch.device(device).type == "cpu" else ()
+    return torch.bfloat16 if {"avx512_bf16", "amx_bf16", "bf16"} & {*flags} else torch.float32
+
+
+def weight_type(dtype: torch.dtype | str, raw: Mapping[str, Any], device_map: DeviceMap) -> torch.dtype:
+    """The type that ``load`` is given by any of its names. Raises ValueError for one of none."""
+    if dtype in ("auto", "int8", "int4"):
+        dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    elif dtype == "machine":
+        spread = "cuda" if torch.cuda.is_available() else "cpu"
+        dtype = machine_type(spread if isinstance(device_map, str) else next(iter(device_map.values())))
+    number = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if not isinstance(number, torch.dtype) or not number.is_floating_point:
+        raise ValueError(f"dtype must be a floating point type such as torch.bfloat16 or 'auto', but is {dtype!r}")
+    return number
+
+
 def usable_device(device: Any) -> torch.device:
     """This device. Raises ValueError if its name is none, or this machine does not have it."""
     fault = (
@@ -137,6 +164,38 @@ def empty_model(config: PreTrainedConfig, name: str) -> PreTrainedModel:
             choose_attention(one, "sdpa")
     with families.blamed_on(name), torch.device("meta"):
         return build(config)
+
+
+def read_quantised(config: Any, folder: Path, how: Any, device_map: DeviceMap, name: str) -> PreTrainedModel:
+    """The model of a folder whose weights transformers' own quantisers read; tensors have the model's names.
+
+    Raises:
+        ValueError: if the library that wrote them is not there or cannot read them, or tensors do not fit the config.
+    """
+    build: Any = DiffusionLM if isinstance(config, DiffusionLMConfig) else AutoModelForCausalLM
+    config.quantization_config = dict(how)
+    options = {"dtype": config.dtype, "device_map": device_map, "attn_implementation": "sdpa", "use_safetensors": True}
+    method = how.get("quant_method")
+    with refused(f"{name} is quantised ({method}), and what reads that is not installed, or cannot; take the original"):
+        model, found = build.from_pretrained(folder, config=config, output_loading_info=True, **options)
+    if wrong := {kind: sorted(map(str, names)) for kind, names in found.items() if names}:
+        raise ValueError(f"the tensors of {name} do not fit its config ({wrong}); check that they belong together")
+    return model.eval()
+
+
+def store(model: PreTrainedModel, how: str, name: str) -> str:
+    """Have torchao store the weights of all linear layers but the head so, in place; a note that says it.
+
+    Raises:
+        ValueError: if torchao is not there, or does not run this on the model's device, or the model is divided.
+    """
+    undivided(model, f"whose parts torchao does not store in {how}")
+    with refused(f"dtype={how!r} needs torchao, which is not there; pip install torchao", ImportError):
+        from torchao import __version__, quantization
+    kind, head = getattr(quantization, f"{how.title()}WeightOnlyConfig"), model.get_output_embeddings()
+    with refused(f"torchao {__version__} does not run {how} weights of {name} on {model.device.type}"):
+        quantization.quantize_(model, kind(), lambda one, _: isinstance(one, nn.Linear) and one is not head)
+    return f"weights of linear layers but the head are stored in {how} (torchao {__version__})"
 
 
 def names_to_fill(model: PreTrainedModel) -> list[str]:
@@ -235,15 +294,17 @@ def fill(
 ) -> None:
     """Give every tensor its memory and contents, one at a time; tie what is tied, initialise what is new."""
     for target, (source, take) in plan.sources.items():
-        tensor = _allocated(model, target, dtype, devices)
+        tensor, part = _allocated(model, target, dtype, devices)
         if not isinstance(source, str):
-            for name, part in zip(source, tensor.flatten(0, 1).chunk(len(source)), strict=True):
-                _fill_rows(part, weights, name)
+            each = len(source) // model.get_parameter(target).shape[0]
+            source = source[each * part[0].start : each * part[0].stop]
+            for name, rows in zip(source, tensor.flatten(0, 1).chunk(len(source)), strict=True):
+                _fill_rows(rows, weights, name)
         elif take is None and tensor.ndim:
-            _fill_rows(tensor, weights, source)
+            _fill_rows(tensor, weights, source, part)
         else:
             whole = weights.whole(source)
-            tensor.copy_(take(whole) if take else whole)
+            tensor.copy_((take(whole) if take else whole)[part])
         # extremes need no memory, and NaN is one where it is there
         if not tensor.is_meta and tensor.numel() and not all(map(math.isfinite, tensor.aminmax())):
             raise ValueError(f"the weights {target} hold NaN or infinity in {dtype}; fetch them again")
@@ -266,21 +327,25 @@ def fill(
         model._init_weights(module)
 
 
-def _fill_rows(tensor: Tensor, weights: Weights, name: str) -> None:
-    for rows, piece in weights.pieces(name):
+def _fill_rows(tensor: Tensor, weights: Weights, name: str, part: Part | None = None) -> None:
+    for rows, piece in weights.pieces(name, part):
         tensor[rows] = piece
 
 
-def _allocated(model: PreTrainedModel, name: str, dtype: torch.dtype, devices: Mapping[str, Any]) -> Tensor:
-    """The memory of a tensor that was on the meta device, to be filled in place."""
+def _allocated(
+    model: PreTrainedModel, name: str, dtype: torch.dtype, devices: Mapping[str, Any]
+) -> tuple[Tensor, Part]:
+    """The memory of a tensor that was on the meta device, to be filled in place, and which part of it that is."""
     owner, _, leaf = name.rpartition(".")
     module = model.get_submodule(owner)
     empty = getattr(module, leaf)
     # the correction of a router is as precise as its class makes it
     kept = empty.dtype if leaf.endswith("_bias") else dtype
-    tensor = torch.empty(empty.shape, dtype=kept, device=device_in(devices, name))
-    setattr(module, leaf, nn.Parameter(tensor) if isinstance(empty, nn.Parameter) else tensor)
-    return tensor
+    part = part_of(empty)
+    shape = [one.stop - one.start for one in part]
+    tensor = torch.empty(shape, dtype=kept, device=device_in(devices, name))
+    setattr(module, leaf, as_held(tensor, empty) if isinstance(empty, nn.Parameter) else tensor)
+    return tensor, part
 
 
 def compute_buffers(model: PreTrainedModel, devices: Mapping[str, Any]) -> None:

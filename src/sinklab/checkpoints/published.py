@@ -86,14 +86,16 @@ def facts_of(
     config = config if plan.whole is None else plan.backbone
     limits = [row.context if row else None, getattr(config, "context", None)]
     limits.append(config.text_positions if is_diffusion else config.max_position_embeddings)
+    special = special_ids(config, tokenizer, row, plan.family)
+    resizes = "masks are filled with the schedule elastic, which acts on expand and delete; no other one writes expand"
     return row, {
         "family": "diffusion" if is_diffusion or plan.whole else "autoregressive",
         "published_family": plan.family.name,
-        "special": special_ids(config, tokenizer, row, plan.family),
+        "special": special,
         # what the authors state, and no more than the positions allow
         "context": min(limit for limit in limits if limit is not None),
         "chat_template": row.chat_template if row else None,
-        "notes": (*plan.notes, *notes),
+        "notes": (*plan.notes, *notes, *([] if special.expand is None else [resizes])),
     }
 
 

@@ -67,7 +67,9 @@ def backbone_hash(model: Any) -> str:
     state = model.state_dict()
     for name in sorted(state.keys() - skipped):
         digest.update(json.dumps([name, list(state[name].shape)]).encode())
-        for piece in state[name].detach().reshape(-1).split(PIECE):
+        # of a model that is divided over processes the whole tensor, for which they meet
+        tensor = getattr(state[name], "full_tensor", state[name].detach)()
+        for piece in tensor.reshape(-1).split(PIECE):
             digest.update(piece.bfloat16().cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 

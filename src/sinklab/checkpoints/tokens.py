@@ -106,7 +106,12 @@ def special_ids(
         eot = entries.get(family.end_of_turn, known.eot)
     eos = _as_tuple(first("eos"))
     stop = tuple(dict.fromkeys([*eos, *_as_tuple(eot)]))
-    return SpecialIds(first("mask", family.mask_token), next(iter(eos), None), eot, first("pad"), first("bos"), stop)
+    expand, delete, first_eos = first("expand", family.expand_token), first("delete"), next(iter(eos), None)
+    if delete is None and expand is not None:
+        delete = first_eos
+    return SpecialIds(
+        first("mask", family.mask_token), first_eos, eot, first("pad"), first("bos"), stop, expand, delete
+    )
 
 
 def adopt(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, special: SpecialIds) -> None:
@@ -115,7 +120,7 @@ def adopt(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, s
     """
     if isinstance(config, DiffusionLMConfig):
         # in our config and not the backbone's, which would freeze the row of its padding
-        for name in ("mask", "eos", "eot", "pad", "bos"):
+        for name in ("mask", "eos", "eot", "pad", "bos", "expand", "delete"):
             token_id = getattr(special, name)
             if getattr(config, f"{name}_token_id") is None and token_id is not None and token_id < config.vocab_size:
                 setattr(config, f"{name}_token_id", token_id)

@@ -17,6 +17,8 @@ PIECE_BYTES = 64 * 2**20
 UNREADABLE = "the weights of {} cannot be read, the file may be cut short or damaged"
 SAFE, PICKLED = ("*.safetensors",), ("*.bin", "*.pth", "*.pt")
 """Names of weight files."""
+Part = tuple[slice, ...]
+"""A range of each axis of a tensor."""
 
 
 def _not_floating(name: str, kind: object) -> ValueError:
@@ -63,14 +65,18 @@ class Safetensors:
         with safe_open(self.files[name], "pt") as opened:
             return opened.get_tensor(name)
 
-    def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
-        """Row ranges of one tensor and their contents, at most ``PIECE_BYTES`` each (a row at least)."""
+    def pieces(self, name: str, part: Part | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """Row ranges of one tensor, or of a part of it, and their contents, at most ``PIECE_BYTES`` each (a row at
+        least). What lies outside the part is not read.
+        """
         shape = self.shapes[name]
+        first, *others = part or [slice(0, size) for size in shape]
         per_row = 8 * torch.Size(shape[1:]).numel()
         rows = max(1, PIECE_BYTES // per_row)
-        for start in range(0, shape[0], rows):
-            stop = min(start + rows, shape[0])
-            yield slice(start, stop), self._file_of(name, per_row * (stop - start)).get_slice(name)[start:stop]
+        for start in range(first.start, first.stop, rows):
+            stop = min(start + rows, first.stop)
+            opened = self._file_of(name, per_row * (stop - start)).get_slice(name)
+            yield slice(start - first.start, stop - first.start), opened[(slice(start, stop), *others)]
 
 
 class Pickles:
@@ -89,9 +95,9 @@ class Pickles:
         """One tensor."""
         return self.tensors[name]
 
-    def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
+    def pieces(self, name: str, part: Part | None = None) -> Iterator[tuple[slice, Tensor]]:
         """All rows at once."""
-        yield slice(None), self.tensors[name]
+        yield slice(None), self.tensors[name][part or ...]
 
 
 def _unpickle(file: Path) -> dict[str, Tensor]:

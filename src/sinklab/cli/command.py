@@ -37,6 +37,7 @@ ARGUMENTS = {
     "model": '"tiny", "tiny-sink" or "tiny-causal" (inside the package), a folder, or a name on the Hub.',
     "out": "run folder to write; it must be empty or absent, unless a run is resumed.",
     "resume": "resume an interrupted run where it stopped, with the same settings.",
+    "shard": "i/n: this is worker i of n that write into one folder, at the same time or not; each takes what is next.",
     "reproduce": "run folder whose settings to use; other options override them, and --model is given again.",
     "inputs": "where the prompts come from.",
     "reading": "how the weights are loaded.",
@@ -54,11 +55,13 @@ class Reading:
     """How the weights are read."""
 
     dtype: str = "float32"
-    """Type of the weights, e.g. bfloat16; "auto" is what the checkpoint says."""
+    """Type of the weights, e.g. bfloat16; auto: the checkpoint's; machine: what suits the device; int8: by torchao."""
     device: str | None = None
     """Where the model runs, e.g. cuda; the CPU when left out."""
     device_map: str | None = None
     """"auto" spreads the layers over the devices at hand, in place of a device."""
+    tensor_parallel: int = 1
+    """So many of the processes that torchrun started hold one model together, each a part of every layer."""
     revision: str | None = None
     """Commit, branch or tag on the Hub."""
     allow_pickle: bool = False
@@ -75,6 +78,8 @@ class Reading:
         if device == "cuda" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         needs_mask(loaded := load(model, **dataclasses.asdict(self) | {"device": device}), "this command")
+        if self.dtype == "machine":
+            Console(stderr=True, quiet=not Processes.here().is_first).print(f"{model}: {loaded.model.dtype}")
         return loaded
 
 
@@ -233,6 +238,8 @@ def command(name: str, study: Study, again: Path | None = None) -> Callable[...,
     kinds["out"] = Path, Path("runs") / (study.place or name)
     if study.parts:
         kinds["resume"] = bool, False
+    if study.shards:
+        kinds["shard"] = str | None, None
     kinds["reproduce"] = Path | None, again
     groups: dict[str, Any] = {"inputs": Inputs()} if takes_prompts else {}
     groups |= {"reading": Reading()} if study.model != "" else {}
@@ -247,7 +254,9 @@ def command(name: str, study: Study, again: Path | None = None) -> Callable[...,
         chosen = checked(given["settings"], **changes)
         resume = given.get("resume", study.keeps)
         reading, drawing = given.get("reading", Reading()), given.get("drawing")
-        for line in conduct(study, models, given["out"], chosen, resume=resume, reading=reading, options=drawing):
+        worker = Processes.here(given.get("shard"), reading.tensor_parallel)
+        how: dict[str, Any] = {"resume": resume, "worker": worker}
+        for line in conduct(study, models, given["out"], chosen, reading=reading, options=drawing, **how):
             say(line)
 
     call.__name__ = name
@@ -271,8 +280,9 @@ def conduct(
     resume: bool = False,
     reading: Reading = Reading(),
     options: Any = None,
+    worker: Processes | None = None,
 ) -> list[str]:
-    """Run a study for each model, draw what came out, and give the lines to print: none but in the first process.
+    """Run a study for each model, draw what came out, and give the lines to print.
 
     One model's run folder is `out`; several have folders of their own names below it.
 
@@ -287,12 +297,13 @@ def conduct(
         remedy = f"sinklab {study.name} tiny" if study.positional else "--model tiny"
         raise ValueError(f"a {study.name} needs at least one model; give {remedy}, for example")
     places = [out / folder for folder in folder_names(models)] if several else [out]
-    # of several processes another one may have begun already
-    if Processes.here().is_first and not (resume or getattr(settings, "resume", False)):
+    worker = worker or Processes.here()
+    # of several workers another one may have begun already
+    if not (worker.joins or resume or getattr(settings, "resume", False)):
         for place in places:
             refuse_taken(place)
     if len(models) > 1:
-        from sinklab.checkpoints.loading import describe
+        from sinklab.checkpoints.info import describe
 
         for model in models:
             describe(model)
@@ -302,10 +313,14 @@ def conduct(
             if several:
                 progress.stage(f"loading {model}")
             loaded = partial(reading.load, model) if study.model != "" else None
-            study(loaded, place, own, progress=progress, resume=resume)
-        if not Processes.here().is_first:
+            study(loaded, place, own, progress=progress, resume=resume, worker=worker)
+        if int(os.environ.get("RANK", "0")) % reading.tensor_parallel:
+            # the first of the processes of a model tells
             return []
-        runs = [open_run(folder) for place in places for folder in study.folders(place)]
+        found = [folder for place in places for folder in study.folders(place)]
+        if elsewhere := [*{*found}.difference(worker.finished)]:
+            return [f"all samples are written; another worker finishes {', '.join(map(str, sorted(elsewhere)))}"]
+        runs = [open_run(folder) for folder in found]
         drawn = study.draw(runs, out, study.Options() if options is None else options)
     folders = ", ".join(str(run.path) for run in runs)
     named = f"run folder{'s' if several or len(runs) > 1 else ''}: {folders}"

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import os
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,8 @@ import tyro
 from sinklab import registry
 from sinklab.cli.command import command, say, value_of, values_of
 from sinklab.cli.models import generate, info, train_command
-from sinklab.cli.reports import compare, onetoken, report, table1, tour
+from sinklab.cli.reports import compare, figures, merge, onetoken, report, table1, tour
+from sinklab.errors import Terminated, on_sigterm
 
 ABOUT = (
     "A laboratory for attention sinks in diffusion language models. Start with `sinklab tour`: no download needed. "
@@ -54,7 +56,8 @@ def _default(field: dataclasses.Field) -> str:
 
 
 OTHERS: dict[str, Callable[..., None]] = {
-    function.__name__: function for function in (tour, generate, info, report, compare, table1, onetoken)
+    function.__name__: function
+    for function in (tour, generate, info, report, figures, compare, merge, table1, onetoken)
 }
 OTHERS["list"] = list_registered
 TRAIN = "Train a diffusion language model: from scratch, from a causal model, or its sink alone."
@@ -109,7 +112,9 @@ def _plugged(arguments: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; whatever stops it is one line on stderr and exit status 2, with ``--debug`` a traceback."""
+    """Run one command; whatever stops it is one line on stderr and exit status 2, with ``--debug`` a traceback. Ctrl-C
+    (130) and SIGTERM (143) keep what is written.
+    """
     given = sys.argv[1:] if arguments is None else arguments
     debug, arguments = "--debug" in given, [one for one in given if one != "--debug"]
     # the models live on this machine or are named by the user; their progress bars are noise here
@@ -117,15 +122,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.filterwarnings("ignore", category=FutureWarning)
     try:
-        arguments = _plugged(arguments)
-        _app(arguments).cli(args=arguments, prog="sinklab", description=ABOUT)
+        with on_sigterm(_terminate):
+            arguments = _plugged(arguments)
+            _app(arguments).cli(args=arguments, prog="sinklab", description=ABOUT)
     except Exception as error:
         if debug:
             raise
         fault = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}, which --debug traces: "
         say(f"sinklab: {fault}{' '.join(str(error).split())}", sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated) as end:
         print("sinklab: interrupted; what was written so far is kept", file=sys.stderr)
-        return 130
+        return 143 if isinstance(end, Terminated) else 130
     return 0
+
+
+def _terminate(*_: object) -> None:
+    # a scheduler repeats itself, and what is being put in order must not be cut short
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Terminated(143)

@@ -124,6 +124,7 @@ def generate(
         sinklab generate "The <|mask|><|mask|> was burning." --new-tokens 0
         sinklab generate "The old man" --rule low_confidence --schedule threshold --threshold 0.5 --cache dual
         sinklab generate "What is 17 + 25?" --chat --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda
+        torchrun --nproc-per-node 2 -m sinklab.cli generate "The old man" --tensor-parallel 2
 
     Args:
         prompt: one or more prompts; they are written in one batch.
@@ -152,13 +153,15 @@ def generate(
 
     # padded here: nothing reads the padding, and not every tokenizer has a token for it
     ids_BP, real_BP = left_padded([encode(loaded, text, chat).ids for text in prompt], loaded.special.pad or 0)
+    # processes that hold one model together write the same
+    is_shown = reading.tensor_parallel == 1 or os.environ.get("RANK") == "0"
     # a streamer asks its tokenizer for text, and for nothing else
     tokenizer: Any = loaded.needed_tokenizer() if stream else None
     plain: Any = SimpleNamespace(decode=lambda row, **how: tokenizer.decode(row, **how).translate(RAW))
-    streamer = TextDiffusionStreamer(plain) if stream else None
+    streamer = TextDiffusionStreamer(plain) if stream and is_shown else None
     writer: Any = loaded.model
     written = writer.generate(ids_BP, real_BP, max_new_tokens=new_tokens or None, settings=settings, streamer=streamer)
-    if not stream:
+    if is_shown and not stream:
         for row, real_P in zip(written, real_BP, strict=True):
             # padding on the left is no token of the prompt
             say(text_of(loaded, row[len(real_P) if chat else int((~real_P).sum()) :]))
@@ -178,7 +181,7 @@ def info(model: Word, json: bool = False) -> None:
     """
     from json import dumps
 
-    from sinklab.checkpoints.loading import describe
+    from sinklab.checkpoints.info import describe
 
     facts = describe(model)
     say(dumps(facts.as_dict(), indent=2) if json else "\n".join(facts.lines()))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from contextlib import suppress
 from functools import partial
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -39,7 +40,7 @@ MORE_PROMPTS = (
 """Beside those of `trace`: of fewer than seven samples no verdict outlives the correction for two statements."""
 
 
-def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
+def tour(out: Path = Path("sinklab-tour"), quick: bool = False, dtype: str = "float32") -> None:
     """See attention sinks in a real diffusion language model, in about a minute and without a download.
 
     Three small models come with this package, trained alike on public-domain English books: diffusion without and with
@@ -54,6 +55,7 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     Args:
         out: folder for the run folders and the report; it must be empty or absent.
         quick: one short sample, for a first look in seconds.
+        dtype: type of the weights; "machine" is bfloat16 where this machine multiplies it in hardware, else float32.
     """
     from sinklab.checkpoints.loading import load
     from sinklab.records.reading import open_run
@@ -74,13 +76,13 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     with working() as say:
         for label, name in MODELS.items():
             say.stage(f"loading {name!r} ({label})")
-            loaded = load(name)
+            loaded = load(name, dtype=dtype)
             # order and blocks are for diffusion models only
             fields = diffusion if loaded.family == "diffusion" else {"temperature": SAMPLING["temperature"]}
             settings = dataclasses.replace(plain, **fields)
             runs.append(open_run(study(loaded, out / label, settings, progress=say)))
         say.stage("drawing the report")
-        page = report(runs, out / "report")
+        page = report(runs, out / "report", figures=("png",))
         drawn = write_masking_curves(curves, out / "masking")
     for label, run in zip(MODELS, runs, strict=True):
         written = run.table("generations").iloc[0]
@@ -135,6 +137,45 @@ def report(
     rule = None if sink_rule is None else rules.parse(sink_rule)
     opened = [open_run(run) for run in runs]
     say(f"report: {build(opened, out, rule=rule, received=sink_input or '', figures=figures, tables=tables)}")
+
+
+def figures(
+    runs: Folders,
+    out: Path = Path("runs/figures"),
+    only: tuple[str, ...] = (),
+    style: Literal["neurips", "icml", "acl", "thesis"] = "neurips",
+    formats: tuple[Literal["pdf", "svg", "png"], ...] = ("pdf", "png"),
+) -> None:
+    """Draw the figures of run folders for a paper: vector graphics of its widths, each with a caption beside it.
+
+    Colour scales are shared by the figures of several runs, bands are 95 % intervals over samples. NAME.txt holds a
+    caption with the samples, seeds and settings; names of files have the models in them.
+
+    Try
+        sinklab figures runs/plain --only figure_1
+        sinklab figures runs/plain runs/sink --only sink_share layer_head_map --style icml
+        sinklab figures runs/curve --formats svg
+
+    Args:
+        runs: run folders of one kind, of `sinklab trace`, `train`, `curve`, `ablate`, …
+        out: folder for the figures.
+        only: names of figures; all that the runs recorded enough for, when left out. `sinklab list figures` has them.
+        style: whose widths of text and column, and sizes of letters.
+        formats: of the files.
+    """
+    from sinklab.records.reading import open_run
+    from sinklab.reports.drawing import draw_all
+
+    if not runs:
+        raise ValueError("figures needs at least one run folder; make one with `sinklab trace` or `sinklab train`")
+    opened = [open_run(run) for run in runs]
+    with suppress(ModuleNotFoundError):
+        # a study registers the figures of its kind of run
+        import_module(f"sinklab.studies.{opened[0].info.kind}.figures")
+    drawn = draw_all(opened, out, formats, names=only or None, paper=style)
+    for name, why in drawn.skipped.items():
+        print(f"not drawn: {name}: {why}")
+    print(f"figures: {out} ({len(drawn.written)} files)")
 
 
 def compare(
@@ -229,6 +270,27 @@ def table1(
     if not Processes.here().is_first:
         return
     _show([write_table1(folders, out, figures)])
+
+
+def merge(runs: Folders, out: Path) -> None:
+    """Make one run of several that hold parts of the same run: on machines that share no folder, or of earlier workers.
+
+    They must be of the same kind, model, settings and seed. What several of them hold is kept once, and refused where
+    it differs. Their folders are removed. What is still missing, `--resume` writes.
+
+    Try
+        sinklab merge runs/here runs/there --out runs/both
+
+    Args:
+        runs: run folders.
+        out: run folder to write; it may hold some parts already.
+    """
+    from sinklab.records.writing import merge_runs
+
+    run = merge_runs(runs, out)
+    print(f"run folder: {run.path} ({run.info.status})")
+    if run.info.status != "complete":
+        print("what is missing: the command that began it, with this --out and --resume")
 
 
 def onetoken(runs: Folders, out: Path = Path("runs/onetoken"), metric: str | None = None) -> None:

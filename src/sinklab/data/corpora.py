@@ -23,7 +23,7 @@ _NO_DOCS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pyc
 _SUFFIXES = (*(kind + zipped for zipped in ("", ".gz") for kind in (".txt", ".md", ".jsonl")), ".parquet")
 
 
-def read_corpus(source: str | Path, *, text_field: str = "text") -> Iterator[str]:
+def read_corpus(source: str | Path, *, text_field: str = "text", only: str | None = None) -> Iterator[str]:
     """Yield the documents of a corpus, in a fixed order, without the blank ones.
 
     Args:
@@ -32,13 +32,15 @@ def read_corpus(source: str | Path, *, text_field: str = "text") -> Iterator[str
             which is streamed; or ``"python-docs"``: Python's own documentation topics and the docstrings of the
             standard library, present on every machine.
         text_field: the field that holds the text in JSON lines, Parquet files and datasets.
+        only: leave out documents but those of which this holds: ``"FIELD=VALUE"`` or ``"FIELD!=VALUE"``, of a field, or
+            of one inside it (``"meta.source!=web"``), compared as text.
 
     Raises:
         ValueError: if the source does not exist, holds no readable file or no text, has no such field, or needs
             `datasets`, which is not installed.
     """
     empty = True
-    for text in corpus_documents(source, text_field=text_field):
+    for text in corpus_documents(source, text_field=text_field, only=only):
         if text.strip():
             empty = False
             yield text
@@ -46,8 +48,11 @@ def read_corpus(source: str | Path, *, text_field: str = "text") -> Iterator[str
         raise ValueError(f"the corpus {source} holds no text; training needs at least one document that is not blank")
 
 
-def corpus_documents(source: str | Path, *, text_field: str = "text", start: int = 0) -> Iterator[str]:
-    """Yield every document of a corpus from number ``start`` on, blank ones too, so that numbers stay places.
+def corpus_documents(
+    source: str | Path, *, text_field: str = "text", only: str | None = None, start: int = 0
+) -> Iterator[str]:
+    """Yield every document of a corpus from number ``start`` on, so that numbers stay places: blank ones too, and a
+    blank one for each that ``only`` leaves out.
 
     What is skipped is neither parsed nor decoded where its kind allows it.
 
@@ -55,9 +60,11 @@ def corpus_documents(source: str | Path, *, text_field: str = "text", start: int
         ValueError: as :func:`read_corpus`, but for a corpus without text.
     """
     if str(source).startswith(HUB):
-        yield from _from_hub(str(source), text_field, start)
+        yield from _from_hub(str(source), text_field, only, start)
         return
-    unread = _python_docs() if str(source) == PYTHON_DOCS else _from_files(Path(source), text_field)
+    if only is not None and str(source) == PYTHON_DOCS:
+        _is_kept({}, only, PYTHON_DOCS)
+    unread = _python_docs() if str(source) == PYTHON_DOCS else _from_files(Path(source), text_field, only)
     for read in islice(unread, start, None):
         yield read()
 
@@ -93,15 +100,15 @@ def _files(source: Path) -> list[Path]:
     return files
 
 
-def _from_files(source: Path, text_field: str) -> Iterator[Callable[[], str]]:
+def _from_files(source: Path, text_field: str, only: str | None) -> Iterator[Callable[[], str]]:
     for path in _files(source):
         if path.name.endswith(".parquet"):
-            yield from _from_parquet(path, text_field)
+            yield from _from_parquet(path, text_field, only)
         elif ".jsonl" in path.name:
             for line, where in placed_lines(path):
-                yield partial(_from_line, line, text_field, where)
+                yield partial(_from_line, line, text_field, where, only)
         else:
-            yield partial("".join, text_lines(path))
+            yield partial(_from_text, path, text_field, only)
 
 
 def text_lines(path: Path) -> Iterator[str]:
@@ -133,16 +140,22 @@ def json_object(line: str, where: str) -> dict[str, Any]:
         return from_json(line, dict)
 
 
-def _from_line(line: str, text_field: str, where: str) -> str:
-    return text_of(json_object(line, where), text_field, where)
+def _from_text(path: Path, text_field: str, only: str | None) -> str:
+    return text_of({text_field: "".join(text_lines(path))}, text_field, str(path), only)
 
 
-def text_of(row: Mapping[str, Any], text_field: str, where: str) -> str:
-    """The text in a field of a row.
+def _from_line(line: str, text_field: str, where: str, only: str | None) -> str:
+    return text_of(json_object(line, where), text_field, where, only)
+
+
+def text_of(row: Mapping[str, Any], text_field: str, where: str, only: str | None = None) -> str:
+    """The text in a field of a row; none of a row that ``only`` leaves out.
 
     Raises:
         ValueError: if the row has no such field, naming those it has, or the field holds no text.
     """
+    if only is not None and not _is_kept(row, only, where):
+        return ""
     if text_field not in row:
         raise ValueError(
             f"{where}: no field {text_field!r} (it has {', '.join(row)}); name the field that holds the text"
@@ -152,7 +165,21 @@ def text_of(row: Mapping[str, Any], text_field: str, where: str) -> str:
     return row[text_field]
 
 
-def _from_parquet(path: Path, text_field: str) -> Iterator[Callable[[], str]]:
+def _is_kept(row: Mapping[str, Any], only: str, where: str) -> bool:
+    sign = "!=" if "!=" in only else "="
+    name, _, value = only.partition(sign)
+    found: Any = row
+    for part in name.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            raise ValueError(
+                f"{where}: only={only!r} chooses documents by FIELD=VALUE or FIELD!=VALUE, but there is no field "
+                f"{name!r} (it has {', '.join(row) or 'none'}); name another, or leave it out"
+            )
+        found = found[part]
+    return (str(found) == value) == (sign == "=")
+
+
+def _from_parquet(path: Path, text_field: str, only: str | None) -> Iterator[Callable[[], str]]:
     import pyarrow
     import pyarrow.parquet
 
@@ -160,13 +187,14 @@ def _from_parquet(path: Path, text_field: str) -> Iterator[Callable[[], str]]:
     with refused(fault, OSError, pyarrow.ArrowException), pyarrow.parquet.ParquetFile(path) as table:
         names = table.schema_arrow.names
         # the row's other fields are named where the text is missing, but not read
-        columns = [text_field] if text_field in names else names
+        read = {text_field, (only or text_field).partition("=")[0].rstrip("!").partition(".")[0]}
+        columns = [*read] if read <= {*names} else names
         batches = table.iter_batches(batch_size=256, columns=columns)
         for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
-            yield partial(text_of, row, text_field, f"{path}, row {number}")
+            yield partial(text_of, row, text_field, f"{path}, row {number}", only)
 
 
-def _from_hub(source: str, text_field: str, start: int) -> Iterator[str]:
+def _from_hub(source: str, text_field: str, only: str | None, start: int) -> Iterator[str]:
     name, _, config = source.removeprefix(HUB).partition(":")
     if not name:
         raise ValueError(f"a dataset of the Hub is named as hub:NAME or hub:NAME:CONFIG, but the corpus is {source!r}")
@@ -176,7 +204,7 @@ def _from_hub(source: str, text_field: str, start: int) -> Iterator[str]:
     with refused(f"the corpus {source} must be a dataset with a split train, but", OSError, ValueError):
         rows = datasets.load_dataset(name, config or None, split="train", streaming=True)
     for number, row in enumerate(rows.skip(start), start):
-        yield text_of(row, text_field, f"{source}, row {number}")
+        yield text_of(row, text_field, f"{source}, row {number}", only)
 
 
 def _python_docs() -> Iterator[Callable[[], str]]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -15,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sinklab.data.battery import BATTERY, named_problems
 from sinklab.data.corpora import json_object, placed_lines, text_of
-from sinklab.data.rows import Rows, check_packing, encode_texts
+from sinklab.data.rows import Ragged, Rows, check_packing, encode_texts
 from sinklab.errors import one_of
 
 ARITHMETIC = "arithmetic"
@@ -181,11 +182,9 @@ def pair_rows(
     given = list(pairs)
     made = _completions(given, tokenizer, answer_length) if completed else _examples(given, tokenizer, padded)
     pad = tokenizer.pad_token_id if padded and tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    # room for every pair is taken at once: rows of a whole data set are gigabytes, which joining would double
-    ids_RS = torch.full(((1 if completed else 2) * len(given), length), int(pad), dtype=torch.int32)
-    maskable_RS = torch.zeros(ids_RS.shape, dtype=torch.bool)
-    attention_RS = torch.zeros(ids_RS.shape, dtype=torch.bool) if padded else None
-    rows, dropped, longest = 0, 0, 0
+    # rows of a whole data set are gigabytes where they are filled
+    ids, maskable, sizes = array("i"), bytearray(), array("q")
+    dropped, longest = 0, 0
     for examples in made:
         longest = max(longest, most := max(len(prompt) + len(target) for prompt, target in examples))
         # an answer without room for its end token is too long as well
@@ -193,20 +192,22 @@ def pair_rows(
             dropped += 1
             continue
         for prompt, target in examples:
-            filled = len(prompt) + len(target)
-            ids_RS[rows, :filled] = torch.tensor(prompt + target, dtype=torch.int32)
-            maskable_RS[rows, len(prompt) : filled if padded else length] = True
-            if attention_RS is not None:
-                attention_RS[rows, :filled] = True
-            rows += 1
-    if rows == 0:
+            ids.extend(prompt + target)
+            maskable += bytes(len(prompt)) + b"\1" * len(target)
+            sizes.append(len(prompt) + len(target))
+    if not sizes:
         of_them, or_it = (f", {answer_length} of them for the answer", " or answer_length") if completed else ("", "")
         raise ValueError(
             f"no question with its answer fits a row of {length} tokens{of_them}: the longest of {len(given)} has "
             f"{longest}; use a longer length{or_it}"
         )
-    made_rows = Rows(ids_RS, maskable_RS=maskable_RS, attention_RS=attention_RS).part(slice(rows))
-    return made_rows, PairCounts(len(given) - dropped, dropped, longest)
+    ids_T, maskable_T = torch.frombuffer(ids, dtype=torch.int32), torch.frombuffer(maskable, dtype=torch.bool)
+    sizes_R = torch.frombuffer(sizes, dtype=torch.int64)
+    where = (sizes_R.cumsum(0) - sizes_R, sizes_R, length)
+    columns: dict[str, Any] = {"ids_RS": Ragged(ids_T, *where, int(pad))}
+    columns["maskable_RS"] = Ragged(maskable_T, *where, not padded)
+    columns["attention_RS"] = Ragged(torch.ones_like(maskable_T), *where, False) if padded else None
+    return Rows(**columns), PairCounts(len(given) - dropped, dropped, longest)
 
 
 def _examples(pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, corrected: bool) -> Iterator[_Examples]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -167,6 +167,36 @@ def place_generator(seed: int, *place: int) -> torch.Generator:
     return torch.Generator().manual_seed(mixed)
 
 
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """A matrix (R, S) whose rows begin with parts of unequal length and end in one value; the parts alone are kept."""
+
+    parts_T: Tensor
+    """Of all rows, one behind the other."""
+    begins_R: Tensor
+    sizes_R: Tensor
+    """Where the part of each row is."""
+    length: int
+    fill: int | bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(R, S)"""
+        return len(self), self.length
+
+    def __len__(self) -> int:
+        return len(self.begins_R)
+
+    def __getitem__(self, rows: Any) -> Any:
+        """One row, a tensor (S,); or for a slice or a tensor some of the rows."""
+        if not isinstance(rows, int):
+            return replace(self, begins_R=self.begins_R[rows], sizes_R=self.sizes_R[rows])
+        begin, size = int(self.begins_R[rows]), int(self.sizes_R[rows])
+        row_S = self.parts_T.new_full((self.length,), self.fill)
+        row_S[:size] = self.parts_T[begin : begin + size]
+        return row_S
+
+
 COLUMNS = {"input_ids": "ids_RS", "documents": "documents_RS"}
 COLUMNS |= {"maskable": "maskable_RS", "attention_mask": "attention_RS"}
 """What a batch calls the tensors of `Rows`."""
@@ -180,7 +210,7 @@ class Rows(Dataset[dict[str, Tensor]]):
     every rank, in every process and after a restart, and is read with a sequential sampler.
 
     Args:
-        ids_RS: token ids, any integer type.
+        ids_RS: token ids, any integer type; a tensor or, as all columns of rows of unequal length, a `Ragged`.
         documents_RS: number of the document inside its row, for attention that stays inside documents.
         maskable_RS: True where noise may fall; without it everywhere.
         attention_RS: True where there is a token, False at padding.
@@ -201,7 +231,7 @@ class Rows(Dataset[dict[str, Tensor]]):
 
     def __post_init__(self) -> None:
         ids_RS = self.ids_RS
-        if ids_RS.dim() != 2 or not ids_RS.numel():
+        if len(ids_RS.shape) != 2 or 0 in ids_RS.shape:
             raise ValueError(f"rows must be a matrix with at least one token, but their shape is {tuple(ids_RS.shape)}")
         self.columns = {key: given for key, name in COLUMNS.items() if (given := getattr(self, name)) is not None}
         for name, given in self.columns.items():
@@ -222,6 +252,10 @@ class Rows(Dataset[dict[str, Tensor]]):
     def part(self, rows: slice | Tensor) -> Rows:
         """Some of the rows, in their own order."""
         return Rows(**{COLUMNS[key]: given[rows] for key, given in self.columns.items()})
+
+    def dense(self) -> Rows:
+        """The stored rows, in their own order, with tensors for columns."""
+        return Rows(**{COLUMNS[key]: torch.stack([*given]) for key, given in self.columns.items()})
 
     def __len__(self) -> int:
         return len(self.ids_RS) if self.total is None else self.total

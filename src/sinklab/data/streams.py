@@ -48,6 +48,7 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
         tokenizer: must have an ``eos_token``.
         length: tokens a row, S ≥ 2.
         text_field: the field that holds the text.
+        only: which documents, as for :func:`sinklab.data.read_corpus`; all when left out.
         seed: of the order.
         shuffle_rows: rows of a block, K; 1 keeps the order of the corpus.
         documents: ``joined``, or ``separate`` to tell tokens of different documents in a row apart.
@@ -64,6 +65,7 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
     length: int
     _: KW_ONLY
     text_field: str = "text"
+    only: str | None = None
     seed: int = 0
     shuffle_rows: int = limited(1024, at_least=1)
     documents: str = limited("joined", one_of=("joined", "separate"))
@@ -161,7 +163,8 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
 
     def _encoded(self, start: int) -> Iterator[tuple[int, Tensor]]:
         """Number and ids of each document with text, from number ``start`` on."""
-        documents = enumerate(corpus_documents(self.source, text_field=self.text_field, start=start), start)
+        chosen = {"text_field": self.text_field, "only": self.only, "start": start}
+        documents = enumerate(corpus_documents(self.source, **chosen), start)
         numbered, texts = tee((number, text) for number, text in documents if text.strip())
         ids = encode((text for _, text in texts), self.tokenizer)
         yield from zip((number for number, _ in numbered), ids, strict=True)

@@ -1,20 +1,24 @@
-"""Schedules of models that write block by block: dLLM's counts, SDAR's and LLaDA2.0's quota, LLaDA2.1's edits."""
+"""Schedules of models that write block by block: dLLM's counts, SDAR's and LLaDA2.0's quota, LLaDA2.1's edits; and of
+DreamOn, whose canvas changes its length.
+"""
 
 # B batch rows, S canvas positions, C places in a block, M candidate positions in row-major order, V vocabulary
+# Z positions of the canvas after a step
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sinklab.attention.context import decoding
+from sinklab.attention.context import decoding, finest, running
 from sinklab.errors import Checked, check_tensor, limited
+from sinklab.probing.statistics import position_states
 from sinklab.registry import schedules
 from sinklab.sampling.caches import Evaluate
-from sinklab.sampling.canvas import blocks
+from sinklab.sampling.canvas import Block, Canvas, blocks
 from sinklab.sampling.loop import Choice, Run, Step, check_best, check_scores, picked
 from sinklab.sampling.rules import Candidates, UnmaskingRule
 from sinklab.sampling.schedules import Count, EvenQuota, Threshold, Unread, commit_counts
@@ -48,11 +52,12 @@ class Alpha(EvenQuota, Checked):
         alpha_T = 1 - time_T if self.curve == "linear" else 1 - torch.cos(torch.pi / 2 * (1 - time_T))
         # as the original: float32 up to here, then float64
         share_T = 1 - ((1 - alpha_T[1:]) / (1 - alpha_T[:-1])).double()
-        left_B, counts = size_B.double(), []
-        for share in share_T.to(size_B.device, non_blocking=True).unbind():
+        device = size_B.device if finest(size_B.device) == torch.float64 else torch.device("cpu")
+        left_B, counts = size_B.to(device).double(), []
+        for share in share_T.to(device, non_blocking=True).unbind():
             counts.append((left_B * share).round())
             left_B = left_B - counts[-1]
-        counts_BT = torch.stack(counts, 1).long()
+        counts_BT = torch.stack(counts, 1).long().to(size_B.device)
         order_BT = counts_BT.eq(0).sort(dim=1, stable=True).indices
         counts_TB = counts_BT.gather(1, order_BT).unbind(1)
         return Unread(lambda ordered_BC, candidates_BC, evaluation: counts_TB[evaluation])
@@ -160,17 +165,12 @@ class Editing(Threshold):
             active_B = block.real_BC.any(1) & ~ended_B
             while bool(active_B.any()):
                 candidates_BC = block.real_BC & active_B[:, None]
-                place_M, places = block.places(candidates_BC, int(candidates_BC.sum()))
                 masked_BC = candidates_BC & (ids_BC == mask_id)
                 barred_BC = masked_BC if evaluation < limit else candidates_BC
                 with torch.no_grad(), decoding(run):
-                    wanted_BS = block.put(candidates_BC, nothing_BS)
-                    logits_MV = evaluate(ids_BS, wanted_BS, block.number, evaluation, places)
+                    place_M, candidates = _evaluated(run, evaluate, block, candidates_BC, ids_BS, evaluation)
                     if index == 0 and ends is not None:
-                        check_vocabulary("stop_ids", ends.ids, logits_MV.shape[1])
-                    candidates = Candidates(
-                        logits_MV, run.sampling, mask_id, candidates_BC, block.columns_BC, run.generator
-                    )
+                        check_vocabulary("stop_ids", ends.ids, candidates.logits_MV.shape[1])
                     barred_M = barred_BC.reshape(-1)[place_M]
                     score_M, token_M = _proposed(run, candidates, barred_M, f"step {index} (block {block.number})")
                     written_BC = ids_BC.flatten().index_copy(0, place_M, token_M).view_as(ids_BC)
@@ -195,6 +195,136 @@ class Editing(Threshold):
         filled_BC = picked(run, score_M.masked_fill(~masked_M, -torch.inf), place_M, masked_BC, count, 0)
         sure_BC = torch.zeros_like(masked_BC).flatten().index_copy(0, place_M, is_sure_M).view_as(masked_BC)
         return filled_BC | (sure_BC & differs_BC & ~masked_BC)
+
+
+@dataclass(frozen=True, eq=False)
+class ElasticStep(Step):
+    """A step after which the canvas may have another length: `before_BS`, `masked_BS`, `committed_BS` and
+    `confidence_BS` have the length of this step, `ids_BS` and `filled_BS` that of the next.
+    """
+
+    origin_Z: Tensor = field(kw_only=True)
+    """int64, for each column of `ids_BS` the column of `before_BS` that it was: twice where a token became two masks;
+    one that was deleted is missing."""
+
+
+@schedules.register("elastic")
+@dataclass(frozen=True)
+class Elastic(EvenQuota, Checked):
+    """DreamOn's: where <|expand|> is committed two masks take its place, where <|delete|> (its end of text) is, the
+    position goes. Each evaluation commits the best `tokens`, until no mask is left.
+
+    One row, and no cache. <|expand|> is not proposed where the canvas has no room or the expansions are used up; of
+    several at once those that find no room stay masks. With several blocks, those to the right move along. The number
+    of evaluations is known at the end only. Source: DreamOn (2602.01326), `diffusion_generate` and `eval/generator.py`.
+    """
+
+    tokens: int = limited(1, at_least=1, remedy="DreamOn commits 1")
+    """Tokens committed at each evaluation (DreamOn's `number_transfer_tokens`)."""
+    max_tokens: int | None = limited(None, at_least=1)
+    """The most tokens that may stand in place of the masks (its `max_new_tokens`); None: 64, as its authors have it, or
+    as many as there are masks. The model's context is another limit."""
+    expansions: int | None = limited(None, at_least=0)
+    """The most expansions (its `expand_budget`); None: twice the columns from the first mask to the end of the longest
+    canvas."""
+    delete_rest: bool = False
+    """A deletion takes with it every mask to its right (its `pad_delete_to_right`)."""
+    expand_id: int | None = None
+    """Id of <|expand|>; None: the model's."""
+    delete_id: int | None = None
+    """Id of <|delete|>; None: the model's."""
+    context: int | None = None
+    """The most columns of a canvas; None: the model's."""
+
+    name: ClassVar[str] = "elastic"
+    fixed: ClassVar[bool] = False
+    resizes: ClassVar[bool] = True
+
+    def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
+        """As many as positions where nothing changes the length, and not known otherwise."""
+        if steps is not None:
+            raise ValueError(f"'elastic' runs until no mask is left, got steps={steps}; leave steps out, or set tokens")
+        return list(sizes)
+
+    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
+        """The same number at every evaluation, whatever the size."""
+        return lambda ordered_BC, candidates_BC, nth: candidates_BC.sum(1).clamp(max=self.tokens)
+
+    def run(self, run: Run, evaluate: Evaluate) -> Iterator[Step]:
+        """The steps, in place of those of the loop that keeps the canvas. Raises ValueError for what needs one length.
+
+        Each length is a run of its own to who watches: an edit that chooses columns at one step for the next starts
+        afresh where they have moved.
+        """
+        canvas, masks = run.canvas, int(run.canvas.open_BS.sum())
+        refused = {
+            f"{len(canvas.ids_BS)} rows": len(canvas.ids_BS) > 1,
+            "padding": not bool(canvas.attention_BS.all()),
+            "attention in blocks, or blocks of the canvas's own": canvas.block_BS is not None,
+            f"the cache {run.cache}": run.cache is not None,
+            f"the rule {run.rule}, whose order is drawn for all columns at the start": hasattr(run.rule, "start"),
+            "stop ids": run.ends is not None,
+            "no id of <|expand|> or <|delete|>": self.expand_id is None or self.delete_id is None,
+            f"max_tokens={self.max_tokens} for {masks} masks": (self.max_tokens or masks) < masks,
+        }
+        if wrong := [what for what, is_there in refused.items() if is_there]:
+            raise ValueError(
+                f"the schedule 'elastic' changes the length of a single row, where a model has tokens for it, got "
+                f"{wrong[0]}; mend that, or take schedule='even', which keeps the length"
+            )
+        return self._steps(run, evaluate, masks)
+
+    def _steps(self, run: Run, evaluate: Evaluate, masks: int) -> Iterator[Step]:
+        mask_id, ids_BS, open_BS, block_BS = run.canvas.mask_id, run.canvas.ids_BS, run.canvas.open_BS, run.block_BS
+        longest = ids_BS.shape[1] - masks + (self.max_tokens or max(64, masks))
+        longest = max(min(longest, self.context or longest), ids_BS.shape[1])
+        left = 2 * (longest - int(open_BS[0].long().argmax())) if self.expansions is None else self.expansions
+        index = 0
+        while bool((masked_BS := open_BS & (ids_BS == mask_id)).any()):
+            if open_BS is not run.canvas.open_BS:
+                canvas = Canvas(ids_BS.masked_fill(open_BS, mask_id), torch.ones_like(open_BS), open_BS, mask_id)
+                run = replace(run, canvas=canvas)
+            number, room = int(block_BS[masked_BS].min()), min(longest - ids_BS.shape[1], left)
+            here_BS = torch.where(block_BS == number, 0, -1)
+            (block,) = blocks(here_BS, [int((here_BS == 0).sum())])
+            candidates_BC, ids_BC = block.get(masked_BS, False), block.get(ids_BS, mask_id)
+            with torch.no_grad(), decoding(run), running(ids_BS, None, position_states(run.canvas, ids_BS)):
+                place_M, candidates = _evaluated(run, evaluate, block, candidates_BC, ids_BS, index)
+                if not room:
+                    barred_MV = candidates.logits_MV.index_fill(1, ids_BS.new_tensor(self.expand_id), -torch.inf)
+                    candidates = replace(candidates, logits_MV=barred_MV)
+                score_M, token_M = _proposed(run, candidates, place_M >= 0, f"step {index}")
+                chosen_BC = picked(run, score_M, place_M, candidates_BC, self.start(place_M, 0, run.rule), 0)
+            written_BC = ids_BC.flatten().index_copy(0, place_M, token_M).view_as(ids_BC)
+            after_BS, before_BS = block.put(torch.where(chosen_BC, written_BC, ids_BC), ids_BS), ids_BS
+            times_S = self._times(after_BS[0], masked_BS[0], room)
+            origin_Z = torch.arange(len(times_S), device=ids_BS.device).repeat_interleave(times_S)
+            ids_BS = after_BS.masked_fill(masked_BS & (after_BS == self.expand_id), mask_id)[:, origin_Z]
+            if bool((times_S != 1).any()):
+                left -= int((times_S == 2).sum())
+                block_BS, open_BS = block_BS[:, origin_Z], open_BS[:, origin_Z]
+            choice = Choice(run.canvas, block, candidates_BC, place_M, score_M, chosen_BC)
+            # nothing is filled to the right of an end
+            yield ElasticStep(index, None, number, before_BS, ids_BS, ids_BS < 0, choice, origin_Z=origin_Z)
+            index += 1
+
+    def _times(self, after_S: Tensor, masked_S: Tensor, room: int) -> Tensor:
+        """How often each column stands in the next canvas: 0, 1 or 2."""
+        gone_S = masked_S & (after_S == self.delete_id)
+        gone_S = masked_S & (gone_S.cumsum(0) > 0) if self.delete_rest else gone_S
+        grows_S = masked_S & (after_S == self.expand_id) & ~gone_S
+        return 1 - gone_S.long() + (grows_S & (grows_S.cumsum(0) <= room)).long()
+
+
+def _evaluated(
+    run: Run, evaluate: Evaluate, block: Block, candidates_BC: Tensor, ids_BS: Tensor, nth: int
+) -> tuple[Tensor, Candidates]:
+    """The numbers (M,) of the candidates among the block's places, and their logits."""
+    place_M, places = block.places(candidates_BC, int(candidates_BC.sum()))
+    wanted_BS = block.put(candidates_BC, torch.zeros_like(ids_BS, dtype=torch.bool))
+    logits_MV = evaluate(ids_BS, wanted_BS, block.number, nth, places)
+    mask_id, columns_BC = run.canvas.mask_id, block.columns_BC
+    return place_M, Candidates(logits_MV, run.sampling, mask_id, candidates_BC, columns_BC, run.generator)
 
 
 def _proposed(run: Run, candidates: Candidates, barred_M: Tensor, step: str) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ from transformers.models.qwen3 import modeling_qwen3
 from sinklab import compat
 from sinklab.attention.context import is_watched
 from sinklab.attention.received import row_logsumexp, with_sink_logits
+from sinklab.compat import attention_of
 from sinklab.fast.onednn import linear_for
 from sinklab.models.geometry import CanvasGeometry, KeyValueStore, take
 from sinklab.models.head import Head
@@ -195,9 +196,10 @@ def _norm(norm: Any) -> Callable[[Tensor], Tensor]:
 
 
 def _stock(module: Any) -> Callable[[Tensor], Tensor] | None:
-    """A stock linear layer, or a head that has a row for every id, as a function of its weights, or None."""
+    """A stock linear layer, or a head that has a row for every id, as a function of its weights, or None: what a
+    quantiser stores is a tensor of another class, which no kernel called by name knows."""
     is_plain = type(module) is nn.Linear or (type(module) is Head and module.vocab_size == module.out_features)
-    return linear_for(module.weight, module.bias) if is_plain else None
+    return linear_for(module.weight, module.bias) if is_plain and type(module.weight) is nn.Parameter else None
 
 
 def _added(module: Any, stock: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor, Tensor], Tensor]:
@@ -308,8 +310,8 @@ class FastDecoder:
 
     @classmethod
     def serving(cls, model: Any) -> FastDecoder | None:
-        """That of this model; None where a kind of layer is not known."""
-        return cls(model) if _is_known(model) else None
+        """That of this model; None where a kind of layer is not known, or the model is divided over processes."""
+        return cls(model) if _is_known(model) and not compat.is_divided(model) else None
 
     def __init__(self, model: Any) -> None:
         decoder, modules = model.model, list(model.modules())
@@ -331,7 +333,7 @@ class FastDecoder:
         return (
             self._is_stock
             and not decoder.training
-            and decoder.config._attn_implementation == "sdpa"
+            and attention_of(decoder.config) == "sdpa"
             and self._is_unhooked()
             and not is_watched(self.model)
         )

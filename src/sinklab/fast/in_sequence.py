@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sinklab.attention.context import is_watched
-from sinklab.compat import forward_hooks
+from sinklab.compat import attention_of, forward_hooks
 from sinklab.errors import one_of
 from sinklab.models import masks
 from sinklab.models.sinks.prefix import positions
@@ -108,7 +108,7 @@ class InSequence:
         self, model: Any, input_ids: Tensor, real_BS: Tensor | None, causal: bool, visible: Tensor | None
     ) -> Tensor:
         """Final normed states (B, S, E) of the text, as :meth:`DiffusionLM.hidden_states` gives them."""
-        config, length, backend = model.config, input_ids.shape[1], model.model.config._attn_implementation
+        config, length, backend = model.config, input_ids.shape[1], attention_of(model.model.config)
         sinks_NE, text_BSE = config.sink.embeddings(model), model.model.embed_tokens(input_ids)
         sink_ids = positions(config, length, None if real_BS is None else real_BS.sum(dim=1), sinks_NE.device)
         text_ids = masks.position_ids(real_BS, length, start=config.text_start, device=input_ids.device)
@@ -130,6 +130,7 @@ class InSequence:
             use_cache=False,
             is_causal=causal,
             sink_prefix=self,
+            **masks.none_at_all(mask, backend),
         ).last_hidden_state
         return states_BKE[:, self.count :]
 

@@ -23,6 +23,8 @@ WHOLE_NUMBERS = (
     "block_length",
     "mask_token_id",
     "eot_token_id",
+    "expand_token_id",
+    "delete_token_id",
     *SPECIAL,
 )
 
@@ -127,6 +129,8 @@ class DiffusionLMConfig(PreTrainedConfig):
         rope_dtype: precision to which the rotary cosines and sines are rounded, ``float32`` (not at all) or
             ``bfloat16`` (as the released SMDM and One-Token code does).
         eot_token_id: id of the end-of-turn token of a chat model.
+        expand_token_id: id of the token that becomes two masks (DreamOn); None for a model without.
+        delete_token_id: id of the token whose position goes, in such a model.
         context: tokens that prompt and completion should have together at most, as the authors state it; advice that
             the model does not enforce. None where only the positions limit it.
         block_length: tokens of a block where attention is block-causal: a token sees its own block from both sides,
@@ -159,6 +163,8 @@ class DiffusionLMConfig(PreTrainedConfig):
     output_vocab_size: int | None = None
     rope_dtype: str = limited("float32", one_of=("float32", "bfloat16"))
     eot_token_id: int | None = None
+    expand_token_id: int | None = None
+    delete_token_id: int | None = None
     context: int | None = None
     block_length: int | None = None
     clean_attention: str = limited("block", one_of=("block", "causal"))
@@ -238,6 +244,14 @@ class DiffusionLMConfig(PreTrainedConfig):
         """Every end-of-text id; Llama-3.1 has several, and a config may hold one, a list or none."""
         eos = self.eos_token_id
         return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """What :meth:`~sinklab.sampling.DecodingSettings.decode` has to know of the model."""
+        ids = {"expand_id": self.expand_token_id, "delete_id": self.delete_token_id}
+        ends = [*self.eos_ids, *([] if self.eot_token_id is None else [self.eot_token_id])]
+        resizing = {**ids, "context": self.text_positions}
+        return {"eos_ids": ends, "text_vocabulary": self.text_vocab_size, "resizing": resizing}
 
     def get_text_config(self, *args: Any, **kwargs: Any) -> PreTrainedConfig:
         """The config that holds the decoder's sizes (transformers calls it)."""

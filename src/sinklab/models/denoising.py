@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.context import is_watched, reads_wait, running
+from sinklab.compat import attention_of
 from sinklab.errors import check_tensor
 from sinklab.models import masks
 from sinklab.models.geometry import CanvasGeometry, KeyValueStore, take
@@ -121,7 +122,7 @@ class ModelDenoiser:
         """What is the same for every canvas of this shape. Raises ValueError for one that does not fit."""
         check_tensor("the ids of a denoiser", ids_BS, (None, None))
         check_tensor("the wanted positions of a denoiser", wanted_BS, ids_BS.shape, "bool", "as the ids")
-        known, backend = self._geometry, self.model.model.config._attn_implementation
+        known, backend = self._geometry, attention_of(self.model.model.config)
         if known is None or known.shape != ids_BS.shape or known.backend != backend:
             self.model.config.check_length(ids_BS.shape[1])
             real_BS = masks.real_positions(ids_BS, self.attention_BS)

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
+from sinklab.attention.heads import HeadShare
 from sinklab.errors import check_tensor
 from sinklab.models import masks
 from sinklab.models.config import DiffusionLMConfig
@@ -31,7 +32,7 @@ def _round_to_bfloat16(module: nn.Module, args: tuple, tables: tuple[Tensor, Ten
     return tuple(table.bfloat16().to(table.dtype) for table in tables)
 
 
-class Gate(nn.Module):
+class Gate(nn.Linear):
     """Gated attention: sigmoid(X·W_g + b) of a layer's normed input X, on its attention output (Eq. 8–10).
 
     As wide as the concatenated heads; ``bias`` is where b starts, None leaves it out (Eq. 9). Its bound methods are the
@@ -39,9 +40,11 @@ class Gate(nn.Module):
     """
 
     def __init__(self, hidden_size: int, width: int, bias: float | None) -> None:
-        super().__init__()
+        # not that of a linear layer, which draws random numbers
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = hidden_size, width
         self.weight = nn.Parameter(torch.empty(width, hidden_size))
-        self.bias = None if bias is None else nn.Parameter(torch.full((width,), bias))
+        self.register_parameter("bias", None if bias is None else nn.Parameter(torch.full((width,), bias)))
         self.bias_start = bias
         self.pending: Tensor | None = None
         """Factors for the output projection that comes next; None when none are owed."""
@@ -52,7 +55,7 @@ class Gate(nn.Module):
 
     def forward(self, x_BSE: Tensor) -> Tensor:
         """Factors (B, S, A) in (0, 1)."""
-        return torch.sigmoid(nn.functional.linear(x_BSE, self.weight, self.bias))
+        return torch.sigmoid(super().forward(x_BSE))
 
     def remember(self, attention: nn.Module, args: tuple, kwargs: dict) -> None:
         """Before attention: compute the factors from its input."""
@@ -124,7 +127,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         # transformers.initialization skips tensors that a checkpoint has already filled
         from transformers import initialization as init
 
-        if isinstance(module, nn.Linear | Gate):
+        if isinstance(module, nn.Linear):
             init.normal_(module.weight, mean=0.0, std=std)
             if module.bias is not None:
                 init.constant_(module.bias, getattr(module, "bias_start", 0.0))
@@ -169,7 +172,9 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
     def sink_prefix(self, length: int, lengths_B: Tensor | None = None) -> SinkPrefix | None:
         """Keys and values of the sinks for texts of this length (or these, if rows differ); None without a sink."""
         sink = self.config.sink
-        return None if sink is None else sink.prefix(self, length, lengths_B)
+        prefix = None if sink is None else sink.prefix(self, length, lengths_B)
+        share = HeadShare.of_model(self)
+        return prefix if prefix is None or share is None else prefix.on(share, self.config.kv_heads)
 
     def hidden_states(
         self,
@@ -208,6 +213,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             use_cache=False,
             is_causal=causal,
             **({} if geometry.sinks is None else {"sink_prefix": geometry.sinks}),
+            **masks.none_at_all(geometry.mask, geometry.backend),
         ).last_hidden_state
         return states_BSD[:, : input_ids.shape[1]]
 

@@ -56,26 +56,24 @@ class GenerateByDenoising:
         Args:
             input_ids: prompts (B, P), padded on the left where lengths differ; a list or a single row (P,) will do.
             attention_mask: 1 for text, 0 for padding (B, P); None means no padding.
-            max_new_tokens: length of the completion; None fills the masks of ``input_ids``.
+            max_new_tokens: length of the completion.
             rule: which proposals to commit first, a rule or its name; ``low_confidence`` by default.
-            schedule: how many of them at each evaluation, a schedule or its name; ``even`` by default.
+            schedule: how many of them at each evaluation, a schedule or its name; ``even`` by default, and where a
+                DreamOn fills masks ``elastic``.
             cache: what to remember between evaluations, a cache or its name; by default what changes nothing.
             settings: all options in one record; those given by keyword replace its fields.
-            streamer: a ``TextDiffusionStreamer`` shows drafts while they change (batch of one).
+            streamer: a ``TextDiffusionStreamer`` shows drafts (batch of one).
             options: fields of :class:`~sinklab.sampling.DecodingSettings`: ``steps``, ``block_length``,
-                ``temperature``, ``top_p``, ``top_k``, ``alg_temp``, ``threshold``, ``factor``, ``cfg_scale``,
-                ``stop_at_eos``, ``seed`` and the others.
+                ``temperature``, ``threshold``, ``seed`` and the others.
 
         Returns:
-            token ids (B, P + max_new_tokens), or (B, P) when infilling: an ordinary tensor, fit for training.
+            token ids (B, P + max_new_tokens), or (B, P) when infilling; under ``elastic`` of another length.
 
         Raises:
-            ValueError: if the model has no mask token, for ids outside its vocabulary, or for settings that make no
-                sense (see :func:`sinklab.sampling.denoise`).
+            ValueError: for a model without mask token, ids outside its vocabulary, and settings that make no sense.
             TypeError: for an option that does not exist, and for a class in place of a rule, schedule or cache object.
         """
-        mask_id = self.config.mask_token_id
-        if mask_id is None:
+        if (mask_id := self.config.mask_token_id) is None:
             raise ValueError("this model has no mask token, so it cannot denoise; set config.mask_token_id")
         given = {"rule": rule, "schedule": schedule, "cache": cache}
         chosen = {kind: value for kind, value in given.items() if value is not None}
@@ -87,14 +85,16 @@ class GenerateByDenoising:
             limits = {"mask_id": mask_id, "context": self.config.text_positions}
             if max_new_tokens is None:
                 canvas = Canvas.infill(ids_BP, attention_BS=real_BP, **limits)
+                if self.config.expand_token_id is not None and schedule is settings.schedule is None:
+                    chosen["schedule"] = "elastic"
             else:
                 limits["multiple"] = self.config.block_columns
                 canvas = Canvas.from_prompts(ids_BP, new_tokens=max_new_tokens, attention_BP=real_BP, **limits)
             decoding = self.denoise(canvas, settings, **chosen)
+            width = canvas.ids_BS.shape[1] - (max_new_tokens or 0)
             # what a streamer shows as prompt stays on the screen: nothing of a text that is still to be filled
-            prompt = canvas.ids_BS.shape[1] - max_new_tokens if max_new_tokens else 0
-            written_BS = _shown(decoding, canvas, prompt, streamer)
-        return written_BS[:, -ids_BP.shape[-1] - (max_new_tokens or 0) :].clone()
+            written_BS = _shown(decoding, canvas, width if max_new_tokens else 0, streamer)
+        return written_BS[:, width - ids_BP.shape[-1] :].clone()
 
     def denoise(self, canvas: Canvas, settings: DecodingSettings | None = None, **objects: Any) -> Iterator[Step]:
         """The steps of :meth:`generate` over a canvas, one model evaluation each; the last one holds the result.
@@ -120,8 +120,7 @@ class GenerateByDenoising:
         return (settings or DecodingSettings()).decode(
             self.denoiser(None if bool(canvas.attention_BS.all()) else canvas.attention_BS),
             canvas,
-            eos_ids=[*config.eos_ids, *([] if config.eot_token_id is None else [config.eot_token_id])],
-            text_vocabulary=config.text_vocab_size,
+            **config.decoding,
             **objects,
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinklab.compat import attention_of
 from sinklab.models import masks
 from sinklab.models.sinks.prefix import SinkPrefix, logits_of
 
@@ -48,7 +49,7 @@ class CanvasGeometry:
             causal, visible: as in :meth:`DiffusionLM.forward`.
             is_doubled: the clean text follows the noisy one, which has this shape and padding.
         """
-        config, length, backend = model.config, shape[1], model.model.config._attn_implementation
+        config, length, backend = model.config, shape[1], attention_of(model.model.config)
         position_ids_BS = masks.position_ids(real_BS, length, start=config.text_start, device=like.device)
         if sinks is None:
             sinks = model.sink_prefix(length, None if real_BS is None else real_BS.sum(dim=1))
@@ -60,8 +61,7 @@ class CanvasGeometry:
             real_BS = None if real_BS is None else torch.cat([real_BS, real_BS], dim=1)
             position_ids_BS, length = torch.cat([position_ids_BS, position_ids_BS], dim=1), 2 * length
         # the logits of added sinks are added to a mask
-        needs_mask = sinks is not None and (logits_of(sinks) is not None or masks.transformers_makes_one(model.model))
-        if real_BS is None and needs_mask:
+        if real_BS is None and sinks is not None and logits_of(sinks) is not None:
             real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
         mask = masks.attention_mask(
             real_BS,

@@ -4,18 +4,10 @@
 from typing import Any
 
 import torch
-import transformers
-from packaging.version import Version
 from torch import Tensor
 from torch.nn import functional as F
 
-from sinklab.compat import is_compiled
 from sinklab.errors import check_tensor
-
-MAKES_ITS_OWN = Version(transformers.__version__) < Version("5.23")
-"""Whether transformers makes a mask in compiled code where nothing is hidden: 5.17 does; those up to 5.23 were not
-tried.
-"""
 
 
 def real_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
@@ -118,12 +110,13 @@ def attention_mask(
     Raises:
         ValueError: if this backend cannot take such a mask, or ``visible`` is none.
     """
-    if real_BS is None and visible is None and seen is None and backend != "eager" and not (causal and sinks):
+    added = backend in ("eager", "flex_attention")
+    if real_BS is None and visible is None and seen is None and not added and not (causal and sinks):
         return None
-    if backend not in ("eager", "sdpa"):
+    if not added and backend != "sdpa":
         raise ValueError(
-            "padding, blocks and visibility are supported with attn_implementation 'sdpa' or 'eager', but it is "
-            f"{backend!r}; use sdpa"
+            "padding, blocks and visibility are supported with attn_implementation 'sdpa', 'eager' or "
+            f"'flex_attention', but it is {backend!r}; use sdpa"
         )
     if real_BS is None:
         real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
@@ -140,11 +133,16 @@ def attention_mask(
     if seen is not None:
         seen_B1QS = seen_B1QS & seen[:, None]
     seen_B1QK = F.pad(seen_B1QS, (sinks, 0), value=True)
-    if backend == "sdpa":
+    if not added:
         return seen_B1QK
+    if backend == "flex_attention":
+        # which looks up every row, and does not broadcast
+        seen_B1QK = seen_B1QK.expand(len(like), -1, length, -1)
     return torch.zeros_like(seen_B1QK, dtype=like.dtype).masked_fill(~seen_B1QK, torch.finfo(like.dtype).min)
 
 
-def transformers_makes_one(decoder: Any) -> bool:
-    """Whether transformers would make a mask of its own, which does not know the sinks, for this compiled decoder."""
-    return MAKES_ITS_OWN and is_compiled(decoder) and decoder.config._attn_implementation == "sdpa"
+def none_at_all(mask: Tensor | None, backend: str) -> dict[str, bool]:
+    """Keywords for a decoder, so that where nothing is hidden its layers have no mask: compiled, transformers below
+    5.23 makes one, which knows no sinks and keeps flash attention from running.
+    """
+    return {"without_mask": True} if mask is None and backend == "sdpa" else {}

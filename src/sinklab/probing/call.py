@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention.context import running_canvas
+from sinklab.attention.heads import HeadShare
 from sinklab.attention.received import attention_map, attention_statistics
 from sinklab.attention.scores import Scores, Visibility
+from sinklab.compat import attend_and_hear
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
@@ -39,6 +41,8 @@ class AttentionCall:
     visibility: Visibility
     output_shape: torch.Size
     """Of the output where the call was made, but for its last axis: axes may be folded or missing there."""
+    share: HeadShare | None = None
+    """Of the heads, where the model is divided over processes: the call above is that of all heads."""
 
     @classmethod
     def of(cls, layer: str, module: nn.Module, given: dict[str, Any], known: dict[tuple, Any]) -> AttentionCall:
@@ -48,6 +52,10 @@ class AttentionCall:
         """
         query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
         output_shape = query.shape[:-1]
+        share = HeadShare.of(module, query.shape[1] * query.shape[-1]) if query.dim() == 4 else None
+        if share is not None:
+            mask = share.whole_mask(mask, query.shape[1])
+            query, key, value = map(share.whole, (query, key, value))
         if query.dim() == 3 and key.dim() == 3:
             query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
             mask = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
@@ -66,19 +74,30 @@ class AttentionCall:
         visibility = _visibility(known, mask, shape, is_causal, query.device)
         mask = None if mask is None else mask[(None,) * (4 - mask.dim())]
         scale, dropout_p = given.get("scale"), given.get("dropout_p", 0.0)
-        return cls(layer, query, key, value, mask, is_causal, scale, dropout_p, visibility, output_shape)
+        return cls(layer, query, key, value, mask, is_causal, scale, dropout_p, visibility, output_shape, share)
+
+    def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys, values and mask that this process makes the call with."""
+        factors, mask = (self.query_BHQD, self.key_BKSD, self.value_BKSD), self.mask
+        if self.share is None:
+            return *factors, mask
+        mask = self.share.own(mask) if mask is not None and mask.shape[1] > 1 else mask
+        q_BHQD, k_BKSD, v_BKSD = map(self.share.own, factors)
+        return q_BHQD, k_BKSD, v_BKSD, mask
 
     def run(self, function: Callable[..., Tensor]) -> Tensor:
         """Make the call with these arguments and give the output the layout of the original call."""
-        q_BHQD, k_BKSD = self.query_BHQD, self.key_BKSD
+        q_BHQD, k_BKSD, v_BKSD, mask = self.factors()
         options = {"dropout_p": self.dropout_p, "is_causal": self.is_causal, "scale": self.scale}
         options["enable_gqa"] = q_BHQD.shape[1] != k_BKSD.shape[1]
-        out_BHQD = function(q_BHQD, k_BKSD, self.value_BKSD, attn_mask=self.mask, **options)
+        out_BHQD = function(q_BHQD, k_BKSD, v_BKSD, attn_mask=mask, **options)
         return out_BHQD.reshape(*self.output_shape, out_BHQD.shape[-1])
 
     def unrolled(self, out: Tensor) -> Tensor:
         """An output in the layout of the original call as (B, H, Q, D)."""
-        return out.reshape(*self.query_BHQD.shape[:3], out.shape[-1])
+        batch, _, queries, _ = self.query_BHQD.shape
+        out_BHQD = out.reshape(batch, -1, queries, out.shape[-1])
+        return out_BHQD if self.share is None else self.share.whole(out_BHQD)
 
     @property
     def masking(self) -> dict[str, Any]:
@@ -90,6 +109,21 @@ class AttentionCall:
         lse_BHQ = vars(self).get("lse_BHQ")
         return Scores.of(self.query_BHQD, self.key_BKSD, self.mask, self.is_causal, self.scale, heads, lse_BHQ)
 
+    def measured(self, names: Collection[str], heads: Sequence[int] | None = None, **options: Any) -> dict[str, Tensor]:
+        """`attention_statistics` of this call; those of all heads of a divided model each process by process."""
+        share = self.share if heads is None else None
+        if share is not None:
+            heads = share.own(torch.arange(self.query_BHQD.shape[1]), 0).tolist()
+        found = attention_statistics(self.scores(heads), names, **options)
+        # heads are the axis before the last, whatever is measured; in one order, or processes would swap what they send
+        return found if share is None else {name: share.whole(found[name], -2) for name in sorted(found)}
+
+    def heard(self, attention: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """Make this call by these arguments, and keep what the kernel says of its rows."""
+        out, logsumexp = attend_and_hear(attention, args, kwargs)
+        self.hear(logsumexp)
+        return out
+
     def hear(self, logsumexp: Tensor | None) -> None:
         """Keep what the attention kernel said of this call's rows, (batch, …, Q or more) as it laid them out."""
         batch, heads, queries, _ = self.query_BHQD.shape
@@ -98,15 +132,17 @@ class AttentionCall:
         # one kernel has a last axis of one number, another fills up the axis of queries
         lse = logsumexp.squeeze(-1) if logsumexp.dim() == 4 else logsumexp
         lse = lse[..., : self.output_shape[-1]]
-        if lse.numel() == batch * heads * queries:
-            vars(self)["lse_BHQ"] = lse.reshape(batch, heads, queries)
+        here = heads // (1 if self.share is None else self.share.count)
+        if lse.numel() == batch * here * queries:
+            lse_BHQ = lse.reshape(batch, here, queries)
+            vars(self)["lse_BHQ"] = lse_BHQ if self.share is None else self.share.whole(lse_BHQ)
 
     @cached_property
     def received_BHS(self) -> Tensor:
         """Column sums over the real queries of this call, edits included; computed once."""
         real_BQ = self.visibility.real_BQ
         groups_BGQ = None if real_BQ is None else real_BQ.unsqueeze(1)
-        received = attention_statistics(self.scores(), ("received",), groups_BGQ=groups_BGQ)["received"]
+        received = self.measured(("received",), groups_BGQ=groups_BGQ)["received"]
         return received if real_BQ is None else received[:, 0]
 
     @cached_property

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from sinklab.attention.context import decoding_run
 from sinklab.errors import check_count
+from sinklab.probing.backends import no_call_message
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.dose import MEASURED, Dose
-from sinklab.probing.tap import Listener, no_call_message, tapped
+from sinklab.probing.tap import Listener, tapped
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class LayerStack:
     """Tensors of one layer after another, in one float32 buffer made when the first comes.
 
     Small results that stay alive between a model's large temporaries would keep the system from using their room
-    again: a forward would need several times their size.
+    again: a forward would need several times their size. CUDA keeps small ones apart: there they stay where they are.
     """
 
     expected: int
@@ -38,7 +38,7 @@ class LayerStack:
     def add(self, value: Tensor) -> None:
         """The next layer's."""
         count = len(self._parts)
-        if self._store is None and not count:
+        if self._store is None and not (count or value.is_cuda):
             self._store = torch.empty((self.expected, *value.shape), dtype=torch.float32, device=value.device)
         store = self._store
         if store is not None:

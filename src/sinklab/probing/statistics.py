@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.received import STATISTICS, attention_statistics, value_norms
+from sinklab.attention.received import STATISTICS, value_norms
 from sinklab.errors import Checked, check_tensor, limited, one_of
 from sinklab.probing.call import AttentionCall
 from sinklab.registry import statistics
@@ -264,8 +264,7 @@ def read_in_one_pass(view: CallView, reads: set[str]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     if wanted:
         groups_BGQ = _groups(call, view.state_BQ if by_state else None) if "received" in wanted else None
-        scores = call.scores(view.heads)
-        found = attention_statistics(scores, wanted, v_BKSD=call.value_BKSD, groups_BGQ=groups_BGQ)
+        found = call.measured(wanted, view.heads, v_BKSD=call.value_BKSD, groups_BGQ=groups_BGQ)
         if groups_BGQ is not None:
             found["received_by_state"] = found["received"][:, 1:]
             found["received"] = found["received"][:, 0]

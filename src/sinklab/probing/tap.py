@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 
-from sinklab.attention.context import is_observed, watching
-from sinklab.compat import Overheard, is_compiled, is_replayed
+from sinklab.attention.context import Owner, is_observed, watching
+from sinklab.compat import compiled_module, compiles_hooks, is_compiled, is_replayed
+from sinklab.probing.backends import asking, hold, is_of_torch, read, remade, shown, within
 from sinklab.probing.call import NAMES, AttentionCall
+
+_SDPA = F.scaled_dot_product_attention
+_HEARD = (_SDPA, F.multi_head_attention_forward)
 
 
 class Listener:
@@ -65,17 +68,22 @@ class Tap(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.task = _task()
-        self.thread = threading.current_thread()
-        """The one that runs the model: hooks hang on the model for all threads, a torch function mode is set in one."""
+        self.owner = Owner(type(model).__name__)
+        """Who runs the model: hooks hang on the model for all threads, a torch function mode is set in one."""
         self.listeners: list[Listener] = []
         self.forwards = 0
         self.suspended = 0
         self.ids_BS: Tensor | None = None
         """Token ids that the running forward was given, if they are among its arguments."""
-        self._modules = dict(model.named_modules())
+        self.is_compiled = is_compiled(model)
+        self._modules = dict(compiled_module(model).named_modules())
+        for path, part in self._modules.items():
+            if compiles_hooks(part) or (path and is_compiled(part)):
+                raise ValueError(
+                    f"{path or 'the model'} is compiled, which hides its attention calls: leave its parts as they are, "
+                    "and trace what torch.compile(model) gives"
+                )
         self._stack: list[str] = []
-        self.handles: list[RemovableHandle] = []
         self._visible: dict[tuple, Any] = {}
         # Attention calls made in the decoder layers that run now, by the layer's path.
         self._inside: dict[str, list[str]] = {}
@@ -86,12 +94,84 @@ class Tap(TorchFunctionMode):
         # Paths that came to their end in it, and masks in doubt, by the first layer that was given one.
         self._ran: set[str] = set()
         self._doubts: dict[int, tuple[str, Tensor]] = {}
-        for path, module in self._modules.items():
+        lists = {path for path, module in self._modules.items() if isinstance(module, nn.ModuleList)}
+        self._layers = {path for path in self._modules if path.rpartition(".")[0] in lists}
+        """Paths of the decoder layers: the items of every `nn.ModuleList`."""
+        self._hooked: set[str] = set()
+        configs = asking(self._modules.values())
+        self.is_shown = bool(configs)
+        """Whether calls are met in transformers' attention functions, and not by a mode over the whole forward."""
+        if self.is_compiled and not configs:
+            raise ValueError(
+                "a compiled model hides its attention calls, unless it asks transformers for its attention function: "
+                "trace the module that was compiled (compiled._orig_mod)"
+            )
+        self.leave = ExitStack()
+        """Closed when nobody listens any more: the model is itself again."""
+        self.leave.callback(self.listen, False)
+        self.leave.enter_context(watching(parts=self._modules.values()))
+        if configs:
+            self.leave.enter_context(shown(self._modules, configs, self))
+        if self.is_compiled:
+            self._modules[""] = model
+            self._hook({""})
+        elif configs:
+            self._hook({"", *(holder for layer in self._layers for holder in _upwards(layer))} - self._layers)
+        else:
             # a layer of torch without parts (linear, norm, activation) never attends: a hook there is only time
-            if path and type(module).__module__.startswith("torch.nn.modules.") and not module._modules:
-                continue
-            self.handles.append(module.register_forward_pre_hook(_Hook(self._before, path), with_kwargs=True))
-            self.handles.append(module.register_forward_hook(_Hook(self._after, path), always_call=True))
+            leaves = {path for path, module in self._modules.items() if is_of_torch(type(module), module._modules)}
+            self._hook({*self._modules} - leaves | {""})
+
+    def _hook(self, paths: set[str]) -> None:
+        for path in paths - self._hooked:
+            module = self._modules[path]
+            before = module.register_forward_pre_hook(_Hook(self._before, path), with_kwargs=True)
+            after = module.register_forward_hook(_Hook(self._after, path), always_call=True)
+            for handle in (before, after):
+                self.leave.callback(handle.remove)
+        self._hooked |= paths
+
+    def hear(self, listener: Listener) -> None:
+        """One more listener; what it needs of decoder layers is hooked.
+
+        Raises ValueError for one that changes what a compiled model computes, or reads more of it than attention.
+        """
+        if self.is_compiled and (listener.of_states or type(listener).edit is not Listener.edit):
+            what = f"{listener.of_states} needs hidden states" if listener.of_states else "an edit changes calls"
+            raise ValueError(
+                f"{what}, which a compiled model has compiled: take the module that was compiled (compiled._orig_mod)"
+            )
+        listener.tap = self
+        self.listeners.append(listener)
+        if listener.of_states:
+            self._hook(self._layers)
+
+    def inside(self, path: str, base: str, function: Any, module: nn.Module, *given: Any, **options: Any) -> Any:
+        """Run the attention function that the module at this path called, and hear what it calls or was given."""
+        self.owner.check("runs the model or a part of it")
+        self._stack.append(path)
+        try:
+            if base == "sdpa" or not is_observed(self.model):
+                with self:
+                    return function(module, *given, **options)
+            call, edited = self._edit(path, read(base, module, given, options, self._visible))
+            if edited is not call:
+                *given, options = remade(base, call, edited, given[3], options)
+            out, weights = function(module, *given, **options)
+            self._show(base, edited, out.transpose(1, 2))
+            return out, weights
+        finally:
+            self._stack.pop()
+
+    def saw(self, path: str, base: str, given: dict[str, Any], out: Tensor) -> None:
+        """Compiled code made this call."""
+        self.owner.check("runs the model or a part of it")
+        if is_observed(self.model):
+            self._stack.append(path)
+            try:
+                self._show(base, self._edit(path, given)[1], out.transpose(1, 2))
+            finally:
+                self._stack.pop()
 
     def alike(self, layer: str) -> int:
         """Modules of the class of the one that runs now as `layer`: as many attention layers may be expected."""
@@ -100,15 +180,15 @@ class Tap(TorchFunctionMode):
 
     def listen(self, on: bool) -> None:
         """Be the active mode only while the model runs: so layers replayed by a backward pass are heard as well."""
-        if on and not self._listening:
+        if on and not (self._listening or self.is_shown):
             self.__enter__()
+            self._listening = True
         elif self._listening and not on:
             self.__exit__(None, None, None)
-        self._listening = on
+            self._listening = False
 
     def _before(self, path: str, args: tuple, kwargs: dict[str, Any]) -> None:
-        if self.is_elsewhere():
-            raise self.refusal("runs the model or a part of it")
+        self.owner.check("runs the model or a part of it")
         if path == "":
             # A root forward starts afresh, also after one that was interrupted.
             self.flush()
@@ -124,7 +204,7 @@ class Tap(TorchFunctionMode):
 
     def _after(self, path: str, args: tuple, output: object) -> Any:
         # torch calls this also where the hook before the module raised: a refused thread leaves no trace here.
-        if self.is_elsewhere():
+        if self.owner.is_elsewhere():
             return None
         calls, edited = self._inside.pop(path, None), None
         if calls and output is not None:
@@ -163,33 +243,6 @@ class Tap(TorchFunctionMode):
                 f"{needed_by} needs the hidden states that decoder layers give, the items of an nn.ModuleList, but "
                 f"{fact}: leave it out for this model"
             )
-
-    def _decoder_layer(self) -> str | None:
-        """Path of the decoder layer that runs now: the innermost module that is an item of an `nn.ModuleList`."""
-        parents = ((path, self._modules.get(path.rpartition(".")[0])) for path in reversed(self._stack) if path)
-        return next((path for path, parent in parents if isinstance(parent, nn.ModuleList)), None)
-
-    def is_elsewhere(self) -> bool:
-        """Whether the current thread, or the asynchronous task in it, is not the one that taps the model."""
-        # The backward pass of a GPU replays layers in a thread of its own; the caller of backward() waits.
-        is_other = threading.get_ident() != self.thread.ident
-        return (is_other or (self.task is not None and _task() is not self.task)) and not is_replayed()
-
-    def refusal(self, action: str) -> ValueError:
-        """The error for what the current thread does, when the tap belongs to another."""
-        if threading.get_ident() == self.thread.ident:
-            return ValueError(
-                "a model is traced or edited by one asynchronous task at a time, which alone runs it meanwhile: task "
-                f"{self.task.get_name()!r} has a trace or intervention open on this {type(self.model).__name__}, and "
-                f"another {action}. Let one task end its block before the next, or give each a copy of its own, made "
-                "before (copy.deepcopy(model))"
-            )
-        return ValueError(
-            "a model is traced or edited by one thread at a time, which alone runs it meanwhile: thread "
-            f"{self.thread.name!r} has a trace or intervention open on this {type(self.model).__name__}, and "
-            f"{threading.current_thread().name!r} {action}. Open it in the thread that runs the model, or give each "
-            "thread a copy of its own, made before (copy.deepcopy(model))"
-        )
 
     def flush(self, *, complete: bool | None = None) -> None:
         """End a forward that is still open: layers called one by one, without the model's own forward, have no end.
@@ -236,36 +289,49 @@ class Tap(TorchFunctionMode):
                 )
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
-        if func is not F.scaled_dot_product_attention or not (self._stack and is_observed(self.model)):
-            return func(*args, **kwargs)
-        path = self._stack[-1]
+        if func in _HEARD and self._stack and is_observed(self.model):
+            path = self._stack[-1]
+            func = self._attend if func is _SDPA else within(func, self._attend, path, self._modules[path])
+        return func(*args, **(kwargs or {}))
+
+    def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
+        call, edited = self._edit(self._stack[-1], dict(zip(NAMES, args, strict=False)) | kwargs)
+        attention: Callable[..., Tensor] = _SDPA
+        if self._is_heard(edited) and not is_replayed():
+            attention = partial(edited.heard, attention)
+        out = attention(*args, **kwargs) if edited is call else edited.run(attention)
+        self._show("", edited, out)
+        return out
+
+    def _edit(self, path: str, given: dict[str, Any]) -> tuple[AttentionCall, AttentionCall]:
+        """The call that the module at this path makes, as it is given and as listeners want it."""
         # Gradient checkpointing replays layers inside the backward pass: they need their edits and are no new forward.
         replay = is_replayed()
         layer = path if replay else self._name(path)
-        given = dict(zip(NAMES, args, strict=False)) | kwargs
         edited = call = AttentionCall.of(layer, self._modules[path], given, self._visible)
         if (doubt := call.visibility.doubt) is not None and not replay:
             self._doubts.setdefault(id(call.visibility), (layer, doubt))
-        if holder := self._decoder_layer():
+        if holder := next((one for one in _upwards(path) if one in self._layers), None):
             self._inside.setdefault(holder, []).append(layer)
         elif not replay:
             # checkpointing may replay what is inside a layer alone
             self._lacks_states(f"{layer or 'the model'} attends outside of one")
         for listener in self.listeners:
             edited = listener.edit(edited)
-        with self._overheard(edited, replay) as heard:
-            out = func(*args, **kwargs) if edited is call else edited.run(func)
-        if heard is not None:
-            edited.hear(heard.logsumexp)
-        for listener in () if replay else self.listeners:
-            listener.observe(edited, out)
-        return out
+        return call, edited
 
-    def _overheard(self, call: AttentionCall, replay: bool) -> AbstractContextManager[Overheard | None]:
+    def _show(self, base: str, call: AttentionCall, out: Tensor) -> None:
+        """Show listeners the call as it was made, and what came of it; by this backend, if not by torch's SDPA."""
+        if is_replayed():
+            return
+        if base:
+            hold(base, self._modules[call.layer.split("#")[0]], call, out)
+        for listener in self.listeners:
+            listener.observe(call, out)
+
+    def _is_heard(self, call: AttentionCall) -> bool:
         # the loop over chunks, which measures on a CPU, takes row sums of its own
-        is_wanted = call.query_BHQD.is_cuda and any(listener.reads_scores for listener in self.listeners)
-        return Overheard() if is_wanted and not replay else nullcontext()
+        return call.query_BHQD.is_cuda and any(listener.reads_scores for listener in self.listeners)
 
     def _name(self, path: str) -> str:
         if self._calls is not None and not self._rooted and path in self._calls:
@@ -277,6 +343,13 @@ class Tap(TorchFunctionMode):
         count = self._calls.get(path, 0)
         self._calls[path] = count + 1
         return path if count == 0 else f"{path}#{count + 1}"
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """The path of a module, and those of the modules that hold it, but for the model's own."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
 
 
 @dataclass(eq=False)
@@ -293,14 +366,6 @@ class _Hook:
         return {"act": None, "path": self.path}
 
 
-def _task() -> Any:
-    """The asynchronous task that runs now; None outside of one."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
-
-
 # Reentrant: a listener may open a trace when a forward ends.
 _LOCK = threading.RLock()
 _ATTACHED: dict[int, Tap] = {}
@@ -315,43 +380,21 @@ def tapped(model: nn.Module, listener: Listener) -> Iterator[Tap]:
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"trace and intervene take a torch.nn.Module, got {type(model).__name__}: pass the model")
-    if is_compiled(model):
-        raise ValueError("a compiled model hides its attention calls: trace the module inside it (compiled._orig_mod)")
-    for path, part in model.named_modules():
-        if is_compiled(part):
-            raise ValueError(f"{path} is compiled, which hides its attention calls: trace a model loaded without that")
-    with watching(model):
-        with _LOCK:
-            for other in _ATTACHED.values():
-                if other.is_elsewhere() and not set(model.modules()).isdisjoint(other.model.modules()):
-                    raise other.refusal("asks for one")
-            tap = _ATTACHED.get(id(model)) or _ATTACHED.setdefault(id(model), Tap(model))
-            tap.flush()
-            listener.tap = tap
-            tap.listeners.append(listener)
+    with _LOCK:
+        for other in _ATTACHED.values():
+            if not set(model.modules()).isdisjoint(other.model.modules()):
+                other.owner.check("asks for one")
+        tap = _ATTACHED.get(id(model)) or _ATTACHED.setdefault(id(model), Tap(model))
+    try:
+        tap.flush()
+        tap.hear(listener)
+        yield tap
+    finally:
         try:
-            yield tap
+            tap.flush()
         finally:
-            try:
-                tap.flush()
-            finally:
-                with _LOCK:
-                    tap.listeners.remove(listener)
-                    if not tap.listeners:
-                        del _ATTACHED[id(model)]
-                        tap.listen(False)
-                        for handle in tap.handles:
-                            handle.remove()
-
-
-def no_call_message(model: nn.Module, forwards: int) -> str:
-    """Why nothing was seen, and what to set."""
-    if forwards == 0:
-        return "nothing to read: the model was not run inside the block; call it there (or the module that was passed)"
-    kind = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    known = f" (attn_implementation is {kind!r})" if kind else ""
-    return (
-        f"the model ran {forwards} times and never called torch.nn.functional.scaled_dot_product_attention{known}: "
-        'call model.set_attn_implementation("sdpa"), or load it with transformers\' own '
-        'from_pretrained(..., attn_implementation="sdpa")'
-    )
+            with _LOCK:
+                tap.listeners = [one for one in tap.listeners if one is not listener]
+                if not tap.listeners:
+                    del _ATTACHED[id(model)]
+                    tap.leave.close()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.received import attention_map
 from sinklab.errors import one_of
+from sinklab.probing.backends import no_call_message
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.recording import Frame, Frames, LayerStack, Recording
 from sinklab.probing.scope import RecordingScope, Scope
@@ -23,7 +24,7 @@ from sinklab.probing.statistics import (
     position_states,
     read_in_one_pass,
 )
-from sinklab.probing.tap import Listener, no_call_message, tapped
+from sinklab.probing.tap import Listener, tapped
 
 
 class FrameRecorder(Listener):
@@ -185,7 +186,8 @@ def trace(
     allow_empty: bool = False,
     **scope: Unpack[Scope],
 ) -> Iterator[Recording]:
-    """Record attention statistics of every forward inside the block, on any module that attends through SDPA.
+    """Record attention statistics of every forward inside the block, on any module that attends through SDPA, or asks
+    transformers for another attention function; also on what `torch.compile` makes of such a model of transformers.
 
         with trace(model) as recording:
             for step in denoise(model.denoiser(), canvas):
@@ -218,8 +220,9 @@ def trace(
         steps: a container of step numbers to record, counted from 0 by marks, or by forwards where nothing is marked.
         maps: (step, layer, head) triples whose whole map is kept, whatever else is chosen: `recording.map(…)`.
 
-    Raises ValueError for an unknown statistic, layer or head, for states without a canvas, for a compiled model, for
-    one that another thread traces or edits (or a part of it), and at the end of the block if no call was seen. Another
+    Raises ValueError for an unknown statistic, layer or head, for states without a canvas, for compiled parts of a
+    model or hidden states of a compiled one, for one that another thread traces or edits (or a part of it), for a
+    backend that does something else than softmax(q · kᵀ) · v, and at the end of the block if no call was seen. Another
     thread that runs the model meanwhile, or a part of it, gets a ValueError there.
     """
     chosen = chosen_statistics(statistics)

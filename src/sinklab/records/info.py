@@ -5,9 +5,9 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from safetensors import SafetensorError
 
@@ -45,6 +45,8 @@ class RunInfo:
     """names of the files of dense arrays"""
     parts: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     """numbers of the parts of what is written in parts, by name with suffix ("tokens.parquet")"""
+    checksums: dict[str, str] = dataclasses.field(default_factory=dict)
+    """SHA-256 of each file, by its path in the folder; runs of earlier versions have none"""
 
     def files(self, kind: Kind, name: str) -> list[str]:
         """The files of one table or of one name of arrays, in the order of their parts."""
@@ -55,6 +57,30 @@ class RunInfo:
         for kind in KINDS:
             for name in getattr(self, kind.listed):
                 yield from ((kind, file) for file in self.files(kind, name))
+
+    def without(self, lost: Collection[str]) -> Self:
+        """The same but for these files: without the parts that they belong to, in all tables and arrays, and without
+        what is written whole, which may rest on them.
+        """
+        if not lost:
+            return self
+        names = [(kind, name) for kind in KINDS for name in getattr(self, kind.listed)]
+        gone = {
+            part
+            for kind, name in names
+            for part in self.parts.get(kind.file(name), ())
+            if kind.file(name, part) in lost
+        }
+        left = {key: [part for part in numbers if part not in gone] for key, numbers in self.parts.items()}
+        parts = {key: numbers for key, numbers in left.items() if numbers}
+        kept: dict[str, Any] = {
+            kind.listed: [one for of, one in names if of is kind and kind.file(one) in parts] for kind in KINDS
+        }
+        found = dataclasses.replace(self, **kept, parts=parts)
+        files = {file for _, file in found.all_files()}
+        return dataclasses.replace(
+            found, checksums={file: one for file, one in self.checksums.items() if file in files}
+        )
 
     def save(self, folder: Path) -> None:
         """Write the run.json of ``folder``."""
@@ -82,6 +108,7 @@ def read_info(path: Path) -> RunInfo:
             )
         # Before there were parts everything was whole.
         raw.setdefault("parts", {})
+    raw.setdefault("checksums", {})
     hints = typing.get_type_hints(RunInfo)
     with undamaged(path):
         if missing := [name for name in hints if name not in raw]:
@@ -93,6 +120,9 @@ def read_info(path: Path) -> RunInfo:
             wrong += [] if raw["status"] in STATUSES else ["status"]
             known = {kind.file(str(name)) for kind in KINDS for name in raw[kind.listed]}
             wrong += [] if _are_parts(raw["parts"], known) else ["parts"]
+            # they are read when a run goes on: a path that leads out of the folder is none of ours
+            inside = all(Path(file).parts and not {"..", "/"} & {*Path(file).parts} for file in raw["checksums"])
+            wrong += [] if inside and all(isinstance(one, str) for one in raw["checksums"].values()) else ["checksums"]
         if wrong:
             raise ValueError(f"{wrong[0]} is {raw[wrong[0]]!r}, which a run never writes")
     return RunInfo(**{name: raw[name] for name in hints})

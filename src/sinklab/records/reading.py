@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from sinklab.errors import from_json, near
 from sinklab.records.info import RunInfo, read_info, undamaged
-from sinklab.records.storage import ARRAYS, DIMS_KEY, KINDS, RUN_FILE, TABLES, Kind
+from sinklab.records.storage import ARRAYS, DIMS_KEY, KINDS, RUN_FILE, TABLES, Kind, file_hash
 
 if TYPE_CHECKING:
     import numpy as np
@@ -160,15 +160,42 @@ def open_run(path: str | Path) -> Run:
         what = "no such folder" if not folder.is_dir() else f"it has no {RUN_FILE}"
         raise ValueError(f"{folder} is not a run folder: {what}. Give the folder that a sinklab run wrote.")
     run = Run(folder, read_info(info_path))
+    for kind, file in run.info.all_files():
+        _check(kind, folder / file)
+    return run
+
+
+def _check(kind: Kind, path: Path) -> None:
+    """Look at the ends of a file. Raises ValueError for one that is missing, truncated or unreadable."""
     import pyarrow.parquet as pq
 
-    for kind, file in run.info.all_files():
-        with undamaged(folder / file):
-            if not (folder / file).is_file():
-                # to open a pipe would wait for ever
-                raise FileNotFoundError
-            (pq.read_metadata if kind is TABLES else _read_dims)(folder / file)
-    return run
+    with undamaged(path):
+        if not path.is_file():
+            # to open a pipe would wait for ever
+            raise FileNotFoundError
+        (pq.read_metadata if kind is TABLES else _read_dims)(path)
+
+
+def lost_files(folder: Path, info: RunInfo) -> set[str]:
+    """Files of a run, by their paths in its folder, that are missing, unreadable, or not what was written.
+
+    Where run.json has checksums, every byte is read; of a run of an earlier version, the ends of each file.
+    """
+    lost = {file for file, known in info.checksums.items() if not _is(folder / file, known)}
+    for kind, file in info.all_files():
+        if file not in info.checksums:
+            try:
+                _check(kind, folder / file)
+            except ValueError:
+                lost.add(file)
+    return lost
+
+
+def _is(path: Path, checksum: str) -> bool:
+    try:
+        return file_hash(path) == checksum
+    except OSError:
+        return False
 
 
 def _read_dims(path: Path) -> dict[str, tuple[str, ...]]:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -67,22 +68,17 @@ def cache_folder(name: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sinklab" / name
 
 
-def part_of(target: Path) -> Path:
-    """The temporary path of a file, until it is whole and renamed."""
-    return target.with_name(f".{target.name}{PART_SUFFIX}")
-
-
-def write_beside(target: Path, write: Callable[[Path], object], *, shared: bool = False) -> None:
+def write_beside(target: Path, write: Callable[[Path], object]) -> None:
     """Write through a file beside ``target`` and rename it: ``target`` is either whole or what it was before.
 
-    Whatever ``write`` raises (a full disk among others) passes through, and the file beside is removed.
+    Whatever ``write`` raises (a full disk among others) passes through, and the file beside is removed. Several
+    processes may write the same file, each beside the others.
 
     Args:
         target: the file.
         write: takes the path to write to.
-        shared: other processes may write the same at the same time, each beside the others.
     """
-    part = part_of(target.with_name(f"{target.name}.{os.getpid()}") if shared else target)
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}{PART_SUFFIX}")
     try:
         part.touch()
         mode = part.stat().st_mode
@@ -98,6 +94,13 @@ def write_beside(target: Path, write: Callable[[Path], object], *, shared: bool 
         raise
 
 
+def remove_leftovers(path: Path) -> None:
+    """Remove half-written files that an interrupted writer left in a folder; nobody may be writing there."""
+    # safetensors writes beside its file, too
+    for leftover in [*path.glob(f".*{PART_SUFFIX}"), *path.glob(".tmp??????")]:
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+
 def write_arrays(target: Path, arrays: Mapping[str, Any], dims: Dims, dtypes: Mapping[str, str | None]) -> None:
     """Write a safetensors file; OSError when the disk refuses, as of every other file."""
     from safetensors import SafetensorError
@@ -110,6 +113,12 @@ def write_arrays(target: Path, arrays: Mapping[str, Any], dims: Dims, dtypes: Ma
         write_beside(target, lambda beside: save_file(dense, beside, metadata=noted))
     except SafetensorError as error:
         raise OSError(f"{target.parent}: arrays cannot be written: {error}") from error
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 (hex) of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def moved(source: Path, target: Path) -> None:
@@ -198,6 +207,9 @@ def weights_hash(state_dict: Mapping[str, torch.Tensor]) -> str:
         # The length of the header is hashed too, so that no two state dicts spell the same stream of bytes.
         header = json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
         digest.update(len(header).to_bytes(8, "little") + header)
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        # of a model that is divided over processes the whole tensor, for which they meet; of torchao's kinds of tensor
+        # the numbers that they stand for
+        own = "dequantize" if type(tensor).__module__.startswith("torchao") else "full_tensor"
+        flat = getattr(tensor, own, tensor.detach)().detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()

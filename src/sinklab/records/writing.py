@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import platform
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
@@ -18,8 +21,19 @@ from sinklab import __version__
 from sinklab.errors import known_fields, refused
 from sinklab.records import storage
 from sinklab.records.info import RunInfo, read_info
-from sinklab.records.reading import Run, open_run
-from sinklab.records.storage import ARRAYS, KINDS, PART_SUFFIX, RUN_FILE, SCHEMA, TABLES, Kind, write_beside
+from sinklab.records.leases import CLAIMS, RUN, Claims, Lease
+from sinklab.records.reading import Run, lost_files, open_run
+from sinklab.records.storage import (
+    ARRAYS,
+    KINDS,
+    PART_SUFFIX,
+    RUN_FILE,
+    SCHEMA,
+    TABLES,
+    Kind,
+    remove_leftovers,
+    write_beside,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,8 +51,7 @@ def begun_before(path: Path, given: RunInfo) -> RunInfo:
                 f"{path} can be resumed only with the same settings: its {name} is {old!r}, and now it is {new!r}. "
                 "Give the same settings, or write into another folder."
             )
-    remove_leftovers(path)
-    kept = {name: getattr(before, name) for name in ("created", "tables", "arrays", "parts")}
+    kept = {name: getattr(before, name) for name in ("created", "tables", "arrays", "parts", "checksums")}
     return dataclasses.replace(given, **kept)
 
 
@@ -56,20 +69,16 @@ def _difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any]:
     return name, old, new
 
 
-def remove_leftovers(path: Path) -> None:
-    """Remove half-written files that an interrupted writer left behind."""
-    for leftover in path.glob(f".*{PART_SUFFIX}"):
-        leftover.unlink()
-
-
 def names_in(path: Path) -> list[str]:
     """Names of what a folder holds, sorted; none for an absent one.
 
-    The half of a ``run.json`` that a run killed in its first write left does not count: the next write replaces it.
+    Claims, and the half of a ``run.json`` that a run killed in its first write left, do not count.
     """
     if not path.is_dir():
         return []
-    return sorted({entry.name for entry in path.iterdir()} - {storage.part_of(path / RUN_FILE).name})
+    found = sorted(entry.name for entry in path.iterdir())
+    half = (f".{RUN_FILE}.", PART_SUFFIX)
+    return [name for name in found if name != CLAIMS and not (name.startswith(half[0]) and name.endswith(half[1]))]
 
 
 def refuse_taken(path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
@@ -99,11 +108,15 @@ class RunWriter:
     or "interrupted" with the error when the block raised (Ctrl-C included); what was written so far stays readable.
 
     A long run is written in parts, one a sample: `table` and `arrays` take ``part``, and with ``resume`` a later writer
-    continues where an interrupted one stopped (`has` tells what is there).
+    continues where an interrupted one stopped (`has` tells what is there). What is there is read and held against its
+    checksum first: a part of which a file is lost is gone, and so is then what is written whole.
+
+    A run has one writer at a time, or with ``shared`` several, each of which claims in ``claims`` what it works on, and
+    sets ``is_last`` to False where others go on when its block ends.
 
     Raises ValueError when the folder holds anything and neither ``overwrite`` nor ``resume`` is set, when it holds
     something that is not a run, when the run to resume had another kind, model, settings or seed (the first difference
-    is named), or when ``model``/``settings`` cannot be written as JSON.
+    is named), when another process writes it, or when ``model``/``settings`` cannot be written as JSON.
     """
 
     def __init__(
@@ -116,12 +129,15 @@ class RunWriter:
         seed: int | None,
         overwrite: bool = False,
         resume: bool = False,
+        shared: bool = False,
     ) -> None:
         if overwrite and resume:
             raise ValueError("overwrite=True starts afresh and resume=True continues: choose one.")
         self.path = Path(path)
-        self._overwrite, self._resume = overwrite, resume
+        self.claims, self.is_last = Claims(self.path), True
+        self._overwrite, self._resume, self._shared = overwrite, resume, shared
         self._open = False
+        self._lease: Lease
         self._info = RunInfo(
             schema=SCHEMA,
             kind=storage.checked_name(kind, "kind of run"),
@@ -134,16 +150,36 @@ class RunWriter:
 
     def __enter__(self) -> Self:
         refuse_taken(self.path, overwrite=self._overwrite, resume=self._resume)
-        if self._resume and (self.path / RUN_FILE).exists():
-            self._info = begun_before(self.path, self._info)
         self.path.mkdir(parents=True, exist_ok=True)
-        # The data goes first: should this be cut short, run.json still says what the folder was.
-        for name in names_in(self.path) if self._overwrite else ():
-            if name.endswith((TABLES.suffix, ARRAYS.suffix, PART_SUFFIX)):
-                (self.path / name).unlink()
-        self._info.save(self.path)
+        with contextlib.ExitStack() as held:
+            lease = held.enter_context(self.claims.hold(RUN, wait=self._shared))
+            self._begin()
+            # of several workers each says that it is there: nobody clears up then
+            self._lease = self.claims.hold(f"worker-{secrets.token_hex(8)}") if self._shared else lease
+            if not self._shared:
+                held.pop_all()
         self._open = True
         return self
+
+    def _begin(self) -> None:
+        """Write run.json, with what is there and in order; remove what is not."""
+        # another process may have begun since
+        refuse_taken(self.path, overwrite=self._overwrite, resume=self._resume)
+        gone: Iterable[str] = names_in(self.path) if self._overwrite else ()
+        is_begun = self._resume and (self.path / RUN_FILE).exists()
+        if is_begun:
+            self._info = begun_before(self.path, self._info)
+        # where others work, they have looked
+        if self.claims.are_free():
+            remove_leftovers(self.path)
+            if is_begun:
+                gone = lost_files(self.path, self._info)
+                self._info = self._info.without([*gone])
+        # Should this be cut short, run.json says what the folder is, and nothing of what is not there.
+        self._info.save(self.path)
+        for name in gone:
+            if name.endswith((TABLES.suffix, ARRAYS.suffix, PART_SUFFIX)):
+                (self.path / name).unlink(missing_ok=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -151,20 +187,51 @@ class RunWriter:
         self._open = False
         status = "complete" if kind is None else "interrupted"
         cause = None if error is None else f"{type(error).__name__}: {error}".removesuffix(": ")
-        self._info = dataclasses.replace(self._info, status=status, error=cause)
         try:
-            self._info.save(self.path)
-        except OSError as failure:
+            if self.is_last or error is not None:
+                self._note(lambda info: dataclasses.replace(info, status=status, error=cause))
+        except (OSError, ValueError) as failure:
             # The first error is the one to report; the folder stays readable with status "running".
             if error is None:
                 raise
             error.add_note(f"The end of the run could not be noted in {self.path / RUN_FILE}: {failure}")
+        finally:
+            self._lease.release()
+
+    def _note(self, change: Callable[[RunInfo], RunInfo]) -> None:
+        """Change run.json, in which other workers may have noted something since."""
+        with self.claims.hold(RUN) if self._shared else nullcontext(self._lease) as lease:
+            changed = change(self.refresh())
+            if not lease.is_held():
+                raise ValueError(
+                    f"{self.path} was taken over by another process while this one was stopped: look what that one does"
+                )
+            self._info = changed
+            changed.save(self.path)
+
+    def refresh(self) -> RunInfo:
+        """What run.json says by now; `has` knows of other workers what this read, or writing did."""
+        if self._shared:
+            self._info = read_info(self.path / RUN_FILE)
+        return self._info
 
     def has(self, name: str, part: int | None = None) -> bool:
         """Whether the table or arrays ``name`` (or this part of it) are written and listed."""
         if part is None:
             return name in [*self._info.tables, *self._info.arrays]
         return any(part in self._info.parts.get(kind.file(name), ()) for kind in KINDS)
+
+    def keep(self, files: Iterable[Path]) -> None:
+        """Have it noticed when one of these files, of the run folder and written by other means, is lost; what was
+        replaced by them is forgotten.
+        """
+        sums = {str(file.relative_to(self.path)): storage.file_hash(file) for file in files}
+
+        def kept(info: RunInfo) -> RunInfo:
+            there = {file: one for file, one in info.checksums.items() if (self.path / file).exists()}
+            return dataclasses.replace(info, checksums=there | sums)
+
+        self._note(kept)
 
     def table(self, name: str, columns: Mapping[str, Any] | pd.DataFrame, part: int | None = None) -> Path:
         """Write (or replace) the table ``name``: a mapping of equally long columns, or a DataFrame without its index.
@@ -202,7 +269,7 @@ class RunWriter:
             storage.write_arrays(target, arrays, dims, dtypes)
         return target
 
-    @contextmanager
+    @contextlib.contextmanager
     def _file(self, method: str, kind: Kind, name: str, part: int | None) -> Iterator[Path]:
         """Where a file goes, if it may be written; once the block has done so, it is listed in run.json."""
         if not self._open:
@@ -217,14 +284,22 @@ class RunWriter:
         if name in getattr(self._info, kind.listed) and in_parts == (part is None):
             now, before = ("whole", "in parts") if in_parts else ("in parts", "whole")
             raise ValueError(f"{name!r} is already written {before} in {self.path} and cannot be written {now} too.")
-        yield self.path / kind.file(name, part)
-        listed, parts, key = getattr(self._info, kind.listed), self._info.parts, kind.file(name)
-        after = parts if part is None else {**parts, key: sorted({*parts.get(key, ()), part})}
-        if name not in listed or after != parts:
-            names = [*dict.fromkeys([*listed, name])]
-            changes: dict[str, Any] = {kind.listed: names, "parts": after}
-            self._info = dataclasses.replace(self._info, **changes)
-            self._info.save(self.path)
+        target = self.path / kind.file(name, part)
+        yield target
+        checksum = storage.file_hash(target)
+
+        def listed(info: RunInfo) -> RunInfo:
+            names = [*dict.fromkeys([*getattr(info, kind.listed), name])]
+            changes: dict[str, Any] = {kind.listed: names, "checksums": info.checksums | {target.name: checksum}}
+            # of several workers one may have been interrupted since
+            changes |= {"status": "running", "error": None}
+            key = kind.file(name)
+            if part is not None:
+                changes["parts"] = {**info.parts, key: sorted({*info.parts.get(key, ()), part})}
+            return dataclasses.replace(info, **changes)
+
+        if listed(self._info) != self._info:
+            self._note(listed)
 
 
 def _as_table(name: str, columns: Mapping[str, Any] | pd.DataFrame) -> Any:
@@ -263,10 +338,11 @@ def _plain(value: Any) -> Any:
 def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
     """Move the parts of runs of the same kind, model, settings and seed into the run ``out``, and remove their folders.
 
-    ``out`` may be absent, or hold some parts already. Cut short, the merge can be repeated: files are moved before they
-    are listed, and folders removed last. The status is "complete" when that of every folder is.
+    ``out`` may be absent, or hold some parts already. What several folders hold is kept once. Cut short, the merge can
+    be repeated: files are moved before they are listed, and folders removed last. The status is "complete" when that of
+    every folder is.
     Returns the merged run. Raises ValueError when there is nothing to merge, when the runs differ (the first difference
-    is named), when two of them hold the same part or table, or when a folder is no run.
+    is named), when files of the same part or table differ, when one is written or lost, or when a folder is no run.
     """
     sources, target = [Path(folder) for folder in folders], Path(out)
     if not sources:
@@ -275,27 +351,33 @@ def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
     infos = {folder: read_info(folder / RUN_FILE) for folder in [*before, *sources]}
     for folder in infos:
         begun_before(folder, infos[sources[0]])
+    with contextlib.ExitStack() as held:
+        for folder in {target, *infos}:
+            held.enter_context(Claims(folder).hold(RUN, wait=False))
+        _merge(infos, sources, target)
+    return open_run(target)
+
+
+def _merge(infos: dict[Path, RunInfo], sources: list[Path], target: Path) -> None:
     owners: dict[str, Path] = {}
     for folder, info in infos.items():
         for _, file in info.all_files():
             # Absent in its folder and present in ours: an earlier merge moved it and was cut short.
-            if folder != target and not (folder / file).exists() and (target / file).exists():
-                owners[file] = target
-                continue
-            if file in owners:
-                raise ValueError(f"{owners[file]} and {folder} both hold {file}: a part has one folder. Remove one.")
-            owners[file] = folder
-    target.mkdir(parents=True, exist_ok=True)
+            owner = target if not (folder / file).exists() and (target / file).exists() else folder
+            other = owners.setdefault(file, owner)
+            if other != owner and storage.file_hash(other / file) != storage.file_hash(owner / file):
+                raise ValueError(f"{other} and {owner} both hold {file}, and they differ: remove one of them.")
     for file, folder in owners.items():
         if folder != target:
             storage.moved(folder / file, target / file)
-    _joined(list(infos.values())).save(target)
+    _joined([*infos.values()]).save(target)
     for folder in sources:
+        for _, file in infos[folder].all_files():
+            (folder / file).unlink(missing_ok=True)
         (folder / RUN_FILE).unlink()
         remove_leftovers(folder)
-        if not any(folder.iterdir()):
-            folder.rmdir()
-    return open_run(target)
+        if not any(path.name != CLAIMS for path in folder.iterdir()):
+            shutil.rmtree(folder)
 
 
 def _joined(infos: list[RunInfo]) -> RunInfo:
@@ -305,6 +387,7 @@ def _joined(infos: list[RunInfo]) -> RunInfo:
             facts[listed] = [*dict.fromkeys([*facts[listed], *getattr(info, listed)])]
         for name, parts in info.parts.items():
             facts["parts"][name] = sorted({*facts["parts"].get(name, ()), *parts})
+        facts["checksums"] |= info.checksums
     unfinished = [info for info in infos if info.status != "complete"]
     facts["status"] = unfinished[0].status if unfinished else "complete"
     facts["error"] = unfinished[0].error if unfinished else None

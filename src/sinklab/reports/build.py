@@ -4,8 +4,9 @@ import base64
 import io
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
 from sinklab.analysis.verdicts import holm
 from sinklab.records.reading import Run
-from sinklab.records.storage import write_beside
+from sinklab.records.storage import remove_leftovers, write_beside
 from sinklab.registry import figures as registered
 from sinklab.reports import sentences as say
+from sinklab.reports.charts import Chart
 from sinklab.reports.drawing import Drawn, draw_all, figure_of, save
 from sinklab.reports.payload import data_block, payload, script, script_hash
 from sinklab.reports.runs import Runs, as_shown
@@ -26,7 +28,7 @@ from sinklab.reports.study import Study
 from sinklab.reports.style import THEMES, asset, printable, themed
 from sinklab.reports.tables import compare, enrichment_table, rules_table, twins_table, write_tables
 from sinklab.reports.training import Training
-from sinklab.reports.words import interval, number, percent, words_of
+from sinklab.reports.words import interval, number, percent, tipped, words_of
 from sinklab.sinks.rules import Rule
 
 SHOWN_TOKENS = 15
@@ -41,11 +43,6 @@ class Share:
     """A cell with a share as a bar behind the text."""
 
     of: float
-
-    @property
-    def percent(self) -> str:
-        """The length of the bar."""
-        return f"{100 * min(max(self.of, 0), 1):.1f}"
 
     def __str__(self) -> str:
         return percent(self.of)
@@ -80,7 +77,7 @@ class Card:
     sentences: Sequence[str] = ()
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
-    chart: bool = False
+    chart: Chart | None = None
     texts: Sequence[Any] | None = None
     """what was written, a list of rows per sample; empty where none was kept"""
     run: Run | None = None
@@ -106,25 +103,20 @@ def _part(anchor: str, cards: list[Card], sentences: Sequence[str] = ()) -> Part
     return {"anchor": anchor, "cards": cards, "sentences": sentences, "how": ""} | words_of("parts", anchor)
 
 
-def picture(draw: Callable[..., Any], words: str) -> Picture | None:
-    """What ``draw(theme=…)`` draws; None where the runs did not record enough for it."""
+def picture(name: str, runs: Any, words: str, top: float | None = None) -> list[Picture]:
+    """A figure of the runs, which ends at ``top``; none where they did not record enough for it."""
     addresses = []
-    for name, theme in THEMES.items():
+    for theme, look in THEMES.items():
         written = io.BytesIO()
         # Letters stay letters: a tenth of the size of their outlines.
-        with themed(theme), matplotlib.rc_context({"svg.fonttype": "none"}):
+        with themed(look), matplotlib.rc_context({"svg.fonttype": "none"}):
             try:
-                save(figure_of(draw(theme=name)), "svg", written)
+                save(figure_of(registered[name](runs, theme=theme, top=top)), "svg", written)
             except NotRecorded:
-                return None
+                return []
         addresses.append(f"data:image/svg+xml;base64,{base64.b64encode(written.getvalue()).decode('ascii')}")
-    return Picture(addresses[0], addresses[1], words)
-
-
-def pictures_of(names: dict[str, str], runs: Any) -> list[Picture]:
-    """Those of the figures that the runs recorded enough for."""
-    drawn = [picture(partial(registered[name], runs), words) for name, words in names.items()]
-    return [one for one in drawn if one]
+    light, dark = addresses
+    return [Picture(light, dark, words)]
 
 
 def table_of(name: str, frame: pd.DataFrame, summary: str = "") -> Table:
@@ -140,36 +132,6 @@ def as_it_is(frame: pd.DataFrame, summary: str = "") -> Table:
     return Table([frame.index.name, *frame.columns], list(frame.itertuples(name=None)), summary)
 
 
-def facts_over(row: dict[str, Any], runs: list[Any]) -> list[Table]:
-    """A table of facts of all runs beside each other; columns that a run has nothing for are left out."""
-    axis, form = row.get("over", ""), FORMS[row.get("shown", "number")]
-    shown = {
-        f"{run.label}: {words}": run.over(axis).set_index(axis)[name].map(form)
-        for run in runs
-        for name, words in row.get("columns", {}).items()
-        if name in (table := run.over(axis)) and table[name].notna().any() and (run.sink_count or "added" not in name)
-    }
-    return [as_it_is(pd.DataFrame(shown).sort_index().fillna("").rename_axis(axis), "numbers")] if shown else []
-
-
-def curve_numbers(studies: list[Study]) -> list[Table]:
-    """Share of tokens that are no sinks, by threshold."""
-    curves = {study.label: study.curve for study in studies if study.curve is not None}
-    rows = [f"{epsilon:g}" for epsilon in next(iter(curves.values())).epsilon]
-    shares = {label: curve.filtered for label, curve in curves.items()}
-    return [as_it_is(pd.DataFrame(shares, pd.Index(rows, name="ε")).map(percent), "numbers")]
-
-
-def heldout_numbers(studies: list[Study]) -> list[Table]:
-    """Every row of the table heldout."""
-    frames = [study.heldout.assign(run=study.label) for study in studies if study.heldout is not None]
-    return [table_of("heldout", pd.concat(frames).set_index("run"), "numbers")]
-
-
-DETAILS = {"curve": curve_numbers, "heldout": heldout_numbers}
-"""card of studies -> its numbers, where these are not facts over an axis"""
-
-
 def measured(kind: str, runs: list[Any]) -> list[Part]:
     """The cards of cards.toml, of the runs that have what they show."""
     # One part, so that the style packs short and tall cards below each other.
@@ -183,13 +145,16 @@ def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
     if kind == "study":
         runs = [run for run in runs if (run.layers if anchor != "heldout" else run.heldout is not None)]
         how = how.replace("{rule}", runs[0].rule_words if runs else "")
-    pictures = pictures_of(row.get("figures", {}), runs) if runs else []
-    tables = DETAILS[anchor](runs) if kind == "study" and anchor in DETAILS and runs else facts_over(row, runs)
-    if not runs or ("figures" in row and not pictures) or ("figures" not in row and "over" in row and not tables):
-        return None
+    drawn: Any = None
+    with suppress(NotRecorded):
+        drawn = registered[row["figure"]].prepare(runs) if runs else None
     sentences = say.told_of(runs, *row.get("told", ()))
     sentences += [text for name in row.get("together", ()) for text in say.told(name, runs)]
-    return Card(title, anchor, how, sentences, tables, pictures, chart="figures" not in row)
+    if drawn is None and (kind == "training" or not sentences):
+        return None
+    tables = [as_it_is(drawn.numbers(), "numbers")] if drawn and row.get("numbers") else []
+    pictures = [] if kind == "study" else picture(row["figure"], runs, row["alt"])
+    return Card(title, anchor, how, sentences, tables, pictures, chart=drawn if kind == "study" else None)
 
 
 def judged(studies: list[Study]) -> list[tuple[str, bool | None, str]]:
@@ -258,11 +223,13 @@ def _texts(study: Study) -> list[list[dict[str, Any]]]:
 
 def _of_trainings(trainings: list[Training]) -> list[Part]:
     found = [_part("outcome", [Card("", tables=[_outcome(trainings)])]), *measured("training", trainings)]
-    words = words_of("each", "run")
+    words, top = words_of("each", "run"), registered["emergence_map"].top_of(trainings)
     cards = []
     for place, run in enumerate(trainings):
-        names = {name: f"{text}, {run.label}" for name, text in words["figures"].items()}
-        if pictures := pictures_of(names, run):
+        # all maps of the page have one scale
+        drawn = (picture(name, run, f"{text}, {run.label}", top) for name, text in words["figures"].items())
+        pictures = [each for some in drawn for each in some]
+        if pictures:
             cards.append(Card(run.label, f"run-{place + 1}", words["how"], pictures=pictures))
     return [*found, _part("each", cards)] if cards else found
 
@@ -327,6 +294,8 @@ def report(
     content = _content(readers, int(ARRAYS * megabytes * 1e6))
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
+    for place in (folder, folder / "figures", folder / "tables"):
+        remove_leftovers(place)
     drawn = draw_all(readers, folder / "figures", figures) if figures else Drawn()
     written = write_tables(readers, folder / "tables", tables) if tables else []
     text = _template().render(content, drawn=len(drawn.written), skipped=drawn.skipped, written=len(written)).lstrip()
@@ -345,14 +314,19 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
     is_study = isinstance(runs[0], Study)
     words = words_of("page", "study" if is_study else "training")
     names = " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
+    parts = parts_of(runs)
+    charts = {card.anchor: card.chart.as_json() for part in parts for card in part["cards"] if card.chart}
     data = payload(runs, budget) if is_study else {"runs": []}
     explored = [run for run in data["runs"] if run["samples"]]
+    story = say.story_of(runs, [run["label"] for run in explored]) if is_study else []
+    data |= {"charts": charts | {one["anchor"]: one["chart"].as_json() for one in story if one["chart"]}}
     return {
-        "title": words["title"],
+        "title": words["title"].replace("{names}", names),
+        "story": story,
         "lead": words["lead"].replace("{names}", names),
         "sentences": say.in_short(runs),
         "verdicts": judged(runs) if is_study else [],
-        "parts": parts_of(runs),
+        "parts": parts,
         "status": [line for run in runs for name in ("status", "edited") for line in say.told(name, run)],
         "version": runs[0].run.info.versions.get("sinklab", ""),
         "allowed": f"'sha256-{script_hash()}'" if is_study else "'none'",
@@ -367,7 +341,7 @@ def _template() -> Template:
     pages = Environment(
         loader=FunctionLoader(asset), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=True
     )
-    pages.filters["shown"] = _shown
+    pages.filters |= {"shown": _shown, "tipped": tipped}
     pages.tests["share"] = lambda cell: isinstance(cell, Share)
     pages.globals |= {"most": MOST, "style": asset("style.css"), "explorer": asset("explorer.html")}
     return pages.get_template("page.jinja")

@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from pathlib import Path
@@ -11,20 +12,19 @@ from typing import Any, BinaryIO
 import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
+from sinklab.analysis.estimates import mean_over
 from sinklab.errors import near, unknown
 from sinklab.records.storage import write_beside
 from sinklab.registry import figures
 from sinklab.reports import style
+from sinklab.reports.charts import Axis, Chart, Line, Map, Mark, draw_alone, draw_panels
 from sinklab.reports.runs import Runs, as_shown
 from sinklab.reports.samples import NotRecorded, Reader
 from sinklab.reports.style import Theme
-from sinklab.reports.words import words_of
+from sinklab.reports.words import statements, words_of
 
-NEW: Any = None
-"""axes that are made for a figure, of its ``size``, before it draws"""
 FORMATS = ("png", "svg", "pdf")
 AXES = ("layer", "step")
 NEEDS: dict[str, Callable[[Any], Any]] = {
@@ -33,7 +33,6 @@ NEEDS: dict[str, Callable[[Any], Any]] = {
     "tokens": lambda run: run.sink_tokens,
     "monitor": lambda run: len(run.facts),
     "history": lambda run: run.history is not None,
-    "value norms": lambda run: len(run.measured.scatter),
     "bounds": lambda run: len(run.measured.bounds),
 }
 """what figures need -> whether a run has it; cards.toml says how its absence is told"""
@@ -60,10 +59,16 @@ class Look:
     """How one run is drawn."""
 
     run: Any
-    colour: str
-    marker: str
-    name: str | None
-    """entry in the legend; None for a repeat of a run that has one"""
+    colour: int
+    """place among the colours of lines of a theme"""
+    marker: int
+    name: str
+    """in the legend; runs that differ in their seed alone share one"""
+
+    def line(self, x: Any, y: Any, **how: Any) -> Line:
+        """A line of this run; ``how``: other fields of `Line`."""
+        own = {"run": self.run.label, "name": self.name, "colour": self.colour, "marker": self.marker}
+        return Line(x, y, **(own | how))
 
 
 @dataclass(eq=False, kw_only=True)
@@ -80,7 +85,7 @@ class Figure:
     kind: str = "study"
     """of the runs it draws: "study", "training", or any other kind of run folder"""
     alone: bool = False
-    """shows one run; of several each gets a file"""
+    """shows one run; of several each gets a file, and their maps share a scale"""
     x: str = ""
     """"layer", "step", or a table of the run that has a column of that name"""
     y: Sequence[Any] = ()
@@ -89,56 +94,86 @@ class Figure:
     """of the vertical axis"""
     needs: str | Sequence[str] = ()
     """keys of NEEDS, or of a declared figure a key or words for "This figure needs …"; runs without it are left out"""
-    least: float = 1e-9
+    ends: tuple[float | None, float | None] = (0, None)
+    """of the vertical axis; None: where the numbers end"""
+    least: float = 0
     """the vertical axis reaches at least this"""
-    size: tuple[float, float] | None = None
-    """inches of the axes that are made where none are given; None: the function gets None and makes its own"""
-    legend: int | None = None
-    """columns of the legend above, which makes a figure of its own taller; 0: as many as fit"""
+    marks: Sequence[Mark] = ()
+    """lines at places of the axes"""
+    prepared: bool = False
+    """the function returns what is shown, a `Chart` or a `Map`; with ``columns`` a list of them"""
+    columns: int = 0
+    """panels beside each other"""
+    share: str = "xy"
+    """axes that panels share; "own": each has its legend"""
+    size: tuple[float, float] = (4.6, 2.8)
+    """inches of what is prepared or declared, of each panel where there are several"""
 
     def __post_init__(self) -> None:
         update_wrapper(self, self.draw)
-        draw = self.draw
-        if self.y:
-            self.y = tuple(Curve(one) if isinstance(one, str) else one for one in self.y)
-            self.size, self.legend = self.size or (4.6, 2.8), self.legend or 0
-            draw = self._curves
-        given = [one for one in inspect.signature(draw).parameters.values() if one.name != "look"]
-        theme = inspect.Parameter("theme", inspect.Parameter.KEYWORD_ONLY, default="light", annotation="str")
-        self.__signature__ = inspect.Signature([*given, theme])
+        self.y = tuple(Curve(one) if isinstance(one, str) else one for one in self.y)
+        given = inspect.signature(self._declared if self.y else self.draw).parameters.values()
+        first = [one for one in given if one.kind is not one.KEYWORD_ONLY]
+        named = [one for one in given if one.kind is one.KEYWORD_ONLY and one.name != "look"]
+        if (self.y or self.prepared) and not self.columns:
+            first.append(first[0].replace(name="axes", default=None, annotation=Any))
+        of_all = {"top": None, "theme": "light"}
+        named += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=of_all[name]) for name in of_all]
+        self.__signature__ = inspect.Signature([*first, *named])
 
-    def __call__(self, runs: Any, *options: Any, theme: str = "light", **named: Any) -> Any:
-        """Draw the runs, or of several the first where the figure shows one."""
-        look, readers = style.theme_named(theme), as_shown(runs, self.kind)
-        readers = readers[:1] if self.alone else readers
-        needs = [self.needs] if isinstance(self.needs, str) else self.needs
-        for name in () if self.y else needs:
-            readers = having(readers, name)
-        bound = self.__signature__.bind(readers[0] if self.alone else readers, *options, **named)
-        given = bound.arguments.get("axes")
+    def __call__(self, runs: Any, *options: Any, theme: str = "light", top: float | None = None, **named: Any) -> Any:
+        """Draw the runs, or of several the first where the figure shows one. ``top``: the end of the (colour) scale of
+        what is prepared.
+        """
+        look, bound = style.theme_named(theme), self.__signature__.bind(runs, *options, **named)
         with style.themed(look):
-            if self.size:
-                bound.arguments["axes"] = style.own_axes(given, *self.size)
-            plot: Any = bound.arguments.get("axes")
-            drawn = (self._curves if self.y else self.draw)(*bound.args, **bound.kwargs, look=look)
-            if self.legend is not None:
-                style.legend_above(plot, self.legend, grow=given is None, extra=drawn if self.y else ())
-        return plot if self.y or drawn is None else drawn
+            if not (self.y or self.prepared):
+                bound.arguments[next(iter(bound.arguments))] = self._readers(runs)
+                return self.draw(*bound.args, **bound.kwargs, look=look)
+            given = bound.arguments.pop("axes", None)
+            shown = self.prepare(*bound.args, **bound.kwargs)
+            if self.columns:
+                how: dict[str, Any] = {"columns": self.columns, "size": self.size, "share": self.share}
+                return draw_panels(shown, look, top=top, **how)
+            axes = style.own_axes(given, *self.size)
+            draw_alone(axes, shown, look, grow=given is None, top=top)
+            if self.y:
+                self.draw(axes, look)
+        return axes
 
-    def _curves(self, readers: list[Any], axes: Axes = NEW, *, look: Theme) -> Sequence[tuple[str, str]]:
-        """Draw what is declared; entries of the legend that explain dashes are returned."""
-        needs = self.needs if isinstance(self.needs, str) else "attention"
+    def prepare(self, runs: Any, *options: Any, **named: Any) -> Any:
+        """What a declared or prepared figure shows: a `Chart` or `Map`, or a list of them."""
+        readers = self._readers(runs)
+        return self._declared(readers) if self.y else self.draw(readers, *options, **named)
+
+    def top_of(self, readers: list[Any]) -> float | None:
+        """The end of the colour scale that these runs share; None without maps."""
+        tops = []
+        for reader in readers if self.prepared else ():
+            with suppress(NotRecorded):
+                shown = self.prepare(reader)
+                tops += [one.top for one in (shown if self.columns else [shown]) if isinstance(one, Map)]
+        return max(tops, default=None)
+
+    def _readers(self, runs: Any) -> Any:
+        """The runs that have what the figure needs; the first of them where it shows one."""
+        readers = as_shown(runs, self.kind)
+        readers = readers[:1] if self.alone else readers
+        for name in () if self.y else [self.needs] if isinstance(self.needs, str) else self.needs:
+            readers = having(readers, name)
+        return readers[0] if self.alone else readers
+
+    def _declared(self, runs: Any) -> Chart:
+        """What is declared, as a chart."""
+        readers, needs = runs, self.needs if isinstance(self.needs, str) else "attention"
         try:
             kept = having(readers, needs, lambda run: _has(run.over(self.x), self.y))
         except NotRecorded as error:
             raise NotRecorded(f"{error}{_misspelt(readers[0].over(self.x), self.x, self.y)}") from None
-        extra = _draw_curves(axes, drawn_as(kept, look), self.x, self.y)
-        axes.set(xlabel=self.x, ylabel=self.label)
-        self.draw(axes, look)
-        if axes.get_autoscaley_on():
-            style.from_zero(axes, self.least)
-        finish(axes, kept, self.x)
-        return extra
+        lines = [line for one in drawn_as(kept) for line in _lines(one, self.x, self.y, several=len(kept) > 1)]
+        greatest = max((float(np.nanmax(line.y)) for line in lines), default=0.0)
+        y = Axis(self.label, low=self.ends[0], high=self.least if greatest < self.least else self.ends[1])
+        return Chart(Axis(self.x, whole=self.x == "layer"), y, lines, (*self.marks, *warm_starts(kept, self.x)))
 
 
 def figure(name: str, **declared: Any) -> Callable[[Callable[..., Any]], Figure]:
@@ -146,15 +181,16 @@ def figure(name: str, **declared: Any) -> Callable[[Callable[..., Any]], Figure]
 
     With ``y``, the figure is declared: for every run the curves ``y`` of its facts over ``x``. The function gets the
     axes and the theme when they are drawn, and may add to them or set their limits; its body may be the docstring
-    alone. Without ``y``, it draws by hand: it takes the readers (``alone``: one), its own options, axes or None, and
-    ``look``, a Theme; it returns the axes or the figure, or nothing where it drew on the axes that it got (``size``).
+    alone. With ``prepared``, it takes the readers (``alone``: one) and its own options, and returns a `Chart` or a
+    `Map`. Else it draws by hand: it takes the readers, its options, axes or None, and ``look``, a Theme, and returns
+    the axes or the figure.
 
     The columns are those of ``as_studies(run)[0].over("layer")``: a study's are described at
     `sinklab.reports.measured.Measured.by_layer`, a training run's are those of its monitor.
 
     Args:
         name: unique; of the files, and in the registry.
-        declared: fields of `Figure`: kind, alone, x, y, label, needs, least, size, legend.
+        declared: other fields of `Figure`.
     """
 
     def made(function: Callable[..., Any]) -> Figure:
@@ -203,56 +239,49 @@ def _values(table: pd.DataFrame, curve: Curve) -> np.ndarray:
     return np.asarray(table.eval(curve.of), dtype=float)
 
 
-def _draw_curves(plot: Axes, looks: list[Look], x: str, curves: Sequence[Curve]) -> list[tuple[str, str]]:
-    """Draw them; of more than four, dashes are explained once: these (line style, words) are returned."""
-    drawn = []
-    for one in looks:
-        table = one.run.over(x)
-        mine = [(curve, _values(table, curve)) for curve in curves if one.run.sink_count or not curve.added]
-        drawn += [(one, table[x], curve, values) for curve, values in mine if len(values)]
-    shared = len(drawn) > 4
-    seen: set[str] = set()
-    for one, across, curve, values in drawn:
-        name: str | None = f"{one.name}: {curve.words}" if curve.words and one.name else one.name
-        if shared:
-            name = one.name if one.run.label not in seen else None
-            seen.add(one.run.label)
-        line(plot, one, across, values, style=curve.style, label=name)
-    shown = {curve for _, _, curve, _ in drawn if curve.words}
-    return [(curve.style, curve.words) for curve in curves if curve in shown] if shared else []
+def _lines(one: Look, x: str, curves: Sequence[Curve], several: bool) -> list[Line]:
+    """The curves of a run, with intervals over its samples; runs have colours, or the curves where there is one run."""
+    table, each, found = one.run.over(x), one.run.each(x), []
+    for nth, curve in enumerate(curves):
+        values = _values(table, curve)
+        if (curve.added and not one.run.sink_count) or not np.isfinite(values).any():
+            continue
+        low, high = intervals(_values(each, curve), each.get(x), table[x])
+        how = {"words": curve.words, "style": curve.style, "low": low, "high": high}
+        # of one run, the curves have colours
+        how |= {} if several else {"colour": nth, "marker": nth}
+        found.append(one.line(table[x].to_numpy(), values, **how))
+    return found
 
 
-def line(plot: Axes, one: Look, across: Any, values: Any, *, style: str = "-", label: str | None = None) -> None:
-    """One curve of a run; hollow markers where the line is not full."""
-    plot.plot(
-        np.asarray(across), values, color=one.colour, marker=one.marker, markersize=4, linestyle=style,
-        markevery=max(1, len(across) // 16), linewidth=1.7 if style == "-" else 1.3,
-        markerfacecolor=one.colour if style == "-" else plot.get_facecolor(), label=label,
-    )  # fmt: skip
+def intervals(values: np.ndarray, at: Any, places: Any) -> tuple[Any, Any]:
+    """Ends of the 95 % intervals over samples at each place; None for both where there are too few samples.
+
+    values: one a sample and place. at: the place of each.
+    """
+    if not len(values):
+        return None, None
+    at = np.asarray(at)
+    low, high = np.array([mean_over(values[at == place]).interval for place in places]).T
+    return (low, high) if np.isfinite(low).any() else (None, None)
 
 
-def finish(plot: Axes, readers: list[Any], x: str) -> None:
-    """A grid, whole numbers of layers, and the end of a causal warm start over steps."""
-    plot.grid(axis="y")
-    if x == "layer":
-        style.whole_numbers(plot.xaxis)
-    for step in sorted({run.causal_steps for run in readers} - {0}) if x == "step" else ():
-        muted = plot.xaxis.label.get_color()
-        plot.axvline(step, color=muted, linestyle=":", linewidth=1)
-        style.note(plot, "diffusion from here", (step, 0.99), ("data", "axes fraction"), (3, 0), fontsize=7.5)
+def warm_starts(readers: list[Any], x: str) -> list[Mark]:
+    """Where causal warm starts end."""
+    steps = sorted({run.causal_steps for run in readers} - {0}) if x == "step" else ()
+    return [Mark("x", step, "diffusion from here") for step in steps]
 
 
-def drawn_as(readers: list[Any], look: Theme) -> list[Look]:
-    """A colour for each run, and the same for runs that differ in their seed alone: these have one legend entry."""
-    colours, kinds = look.runs + look.more, list(dict.fromkeys(run.repeats for run in readers))
+def drawn_as(readers: list[Any]) -> list[Look]:
+    """A colour for each run, and the same for runs that differ in their seed alone."""
+    colours, kinds = len(style.THEMES["light"].lines), list(dict.fromkeys(run.repeats for run in readers))
     found: list[Look] = []
     for run in readers:
         before = [one for one in found if one.run.repeats == run.repeats]
         kind, count = kinds.index(run.repeats), sum(one.repeats == run.repeats for one in readers)
         name = run.label if count == 1 else f"{run.repeats}, {count} runs"
         # with more kinds than colours, the markers tell
-        marker = style.MARKERS[(kind + len(before) + kind // len(colours)) % len(style.MARKERS)]
-        found.append(Look(run, colours[kind % len(colours)], marker, None if before else name))
+        found.append(Look(run, kind % colours, kind + len(before) + kind // colours, name))
     return found
 
 
@@ -273,13 +302,17 @@ def draw_all(
     *,
     themes: Iterable[str] = ("light",),
     names: Iterable[str] | None = None,
+    paper: str = "",
 ) -> Drawn:
     """Draw every registered figure that the runs, all of one kind, recorded enough for, into ``folder``.
 
-    Files are called after the figure, and after the run where it shows one of several: ``sink_path-tiny.png``; those of
-    the dark theme end in ``-dark``. Several runs share the figures that can show them together. The same run gives the
-    same files byte for byte. What cannot be drawn is skipped and told why. Raises ValueError for unknown formats,
-    themes or names.
+    Files are called after the figure, and after the run where it shows one of several: ``sink_paths-tiny.png``; those
+    of the dark theme end in ``-dark``. Several runs share the figures that can show them together, and the colour scale
+    of those that cannot. The same run gives the same files byte for byte. What cannot be drawn is skipped and told why.
+    Raises ValueError for unknown formats, themes, names or papers.
+
+    paper: what the figures are for, one of `style.PAPERS`, which sets widths and sizes of letters; each figure then has
+        its caption beside it, NAME.txt, and the models in its name.
     """
     readers, target = as_shown(runs, any_kind=True), Path(folder)
     known = figures_of(readers[0].run.info.kind)
@@ -288,28 +321,50 @@ def draw_all(
         as_shown(readers)
     formats, names = tuple(formats), tuple(known if names is None else names)
     looks = [style.theme_named(theme) for theme in themes]
-    for there, wanted, what in ((FORMATS, formats, "formats"), (known, names, "names")):
+    papers = style.PAPERS if paper else ()
+    for there, wanted, what in (
+        (FORMATS, formats, "format of a figure"), (known, names, "figure"), (papers, [paper][: len(paper)], "paper"),
+    ):  # fmt: skip
         for name in wanted:
             if name not in there:
-                raise unknown(f"{what[:-1]} of a figure", name, there)
+                raise unknown(what, name, there)
     target.mkdir(parents=True, exist_ok=True)
-    drawn = Drawn()
+    drawn, tails = Drawn(), file_names(readers, always=bool(paper))
     for name in names:
-        alone = known[name].alone
-        for tail, subject in zip(file_names(readers), readers, strict=True) if alone else [("", readers)]:
+        one = known[name]
+        top = one.top_of(readers) if one.alone else None
+        for tail, subject in (
+            zip(tails, readers, strict=True) if one.alone else [("".join(tails) * bool(paper), readers)]
+        ):
             try:
                 for look in looks:
-                    canvas = figure_of(known[name](subject, theme=look.name))
-                    dark = "" if look.name == "light" else f"-{look.name}"
-                    drawn.written += write_figure(canvas, target / f"{name}{tail}{dark}", formats, look)
+                    with style.for_paper(paper):
+                        canvas = figure_of(one(subject, theme=look.name, top=top))
+                        stem = target / f"{name}{tail}{'' if look.name == 'light' else f'-{look.name}'}"
+                        drawn.written += write_figure(style.sized(canvas, paper), stem, formats, look)
+                if paper:
+                    text = caption(one, [subject] if one.alone else readers)
+                    drawn.written.append(target / f"{name}{tail}.txt")
+                    write_beside(drawn.written[-1], partial(Path.write_text, data=f"{text}\n", encoding="utf-8"))
             except NotRecorded as error:
                 drawn.skipped[name + tail] = str(error)
     return drawn
 
 
-def file_names(readers: list[Reader]) -> list[str]:
-    """What the names of the files of each run end in: nothing when there is one run."""
-    if len(readers) == 1:
+def caption(drawn: Figure, readers: list[Any]) -> str:
+    """What stands below a figure: what is seen, and of which runs, with their samples, seeds and settings."""
+    shown = drawn.prepare(readers) if drawn.y or drawn.prepared else []
+    has_intervals = any(isinstance(one, Chart) and one.has_intervals for one in (shown if drawn.columns else [shown]))
+    said = " ".join(inspect.cleandoc(drawn.__doc__ or "").partition("\nArgs:")[0].partition("\nRaises:")[0].split())
+    # but for what is said to whoever calls it
+    words = " ".join(one for one in re.split(r"(?<=\.) (?=[A-Z(])", said) if "`" not in one and "Raises" not in one)
+    told = statements("sinklab.reports", (), file="captions.jinja")
+    return " ".join(told("caption", words=words, runs=readers, has_intervals=has_intervals))
+
+
+def file_names(readers: list[Reader], *, always: bool = False) -> list[str]:
+    """What the names of the files of each run end in: nothing when there is one run, but for ``always``."""
+    if len(readers) == 1 and not always:
         return [""]
     plain = [re.sub(r"[^A-Za-z0-9._]+", "-", run.label).strip("-.") or "run" for run in readers]
     return [f"-{name}" if plain.count(name) == 1 else f"-{name}-{index + 1}" for index, name in enumerate(plain)]

@@ -9,7 +9,7 @@ import pandas as pd
 from scipy import stats
 
 from sinklab.analysis.counts import ratio
-from sinklab.analysis.estimates import FEWEST, mean_over
+from sinklab.analysis.estimates import FEWEST, Estimate, mean_over
 from sinklab.analysis.movement import motion_word
 from sinklab.analysis.tokens import Enrichment
 from sinklab.reports.samples import ADDED
@@ -88,6 +88,12 @@ def _unevenness(found: Enrichment | None) -> float:
 def with_sinks(study: Any) -> int:
     """How many samples have a sink in the text."""
     return int((np.nan_to_num(study.measured.events_NS).sum(-1) > 0).sum())
+
+
+def strength(study: Any) -> tuple[Estimate, float]:
+    """Over samples, the attention that a head gives to its greatest key; and an even share."""
+    positions = np.mean([study.samples[place].positions_T.mean() for place in study.recorded])
+    return mean_over(study.each("layer").groupby("sample")["main_share"].mean()), 1 / float(positions)
 
 
 def _share(study: Any, share: str) -> Finding:

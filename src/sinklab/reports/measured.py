@@ -20,7 +20,7 @@ from sinklab.analysis.movement import Motion, MotionCounter, MotionSummary, moti
 from sinklab.analysis.tokens import Enrichment, enrichment
 from sinklab.reports.samples import Sample, rule_name
 from sinklab.reports.seen import TextMotion
-from sinklab.sinks.states import MASKED, STATES
+from sinklab.sinks.states import STATES
 
 SUMMED = (
     "added_share", "text_share", "absorbed", "added_norm", "added_key_norm", "events", "added_events", "sinks", "score",
@@ -32,7 +32,6 @@ MOTION_FIELDS = (
     "steps", "strength", "mobility", "moves", "transitions", "jumps", "mean_jump", "births", "deaths", "lasting",
     "mean_lifetime", "expected_lifetime", "drift", "drift_low", "drift_high", "drift_relative",
 )  # fmt: skip
-MOST_NORMS = 10_000
 MOST_BOUNDS = 6_000
 MOST_AT_ONCE = 4
 
@@ -76,18 +75,36 @@ class Measured:
     ) -> None:
         """sample: reads the sample at a place, one of ``recorded``; each is let go when it is measured."""
         self._layers, self._heads = np.asarray(layers, dtype=int), np.asarray(heads, dtype=int)
-        self._means, self._counts = Means(), Counter[tuple[str, int]]()
-        self._share_LH, self._steps_L = np.zeros((len(layers), len(heads))), np.zeros(len(layers))
-        parts: defaultdict[str, list[Any]] = defaultdict(list)
         # Samples are measured side by side: numpy works outside the lock of the interpreter.
         with ThreadPoolExecutor(min(MOST_AT_ONCE, os.cpu_count() or 1)) as pool:
-            for found in pool.map(lambda place: self._found(sample(place), len(recorded)), recorded):
-                self._means.include(found.pop("means"))
-                self._counts.update(found.pop("counts"))
-                self._share_LH += found.pop("share_LH")
-                self._steps_L += found.pop("steps_L")
-                for name, part in found.items():
-                    parts[name].append(part)
+            found = list(pool.map(lambda place: self._found(sample(place), len(recorded)), recorded))
+        axes = {"layer": "by_layer", "step": "by_step"}
+        self.each: dict[str, pd.DataFrame] = {
+            axis: _joined([getattr(self._of_one(one), table).assign(sample=number) for number, one in enumerate(found)])
+            for axis, table in axes.items()
+        }
+        """`by_layer` and `by_step` of each sample"""
+        self._add_up(found)
+
+    def _of_one(self, found: dict[str, Any]) -> "Measured":
+        """What one sample says on its own."""
+        alone = object.__new__(Measured)
+        alone._layers, alone._heads = self._layers, self._heads
+        alone._add_up([found])
+        return alone
+
+    def _add_up(self, found: list[dict[str, Any]]) -> None:
+        """Everything of some samples together."""
+        self._means, self._counts = Means(), Counter[tuple[str, int]]()
+        self._share_LH, self._steps_L = np.zeros((len(self._layers), len(self._heads))), np.zeros(len(self._layers))
+        parts: defaultdict[str, list[Any]] = defaultdict(list)
+        for one in found:
+            self._means.include(one["means"])
+            self._counts.update(one["counts"])
+            self._share_LH += one["share_LH"]
+            self._steps_L += one["steps_L"]
+            for name, part in one.items():
+                parts[name].append(part)
         self.curve: thresholds.EpsilonCurve | None = _total(parts["curve"])
         self.histogram: thresholds.ScoreHistogram | None = _total(parts["histogram"])
         self.layer_sinks: overlap.LayerSinks | None = _total(parts["layer_sinks"])
@@ -97,19 +114,21 @@ class Measured:
         self.rules: list[thresholds.RuleRow] = [_total(rows) for rows in zip(*parts["rules"], strict=True)]
         self.blocks: list[overlap.BlockEffects] = [_total(effects) for effects in zip(*parts["blocks"], strict=True)]
         """moves at block borders and inside, of each layer"""
-        self.motion: MotionSummary | None = MotionSummary.pooled(parts["motion"]) if recorded else None
+        self.motion: MotionSummary | None = MotionSummary.pooled(parts["motion"]) if found else None
         """of the main sinks of all heads and samples together"""
         texts = parts["text_motion"]
         self.text_motion: MotionSummary | None = MotionSummary.pooled(texts) if texts else None
         """the same among text positions alone; None without added sinks"""
-        self.motions, self.scatter, self.bounds = map(_joined, (parts["motions"], parts["scatter"], parts["bounds"]))
+        self.motions, self.bounds = map(_joined, (parts["motions"], parts["bounds"]))
         self.events_NS = pd.DataFrame(parts["events_S"]).to_numpy(float)
         """sinks of a sample by text position; NaN beyond its length"""
         self.norm_ratio: Estimate = mean_over(parts["norm_ratio"])
         """over samples: sink_norm / rest_norm of a sample, mean over layers (`by_layer`)"""
+        self.filtered_NE = np.array([curve.filtered for curve in parts["curve"]])
+        """share of a sample's tokens that each threshold leaves out"""
         self.filtered_N = [curve.at(3.0) for curve in parts["curve"]]
-        """share of a sample's tokens that epsilon = 3 leaves out"""
-        self.threshold = float(np.median(np.concatenate(parts["threshold_T"]))) if recorded else float("nan")
+        """that of epsilon = 3"""
+        self.threshold = float(np.median(np.concatenate(parts["threshold_T"]))) if found else float("nan")
         """received attention that makes a sink, median over steps; NaN for a rule that is no such bound"""
         self.overlap_by_layer_LL = _mean(np.array(parts["shared_LL"]))
         """mean overlap of the sinks of two layers"""
@@ -141,7 +160,6 @@ class Measured:
                 here_TLH.sum((0, 2)), here_TLH.any(2).sum(0), seen.sinks_TLH.sum((0, 2)),
                 (seen.events_TLK > 0).sum((0, 2)), seen.taken_TLH.sum((0, 2), dtype=float),
             ),
-            "scatter": drawn_norms(sample, samples),
             "bounds": drawn_bounds(sample, samples),
         }  # fmt: skip
         self._states(sample, means)
@@ -284,6 +302,12 @@ class Measured:
     """Mean attention weight on the greatest key."""
 
     @property
+    def strongest(self) -> tuple[int, int]:
+        """Places of the layer and head whose greatest key has most."""
+        layer, head = np.unravel_index(int(np.nan_to_num(self.main_share_LH).argmax()), self.main_share_LH.shape)
+        return int(layer), int(head)
+
+    @property
     def scores(self) -> tuple[np.ndarray, np.ndarray]:
         """Borders of the bins of received attention, and the share of tokens in each; those beyond in the outermost."""
         assert self.histogram is not None
@@ -354,30 +378,6 @@ def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 def _mean(arrays: np.ndarray) -> np.ndarray:
     """Mean over the first axis of what is not NaN."""
     return ratio(np.nansum(arrays, axis=0), (~np.isnan(arrays)).sum(0))
-
-
-def drawn_norms(sample: Sample, samples: int) -> pd.DataFrame:
-    """Tokens with the length of their value vectors: at most 10,000 of a kind over all ``samples``.
-
-    Columns: place (of the layer), kind (0 other visible text, 1 visible text with a sink of some head, 2 added sinks,
-    3 masks), score (mean over heads, multiples of an even share), norm. Empty when value norms or tokens were not
-    recorded.
-    """
-    norm_TLK = sample.value_norm_TLK
-    if norm_TLK is None or not sample.has_tokens:
-        return pd.DataFrame()
-    exists_TLK = np.broadcast_to(sample.exists_TK[:, None], norm_TLK.shape) & ~np.isnan(norm_TLK)
-    kind_TLK = np.where(np.arange(norm_TLK.shape[-1]) < sample.added, 2, sample.seen.events_TLK > 0)
-    masked_TS = sample.states_TS == MASKED
-    kind_TLK[..., sample.added :] = np.where(masked_TS[:, None], 3, kind_TLK[..., sample.added :])
-    frames, share_TLK = [], sample.seen.share_TLK
-    for kind in range(4):
-        cells = _some((kind_TLK == kind) & exists_TLK, MOST_NORMS // samples + 1, sample.index)
-        step, place, key = np.unravel_index(cells, norm_TLK.shape)
-        score = share_TLK[step, place, key] * sample.positions_T[step]
-        columns = {"place": place, "kind": kind, "score": score, "norm": norm_TLK[step, place, key]}
-        frames.append(pd.DataFrame(columns))
-    return pd.concat(frames, ignore_index=True)
 
 
 def drawn_bounds(sample: Sample, samples: int) -> pd.DataFrame:

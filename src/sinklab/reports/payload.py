@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from sinklab.analysis.tokens import AGES
+from sinklab.reports.charts import listed
 from sinklab.reports.samples import Sample
 from sinklab.reports.sentences import told
 from sinklab.reports.study import Study
@@ -104,7 +105,6 @@ MOST_TOKENS = 65_534
 NORM_LEVELS = (254, 62, 30)
 NORMS = {"norms": "norm_scale", "key_norms": "key_norm_scale"}
 """arrays of norms -> where their scale stands"""
-LAYER_FIELDS = ("added_share", "text_share", "added_norm", "sink_norm", "rest_norm", "mask_norm", "sinks", "mobility")
 Token = tuple[int, str, str, str]
 
 
@@ -112,14 +112,17 @@ def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
     """``samples`` (as many as fit, the first always), ``vocabulary`` and ``shown`` (a sentence) of one run."""
     vocabulary, samples, used = dict[Token, int](), list[dict[str, Any]](), 0
     # As many samples as can have their maps and some keys of every head; each gets an equal part of what is left.
-    fits = 1
+    fits, written = 1, study.generations
+    if written is not None and "masked_sinks" in written:
+        written = written[written["masked_sinks"].fillna(0) == 0]
+    finals = {} if written is None else written.set_index("sample")["completion"].to_dict()
     for place in study.recorded[:MOST_SAMPLES]:
         sample = study.sample(place)
         if len(samples) >= fits:
             break
         if not sample.step_numbers_T.size:
             continue
-        content = _base(sample, vocabulary, budget - used)
+        content = _base(sample, vocabulary, budget - used) | {"final": str(finals.get(sample.index) or "")}
         if samples and used + _used(content) > budget:
             break
         if not samples:
@@ -246,43 +249,20 @@ def _greatest(sample: Sample, stride: int, count: int) -> Iterator[tuple[np.ndar
 
 
 def facts_of(study: Study) -> dict[str, Any]:
-    """Everything of one run that is not an array of a sample."""
-    rows: Any = () if study.heldout is None else study.heldout.itertuples()
-    heldout = [
-        {"k": row.k, "control": row.control, "delta": number_of(row.delta), "error": number_of(row.delta_stderr) or 0}
-        for row in rows
-    ]
+    """What the explorer knows of one run beside the arrays of its samples."""
     if not study.layers:
-        return {"layers": [], "heads": [], "facts": {}, "head_maps": [], "first_layer": 0, "heldout": heldout}
+        return {"layers": [], "heads": [], "head_maps": [], "first_layer": 0}
     measured, weight_LH = study.measured, study.measured.main_share_LH
     # A head without sinks has no motion; its mean over samples is that of the samples where it has some.
     means = measured.motions.groupby(["layer", "head"])["mobility"].mean().unstack()
-    edges, shares = measured.scores
-    full = np.flatnonzero(shares)
-    first, last = (full[0], full[-1] + 1) if full.size else (0, len(shares))
+    mobility_LH = means.reindex(index=study.layers, columns=study.heads).to_numpy()
     return {
         "layers": study.layers,
         "heads": study.heads,
         # The page opens on the layer whose heads attend most to one key.
         "first_layer": int(np.nan_to_num(weight_LH).mean(1).argmax()),
-        "facts": {name: listed(study.over("layer")[name]) for name in LAYER_FIELDS},
-        "head_maps": _head_maps(100 * weight_LH, means.reindex(index=study.layers, columns=study.heads).to_numpy()),
-        "curve": {"epsilon": listed(study.curve.epsilon), "filtered": listed(study.curve.filtered)},
-        "histogram": {"edges": listed(edges[first : last + 1]), "parts": listed(shares[first:last])},
-        # null where the rule is no bound on received attention
-        "threshold": number_of(measured.threshold),
-        "heldout": heldout,
+        "head_maps": _head_maps(100 * weight_LH, mobility_LH),
     }
-
-
-def number_of(value: float) -> float | None:
-    """A number as JSON has it: a few digits, null in place of NaN."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
-def listed(values: Any) -> list[float | None]:
-    """Numbers as JSON has them."""
-    return [number_of(value) for value in np.asarray(values, float).ravel()]
 
 
 def _head_maps(weight_LH: np.ndarray, mobility_LH: np.ndarray) -> list[dict[str, Any]]:
@@ -303,8 +283,8 @@ def _head_maps(weight_LH: np.ndarray, mobility_LH: np.ndarray) -> list[dict[str,
 
 # In the order they are put together: a later file may use an earlier one.
 SCRIPTS = (
-    "data", "colours", "text", "drawing", "app", "player", "readout", "heatmap", "heads", "paths", "scatter", "pane",
-    "charts", "findings", "controls", "main",
+    "data", "colours", "text", "drawing", "app", "player", "readout", "heatmap", "heads", "multiples", "paths",
+    "scatter", "pane", "charts", "findings", "controls", "main",
 )  # fmt: skip
 
 
@@ -322,7 +302,7 @@ def script_hash() -> str:
 
 def payload(studies: Sequence[Study], budget: int = BUDGET) -> dict[str, Any]:
     """Everything the script draws, as JSON values. ``budget``: characters for the arrays of each run."""
-    palette = {name: {"scale": theme.scale, "runs": theme.runs} for name, theme in THEMES.items()}
+    palette = {name: {"scale": theme.scale, "lines": theme.lines} for name, theme in THEMES.items()}
     runs = [
         {"label": study.label, "family": study.family, "added": study.sink_count}
         | facts_of(study)

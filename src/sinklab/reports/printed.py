@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from sinklab.errors import unknown
 from sinklab.records.storage import write_beside
-from sinklab.reports.drawing import FORMATS, write_figure
+from sinklab.reports.drawing import FORMATS, figure_of, write_figure
 from sinklab.reports.style import theme_named, themed
 from sinklab.reports.tables import markdown
 
@@ -62,9 +62,9 @@ def write_page(path: Path, table: pd.DataFrame, sentences: Iterable[str], more: 
 
 
 def save_figure(
-    draw: Callable[[], Figure], stem: Path, formats: Iterable[str] = ("png",), *, theme: str = "light"
+    draw: Callable[..., Any], stem: Path, formats: Iterable[str] = ("png",), *, theme: str = "light"
 ) -> list[Path]:
-    """A figure as files STEM.png, … in a folder that is made; the paths.
+    """What ``draw`` returns, a figure or axes, as files STEM.png, … in a folder that is made; the paths.
 
     Raises ValueError for an unknown format.
     """
@@ -76,4 +76,4 @@ def save_figure(
         return []
     stem.parent.mkdir(parents=True, exist_ok=True)
     with themed(look):
-        return write_figure(draw(), stem, wanted, look)
+        return write_figure(figure_of(draw()), stem, wanted, look)

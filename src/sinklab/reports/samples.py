@@ -19,7 +19,7 @@ from sinklab.records.storage import ARRAYS
 from sinklab.registry import rules
 from sinklab.reports.seen import Seen
 from sinklab.sinks.normalize import even_share
-from sinklab.sinks.rules import Rule, find_sinks
+from sinklab.sinks.rules import Rule
 
 
 def rule_name(rule: Rule) -> str:
@@ -72,6 +72,10 @@ class Reader:
         """
         frame = self.table(axis)
         return pd.DataFrame() if frame is None else frame
+
+    def each(self, axis: str) -> pd.DataFrame:
+        """The same facts of each sample, a row a sample and place; empty where a run has no samples."""
+        return pd.DataFrame()
 
 
 MASK = "[MASK]"
@@ -198,21 +202,10 @@ class Sample:
     exists_TK = cached_property[np.ndarray](lambda sample: np.nan_to_num(sample.visible_TK) > 0)
     """Whether some query sees the key."""
 
-    @property
-    def share_TLHK(self) -> np.ndarray:
-        """Mean weight that the queries which see a key give it; NaN where the key is not there. Whole, and not kept."""
-        visible_TK = np.where(self.exists_TK, self.visible_TK, np.nan)
-        return self.received_TLHK / visible_TK[:, None, None]
-
     mean_share_TK = cached_property[np.ndarray](lambda sample: sample.seen.share_TLK.mean(1))
-    """The same, mean over layers and heads."""
+    """Mean weight that the queries which see a key give it, mean over layers and heads; NaN where it is not there."""
     main_TLH = cached_property[np.ndarray](lambda sample: sample.seen.main_TLH)
     """Key with the greatest share, -1 where nothing is there."""
-
-    @property
-    def sinks_TLHK(self) -> np.ndarray:
-        """Which keys are sinks under the rule. Whole, and not kept."""
-        return find_sinks(self.received_TLHK, self.rule, self.visible_TK[:, None, None])
 
     @property
     def threshold_T(self) -> np.ndarray:
@@ -233,8 +226,6 @@ class Sample:
     """Main sink of the queries of one state; -1 where there are none."""
     share_by_state_TGLH = cached_property[np.ndarray | None](methodcaller("array", "share_by_state"))
     """Mean weight the queries of one state give to their main sink."""
-    row_entropy_TGLH = cached_property[np.ndarray | None](methodcaller("array", "row_entropy"))
-    """Entropy of attention rows in nats, mean over the queries of one state."""
     output_norm_TGLH = cached_property[np.ndarray | None](methodcaller("array", "output_norm"))
     """Length of a head's output, mean over the queries of one state."""
     noop_bound_TGLH = cached_property[np.ndarray | None](methodcaller("array", "noop_bound"))

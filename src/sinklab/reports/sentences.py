@@ -14,16 +14,18 @@ import pandas as pd
 
 from sinklab.analysis.estimates import FEWEST, Estimate, mean_over
 from sinklab.analysis.movement import motion_word
-from sinklab.reports.findings import hiding, richest, trend_word, with_sinks
+from sinklab.registry import figures as registered
+from sinklab.reports.findings import hiding, richest, strength, trend_word, with_sinks
+from sinklab.reports.maps import most_mobile
 from sinklab.reports.study import Study
 from sinklab.reports.training import OVER_EVEN, Training
-from sinklab.reports.words import interval, number, quoted, same, statements, times_chance
+from sinklab.reports.words import interval, number, quoted, same, statements, times_chance, words_of
 
 
 @lru_cache(maxsize=1)
 def _statements() -> Callable[..., list[str]]:
     filters: list[Any] = [quoted, times_chance, listed, moving, named, since, last_rows, richest, mean_of_edits]
-    filters += [groups, hiding, losses_of, np.nanmean, trend_word, with_sinks]
+    filters += [groups, hiding, losses_of, np.nanmean, strength, trend_word, with_sinks]
     tests = {"in_twins": _is_in_twins, "infinite": math.isinf, "close_to": same, "many": are_many}
     return statements("sinklab.reports", filters, tests, over_even=OVER_EVEN, fewest=FEWEST)
 
@@ -123,6 +125,29 @@ def in_short(runs: list[Any]) -> list[str]:
     short += [text for study in added or recorded for text in told("norms", study)[:1]]
     short += told_of(runs, "removals") + [text for study in runs for text in told("heldout", study)[-1:]]
     return short + told_of(recorded, "twins")
+
+
+def story_of(studies: list[Study], shown: list[str]) -> list[dict[str, Any]]:
+    """What opens the page: three sentences with their pictures, or where nothing was measured the command for it.
+
+    shown: labels of the runs in the explorer.
+    """
+    found = []
+    for name, row in words_of("story", "").items():
+        runs = [run for run in studies if (run.heldout is not None if name == "cost" else run.layers)]
+        link, explored = row.get("proof", ""), [run for run in runs if run.label in shown][:2]
+        if not link and explored:
+            # the heads that show it
+            heads = [most_mobile(run)[0][0] if name == "move" else run.measured.strongest for run in explored]
+            views = [(shown.index(run.label), *head) for run, head in zip(explored, heads, strict=True)]
+            fields = zip(("run", "layer", "head"), zip(*views, strict=True), strict=True)
+            link = "&".join(f"{field}={','.join(map(str, at))}" for field, at in fields)
+        command = row["command"].replace("{name}", str(studies[0].run.info.model.get("name", "MODEL")))
+        chart = registered[row["figure"]].prepare(runs) if runs else None
+        sentences = [text for run in runs for text in told(name, run)]
+        about = {"title": row["title"], "anchor": f"story-{name}", "link": f"#{link}"}
+        found.append(about | {"sentences": sentences, "chart": chart, "command": command})
+    return found
 
 
 def are_many(trainings: list[Training]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pandas as pd
 
+from sinklab.analysis.estimates import mean_over
 from sinklab.analysis.verdicts import Verdict, holm, masking_cost, new_sinks, ninety_six, recovery, start_only
 from sinklab.records.info import of_twin
 from sinklab.reports.findings import Finding, findings_of, in_twins
@@ -147,6 +148,10 @@ class Study(Reader):
         measured = {"layer": "by_layer", "step": "by_step"}
         return getattr(self.measured, measured[axis]) if axis in measured else super().over(axis)
 
+    def each(self, axis: str) -> pd.DataFrame:
+        """The same of each sample."""
+        return self.measured.each[axis] if axis in self.measured.each else super().each(axis)
+
     generations = cached_property[pd.DataFrame | None](methodcaller("table", "generations"))
     """sample, prompt, completion, and what else the run noted."""
 
@@ -161,16 +166,22 @@ class Study(Reader):
 
     @cached_property
     def heldout(self) -> pd.DataFrame | None:
-        """Loss over hidden sinks: k, control, loss, stderr; ``delta`` against k = 0 is added where it is missing."""
+        """Loss over hidden sinks: k, control, loss, stderr; ``delta`` against k = 0 is added where it is missing, and
+        ``delta_low`` and ``delta_high``, the ends of its 95 % interval over rows of text, where their losses were kept.
+        """
         frame = self.table("heldout")
         if frame is None:
             return None
-        frame = frame.drop(columns="losses", errors="ignore")
-        if "delta" in frame:
-            return frame
         base = frame[frame["k"] == 0]
-        loss, error = (base["loss"].iloc[0], base["stderr"].iloc[0]) if len(base) else (np.nan, np.nan)
-        return frame.assign(delta=frame["loss"] - loss, delta_stderr=np.hypot(frame["stderr"], error))
+        if "delta" not in frame:
+            loss, error = (base["loss"].iloc[0], base["stderr"].iloc[0]) if len(base) else (np.nan, np.nan)
+            frame = frame.assign(delta=frame["loss"] - loss, delta_stderr=np.hypot(frame["stderr"], error))
+        if "losses" in frame and len(base):
+            apart = [mean_over(np.subtract(losses, base["losses"].iloc[0])).interval for losses in frame["losses"]]
+        else:
+            apart = [(math.nan, math.nan)] * len(frame)
+        frame[["delta_low", "delta_high"]] = apart
+        return frame.drop(columns="losses", errors="ignore")
 
     measured = cached_property[Measured](
         lambda study: Measured(study.sample, study.recorded, study.layers, study.heads)

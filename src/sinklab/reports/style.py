@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -15,11 +16,13 @@ from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from sinklab.errors import one_of
 
 DPI = 170
+PAPERS = {"neurips": (5.5, 2.7, 8), "icml": (6.75, 3.25, 8), "acl": (6.3, 3.03, 8), "thesis": (6.0, 4.4, 10)}
+"""what figures are for -> inches of the text and of a column, points of letters"""
+_letters = ContextVar("letters", default=1.0)
 MARKERS = ("o", "s", "D", "^", "v", "P")
 
 
@@ -42,6 +45,11 @@ class Theme:
     """prompt, masked, committed"""
     scale: list[str]
     """from nothing to much, lightness falling (light) or rising (dark) evenly"""
+
+    @property
+    def lines(self) -> list[str]:
+        """All colours that tell lines apart."""
+        return self.runs + self.more
 
 
 def asset(name: str) -> str:
@@ -74,8 +82,32 @@ def themed(theme: Theme) -> Iterator[None]:
         **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), theme.muted),
         **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), theme.line),
     }
+    settings |= {
+        name: _letters.get() * size
+        for name, size in _style_file().items()
+        if name.endswith(("fontsize", "labelsize", "titlesize"))
+    }
     with matplotlib.rc_context(_style_file() | settings):
         yield
+
+
+@contextmanager
+def for_paper(paper: str) -> Iterator[None]:
+    """Letters as large as those of PAPERS inside the block; "" leaves them."""
+    token = _letters.set(PAPERS[paper][2] / 9 if paper else 1.0)
+    try:
+        yield
+    finally:
+        _letters.reset(token)
+
+
+def sized(figure: Figure, paper: str) -> Figure:
+    """A figure as wide as the text of a paper, or as its column where it is narrow; its height goes with it."""
+    if paper:
+        width, height = figure.get_size_inches()
+        wide = PAPERS[paper][int(width <= 5)]
+        figure.set_size_inches(wide, height * wide / width)
+    return figure
 
 
 def colormap(theme: Theme) -> Colormap:
@@ -90,7 +122,7 @@ def own_axes(axes: Axes | None, width: float = 4.6, height: float = 3.0) -> Axes
     return Figure(figsize=(width, height), layout="constrained").subplots()
 
 
-def legend_above(axes: Axes, columns: int = 1, *, grow: bool, extra: Sequence[tuple[str, str]] = ()) -> None:
+def legend_above(axes: Axes, columns: int = 0, *, grow: bool, extra: Sequence[tuple[str, str]] = ()) -> None:
     """A legend over the plot, left; with ``grow`` the figure gets taller by its lines and the plot keeps its height.
 
     columns: 0 takes two, or one where an entry is long.
@@ -106,36 +138,6 @@ def legend_above(axes: Axes, columns: int = 1, *, grow: bool, extra: Sequence[tu
     if grow:
         figure: Any = axes.figure
         figure.set_figheight(figure.get_figheight() + 0.19 * -(-len(names) // columns))
-
-
-def legend_of_dots(axes: Axes, columns: int, title: str | None = None) -> None:
-    """A legend over a plot of dots: all of one size, none see-through."""
-    legend = axes.legend(
-        title=title, alignment="left", ncols=columns, loc="lower left", bbox_to_anchor=(-0.1, 1), borderaxespad=0.2,
-        handletextpad=0.1, columnspacing=1,
-    )  # fmt: skip
-    for handle in legend.legend_handles:
-        handle.set(sizes=[30], alpha=1)  # type: ignore[union-attr]
-
-
-def note(axes: Axes, words: str, at: tuple[float, float], coords: Any, offset: tuple[int, int], **how: Any) -> None:
-    """Small words in the colour of labels, hanging from a place."""
-    style: Any = {"va": "top", "fontsize": 8, "color": axes.xaxis.label.get_color()} | how
-    axes.annotate(words, at, xycoords=coords, xytext=offset, textcoords="offset points", **style)
-
-
-def whole_numbers(axis: Any) -> None:
-    """Ticks at whole numbers alone."""
-    axis.set_major_locator(MaxNLocator(integer=True))
-
-
-def from_zero(axes: Axes, floor: float = 1e-9) -> None:
-    """The vertical axis from 0 to a little over the greatest value drawn, so that no marker is cut."""
-    import numpy as np
-
-    drawn = [np.asarray(line.get_ydata(), dtype=float) for line in axes.lines]
-    greatest = max((float(values[np.isfinite(values)].max(initial=0.0)) for values in drawn), default=0.0)
-    axes.set_ylim(0, 1.06 * max(greatest, floor))
 
 
 def printable(text: str, most: int = 14) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from sinklab.analysis.estimates import Estimate
 from sinklab.reports.samples import ADDED, MASK
@@ -60,17 +61,22 @@ def times_chance(enrichment: float) -> str:
 
 
 def statements(
-    package: str, filters: Iterable[Callable[..., Any]], tests: dict[str, Any] | None = None, **known: Any
+    package: str,
+    filters: Iterable[Callable[..., Any]],
+    tests: dict[str, Any] | None = None,
+    *,
+    file: str = "sentences.jinja",
+    **known: Any,
 ) -> Callable[..., list[str]]:
-    """What says the statements of a package's sentences.jinja: by its name and what it is about, as sentences; none
-    where there is nothing to say. "¶" stands between sentences of one statement; white space is free.
+    """What says the statements of a package's sentences.jinja, or another ``file``: by its name and what it is about,
+    as sentences; none where there is nothing to say. "¶" stands between sentences of a statement; white space is free.
 
     Args:
         filters: functions that the statements use, by their names.
         tests: and tests.
         known: and constants.
     """
-    text = resources.files(package).joinpath("sentences.jinja").read_text("utf-8")
+    text = resources.files(package).joinpath(file).read_text("utf-8")
     # Plain text: a page escapes it.
     words = Environment(
         loader=FunctionLoader(lambda name: text), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -78,7 +84,7 @@ def statements(
     words.filters |= {each.__name__.lstrip("_"): each for each in (number, percent, *filters)}
     words.tests |= {"unknown": pd.isna} | (tests or {})
     words.globals |= known
-    module = words.get_template("sentences.jinja").module
+    module = words.get_template(file).module
 
     def told(statement: str, *about: Any, **facts: Any) -> list[str]:
         said = getattr(module, statement)(*about, **facts)
@@ -99,4 +105,18 @@ def words_of(what: str, name: str) -> Any:
 
     Empty where it says nothing.
     """
-    return _cards()[what].get(name, "")
+    return _cards()[what].get(name, "") if name else _cards()[what]
+
+
+def tipped(text: str) -> Markup:
+    """Words of the glossary with what they mean, each where it first stands."""
+    words, seen = words_of("words", "glossary"), set[str]()
+
+    def tip(match: re.Match[str]) -> str:
+        word = match[1].lower()
+        if word in seen:
+            return match[0]
+        seen.add(word)
+        return f'<abbr tabindex="0" title="{escape(words[word])}">{match[0]}</abbr>'
+
+    return Markup(re.sub(rf"(?<![\w-])({'|'.join(words)})s?\b", tip, str(escape(text)), flags=re.IGNORECASE))

@@ -166,6 +166,7 @@ class Run:
     sampling: TokenSampling
     generator: torch.Generator | None
     ends: RowEnds | None
+    cache: Cache | None = None
 
 
 class DenoiseOptions(TypedDict, total=False):
@@ -232,9 +233,8 @@ def denoise(
     limits = plan.evaluations(sizes, steps)
     check_equal_rows(plan, canvas.open_BS, len(sizes), steps)
     ends = None if stop_ids is None else RowEnds(stop_ids, canvas.open_BS, canvas.mask_id)
-    evaluate = evaluator(denoiser, cache_of(cache), block_BS)
-    run = Run(canvas, block_BS, sizes, limits, chosen, plan, sampling, generator, ends)
-    return getattr(plan, "run", _steps)(run, evaluate)
+    run = Run(canvas, block_BS, sizes, limits, chosen, plan, sampling, generator, ends, cache_of(cache))
+    return getattr(plan, "run", _steps)(run, evaluator(denoiser, run.cache, block_BS))
 
 
 def planned(rule: UnmaskingRule, schedule: Schedule | str | None, sampling: TokenSampling) -> Schedule:

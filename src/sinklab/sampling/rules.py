@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from sinklab.attention.context import finest
 from sinklab.errors import Checked, limited
 from sinklab.registry import unmasking_rules
 from sinklab.sampling.canvas import numbers_of
@@ -222,7 +223,7 @@ class PositionalOrder:
     def start(self, open_BS: Tensor, generator: torch.Generator | None) -> UnmaskingRule:
         """The rule with its order drawn: one permutation of the columns per row."""
         source = required(generator, "positional order")
-        noise_BS = torch.rand(open_BS.shape, dtype=torch.float64, generator=source, device=source.device)
+        noise_BS = torch.rand(open_BS.shape, dtype=finest(source.device), generator=source, device=source.device)
         return _Drawn(noise_BS.argsort(1).to(open_BS.device))
 
     def __call__(self, candidates: Candidates) -> Tensor:

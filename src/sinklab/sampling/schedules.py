@@ -88,6 +88,8 @@ class Schedule(Protocol):
 
     Optional attribute `allows_surplus_steps`: there may be more evaluations than positions, and they change counts.
     Optional method `run(run, evaluate)`: the steps, in place of the loop that commits every position once.
+    Optional attribute `resizes`: tokens change the length of the canvas; fields `expand_id`, `delete_id` and `context`
+    that are None are then filled in by the model that decodes.
     """
 
     @property

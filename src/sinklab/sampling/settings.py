@@ -5,7 +5,7 @@ torch loads where a method needs it: `--help` reads the fields alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +168,7 @@ class DecodingSettings(Checked):
         *,
         eos_ids: Iterable[int] = (),
         text_vocabulary: int | None = None,
+        resizing: Mapping[str, int | None] | None = None,
         **given: Any,
     ) -> Iterator[Step]:
         """`denoise` with these settings: the denoiser limited to text, suppressed and guided, the seed sown.
@@ -175,6 +176,8 @@ class DecodingSettings(Checked):
         Args:
             eos_ids: the model's end-of-text ids, for `stop_at_eos`.
             text_vocabulary: ids from here on are no text; None when all are.
+            resizing: the model's `expand_id`, `delete_id` and `context`, for a schedule under which tokens change the
+                length of the canvas; under any other `expand_id` is never written.
             given: a rule, schedule or cache object to use in place of the name.
 
         Raises ValueError for settings that do not fit together.
@@ -185,6 +188,14 @@ class DecodingSettings(Checked):
         from sinklab.sampling.loop import denoise
 
         values = self.values(**given)
+        plan, expand_id = values["schedule"], (resizing or {}).get("expand_id")
+        if getattr(plan, "resizes", False):
+            if self.cfg_scale:
+                raise ValueError(f"guidance needs a canvas of one length, got cfg_scale={self.cfg_scale}; leave it out")
+            told = {name: value for name, value in (resizing or {}).items() if getattr(plan, name) is None}
+            values["schedule"] = replace(plan, **told)
+        elif expand_id is not None:
+            denoiser = suppressed(denoiser, expand_id)
         stop_ids = {*self.stop_ids, *(eos_ids if self.stop_at_eos else ())}
         if self.stop_at_eos and not stop_ids:
             raise ValueError("stop_at_eos needs the id of end of text, but the model names none; give stop_ids.")

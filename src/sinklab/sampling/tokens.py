@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sinklab.attention.context import reads_wait
+from sinklab.attention.context import finest, reads_wait
 from sinklab.errors import Checked, limited
 
 # M candidate positions, V vocabulary, P pieces of it
@@ -93,8 +93,7 @@ def proposals(
     if sampling.temperature == 0:
         return _best_but(logits_MV, mask_id)
     source = required(generator, "a temperature above 0")
-    noise_MV = torch.empty(logits_MV.shape, dtype=torch.float64, device=source.device).exponential_(generator=source)
-    noise_MV = noise_MV.to(logits_MV.device).log_()
+    noise_MV = _log_exponential(logits_MV, source)
     if cut_MV is None:
         noise_MV.mul_(-sampling.temperature).add_(logits_MV)
     else:
@@ -162,5 +161,12 @@ def perturbed(score_M: Tensor, alg_temp: float, generator: torch.Generator | Non
     Gumbel-top-k: the same distribution as multinomial draws without replacement from softmax(score / alg_temp).
     """
     source = required(generator, "alg_temp")
-    noise_M = torch.empty(score_M.shape, dtype=torch.float64, device=source.device).exponential_(generator=source)
-    return score_M.double() / alg_temp - noise_M.to(score_M.device).log_()
+    noise_M = _log_exponential(score_M, source)
+    return score_M.to(noise_M.dtype) / alg_temp - noise_M
+
+
+def _log_exponential(like: Tensor, source: torch.Generator) -> Tensor:
+    """The logarithm of exponential numbers of rate 1, one for each of `like`, drawn where the generator is; float64
+    where both devices have that (else the tail is a little shorter)."""
+    noise = torch.empty(like.shape, dtype=finest(source.device), device=source.device).exponential_(generator=source)
+    return noise.to(like.device, finest(like.device)).log_()

@@ -124,8 +124,7 @@ def denoise_with_clean_pass(
             denoiser(ids_BS, wanted_BS)
         return denoiser(ids_BS, wanted_BS)
 
-    vocabulary = model.config.text_vocab_size
-    return settings.decode(evaluate, canvas, eos_ids=ends_of(model.config), text_vocabulary=vocabulary)
+    return settings.decode(evaluate, canvas, **model.config.decoding)
 
 
 @dataclass(frozen=True)
@@ -277,6 +276,8 @@ class DenoisingWriter(Writer):
     def __init__(self, texts: Writing, log: InterventionLog) -> None:
         model: Any = texts.loaded.model
         settings = ending(texts.settings, model.config) if texts.ends else texts.settings
+        if getattr(settings.values()["schedule"], "resizes", False):
+            raise ValueError("columns move under the schedule 'elastic', but what is recorded keeps them; take another")
         canvas = canvas_of(texts.loaded, texts.requests, texts.new_tokens) if texts.canvas is None else texts.canvas
         self.canvas = canvas.to(model.device)
         self.ids_BS = self.canvas.ids_BS

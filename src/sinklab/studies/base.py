@@ -26,11 +26,11 @@ A study is one kind of run. Registered, it has a command, ``sinklab NAME``, made
 
     Lengths()(sinklab.load("tiny"), "runs/lengths", Lengths.Settings(texts=("The sea",)))
 
-One that outgrows a file is a folder: study.py with settings and class, run.py, figures.py. A study's module is imported
-for ``--help``, so that torch, and all that imports it, is imported in functions; `deferred` makes a method of one.
+One that outgrows a file is a folder: study.py with settings and class, run.py, figures.py. A study's module is
+imported for ``--help``: torch, and all that imports it, is imported in functions; `deferred` makes a method of one.
 
 A long study is written in parts: `Study.parts` names the table that ends a part, `samples` says how many there are, and
-`run` writes those of ``work.samples``: the ones that are missing, sharded over the processes of ``accelerate launch``.
+`run` writes those of ``work.samples``, which are missing. Workers may share them, if it `shards`: one does `finish`.
 """
 
 from __future__ import annotations
@@ -38,22 +38,25 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sinklab.errors import free_fields, known_fields
 from sinklab.records.info import RunInfo, read_info
-from sinklab.records.reading import open_run
+from sinklab.records.leases import FINISH
+from sinklab.records.reading import lost_files, open_run
 from sinklab.records.storage import RUN_FILE, weights_hash
-from sinklab.records.writing import RunWriter, merge_runs
 from sinklab.registry import studies
-from sinklab.studies.processes import Processes, Progress, as_progress, rank_folders, refuse_taken
+from sinklab.studies.processes import Processes, Progress, Units, as_progress, refuse_taken
 
 if TYPE_CHECKING:
     from sinklab.checkpoints.loading import Loaded
     from sinklab.records.reading import Run
+    from sinklab.records.writing import RunWriter
 
 
 def heldout_text(given: str | None) -> str:
@@ -115,7 +118,7 @@ def describe(loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequenc
     about["recorded_heads"] = list(range(of_heads) if heads is None else heads)
     about |= {"hidden_size": backbone.hidden_size, "parameters": loaded.model.num_parameters()}
     # of several processes each may have a device of its own, of the same type
-    about |= {"dtype": str(loaded.model.dtype).removeprefix("torch."), "device": loaded.model.device.type}
+    about |= {"dtype": loaded.stored or str(loaded.model.dtype)[6:], "device": loaded.model.device.type}
     about["weights_sha256"] = weights_hash(loaded.model.state_dict())
     return about | {name: getattr(config, name, absent) for name, absent in ABSENT.items()}
 
@@ -178,8 +181,8 @@ class Work:
     progress: Progress
     plan: Any
     """What `Study.prepare` returned."""
-    samples: list[int]
-    """The samples that this process has to write."""
+    samples: Units
+    """Gives the samples that this worker has to write, one after the other; its length is how many were missing."""
 
 
 def deferred(function: str) -> Any:
@@ -212,7 +215,7 @@ class Study:
     keeps: ClassVar[bool] = False
     """Whether to resume means to take a finished run as it is and to begin an unfinished one anew; its command does."""
     shards: ClassVar[bool] = False
-    """Whether several processes may share its samples."""
+    """Whether several workers may share its samples: then `run` writes nothing but parts of ``work.samples``."""
     permissions: ClassVar[tuple[str, ...]] = ()
     """Settings that are given on the command line alone, and never taken from a run by ``--reproduce``."""
 
@@ -280,6 +283,7 @@ class Study:
         progress: Progress | Callable[[str], object] | None = None,
         resume: bool = False,
         overwrite: bool = False,
+        worker: Processes | None = None,
     ) -> Path:
         """Write a run folder; the path of it.
 
@@ -287,78 +291,80 @@ class Study:
             loaded: the model, or a function that loads it once nothing else can be wrong.
             out: folder to write; it must be empty or absent, or hold this very run to resume.
             settings: what to do; the defaults when left out.
-            progress: shows the progress; a function is called with a short text at each stage.
+            progress: a function is called with a short text at each stage.
             resume: continue where an interrupted run stopped; the result is that of an uninterrupted one.
             overwrite: replace a run that is there.
+            worker: which of several at one folder; the environment says it when left out.
 
         Raises:
             ValueError: for settings that the model or the study refuses, and a folder that is taken.
         """
-        path, processes = Path(out), Processes.here()
-        say = as_progress(progress if processes.is_first else None)
+        path, given, worker = Path(out), worker, worker or Processes.here()
+        say = as_progress(progress if worker.is_first else None)
         settings = self.Settings() if settings is None else settings
-        if processes.world > 1 and not self.shards:
-            raise ValueError(
-                f"a {self.name} is scored by one process, but several were started; start it without a launcher"
-            )
+        if worker.world > 1 and not self.shards:
+            raise ValueError(f"a {self.name} is scored by one process, but several were started; start one")
+        resume = resume or worker.joins
         if not (resume or overwrite):
             refuse_taken(path)
         loaded = loaded() if callable(loaded) else loaded
-        settings = self.seeded(self.fit(loaded, settings), path, processes, resume)
+        worker = worker.holding(getattr(loaded, "model", None), is_counted=given is not None)
+        settings = self.seeded(self.fit(loaded, settings), path, worker, resume)
         each = dict(zip(self.folders(path), self.of_folders(loaded, settings), strict=True))
         # what can be wrong with the input shows here, before a folder is taken
         plans = [self.prepare(loaded, one, say) for one in each.values()]
         for (folder, one), plan in zip(each.items(), plans, strict=True):
             if len(each) > 1:
                 say.stage(f"the {folder.name} run")
-            self._write(loaded, folder, one, plan, say, resume=resume, overwrite=overwrite)
+            self._write(folder, loaded, one, plan, say, worker, resume=resume, overwrite=overwrite)
         return path
 
     def _write(
-        self, loaded: Loaded, path: Path, settings: Any, plan: Any, say: Progress, *, resume: bool, overwrite: bool
+        self, path: Path, loaded: Loaded, settings: Any, plan: Any, say: Progress, worker: Processes, **how: Any
     ) -> None:
-        processes = Processes.here()
         about: dict[str, Any] = {"kind": self.kind or self.name, "model": self.about(loaded, plan)}
         about |= {"settings": self.record(settings), "seed": getattr(settings, "seed", None)}
-        if self.keeps and resume and (path / RUN_FILE).is_file():
-            if _is_finished(path, about):
+        if worker.told(self.keeps and how["resume"] and (path / RUN_FILE).is_file()):
+            if worker.told(worker.leads and _is_finished(path, about)):
                 say.stage(f"{path} is there")
+                worker.finished.append(path)
                 return
-            resume, overwrite = False, True
-        missing = [*range(self.samples(plan))]
-        if self.parts and not overwrite:
-            missing = processes.missing(path, len(missing), resume=resume, parts=self.parts)
-        with RunWriter(processes.folder(path), **about, resume=resume, overwrite=overwrite) as run:
-            work = Work(loaded, settings, run, say, plan, processes.share(missing))
-            self.run(work)
-            if processes.world == 1:
+            how = {"resume": False, "overwrite": True}
+        with ExitStack() as last, worker.writer(path, **about, **how, shared=self.shards) as run:
+            done = run.refresh().parts.get(f"{self.parts}.parquet", ()) if worker.leads else ()
+            missing = worker.told({*range(self.samples(plan))}.difference(done))
+            claims = run.claims if self.shards else None
+            with Units(claims, worker.ordered(missing), partial(run.has, self.parts), run.refresh, worker) as units:
+                work = Work(loaded, settings, run, say, plan, units)
+                self.run(work)
+            # another one may be at it, or have done it; held until run.json says so
+            held = worker.leads and last.enter_context(run.claims.seek(FINISH) or nullcontext())
+            run.is_last = bool(held) and run.refresh().status != "complete"
+            if worker.told(run.is_last):
                 self.finish(work)
-        if processes.world == 1:
-            return
-        processes.wait()
-        if processes.is_first:
-            merge_runs(rank_folders(path).values(), path)
-        processes.wait()
-        if processes.is_first:
-            with RunWriter(path, **about, resume=True) as run:
-                self.finish(dataclasses.replace(work, run=run))
+                worker.finished.append(path)
 
     @property
     def name(self) -> str:
         """The name it is registered by; that of its class where it is not."""
         return studies.name_of(self) if type(self) in studies.values() else type(self).__name__.lower()
 
-    def seeded(self, settings: Any, path: Path, processes: Processes, resume: bool) -> Any:
-        """The settings with a seed, where they have one and it is None: that of the run to resume, or a new one."""
+    def seeded(self, settings: Any, path: Path, worker: Processes, resume: bool) -> Any:
+        """The settings with a seed, where they have one and it is None: that of the run to resume, or a new one.
+
+        Raises ValueError where several workers would each draw another one.
+        """
         if "seed" not in (fields := leaves(settings)) or fields["seed"][1] is not None:
             return settings
-        folders = [one for folder in self.folders(path) for one in (folder, *rank_folders(folder).values()) if resume]
-        before = [read_info(folder / RUN_FILE).seed for folder in folders if (folder / RUN_FILE).is_file()]
+        folders = [folder for folder in self.folders(path) if resume and (folder / RUN_FILE).is_file()]
+        seed = next(
+            (seed for seed in (read_info(folder / RUN_FILE).seed for folder in folders) if seed is not None), None
+        )
+        if seed is None and worker.joins:
+            raise ValueError("workers that share a run share its seed, but it is to be drawn; give one (--seed)")
         import torch
 
-        seed = next((seed for seed in before if seed is not None), None)
-        seed = processes.agreed(int(torch.randint(2**31, ())) if seed is None else seed)
-        return from_record(settings, {"seed": seed})
+        return from_record(settings, {"seed": int(torch.randint(2**31, ())) if seed is None else seed})
 
     def settings_of(self, folder: str | Path) -> Any:
         """The settings that a run folder keeps, but for `permissions`, with the untrained twins that it has.
@@ -381,7 +387,7 @@ class Study:
 def _is_finished(path: Path, about: dict[str, Any]) -> bool:
     """Whether this very run is there to its end. Raises ValueError for the finished run of something else."""
     before: RunInfo = read_info(path / RUN_FILE)
-    if before.status != "complete":
+    if before.status != "complete" or lost_files(path, before):
         return False
     settings = {name: list(value) if isinstance(value, tuple) else value for name, value in about["settings"].items()}
     same = (before.kind, before.settings) == (about["kind"], settings)

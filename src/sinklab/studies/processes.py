@@ -1,18 +1,21 @@
-"""The progress of a run, and runs over several processes: each writes a shard of the samples, rank 0 merges them."""
+"""The progress of a run, and runs over several workers, each of which claims what it does next."""
 
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from sinklab.records.info import read_info
+from sinklab.records.leases import POLL, Claims, Lease
 from sinklab.records.storage import RUN_FILE
-from sinklab.records.writing import names_in
+from sinklab.records.writing import RunWriter, names_in
 
 
 class Progress:
@@ -67,44 +70,82 @@ class Meter:
         self.progress.count(self.done, max(self.total, self.done))
 
 
-# The first process waits for the slowest one's last sample: hours on large models.
+# lm-eval's own command has processes wait for each other: hours on large models
 PATIENCE = timedelta(days=7)
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those that `accelerate launch` or `torchrun` started; one alone without them."""
+    """This worker among those that share a run: of ``--shard i/n``, of `accelerate launch` or `torchrun`, or alone.
 
-    rank: int
-    world: int
+    Workers share a folder and nothing else: any number of them may come, end and come back.
+    """
+
+    rank: int = 0
+    world: int = 1
+    joins: bool = False
+    """Whether it takes up what is there: others may have begun."""
+    finished: list[Path] = field(default_factory=list, compare=False)
+    """Run folders to which this worker wrote the last."""
+    share: Any = None
+    """Of the heads of the model (`HeadShare`), where several processes hold it together and are one worker."""
 
     @classmethod
-    def here(cls) -> Processes:
-        """As the environment says. Raises ValueError for one that makes no sense."""
-        rank, world = (os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    def here(cls, shard: str | None = None, tensor_parallel: int = 1) -> Processes:
+        """As ``--shard`` or the environment says; so many processes in order of rank are one worker. Raises ValueError
+        for what makes no sense.
+        """
+        given = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+        what = "RANK must be a number below WORLD_SIZE, but they are {!r} and {!r}; start with accelerate launch"
+        if shard is not None:
+            what = "--shard is i/n with i from 0 to n - 1, such as 0/4, but i is {!r} and n is {!r}; give another"
+            given = shard.partition("/")[::2]
+        rank, world = given
         if not (rank.isdigit() and world.isdigit() and int(rank) < int(world)):
-            raise ValueError(
-                f"RANK must be a number below WORLD_SIZE, but they are {rank!r} and {world!r}; start with accelerate "
-                "launch"
-            )
-        return cls(int(rank), int(world))
+            raise ValueError(what.format(rank, world))
+        size = 1 if shard is not None else tensor_parallel
+        workers = int(world) // size
+        return cls(int(rank) // size, workers, joins=shard is not None or workers > 1)
+
+    def holding(self, model: Any, *, is_counted: bool) -> Processes:
+        """This worker with its model; one where processes hold it together, who are counted as one from here on unless
+        they are already.
+        """
+        from sinklab.attention.heads import HeadShare
+
+        if (share := HeadShare.of_model(model)) is None:
+            return self
+        size = 1 if is_counted else share.count
+        return replace(self, rank=self.rank // size, world=self.world // size, share=share)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes; others that hold the model with it compute the same beside it."""
+        return self.share is None or self.share.rank == 0
+
+    @property
+    def writer(self) -> type[RunWriter]:
+        """What fills a run folder here."""
+        return RunWriter if self.leads else Beside
+
+    def told(self, value: Any) -> Any:
+        """What the process that writes has, in all that hold its model."""
+        if self.share is None:
+            return value
+        import torch.distributed as dist
+
+        given = [value]
+        dist.broadcast_object_list(given, group=self.share.group, group_src=0)
+        return given[0]
 
     @property
     def is_first(self) -> bool:
-        """Whether this process prints, and merges the shards."""
-        return self.rank == 0
+        """Whether this process shows the progress: the others would say the same."""
+        return int(os.environ.get("RANK", "0")) == 0
 
-    def folder(self, out: Path) -> Path:
-        """Where this process writes."""
-        return out if self.world == 1 else out.with_name(f"{out.name}.rank{self.rank}")
-
-    def share(self, samples: Iterable[int]) -> list[int]:
-        """The samples of this process's shard: by their numbers, so that a resumed process gets its own again."""
-        return [sample for sample in samples if sample % self.world == self.rank]
-
-    def agreed(self, value: Any) -> Any:
-        """The first process's value, in every process."""
-        return self.gathered(value)[0]
+    def ordered(self, samples: Iterable[int]) -> list[int]:
+        """Samples in the order in which this worker tries them: its own first, by their numbers, then the others'."""
+        return sorted(samples, key=lambda sample: ((sample - self.rank) % self.world != 0, sample))
 
     def gathered(self, value: Any) -> list[Any]:
         """Of every process its value, in every process."""
@@ -112,77 +153,110 @@ class Processes:
             return [value]
         import torch.distributed as dist
 
-        self._connect()
-        found: list[Any] = [None] * self.world
-        dist.all_gather_object(found, value)
-        return found
-
-    def wait(self) -> None:
-        """Until every process is here."""
-        self.gathered(None)
-
-    def _connect(self) -> None:
-        import torch.distributed as dist
-
         if not dist.is_initialized():
             dist.init_process_group("gloo", timeout=PATIENCE)
             # its threads must end before the interpreter does: a process that aborts takes the others with it
             atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, value)
+        return found
 
-    def missing(self, out: Path, samples: int, *, resume: bool, parts: str = "generations") -> list[int]:
-        """The samples that are still to be written, by whichever process; the same in all of them.
 
-        Args:
-            out: the run folder.
-            samples: in all.
-            resume: leave out those that are there.
-            parts: table whose parts mark samples as written.
+class Units:
+    """What is still to be done, claimed unit by unit; a unit that another worker has is awaited, and done if it dies.
 
-        Raises:
-            ValueError: for a folder that holds files when nothing is resumed, and when an interrupted run was started
-                by another number of processes.
+    Iterated, it gives the units that this worker has to do; its end says that all are done, by whomever. The end of its
+    with block lets go of the unit in work.
+    """
+
+    def __init__(
+        self,
+        claims: Claims | None,
+        units: Sequence[Any],
+        is_done: Callable[[Any], bool],
+        refresh: Callable[[], object] = lambda: None,
+        worker: Processes = Processes(),
+    ) -> None:
         """
-        return self.agreed(self._missing(out, samples, resume, parts) if self.is_first else None)
+        Args:
+            claims: of the run folder; None where there is one worker.
+            units: in the order in which they are tried; their texts name the claims.
+            is_done: whether a unit was done by any worker when `refresh` looked.
+            refresh: looks.
+            worker: that has to do them.
+        """
+        self._worker = worker
+        self._claims, self._units, self._is_done, self._refresh = claims, units, is_done, refresh
+        self._lease: Lease | None = None
 
-    def _missing(self, out: Path, samples: int, resume: bool, parts: str = "generations") -> list[int]:
-        if not resume:
-            refuse_taken(out)
-            return list(range(samples))
-        ranks = rank_folders(out)
-        done: set[int] = set()
-        for folder in [out, *ranks.values()]:
-            if (folder / RUN_FILE).is_file():
-                done.update(read_info(folder / RUN_FILE).parts.get(f"{parts}.parquet", ()))
-        todo = [sample for sample in range(samples) if sample not in done]
-        # a folder of the first process alone: the others were stopped before they had theirs
-        started = 1 if (out / RUN_FILE).is_file() else max(1, *ranks) + 1 if ranks else self.world
-        alone_now, more_then = self.world == 1 and started > 1, started > self.world
-        # fewer folders than processes may be those that an early stop left
-        if alone_now or (todo and started != self.world and (started == 1 or more_then)):
-            raise ValueError(
-                f"{out} was started by {started} processes and is resumed by {self.world}: use the same number "
-                "(accelerate launch --num_processes), or write into another folder"
-            )
-        return todo
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def __iter__(self) -> Iterator[Any]:
+        # those that hold a model together do the same units, in the order of the one that claims them
+        claimed = self._claimed() if self._worker.leads else itertools.repeat("")
+        while (unit := self._worker.told(next(claimed, None))) is not None:
+            yield unit
+
+    def _claimed(self) -> Iterator[Any]:
+        if self._claims is None:
+            yield from self._units
+            return
+        todo = [*self._units]
+        while todo:
+            elsewhere = []
+            for unit in itertools.filterfalse(self._is_done, todo):
+                self._lease = self._claims.take(f"unit-{unit}")
+                if self._lease is None:
+                    elsewhere.append(unit)
+                    continue
+                # another worker may have done it just before
+                self._refresh()
+                if not self._is_done(unit):
+                    yield unit
+                self._lease.release()
+            self._refresh()
+            if todo := [unit for unit in elsewhere if not self._is_done(unit)]:
+                time.sleep(POLL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._lease is not None:
+            self._lease.release()
+
+
+class Beside(RunWriter):
+    """A run folder for a process that computes what another one writes there: it reads and writes nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The other one notes the end."""
+
+    def has(self, name: str, part: int | None = None) -> bool:
+        """As the other one has it by now."""
+        self._info = read_info(self.path / RUN_FILE)
+        return super().has(name, part)
+
+    def table(self, name: str, *_: Any, **__: Any) -> Path:
+        """Where it would be."""
+        return self.path
+
+    arrays = table
 
 
 def refuse_taken(out: Path) -> None:
-    """Refuse a folder that holds files, or a run of several processes whose shards are not merged.
+    """Refuse a folder that holds files.
 
     Raises:
-        ValueError: naming what is there.
+        ValueError: naming it.
     """
-    there = [out] if out.is_file() or names_in(out) else [*rank_folders(out).values()]
-    if there:
+    if out.is_file() or names_in(out):
         raise ValueError(
             "A run folder is written once: a run is written into an empty or absent folder, but "
-            f"{there[0]} is taken; choose another folder, or continue the run that is there (--resume, in Python "
+            f"{out} is taken; choose another folder, or continue the run that is there (--resume, in Python "
             "resume=True)"
         )
-
-
-def rank_folders(out: Path) -> dict[int, Path]:
-    """Rank -> folder that a process left beside `out`, in this launch or in an interrupted one before."""
-    found = out.parent.glob(f"{out.name}.rank*") if out.parent.is_dir() else ()
-    ranks = {path.name.rpartition(".rank")[2]: path for path in found if (path / RUN_FILE).is_file()}
-    return {int(rank): path for rank, path in sorted(ranks.items()) if rank.isdigit()}

@@ -1,13 +1,15 @@
 """Answers of a benchmark run, one JSON line each: a request that is answered there is not run again."""
 
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from sinklab.errors import from_json
+from sinklab.records.leases import Claims
 
 
 def request_key(*parts: Any) -> str:
@@ -22,36 +24,58 @@ def request_number(seed: int, key: str) -> int:
 
 
 class RequestCache:
-    """Answers by request key, in memory and, where a folder is given, in its files requests-<rank>.jsonl.
+    """Answers by request key, in memory and, where a folder is given, in its files requests-<number>.jsonl.
 
-    Every process writes a file of its own and reads all of them, so that a run can be resumed with any number of
-    processes. A line that was cut short by a kill is left out; so is one of another fingerprint.
+    Every worker writes a file of its own, the first that nobody holds, and reads all of them, so that a run can be
+    resumed with any number of workers. A line that was cut short by a kill is left out; so is one of another
+    fingerprint. The end of its with block lets go of the file.
     """
 
-    def __init__(self, folder: Path | None, rank: int, fingerprint: str) -> None:
-        self._path = None if folder is None else folder / f"requests-{rank}.jsonl"
+    def __init__(self, folder: Path | None, claims: Claims | None, fingerprint: str) -> None:
+        self._folder, self._path, self._lease = folder, None, None
         self._fingerprint = fingerprint
         self._answers: dict[str, dict[str, Any]] = {}
-        for path in () if folder is None else sorted(folder.glob("requests-*.jsonl")):
-            self._read(path)
+        self._read: dict[Path, int] = {}
+        if folder is not None and claims is not None:
+            number = next(n for n in itertools.count() if (lease := claims.seek(f"requests-{n}")) is not None)
+            self._path, self._lease = folder / f"requests-{number}.jsonl", lease
+        self.refresh()
 
-    def _read(self, path: Path) -> None:
-        for line in path.read_bytes().split(b"\n"):
-            try:
-                entry = from_json(line)
-            except ValueError:
-                # the last line of a process that was killed
-                continue
-            if isinstance(entry, dict) and entry.get("run") == self._fingerprint and "key" in entry:
-                self._answers[entry["key"]] = entry.get("answer", {})
+    def refresh(self) -> None:
+        """Read what all workers have answered since."""
+        for path in () if self._folder is None else sorted(self._folder.glob("requests-*.jsonl")):
+            with open(path, "rb") as file:
+                file.seek(self._read.get(path, 0))
+                # another worker may be writing the last line
+                whole = file.read().rpartition(b"\n")[0]
+                self._read[path] = self._read.get(path, 0) + len(whole) + bool(whole)
+            for line in whole.split(b"\n"):
+                try:
+                    entry = from_json(line)
+                except ValueError:
+                    # the last line of a worker that was killed
+                    continue
+                if isinstance(entry, dict) and entry.get("run") == self._fingerprint and "key" in entry:
+                    self._answers.setdefault(entry["key"], entry.get("answer", {}))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._lease is not None:
+            self._lease.release()
 
     def get(self, key: str) -> dict[str, Any] | None:
         """The answer to a request, None where there is none."""
         return self._answers.get(key)
 
+    def has(self, keys: Iterable[str]) -> bool:
+        """Whether all of these requests are answered."""
+        return all(key in self._answers for key in keys)
+
     def add(self, answers: Mapping[str, dict[str, Any]] | Iterable[tuple[str, dict[str, Any]]]) -> None:
-        """Keep answers; they are on the disk when this returns."""
-        new = dict(answers)
+        """Keep answers to what has none; they are on the disk when this returns."""
+        new = {key: answer for key, answer in dict(answers).items() if key not in self._answers}
         self._answers.update(new)
         if self._path is None or not new:
             return

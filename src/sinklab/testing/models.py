@@ -16,7 +16,8 @@ from transformers import DynamicCache
 
 from sinklab.attention.context import watching
 from sinklab.checkpoints import families as readers
-from sinklab.checkpoints.loading import describe, load
+from sinklab.checkpoints.info import describe
+from sinklab.checkpoints.loading import load
 from sinklab.checkpoints.materialize import empty_model, names_of, tensor_plan
 from sinklab.checkpoints.sinkfile import attach_sink, save_sink
 from sinklab.checkpoints.weights import open_weights

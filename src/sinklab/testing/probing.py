@@ -204,7 +204,7 @@ def _traced(
     model: Any, canvas: Canvas, name: str, *, chunk: int | None = None, heads: Any = None
 ) -> tuple[Tensor, Recording]:
     small = partial(attention_statistics, chunk=chunk)
-    patch = mock.patch("sinklab.probing.statistics.attention_statistics", small) if chunk else nullcontext()
+    patch = mock.patch("sinklab.probing.call.attention_statistics", small) if chunk else nullcontext()
     with patch, trace(model, ("received", name), canvas=canvas, heads=heads) as recording:
         logits = model(canvas.ids_BS, attention_mask=canvas.attention_BS.long()).logits
     return logits, recording

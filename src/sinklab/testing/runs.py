@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import io
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,8 @@ def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
     """Hold a study to what its command and its run folders promise, with a model and settings that are soon done.
 
     Its settings come back from run.json; it writes tables or arrays; a folder that is taken is refused; a run that is
-    killed before any of its tables is written is resumed to what it would have been.
+    killed before any of its tables is written, or of which a file is damaged later, is resumed to what it would have
+    been.
 
     Args:
         study: an instance of a registered class.
@@ -61,7 +63,14 @@ def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
                     study(loaded, folder, settings)
             except KeyboardInterrupt:
                 assert open_run(folder).info.status == "interrupted", "an interrupted run does not say so"
-            _check_same(open_run(study(loaded, folder, settings, resume=True)), whole, f"before table {number + 1}")
+            _check_same(
+                open_run(study(loaded, folder, settings, resume=True)), whole, f"killed before table {number + 1}"
+            )
+        lost = shutil.copytree(whole.path, place / "lost")
+        files = [file for _, file in whole.info.all_files()]
+        for file in dict.fromkeys((files[0], files[-1])):
+            (lost / file).write_bytes(b"lost")
+            _check_same(open_run(study(loaded, lost, settings, resume=True)), whole, f"with a damaged {file}")
 
 
 @contextmanager
@@ -80,7 +89,7 @@ def _counted(last: int | None) -> Iterator[list[str]]:
 
 
 def _check_same(run: Run, whole: Run, when: str) -> None:
-    message = f"killed {when}, a resumed run differs from one that was not interrupted"
+    message = f"{when}, a resumed run differs from one that was not interrupted"
     assert (run.info.status, run.info.parts) == ("complete", whole.info.parts), message
     assert (sorted(run.tables), sorted(run.array_files)) == (sorted(whole.tables), sorted(whole.array_files)), message
     for name in whole.tables:

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from sinklab.checkpoints.materialize import machine_type
 from sinklab.errors import read_json
 from sinklab.records.info import RunInfo, read_info, undamaged
 from sinklab.records.storage import RUN_FILE
@@ -47,7 +48,7 @@ def write_checkpoint(root: Path, step: int, *, first: bool, wait: Any) -> Iterat
             yield partial / whole.name
             wait()
             if first:
-                _settle(partial / whole.name)
+                settle(partial / whole.name)
                 # the folder of an earlier session that was cut short
                 shutil.rmtree(whole, ignore_errors=True)
                 (partial / whole.name).rename(whole)
@@ -90,16 +91,19 @@ def _is_full(error: Exception) -> bool:
     return "inline_container" in str(error)
 
 
-def _settle(folder: Path) -> None:
-    """Have the bytes on the disk before the name says so."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+def settle(folder: Path) -> None:
+    """Have the bytes on the disk before the name says so; all files with the mode of the one that most may read."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    for path in files:
+        # the writers of safetensors make files that only their owner may read
+        path.chmod(max(other.stat().st_mode for other in files))
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def prune(root: Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` whole checkpoints, and folders that are none."""
+    """Remove all but the newest ``keep`` whole checkpoints, and what is none."""
+    shutil.rmtree(root / PARTIAL, ignore_errors=True)
     found = whole_checkpoints(root)
     kept = set(found[-keep:])
     for path in root.glob("checkpoint-*"):
@@ -137,6 +141,18 @@ def refuse_broken_weights(model: nn.Module, step: int, root: Path) -> None:
                 f"weights must be finite to be saved, but {name} has values that are not at step {step}; start a new "
                 f"run with a lower lr; the newest whole checkpoint is {named_checkpoint(root)}"
             )
+
+
+def with_precision(settings: TrainSettings) -> TrainSettings:
+    """The settings with bf16 decided: as the run to resume has it, else as this machine multiplies fast."""
+    if settings.bf16 is not None:
+        return settings
+    before = Path(settings.out) / RUN_FILE
+    if settings.resume and before.is_file():
+        return dataclasses.replace(settings, bf16=read_info(before).settings.get("bf16"))
+    return dataclasses.replace(
+        settings, bf16=machine_type("cuda" if torch.cuda.is_available() else "cpu") == torch.bfloat16
+    )
 
 
 def earlier_run(folder: Path, settings: TrainSettings) -> RunInfo | None:

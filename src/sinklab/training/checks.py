@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from accelerate.utils import gather_object
 from transformers import LlamaConfig, TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
@@ -38,6 +39,8 @@ def check(settings: TrainSettings) -> None:
 
 def _check_sizes(settings: TrainSettings) -> None:
     if settings.init_from is not None:
+        if settings.init != "plain":
+            raise ValueError(f"init={settings.init!r} draws new weights, but init_from has some; leave out one of them")
         return
     width, left = divmod(settings.hidden_size, settings.heads)
     if left:
@@ -192,6 +195,8 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
     if ranks > 1:
         # gloo's threads must end before the interpreter does: a process that aborts takes the others with it
         atexit.register(args.distributed_state.destroy_process_group)
+    if len({*gather_object([args.bf16])}) > 1:
+        raise ValueError("all processes must compute in one type, but not all machines have bfloat16; give --no-bf16")
     return args
 
 

@@ -1,6 +1,7 @@
 """The model of a run: new, or from another one; which optimizer trains what of it; and how it is saved."""
 
 import copy
+import math
 import shutil
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +22,7 @@ from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.diffusion_lm import DiffusionLM, Gate
 from sinklab.models.sinks.base import tensors_of
 from sinklab.records.storage import weights_hash
+from sinklab.training.checkpoints import settle
 from sinklab.training.checks import variant
 from sinklab.training.settings import TrainSettings
 
@@ -35,6 +37,8 @@ def started_from(settings: TrainSettings) -> Loaded:
     own = {"gate_bias": settings.gate_bias, "logit_shift": settings.logit_shift or None}
     fields = variant(settings) | {key: value for key, value in own.items() if value is not None}
     torch.manual_seed(settings.seed)
+    # autocast computes with bfloat16 copies anyway: frozen weights that are bfloat16 on disk need no float32 ones
+    fields |= {"dtype": "auto"} if settings.bf16 and settings.train_only != "all" else {}
     # what a diffusion checkpoint's config says besides its backbone; None of a causal one
     theirs = read_plan(name)[0].settings
     _keep_blocks(name, theirs, settings.objective, fields)
@@ -114,12 +118,18 @@ def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Di
         max_position_embeddings=max(512, 2 * settings.length),
         tie_word_embeddings=settings.tie_embeddings,
         rms_norm_eps=1e-5,
+        initializer_range=math.sqrt(2 / (5 * settings.hidden_size)) if settings.init == "smdm" else 0.02,
         **{name: getattr(tokenizer, name) for name in ("pad_token_id", "eos_token_id", "bos_token_id")},
     )
     fields = variant(settings, "logit_shift", "gate_bias")
     config = DiffusionLMConfig(backbone=backbone, mask_token_id=tokenizer.mask_token_id, **fields)
     torch.manual_seed(settings.seed)
-    return DiffusionLM(config).train()
+    model = DiffusionLM(config).train()
+    for name, weight in model.named_parameters():
+        # SMDM: from N(0, 2 / 5d) to N(0, 1 / (d · layers²)) where layers write to the residual stream
+        if settings.init == "smdm" and name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.data *= math.sqrt(5 / 2) / settings.layers
+    return model
 
 
 def check_fit(model: DiffusionLM, tokenizer: PreTrainedTokenizerBase, settings: TrainSettings) -> None:
@@ -194,9 +204,7 @@ def save(model: DiffusionLM, tokenizer: PreTrainedTokenizerBase, folder: Path, s
     written.save_pretrained(beside)
     tokenizer.save_pretrained(beside)
     (beside / "weights.sha256").write_text(weights_hash(written.state_dict()) + "\n")
-    for file in beside.iterdir():
-        # the writers of safetensors make files that only their owner may read
-        file.chmod((beside / "config.json").stat().st_mode)
+    settle(beside)
     shutil.rmtree(folder / "model", ignore_errors=True)
     beside.rename(folder / "model")
     if settings.train_only == "sink":
@@ -280,6 +288,11 @@ def freeze(model: Any, train_only: str, lora_rank: int = 8) -> list[str]:
     chosen = set(trained)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen)
+    products = {id(one.weight) for one in model.modules() if isinstance(one, nn.Linear)}
+    for parameter in model.parameters():
+        # what is trained is float32, and what is no product's weight, and so decides the type of the states
+        if parameter.requires_grad or (train_only != "all" and id(parameter) not in products):
+            parameter.data = parameter.data.float()
     return trained
 
 
@@ -302,8 +315,10 @@ def merge_lora(model: Any) -> None:
     again. A model without adapters stays as it is.
     """
     for name, adapter in _adapters(model).items():
-        adapter.merge()
         base = adapter.get_base_layer()
+        # a small change is lost in bfloat16
+        base.weight.data = base.weight.data.float()
+        adapter.merge()
         _move_gate(adapter, base)
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, base)

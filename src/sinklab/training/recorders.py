@@ -4,6 +4,7 @@ A recorder keeps its rows in each checkpoint, so that a resumed run has the tabl
 """
 
 # R rows, S sequence
+import contextlib
 import json
 import math
 import statistics
@@ -12,7 +13,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from transformers import TrainerCallback
 
 from sinklab.errors import read_json
@@ -50,6 +53,9 @@ class Recorder(TrainerCallback):
     names: ClassVar[tuple[str, ...]]
     """The columns."""
 
+    write: Callable[[str, dict[str, list[Any]]], object] = staticmethod(lambda table, columns: None)
+    """Called with the table and its columns whenever it has grown."""
+
     def __init__(self, earlier: Path | None = None) -> None:
         self.rows: list[dict[str, Any]] = []
         if earlier is not None and (earlier / self.file).exists():
@@ -63,6 +69,12 @@ class Recorder(TrainerCallback):
     def columns(self) -> dict[str, list[Any]]:
         """The rows as columns of the table; rows of an older version may lack some."""
         return {name: [row.get(name, math.nan) for row in self.rows] for name in self.names}
+
+    def grow(self, *rows: dict[str, Any]) -> None:
+        """More rows, also on the disk; one that is full is no reason to stop here: checkpoints and the end say so."""
+        self.rows += rows
+        with contextlib.suppress(OSError):
+            self.write(self.table, self.columns())
 
 
 class History(Recorder):
@@ -129,7 +141,7 @@ class History(Recorder):
         row = {"step": state.global_step, "tokens": state.global_step * self.tokens_per_step}
         row |= {name: logs.get(said, math.nan) for name, said in LOGGED.items()}
         row["tokens_per_second"] = self._speed() if "loss" in logs else math.nan
-        self.rows.append(row | {"seconds": round(time.perf_counter() - self.started, 1)})
+        self.grow(row | {"seconds": round(time.perf_counter() - self.started, 1)})
         held = f", held out {logs['eval_loss']:.3f}" if "eval_loss" in logs else ""
         loss = f", loss {logs['loss']:.3f}" if "loss" in logs else ""
         self.say(f"step {state.global_step} of {state.max_steps}{loss}{held}{self._left(state)}")
@@ -170,6 +182,29 @@ class History(Recorder):
             return ""
         minutes = (time.perf_counter() - self._since) / done * (state.max_steps - state.global_step) / 60
         return f", about {minutes:.0f} min left" if minutes >= 1 else ", less than a minute left"
+
+
+class Stop(TrainerCallback):
+    """SIGTERM ends a run with a checkpoint behind the step in work: in all processes the same one."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    def want(self, *_: object) -> None:
+        """Note it; nothing else happens before the step ends."""
+        self.wanted = True
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A group of its own, so that no GPU is waited for."""
+        self._group = dist.new_group(backend="gloo") if args.world_size > 1 else None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Log, save and stop where SIGTERM came to any process."""
+        if self._group is not None:
+            dist.all_reduce(anywhere := torch.tensor(int(self.wanted)), dist.ReduceOp.MAX, group=self._group)
+            self.wanted = bool(anywhere)
+        if self.wanted:
+            control.should_log = control.should_save = control.should_training_stop = True
 
 
 class SinkMonitor(Recorder):
@@ -218,7 +253,8 @@ class SinkMonitor(Recorder):
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Measure the final model."""
-        self.look(model, state)
+        if state.global_step >= state.max_steps:
+            self.look(model, state)
 
     def look(self, model: nn.Module, state: Any) -> None:
         """Measure now, unless this step was measured already."""
@@ -231,7 +267,7 @@ class SinkMonitor(Recorder):
         # the model of step n has taken steps 0 … n-1
         causal = bool(self.causal_steps) and step <= self.causal_steps
         seen = snapshot(model, self.ids_RS, causal=causal, rule=self.rule, given=self.given).as_rows()
-        self.rows += [{"step": step, "causal": causal, **row} for row in seen]
+        self.grow(*({"step": step, "causal": causal, **row} for row in seen))
         if self.log is not None and state.is_world_process_zero:
             self.log({said: seen[0][name] for name, said in SUMMARY.items() if math.isfinite(seen[0][name])})
 

@@ -14,14 +14,15 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from sinklab.data.rows import row_start
 from sinklab.data.streams import StreamedRows
 from sinklab.diffusion import TimeSampler
-from sinklab.records.reading import open_run
+from sinklab.errors import Terminated, on_sigterm
+from sinklab.records.reading import lost_files, open_run
 from sinklab.records.writing import RunWriter
 from sinklab.registry import rules
 from sinklab.training import checkpoints
 from sinklab.training import model as models
 from sinklab.training.checks import arguments, check, explained, tensorboard, variant
 from sinklab.training.model import freeze, merge_lora
-from sinklab.training.recorders import History, Recorder, SinkMonitor
+from sinklab.training.recorders import History, Recorder, SinkMonitor, Stop
 from sinklab.training.settings import TrainSettings
 from sinklab.training.text import Text, prepare
 from sinklab.training.trainer import DiffusionTrainer, NoisyCollator, Objective, Phases
@@ -34,7 +35,8 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     """Train and write a run folder: ``run.json``, tables ``history``, ``heldout``, ``heldout_rows`` and ``monitor``,
     ``model/`` (weights, config, tokenizer), ``sink.safetensors`` where the sink alone was trained, ``checkpoints/``.
 
-    Started by ``torchrun`` or ``accelerate launch``, every process calls this with the same settings.
+    Started by ``torchrun`` or ``accelerate launch``, every process calls this with the same settings. SIGTERM to any of
+    them ends the run behind the step in work: with a checkpoint, and by ``SystemExit(143)``.
 
     Args:
         settings: what to train, on what.
@@ -49,6 +51,7 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
             without enough memory.
     """
     check(settings)
+    settings = checkpoints.with_precision(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     folder = Path(settings.out)
@@ -56,12 +59,11 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     main = args.process_index == 0
     say = progress if progress is not None and main else (lambda text: None)
     earlier = checkpoints.earlier_run(folder, settings)
-    if earlier and earlier.status == "complete":
+    lost = sorted(lost_files(folder, earlier)) if earlier else []
+    if earlier and earlier.status == "complete" and not lost:
         say(f"the run in {folder} is complete; nothing is left to do")
         return folder / "model"
-    checkpoint = next(reversed(checkpoints.whole_checkpoints(folder / "checkpoints")), None)
-    if settings.resume and not checkpoint:
-        say(f"{folder} has no checkpoint to resume from; the run starts from the beginning")
+    checkpoint = _goes_on_from(folder, lost, say) if settings.resume else None
     # what can be wrong with the input shows here, before a folder is taken
     start = models.started_from(settings) if settings.init_from is not None else None
     text = prepare(settings, say, start.tokenizer if start else None)
@@ -78,21 +80,39 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     facts = earlier.model if earlier and checkpoint else facts
     kept: dict[str, Any] = {"model": facts, "settings": dataclasses.asdict(settings), "seed": settings.seed}
     run = RunWriter(folder, kind="training", **kept, overwrite=earlier is not None) if main else nullcontext()
-    with run as record, explained(settings):
+    stop = Stop()
+    with _leaving_together(args), run as record, explained(settings), on_sigterm(stop.want):
         trainer, recorders = _trainer(settings, args, text, model, checkpoint, say)
+        trainer.add_callback(stop)
         with _kept(recorders, record):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            if stop.wanted:
+                raise Terminated(143)
         _finish(trainer, record, text, settings)
     return folder / "model"
 
 
+def _goes_on_from(folder: Path, lost: list[str], say: Callable[[str], object]) -> Path | None:
+    """The last checkpoint of a run; what is not there is said."""
+    if lost:
+        say(f"{', '.join(lost)} of {folder} cannot be read and will be made again")
+    checkpoint = next(reversed(checkpoints.whole_checkpoints(folder / "checkpoints")), None)
+    if not checkpoint:
+        say(f"{folder} has no checkpoint to resume from; the run starts from the beginning")
+    return checkpoint
+
+
 def _choose_parameters(model: Any, settings: TrainSettings, text: Text, say: Callable[[str], object]) -> None:
     """Leave what is trained trainable, and say how much it is."""
+    # of tied weights one is saved: the Trainer is told, or it would miss the other in every checkpoint
+    model._keys_to_ignore_on_save = {*model.all_tied_weights_keys}
+    # where padding is the end token, torch would keep the end of a text from learning
+    model.get_input_embeddings().padding_idx = None
     torch.manual_seed(settings.seed)
     trained = set(freeze(model, settings.train_only, settings.lora_rank))
     count = sum(weight.numel() for name, weight in model.named_parameters() if name in trained)
-    size = "" if isinstance(text.training, StreamedRows) else f" on {text.training.ids_RS.numel():,} tokens"
-    say(f"training {count:,} parameters{size}")
+    size = "" if isinstance(text.training, StreamedRows) else f" on {math.prod(text.training.ids_RS.shape):,} tokens"
+    say(f"training {count:,} parameters{size}, computing in {'bfloat16' if settings.bf16 else 'float32'}")
 
 
 def _finish(trainer: DiffusionTrainer, record: RunWriter | None, text: Text, settings: TrainSettings) -> None:
@@ -107,6 +127,9 @@ def _finish(trainer: DiffusionTrainer, record: RunWriter | None, text: Text, set
         record.table("heldout_rows", losses)
         with checkpoints.needing_room(folder / "checkpoints", "the model"):
             models.save(written, text.tokenizer, folder, settings)
+        # also what an earlier process left behind
+        checkpoints.prune(folder / "checkpoints", settings.keep)
+        record.keep(path for path in [*(folder / "model").iterdir(), *folder.glob("sink.*")] if path.is_file())
     trainer.accelerator.wait_for_everyone()
 
 
@@ -162,15 +185,28 @@ def _trainer(
         )
         recorders.append(monitor)
     # the history counts a step once the monitor has looked
-    for callback in [*(tensorboard(settings) if args.process_index == 0 else ()), *reversed(recorders)]:
+    # and TensorBoard closes its file when all have spoken: another would begin in a folder of its own
+    for callback in [*reversed(recorders), *(tensorboard(settings) if args.process_index == 0 else ())]:
         trainer.add_callback(callback)
     return trainer, recorders
+
+
+@contextmanager
+def _leaving_together(args: Any) -> Iterator[None]:
+    """After SIGTERM the processes leave once the first has written: a launcher kills the rest when one is gone."""
+    try:
+        yield
+    except Terminated:
+        args.distributed_state.wait_for_everyone()
+        raise
 
 
 @contextmanager
 def _kept(recorders: list[Recorder], record: RunWriter | None) -> Iterator[None]:
     """Write what was measured in the block, also where it fails; a full disk must not hide why."""
     error: BaseException | None = None
+    for recorder in recorders if record is not None else ():
+        recorder.write = record.table
     try:
         yield
     except BaseException as failure:

@@ -34,6 +34,9 @@ class ModelSettings(Checked):
     """Width of the SwiGLU layer."""
     tie_embeddings: bool = True
     """The LM head is the embedding."""
+    init: str = limited("plain", one_of=("plain", "smdm"))
+    """How a new model's weights are drawn: plain (standard deviation 0.02, as transformers does) or smdm (by width, and
+    smaller by depth where a layer writes to the residual stream; arXiv 2410.18514)."""
     sink_kind: str = "none"
     """none, token (a learned sink token), zero (its values forced to zero), kv (learned keys and values per layer),
     logit (a learned logit per head)."""
@@ -62,6 +65,9 @@ class DataSettings(Checked):
     """
     text_field: str = "text"
     """Field that holds the text in JSON lines and datasets."""
+    only: str | None = None
+    """Learn only from documents of which this holds: FIELD=VALUE or FIELD!=VALUE, such as
+    meta.redpajama_set_name!=RedPajamaGithub."""
     heldout: str | None = None
     """Corpus of the same kind to measure the loss on; without it the last rows of the training corpus are held out, or
     the first ones of a stream.
@@ -168,8 +174,10 @@ class OptimizerSettings(Checked):
 class EngineSettings(Checked):
     """Precision, speed, logging and checkpoints; apart from rounding nothing here changes what is learned."""
 
-    bf16: bool = True
-    """bfloat16 autocast (weights stay float32)."""
+    bf16: bool | None = None
+    """bfloat16 autocast (weights stay float32; frozen ones that are bfloat16 on disk stay so); when left out, where
+    this machine multiplies bfloat16 in hardware. A run that is resumed keeps its type.
+    """
     compile: bool = limited(False, free=True)
     """torch.compile the decoder: about a quarter faster, a slow first step."""
     gradient_checkpointing: bool = limited(False, free=True)

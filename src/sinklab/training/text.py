@@ -80,11 +80,11 @@ def prepare(
             raise ValueError(
                 "the corpus fills only one row, so nothing can be held out; give a heldout corpus or a shorter length"
             )
-        training, heldout = rows.part(slice(-count)), rows.part(slice(-count, None))
+        training, heldout = rows.part(slice(-count)), rows.part(slice(-count, None)).dense()
     steps = settings.steps
     if settings.epochs is not None:
         steps = math.ceil(settings.epochs * len(training) / settings.batch)
-    sha256 = data_hash(tokenizer, training.ids_RS, heldout.ids_RS)
+    sha256 = data_hash(tokenizer, training, heldout)
     training = replace(training, seed=settings.seed, total=steps * settings.batch)
     return Text(tokenizer, training, heldout, steps, sha256)
 
@@ -95,7 +95,9 @@ def rows_together(settings: TrainSettings) -> int:
 
 
 def _read(corpus: str, settings: TrainSettings) -> Documents:
-    return read_corpus(corpus, text_field=settings.text_field) if settings.pairs == "none" else read_pairs(corpus)
+    if settings.pairs != "none":
+        return read_pairs(corpus)
+    return read_corpus(corpus, text_field=settings.text_field, only=settings.only)
 
 
 def _trained_tokenizer(documents: Documents, settings: TrainSettings, say: Say) -> PreTrainedTokenizerBase:
@@ -153,7 +155,7 @@ def packed(
     with contextlib.suppress(OSError, SafetensorError):
         file.parent.mkdir(parents=True, exist_ok=True)
         arrays = {"ids": ids_RS.contiguous(), "documents": documents_RS.contiguous()}
-        write_beside(file, lambda part: save_file(arrays, part), shared=True)
+        write_beside(file, lambda part: save_file(arrays, part))
     return ids_RS, documents_RS
 
 
@@ -162,7 +164,7 @@ def _heldout(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Row
     # evenly spaced, so that every document has its share; the two rows of a question stay together
     together = rows_together(settings)
     chosen = torch.arange(len(rows)).view(-1, together)[:: max(1, len(rows) // settings.heldout_rows)].flatten()
-    return rows.part(chosen[: max(together, settings.heldout_rows)])
+    return rows.part(chosen[: max(together, settings.heldout_rows)]).dense()
 
 
 def _streamed(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Text:
@@ -170,10 +172,10 @@ def _streamed(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Te
         raise ValueError("rows of this tokenizer begin with a start token, which a stream has not; leave out streaming")
     same = {name: getattr(settings, name) for name in ("length", "text_field", "seed", "shuffle_rows", "documents")}
     skipped = 0 if settings.heldout is not None else settings.heldout_rows
-    stream = StreamedRows(settings.corpus, tokenizer, **same, skip_rows=skipped)
+    stream = StreamedRows(settings.corpus, tokenizer, **same, only=settings.only, skip_rows=skipped)
     heldout = stream.heldout() if settings.heldout is None else _heldout(settings, tokenizer)
     glance = fingerprint(settings.corpus, text_field=settings.text_field)
-    sha256 = hashlib.sha256((glance + data_hash(tokenizer, heldout.ids_RS)).encode()).hexdigest()
+    sha256 = hashlib.sha256((glance + data_hash(tokenizer, heldout)).encode()).hexdigest()
     return Text(tokenizer, stream, heldout, settings.steps, sha256)
 
 
@@ -187,9 +189,11 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
-def data_hash(tokenizer: PreTrainedTokenizerBase, *rows: Tensor) -> str:
+def data_hash(tokenizer: PreTrainedTokenizerBase, *rows: Rows) -> str:
     """SHA-256 of the vocabulary and the packed rows: what a run learned from."""
     digest = hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode())
-    for ids_RS in rows:
-        digest.update(json.dumps(list(ids_RS.shape)).encode() + ids_RS.to(torch.int64).contiguous().numpy().tobytes())
+    for part in rows:
+        digest.update(json.dumps(list(part.ids_RS.shape)).encode())
+        for row_S in part.ids_RS:
+            digest.update(row_S.to(torch.int64).contiguous().numpy().data)
     return digest.hexdigest()

@@ -5,6 +5,7 @@ Noise belongs to a row of the run: it is the same on every rank, in every micro-
 
 # B batch, S sequence, R rows (of the run or held out), M masked positions (row-major), V vocabulary
 import math
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import Sampler, SequentialSampler
+from torch.utils.data import DataLoader, Sampler, SequentialSampler
 from transformers import Trainer
 
 from sinklab.data.rows import Rows, collate, place_generator
@@ -230,6 +231,10 @@ class Objective:
         return batch.get("maskable", torch.ones_like(batch["input_ids"], dtype=torch.bool))
 
 
+def _ignore_sigterm(worker: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 NOISE_SEED = 0
 """Of held-out noise: not the run's own, so that runs of different seeds compare."""
 
@@ -336,6 +341,13 @@ class DiffusionTrainer(Trainer):
         losses_M = F.cross_entropy(logits_MV.float(), labels_BS[asked_BS], reduction="none")
         weighted_M = losses_M * weights_BS[asked_BS].to(losses_M)
         return losses_M.new_zeros(len(labels_BS)).index_add(0, asked_BS.nonzero()[:, 0], weighted_M)
+
+    def get_train_dataloader(self) -> DataLoader:
+        """The Trainer's; a scheduler's SIGTERM reaches its workers too, which must read on until the step is done."""
+        loader: Any = super().get_train_dataloader()
+        # rows and their noise follow from their numbers: a worker has nothing else to begin with
+        getattr(loader, "base_dataloader", loader).worker_init_fn = _ignore_sigterm
+        return loader
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
         """The order is in the dataset."""

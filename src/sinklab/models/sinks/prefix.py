@@ -5,6 +5,8 @@ sequence of length 1, and its keys and values stand before those of the text.
 """
 
 # B batch, S text, N sinks, G key/value heads, D head dim, L layers, U rows with positions of their own, E hidden size
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sinklab.attention.context import unobserved
+from sinklab.attention.heads import HeadShare
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,18 @@ class SinkPrefix:
     def count(self) -> int:
         """Number of sinks N."""
         return self.keys[0].shape[2]
+
+    def on(self, share: HeadShare, groups: int) -> SinkPrefix:
+        """What of it belongs to this process's heads; of ``groups`` key/value heads in all, those it was given whole.
+
+        The kinds that are run through the layers have only these already.
+        """
+
+        def own(states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return tuple(share.own(one) if one.shape[1] == groups else one for one in states)
+
+        logits = tuple(share.own(logits_HN, 0) for logits_HN in self.logits)
+        return SinkPrefix(own(self.keys), own(self.values), logits)
 
     def update(self, k_BGSD: Tensor, v_BGSD: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Put the sinks in front of this layer's keys and values (the method that an attention calls on its cache)."""
@@ -143,6 +158,8 @@ def take_prefix(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]
     That travels as a plain keyword and not as ``past_key_values`` because transformers drops caches under gradient
     checkpointing, which would make the sink vanish with no more than a warning.
     """
+    if kwargs.pop("without_mask", False):
+        kwargs["attention_mask"] = None
     if (prefix := kwargs.pop("sink_prefix", None)) is not None:
         kwargs["past_key_values"] = prefix
         if (logits_HN := logits_of(prefix, attention.layer_idx)) is not None:

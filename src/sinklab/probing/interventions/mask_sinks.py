@@ -190,7 +190,7 @@ class MaskSinks(KeyIntervention):
             return keys.draw(score_BHS.shape).to(score_BHS.device, non_blocking=True)
         if self.control == "lowest":
             return -score_BHS
-        return torch.arange(score_BHS.shape[-1], device=score_BHS.device, dtype=torch.float64).expand(score_BHS.shape)
+        return torch.arange(score_BHS.shape[-1], device=score_BHS.device, dtype=torch.float32).expand(score_BHS.shape)
 
     def _check_enough(
         self, count: int | Tensor, keys: KeyScores, free_BHS: Tensor, others_BHS: Tensor, gone_BH1: Tensor

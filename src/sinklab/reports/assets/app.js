@@ -58,6 +58,16 @@ const app = {
     this.changed(pane);
   },
 
+  /** Chooses a sample; linked panes follow to the sample of the same number, if they have it. */
+  async choose(pane, place) {
+    await pane.show(pane.view.run, place);
+    for (const other of this.others(pane)) {
+      const same = other.sample.run.samples.findIndex((sample) => sample.raw.index === pane.sample.raw.index);
+      if (same >= 0) await other.show(other.view.run, same);
+    }
+    this.changed(pane);
+  },
+
   changed(pane) {
     this.active = this.panes.indexOf(pane);
     this.paint();

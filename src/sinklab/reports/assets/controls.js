@@ -125,7 +125,7 @@ const controls = {
       k: () => move(-1),
       g: () => pane.pin(sample.mainOf(view.step, view.layer, view.head)),
       Escape: () => pane.pin(-1),
-      s: () => pane.show(view.run, (view.sample + 1) % sample.run.samples.length),
+      s: () => app.choose(pane, (view.sample + 1) % sample.run.samples.length),
       t: () => this.theme(),
       "?": () => this.help(),
     };

@@ -122,6 +122,7 @@ class HeadMap {
     for (const tick of wholeTicks(0, sample.L - 1, Math.min(height / 18, 12))) {
       this.board.text(String(sample.run.layers[tick]), left - 6, top + (tick + 0.5) * tall, "right");
     }
+    this.board.text("head", left + wide * sample.H + 4, top + height + 10);
     for (const tick of wholeTicks(0, sample.H - 1, Math.min((wide * sample.H) / 22, 12))) {
       this.board.text(String(sample.run.heads[tick]), left + (tick + 0.5) * wide, top + height + 10, "center");
     }

@@ -145,12 +145,15 @@ class HeatMap {
     const { board, box } = this;
     const below = height - MARGIN.bottom + 11;
     if (sample.added) board.text("sink", MARGIN.left + (box.strip * sample.added) / 2, below, "center");
+    const right = box.left + box.width;
+    board.text("position", right, below, "right");
+    board.text("step", 2, MARGIN.top + 4);
     const ticks = wholeTicks(0, sample.P - 1, box.width / 70);
     for (const tick of ticks) {
       const x = this.x(tick + sample.added) + this.wide(tick + sample.added) / 2;
-      if (!sample.added || x > box.left + 14) board.text(String(tick), x, below, "center");
+      if (x < right - 56 && (!sample.added || x > box.left + 14)) board.text(String(tick), x, below, "center");
     }
-    for (const tick of wholeTicks(0, sample.T - 1, box.height / 45)) {
+    for (const tick of wholeTicks(0, sample.T - 1, box.height / 45).filter((at) => this.y(at + 0.5) > MARGIN.top + 14)) {
       board.text(String(sample.steps[tick]), MARGIN.left - 6, this.y(tick + 0.5), "right");
     }
     this.drawBlocks();

@@ -28,6 +28,15 @@ app.arrange = async function arrange(count, wanted = {}) {
   this.paint();
 };
 
+/** The view of the address. */
+async function restore(numbers) {
+  const wanted = {};
+  for (const name of ["run", "sample", "step", "layer", "head", "key"]) wanted[name] = numbers(name);
+  // A phone has room for one run at a time; the button shows both.
+  const room = matchMedia("(max-width: 640px)").matches ? 1 : 2;
+  await app.arrange(Math.min(wanted.run.length || room, 2, app.runs.length), wanted);
+}
+
 async function begin() {
   const content = JSON.parse(document.getElementById("payload").textContent);
   const { theme, numbers } = recalled();
@@ -37,17 +46,17 @@ async function begin() {
   app.all = content.runs.map((run) => new RunData(run));
   // A run that recorded no attention has its text and its losses on the page, and nothing to explore.
   app.runs = app.all.filter((run) => run.samples.length);
-  findings.setUp();
+  findings.setUp(content.charts);
   if (!app.runs.length) return;
   controls.setUp();
-  const wanted = {};
-  for (const name of ["run", "sample", "step", "layer", "head", "key"]) wanted[name] = numbers(name);
-  // A phone has room for one run at a time; the button shows both.
-  const room = matchMedia("(max-width: 640px)").matches ? 1 : 2;
-  const count = Math.min(wanted.run.length || room, 2, app.runs.length);
-  await app.arrange(count, wanted);
-  // The page writes its address without this event: it comes from a reader who pasted another view.
-  addEventListener("hashchange", () => location.reload());
+  await restore(numbers);
+  // The page writes its address without this event: it comes from a link, or a reader who pasted another view.
+  addEventListener("hashchange", async () => {
+    if (!location.hash.includes("=")) return;
+    while (app.panes.length) app.panes.pop().element.remove();
+    await restore(recalled().numbers);
+    document.getElementById("explorer").scrollIntoView();
+  });
   document.getElementById("explorer").dataset.ready = "true";
 }
 

@@ -13,7 +13,7 @@ class Pane {
     this.hover = { step: null, key: null };
     this.pinned = -1;
     this.sample = null;
-    this.parts = [Player, HeatMap, HeadMap, Paths, Scatter, Readout].map((Part) => new Part(this));
+    this.parts = [Player, HeatMap, HeadMap, Multiples, Paths, Scatter, Readout].map((Part) => new Part(this));
     this.setUpChoices();
     this.element.addEventListener("pointerdown", () => (app.active = this.index));
     this.element.addEventListener("focusin", () => (app.active = this.index));
@@ -28,7 +28,7 @@ class Pane {
       this.find(selector).addEventListener("change", (event) => then(Number(event.target.value)));
     };
     onChange(".choose-run", (run) => this.show(run, 0));
-    onChange(".choose-sample", (sample) => this.show(this.view.run, sample));
+    onChange(".choose-sample", (sample) => app.choose(this, sample));
     onChange(".choose-layer", (layer) => app.look(this, layer, this.view.head));
     onChange(".choose-head", (head) => app.look(this, Math.max(this.view.layer, 0), head));
     this.find(".step").addEventListener("input", (event) => app.goTo(this, Number(event.target.value)));
@@ -73,11 +73,20 @@ class Pane {
   glance(step, key) {
     if (this.hover.step === step && this.hover.key === key) return;
     this.hover = { step, key };
+    for (const other of app.others(this)) other.hover = { step: null, key: other.keyOf(this, key) };
     app.paint();
+  }
+
+  /** The key that stands where another pane has one: added sinks are counted apart. */
+  keyOf(pane, key) {
+    if (key === null || key < 0) return key;
+    const at = key < pane.sample.added ? key : key - pane.sample.added + this.sample.added;
+    return at < this.sample.K && key < pane.sample.added === at < this.sample.added ? at : null;
   }
 
   pin(key) {
     this.pinned = key;
+    for (const other of app.others(this)) other.pinned = other.keyOf(this, key) ?? -1;
     app.changed(this);
   }
 

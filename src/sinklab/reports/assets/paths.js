@@ -1,5 +1,15 @@
 // Where the main sink is at each step: a dot per position, its area the share of heads; the chosen head as a line.
 
+/** A dot by what a position holds: colours alone do not tell everybody. */
+function shape(context, age, x, y, size) {
+  context.beginPath();
+  if (age === "prompt") context.rect(x - size * 0.85, y - size * 0.85, size * 1.7, size * 1.7);
+  else if (age === "masked") for (const [dx, dy] of [[0, -1.1], [1, 0.8], [-1, 0.8]]) context.lineTo(x + dx * size, y + dy * size);
+  else if (age === "just committed") for (const [dx, dy] of [[0, -1.3], [1.1, 0], [0, 1.3], [-1.1, 0]]) context.lineTo(x + dx * size, y + dy * size);
+  else context.arc(x, y, size, 0, 7);
+  context.fill();
+}
+
 class Paths {
   constructor(pane) {
     this.pane = pane;
@@ -81,7 +91,9 @@ class Paths {
       board.text(String(tick), box.left - 6, y, "right");
     }
     if (sample.added) board.text("sink", box.left - 6, this.y(0), "right");
-    for (const tick of wholeTicks(0, sample.T - 1, box.width / 60)) {
+    board.text("position", box.left + 4, box.top + 2);
+    board.text("step", box.left + box.width, box.top + box.height + box.strip + 14, "right");
+    for (const tick of wholeTicks(0, sample.T - 1, box.width / 60).filter((at) => this.x(at) < box.left + box.width - 34)) {
       board.text(String(sample.steps[tick]), this.x(tick), box.top + box.height + box.strip + 14, "center");
     }
   }
@@ -95,9 +107,8 @@ class Paths {
     for (let step = 0; step < sample.T; step++) {
       for (const [key, count] of this.dots(step)) {
         context.fillStyle = key < sample.added ? colours.of("added") : colours.age(sample.age(step, key - sample.added));
-        context.beginPath();
-        context.arc(this.x(step), this.y(key), Math.max(1.1, 6.5 * Math.sqrt(count / heads)), 0, 7);
-        context.fill();
+        const age = key < sample.added ? "" : sample.age(step, key - sample.added);
+        shape(context, age, this.x(step), this.y(key), Math.max(1.1, 6.5 * Math.sqrt(count / heads)));
       }
     }
     context.globalAlpha = 1;

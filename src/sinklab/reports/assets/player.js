@@ -52,6 +52,10 @@ class Player {
     this.dark = colours.dark;
     for (let key = 0; key < sample.K; key++) this.drawToken(key, codes[view.step * sample.K + key], table);
     this.mark();
+    // What is before the last step is not what was written in the end.
+    const end = this.pane.find(".finished");
+    end.hidden = view.step < sample.T - 1 || !sample.raw.final;
+    end.textContent = `After the last step: ${runningText(sample.raw.final ?? "")}`;
   }
 
   drawToken(key, code, table) {

@@ -110,9 +110,7 @@ class Scatter {
     const { context } = this.board;
     const added = key < sample.added;
     context.fillStyle = added ? colours.of("added") : colours.age(sample.age(step, key - sample.added));
-    context.beginPath();
-    context.arc(point[0], point[1], added ? size + 1.5 : size, 0, 7);
-    context.fill();
+    shape(context, added ? "" : sample.age(step, key - sample.added), point[0], point[1], added ? size + 1.5 : size);
   }
 
   drawAxes(height) {

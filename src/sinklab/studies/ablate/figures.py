@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
 
 from sinklab.analysis.doses import FEWEST_CELLS, rank_correlation
 from sinklab.analysis.estimates import FEWEST, Estimate
@@ -17,9 +16,10 @@ from sinklab.records.info import of_twin
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.registry import rules
+from sinklab.reports.charts import Axis, Map
+from sinklab.reports.drawing import figure
 from sinklab.reports.printed import save_figure, write_page
-from sinklab.reports.samples import NotRecorded
-from sinklab.reports.style import colormap, theme_named, themed
+from sinklab.reports.samples import NotRecorded, Reader
 from sinklab.reports.words import number, percent, statements
 from sinklab.sinks.rules import DEFAULT
 from sinklab.studies.ablate.run import by_row
@@ -90,42 +90,21 @@ def ablation_table(run: Run) -> pd.DataFrame:
     return pd.DataFrame(text).reset_index(drop=True)
 
 
-def ablation_figure(run: Run, *, theme: str = "light") -> Figure:
+@figure("ablation", kind="ablate", alone=True, prepared=True, columns=2, share="y", size=(3.6, 2.6))
+def ablation_figure(one: Reader) -> list[Map]:
     """Layer × head: the share of attention on the hidden keys, and what hiding them costs.
 
     A dot marks a cell whose change cannot be told from none.
     """
-    look, cells = theme_named(theme), cells_of(run)
+    cells = cells_of(one.run)
     share_LH, delta_LH, told_LH = (
         cells.pivot(index="layer", columns="head", values=name).to_numpy() for name in ("held", "delta", "told")
     )
-    layers, heads = share_LH.shape
-    with themed(look):
-        figure = Figure(figsize=(7.2, min(7.0, max(2.4, 1.3 + 2.6 * layers / max(heads, 4)))), layout="constrained")
-        left, right = figure.subplots(1, 2, sharey=True)
-        far = max(float(np.nanmax(np.abs(delta_LH))), 1e-9)
-        both = LinearSegmentedColormap.from_list("both", [look.runs[0], look.surface, look.runs[1]])
-        maps = (
-            (left, 100 * share_LH, {"cmap": colormap(look), "vmin": 0}, "attention on the hidden keys, %"),
-            (right, delta_LH, {"cmap": both, "vmin": -far, "vmax": far}, "change of loss, nats per token"),
-        )
-        for axes, values_LH, how, words in maps:
-            image = axes.imshow(values_LH, aspect="auto", interpolation="nearest", **how)
-            axes.set(xlabel="head", title=words)
-            axes.tick_params(length=0)
-            figure.colorbar(image, ax=axes, pad=0.02).outline.set_visible(False)
-            _number(axes.xaxis, [*dict.fromkeys(cells["head"])])
-        _number(left.yaxis, [*dict.fromkeys(cells["layer"])])
-        left.set_ylabel("layer")
-        unsure = np.argwhere(told_LH == 0)
-        right.plot(unsure[:, 1], unsure[:, 0], ".", color=look.muted, markersize=3)
-        right.set_xlabel("head (a dot: cannot be told from no change)")
-    return figure
-
-
-def _number(axis: Any, numbers: list[int]) -> None:
-    every = max(1, -(-len(numbers) // 16))
-    axis.set_ticks(range(0, len(numbers), every), ["all" if one < 0 else str(one) for one in numbers[::every]])
+    layers, heads = (Axis(name, names=[*map(str, dict.fromkeys(cells[name]))]) for name in ("layer", "head"))
+    heads = replace(heads, names=["all" if name == "-1" else name for name in heads.names])
+    dotted = replace(heads, label="head (a dot: cannot be told from no change)")
+    costs = Map(delta_LH, "change of loss, nats per token", layers, dotted, both=True, unsure_RC=told_LH == 0)
+    return [Map(100 * share_LH, "attention on the hidden keys, %", layers, heads), costs]
 
 
 def draw_ablation(runs: Iterable[Run], out: Path, options: Any) -> list[Path]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
-from sinklab.analysis.estimates import FEWEST, Estimate, mean_over
+from sinklab.analysis.estimates import FEWEST, mean_over
 from sinklab.records.reading import Run
+from sinklab.reports.charts import Axis, Chart, Line, Mark
+from sinklab.reports.drawing import figure
 from sinklab.reports.printed import save_figure, write_page
-from sinklab.reports.style import MARKERS, theme_named, themed
-from sinklab.reports.words import percent
+from sinklab.reports.samples import Reader
+from sinklab.reports.words import percent, statements
 from sinklab.studies.backcopy.source import Source
 
 WEIGHT, NEAR = 0.3, 0.05
@@ -68,6 +69,8 @@ def summary(run: Run) -> pd.DataFrame:
 
 Kinds = dict[Any, pd.DataFrame]
 """Objective and variant to models by seed."""
+Said = Callable[..., list[str]]
+"""What says the statements of sentences.jinja."""
 
 
 def _kinds(models: pd.DataFrame) -> Kinds:
@@ -76,25 +79,28 @@ def _kinds(models: pd.DataFrame) -> Kinds:
 
 def backcopy_sentences(run: Run) -> list[str]:
     """The precondition and the distance to the floor, then each contrast with its interval or «cannot tell»."""
-    kinds, lines = _kinds(by_model(run)), []
+    known: dict[str, Any] = {"near": NEAR, "weight": WEIGHT, "half": HALF, "contrasted": CONTRASTED, "tasks": TASKS}
+    told, kinds = statements("sinklab.studies.backcopy", [_spread], **known), _kinds(by_model(run))
     twins = {state: _kinds(by_model(run, state)) for state in UNTRAINED}
-    for (objective, variant), group in kinds.items():
-        near, first = (group["over"] <= NEAR).sum(), group["first"]
-        lines.append(
-            f"{objective}, {variant}: within 5 % of the best loss in {near} of {len(group)} seeds (above it by "
-            f"{_spread(group['over'])}); a head gives position 0 more than 30 % in {(first > WEIGHT).sum()} of "
-            f"{len(group)} ({_spread(first)})"
-        )
-    for other in [kind for kind in kinds if kind[1] == "plain"]:
-        others = [one for one in (CAUSAL, DIFFUSION) if one in kinds and one != other and other != CAUSAL]
-        lines += [_contrast(kinds, one, other, "first", twins) for one in others]
-    for kind in [kind for kind in kinds if kind[1] != "plain"]:
-        plain = (kind[0], "plain")
-        if plain in kinds:
-            lines += [_contrast(kinds, plain, kind, name, twins) for name in ("first", "strongest")]
+    plain, lines = [kind for kind in kinds if kind[1] == "plain"], told("precondition", kinds)
+    pairs = [(one, other, "first") for other in plain if other != CAUSAL for one in (CAUSAL, DIFFUSION) if one in kinds]
+    lines += [
+        text for one, other, name in pairs if one != other for text in _contrast(told, kinds, one, other, name, twins)
+    ]
+    for kind in [kind for kind in kinds if kind not in plain]:
+        for name in ("first", "strongest") if (kind[0], "plain") in kinds else ():
+            lines += _contrast(told, kinds, (kind[0], "plain"), kind, name, twins)
         if (kinds[kind]["added"] > 0).any():
-            lines.append(_added(kinds, kind))
-    return lines + (_masking(run.table("masking"), kinds) if "masking" in run.tables else [])
+            group = kinds[kind]
+            # less an even share of a row's keys
+            beyond = mean_over(group["shared"].to_numpy() - 1 / (Source().length + 1))
+            lines += told("added", kind, group, beyond if _is_able(group) else None)
+    return lines + (_masking(told, run.table("masking"), kinds) if "masking" in run.tables else [])
+
+
+def _is_able(group: pd.DataFrame) -> bool:
+    """Whether there are seeds for a verdict, all of them near the best loss."""
+    return len(group) >= FEWEST and bool((group["over"] <= NEAR).all())
 
 
 def _refusal(kinds: Kinds, one: Any, other: Any) -> str | None:
@@ -114,65 +120,32 @@ def _gaps(kinds: Kinds, one: Any, other: Any, name: str) -> pd.Series:
     return (kinds[other][name] - kinds[one][name]).dropna()
 
 
-def _contrast(kinds: Kinds, one: Any, other: Any, name: str, twins: dict[str, Kinds]) -> str:
+def _contrast(told: Said, kinds: Kinds, one: Any, other: Any, name: str, twins: dict[str, Kinds]) -> list[str]:
     """A measure of the heads, paired over seeds, with what untrained twins show of it."""
-    words = f"{CONTRASTED[name]}, {' '.join(other)} against {' '.join(one)}"
-    if refused := _refusal(kinds, one, other):
-        return f"{words}: {refused}"
     gaps = _gaps(kinds, one, other, name)
     found = mean_over(gaps.to_numpy())
-    beside, shown = [], False
-    for state, theirs in twins.items():
-        if one in theirs and other in theirs:
-            same = _gaps(theirs, one, other, name)
-            beside.append(f"{state} {100 * same.mean():+.1f}")
-            # no more than what the twins show
-            shown |= found.above() is not None and mean_over((gaps - same).to_numpy()).above() is not found.above()
-    told = f"; untrained: {', '.join(beside)} points" if beside else ""
-    told += ": no finding, they show it as well" if shown else ""
-    return f"{words}: {_verdict(found, 100, 'points')}{told}"
+    apart = {state: _gaps(each, one, other, name) for state, each in twins.items() if {one, other} <= each.keys()}
+    # no more than what the twins show
+    same = [mean_over((gaps - each).to_numpy()).above() is not found.above() for each in apart.values()]
+    is_shared = found.above() is not None and any(same)
+    beside = {state: each.mean() for state, each in apart.items()}
+    return told("contrast", name, one, other, _refusal(kinds, one, other), found, beside, is_shared)
 
 
-def _verdict(found: Estimate, scale: float, unit: str, words: tuple[str, str] = ("more", "less")) -> str:
-    """An estimate as words, with its interval; where it cannot tell, how far it reaches."""
-    said = {True: words[0], False: words[1], None: "cannot tell"}[found.above()]
-    low, value, high = (f"{scale * end:+.{1 if scale > 1 else 3}f}" for end in (found.low, found.value, found.high))
-    return f"{said} ({value} {unit}, 95 % {low} to {high}, {found.samples} seeds)"
-
-
-def _added(kinds: Kinds, kind: Any) -> str:
-    """Whether an added sink holds more than an even share of a row's keys."""
-    words, group = f"attention on the added sink, mean over heads, {' '.join(kind)}", kinds[kind]
-    if len(group) < FEWEST or (group["over"] > NEAR).any():
-        return f"{words}: cannot tell ({_spread(group['shared'])}, {len(group)} seeds)"
-    even = 1 / (Source().length + 1)
-    return f"{words}, less an even share: {_verdict(mean_over(group['shared'].to_numpy() - even), 100, 'points')}"
-
-
-def _masking(table: pd.DataFrame, kinds: Kinds) -> list[str]:
+def _masking(told: Said, table: pd.DataFrame, kinds: Kinds) -> list[str]:
     """What hiding keys costs: causal less diffusion at equal count and at equal dose by protocol, and controls."""
     asked = table[table["variant"] == "plain"].set_index(["objective", "task", "protocol"]).sort_index()
-    lines = []
-    for task, protocol in dict.fromkeys(zip(table["task"], table["protocol"], strict=True)):
-        if not {CAUSAL, DIFFUSION} <= kinds.keys():
-            break
-        words = f"{TASKS[task]}, {protocol}, cost of hiding keys, causal less diffusion"
+    lines, both = [], {CAUSAL, DIFFUSION} <= kinds.keys()
+    for task, protocol in dict.fromkeys(zip(table["task"], table["protocol"], strict=True)) if both else ():
         costs = [_costs(asked.loc[objective], task, protocol) for objective in ("causal", "diffusion")]
-        if refused := _refusal(kinds, CAUSAL, DIFFUSION):
-            lines.append(f"{words}: {refused}")
-            continue
-        count = mean_over([one[1, "sinks"][1] - other[1, "sinks"][1] for one, other in zip(*costs, strict=True)])
-        lines.append(f"{words}, one key a head each: {_verdict(count, 1, 'nats')}")
-        equal = [
-            at_equal_dose([*_doses(one)], [*_doses(other)], one[1, "sinks"][0])
-            for one, other in zip(*costs, strict=True)
-        ]
+        pairs = [*zip(*costs, strict=True)]
+        count = mean_over([one[1, "sinks"][1] - other[1, "sinks"][1] for one, other in pairs])
+        equal = [at_equal_dose([*_doses(one)], [*_doses(other)], one[1, "sinks"][0]) for one, other in pairs]
         doses, gaps = (pd.Series(part) for part in zip(*equal, strict=True))
-        told = f": cannot tell, since {doses.isna().sum()} of {len(doses)} seeds have no dose in common"
-        if not doses.isna().any():
-            told = f", {_spread(doses)}: {_verdict(mean_over(gaps), 1, 'nats')}"
-        lines.append(f"{words}, at equal removed attention{told}")
-    return lines + [_control(asked.loc[objective], objective, kinds) for objective in asked.index.unique(0)]
+        lines += told("masking", task, protocol, _refusal(kinds, CAUSAL, DIFFUSION), count, mean_over(gaps), doses)
+    return lines + [
+        text for objective in asked.index.unique(0) for text in _control(told, asked.loc[objective], objective, kinds)
+    ]
 
 
 Costs = dict[tuple[int, str], tuple[float, float, float]]
@@ -194,19 +167,13 @@ def _doses(costs: Costs) -> Iterator[tuple[float, float]]:
     return ((dose, cost) for (_, control), (dose, cost, _) in costs.items() if control == "sinks")
 
 
-def _control(table: pd.DataFrame, objective: str, kinds: Kinds) -> str:
+def _control(told: Said, table: pd.DataFrame, objective: str, kinds: Kinds) -> list[str]:
     """The most attended key against keys that are no sinks and hold as much."""
-    costs = _costs(table, "rows", "clean")
-    words = f"{objective}: hiding the most attended key, less keys that are no sinks and hold as much"
-    share, group = float(np.nanmean([cells[1, "equal_mass"][2] for cells in costs])), kinds[objective, "plain"]
-    if share < HALF:
-        return f"{words}: cannot tell, since {percent(share)} of the heads have such keys"
-    if len(costs) < FEWEST or (group["over"] > NEAR).any():
-        return (
-            f"{words}: cannot tell from {len(costs)} seeds, {(group['over'] <= NEAR).sum()} of them near the best loss"
-        )
+    costs, group = _costs(table, "rows", "clean"), kinds[objective, "plain"]
+    share = float(np.nanmean([cells[1, "equal_mass"][2] for cells in costs]))
     found = mean_over([cells[1, "matched"][1] - cells[1, "equal_mass"][1] for cells in costs])
-    return f"{words}, on {percent(share)} of the heads: {_verdict(found, 1, 'nats')}"
+    is_able = len(costs) >= FEWEST and _is_able(group)
+    return told("control", objective, share, len(costs), (group["over"] <= NEAR).sum(), found if is_able else None)
 
 
 def at_equal_dose(
@@ -231,23 +198,17 @@ def _spread(values: pd.Series) -> str:
     return f"{percent(values.mean())} ({percent(values.min())} … {percent(values.max())})"
 
 
-def backcopy_figure(run: Run, *, theme: str = "light") -> Figure:
+@figure("backcopy", kind="backcopy", alone=True, prepared=True, size=(4.6, 3.6))
+def backcopy_figure(one: Reader) -> Chart:
     """Weight on position 0 over the distance to the best loss: a mark a seed, a colour an objective."""
-    look, models = theme_named(theme), by_model(run)
+    models, lines = by_model(one.run), []
     variants, objectives = [*dict.fromkeys(models["variant"])], [*dict.fromkeys(models["objective"])]
-    with themed(look):
-        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-        plot: Any = figure.subplots()
-        for (objective, variant), group in models.groupby(KEYS, sort=False):
-            marker, colour = MARKERS[variants.index(variant)], look.runs[objectives.index(objective)]
-            label = f"{objective}, {variant}"
-            plot.plot(100 * group["over"], 100 * group["first"], linestyle="", marker=marker, color=colour, label=label)
-        plot.axhline(100 * WEIGHT, color=look.muted, linewidth=0.9, linestyle=":")
-        plot.axvline(100 * NEAR, color=look.muted, linewidth=0.9, linestyle=":")
-        plot.set(xlabel="loss above the best possible, %", ylabel="weight on position 0, %, largest of a head")
-        plot.set_ylim(-3, 103)
-        plot.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return figure
+    for (objective, variant), group in models.groupby(KEYS, sort=False):
+        about = ("", "", objectives.index(objective), variants.index(variant))
+        lines.append(Line(100 * group["over"], 100 * group["first"], f"{objective}, {variant}", *about, kind="dots"))
+    y = Axis("weight on position 0, %, largest of a head", low=-3, high=103)
+    marks = [Mark("y", 100 * WEIGHT), Mark("x", 100 * NEAR)]
+    return Chart(Axis("loss above the best possible, %"), y, lines, marks)
 
 
 def draw_backcopy(run: Run) -> list[Path]:

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from sinklab.analysis.doses import MATCHED, no_phenomenon
 from sinklab.analysis.estimates import mean_over
@@ -20,11 +17,12 @@ from sinklab.probing.dose import DOSE_COLUMNS, Dose
 from sinklab.records.info import of_twin
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
-from sinklab.reports.drawing import Look, drawn_as, line
+from sinklab.reports.charts import Axis, Chart
+from sinklab.reports.drawing import Look, drawn_as, figure
 from sinklab.reports.printed import save_figure
 from sinklab.reports.samples import NotRecorded, Reader
-from sinklab.reports.style import Theme, own_axes, theme_named, themed
 from sinklab.reports.tables import WRITERS
+from sinklab.reports.words import statements
 from sinklab.studies.base import hidden_words
 from sinklab.studies.battery.study import ALL, BESIDE
 from sinklab.studies.battery.study import CONTROLS as NAMED
@@ -198,44 +196,31 @@ def _able(right: pd.DataFrame, least: float) -> pd.Index:
 def battery_sentences(runs: Iterable[Run] | Run) -> list[str]:
     """What the runs show, a line per curve: the gate, accuracy over the keys hidden, and what was left out."""
     runs = [runs] if isinstance(runs, Run) else list(runs)
+    told = statements("sinklab.studies.battery", (), least=GATE, matched=MATCHED)
     gate, lines = battery_gate(runs), []
     for one in as_series(runs):
-        rows = gate[gate["series"] == one.label]
-        failed = [f"{row.skill} {row.share:.0%}" for row in rows.itertuples() if not row.holds]
-        words = f"{len(rows) - len(failed)} of {len(rows)} skills are above {GATE:.0%} at level {rows['level'].min()}"
-        but = f" (not {', '.join(failed)})" if failed else ""
-        lines.append(f"{one.label}: {words} with nothing hidden{but}")
-        lines += [_sentence(one, control) for control in one.controls]
+        lines += told("gate", one.label, gate[gate["series"] == one.label])
+        lines += [
+            line
+            for control in one.controls
+            for line in told("curve", one.label, CONTROLS[control], *_curve(one, control))
+        ]
     for run in (run for run in runs if "skipped" in run.tables):
-        left, asked = len(run.table("skipped")), len(run.parts("answers"))
-        lines.append(f"{run.path.name}: {left} of {left + asked} parts left out, questions too short for so many keys")
+        lines += told("skipped", run.path.name, len(run.table("skipped")), len(run.parts("answers")))
     return lines + no_twins({run.path.name: run for run in runs})
 
 
-def _sentence(one: Series, control: str) -> str:
-    """The curve in numbers, and its difference at the greatest k that all questions are long enough for."""
+def _curve(one: Series, control: str) -> tuple[pd.DataFrame, dict[str, str], str, Any, str]:
+    """What `curve` of sentences.jinja says: up to the greatest k that all questions are long enough for."""
     curve = one.curve(control)
     curve = curve[(curve["n"] == curve["n"].iloc[0]).to_numpy()]
-    if len(curve) < 2:
-        return f"{one.label}: {CONTROLS[control]}: no number of keys that all questions are long enough for"
-    shares = ", ".join(f"{row.share:.1%} at {row.k}" for row in curve.itertuples())
     most = curve.iloc[-1]
-    beside = [replace(one, twin=kind).curve(control).set_index("k").loc[most["k"]] for kind in twins_of(one.run)]
-    marks = {name: shared(most[name], [row[name] for row in beside]) for name in ("delta", "beyond")}
-    words = f"{one.label}: {CONTROLS[control]}: {shares} hidden; {_points(most, 'delta')} points{marks['delta']}"
-    if pd.notna(most["beyond"]):
-        others = "other keys of equal mass" if "equal_mass" in BESIDE[control][0] else "as many random keys"
-        words += f", {_points(most, 'beyond')} against {others}{marks['beyond']}"
-    scores = battery_scores([one])
-    dose = scores[(scores["control"] == control) & (scores["k"] == most["k"]) & (scores["skill"] == ALL)].iloc[0]
-    if dose["matched"] < MATCHED:
-        words += f": cannot tell, {100 * dose['matched']:.0f} % of heads have other keys that hold as much"
-    return words + (f"; {Dose.from_row(dose)}" if pd.notna(dose["columns"]) else "")
-
-
-def _points(row: pd.Series, name: str) -> str:
-    value, low, high = (100 * row[f"{name}{end}"] for end in ("", "_low", "_high"))
-    return f"{value:+.1f} ({low:+.1f} to {high:+.1f})"
+    twins = [replace(one, twin=kind).curve(control).set_index("k").loc[most["k"]] for kind in twins_of(one.run)]
+    marks = {name: shared(most[name], [row[name] for row in twins]) for name in ("delta", "beyond")}
+    scores = battery_scores([one]).query("control == @control and k == @most.k and skill == @ALL")
+    dose = scores.iloc[0] if len(scores) else pd.Series({"matched": math.nan, "columns": math.nan})
+    beside = "equal_mass" if control in BESIDE and "equal_mass" in BESIDE[control][0] else ""
+    return curve, marks, beside, dose, str(Dose.from_row(dose)) if pd.notna(dose["columns"]) else ""
 
 
 def write_battery_tables(runs: Sequence[Run], folder: str | Path) -> list[Path]:
@@ -264,14 +249,10 @@ def draw_battery(runs: Sequence[Run], out: Path, options: object) -> list[Path]:
     return [*write_battery_tables(runs, out / "report"), *write_battery_figures(runs, out / "report")]
 
 
+@figure("battery_by_skill", kind="battery", prepared=True, columns=4, size=(2.05, 1.75))
 def battery_by_skill(
-    runs: Runs,
-    *,
-    controls: Sequence[str] = ("sinks", "random"),
-    labels: Sequence[str] | None = None,
-    levels: Sequence[int] = (0,),
-    theme: str = "light",
-) -> Figure:
+    runs: Any, *, controls: Sequence[str] = (), labels: Sequence[str] | None = None, levels: Sequence[int] = (0,)
+) -> list[Chart]:
     """Accuracy over the number of hidden keys, a panel per skill and one for all of them.
 
     A colour is a model under a condition, a kind of line what was hidden; bars are Wilson intervals. Where the
@@ -279,38 +260,41 @@ def battery_by_skill(
 
     Args:
         runs: of the battery; every condition is a curve.
-        controls: what was hidden, names of `CONTROLS`.
+        controls: what was hidden, names of `CONTROLS`; all that was, when left out.
         labels: names of the curves in place of the folders'.
-        levels: one row of panels each; 0 is over all levels.
-        theme: light or dark.
+        levels: a panel for each skill at each of these; 0 is over all levels.
 
     Raises:
-        NotRecorded: for runs that are none of the battery.
+        NotRecorded: for runs that are none of the battery, and where nothing was hidden.
     """
-    series, look = as_series(runs, labels), theme_named(theme)
+    series = _series(runs, labels)
+    wanted = [
+        name for name in CONTROLS if (not controls or name in controls) and any(name in one.controls for one in series)
+    ]
+    if not wanted:
+        raise NotRecorded(f"This figure needs hidden keys, and {series[0].run.path} has none. Score with ks above 0.")
+    every = sorted({int(k) for one in series for k in one.accuracy["k"]})
+    words, charts = {control: _dosed(series, control) for control in wanted}, []
     skills = [name for name in dict.fromkeys(series[0].accuracy["skill"]) if name != ALL]
-    panels = [(level, skill) for level in levels for skill in (*skills, ALL)]
-    width = len(skills) + 1 if len(levels) > 1 else -(-(len(skills) + 1) // 2)
-    height = -(-len(panels) // width)
-    with themed(look):
-        figure = Figure(figsize=(2.05 * width + 0.5, 1.75 * height + 0.7), layout="constrained")
-        grid: Any = figure.subplots(height, width, sharex=True, sharey=True, squeeze=False)
-        for axes in grid.flat[len(panels) :]:
-            axes.set_visible(False)
-        for axes, (level, skill) in zip(grid.flat, panels, strict=False):
-            _panel(axes, drawn_as(series, look), controls, skill, level)
-            axes.set_title(f"{skill if skill != ALL else 'all skills'}{f', level {level}' if level else ''}")
-        for axes in grid[:, 0]:
-            axes.set_ylabel("right, %")
-        # the lowest panel of each column, which may have an empty place below
-        for axes in grid.flat[max(0, len(panels) - width) : len(panels)]:
-            axes.tick_params(labelbottom=True)
-            axes.set_xlabel("keys masked per head")
-        _legend(figure, series, controls, look)
-    return figure
+    for level, skill in itertools.product(levels, (*skills, ALL)):
+        lines = []
+        for one, control in _curves(series, wanted):
+            curve = one.run.curve(control, skill, level)
+            # the part that is over the same problems
+            curve = curve[curve["n"] == curve["n"].max()]
+            ends = {name: 100 * curve[name] for name in ("low", "high")}
+            how = {"kind": "bars", "style": LINES[control], "words": words[control], **ends}
+            # numbers such as 0, 1, 2, 5, 10 stand at even distances
+            across = [every.index(int(k)) for k in curve["k"]]
+            lines.append(one.line(across, 100 * curve["share"], **how))
+        title = f"{skill if skill != ALL else 'all skills'}{f', level {level}' if level else ''}"
+        x = Axis("keys masked per head", names=[*map(str, every)])
+        charts.append(Chart(x, Axis("right, %", low=-4, high=104), lines, title=title))
+    return charts
 
 
-def battery_by_removed(runs: Runs, *, labels: Sequence[str] | None = None, theme: str = "light") -> Figure:
+@figure("battery_by_removed", kind="battery", prepared=True, size=(5.2, 3.4))
+def battery_by_removed(runs: Any, *, labels: Sequence[str] | None = None) -> Chart:
     """Accuracy, as a share of that with nothing hidden, over the share of attention that was taken away.
 
     A text of few keys loses more with each: this is the scale on which models of different canvases compare. Over
@@ -319,7 +303,7 @@ def battery_by_removed(runs: Runs, *, labels: Sequence[str] | None = None, theme
     Raises:
         NotRecorded: for runs that are none of the battery, and where nothing was hidden or right.
     """
-    series, look = as_series(runs, labels), theme_named(theme)
+    series = _series(runs, labels)
     scores = battery_scores(series)
     scores = scores[(scores["skill"] == ALL) & scores["removed"].notna() & (scores["clean"] > 0)]
     if scores.empty:
@@ -327,55 +311,33 @@ def battery_by_removed(runs: Runs, *, labels: Sequence[str] | None = None, theme
             f"This figure needs right answers and hidden keys, and {series[0].run.path} has none of one or the "
             "other. Score a model that is able, with ks above 0."
         )
-    controls = [name for name in CONTROLS if name in set(scores["control"])]
-    with themed(look):
-        axes = own_axes(None, 5.2, 3.4)
-        figure: Any = axes.figure
-        for one, control in _curves(drawn_as(series, look), controls):
-            rows = scores[(scores["series"] == one.run.label) & (scores["control"] == control)].sort_values("k")
-            if not rows.empty:
-                across, up = [0, *(100 * rows["removed"])], [100, *(100 * rows["share"] / rows["clean"])]
-                line(axes, one, across, up, style=LINES[control])
-        axes.set(xlabel="share of attention taken away, %", ylabel="right, % of those with nothing hidden")
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=-3)
-        axes.grid(axis="y")
-        _legend(figure, series, controls, look)
-    return figure
+    lines = []
+    for one, control in _curves(series, [name for name in CONTROLS if name in set(scores["control"])]):
+        rows = scores[(scores["series"] == one.run.label) & (scores["control"] == control)].sort_values("k")
+        if not rows.empty:
+            across, up = [0, *(100 * rows["removed"])], [100, *(100 * rows["share"] / rows["clean"])]
+            lines.append(one.line(across, up, style=LINES[control], words=_dosed(series, control)))
+    x = Axis("share of attention taken away, %", low=0)
+    return Chart(x, Axis("right, % of those with nothing hidden", low=-3), lines)
+
+
+def _series(runs: Sequence[Any], labels: Sequence[str] | None) -> list[Series]:
+    return as_series([one if isinstance(one, Series) else one.run for one in runs], labels)
 
 
 def write_battery_figures(runs: Sequence[Run], folder: str | Path) -> list[Path]:
     """The figures as PNG files, with every control that was run; none where nothing was hidden. Returns their paths."""
-    there = [control for control in CONTROLS if any(control in one.controls for one in as_series(runs))]
-    if not there:
-        return []
-    written = save_figure(lambda: battery_by_skill(runs, controls=there), Path(folder) / "battery_by_skill")
-    # a model that has nothing right has nothing to lose
-    with suppress(NotRecorded):
-        written += save_figure(lambda: battery_by_removed(runs), Path(folder) / "battery_by_removed")
+    written = []
+    for name, draw in (("battery_by_skill", battery_by_skill), ("battery_by_removed", battery_by_removed)):
+        # a model that has nothing right has nothing to lose
+        with suppress(NotRecorded):
+            written += save_figure(partial(draw, runs), Path(folder) / name)
     return written
 
 
-def _curves(drawn: Sequence[Look], controls: Sequence[str]) -> list[tuple[Look, str]]:
+def _curves(series: list[Series], controls: Sequence[str]) -> list[tuple[Look, str]]:
     """Every model under a condition with all that was hidden in it."""
-    return [(one, control) for one in drawn for control in controls if control in one.run.controls]
-
-
-def _panel(axes: Axes, drawn: Sequence[Look], controls: Sequence[str], skill: str, level: int) -> None:
-    every = sorted({int(k) for one in drawn for k in one.run.accuracy["k"]})
-    for one, control in _curves(drawn, controls):
-        curve = one.run.curve(control, skill, level)
-        # the part that is over the same problems
-        curve = curve[curve["n"] == curve["n"].max()]
-        # numbers such as 0, 1, 2, 5, 10 stand at even distances
-        across = [every.index(int(k)) for k in curve["k"]]
-        share = 100 * curve["share"]
-        style: Any = {"color": one.colour, "marker": one.marker, "linestyle": LINES[control]}
-        error = [share - 100 * curve["low"], 100 * curve["high"] - share]
-        axes.errorbar(across, share, yerr=error, markersize=3.2, linewidth=1.3, elinewidth=0.6, **style)
-    axes.set_xticks(range(len(every)), list(map(str, every)))
-    axes.set_ylim(-4, 104)
-    axes.grid(axis="y")
+    return [(one, control) for one in drawn_as(series) for control in controls if control in one.run.controls]
 
 
 def _dosed(series: Sequence[Series], control: str) -> str:
@@ -389,12 +351,3 @@ def _dosed(series: Sequence[Series], control: str) -> str:
             low, high = f"{values.min():.3g}", f"{values.max():.3g}"
             parts.append(f"{low if low == high else f'{low} to {high}'} % {words}")
     return f"{CONTROLS[control]} ({', '.join(parts)} at {most})" if parts else CONTROLS[control]
-
-
-def _legend(figure: Figure, series: Sequence[Series], controls: Sequence[str], look: Theme) -> None:
-    drawn = drawn_as(list(series), look)
-    entries = [Line2D([], [], color=one.colour, marker=one.marker, label=one.run.label) for one in drawn]
-    kinds = [name for name in controls if any(name in one.controls for one in series)]
-    entries += [Line2D([], [], color=look.muted, linestyle=LINES[name], label=_dosed(series, name)) for name in kinds]
-    figure.legend(handles=entries, loc="outside upper left", ncols=3)
-    figure.set_figheight(figure.get_figheight() + 0.19 * -(-len(entries) // 3))

@@ -195,7 +195,7 @@ class Battery(Study):
         """To each model the conditions of its kind. Raises ValueError for one that none of the models can have."""
         if not settings.conditions:
             return [settings] * len(models)
-        from sinklab.checkpoints.loading import describe
+        from sinklab.checkpoints.info import describe
 
         found = [of_kind(describe(model).family, settings.conditions) for model in models]
         if untaken := set(settings.conditions).difference(*found):

@@ -12,15 +12,17 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from sinklab.checkpoints.loading import Loaded, load
+from sinklab.checkpoints.parallel import undivided
 from sinklab.data.rows import row_start
 from sinklab.errors import known_fields
+from sinklab.records.leases import Claims
 from sinklab.scoring.prompts import in_chat
 from sinklab.scoring.requests import limit_of, without_steps
 from sinklab.scoring.task import check_decoding
-from sinklab.studies.benchmarks.requests import Part, continuations, rolled, scored, whole_texts, writing_jobs, written
+from sinklab.studies.benchmarks.requests import Unit, continuations, rolled, scored, whole_texts, writing_jobs, written
 from sinklab.studies.benchmarks.study import EvalSettings
-from sinklab.studies.processes import Processes, Progress, as_progress
-from sinklab.studies.request_cache import RequestCache
+from sinklab.studies.processes import Processes, Progress, Units, as_progress
+from sinklab.studies.request_cache import RequestCache, request_key
 
 READING = ("dtype", "device", "device_map", "revision", "allow_pickle", "sink")
 
@@ -41,6 +43,7 @@ class SinklabLM(TemplateLM):
         progress: Progress | Callable[[str], object] | None = None,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
+        worker: Processes | None = None,
         **given: Any,
     ) -> None:
         """From a loaded model, or a name with its arguments.
@@ -51,6 +54,7 @@ class SinklabLM(TemplateLM):
             progress: shows how far it is.
             batch_size: prompts that are written together; "auto" is the default number.
             max_batch_size: not used.
+            worker: of those that share a run; left out where lm-eval itself deals documents to processes.
             given: fields of `EvalSettings`, and dtype, device, device_map, revision, allow_pickle, sink.
 
         Raises:
@@ -66,6 +70,7 @@ class SinklabLM(TemplateLM):
         elif given:
             raise ValueError(f"give settings or their fields, not both: got {', '.join(given)}")
         self.loaded = pretrained if isinstance(pretrained, Loaded) else load(pretrained, **reading)
+        undivided(self.loaded.model, "and a benchmark deals its documents to processes that hold a model each")
         self.settings = settings
         self.is_diffusion = self.loaded.family == "diffusion"
         self.edits = settings.interventions(by_last_row=not self.is_diffusion)
@@ -73,9 +78,10 @@ class SinklabLM(TemplateLM):
         """Where likelihoods are asked for."""
         self.tokenizer = self.loaded.needed_tokenizer()
         self._check()
-        self.cache = RequestCache(None, 0, "")
+        self.claims: Claims | None = None
+        self.cache = RequestCache(None, None, "")
         """Of answers, in memory; a run puts its own here."""
-        self.processes = Processes.here()
+        self.worker, self.processes = worker or Processes(), Processes() if worker else Processes.here()
         # counts are gathered on the CPU; the model may be elsewhere
         self._rank, self._world_size = self.processes.rank, self.processes.world
         self._device = torch.device("cpu")
@@ -118,7 +124,7 @@ class SinklabLM(TemplateLM):
         return found if self.rank == dst else None
 
     def barrier(self) -> None:
-        self.processes.wait()
+        self.processes.gathered(None)
 
     # -- text
 
@@ -138,24 +144,32 @@ class SinklabLM(TemplateLM):
     # -- requests
 
     def answers(
-        self, asked: Sequence[Any], doing: str, answer: Callable[[Any, list[Any]], Iterator[Part]]
+        self, asked: Sequence[Any], doing: str, answer: Callable[[Any, list[Any]], Iterator[Unit]]
     ) -> list[dict[str, Any]]:
         """The answers to requests, in their order, kept for the tables.
 
         Args:
             asked: requests, made of lm-eval's.
             doing: what is done with so many of them, such as "writing {} answers".
-            answer: gives what is not in the cache, part by part; each is kept as it comes.
+            answer: says of all of them, whatever is answered, which are answered together, and how; the answers are
+                kept as they come.
         """
         names = {each.key: each for each in asked}
-        todo = [each for key, each in names.items() if self.cache.get(key) is None]
-        total, done = len(names), len(names) - len(todo)
+        units = {request_key(*keys): (keys, run) for keys, run in answer(self, [*names.values()])}
+        total, done = len(names), sum(self.cache.get(key) is not None for key in names)
         self.progress.stage(doing.format(total) + (f", {done} of them there already" if done else ""))
         self.progress.count(done, total)
-        for part in answer(self, todo):
-            self.cache.add(part)
-            done += len(part)
-            self.progress.count(done, total)
+
+        def is_done(name: str) -> bool:
+            return self.cache.has(units[name][0])
+
+        names_of = [*units]
+        order = [names_of[number] for number in self.worker.ordered(range(len(units)))]
+        missing = [name for name in order if not is_done(name)]
+        with Units(self.claims, missing, is_done, self.cache.refresh) as todo:
+            for name in todo:
+                self.cache.add(units[name][1]())
+                self.progress.count(sum(self.cache.get(key) is not None for key in names), total)
         for each in asked:
             self.told[(*each.document, each.number)] = self.cache.get(each.key) or {}
         return [self.cache.get(each.key) or {} for each in asked]

@@ -4,7 +4,7 @@
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,6 +25,8 @@ DEFAULT_TOKENS = 256
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
 Part = dict[str, dict[str, Any]]
 """Some answers by the keys of their requests."""
+Unit = tuple[list[str], Callable[[], Part]]
+"""The keys of requests that are answered together, whichever of them are answered already, and what answers them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,22 +122,26 @@ def writing_jobs(model: Any, requests: Iterable[Any]) -> list[Job]:
     return jobs
 
 
-def written(model: Any, jobs: Iterable[Job]) -> Iterator[Part]:
-    """The answers to jobs: those that can be written together at a time, of like lengths, longest first."""
+def written(model: Any, jobs: Iterable[Job]) -> Iterator[Unit]:
+    """What writes jobs: those that can be written together at a time, of like lengths, longest first."""
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
         groups.setdefault((job.watched, job.new_tokens, job.settings), []).append(job)
     for (watched, new_tokens, settings), group in groups.items():
         group.sort(key=lambda job: (-len(job.ids), job.key))
         for batch in parts_of(group, 1 if needs_own_batch(settings, model.edits) else model.settings.batch):
-            numbers = [request_number(model.settings.seed or 0, job.key) for job in batch]
-            asked = [WritingRequest(job.ids, job.until, number) for job, number in zip(batch, numbers, strict=True)]
-            texts = write_batch(model.loaded, asked, settings, new_tokens, model.edits, watch=watched)
-            yield {
-                job.key: {"text": one.text, "tokens": len(one.ids), "steps": one.steps}
-                | {"prompt_tokens": len(job.ids), "cut": job.cut, "sinks": list(one.sinks), "dose": one.dose}
-                for job, one in zip(batch, texts, strict=True)
-            }
+            yield [job.key for job in batch], partial(_write, model, batch, settings, new_tokens, watched)
+
+
+def _write(model: Any, batch: list[Job], settings: EvalSettings, new_tokens: int, watched: bool) -> Part:
+    numbers = [request_number(model.settings.seed or 0, job.key) for job in batch]
+    asked = [WritingRequest(job.ids, job.until, number) for job, number in zip(batch, numbers, strict=True)]
+    texts = write_batch(model.loaded, asked, settings, new_tokens, model.edits, watch=watched)
+    return {
+        job.key: {"text": one.text, "tokens": len(one.ids), "steps": one.steps}
+        | {"prompt_tokens": len(job.ids), "cut": job.cut, "sinks": list(one.sinks), "dose": one.dose}
+        for job, one in zip(batch, texts, strict=True)
+    }
 
 
 FORWARDS = 4
@@ -178,22 +184,26 @@ def continuations(model: Any, requests: Sequence[Any]) -> list[Continuation]:
     return found
 
 
-def scored(model: Any, asked: Sequence[Continuation]) -> Iterator[Part]:
-    """The likelihoods of continuations, some at a time, so that an interruption costs little."""
+def scored(model: Any, asked: Sequence[Continuation]) -> Iterator[Unit]:
+    """What scores continuations, some at a time, so that an interruption costs little."""
     ordered = sorted(asked, key=lambda each: -len(each.ids) - len(each.continuation))
     for greedy in (False, True):
         some = [each for each in ordered if each.greedy == greedy]
         plain = [each for each in some if not each.watched]
         parts = parts_of(plain, 4 * model.settings.likelihood_batch)
         for part in [*parts, *([each] for each in some if each.watched)]:
-            pairs, groups = [(each.ids, each.continuation) for each in part], [each.group for each in part]
-            how: dict[str, Any] = {"groups": groups, "greedy": greedy, "edits": model.scored_edits}
-            how["measure"] = part[0].watched
-            run = partial(score, model.loaded, pairs, likelihood_settings(model.settings), **how)
-            # a watched one is alone
-            context = max(len(part[0].ids), not model.is_diffusion)
-            found, sinks = _watched(model, context, run) if part[0].watched else (run(), [])
-            yield {each.key: _answer(result, sinks) for each, result in zip(part, found, strict=True)}
+            yield [each.key for each in part], partial(_score, model, part)
+
+
+def _score(model: Any, part: list[Continuation]) -> Part:
+    # a watched one is alone
+    first, pairs = part[0], [(each.ids, each.continuation) for each in part]
+    how: dict[str, Any] = {"groups": [each.group for each in part], "greedy": first.greedy}
+    how |= {"edits": model.scored_edits, "measure": first.watched}
+    run = partial(score, model.loaded, pairs, likelihood_settings(model.settings), **how)
+    context = max(len(first.ids), not model.is_diffusion)
+    found, sinks = _watched(model, context, run) if first.watched else (run(), [])
+    return {each.key: _answer(result, sinks) for each, result in zip(part, found, strict=True)}
 
 
 def _answer(result: Scored, sinks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -231,9 +241,11 @@ def whole_texts(model: Any, requests: Sequence[Any]) -> list[Asked]:
     return [Asked(key=key(text), ids=tuple(encoded(text)), **facts) for text, facts in texts]
 
 
-def rolled(model: Any, asked: Sequence[Asked]) -> Iterator[Part]:
-    """The likelihoods of whole texts, one at a time."""
-    settings = likelihood_settings(model.settings)
-    for each in asked:
-        how: dict[str, Any] = {"edits": model.scored_edits, "measure": each.watched}
-        yield {each.key: _answer(rolling(model.loaded, each.ids, settings, **how), [])}
+def rolled(model: Any, asked: Sequence[Asked]) -> Iterator[Unit]:
+    """What scores whole texts, one at a time."""
+    yield from (([each.key], partial(_roll, model, each)) for each in asked)
+
+
+def _roll(model: Any, each: Asked) -> Part:
+    how: dict[str, Any] = {"edits": model.scored_edits, "measure": each.watched}
+    return {each.key: _answer(rolling(model.loaded, each.ids, likelihood_settings(model.settings), **how), [])}

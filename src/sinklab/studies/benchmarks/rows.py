@@ -259,7 +259,7 @@ def write_text(target: Path, text: str) -> None:
     """Write a file of the cache; nothing half-written is ever read. Raises ValueError where it cannot be written."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_beside(target, lambda part: part.write_text(text, "utf-8"), shared=True)
+        write_beside(target, lambda part: part.write_text(text, "utf-8"))
     except OSError as error:
         raise ValueError(
             f"{target} cannot be written: {error.strerror or error}; choose another cache folder"

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +22,9 @@ from sinklab.checkpoints.loading import Loaded, load
 from sinklab.probing.dose import Dose
 from sinklab.probing.interventions.keys import KeyIntervention
 from sinklab.records.info import read_info
-from sinklab.records.storage import RUN_FILE
+from sinklab.records.leases import FINISH
+from sinklab.records.reading import lost_files
+from sinklab.records.storage import PART_SUFFIX, RUN_FILE
 from sinklab.records.writing import RunWriter
 from sinklab.registry import interventions
 from sinklab.scoring.requests import scoring_edits, without_steps
@@ -78,7 +80,7 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
     versions = {f"{package}_version": metadata.version(package) for package in ("lm_eval", "transformers")}
     whole |= {"date": time.time()} | versions
     add_tokenizer_info(whole, model)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".lm_eval-") as beside:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".lm_eval-", suffix=PART_SUFFIX) as beside:
         # given the name of a file, it puts everything beside that file
         tracker = EvaluationTracker(output_path=str(Path(beside) / "results.json"))
         template = model.tokenizer.chat_template if settings.chat else None
@@ -104,6 +106,7 @@ def evaluate(
     *,
     task_objects: Sequence[Any] | None = None,
     progress: Progress | Callable[[str], object] | None = None,
+    worker: Processes | None = None,
 ) -> Path:
     """Score a model on benchmarks, and keep everything in a run folder of kind "benchmark".
 
@@ -111,8 +114,8 @@ def evaluate(
     target, right), ``sinks`` (per watched request and layer, see :meth:`SinkFacts.row`) and, where keys were hidden,
     ``doses`` (per task: the protocol, the edits as carried out, and the columns of `Dose`). Beside them lie lm-eval's
     own ``results_*.json`` and ``samples_*.jsonl``, and ``requests-*.jsonl`` with every answer, from which an
-    interrupted run goes on. Under ``accelerate launch`` the documents are sharded across the processes; all write into
-    one folder, and the first one scores.
+    interrupted run goes on. Several workers share the documents: all write into one folder, each answers what nobody
+    else has in work, and one of them writes the tables.
 
     Args:
         settings: what to score and how.
@@ -120,6 +123,7 @@ def evaluate(
         out: folder to write; it must be empty or absent, or hold this very run when ``settings.resume`` is set.
         task_objects: lm-eval tasks, or dicts of their configuration, to score in place of ``settings.tasks``.
         progress: shows how far it is; a function is called with a short text at each stage.
+        worker: which of several that write into one folder; the environment says it when left out.
 
     Raises:
         ValueError: without lm-eval; for unknown tasks, data that are not there, code that is not to be run, a model
@@ -127,54 +131,61 @@ def evaluate(
             difference is named).
     """
     offline.needs_lm_eval()
-    path, processes = Path(out), Processes.here()
+    path, worker = Path(out), worker or Processes.here()
     settings = settings or EvalSettings()
-    progress = as_progress(progress if processes.is_first else None)
-    if not settings.resume and processes.is_first:
+    progress = as_progress(progress if worker.is_first else None)
+    resume = settings.resume or worker.joins
+    if not resume:
         refuse_taken(path)
-    if task_objects is not None:
-        names = [task["task"] if isinstance(task, dict) else task.task_name for task in task_objects]
-        settings = dataclasses.replace(settings, tasks=tuple(names))
     # tasks first: what is wrong with them shows before a large model is read
-    wanted = list(task_objects or [name for name in settings.tasks if name != TWO_STAGE])
-    given = _tasks(settings, wanted) if wanted else None
-    has_two_stages = task_objects is None and TWO_STAGE in settings.tasks
-    documents = two_stage.two_stage_documents(settings.data, settings.limit) if has_two_stages else []
+    settings, given, documents = _asked(settings, task_objects)
     loaded = model if isinstance(model, Loaded) else load(model) if isinstance(model, str) else model()
 
     from sinklab.studies.benchmarks.harness_model import SinklabLM
 
-    asked = SinklabLM(loaded, settings=settings, progress=progress)
+    asked = SinklabLM(loaded, settings=settings, progress=progress, worker=worker)
     described = {name: value for name, value in describe(loaded).items() if not name.startswith("recorded_")}
     about: dict[str, Any] = {"kind": "benchmark", "model": described, "settings": settings.kept()}
-    first = processes.is_first
-    with RunWriter(path, **about, seed=settings.seed, resume=settings.resume) if first else nullcontext() as run:
-        # the folder is there, and it is this run's, before a process writes into it
-        processes.wait()
-        asked.cache = RequestCache(path, processes.rank, request_key(about))
-        _score(asked, run, given, documents)
-        processes.wait()
+    with ExitStack() as last, RunWriter(path, **about, seed=settings.seed, resume=resume, shared=True) as run:
+        asked.claims = run.claims
+        with RequestCache(path, run.claims, request_key(about)) as asked.cache:
+            if documents:
+                two_stage.answer_all(asked, documents)
+            results = None if given is None else _scored(asked, given)
+        # held until run.json says that all is there
+        last.enter_context(run.claims.hold(FINISH))
+        run.is_last = run.refresh().status != "complete"
+        if run.is_last:
+            _conclude(asked, run, results, documents)
+            worker.finished.append(path)
     return path
 
 
-def _score(
-    model: SinklabLM, run: RunWriter | None, given: dict[str, Any] | None, documents: list[dict[str, Any]]
+def _asked(
+    settings: EvalSettings, task_objects: Sequence[Any] | None
+) -> tuple[EvalSettings, Any, list[dict[str, Any]]]:
+    """The settings with the names of given tasks; lm-eval's tasks, None without; and what is asked in two stages."""
+    if task_objects is not None:
+        names = [task["task"] if isinstance(task, dict) else task.task_name for task in task_objects]
+        settings = dataclasses.replace(settings, tasks=tuple(names))
+    wanted = list(task_objects or [name for name in settings.tasks if name != TWO_STAGE])
+    has_two_stages = task_objects is None and TWO_STAGE in settings.tasks
+    documents = two_stage.two_stage_documents(settings.data, settings.limit) if has_two_stages else []
+    return settings, _tasks(settings, wanted) if wanted else None, documents
+
+
+def _conclude(
+    model: SinklabLM, run: RunWriter, results: dict[str, Any] | None, documents: list[dict[str, Any]]
 ) -> None:
-    """Ask for everything; the first process, which has the run, writes the tables.
+    """Write the tables of what all workers answered.
 
     Args:
         model: of lm-eval.
         run: the run folder, open.
-        given: tasks as lm-eval's `evaluate` takes them; None where it has nothing to do.
+        results: lm-eval's; None where it had nothing to do.
         documents: questions of the two-stage protocol, which is no task of lm-eval.
     """
-    if documents:
-        two_stage.answer_all(model, documents)
-    results = None if given is None else _scored(model, given)
-    told = model.gather_object(model.told)
-    if run is None:
-        return
-    answers = {key: answer for part in told or () for key, answer in part.items()}
+    answers = model.told
     scores, samples = tables.rows_of(results, answers) if results else ([], [])
     if documents:
         more = two_stage.rows(documents, answers, published=model.settings.published)
@@ -182,7 +193,10 @@ def _score(
     doses = dose_rows(answers, model.settings, is_diffusion=model.is_diffusion)
     tables.write(run, scores, samples, answers, doses)
     if results is not None:
-        write(run.path, results, model)
+        files = write(run.path, results, model)
+        for earlier in {*run.path.glob("results_*.json"), *run.path.glob("samples_*.jsonl")}.difference(files):
+            earlier.unlink()
+        run.keep(files)
 
 
 def dose_rows(told: tables.Told, settings: EvalSettings, *, is_diffusion: bool) -> list[dict[str, Any]]:
@@ -327,29 +341,20 @@ def cell_name(task: str, k: int, control: str = "sinks", protocol: str = "paper"
 
 
 def _is_done(folder: Path, cell: EvalSettings, chat: bool | None) -> bool:
-    """Whether the cell is there, finished; agreed between all processes. Raises ValueError for another run."""
-    processes = Processes.here()
-    problem, done = processes.agreed(_looked_at(folder, cell, chat) if processes.is_first else None)
-    if problem:
-        raise ValueError(problem)
-    return bool(done)
-
-
-def _looked_at(folder: Path, cell: EvalSettings, chat: bool | None) -> tuple[str, bool]:
-    """What is wrong with the folder, and whether it holds the finished cell."""
+    """Whether the cell is there, finished and with all its files. Raises ValueError for another run."""
     if not (folder / RUN_FILE).is_file():
-        return "", False
+        return False
     info = read_info(folder / RUN_FILE)
     if info.kind != "benchmark":
-        return f"{folder} holds a run of kind {info.kind!r}; choose another --out", False
+        raise ValueError(f"{folder} holds a run of kind {info.kind!r}; choose another --out")
     later = {name: MASKING[name] for name in LATER}
     asked: dict[str, Any] = later | json.loads(json.dumps(cell.kept()))
     known = later | info.settings
     asked["chat"] = info.settings.get("chat") if chat is None else chat
     for name in sorted(asked):
         if (before := known.get(name)) != asked[name]:
-            return (
+            raise ValueError(
                 f"{folder} was scored with {name}={before!r}, and now it is {asked[name]!r}; give the same settings, "
                 "or write the table into another --out"
-            ), False
-    return "", info.status == "complete"
+            )
+    return info.status == "complete" and not lost_files(folder, info)

@@ -6,16 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sinklab.analysis.intervals import Z
 from sinklab.probing.dose import DOSE_COLUMNS, Dose
 from sinklab.probing.scope import PROTOCOLS
+from sinklab.reports.charts import Axis, Chart, Line, draw_panels
 from sinklab.reports.printed import Printed, save_figure, write_printed
-from sinklab.reports.style import MARKERS, Theme, theme_named, themed
+from sinklab.reports.style import theme_named, themed
 from sinklab.studies.base import hidden_words
 from sinklab.studies.benchmarks import table1_contrasts as masked
 from sinklab.studies.benchmarks import tables as paper
@@ -26,28 +25,18 @@ MEASURED, PUBLISHED = "measured", "published"
 
 
 def table1_figure(numbers: pd.DataFrame, *, theme: str = "light") -> Figure:
-    """Accuracy over the number of masked columns, a panel per task; measured with full lines, published faint.
+    """Accuracy over the number of masked columns, a panel per task; published numbers with dashes.
 
-    Bars are ± one binomial standard error.
+    Bars are ± one binomial standard error. A model and its published twin have one colour, in every panel.
     """
-    look = theme_named(theme)
-    tasks = list(dict.fromkeys(numbers["task"]))
-    names: dict[str, int] = {}
-    entries: dict[str, Any] = {}
+    look, names = theme_named(theme), dict[str, int]()
+    charts = [_panel(numbers[numbers["task"] == task], task, names) for task in dict.fromkeys(numbers["task"])]
     with themed(look):
-        figure = Figure(figsize=(4.2 * max(len(tasks), 1.3), 3.4), layout="constrained")
-        for axes, task in zip(np.atleast_1d(figure.subplots(1, len(tasks))), tasks, strict=True):
-            _panel(axes, numbers[numbers["task"] == task], look, names)
-            axes.set_title(titled(task))
-            handles, labels = axes.get_legend_handles_labels()
-            entries |= dict(zip(labels, handles, strict=True))
-        figure.legend(entries.values(), entries.keys(), loc="outside upper left", ncols=min(len(tasks) + 1, 3))
-    return figure
+        return draw_panels(charts, look, columns=len(charts), size=(4.2, 2.8), share="")
 
 
-def _panel(axes: Axes, numbers: pd.DataFrame, look: Theme, names: dict[str, int]) -> None:
-    """`names`: a model and its published twin have one colour, in every panel."""
-    ks = sorted({int(k) for k in numbers["k"]})
+def _panel(numbers: pd.DataFrame, task: str, names: dict[str, int]) -> Chart:
+    ks, lines = sorted({int(k) for k in numbers["k"]}), []
     for (source, model), cells in numbers.groupby(["source", "model"], sort=False):
         stands_for = model if source == PUBLISHED else paper.published_model(model) or model
         index = names.setdefault(stands_for, len(names))
@@ -58,15 +47,15 @@ def _panel(axes: Axes, numbers: pd.DataFrame, look: Theme, names: dict[str, int]
             places = [ks.index(int(k)) + 0.03 * index for k in shown["k"]]
             parts = [str(model) + ("" if measured else " (published)")]
             parts += [part for part, usual in ((control, "sinks"), (protocol, "paper")) if part != usual]
-            axes.errorbar(
-                places, 100 * shown["accuracy"], 100 * shown["stderr"], color=look.runs[index % len(look.runs)],
-                marker=MARKERS[index % len(MARKERS)], linestyle=_style(control, protocol) if measured else "--",
-                alpha=1 if measured else 0.45, capsize=2, elinewidth=1, linewidth=1.8 if measured else 1,
-                label=", ".join(parts),
-            )  # fmt: skip
-    axes.set_xticks(range(len(ks)), ["none" if k == 0 else str(k) for k in ks])
-    axes.set(xlabel="keys masked per layer and head", ylabel="right, %", ylim=(-2, None))
-    axes.grid(axis="y")
+            y, error = 100 * shown["accuracy"], 100 * shown["stderr"].fillna(0)
+            style: dict[str, Any] = {
+                "style": _style(control, protocol) if measured else "--",
+                "colour": index,
+                "marker": index,
+            }
+            lines.append(Line(places, y, ", ".join(parts), **style, low=y - error, high=y + error, kind="bars"))
+    x = Axis("keys masked per layer and head", names=["none" if k == 0 else str(k) for k in ks])
+    return Chart(x, Axis("right, %", low=-2), lines, title=titled(task))
 
 
 def _style(control: str, protocol: str) -> Any:

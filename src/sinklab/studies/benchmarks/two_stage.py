@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,7 +26,7 @@ from sinklab.scoring.answers import SinkFacts, Totals, followed, needs_own_batch
 from sinklab.scoring.writing import Writing, ended, ending, sample_seed, seeded
 from sinklab.studies.benchmarks.code import marked_answer, same_answer
 from sinklab.studies.benchmarks.offline import tasks
-from sinklab.studies.benchmarks.requests import Asked, Part, parts_of
+from sinklab.studies.benchmarks.requests import Asked, Part, Unit, parts_of
 from sinklab.studies.benchmarks.study import TWO_STAGE
 from sinklab.studies.request_cache import request_key
 
@@ -282,33 +282,34 @@ def scored(answers: Sequence[TwoStageAnswer], targets: Sequence[str], *, publish
 
 
 def answer_all(model: SinklabLM, documents: list[dict[str, Any]]) -> None:
-    """Answer this process's share of the questions; answers are kept by the model, as those of lm-eval are.
+    """Answer the questions; answers are kept by the model, as those of lm-eval are.
 
-    As published, answers depend on their batch of 64: such a batch is done by one process, and as a whole.
+    As published, answers depend on their batch of 64: such a batch is done as a whole.
 
     Raises:
         ValueError: as `TwoStage` does.
     """
-    unit = BATCH if model.settings.published else 1
-    asked = {
-        number: Asked(key=request_key(TWO_STAGE, number, document["question"]), document=(TWO_STAGE, number))
+    settings = model.settings
+    asked = [
+        Asked(key=request_key(TWO_STAGE, number, document["question"]), document=(TWO_STAGE, number))
         for number, document in enumerate(documents)
-        if number // unit % model.world_size == model.rank
-    }
+    ]
 
-    def answered(model: SinklabLM, todo: Sequence[Asked]) -> Iterator[Part]:
-        settings = model.settings
-        missing = {each.document[1] for each in todo}
-        numbers = [number for number in asked if number // unit in {one // unit for one in missing}]
+    def units(model: SinklabLM, asked: Sequence[Asked]) -> Iterator[Unit]:
         how: dict[str, Any] = {"published": settings.published, "edits": model.edits, "batch": settings.batch}
         how["settings"] = two_stage_settings(settings, published=settings.published)
         protocol = TwoStage(model.loaded, watch=settings.watches, **how)
-        for answer in protocol.answers([documents[number]["question"] for number in numbers], numbers):
-            if answer.number in missing:
-                kept = asdict(answer) | {"sinks": list(answer.sinks)}
-                yield {asked[kept.pop("number")].key: kept}
+        keys = {each.document[1]: each.key for each in asked}
 
-    model.answers([*asked.values()], f"{TWO_STAGE}: answering {{}} questions", answered)
+        def answered(numbers: list[int]) -> Part:
+            found = protocol.answers([documents[number]["question"] for number in numbers], numbers)
+            kept = [asdict(answer) | {"sinks": list(answer.sinks)} for answer in found]
+            return {keys[answer.pop("number")]: answer for answer in kept}
+
+        for numbers in parts_of([*keys], BATCH if settings.published else settings.batch):
+            yield [keys[number] for number in numbers], partial(answered, numbers)
+
+    model.answers(asked, f"{TWO_STAGE}: answering {{}} questions", units)
 
 
 def rows(

@@ -4,23 +4,26 @@
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from sinklab.records.info import of_twin
 from sinklab.records.reading import Run
+from sinklab.reports.charts import Axis, Chart, Line
+from sinklab.reports.drawing import figure
 from sinklab.reports.printed import save_figure
 from sinklab.reports.runs import as_shown
-from sinklab.reports.samples import NotRecorded
-from sinklab.reports.style import theme_named, themed, whole_numbers
+from sinklab.reports.samples import NotRecorded, Reader
+from sinklab.reports.words import statements
 from sinklab.studies.base import labels_of
 from sinklab.studies.twins import no_twins, shared, twins_of
 
 PLACES, LENS, PROBES = (labels_of("contents")[name] for name in ("places", "lens", "probes"))
 LEAST = -0.5
 """Scores below are drawn here: how much worse than a constant says nothing more."""
+CLIPPED = ("low", "value", "high", "shuffled", "other_text")
+CONTROLS = (("shuffled", "of shuffled targets", ":"), ("other_text", "of another text", "--"))
 
 
 def contents_places(run: Run) -> list[str]:
@@ -36,7 +39,8 @@ def contents_places(run: Run) -> list[str]:
     return [place for place in PLACES if place in there]
 
 
-def contents_figure(run: Run, place: str = "future", *, theme: str = "light") -> Figure:
+@figure("contents", kind="contents", alone=True, prepared=True, columns=3, share="x", size=(3.4, 2.1))
+def contents_figure(one: Reader, place: str = "future") -> list[Chart]:
     """What the lens (two rows) and the probes (two rows) read at the sinks of a place and at matched positions, by
     layer.
 
@@ -47,57 +51,40 @@ def contents_figure(run: Run, place: str = "future", *, theme: str = "light") ->
         NotRecorded: where there were no sinks at the place.
         ValueError: for a run of another kind.
     """
+    run = one.run
     if place not in contents_places(run):
         raise NotRecorded(
             f"This figure needs sinks at the place {place!r}, and {run.path} has some at "
             f"{', '.join(contents_places(run)) or 'none'}. Choose another place, or --choose strongest."
         )
-    look = theme_named(theme)
-    with themed(look):
-        # fixed margins: the same panels always, and no search for a layout
-        figure = Figure(figsize=(10.5, 9.6))
-        grid = figure.subplots(4, 3, sharex=True)
-        figure.subplots_adjust(left=0.055, right=0.99, bottom=0.05, top=0.93, hspace=0.22, wspace=0.16)
-        for table, column, titles, rows in (
-            ("lens", "measure", LENS, grid[:2]),
-            ("probes", "target", PROBES, grid[2:]),
-        ):
-            frame = run.table(table) if table in run.tables else pd.DataFrame({"place": [], column: []})
-            for axes, (name, title) in zip(rows.flat, titles.items(), strict=True):
-                axes.set_title(title)
-                axes.grid(axis="y")
-                shown = frame[(frame["place"] == place) & (frame[column] == name)]
-                if name == "kl":
-                    # what enters layer 0, the bare embedding, is tens of nats away
-                    shown = shown[shown["layer"] > 0]
-                if shown.empty:
-                    axes.text(0.5, 0.5, "not enough was seen", transform=axes.transAxes, ha="center", color=look.muted)
-                    continue
-                _draw(axes, shown, look.runs[1], look.runs[0], look.surface, table == "probes")
-                if table == "probes" and axes.get_ylim()[1] < 0.1:
-                    # a score of nothing looks like nothing
-                    axes.set_ylim(min(axes.get_ylim()[0], -0.02), 0.1)
-        for axes in grid[-1]:
-            whole_numbers(axes.xaxis)
-            axes.set_xlabel("layer that the state enters (the last one: leaves)")
-        figure.suptitle(f"{_label(run)}: {PLACES[place]}", x=0.05, y=0.985, ha="left", fontsize=11)
-        handles, labels = grid[0, 0].get_legend_handles_labels()
-        if run.info.settings["choose"] == "strongest":
-            labels = [label.replace("sinks", "strongest keys") for label in labels]
-        figure.legend(handles, labels, loc="upper right", bbox_to_anchor=(0.99, 0.995), ncols=2)
-    return figure
+    x = Axis(f"{_label(run)}, {PLACES[place]}: layer that the state enters (the last one: leaves)", whole=True)
+    charts = []
+    for table, column, titles in (("lens", "measure", LENS), ("probes", "target", PROBES)):
+        frame = run.table(table) if table in run.tables else pd.DataFrame({"place": [], column: []})
+        for name, title in titles.items():
+            shown = frame[(frame["place"] == place) & (frame[column] == name)]
+            if name == "kl":
+                # what enters layer 0, the bare embedding, is tens of nats away
+                shown = shown[shown["layer"] > 0]
+            lines = _lines(shown, run.info.settings["choose"] == "strongest") if len(shown) else []
+            # a score of nothing looks like nothing
+            is_low = table == "probes" and len(shown) and shown["high"].max() < 0.1
+            charts.append(Chart(x, Axis(high=0.1 if is_low else None), lines, title=title))
+    return charts
 
 
-def _draw(axes: Axes, shown: pd.DataFrame, sink: str, matched: str, surface: str, is_probe: bool) -> None:
-    styles = {"sink": (sink, "o", "sinks"), "matched": (matched, "s", "matched positions")}
-    for population, (colour, marker, label) in styles.items():
+def _lines(shown: pd.DataFrame, is_strongest: bool) -> list[Line]:
+    found, chosen = [], "strongest keys" if is_strongest else "sinks"
+    for colour, (population, name) in enumerate((("matched", "matched positions"), ("sink", chosen))):
         rows = shown[shown["population"] == population].sort_values("layer")
-        low, value, high = (rows[name].clip(lower=LEAST if is_probe else None) for name in ("low", "value", "high"))
-        axes.fill_between(rows["layer"], low, high, color=colour, alpha=0.18, linewidth=0)
-        fill = colour if population == "sink" else surface
-        axes.plot(rows["layer"], value, color=colour, marker=marker, markerfacecolor=fill, label=label)
-        for control, line in (("shuffled", ":"), ("other_text", "--")) if is_probe else ():
-            axes.plot(rows["layer"], rows[control].clip(lower=LEAST), color=colour, linestyle=line, linewidth=1)
+        clipped = {
+            name: rows[name].clip(lower=LEAST) if "target" in rows else rows[name] for name in CLIPPED if name in rows
+        }
+        how: dict[str, Any] = {"run": name, "colour": colour, "marker": colour}
+        found.append(Line(rows["layer"], clipped["value"], low=clipped["low"], high=clipped["high"], **how))
+        for control, words, style in CONTROLS if "target" in rows else ():
+            found.append(Line(rows["layer"], clipped[control], words=words, style=style, **how))
+    return found
 
 
 def save_contents_figures(
@@ -123,47 +110,26 @@ def contents_sentences(runs: list[Run]) -> list[str]:
         ValueError: for a run of another kind.
     """
     run = runs[0]
-    there, settings = contents_places(run), run.info.settings
-    names = {
-        "excess": f"sinks by ε = {settings['epsilon']:g}",
-        "strongest": "the strongest keys of each head, sinks or not",
-    }
-    rule = names.get(settings["choose"], f"sinks by {settings['choose']}")
-    lines = [f"{_label(run)}: {rule}, in {len(run.table('texts'))} texts."]
-    if run.info.status != "complete":
-        lines[0] += " The run is not complete; --resume goes on with it."
-    looks = run.table("looks")
-    for place, name in PLACES.items():
-        here = looks[looks["place"] == place]
-        if here.empty:
-            lines.append(f"{place} ({name}): no such positions.")
-            continue
-        seen = f"{100 * here['sinks'].sum() / here['positions'].sum():.2g} % of the positions of a layer"
-        counted = f"{place} ({name}): {seen} are chosen, {here['pairs'].sum()} pairs sampled"
-        lines.append(counted + (f". {_differences(run, place)}" if place in there else "; nothing to compare."))
-    if "added_sinks" in run.tables:
-        lines.append(_added(run.table("added_sinks")))
+    looks = run.table("looks").groupby("place")[["sinks", "positions", "pairs"]].sum()
+    found = {place: _differences(run, place) for place in contents_places(run)}
+    told = statements("sinklab.studies.contents", (), places=PLACES)
+    lines = told("page", _label(run), run.info, len(run.table("texts")), looks, found)
+    lines += told("added", run.table("added_sinks")) if "added_sinks" in run.tables else []
     return lines + no_twins({_label(run): run})
 
 
-def _differences(run: Run, place: str) -> str:
-    frame = _told(run, place)
-    if frame.empty:
-        return "Too little for a probe."
-    beside = [_told(run, place, kind) for kind in twins_of(run)]
-    more, less = frame[frame["low"] > 0], frame[frame["high"] < 0]
-    text = (
-        f"Of {len(frame)} differences between what probes read at sinks and beside them, {len(more)} are above 0 and "
-        f"{len(less)} below it at 95 % (some {0.05 * len(frame):.0f} would be where there is none)"
-    )
-    text += shared(_clear(frame), map(_clear, beside))
-    for rows, word in ((more.nlargest(1, "value"), "largest"), (less.nsmallest(1, "value"), "lowest")):
-        for row in rows.itertuples():
-            text += f"; the {word} is {row.target} at layer {row.layer}, {row.value:+.2f}"
-            text += f" [{row.low:+.2f}, {row.high:+.2f}]"
-            same = [one[(one["target"] == row.target) & (one["layer"] == row.layer)]["value"] for one in beside]
-            text += shared(row.value, [value for values in same for value in values])
-    return text + "."
+def _differences(run: Run, place: str) -> dict[str, Any]:
+    """What `differences` of sentences.jinja says."""
+    told, beside = _told(run, place), [_told(run, place, kind) for kind in twins_of(run)]
+    ends = {
+        "largest": told[told["low"] > 0].nlargest(1, "value"),
+        "lowest": told[told["high"] < 0].nsmallest(1, "value"),
+    }
+    extremes = []
+    for word, row in ((word, row) for word, rows in ends.items() for row in rows.itertuples()):
+        same = [one[(one["target"] == row.target) & (one["layer"] == row.layer)]["value"] for one in beside]
+        extremes.append((word, row, shared(row.value, [value for values in same for value in values])))
+    return {"told": told, "shared": shared(_clear(told), map(_clear, beside)), "extremes": extremes}
 
 
 def _told(run: Run, place: str, kind: str = "") -> pd.DataFrame:
@@ -180,16 +146,6 @@ def _told(run: Run, place: str, kind: str = "") -> pd.DataFrame:
 def _clear(frame: pd.DataFrame) -> float:
     """The share of differences that are told from 0."""
     return float(((frame["low"] > 0) | (frame["high"] < 0)).mean())
-
-
-def _added(frame: pd.DataFrame) -> str:
-    share = f"{frame['share'].mean():.1%} of the attention on average over layers ({frame['share'].max():.1%} at most)"
-    spread = frame["spread"].max()
-    if pd.isna(spread):
-        return f"Added sinks: {share}; they are keys and values, and have no states to read."
-    if spread == 0:
-        return f"Added sinks: {share}; their states are the same to the last bit in every text: a constant."
-    return f"Added sinks: {share}; their states differ by up to {spread:.2g} between texts."
 
 
 def _label(run: Run) -> str:

@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from sinklab.analysis.doses import MATCHED
 from sinklab.analysis.estimates import FEWEST
 from sinklab.errors import one_of
 from sinklab.records.storage import write_beside
 from sinklab.registry import rules
-from sinklab.reports.drawing import drawn_as, figure_of, line
+from sinklab.reports.charts import Axis, Chart
+from sinklab.reports.drawing import drawn_as, figure
 from sinklab.reports.printed import save_figure, write_page
-from sinklab.reports.style import legend_above, own_axes, theme_named, themed
+from sinklab.reports.samples import Reader
 from sinklab.reports.words import number, percent, statements
 from sinklab.studies.base import labels_of
 from sinklab.studies.curve.curves import DOSE, Curves, MaskingCurve, as_curves, contrasts, judged, unlike
@@ -31,16 +30,10 @@ SCALES = ("log", "linear")
 AXES = ("count", "mass")
 
 
+@figure("masking_curve", kind="curve", prepared=True, size=(4.8, 3.2))
 def masking_curve_figure(
-    runs: Curves,
-    axes: Axes | None = None,
-    *,
-    over: str = "count",
-    relative: bool = False,
-    scale: str = "log",
-    change: str = "linear",
-    theme: str = "light",
-) -> Axes:
+    runs: list[Reader], *, over: str = "count", relative: bool = False, scale: str = "log", change: str = "linear"
+) -> Chart:
     """Change of the loss over the number of hidden keys, or the attention removed, with 95 % bands over rows of text.
 
     A colour for each model; a style for each control. A diffusion model's loss is its masked-token bound, an
@@ -52,37 +45,25 @@ def masking_curve_figure(
     for name in (scale, change):
         one_of("the scale of a masking curve", name, SCALES)
     one_of("the axis of a masking curve", over, AXES)
-    curves, look = as_curves(runs), theme_named(theme)
-    with themed(look):
-        own, axes = axes is None, own_axes(axes, 4.8, 3.2)
-        for one, curve in zip(drawn_as(curves, look), curves, strict=True):
-            for nth, control in enumerate(curve.controls):
-                rows = curve.of(control)
-                factor = 100 / rows["loss"].iloc[0] if relative else 1.0
-                across = rows["k"]
-                if over == "mass":
-                    rows = rows.sort_values("removed", kind="stable")
-                    across = 100 * rows["removed"]
-                middle, low, high = (factor * rows[name] for name in ("delta", "delta_low", "delta_high"))
-                axes.fill_between(across, low, high, color=one.colour, alpha=0.14, linewidth=0)
-                line(axes, one, across, middle, style=STYLES.get(control, "-"), label=None if nth else curve.title)
-        if over == "count":
-            ks = sorted({int(k) for curve in curves for k in curve.rows["k"]})
-            if scale == "log":
-                axes.set_xscale("symlog", linthresh=1)
-            axes.set_xticks(ks, [str(k) for k in ks])
-        if change == "log":
-            axes.set_yscale("symlog", linthresh=1e-3)
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}".replace("-", "−"))
-        axes.minorticks_off()
-        unit = "% of the loss" if relative else "nats per token"
-        across = "keys hidden per layer and head" if over == "count" else "attention removed, %"
-        axes.set(xlabel=across, ylabel=f"change of loss, {unit}")
-        axes.grid(axis="y")
-        controls = dict.fromkeys(control for curve in curves for control in curve.controls)
-        words = [(STYLES.get(control, "-"), WORDS.get(control, control)) for control in controls]
-        legend_above(axes, 2, grow=own, extra=words)
-    return axes
+    curves, lines = as_curves([run if isinstance(run, MaskingCurve) else run.run for run in runs]), []
+    for one, curve in zip(drawn_as(curves), curves, strict=True):
+        for control in curve.controls:
+            rows = curve.of(control).sort_values("k" if over == "count" else "removed", kind="stable")
+            factor = 100 / rows["loss"].iloc[0] if relative else 1.0
+            y, low, high = (factor * rows[f"delta{end}"] for end in ("", "_low", "_high"))
+            how = {"style": STYLES.get(control, "-"), "words": WORDS.get(control, control), "low": low, "high": high}
+            across = rows["k"] if over == "count" else 100 * rows["removed"]
+            lines.append(one.line(across, y, run=curve.title, name=curve.title, **how))
+    log = {"log": "symlog", "linear": "linear"}
+    x = Axis("attention removed, %")
+    if over == "count":
+        x = Axis(
+            "keys hidden per layer and head",
+            scale=log[scale],
+            ticks=sorted({int(k) for one in curves for k in one.rows["k"]}),
+        )
+    unit = "% of the loss" if relative else "nats per token"
+    return Chart(x, Axis(f"change of loss, {unit}", scale=log[change], linear=1e-3), lines)
 
 
 def masking_curve_table(runs: Curves) -> pd.DataFrame:
@@ -131,13 +112,9 @@ def write_masking_curves(
     write_page(written[0], masking_curve_table(curves), masking_curve_sentences(curves))
     write_beside(written[1], lambda path: numbers.to_csv(path, index=False))
     for over, stem in (("count", "masking_curve"), ("mass", "masking_curve_mass")):
-        draw = partial(_drawn, curves, over=over, **look)
+        draw = partial(masking_curve_figure, curves, over=over, **look)
         written += save_figure(draw, target / stem, formats)
     return written
-
-
-def _drawn(curves: list[MaskingCurve], **look: Any) -> Figure:
-    return figure_of(masking_curve_figure(curves, **look))
 
 
 def _change(cell: Any, name: str = "delta") -> str:

@@ -1,0 +1,82 @@
+"""SIGTERM ends a command in order, with status 143; `--resume` goes on to what an unbroken run writes."""
+
+import json
+import os
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+from transformers.utils import logging
+
+from sinklab.cli import main
+from sinklab.records import RunWriter, open_run
+from sinklab.studies.request_cache import RequestCache
+from tiny_diffusion import save_tiny
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1", "COLUMNS": "200"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    logging.disable_progress_bar()
+
+
+def terminated_after(call: int, owner: type, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM comes once this method has been called so many times."""
+    usual, calls = getattr(owner, method), [0]
+
+    def counted(self, *given, **how):
+        made = usual(self, *given, **how)
+        calls[0] += 1
+        if calls[0] == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return made
+
+    monkeypatch.setattr(owner, method, counted)
+
+
+WRITES = "--new-tokens 6 --block-length None"
+STUDIES = {
+    "trace": (f"trace The sea boat --model model {WRITES} --statistics received", RunWriter, "table", 4, "tokens"),
+    "ablate": ("ablate model --rows 3 --length 16", RunWriter, "table", 2, "ablation"),
+    "eval": (
+        f"eval --model model --tasks gsm8k --data data --limit 4 --num-fewshot 0 --batch 2 {WRITES}",
+        RequestCache,
+        "add",
+        1,
+        "samples",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_command_keeps_what_is_written_and_goes_on(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    if name == "eval":
+        pytest.importorskip("lm_eval")
+        rows = [{"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"} for n in range(4)]
+        Path("data/gsm8k").mkdir(parents=True)
+        Path("data/gsm8k/test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    save_tiny(Path("model"), 1, context=160)
+    text, owner, method, calls, table = STUDIES[name]
+    command, handler = shlex.split(text), signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        terminated_after(calls, owner, method, patch)
+        assert main([*command, "--out", "run"]) == 143
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert capsys.readouterr().err.splitlines()[-1] == "sinklab: interrupted; what was written so far is kept"
+    left = open_run("run").info
+    assert (left.status, left.error) == ("interrupted", "Terminated: 143")
+    kept = {path: path.read_bytes() for path in Path("run").glob("*") if path.name != "run.json"}
+    assert kept
+    assert main([*command, "--out", "run", "--resume"]) == 0
+    assert main([*command, "--out", "whole"]) == 0
+    ended, whole = open_run("run"), open_run("whole")
+    assert ended.info.status == "complete"
+    assert ended.table(table).equals(whole.table(table))
+    assert all(path.read_bytes().startswith(content) for path, content in kept.items()), "nothing is made twice"

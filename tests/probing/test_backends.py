@@ -1,0 +1,431 @@
+"""The way through transformers' attention functions: what is recorded is what the way through SDPA records."""
+
+# B batch, H query heads, K key heads, Q queries, S keys, D head dim
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssForCausalLM, masking_utils
+from transformers.integrations import flex_attention as flex
+
+from sinklab.compat import attention_of, register_watched
+from sinklab.probing import MaskPositions, MaskSinks, intervene, trace
+from sinklab.probing import backends as ways
+from sinklab.probing.call import AttentionCall
+from sinklab.probing.tap import Tap
+from sinklab.probing.tracing import FrameRecorder
+from tiny_diffusion import tiny_model
+from tiny_models import HandWritten, llama
+
+# what torch says on its own first use of a compiler, and of FlexAttention without one
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile:UserWarning"),
+]
+IDS = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(1))
+LEFT = torch.ones(2, 10, dtype=torch.long)
+LEFT[0, :4] = 0
+FLEX = pytest.param("flex_attention", marks=pytest.mark.slow)
+LAYERS = [f"model.layers.{number}.self_attn" for number in (0, 1)]
+ALL = ("received", "value_norm", "row_entropy", "last_row", "massive_activations")
+
+
+@pytest.fixture
+def by_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every model is tapped by hooks and a mode over its whole forward."""
+    monkeypatch.setattr("sinklab.probing.tap.asking", lambda modules: [])
+
+
+def recorded(model: torch.nn.Module, **given: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    with trace(model, ALL) as recording, intervene(model, MaskSinks(k=1)) as log, torch.no_grad():
+        logits = model(IDS, **given).logits
+        logits = model(IDS, **given).logits
+    arrays = {name: torch.as_tensor(recording.array(name)) for name in ALL}
+    return logits, arrays | {"gone": log.removals[-1].columns_BLHM}
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_both_ways_record_the_same(padded: bool, request: pytest.FixtureRequest) -> None:
+    model, given = llama(), {"attention_mask": LEFT} if padded else {}
+    logits, narrow = recorded(model, **given)
+    request.getfixturevalue("by_hooks")
+    others, wide = recorded(model, **given)
+    assert torch.equal(logits, others)
+    for name, found in wide.items():
+        torch.testing.assert_close(narrow[name], found, rtol=0, atol=0, equal_nan=True)
+
+
+def test_nothing_but_attention_is_heard_of_a_model_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, hear = [], Tap.__torch_function__
+
+    def listen(self: Tap, func: object, *given: object) -> object:
+        heard.append(func)
+        return hear(self, func, *given)
+
+    monkeypatch.setattr(Tap, "__torch_function__", listen)
+    model = llama()
+    with trace(model), torch.no_grad():
+        assert not model.model.layers[0].self_attn._forward_hooks
+        model(IDS)
+    assert torch.nn.functional.linear not in heard and len(heard) <= 12 * 2
+
+
+def test_the_model_keeps_its_attention_and_so_does_its_copy() -> None:
+    model = llama()
+    plain = model(IDS).logits
+    with trace(model) as outer:
+        with trace(model.model):
+            twin = copy.deepcopy(model)
+            assert attention_of(model.config) == "sdpa" != model.config._attn_implementation
+            model(IDS)
+        assert torch.equal(twin(IDS).logits, plain)
+        assert torch.equal(model(IDS).logits, plain)
+    assert model.config._attn_implementation == "sdpa" and len(outer.received) == 2
+    # the copy asks for the same function under the watched name, by which nobody hears of it any more
+    assert attention_of(twin.config) == "sdpa" and torch.equal(twin(IDS).logits, plain)
+    with trace(twin) as recording:
+        twin(IDS)
+    assert len(recording.received) == 1
+
+
+def test_models_that_share_a_config_leave_each_other_alone() -> None:
+    one = llama()
+    two = type(one)(one.config).eval()
+    with trace(one) as first:
+        with pytest.raises(ValueError, match="the model was not run inside"), trace(two):
+            one(IDS)
+        assert one.config._attn_implementation != "sdpa"
+        two(IDS)
+        one(IDS)
+    assert one.config._attn_implementation == "sdpa"
+    assert len(first.received) == 2
+
+
+def test_a_model_that_attends_by_itself_is_hooked() -> None:
+    model = HandWritten()
+    with trace(model) as recording:
+        model(IDS)
+    assert len(recording.received) == 1
+
+
+class Twin:
+    """Received attention and visible queries of every layer in double precision, from the states that enter it."""
+
+    def __init__(self, model: Any, given: dict[str, Tensor], causal: bool) -> None:
+        self.received: list[Tensor] = []
+        real_BS = given.get("attention_mask", torch.ones_like(IDS)).bool()
+        self.may_BQS = real_BS[:, None] & real_BS[:, :, None]
+        if causal:
+            self.may_BQS = self.may_BQS & torch.ones(IDS.shape[1], IDS.shape[1], dtype=torch.bool).tril()
+        twin = copy.deepcopy(model).double()
+        twin.set_attn_implementation("sdpa")
+        attention, self.visible_BS = F.scaled_dot_product_attention, self.may_BQS.sum(1)
+
+        def keep(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+            scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * q.shape[-1] ** -0.5
+            seen_BHQS = torch.softmax(scores.masked_fill(~self.may_BQS[:, None], -torch.inf), -1).nan_to_num()
+            self.received.append(seen_BHQS.sum(-2))
+            return attention(q, k, v, **options)
+
+        with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+            patch.setattr(F, "scaled_dot_product_attention", keep)
+            twin(IDS, **given)
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlexAttention without a compiler of C++, which takes a minute."""
+    monkeypatch.setattr(flex.WrappedFlexAttention, "__call__", lambda self: flex.flex_attention)
+    made = masking_utils.create_block_mask
+    monkeypatch.setattr(masking_utils, "create_block_mask", lambda *given, _compile, **named: made(*given, **named))
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("base", ["sdpa", "eager", FLEX])
+def test_backends(
+    base: str, causal: bool, padded: bool, kv_heads: int, uncompiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, observe = [], FrameRecorder.observe
+
+    def keep(self: FrameRecorder, call: AttentionCall, out: Tensor) -> None:
+        seen.append(call.visibility)
+        observe(self, call, out)
+
+    monkeypatch.setattr(FrameRecorder, "observe", keep)
+    model, given = llama(causal=causal, kv_heads=kv_heads), {"attention_mask": LEFT} if padded else {}
+    twin = Twin(model, given, causal)
+    model.set_attn_implementation(base)
+    with torch.no_grad():
+        plain = model(IDS, **given).logits
+        with trace(model) as recording:
+            assert torch.equal(model(IDS, **given).logits, plain)
+        assert torch.equal(model(IDS, **given).logits, plain)
+    assert model.config._attn_implementation == base and recording.layers == [
+        f"model.layers.{i}.self_attn" for i in (0, 1)
+    ]
+    for layer, received in enumerate(twin.received):
+        assert (recording.received[0][:, layer].double() - received).abs().max() < 1e-5
+    assert torch.equal(recording.visible[0].long(), twin.visible_BS)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("base", ["eager", FLEX])
+def test_edits(base: str, padded: bool, uncompiled: None) -> None:
+    model, given = llama(), {"attention_mask": LEFT} if padded else {}
+    logits, gone = [], []
+    for name in ("sdpa", base):
+        model.set_attn_implementation(name)
+        with intervene(model, MaskSinks(k=2), MaskPositions(positions=(5,), heads=(1, 2))) as log, torch.no_grad():
+            model(IDS, **given)
+            logits.append(model(IDS, **given).logits[LEFT.bool()])
+        gone.append([removal.columns_BLHM for removal in log.removals])
+        with torch.no_grad():
+            untouched = model(IDS, **given).logits[LEFT.bool()]
+        assert (untouched - logits[-1]).abs().max() > 1e-2
+    assert all(torch.equal(one, other) for one, other in zip(*gone, strict=True))
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{}, {"sink": 2}, {"block_length": 4}, {"sink": 2, "block_length": 4}])
+@pytest.mark.parametrize("base", ["eager", FLEX])
+def test_our_own_models_whatever_their_backend(base: str, settings: dict[str, int], uncompiled: None) -> None:
+    """The pass of the sinks alone is not seen, blocks and padding are."""
+    found = []
+    for name in ("sdpa", base):
+        model = tiny_model(**settings)
+        model.model.set_attn_implementation(name)
+        with torch.no_grad(), trace(model) as recording:
+            logits = model(IDS, attention_mask=LEFT).logits
+            assert torch.equal(model(IDS, attention_mask=LEFT).logits, logits)
+        assert recording.prefix == settings.get("sink", 0) and len(recording.received) == 2
+        found.append((logits[LEFT.bool()], recording.received[1], recording.visible[1]))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+FORMS: dict[str, Callable[[Any, str], Any]] = {
+    "module": lambda model, backend: torch.compile(model, fullgraph=True, backend=backend),
+    "forward": lambda model, backend: setattr(
+        model, "forward", torch.compile(model.forward, fullgraph=True, backend=backend)
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("base", "backend", "padded", "form"),
+    [
+        ("sdpa", "aot_eager", False, "module"),
+        ("eager", "aot_eager", True, "module"),
+        ("sdpa", "aot_eager", True, "forward"),
+        ("sdpa", "inductor", True, "module"),
+        ("eager", "inductor", False, "module"),
+    ],
+)
+def test_compiled_models(base: str, backend: str, padded: bool, form: str) -> None:
+    torch.compiler.reset()
+    model, given = llama(), {"attention_mask": LEFT} if padded else {}
+    twin = Twin(model, given, causal=False)
+    model.set_attn_implementation(base)
+    compiled = FORMS[form](model, backend)
+    compiled = model if compiled is None else compiled
+    with torch.no_grad():
+        plain = compiled(IDS, **given).logits
+        for _ in range(2):
+            with trace(compiled, ("received", "row_entropy")) as recording:
+                for _ in range(2):
+                    assert torch.equal(compiled(IDS, **given).logits, plain)
+                    recording.mark()
+        assert torch.equal(compiled(IDS, **given).logits, plain)
+    assert len(recording.received) == 2 and recording.layers == LAYERS
+    for received in recording.received:
+        for layer, expected in enumerate(twin.received):
+            assert (received[:, layer].double() - expected).abs().max() < 1e-5
+    assert torch.equal(recording.visible[0].long(), twin.visible_BS)
+
+
+def test_what_a_compiled_model_cannot_show_is_refused() -> None:
+    torch.compiler.reset()
+    model = llama()
+    compiled = torch.compile(model, backend="eager")
+    with (
+        pytest.raises(ValueError, match="an edit changes calls, which a compiled model has compiled"),
+        intervene(compiled, MaskSinks(k=1)),
+    ):
+        pass
+    with (
+        pytest.raises(ValueError, match="massive_activations needs hidden states, which a compiled model"),
+        trace(compiled, ("massive_activations",)),
+    ):
+        pass
+    own = torch.compile(HandWritten(), backend="eager")
+    with pytest.raises(ValueError, match="unless it asks transformers for its attention function"), trace(own):
+        pass
+    assert model.config._attn_implementation == "sdpa"
+    model.compile(backend="eager")
+    with pytest.raises(ValueError, match=r"the model is compiled, which hides .* trace what"), trace(model):
+        pass
+
+
+def test_a_backend_that_does_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call of a module is held to its slow twin."""
+    from transformers import AttentionInterface
+
+    eager = ways._eager
+
+    def off(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> Any:
+        out, weights = eager[type(module)](module, q, k, v, mask, **options)
+        return out * 1.001, weights
+
+    AttentionInterface.register("off_by_little", off)
+    model = llama(attention="eager")
+    model.config._attn_implementation = "off_by_little"
+    with (
+        pytest.raises(ValueError, match=r"model.layers.0.self_attn: what off_by_little gives is not softmax"),
+        trace(model),
+        torch.no_grad(),
+    ):
+        model(IDS)
+    assert model.config._attn_implementation == "off_by_little"
+
+
+def test_what_no_mask_says_is_refused_by_name() -> None:
+    sizes: dict[str, Any] = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
+    capped = Gemma2ForCausalLM(Gemma2Config(**sizes, attn_implementation="eager")).eval()
+    with (
+        pytest.raises(ValueError, match=r"Gemma2Attention gives its attention function \(eager\) 'softcap'"),
+        trace(capped),
+    ):
+        capped(IDS)
+    sinks = GptOssForCausalLM(GptOssConfig(**sizes, num_local_experts=2, attn_implementation="eager")).eval()
+    with (
+        pytest.raises(ValueError, match=r"GptOssAttention gives its attention function \(eager\) 's_aux'"),
+        trace(sinks),
+    ):
+        sinks(IDS)
+
+
+class FlashLike:
+    """What a kernel of flash attention is given and gives: padding by row, the rest by name."""
+
+    window: int | None = None
+
+    def __call__(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> Any:
+        queries, keys = q.shape[2], k.shape[2]
+        causal = options.get("is_causal")
+        seen = ways._of_flash(mask, q, keys, module.is_causal if causal is None else causal, self.window)
+        seen = torch.ones(1, 1, queries, keys, dtype=torch.bool) if seen is None else seen
+        out = F.scaled_dot_product_attention(q, k, v, seen, scale=options["scaling"], enable_gqa=True)
+        return out.nan_to_num().transpose(1, 2), None
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_kernel_that_is_told_of_padding_alone(causal: bool, padded: bool) -> None:
+    """As flash attention is; none of its own ran."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register("flash_like", FlashLike())
+    AttentionMaskInterface.register("flash_like", AttentionMaskInterface._global_mapping["flash_attention_2"])
+    model, given = llama(causal=causal), {"attention_mask": LEFT} if padded else {}
+    twin = Twin(model, given, causal)
+    model.config._attn_implementation = "flash_like"
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = causal
+    with torch.no_grad(), trace(model) as recording:
+        model(IDS, **given)
+    for layer, received in enumerate(twin.received):
+        assert (recording.received[0][:, layer].double() - received).abs().max() < 1e-5
+    assert torch.equal(recording.visible[0].long(), twin.visible_BS)
+    with (
+        pytest.raises(ValueError, match=r"flash_like takes no mask that hides keys of some queries or heads"),
+        intervene(model, MaskPositions(positions=(3,))),
+        torch.no_grad(),
+    ):
+        model(IDS, **given)
+
+
+def test_who_sees_whom_by_padding_and_window() -> None:
+    q, real_BS = torch.zeros(2, 1, 3, 4), torch.ones(2, 5)
+    real_BS[0, 0] = 0
+    for causal in (False, True):
+        for window in (None, 2):
+            found_BQS = ways._of_flash(real_BS, q, 5, causal, window).expand(2, 1, 3, 5)[:, 0]
+            for row in range(2):
+                for query in range(3):
+                    for key in range(5):
+                        behind = query + 2 - key
+                        may = bool(real_BS[row, key]) and (not causal or behind >= 0)
+                        may = may and (window is None or -window < behind < window)
+                        assert bool(found_BQS[row, query, key]) == may
+    assert ways._of_flash(None, q, 5, False, None) is None
+
+
+def test_another_thread_is_refused_and_one_attention_may_be_tapped_twice() -> None:
+    model, said = llama(attention="eager"), []
+
+    def run() -> None:
+        try:
+            model.model.layers[0](
+                torch.randn(1, 3, 32), position_embeddings=(torch.ones(1, 3, 8), torch.zeros(1, 3, 8))
+            )
+        except ValueError as error:
+            said.append(str(error))
+
+    with trace(model) as outer, trace(model.model) as inner:
+        model(IDS)
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert len(said) == 1 and "runs the model or a part of it" in said[0]
+    assert len(outer.received) == len(inner.received) == 1
+    assert torch.equal(outer.received[0], inner.received[0]) and not ways._shown
+
+
+def test_names_of_kernels_have_no_slash() -> None:
+    register_watched("hub/kernel", lambda *given, **options: None)
+    model = llama()
+    model.config._attn_implementation_internal = "hub/kernel"
+    with trace(model, allow_empty=True):
+        assert "/" not in model.config._attn_implementation and attention_of(model.config) == "hub/kernel"
+    assert model.config._attn_implementation == "hub/kernel"
+
+
+@pytest.mark.parametrize("cross", [False, True])
+def test_attention_within_a_function_of_torch_is_seen(cross: bool) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.attention(x, y, y, need_weights=False)[0]
+
+    torch.manual_seed(0)
+    model, x = Model().eval(), torch.randn(2, 5, 8)
+    y = torch.randn(2, 7, 8) if cross else x
+    plain = model(x, y)
+    with trace(model) as recording:
+        assert torch.equal(model(x, y), plain)
+    heads = model.attention(x, y, y, average_attn_weights=False)[1]
+    torch.testing.assert_close(recording.received[0][:, 0], heads.sum(-2))
+    with intervene(model, MaskPositions(positions=(1,))):
+        assert not torch.equal(model(x, y), plain)
+    with (
+        pytest.raises(
+            ValueError, match=r"attention: torch has a fast path .* call torch.backends.mha.set_fastpath_enabled"
+        ),
+        trace(model),
+        torch.no_grad(),
+    ):
+        model(x, y)

@@ -1,0 +1,231 @@
+"""Claims: one holder at a time, followed when it is gone, whatever its machine, its number and its clock say."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import sinklab
+from sinklab.records import RunWriter, leases, open_run
+from sinklab.records.leases import RUN, Claims, Lease
+
+RUN_OF = {"kind": "study", "model": {}, "settings": {}, "seed": 0}
+HOLDER = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from sinklab.records.leases import Claims
+os.getpid = lambda: 4711
+held = Claims(Path(sys.argv[2])).take("part")
+print("held" if held else "refused", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "EXPIRY", 0.5)
+    monkeypatch.setattr(leases, "BEAT", 0.1)
+    monkeypatch.setattr(leases, "POLL", 0.01)
+
+
+def elsewhere(lease: Lease) -> Lease:
+    """The same claim, as if its holder ran under another kernel."""
+    lease._holder = lease._holder.replace(lease._holder.split(" ")[0], "another-kernel", 1)
+    lease._sign()
+    return lease
+
+
+def silent(lease: Lease) -> Lease:
+    """The same claim, whose holder gives no signs of life any more, but keeps the file open."""
+    lease._ends.set()
+    lease._thread.join()
+    return lease
+
+
+def test_one_holds_it_and_the_next_one_when_it_is_free(tmp_path: Path) -> None:
+    one, other = Claims(tmp_path), Claims(tmp_path)
+    with one.take("part") as lease:
+        assert lease is not None
+        assert lease.is_held()
+        assert [path.name for path in (tmp_path / ".claims").iterdir()] == ["part.1"]
+        assert one.take("part") is None, "nor does the same process have it twice"
+        assert other.take("part") is None
+        assert other.seek("part") is None
+        assert other.is_held("part")
+        with other.take("else") as free:
+            assert free is not None
+    assert not (tmp_path / ".claims").exists()
+    lease.release()
+    assert not other.is_held("part")
+    with other.take("part") as again:
+        assert again is not None
+
+
+@pytest.mark.slow
+def test_a_killed_holder_is_followed_at_once_whatever_its_number(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-c", HOLDER, str(Path(sinklab.__file__).parents[1]), str(tmp_path)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        # another process that has the same number, as in two containers
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as same:
+            assert same.stdout.readline() == "refused\n"
+            same.kill()
+        claims = Claims(tmp_path)
+        assert claims.take("part") is None
+        assert claims.is_held("part")
+        holder.kill()
+        holder.wait()
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout.readline() == "held\n", "the same number again is not the same process"
+        assert [path.name for path in (tmp_path / ".claims").iterdir()] == ["part.2"]
+        follower.kill()
+    began = time.monotonic()
+    with claims.take("part") as lease:
+        assert lease is not None
+    assert time.monotonic() - began < leases.EXPIRY / 2, "the kernel knows at once that it is gone"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_holder_on_another_machine_counts_as_gone_once_it_is_silent_for_long(tmp_path: Path) -> None:
+    holder = elsewhere(Claims(tmp_path).take("part"))
+    mine = Claims(tmp_path)
+    assert mine.take("part") is None
+    assert mine.is_held("part") is False, "nobody knows yet"
+    assert mine.seek("part") is None, "once it gave a sign of life"
+    silent(holder)
+    began = time.monotonic()
+    while (lease := mine.take("part")) is None:
+        assert time.monotonic() - began < 30
+        time.sleep(0.02)
+    assert time.monotonic() - began > leases.EXPIRY - leases.BEAT - 0.1
+    # the first one wakes up
+    assert not holder.is_held()
+    assert lease.is_held()
+    holder.path.unlink(missing_ok=True)
+    os.close(holder._file)
+    lease.release()
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("skew", [-(10**8), 10**8])
+def test_clocks_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skew: int) -> None:
+    """The holder's clock, and that of the file server, are years away."""
+    monkeypatch.setattr(time, "time", lambda: 1e9 + skew)
+    holder, mine = elsewhere(Claims(tmp_path).take("part")), Claims(tmp_path)
+    began = time.monotonic()
+    while time.monotonic() - began < 3 * leases.EXPIRY:
+        os.utime(holder.path, (1e9 + skew, 1e9 + skew))
+        assert mine.take("part") is None, "it lives"
+        time.sleep(0.02)
+    silent(holder)
+    while (lease := mine.take("part")) is None:
+        os.utime(holder.path, (1e9 - skew, 1e9 - skew))
+        assert time.monotonic() - began < 30
+        time.sleep(0.02)
+    os.close(holder._file)
+    lease.release()
+
+
+@pytest.mark.usefixtures("quick")
+def test_where_files_cannot_be_locked_signs_of_life_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "_locks", lambda descriptor, *, alone: False)
+    holder, mine = Claims(tmp_path).take("part"), Claims(tmp_path)
+    assert mine.take("part") is None
+    assert mine.seek("part") is None
+    silent(holder)
+    with mine.hold("part") as lease:
+        assert not holder.is_held()
+        assert lease.is_held()
+    os.close(holder._file)
+
+
+@pytest.mark.usefixtures("quick")
+def test_where_every_lock_is_granted_none_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "_locks", lambda descriptor, *, alone: True)
+    with Claims(tmp_path).take("part") as holder:
+        mine = Claims(tmp_path)
+        for _ in range(20):
+            assert mine.take("part") is None
+            time.sleep(0.05)
+        assert holder.is_held()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_claim_that_was_killed_while_it_was_made_expires(tmp_path: Path) -> None:
+    (tmp_path / ".claims").mkdir()
+    (tmp_path / ".claims" / "part.1").touch()
+    assert Claims(tmp_path).take("part") is None, "its maker may be about to write"
+    with Claims(tmp_path).hold("part") as lease:
+        assert lease.path.name == "part.2"
+
+
+def test_many_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "POLL", 0.0005)
+    count = tmp_path / "count"
+    count.write_text("0")
+
+    def add() -> None:
+        claims = Claims(tmp_path)
+        for _ in range(40):
+            with claims.hold("count") as lease:
+                number = int(count.read_text())
+                time.sleep(0)
+                assert lease.is_held()
+                count.write_text(str(number + 1))
+
+    with ThreadPoolExecutor(4) as pool:
+        for job in [pool.submit(add) for _ in range(4)]:
+            job.result()
+    assert count.read_text() == "160"
+    assert not (tmp_path / ".claims").exists()
+
+
+def test_a_run_has_one_writer_and_says_where(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run", **RUN_OF) as run:
+        run.table("a", {"x": [1]})
+        for how in ({"resume": True}, {"overwrite": True}):
+            with (
+                pytest.raises(
+                    ValueError, match=r"one process at a time writes a run, but .*run is being written by .* on"
+                ),
+                RunWriter(tmp_path / "run", **RUN_OF, **how),
+            ):
+                pass
+        run.table("b", {"x": [1]})
+    assert open_run(tmp_path / "run").tables == ("a", "b")
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+def test_a_writer_that_was_stopped_for_too_long_writes_no_list_any_more(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ValueError, match=r"run was taken over by another process while this one was stopped: look"),
+        RunWriter(tmp_path / "run", **RUN_OF) as run,
+    ):
+        run.table("a", {"x": [1]})
+        (tmp_path / "run" / ".claims" / f"{RUN}.1").rename(tmp_path / "run" / ".claims" / f"{RUN}.2")
+        run.table("b", {"x": [1]})
+    assert open_run(tmp_path / "run").tables == ("a",)
+
+
+def test_several_writers_of_one_run_keep_what_the_others_wrote(tmp_path: Path) -> None:
+    def write(first: int) -> None:
+        with RunWriter(tmp_path / "run", **RUN_OF, resume=True, shared=True) as run:
+            run.is_last = False
+            for part in range(first, 20, 4):
+                run.table("t", {"part": [part]}, part=part)
+
+    threads = [threading.Thread(target=write, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    run = open_run(tmp_path / "run")
+    assert run.info.status == "running", "none of them said that it was the last"
+    assert run.table("t")["part"].tolist() == list(range(20))
+    assert len(run.info.checksums) == 20

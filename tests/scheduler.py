@@ -1,0 +1,120 @@
+"""What a scheduler does: it starts workers on one run, kills some, and starts others, in other numbers.
+
+As a script, `scheduler.py KIND FOLDER SEED` does so until a run is whole, and prints how that went.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sinklab.records import open_run
+from sinklab.studies.processes import Processes
+from small_runs import Sleeping, contents, given_text, launched
+from tiny_diffusion import tiny_loaded
+from tiny_tasks import toy_tasks
+
+Job = Callable[[Path, Processes], object]
+
+
+def sleeping(out: Path, worker: Processes) -> None:
+    Sleeping()(None, out, Sleeping.Settings(units=40, least=0.01), worker=worker)
+
+
+def traced(out: Path, worker: Processes) -> None:
+    from sinklab.studies.trace.study import StudySettings, study
+
+    how: dict[str, Any] = {"new_tokens": 6, "block_length": None, "mask_sinks": (1,), "heldout": "", "twin": True}
+    prompts = tuple(f"The sea {number}" for number in range(8))
+    study(tiny_loaded(1), out, StudySettings(prompts=prompts, temperature=1.0, **how), worker=worker)
+
+
+def evaluated(out: Path, worker: Processes) -> None:
+    from sinklab.studies.benchmarks.run import evaluate
+    from sinklab.studies.benchmarks.study import EvalSettings
+
+    settings = EvalSettings(block_length=None, mc_samples=2, limit=6, batch=2, mask_sinks=1, record_sinks=1)
+    evaluate(settings, tiny_loaded(1), out, task_objects=toy_tasks(given_text()), worker=worker)
+
+
+JOBS: dict[str, Job] = {"sleeping": sleeping, "trace": traced, "eval": evaluated}
+
+
+def together(job: Job, out: Path, count: int, kills: list[float], log: Path) -> list[int]:
+    """How so many workers ended; after each of these pauses one of them is killed."""
+
+    def work(rank: int) -> Callable[[], object]:
+        return lambda: job(out, Processes.here(f"{rank}/{count}"))
+
+    running = [launched(work(rank), log) for rank in range(count)]
+    for pause, child in zip(kills, running, strict=False):
+        time.sleep(pause)
+        os.kill(child, signal.SIGKILL)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in running]
+
+
+def sweep(kind: str, folder: Path, seed: int) -> dict[str, Any]:
+    """A run by 1 to 4 workers, of which all are killed, then by another number, and so on until it is whole."""
+    dice, log, out = random.Random(f"{seed} {kind}"), folder / "log.txt", folder / "run"
+    began = time.perf_counter()
+    assert together(JOBS[kind], out, 2, [], log) == [0, 0], log.read_text()
+    seconds, whole = time.perf_counter() - began, _by_key(contents(out))
+    shutil.rmtree(out)
+    ends: list[list[int]] = []
+    counts = dice.sample([1, 2, 3, 4], 3)
+    for number, count in enumerate(counts):
+        last = number == len(counts) - 1
+        kills = [] if last else [dice.uniform(0.0, seconds / count) for _ in range(count)]
+        ends.append(together(JOBS[kind], out, count, kills, log))
+    found = _by_key(contents(out))
+    apart = sorted(name for name in {*found, *whole} if found.get(name) != whole.get(name))
+    return {"kind": kind, "workers": counts, "ends": ends, "apart": apart, "log": log.read_text()[-2000:]}
+
+
+def _by_key(files: dict[str, Any]) -> dict[str, Any]:
+    """What differs by worker left out or joined: who answered what stands in files of its own."""
+    answers = sorted(line for name, lines in files.items() if name.startswith("requests-") for line in lines)
+    kept = {name: one for name, one in files.items() if not name.startswith("requests-")}
+    return kept | ({"requests": answers} if answers else {})
+
+
+def efficiency(folder: Path, units: int, least: float, workers: int) -> dict[str, Any]:
+    """Seconds that units asked for, over those that workers had, from the first start to the last end."""
+    settings = Sleeping.Settings(units=units, least=least)
+    began = time.perf_counter()
+    ends = together(
+        lambda out, worker: Sleeping()(None, out, settings, worker=worker),
+        folder / "run",
+        workers,
+        [],
+        folder / "log.txt",
+    )
+    seconds = time.perf_counter() - began
+    slept = open_run(folder / "run").table("slept")
+    asked, took = float(slept["asked"].sum()), float(slept["took"].sum())
+    done = slept["host"].value_counts().tolist()
+    about = {
+        "units": len(slept),
+        "different": int(slept["unit"].nunique()),
+        "workers": workers,
+        "units_by_worker": done,
+    }
+    found = {"asked_s": asked, "slept_s": took, "took_s": seconds, "efficiency": asked / (workers * seconds)}
+    return about | {name: round(value, 4) for name, value in found.items()} | {"ends": ends}
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    torch.set_num_threads(1)
+    place = Path(sys.argv[2])
+    os.environ["SMALL_RUNS"] = str(place / "given")
+    place.mkdir(parents=True, exist_ok=True)
+    print(json.dumps(sweep(sys.argv[1], place, int(sys.argv[3]))))

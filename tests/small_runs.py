@@ -1,0 +1,349 @@
+"""A run of seconds of every kind, killed where one likes, and gone on with: what is left must equal a whole one.
+
+As a script, `small_runs.py KIND FOLDER` kills or fails a run at each of its write steps, and prints what went wrong.
+"""
+
+import errno
+import io
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pandas as pd
+import torch
+
+from sinklab.errors import Checked, limited
+from sinklab.records import open_run
+from sinklab.records.info import read_info
+from sinklab.records.reading import lost_files
+from sinklab.registry import studies
+from sinklab.studies.base import Study, Work
+from tiny_diffusion import TEXT, tiny_loaded
+from tiny_tasks import toy_tasks
+from tiny_training import tiny_settings, uneven_documents
+
+# how long something took, when and where it was, and whether a training run was resumed, which is among its settings
+TIMED = r"^host$|^began$|^took$|second|time|date|per_s|_ms$|ms_per|^ratio$|created|versions|checksums|^resume$"
+
+
+@cache
+def given_text() -> Path:
+    """Text of which all runs take theirs."""
+    folder = Path(os.environ["SMALL_RUNS"])
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "held.txt").exists():
+        (folder / "held.txt").write_text(TEXT * 20)
+        uneven_documents(folder)
+    return folder
+
+
+@studies.register("sleeping")
+class Sleeping(Study):
+    """Units that sleep, so that many workers share few cores."""
+
+    @dataclass(frozen=True)
+    class Settings(Checked):
+        units: int = limited(400, at_least=1)
+        """Units."""
+        least: float = limited(0.1, at_least=0.0)
+        """Seconds that the shortest unit takes; the longest takes ten times as long."""
+        seed: int = 0
+        """Of the lengths."""
+
+    model = ""
+    parts = "slept"
+    shards = True
+
+    def prepare(self, loaded: Any, settings: Any, progress: Any) -> list[float]:
+        dice = random.Random(settings.seed)
+        return [settings.least * dice.uniform(1.0, 10.0) for _ in range(settings.units)]
+
+    def samples(self, plan: list[float]) -> int:
+        return len(plan)
+
+    def about(self, loaded: Any, plan: Any) -> dict[str, Any]:
+        return {"name": "sleeping"}
+
+    def run(self, work: Work) -> None:
+        for unit in work.samples:
+            began = time.time()
+            time.sleep(work.plan[unit])
+            row = {"unit": [unit], "asked": [work.plan[unit]], "began": [began], "took": [time.time() - began]}
+            work.run.table("slept", row | {"host": [os.getpid()]}, part=unit)
+
+    def finish(self, work: Work) -> None:
+        units = open_run(work.run.path).table("slept")["unit"]
+        work.run.table("all", {"units": [len(units)], "different": [units.nunique()]})
+
+
+def units(place: Path, resume: bool) -> None:
+    """What every study in parts does, and nothing else."""
+    Sleeping()(None, place, Sleeping.Settings(units=2, least=0.0), resume=resume)
+
+
+def trace(place: Path, resume: bool) -> None:
+    from sinklab.studies.trace.study import StudySettings, study
+
+    texts: dict[str, Any] = {"prompts": ("The sea", "The old man"), "new_tokens": 3, "block_length": None}
+    heldout = {"heldout": str(given_text() / "held.txt"), "heldout_rows": 2, "heldout_length": 16, "ks": (0, 1)}
+    study(tiny_loaded(1), place, StudySettings(**texts, **heldout, twin=True), resume=resume)
+
+
+def curve(place: Path, resume: bool) -> None:
+    from sinklab.studies.curve.study import CurveSettings, masking_curve
+
+    text = {"heldout": str(given_text() / "held.txt"), "rows": 2, "length": 16}
+    masking_curve(tiny_loaded(), place, CurveSettings(ks=(0, 1), controls=("random",), **text), resume=True)
+
+
+def battery(place: Path, resume: bool) -> None:
+    from sinklab.studies.battery.study import BatterySettings, score_battery
+
+    asked = BatterySettings(skills=("copying",), levels=(1,), problems=2, ks=(2,), new_tokens=2, twin=False)
+    score_battery(tiny_loaded(), place, asked, resume=resume)
+
+
+def probe(place: Path, resume: bool) -> None:
+    from sinklab.studies.contents.study import ContentsSettings, sink_contents
+
+    prompts = tuple(TEXT[start : start + 12] for start in range(0, 24, 8))
+    read: dict[str, Any] = {"choose": "strongest", "every": 2, "folds": 3, "classes": 4, "draws": 5, "layers": (1,)}
+    settings = ContentsSettings(prompts=prompts, new_tokens=4, block_length=2, twin=False, **read)
+    sink_contents(tiny_loaded(1), place, settings, resume=resume)
+
+
+def caches(place: Path, resume: bool) -> None:
+    from sinklab.studies.caches.study import CacheSettings, cache_fidelity
+
+    text: dict[str, Any] = {
+        "text": str(given_text() / "held.txt"),
+        "rows": 3,
+        "batch": 2,
+        "prompt_tokens": 12,
+        "texts": 1,
+    }
+    settings = CacheSettings(keep=(), refreshed=(), repeats=1, new_tokens=6, block_length=6, sinks=2, **text)
+    cache_fidelity(tiny_loaded(context=40), place, settings, resume=resume)
+
+
+def evaluated(place: Path, resume: bool) -> None:
+    from sinklab.studies.benchmarks.run import evaluate
+    from sinklab.studies.benchmarks.study import EvalSettings
+
+    settings = EvalSettings(block_length=None, mc_samples=2, limit=2, batch=1, mask_sinks=1, record_sinks=1)
+    evaluate(replace(settings, resume=resume), tiny_loaded(1), place, task_objects=toy_tasks(given_text()))
+
+
+def table1(place: Path, resume: bool) -> None:
+    from sinklab.studies.benchmarks import run
+    from sinklab.studies.benchmarks.study import EvalSettings, Plan
+
+    evaluate = run.evaluate
+
+    def toy(settings: EvalSettings, model: Any, out: Path, **how: Any) -> Path:
+        return evaluate(settings, model, out, task_objects=toy_tasks(given_text())[:1], **how)
+
+    settings = EvalSettings(tasks=("toy_texts",), block_length=None, limit=2, batch=1, record_sinks=0, new_tokens=3)
+    with patch.object(run, "evaluate", toy), patch.object(run, "_check_tasks", lambda settings: None):
+        run.table1({"model": lambda: tiny_loaded(1)}, settings, place, Plan(ks=(0, 2), controls=("sinks",)))
+
+
+def train(place: Path, resume: bool) -> None:
+    from sinklab.training import train
+
+    often = {"eval_every": 3, "save_every": 2, "monitor_every": 2, "monitor_rows": 2, "keep": 1}
+    settings = tiny_settings(given_text() / "text.jsonl", steps=5, heldout_rows=4, shuffle_rows=7, **often)
+    train(replace(settings, sink_kind="token", sink_count=1, out=str(place), resume=resume and place.exists()))
+
+
+def report(place: Path, resume: bool) -> None:
+    from sinklab.reports import report
+
+    if not (given_text() / "traced" / "run.json").exists():
+        trace(given_text() / "made", False)
+        (given_text() / "made").rename(given_text() / "traced")
+    report([open_run(given_text() / "traced")], place, figures=("svg",), tables=("csv",))
+
+
+KINDS: dict[str, Callable[[Path, bool], None]] = {
+    each.__name__: each for each in (units, trace, curve, table1, battery, probe, caches, train, report)
+} | {"eval": evaluated}
+
+
+def contents(place: Path) -> dict[str, Any]:
+    """What a run left, by path, without what it took in time and memory."""
+    found: dict[str, Any] = {}
+    for path in sorted(place.rglob("*")):
+        name = re.sub(r"_\d{4}-\d\d-\d\dT.*(?=\.json)", "", str(path.relative_to(place)))
+        # where nobody had to go on with a run, the claim of one that was killed may lie there
+        if not path.is_file() or ".claims" in path.parts or path.name in ("training_args.bin", "trainer_state.json"):
+            continue
+        if path.suffix == ".parquet":
+            table = pd.read_parquet(path)
+            timed = [column for column in table.columns if re.search(TIMED, str(column))]
+            found[name] = table.drop(columns=timed).to_json()
+        elif path.suffix == ".json":
+            found[name] = _untimed(json.loads(path.read_text()))
+        elif path.suffix == ".jsonl":
+            found[name] = sorted(path.read_text().splitlines())
+        elif path.suffix in (".pt", ".bin", ".pth"):
+            found[name] = repr(torch.load(io.BytesIO(path.read_bytes()), weights_only=False))
+        else:
+            found[name] = path.read_bytes()
+    return found
+
+
+def _untimed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _untimed(one) for key, one in value.items() if not re.search(TIMED, key)}
+    return [_untimed(one) for one in value] if isinstance(value, list) else value
+
+
+def difference(place: Path, whole: dict[str, Any]) -> str:
+    """In which files a run differs from a whole one, or from its own checksums; empty where it does not."""
+    found = contents(place)
+    apart = {name for name in {*found, *whole} if found.get(name) != whole.get(name)}
+    for path in place.rglob("run.json"):
+        apart |= lost_files(path.parent, read_info(path))
+    return ", ".join(sorted(apart))
+
+
+def launched(work: Callable[[], object], log: Path | None = None) -> int:
+    """The number of a fork that does some work, and ends with status 1 if that fails; what it says goes to a file."""
+    if child := os.fork():
+        return child
+    status = 1
+    try:
+        with open(log or os.devnull, "a") as streams:
+            os.dup2(streams.fileno(), 1)
+            os.dup2(streams.fileno(), 2)
+            try:
+                work()
+                status = 0
+            except BaseException:
+                traceback.print_exc(file=streams)
+            streams.flush()
+    finally:
+        os._exit(status)
+
+
+def forked(work: Callable[[], object], seconds: float | None = None, log: Path | None = None) -> int:
+    """The exit status of some work in a fork; below zero where a signal ended it, as it does after `seconds`."""
+    child = launched(work, log)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.chmod", "os.truncate"}
+Step = Callable[[int, str], None]
+
+
+def watched(place: Path, at_step: Step) -> None:
+    """From now on and for good, tell each step that writes below `place`, by number."""
+    count = iter(range(10**9))
+
+    def hear(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, _, flags = args
+            if not isinstance(flags, int) or not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                return
+        elif event in WRITES:
+            path = args[0]
+        else:
+            return
+        if isinstance(path, str | os.PathLike) and os.fspath(path).startswith(str(place)):
+            at_step(next(count), f"{event} {os.fspath(path)}")
+
+    sys.addaudithook(hear)
+
+
+def steps_of(kind: str, place: Path) -> list[str]:
+    """Every write step of a run, in order."""
+    log = place.with_name(f"{place.name}.steps")
+
+    def work() -> None:
+        said = open(log, "w")  # noqa: SIM115
+        watched(place, lambda number, step: print(step, file=said, flush=True))
+        KINDS[kind](place, False)
+
+    assert forked(work, log=place.with_name("log.txt")) == 0, place.with_name("log.txt").read_text()
+    return log.read_text().splitlines()
+
+
+def killed(number: int, step: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def failed(number: int, step: str) -> None:
+    raise OSError(errno.EIO, f"made to fail: {step}")
+
+
+def broken_at(kind: str, place: Path, number: int, how: Step, log: Path) -> int:
+    """Run, and be killed or fail at this write step."""
+
+    def work() -> None:
+        watched(place, lambda count, step: how(count, step) if count == number else None)
+        KINDS[kind](place, False)
+
+    return forked(work, log=log)
+
+
+def resumed(kind: str, place: Path, whole: dict[str, Any], log: Path) -> str:
+    """Go on with a run; what is wrong with it then, empty for nothing."""
+    if forked(lambda: KINDS[kind](place, True), log=log) != 0:
+        return f"cannot be gone on with: {log.read_text()[-1500:]}"
+    if apart := difference(place, whole):
+        return f"differs from a whole run in {apart}"
+    return ""
+
+
+def every_write(kind: str, folder: Path, most: int | None = None) -> tuple[int, list[str]]:
+    """How often a run was killed or made to fail, and what did not go on to the same end.
+
+    Args:
+        kind: of run.
+        folder: to work in.
+        most: of kills and failures together, spread over all steps; both at each when left out.
+    """
+    steps, whole = steps_of(kind, folder / "run"), contents(folder / "run")
+    # odd, so that kills and failures alternate
+    stride = 1 if most is None else math.ceil(2 * len(steps) / most) | 1
+    shutil.rmtree(folder / "run")
+    wrong, tried = [], 0
+    for number, step in enumerate(steps):
+        for place, how in enumerate((killed, failed)):
+            if (2 * number + place) % stride:
+                continue
+            log = folder / f"{number}.log"
+            broken_at(kind, folder / "run", number, how, log)
+            if why := resumed(kind, folder / "run", whole, log):
+                wrong.append(f"{how.__name__} at step {number} of {len(steps)}, {step}: {why}")
+            shutil.rmtree(folder / "run", ignore_errors=True)
+            tried += 1
+    return tried, wrong
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    torch.set_num_threads(1)
+    here = Path(sys.argv[2])
+    os.environ["SMALL_RUNS"] = str(here / "given")
+    here.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    count, said = every_write(sys.argv[1], here, int(sys.argv[3]) if len(sys.argv) > 3 else None)
+    print(json.dumps({"tried": count, "wrong": said, "seconds": round(time.perf_counter() - began, 1)}))

@@ -1,0 +1,150 @@
+"""SIGTERM, of a scheduler or of `timeout`, is an ordinary end: the step is finished and saved, and nothing is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+from two_processes import train_in_two
+
+from sinklab.records import open_run
+from sinklab.training import TrainSettings, run, train
+from sinklab.training.checkpoints import whole_checkpoints
+from sinklab.training.recorders import History
+from tiny_training import tiny_settings, uneven_documents
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
+    corpus = uneven_documents(tmp_path_factory.mktemp("corpus"))
+    often = {"eval_every": 4, "save_every": 100, "monitor_every": 2, "monitor_rows": 2, "log_every": 2}
+    return tiny_settings(corpus, steps=8, heldout_rows=8, shuffle_rows=7, **often)
+
+
+def terminated_in(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM comes while this step is in work."""
+    usual = History.on_step_end
+
+    def ended(self, args, state, control, **more):
+        if state.global_step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        usual(self, args, state, control, **more)
+
+    monkeypatch.setattr(History, "on_step_end", ended)
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model" / "model.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [3, 8])
+def test_sigterm_ends_a_run_behind_its_step_and_it_goes_on_to_the_same_end(
+    settings: TrainSettings, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, handler = replace(settings, out=str(tmp_path / "run")), signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        terminated_in(step, patch)
+        with pytest.raises(SystemExit) as end:
+            train(here)
+    assert end.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is handler
+    left = open_run(tmp_path / "run")
+    assert (left.info.status, left.info.error) == ("interrupted", "Terminated: 143")
+    assert [path.name for path in whole_checkpoints(tmp_path / "run" / "checkpoints")] == [f"checkpoint-{step}"]
+    assert left.table("history")["step"].max() == step
+    train(replace(here, resume=True))
+    train(replace(here, out=str(tmp_path / "whole")))
+    ended, whole = (open_run(tmp_path / name) for name in ("run", "whole"))
+    ours, theirs = weights_of(ended.path), weights_of(whole.path)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert ended.info.status == "complete"
+    for table in ("monitor", "heldout_rows"):
+        assert ended.table(table).equals(whole.table(table))
+    rows, expected = (one.table("history").dropna(subset="loss").set_index("step")["loss"] for one in (ended, whole))
+    # what was logged early and what was left of that interval have the mean of the whole interval
+    assert (step in rows.index) and step + step % 2 in rows.index
+    if step % 2:
+        assert (rows[step] + rows[step + 1]) / 2 == pytest.approx(expected[step + 1], rel=1e-5)
+    assert rows.drop([step, step + step % 2]).equals(expected.drop(step + step % 2))
+
+
+def test_the_history_is_on_the_disk_while_a_run_goes_on(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[int, tuple[pd.DataFrame, pd.DataFrame]] = {}
+    usual = History.on_step_end
+
+    def looked(self, args, state, control, **more):
+        usual(self, args, state, control, **more)
+        if state.global_step in (3, 5):
+            running = open_run(tmp_path / "run")
+            assert running.info.status == "running"
+            seen[state.global_step] = running.table("history"), running.table("monitor")
+
+    monkeypatch.setattr(History, "on_step_end", looked)
+    train(replace(settings, steps=6, out=str(tmp_path / "run")))
+    ended = open_run(tmp_path / "run")
+    for step, (history, monitor) in seen.items():
+        assert history["step"].max() == monitor["step"].max() == step - 1
+        assert history.equals(ended.table("history")[: len(history)])
+        assert monitor.equals(ended.table("monitor")[: len(monitor)])
+
+
+STOPPED = """
+from sinklab.training import recorders
+usual = recorders.History.on_step_end
+def stopped(self, args, state, control, **more):
+    if state.global_step == 3 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), 15)
+    usual(self, args, state, control, **more)
+recorders.History.on_step_end = stopped
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_of_two_processes_ends_both_behind_the_same_step(
+    settings: TrainSettings, tmp_path: Path
+) -> None:
+    here = replace(settings, micro_batch=1, steps=5, out=str(tmp_path / "run"))
+    train_in_two([here], before=STOPPED, ends=143)
+    assert [path.name for path in whole_checkpoints(tmp_path / "run" / "checkpoints")] == ["checkpoint-3"]
+    left = open_run(tmp_path / "run")
+    assert (left.info.status, left.info.error) == ("interrupted", "Terminated: 143")
+    assert left.table("history")["step"].tolist() == [2, 3]
+    train(replace(here, resume=True))
+    train(replace(here, out=str(tmp_path / "alone")))
+    ours, theirs = weights_of(tmp_path / "run"), weights_of(tmp_path / "alone")
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in theirs)
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_command_and_the_reader_of_its_stream_ends_it_in_order(
+    settings: TrainSettings, tmp_path: Path
+) -> None:
+    given = replace(settings, streaming=True, workers=1, steps=100_000, out=str(tmp_path / "run"))
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in vars(given).items() if type(value) in (str, int)]
+    command = [sys.executable, "-m", "sinklab.cli", "train", *flags, "--no-bf16", "--streaming"]
+    folder = Path(run.__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    history = tmp_path / "run" / "history.parquet"
+    until = time.monotonic() + 120
+    while not history.exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.1)
+    # as Slurm does it: to every process of the step
+    os.killpg(process.pid, signal.SIGTERM)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 143, said
+    assert said.splitlines()[-1] == "sinklab: interrupted; what was written so far is kept"
+    (saved,) = whole_checkpoints(tmp_path / "run" / "checkpoints")
+    left = open_run(tmp_path / "run")
+    assert left.info.status == "interrupted"
+    assert saved.name == f"checkpoint-{left.table('history')['step'].max()}"
