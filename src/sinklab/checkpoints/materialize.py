@@ -1,5 +1,6 @@
 """Building a model without memory and filling it tensor by tensor, so that the host never holds it twice."""
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -304,6 +305,9 @@ def fill(
         else:
             whole = weights.whole(source)
             tensor.copy_((take(whole) if take else whole)[part])
+        # extremes need no memory, and NaN is one where it is there
+        if not tensor.is_meta and tensor.numel() and not all(map(math.isfinite, tensor.aminmax())):
+            raise ValueError(f"the weights {target} hold NaN or infinity in {dtype}; fetch them again")
     if hasattr(model.model, "rotary_emb"):
         compute_rotary(model.model, device_in(devices, "model.rotary_emb"))
     if dtype == torch.float64 or "cpu" in {torch.device(device).type for device in devices.values()}:

@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import itertools
 import os
+import sys
 import textwrap
 import time
 import typing
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import tyro
 from rich.console import Console
@@ -104,6 +105,16 @@ class Inputs:
         return prompt if self.prompts is None else read_prompts(self.prompts, self.samples)
 
 
+RAW = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""How control characters are spelt, which a terminal would obey, whoever wrote them."""
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a text; on a terminal without control characters."""
+    stream = stream or sys.stdout
+    print(text.translate(RAW) if stream.isatty() else text, file=stream)
+
+
 class Shown(Progress):
     """Stages stay above the bar as they pass; away from a terminal only they are printed."""
 
@@ -114,6 +125,7 @@ class Shown(Progress):
 
     def stage(self, text: str) -> None:
         """Print the stage, and put it before the bar."""
+        text = text.translate(RAW)
         self._bars.update(self._task, description=text)
         elapsed = time.perf_counter() - self._started
         self._console.print(f"{elapsed:6.1f} s  {text}", style="dim", highlight=False, markup=False, soft_wrap=True)
@@ -245,7 +257,7 @@ def command(name: str, study: Study, again: Path | None = None) -> Callable[...,
         worker = Processes.here(given.get("shard"), reading.tensor_parallel)
         how: dict[str, Any] = {"resume": resume, "worker": worker}
         for line in conduct(study, models, given["out"], chosen, reading=reading, options=drawing, **how):
-            print(line)
+            say(line)
 
     call.__name__ = name
     arguments = "".join(f"    {part}: {ARGUMENTS[part]}\n" for part in kinds)
