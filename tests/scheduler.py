@@ -11,60 +11,16 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sinklab.errors import Checked, limited
 from sinklab.records import open_run
-from sinklab.registry import studies
-from sinklab.studies.base import Study, Work
 from sinklab.studies.processes import Processes
-from small_runs import contents, given_text, launched
+from small_runs import Sleeping, contents, given_text, launched
 from tiny_diffusion import tiny_loaded
 from tiny_tasks import toy_tasks
-
-
-@studies.register("sleeping")
-class Sleeping(Study):
-    """Units that sleep, so that many workers share few cores."""
-
-    @dataclass(frozen=True)
-    class Settings(Checked):
-        units: int = limited(400, at_least=1)
-        """Units."""
-        least: float = limited(0.1, at_least=0.0)
-        """Seconds that the shortest unit takes; the longest takes ten times as long."""
-        seed: int = 0
-        """Of the lengths."""
-
-    model = ""
-    parts = "slept"
-    shards = True
-
-    def prepare(self, loaded: Any, settings: Any, progress: Any) -> list[float]:
-        dice = random.Random(settings.seed)
-        return [settings.least * dice.uniform(1.0, 10.0) for _ in range(settings.units)]
-
-    def samples(self, plan: list[float]) -> int:
-        return len(plan)
-
-    def about(self, loaded: Any, plan: Any) -> dict[str, Any]:
-        return {"name": "sleeping"}
-
-    def run(self, work: Work) -> None:
-        for unit in work.samples:
-            began = time.time()
-            time.sleep(work.plan[unit])
-            row = {"unit": [unit], "asked": [work.plan[unit]], "began": [began], "took": [time.time() - began]}
-            work.run.table("slept", row | {"host": [os.getpid()]}, part=unit)
-
-    def finish(self, work: Work) -> None:
-        units = open_run(work.run.path).table("slept")["unit"]
-        work.run.table("all", {"units": [len(units)], "different": [units.nunique()]})
-
 
 Job = Callable[[Path, Processes], object]
 

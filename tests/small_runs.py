@@ -6,7 +6,9 @@ As a script, `small_runs.py KIND FOLDER` kills or fails a run at each of its wri
 import errno
 import io
 import json
+import math
 import os
+import random
 import re
 import shutil
 import signal
@@ -14,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,12 @@ from unittest.mock import patch
 import pandas as pd
 import torch
 
+from sinklab.errors import Checked, limited
+from sinklab.records import open_run
 from sinklab.records.info import read_info
 from sinklab.records.reading import lost_files
+from sinklab.registry import studies
+from sinklab.studies.base import Study, Work
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_tasks import toy_tasks
 from tiny_training import tiny_settings, uneven_documents
@@ -42,6 +48,50 @@ def given_text() -> Path:
         (folder / "held.txt").write_text(TEXT * 20)
         uneven_documents(folder)
     return folder
+
+
+@studies.register("sleeping")
+class Sleeping(Study):
+    """Units that sleep, so that many workers share few cores."""
+
+    @dataclass(frozen=True)
+    class Settings(Checked):
+        units: int = limited(400, at_least=1)
+        """Units."""
+        least: float = limited(0.1, at_least=0.0)
+        """Seconds that the shortest unit takes; the longest takes ten times as long."""
+        seed: int = 0
+        """Of the lengths."""
+
+    model = ""
+    parts = "slept"
+    shards = True
+
+    def prepare(self, loaded: Any, settings: Any, progress: Any) -> list[float]:
+        dice = random.Random(settings.seed)
+        return [settings.least * dice.uniform(1.0, 10.0) for _ in range(settings.units)]
+
+    def samples(self, plan: list[float]) -> int:
+        return len(plan)
+
+    def about(self, loaded: Any, plan: Any) -> dict[str, Any]:
+        return {"name": "sleeping"}
+
+    def run(self, work: Work) -> None:
+        for unit in work.samples:
+            began = time.time()
+            time.sleep(work.plan[unit])
+            row = {"unit": [unit], "asked": [work.plan[unit]], "began": [began], "took": [time.time() - began]}
+            work.run.table("slept", row | {"host": [os.getpid()]}, part=unit)
+
+    def finish(self, work: Work) -> None:
+        units = open_run(work.run.path).table("slept")["unit"]
+        work.run.table("all", {"units": [len(units)], "different": [units.nunique()]})
+
+
+def units(place: Path, resume: bool) -> None:
+    """What every study in parts does, and nothing else."""
+    Sleeping()(None, place, Sleeping.Settings(units=2, least=0.0), resume=resume)
 
 
 def trace(place: Path, resume: bool) -> None:
@@ -120,7 +170,6 @@ def train(place: Path, resume: bool) -> None:
 
 
 def report(place: Path, resume: bool) -> None:
-    from sinklab.records import open_run
     from sinklab.reports import report
 
     if not (given_text() / "traced" / "run.json").exists():
@@ -130,7 +179,7 @@ def report(place: Path, resume: bool) -> None:
 
 
 KINDS: dict[str, Callable[[Path, bool], None]] = {
-    each.__name__: each for each in (trace, curve, table1, battery, probe, caches, train, report)
+    each.__name__: each for each in (units, trace, curve, table1, battery, probe, caches, train, report)
 } | {"eval": evaluated}
 
 
@@ -263,15 +312,17 @@ def resumed(kind: str, place: Path, whole: dict[str, Any], log: Path) -> str:
     return ""
 
 
-def every_write(kind: str, folder: Path, stride: int = 1) -> tuple[int, list[str]]:
-    """How many write steps were killed or made to fail, and what did not go on to the same end.
+def every_write(kind: str, folder: Path, most: int | None = None) -> tuple[int, list[str]]:
+    """How often a run was killed or made to fail, and what did not go on to the same end.
 
     Args:
         kind: of run.
         folder: to work in.
-        stride: of the steps, in which kills and failures alternate; 1 does both at each.
+        most: of kills and failures together, spread over all steps; both at each when left out.
     """
     steps, whole = steps_of(kind, folder / "run"), contents(folder / "run")
+    # odd, so that kills and failures alternate
+    stride = 1 if most is None else math.ceil(2 * len(steps) / most) | 1
     shutil.rmtree(folder / "run")
     wrong, tried = [], 0
     for number, step in enumerate(steps):
@@ -294,5 +345,5 @@ if __name__ == "__main__":
     os.environ["SMALL_RUNS"] = str(here / "given")
     here.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
-    count, said = every_write(sys.argv[1], here, int(sys.argv[3]) if len(sys.argv) > 3 else 1)
+    count, said = every_write(sys.argv[1], here, int(sys.argv[3]) if len(sys.argv) > 3 else None)
     print(json.dumps({"tried": count, "wrong": said, "seconds": round(time.perf_counter() - began, 1)}))

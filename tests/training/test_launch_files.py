@@ -17,7 +17,12 @@ FILES = {
 
 
 def test_every_file_is_known_here() -> None:
-    assert {path.name for path in LAUNCH.iterdir()} == {*FILES, "deepspeed_zero2.json", "several_nodes.slurm"}
+    assert {path.name for path in LAUNCH.iterdir()} == {
+        *FILES,
+        "deepspeed_zero2.json",
+        "several_nodes.slurm",
+        "shards.slurm",
+    }
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from sinklab.checkpoints import families
 from sinklab.checkpoints.families import CheckpointPlan, Source
-from sinklab.checkpoints.parallel import as_held, part_of
+from sinklab.checkpoints.parallel import as_held, part_of, undivided
 from sinklab.checkpoints.weights import Part, Weights
 from sinklab.compat import choose_attention, choose_experts, indivisible_layers, mark_initialized
 from sinklab.errors import near, one_of, refused
@@ -186,8 +186,9 @@ def store(model: PreTrainedModel, how: str, name: str) -> str:
     """Have torchao store the weights of all linear layers but the head so, in place; a note that says it.
 
     Raises:
-        ValueError: if torchao is not there, or does not run this on the model's device.
+        ValueError: if torchao is not there, or does not run this on the model's device, or the model is divided.
     """
+    undivided(model, f"whose parts torchao does not store in {how}")
     with refused(f"dtype={how!r} needs torchao, which is not there; pip install torchao", ImportError):
         from torchao import __version__, quantization
     kind, head = getattr(quantization, f"{how.title()}WeightOnlyConfig"), model.get_output_embeddings()

@@ -54,8 +54,7 @@ class Reading:
     """How the weights are read."""
 
     dtype: str = "float32"
-    """Type of the weights, e.g. bfloat16; "auto" is what the checkpoint says, "machine" bfloat16 where the device
-    multiplies it in hardware and float32 elsewhere, "int8" auto with linear layers stored in eight bits by torchao."""
+    """Type of the weights, e.g. bfloat16; auto: the checkpoint's; machine: what suits the device; int8: by torchao."""
     device: str | None = None
     """Where the model runs, e.g. cuda; the CPU when left out."""
     device_map: str | None = None
@@ -243,7 +242,8 @@ def command(name: str, study: Study, again: Path | None = None) -> Callable[...,
         chosen = checked(given["settings"], **changes)
         resume = given.get("resume", study.keeps)
         reading, drawing = given.get("reading", Reading()), given.get("drawing")
-        how: dict[str, Any] = {"resume": resume, "worker": Processes.here(given.get("shard"))}
+        worker = Processes.here(given.get("shard"), reading.tensor_parallel)
+        how: dict[str, Any] = {"resume": resume, "worker": worker}
         for line in conduct(study, models, given["out"], chosen, reading=reading, options=drawing, **how):
             print(line)
 
@@ -302,6 +302,9 @@ def conduct(
                 progress.stage(f"loading {model}")
             loaded = partial(reading.load, model) if study.model != "" else None
             study(loaded, place, own, progress=progress, resume=resume, worker=worker)
+        if int(os.environ.get("RANK", "0")) % reading.tensor_parallel:
+            # the first of the processes of a model tells
+            return []
         found = [folder for place in places for folder in study.folders(place)]
         if elsewhere := [*{*found}.difference(worker.finished)]:
             return [f"all samples are written; another worker finishes {', '.join(map(str, sorted(elsewhere)))}"]

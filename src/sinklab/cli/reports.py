@@ -82,7 +82,7 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False, dtype: str = "fl
             settings = dataclasses.replace(plain, **fields)
             runs.append(open_run(study(loaded, out / label, settings, progress=say)))
         say.stage("drawing the report")
-        page = report(runs, out / "report")
+        page = report(runs, out / "report", figures=("png",))
         drawn = write_masking_curves(curves, out / "masking")
     for label, run in zip(MODELS, runs, strict=True):
         written = run.table("generations").iloc[0]

@@ -80,8 +80,11 @@ class Lease:
         if not self._ends.is_set():
             self._ends.set()
             self._thread.join()
-            self.path.unlink(missing_ok=True)
-            os.close(self._file)
+            try:
+                self.path.unlink(missing_ok=True)
+            finally:
+                # what could not be removed is seen to be free then
+                os.close(self._file)
             with contextlib.suppress(OSError):
                 self.path.parent.rmdir()
 

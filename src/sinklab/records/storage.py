@@ -96,7 +96,8 @@ def write_beside(target: Path, write: Callable[[Path], object]) -> None:
 
 def remove_leftovers(path: Path) -> None:
     """Remove half-written files that an interrupted writer left in a folder; nobody may be writing there."""
-    for leftover in path.glob(f".*{PART_SUFFIX}"):
+    # safetensors writes beside its file, too
+    for leftover in [*path.glob(f".*{PART_SUFFIX}"), *path.glob(".tmp??????")]:
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 

@@ -222,9 +222,16 @@ class RunWriter:
         return any(part in self._info.parts.get(kind.file(name), ()) for kind in KINDS)
 
     def keep(self, files: Iterable[Path]) -> None:
-        """Have it noticed when one of these files, of the run folder and written by other means, is lost."""
+        """Have it noticed when one of these files, of the run folder and written by other means, is lost; what was
+        replaced by them is forgotten.
+        """
         sums = {str(file.relative_to(self.path)): storage.file_hash(file) for file in files}
-        self._note(lambda info: dataclasses.replace(info, checksums=info.checksums | sums))
+
+        def kept(info: RunInfo) -> RunInfo:
+            there = {file: one for file, one in info.checksums.items() if (self.path / file).exists()}
+            return dataclasses.replace(info, checksums=there | sums)
+
+        self._note(kept)
 
     def table(self, name: str, columns: Mapping[str, Any] | pd.DataFrame, part: int | None = None) -> Path:
         """Write (or replace) the table ``name``: a mapping of equally long columns, or a DataFrame without its index.

@@ -101,7 +101,8 @@ def settle(folder: Path) -> None:
 
 
 def prune(root: Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` whole checkpoints, and folders that are none."""
+    """Remove all but the newest ``keep`` whole checkpoints, and what is none."""
+    shutil.rmtree(root / PARTIAL, ignore_errors=True)
     found = whole_checkpoints(root)
     kept = set(found[-keep:])
     for path in root.glob("checkpoint-*"):

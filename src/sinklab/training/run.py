@@ -127,6 +127,8 @@ def _finish(trainer: DiffusionTrainer, record: RunWriter | None, text: Text, set
         record.table("heldout_rows", losses)
         with checkpoints.needing_room(folder / "checkpoints", "the model"):
             models.save(written, text.tokenizer, folder, settings)
+        # also what an earlier process left behind
+        checkpoints.prune(folder / "checkpoints", settings.keep)
         record.keep(path for path in [*(folder / "model").iterdir(), *folder.glob("sink.*")] if path.is_file())
     trainer.accelerator.wait_for_everyone()
 

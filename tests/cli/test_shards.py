@@ -1,0 +1,60 @@
+"""launch/shards.slurm under what acts as Slurm: an array of workers that are killed, and another array after it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sinklab.records import open_run
+
+ROOT = Path(__file__).parents[2]
+SRUN = """#!/bin/bash
+exec "$@"
+"""
+
+
+def array(folder: Path, tasks: range, out: str) -> dict[int, subprocess.Popen]:
+    """The tasks of an array, as `sbatch --array` starts them."""
+    environment = {**os.environ, "PATH": f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "SLURM_ARRAY_TASK_COUNT": str(len(tasks))}
+    asked = ["trace", *(f"The sea {number}" for number in range(6)), "--new-tokens", "16", "--out", out]
+    running = {}
+    for task in tasks:
+        own = {"SLURM_ARRAY_TASK_ID": str(task), "SLURM_ARRAY_TASK_MIN": str(tasks[0])}
+        with open(folder / f"{task}.log", "a") as log:
+            command = ["bash", str(ROOT / "launch" / "shards.slurm"), *asked]
+            running[task] = subprocess.Popen(
+                command, env=environment | own, cwd=folder, stdout=log, stderr=log, start_new_session=True
+            )
+    return running
+
+
+@pytest.mark.slow
+def test_an_array_of_workers_writes_what_one_writes(tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    (one,) = array(tmp_path, range(1), "alone").values()
+    assert one.wait(300) == 0, (tmp_path / "0.log").read_text()
+    tasks = array(tmp_path, range(4, 7), "run")
+    deadline = time.monotonic() + 300
+    while not list((tmp_path / "run").glob("generations-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for task in tasks.values():
+        # the nodes go down
+        os.killpg(task.pid, signal.SIGKILL)
+        task.wait()
+    if (tmp_path / "run" / "run.json").exists():
+        assert open_run(tmp_path / "run").info.status in ("running", "complete")
+    for task, worker in array(tmp_path, range(2), "run").items():
+        assert worker.wait(300) == 0, (tmp_path / f"{task}.log").read_text()
+    run, alone = open_run(tmp_path / "run"), open_run(tmp_path / "alone")
+    assert (run.info.status, run.info.parts) == ("complete", alone.info.parts)
+    assert run.info.checksums == alone.info.checksums
+    assert not list((tmp_path / "run").glob(".*"))
+    said = (tmp_path / "0.log").read_text() + (tmp_path / "1.log").read_text()
+    assert said.count("next: sinklab report run") >= 1
