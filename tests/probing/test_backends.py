@@ -268,7 +268,7 @@ def test_what_a_compiled_model_cannot_show_is_refused() -> None:
     ):
         pass
     own = torch.compile(HandWritten(), backend="eager")
-    with pytest.raises(ValueError, match="unless it asks transformers for its attention function"), trace(own):
+    with pytest.raises(ValueError, match="unless all of them go by transformers"), trace(own):
         pass
     assert model.config._attn_implementation == "sdpa"
     model.compile(backend="eager")
@@ -429,3 +429,13 @@ def test_attention_within_a_function_of_torch_is_seen(cross: bool) -> None:
         torch.no_grad(),
     ):
         model(x, y)
+
+
+def test_a_forward_that_is_not_seen_is_refused() -> None:
+    model = llama()
+    with trace(model) as recording:
+        model(IDS)
+        model.set_attn_implementation("eager")
+        with pytest.raises(ValueError, match="forward 2 made no attention call that could be seen, as those before"):
+            model(IDS)
+    assert len(recording.received) == 1 and model.config._attn_implementation == "eager"

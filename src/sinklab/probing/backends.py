@@ -31,7 +31,7 @@ from sinklab.compat import (
     seen_into,
     watch_attention,
 )
-from sinklab.probing.call import AttentionCall
+from sinklab.probing.call import NAMES, AttentionCall
 
 # by the id of a module: the taps that are shown its calls, each with its path there
 _shown: dict[int, tuple[tuple[Any, str], ...]] = {}
@@ -54,7 +54,8 @@ _FOREIGN = ("softcap", "s_aux", "position_bias", "cache", "cu_seq_lens_q", "bloc
 def asking(modules: Collection[nn.Module]) -> list[Any]:
     """The transformers configs of a model that attends only by asking for its attention function; of another, none."""
     changed = any("forward" in vars(module) and not is_compiled(module) for module in modules)
-    if changed or not all(_asks(*kind) for kind in {(type(module), bool(module._modules)) for module in modules}):
+    kinds = {(type(module), bool(module._modules)) for module in modules}
+    if changed or not all(_asks(kind, has_parts) for kind, has_parts in kinds):
         return []
     configs = {id(config): config for module in modules if (config := vars(module).get("config")) is not None}
     return [config for config in configs.values() if attention_of(config) is not None]
@@ -66,7 +67,7 @@ def is_of_torch(kind: type[nn.Module], has_parts: object) -> bool:
 
 
 @cache
-def _asks(kind: type[nn.Module], has_parts: bool) -> bool:
+def _asks(kind: Any, has_parts: bool) -> bool:
     """Whether modules of this class do not attend but by asking for their attention function."""
     if is_of_torch(kind, has_parts) or kind.__module__ == "torch.nn.modules.container":
         return True
@@ -81,16 +82,18 @@ def _asks(kind: type[nn.Module], has_parts: bool) -> bool:
 @contextmanager
 def shown(modules: Mapping[str, nn.Module], configs: list[Any], tap: Any) -> Iterator[None]:
     """Show the attention calls of the modules with these configs, by path, to a tap."""
-    for base in {attention_of(config) or "" for config in configs}:
+    for base in {attention_of(config) for config in configs}:
         register_watched(base, _with(_show, base, attention_function(base)))
     watch_attention(configs, True)
     _watched.update(map(id, configs))
-    own = {path: module for path, module in modules.items() if "config" in vars(module)}
+    # an attention has projections
+    own = {path: module for path, module in modules.items() if module._modules}
     for path, module in own.items():
         _shown[id(module)] = (*_shown.get(id(module), ()), (tap, path))
-        sources = (sys.modules[kind.__module__] for kind in type(module).__mro__)
-        eager = (getattr(source, "eager_attention_forward", None) for source in sources)
-        _eager[type(module)] = next(filter(None, eager), None)
+        if type(module) not in _eager:
+            sources = (sys.modules[kind.__module__] for kind in type(module).__mro__)
+            eager = (getattr(source, "eager_attention_forward", None) for source in sources)
+            _eager[type(module)] = next(filter(None, eager), None)
     try:
         yield
     finally:
@@ -107,7 +110,7 @@ def _show(base: str, function: Any, module: nn.Module, q: Any, k: Any, v: Any, m
     if torch.compiler.is_compiling():
         given = read(base, module, (q, k, v, mask), options, {})
         out, weights = function(module, q, k, v, mask, **options)
-        attended(_ORDER, q, k, v, given["attn_mask"], out, given["scale"], given["is_causal"], id(module), base)
+        attended(_ORDER, [q, k, v], given["attn_mask"], out, given["scale"], given["is_causal"], id(module), base)
         return out, weights
     for tap, path in _shown.get(id(module), ()):
         function = partial(tap.inside, path, base, function)
@@ -121,9 +124,7 @@ _ORDER = torch.zeros(())
 @torch.library.custom_op("sinklab::attended", mutates_args=("order",), tags=(torch.Tag.cudagraph_unsafe,))
 def attended(
     order: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    factors: list[Tensor],
     attn_mask: Tensor | None,
     out: Tensor,
     scale: float | None,
@@ -131,8 +132,8 @@ def attended(
     module: int,
     base: str,
 ) -> None:
-    """Show a call that compiled code made: what it was given, and what it gave, (B, Q, H, D)."""
-    given = {"query": query, "key": key, "value": value, "attn_mask": attn_mask, "scale": scale, "is_causal": is_causal}
+    """Show a call that compiled code made: queries, keys and values, and what it gave, (B, Q, H, D)."""
+    given = dict(zip(NAMES, factors, strict=False)) | {"attn_mask": attn_mask, "scale": scale, "is_causal": is_causal}
     for tap, path in _shown.get(module, ()):
         tap.saw(path, base, given, out)
 
@@ -183,8 +184,10 @@ def _of_flash(mask: Tensor | None, query: Tensor, keys: int, causal: bool, windo
     return seen
 
 
-def remade(base: str, call: AttentionCall, edited: AttentionCall, mask: Any, options: dict[str, Any]) -> tuple:
-    """Arguments behind the module with which this backend makes an edited call: queries, keys, values, mask, options.
+def remade(
+    base: str, call: AttentionCall, edited: AttentionCall, mask: Any, options: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]]:
+    """With what this backend makes an edited call: queries, keys, values and mask, and options by name.
 
     Raises ValueError for a backend that cannot be told of the edit.
     """
@@ -200,7 +203,7 @@ def remade(base: str, call: AttentionCall, edited: AttentionCall, mask: Any, opt
         mask = bias
         if base == "flex_attention":
             mask, options["position_bias"] = None, bias.expand(*q.shape[:3], k.shape[2])
-    return q, k, v, mask, options
+    return (q, k, v, mask), options
 
 
 def hold(base: str, module: nn.Module, call: AttentionCall, out: Tensor) -> None:
