@@ -139,8 +139,7 @@ def generate(
         raise ValueError('generate needs a prompt, e.g. sinklab generate "Once upon a time"')
     if stream and len(prompt) > 1:
         raise ValueError(f"--stream shows one canvas, but there are {len(prompt)} prompts; leave out --stream")
-    settings = checked(decoding)
-    settings.values()
+    (settings := checked(decoding)).values()
     loaded = reading.load(model)
     if loaded.family != "diffusion":
         raise ValueError(
