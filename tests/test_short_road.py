@@ -1,17 +1,27 @@
 """What `sinklab.load` returns answers by itself."""
 
+import gc
+from collections.abc import Callable
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 import sinklab
+from sinklab.analysis import motion
 from sinklab.checkpoints import Loaded
 from sinklab.probing import MaskSinks, intervene
+from sinklab.records import open_run
+from sinklab.sampling import Canvas, denoise
 from sinklab.scoring import LikelihoodSettings, rolling, score
-from tiny_diffusion import TEXT, save_tiny, tiny_loaded
+from sinklab.short_road import LM, Run
+from sinklab.sinks import DEFAULT, Top, find_sinks
+from sinklab.studies.trace.study import StudySettings, study
+from tiny_diffusion import TEXT, save_tiny, tiny_loaded, tiny_tokenizer
 from tiny_llama import tiny_llama
 
 
@@ -33,7 +43,7 @@ def test_a_loaded_model_tells_what_hiding_the_keys_of_one_head_costs(tmp_path: P
 
 def test_a_start_token_is_given_and_costs_nothing() -> None:
     loaded = tiny_loaded()
-    lm = sinklab.short_road.LM(**vars(replace(loaded, special=replace(loaded.special, bos=9))))
+    lm = LM(**vars(replace(loaded, special=replace(loaded.special, bos=9))))
     scored = score(loaded, [([9], [*range(20, 30)])], LikelihoodSettings(samples=32))[0]
     assert lm.loss([9, *range(20, 30)]) == pytest.approx(-scored.logprob / 10)
     assert lm.loss([*range(20, 30)]) != pytest.approx(-scored.logprob / 10, rel=1e-4)
@@ -43,7 +53,7 @@ def test_a_start_token_is_given_and_costs_nothing() -> None:
 
 def test_of_an_autoregressive_model_it_is_the_next_token_loss() -> None:
     loaded = tiny_llama()
-    lm = sinklab.short_road.LM(**vars(loaded))
+    lm = LM(**vars(loaded))
     ids = [loaded.special.bos if loaded.special.bos is not None else loaded.special.eos, *range(5, 25)]
     ids_1S = torch.tensor([ids])
     edit = MaskSinks(k=1, source="clean_pass", layers=[0])
@@ -71,7 +81,7 @@ def test_it_writes_as_its_kind_writes(tmp_path: Path) -> None:
         lm.generate("The old", chat=True)
     with pytest.raises(TypeError, match="generate has no option 'heat'"):
         lm.generate("The old", heat=1)
-    causal = sinklab.short_road.LM(**vars(tiny_llama()))
+    causal = LM(**vars(tiny_llama()))
     with torch.no_grad():
         best = causal.model(ids).logits[0, -1].argmax().item()
     assert causal.generate(ids[0].tolist(), 1, do_sample=False) == causal.tokenizer.decode([*ids[0].tolist(), best])
@@ -85,3 +95,169 @@ def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
         lm.loss(TEXT, edits=["mask_sink:k=1"])
     with pytest.raises(ValueError, match="a text is scored in one step"):
         lm.loss(TEXT, edits=["truncate_context:start=2,stop=4,step=3"])
+
+
+def short(sink: int = 0) -> LM:
+    return LM(**vars(tiny_loaded(sink)))
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    """Two samples of unequal length, with an added sink."""
+    return short(1).watch(["The old", "The old man sat"], 8, block_length=4)
+
+
+AXES = ("step", "layer", "head", "position")
+
+
+def arrays(run: Run, sample: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    found = run.arrays("attention", sample)
+    return found["received"].astype(np.float32), found["visible"][:, None, None], found["positions"][:, None, None]
+
+
+@pytest.mark.slow
+def test_a_watched_run_is_the_run_of_a_study_and_goes_with_its_object_unless_it_is_saved(tmp_path: Path) -> None:
+    lm = short()
+    run = lm.watch("The old", 4, edits=["mask_sinks:k=1"], progress=(said := []).append)
+    settings = StudySettings(prompts=("The old",), new_tokens=4, edits=("mask_sinks:k=1",))
+    twin = open_run(study(lm, tmp_path / "twin", settings))
+    assert (run.info.settings, run.tables, said != []) == (twin.info.settings, twin.tables, True)
+    for name, array in twin.arrays("attention", 0).items():
+        assert np.array_equal(run.array("attention", name, 0), array, equal_nan=True)
+    row = twin.table("generations").iloc[0]
+    assert run.texts == [row["prompt"] + row["completion"]]
+    saved, folder = run.save(tmp_path / "saved"), run.path
+    with pytest.raises(ValueError, match="saved"):
+        run.save(tmp_path / "saved")
+    assert folder.is_dir() and type(saved) is type(run) is type(sinklab.open_run(tmp_path / "twin"))
+    run.mobility()  # keeps what it read
+    del run
+    gc.collect()
+    assert not folder.parent.exists()
+    assert saved.table("tokens").equals(twin.table("tokens"))
+
+
+def test_a_run_that_fails_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ValueError, match="rolling"):
+        short().watch("The old", 4, statistics=("rolling",))
+    with pytest.raises(ValueError, match="watch has no field 'every_step'"):
+        short().watch("The old", 4, every_step=2)
+    with pytest.raises(ValueError, match="fit"):
+        short().watch(TEXT * 9, 4)
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("rule", [None, Top(2)])
+def test_its_sinks_are_those_that_the_arrays_hold(run: Run, rule: Top | None) -> None:
+    table, every = run.sinks(rule), run.to_pandas(rule)
+    assert set(table["sample"]) == {0, 1} and len(table) < len(every)
+    texts = {"token": str, "state": str}
+    same = every[every["sink"]].drop(columns="sink").reset_index(drop=True)
+    assert table.astype(texts).equals(same.astype(texts))
+    for sample, rows in every.groupby("sample"):
+        received_TLHK, visible, positions = arrays(run, sample)
+        sinks_TLHK = find_sinks(received_TLHK, rule or DEFAULT, visible, positions)
+        at = tuple(rows.assign(position=rows["position"] + 1)[[*AXES]].to_numpy().T)
+        assert len(rows) == sinks_TLHK.size and (rows["sink"] == sinks_TLHK[at]).all()
+        assert np.allclose(rows["received"], received_TLHK[at])
+        main = rows[rows["main"]].set_index(["step", "layer", "head"])["position"] + 1
+        assert (main.to_numpy().reshape(sinks_TLHK.shape[:-1]) == received_TLHK.argmax(-1)).all()
+    tokens = run.table("tokens").set_index(["sample", "step", "position"])
+    some = every[every["position"] >= 0].sample(200, random_state=0)
+    kept = tokens.loc[[*zip(some["sample"], some["step"], some["position"], strict=True)]]
+    shown = np.where(kept["state"] == "masked", "[MASK]", kept["text"])
+    assert (some["token"].astype(str).to_numpy() == shown).all()
+    assert set(every.loc[every["position"] == -1, "token"]) == {"added sink"}
+
+
+def test_mobility_is_the_mean_over_samples_of_what_motion_says(run: Run) -> None:
+    found = run.mobility()
+    each = [motion(*arrays(run, sample), added=1).mobility for sample in (0, 1)]
+    known = ~np.isnan(each)
+    mean = np.where(known.any(0), np.where(known, each, 0).sum(0) / np.maximum(known.sum(0), 1), np.nan)
+    assert known.any() and np.allclose(found, mean, equal_nan=True)
+    assert (found.index.name, found.columns.name) == ("layer", "head")
+    some = short().watch("The old", 8, layers=(1,), heads=(0, 3)).mobility(Top(1))
+    assert ([*some.index], [*some.columns]) == ([1], [0, 3])
+
+
+def test_arrays_come_with_their_labels(run: Run) -> None:
+    pytest.importorskip("xarray")
+    with pytest.raises(ValueError, match="written in parts"):
+        run.to_xarray()
+    data = run.to_xarray(part=1)
+    rows = run.table("tokens", 1)
+    last = rows[(rows["step"] == 7) & (rows["state"] != "masked")]
+    here = data["received"].sel(step=7, layer=1, head=2)
+    assert [here["token"].values[place + 1] for place in last["position"]] == last["text"].tolist()
+    assert here["position"].values.tolist() == [*range(-1, len(here) - 1)] and here["token"].values[0] == "added sink"
+    assert np.array_equal(here, run.array("attention", "received", 1)[7, 1, 2])
+
+
+@pytest.mark.slow
+def test_figures_are_found_by_short_names_and_show_themselves(run: Run) -> None:
+    for drawn in (run.plot.paths(), run.plot.received_map(layer=1)):
+        assert drawn._repr_png_().startswith(b"\x89PNG")
+    assert "received_map" in dir(run.plot) and "position" in run.plot.received_map.__doc__
+    with pytest.raises(
+        AttributeError, match="no figure of a study is called 'recieved_map'; did you mean 'received_map'"
+    ):
+        _ = run.plot.recieved_map
+
+
+@pytest.mark.slow
+def test_a_notebook_shows_a_run_in_a_frame_of_another_origin(run: Run, tmp_path: Path) -> None:
+    shown = run._repr_html_()
+    assert len(shown.encode()) <= 300_000
+    assert shown.count("<iframe") == 1 and '<iframe sandbox="allow-scripts" srcdoc=' in shown
+    assert "allow-same-origin" not in shown and escape(run.texts[0]) in shown
+    page = run.explore()
+    folder = page.path.parent
+    assert page.path.as_uri() in repr(page) and "<iframe sandbox" in page._repr_html_()
+    assert run.explore(tmp_path, tables=("csv",)).path == tmp_path / "report.html" and (tmp_path / "tables").is_dir()
+    del page
+    gc.collect()
+    assert not folder.exists()
+    assert sinklab.report(run, tmp_path / "page", figures=(), tables=()).is_file()
+
+
+def test_what_is_shown_of_objects_is_short(run: Run) -> None:
+    lm = short(1)
+    assert "diffusion, 2 layers × 4 heads" in repr(lm) and "sink_kind=token" in lm._repr_html_()
+    assert "in memory until .save(folder)" in repr(run) and "study of tiny test model, complete" in repr(run)
+    canvas = padded()
+    with intervene(lm, MaskSinks(k=1)) as log:
+        *_, step = denoise(lm, canvas)
+    shown = [repr(one) for one in (run, run.explore(), lm, LM(**vars(tiny_llama())), tiny_loaded(), canvas, step, log)]
+    assert [text for text in [*shown, repr(log.removals[0])] if len(text) > 300 or "tensor" in text] == []
+
+
+def padded() -> Canvas:
+    prompts = [tiny_tokenizer()(text)["input_ids"] for text in ("The old", "The old man sat by the")]
+    return Canvas.from_prompts(prompts, new_tokens=6, mask_id=tiny_tokenizer().mask_token_id, pad_id=0)
+
+
+def test_the_core_takes_the_loaded_model_and_its_padding() -> None:
+    lm, canvas = short(), padded()
+    with sinklab.trace(lm) as recording, intervene(lm, MaskSinks(k=1)) as log:
+        for step in denoise(lm, canvas):
+            recording.mark(step)
+    with sinklab.trace(lm.model) as twin, intervene(lm.model, MaskSinks(k=1)):
+        for same in denoise(lm.model.denoiser(canvas.attention_BS), canvas):
+            twin.mark(same)
+    assert torch.equal(step.ids_BS, same.ids_BS) and log.removals
+    assert np.array_equal(recording.array("received"), twin.array("received"), equal_nan=True)
+    *_, last = denoise(lm.model, canvas)
+    *_, alone = denoise(
+        lm, Canvas.from_prompts([canvas.ids_BS[0][canvas.prompt_BS[0]].tolist()], new_tokens=6, mask_id=canvas.mask_id)
+    )
+    assert torch.equal(last.ids_BS[0, -6:], alone.ids_BS[0, -6:])
+
+
+@pytest.mark.parametrize("of", [lambda lm: lm.model.denoiser(), lambda lm: lm.model.denoiser(plain=True)])
+def test_padding_is_never_forgotten_in_silence(of: Callable) -> None:
+    with pytest.raises(ValueError, match=r"padding is text to a denoiser .* denoise\(model, canvas\)"):
+        denoise(of(short()), padded())
+    with pytest.raises(ValueError, match="denoise takes a model that fills masks, got LM"):
+        denoise(LM(**vars(tiny_llama())), padded())

@@ -12,11 +12,10 @@ if TYPE_CHECKING:
     from sinklab.probing.intervention import intervene
     from sinklab.probing.interventions.mask_sinks import MaskSinks
     from sinklab.probing.tracing import trace
-    from sinklab.records.reading import open_run
-    from sinklab.reports.build import report
     from sinklab.sampling.canvas import Canvas
     from sinklab.sampling.loop import denoise
-    from sinklab.short_road import load
+    from sinklab.short_road.models import load
+    from sinklab.short_road.runs import open_run, report
     from sinklab.sinks.rules import Excess, find_sinks
 
 __version__ = "0.2.0.dev0"
@@ -47,8 +46,8 @@ _HOME = {
     "find_sinks": "sinks",
     "intervene": "probing",
     "load": "short_road",
-    "open_run": "records",
-    "report": "reports",
+    "open_run": "short_road",
+    "report": "short_road",
     "trace": "probing",
 }
 

@@ -30,6 +30,11 @@ _LOCK = threading.Lock()
 _blocks: tuple[frozenset[int], ...] = ()
 
 
+def module_of(given: Any) -> Any:
+    """The model: what ``as_module()`` gives of something around one, such as `sinklab.load` returns, else `given`."""
+    return given.as_module() if hasattr(given, "as_module") else given
+
+
 AT_ONCE = {"cpu"}
 """Kinds of device whose values are there when an operation returns: to read one elsewhere is to wait for a queue."""
 

@@ -6,7 +6,7 @@ autoregressive baselines Llama, Qwen2, Qwen3 and GLM-4-MoE.
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from sinklab.models.config import DiffusionLMConfig, refuse_unknown
 class Loaded:
     """A model ready to use, with what belongs to it."""
 
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase | None
+    model: PreTrainedModel = field(repr=False)
+    tokenizer: PreTrainedTokenizerBase | None = field(repr=False)
     """None for a folder without tokenizer files: prompts are then token ids."""
     name: str
     revision: str | None

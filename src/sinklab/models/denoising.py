@@ -88,8 +88,14 @@ class ModelDenoiser:
         where that is shorter; where attention is full, as it is.
 
         Raises:
-            ValueError: for a shorter ``block_length`` that does not divide a block of attention.
+            ValueError: for a canvas with padding that this denoiser was not made with, and for a shorter
+                ``block_length`` that does not divide a block of attention.
         """
+        if self.attention_BS is None and not canvas.attention_BS.all():
+            raise ValueError(
+                "padding is text to a denoiser that was made without it, and this canvas has some; use "
+                "model.denoiser(canvas.attention_BS), or denoise(model, canvas), which does"
+            )
         size = self.model.config.block_length
         if size is None or canvas.block_BS is not None:
             return canvas

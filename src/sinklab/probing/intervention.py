@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
-from sinklab.attention.context import decoding_run
+from sinklab.attention.context import decoding_run, module_of
 from sinklab.errors import check_count
 from sinklab.probing.backends import no_call_message
 from sinklab.probing.call import AttentionCall
@@ -25,34 +25,34 @@ class RemovalRecord:
     forward: int
     """Index of the forward since its run began (see `InterventionLog.reset`); one that changed nothing has no entry."""
     edit: Any
-    layers: tuple[str, ...]
+    layers: tuple[str, ...] = field(repr=False)
     """Module paths of the layers, the L axis below."""
-    columns_BLHM: Tensor
+    columns_BLHM: Tensor = field(repr=False)
     """The keys that were taken away, sink columns included, by falling score, int64; -1 where a head lost fewer than
     M. M = 0 for a window, whose keys differ from query to query."""
-    mass_BLH: Tensor
+    mass_BLH: Tensor = field(repr=False)
     """The share of attention (0 to 1) these keys held in the forward they were chosen in: what they would have held.
     Where keys stay gone (carried, evicted) that of the newly chosen. NaN where attention did not choose: for fixed
     positions and windows, and once a limit is reached."""
-    overlap_BLH: Tensor
+    overlap_BLH: Tensor = field(repr=False)
     """Jaccard overlap with the keys this edit took away one step before; NaN where there was no step before."""
-    realised_BLH: Tensor
+    realised_BLH: Tensor = field(repr=False)
     """The share of attention (0 to 1) that this edit really took away in this forward, from the call it was given;
     for zeroed values the share whose values were zeroed. NaN with `intervene(…, measure=False)`, and where an edit
     changes the scores themselves."""
-    left_BLH: Tensor
+    left_BLH: Tensor = field(repr=False)
     """Number of keys that stay for a query, mean over the queries that are not padding; NaN as for `realised_BLH`."""
-    removed_BLH: Tensor
+    removed_BLH: Tensor = field(repr=False)
     """Number of keys taken away; for a window the mean over queries."""
-    chosen_BLH: Tensor
+    chosen_BLH: Tensor = field(repr=False)
     """Number of keys newly chosen; NaN where attention did not choose, as for `mass_BLH`."""
-    sinks_BLH: Tensor
+    sinks_BLH: Tensor = field(repr=False)
     """How many of these the rule called sinks when they were chosen: the edit's own rule, or `DEFAULT`."""
-    matched_BLH: Tensor
+    matched_BLH: Tensor = field(repr=False)
     """1 where the head has a control of equal mass, 0 where it has none and loses nothing; NaN where none is sought."""
-    layer_numbers: tuple[int, ...]
+    layer_numbers: tuple[int, ...] = field(repr=False)
     """The same layers as numbers in the order of execution, from 0."""
-    heads: tuple[int, ...]
+    heads: tuple[int, ...] = field(repr=False)
     """The query heads, the H axis."""
     label: str
     """Registered name of the edit; "mask_sinks#2" for the second of its name in the block."""
@@ -69,7 +69,7 @@ class RemovalRecord:
 class InterventionLog(Listener):
     """Filled while the block runs: it comes before any edit, counts forwards and hears of runs that begin."""
 
-    removals: list[RemovalRecord] = field(default_factory=list)
+    removals: list[RemovalRecord] = field(default_factory=list, repr=False)
     forwards: int = 0
     """Forwards that ran with the edits in place, the unedited first ones included."""
     probed: int = 0
@@ -213,7 +213,7 @@ class Intervention(Protocol):
 
 @contextmanager
 def intervene(
-    model: nn.Module, *edits: Intervention, forwards_per_step: int = 1, measure: bool = True, allow_idle: bool = False
+    model: Any, *edits: Intervention, forwards_per_step: int = 1, measure: bool = True, allow_idle: bool = False
 ) -> Iterator[InterventionLog]:
     """Apply edits to every attention call of the model inside the block; the model itself is never touched.
 
@@ -243,7 +243,7 @@ def intervene(
         if isinstance(edit, type) or not hasattr(edit, "handler"):
             raise ValueError(f"intervene takes edits such as MaskSinks(k=1), got {edit!r}: pass instances, not classes")
     check_count("forwards_per_step", forwards_per_step, "it counts the forwards of a step")
-    log = InterventionLog(measure=measure)
+    model, log = module_of(model), InterventionLog(measure=measure)
     with ExitStack() as stack:
         tap = stack.enter_context(tapped(model, log))
         named = [getattr(getattr(module, "config", None), "num_hidden_layers", None) for module in model.modules()]

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
+from sinklab.attention.context import module_of
 from sinklab.attention.received import attention_map
 from sinklab.errors import one_of
 from sinklab.probing.backends import no_call_message
@@ -179,7 +180,7 @@ class FrameRecorder(Listener):
 
 @contextmanager
 def trace(
-    model: nn.Module,
+    model: Any,
     statistics: Sequence[str | Statistic] = ("received", "value_norm"),
     *,
     canvas: Any = None,
@@ -198,7 +199,7 @@ def trace(
     The model keeps its own kernel: outputs are bit-identical, and the statistics are computed beside it. Traces nest,
     also with `intervene` on the same module, in either order: a trace sees the edited calls. Calls inside
     `sinklab.attention.unobserved()` are not seen. The thread that opens the block is the one that runs the model in it;
-    other models are unaffected, in any thread, as is a copy of this one.
+    other models are unaffected, in any thread, as is a copy of this one. What `sinklab.load` gives is one too.
 
     Args:
         statistics: names in `sinklab.registry.statistics`, with options as "name:field=value", or values. Those of the
@@ -224,7 +225,7 @@ def trace(
     Raises ValueError for what is not there or cannot be seen: a statistic, layer or head, states without a canvas or of
     a compiled model, attention that is no softmax(q · kᵀ) · v; for another thread's model; at the end for no call.
     """
-    chosen = chosen_statistics(statistics)
+    model, chosen = module_of(model), chosen_statistics(statistics)
     for label, one in chosen.items():
         if one.needs_canvas and canvas is None:
             raise ValueError(f"{label} needs states of queries: no canvas was given: trace(model, …, canvas=canvas)")

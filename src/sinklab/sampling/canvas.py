@@ -36,6 +36,10 @@ class Canvas:
     block_BS: Tensor | None = None
     """int64, number of the decoding block of each open position, from 0 in every row; None counts open positions."""
 
+    def __repr__(self) -> str:
+        rows, length = self.ids_BS.shape
+        return f"Canvas({rows} rows of {length} positions, {int(self.open_BS.sum())} open, mask_id={self.mask_id})"
+
     def __post_init__(self) -> None:
         check_tensor("canvas ids", self.ids_BS, (None, None), "int64", "use ids.long(), with an axis of rows")
         for name, flags_BS in (("attention_BS", self.attention_BS), ("open_BS", self.open_BS)):

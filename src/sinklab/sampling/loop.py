@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from sinklab.attention.context import decoding, reads_wait
+from sinklab.attention.context import decoding, module_of, reads_wait
 from sinklab.errors import check_count, check_tensor
 from sinklab.registry import schedules, unmasking_rules, value_of
 from sinklab.sampling.caches import Cache, Evaluate, cache_of, evaluator
@@ -121,11 +121,11 @@ class Step:
     """Number of steps of the whole run, None when the schedule decides as it goes. Rows that end early may lower it."""
     block: int
     """Block that was decoded, 0 for the first."""
-    before_BS: Tensor
+    before_BS: Tensor = field(repr=False)
     """int64, the ids the denoiser saw."""
-    ids_BS: Tensor
+    ids_BS: Tensor = field(repr=False)
     """int64, the ids after the commit."""
-    filled_BS: Tensor
+    filled_BS: Tensor = field(repr=False)
     """bool, the open positions to the right of a stop id, filled with it because their row ended with this step."""
     choice: Choice = field(repr=False)
     goes_on: bool = False
@@ -180,7 +180,7 @@ class DenoiseOptions(TypedDict, total=False):
 
 
 def denoise(
-    denoiser: Denoiser,
+    denoiser: Any,
     canvas: Canvas,
     *,
     rule: UnmaskingRule | str | None = None,
@@ -198,7 +198,8 @@ def denoise(
     once, or filled where its row ended. A block is left when every row has finished it.
 
     Args:
-        denoiser: (ids_BS, wanted_BS) -> logits_MV, bound to `canvas.attention_BS` by whoever built it.
+        denoiser: a model, or what `sinklab.load` returns; or a `Denoiser`: (ids_BS, wanted_BS) -> logits_MV, bound to
+            `canvas.attention_BS` by whoever built it.
         rule: an unmasking rule or its text ("entropy", "low_confidence:alg_temp=0.1"); `LowConfidence()` when left out.
         schedule: a schedule or its text; `EvenQuota()` when left out (`Timed()` with the rule `Origin`).
         cache: a cache or its text; None recomputes everything. Needs a denoiser with a `session()`.
@@ -218,6 +219,7 @@ def denoise(
     Algorithm 5 and `generate.py`.
     """
     given: dict[str, Any] = {**options}
+    denoiser = _bound(denoiser, canvas)
     generator, stop_ids = given.pop("generator", None), given.pop("stop_ids", None)
     sampling = TokenSampling(**given)
     chosen = LowConfidence() if rule is None else value_of(unmasking_rules, rule, "__call__")
@@ -235,6 +237,17 @@ def denoise(
     ends = None if stop_ids is None else RowEnds(stop_ids, canvas.open_BS, canvas.mask_id)
     run = Run(canvas, block_BS, sizes, limits, chosen, plan, sampling, generator, ends, cache_of(cache))
     return getattr(plan, "run", _steps)(run, evaluator(denoiser, run.cache, block_BS))
+
+
+def _bound(given: Any, canvas: Canvas) -> Denoiser:
+    """A denoiser as it is; that of a model, bound to the padding of the canvas."""
+    model = module_of(given)
+    bind: Any = getattr(model, "denoiser", None)
+    if bind is not None and isinstance(model, torch.nn.Module):
+        return bind(canvas.attention_BS)
+    if model is not given:
+        raise ValueError(f"denoise takes a model that fills masks, got {given!r}; write with its own generate")
+    return model
 
 
 def planned(rule: UnmaskingRule, schedule: Schedule | str | None, sampling: TokenSampling) -> Schedule:

@@ -1,17 +1,20 @@
-"""The short road: what `sinklab.load` returns, a loaded model that answers common questions by itself."""
+"""What `sinklab.load` returns: a loaded model that answers common questions by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
+from html import escape
 from typing import TYPE_CHECKING, Any, cast
 
 from sinklab.checkpoints import loading
+from sinklab.errors import known_fields
 from sinklab.probing.intervention import Intervention
 
 if TYPE_CHECKING:
     from sinklab.scoring.settings import Scored
+    from sinklab.short_road.runs import Run
 
 
 class Loss(float):
@@ -24,6 +27,51 @@ class Loss(float):
 @dataclass(frozen=True)
 class LM(loading.Loaded):
     """A model ready to use; all that takes a :class:`~sinklab.checkpoints.Loaded` takes it."""
+
+    def __repr__(self) -> str:
+        model, config = self.model, getattr(self.model.config, "backbone", self.model.config)
+        shape = f"{config.num_hidden_layers} layers × {config.num_attention_heads} heads"
+        kind = f"{self.family}, {shape}, {model.num_parameters() / 1e6:,.1f} M parameters"
+        sink = f", sink_kind={model.config.sink_kind}" if getattr(model.config, "sink_count", 0) else ""
+        return f"LM {self.name[-100:]!r} ({kind}, {str(model.dtype).removeprefix('torch.')} on {model.device}{sink})"
+
+    def _repr_html_(self) -> str:
+        return f"<code>{escape(repr(self))}</code>"
+
+    def as_module(self) -> Any:
+        """What the core works on when it is given this: `trace`, `intervene` and `denoise` ask for it."""
+        return self.model
+
+    def watch(
+        self,
+        prompts: str | Sequence[str],
+        new_tokens: int = 64,
+        *,
+        progress: Callable[[str], object] | None = None,
+        **settings: Any,
+    ) -> Run:
+        """Write a text under observation; the run, as `sinklab.open_run` opens one.
+
+            run = lm.watch("The house stood", 32)
+
+        It lies in a temporary folder, which is deleted with the object, until ``run.save(folder)``.
+
+        Args:
+            prompts: a text to continue, or several, a sample each.
+            new_tokens: to write behind each.
+            progress: called with a short text at each stage.
+            settings: other fields of :class:`sinklab.studies.trace.study.StudySettings`: ``edits``, ``statistics``,
+                ``seed``, ``rule``, …; the run is that of ``sinklab trace`` with the same ones.
+
+        Raises:
+            ValueError: for an unknown field, a prompt that does not fit, and what the model or the decoder refuse.
+        """
+        from sinklab.short_road.runs import in_memory
+        from sinklab.studies.trace.study import StudySettings, study
+
+        known_fields("watch", settings, (one.name for one in fields(StudySettings)))
+        chosen = StudySettings(prompts=cast(Any, prompts), new_tokens=new_tokens, **settings)
+        return in_memory(lambda folder: study(self, folder, chosen, progress=progress))
 
     def generate(
         self, prompt: str | Sequence[int], new_tokens: int | None = None, *, chat: bool = False, **options: Any
