@@ -95,6 +95,16 @@ def test_a_fork_ends_as_a_process_would(tmp_path: Path, forks: Forks, code: str,
         shell(["sinklab", "list", "nothing"], tmp_path, forks)
 
 
+@pytest.mark.parametrize(
+    ("page", "asks", "lines"), [("README.md", ".watch(", 3), ("docs/guide.md", "run.mobility().loc[2].idxmax()", 6)]
+)
+def test_the_short_road_is_short(page: str, asks: str, lines: int) -> None:
+    first = next(
+        block["code"] for block in BLOCK.finditer((ROOT / page).read_text("utf-8")) if block["language"] == "python"
+    )
+    assert asks in first and len([line for line in first.splitlines() if line.strip()]) <= lines
+
+
 ADDED = ("rule", "statistic", "intervention", "sink", "unmasking_rule", "cache", "family", "figure", "study")
 # what ARCHITECTURE.md and the guides offer to inherit from; none of them is registered itself
 BASES = {"Statistic", "KeyIntervention", "Sink", "ChoosingCache", "Family", "Study", "Checked"}
