@@ -143,7 +143,8 @@ def test_runs_killed_before_their_first_checkpoint_begin_anew(settings: TrainSet
     for kill, one in runs.items():
         folder = Path(one.out)
         found = {str(path.relative_to(folder)) for path in folder.rglob("*") if ".claims" not in path.parts}
-        left = {re.sub(r"\.[0-9a-f]{8}\.part$", ".part", name) for name in found}
+        # tables are written as they grow
+        left = {re.sub(r"\.[0-9a-f]{8}\.part$", ".part", name) for name in found if not name.endswith(".parquet")}
         assert sorted(name for name in left if "checkpoint-" not in name) == kills[kill]
         assert whole_checkpoints(folder / "checkpoints") == []
         if "run.json" in left:
