@@ -19,7 +19,7 @@ from transformers import Glm4MoeConfig, LlamaConfig, Qwen3MoeConfig
 
 from sinklab import compat
 from sinklab.attention.heads import HeadShare
-from sinklab.checkpoints import load
+from sinklab.checkpoints import load, materialize
 from sinklab.checkpoints.loading import permuted
 from sinklab.checkpoints.weights import Safetensors
 from sinklab.models import DiffusionLM, DiffusionLMConfig
@@ -169,11 +169,13 @@ def test_a_transformers_without_division_of_experts_is_named(monkeypatch):
         load("tiny", tensor_parallel=2)
 
 
-def test_a_divided_model_has_no_twin():
+def test_a_divided_model_has_no_twin_and_is_not_quantised():
     loaded = tiny_loaded()
     loaded.model._tp_size = 2
     with pytest.raises(ValueError, match=r"divided over processes, .* so it has no untrained twin"):
         permuted(loaded)
+    with pytest.raises(ValueError, match=r"divided over processes, whose parts torchao does not store in int8"):
+        materialize.store(loaded.model, "int8", "tiny")
 
 
 @pytest.fixture

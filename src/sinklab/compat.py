@@ -169,8 +169,8 @@ def choose_attention(config: Any, name: str) -> None:
 _WATCHED = "sinklab_"
 
 
-def attention_of(config: Any) -> str | None:
-    """Name of the attention function that a transformers config asks for, also while it is watched."""
+def attention_of(config: Any) -> Any:
+    """Name of the attention function that a transformers config asks for, also while it is watched; else None."""
     name = getattr(config, "_attn_implementation", None)
     return name.removeprefix(_WATCHED).replace("%", "/") if isinstance(name, str) else None
 
@@ -180,7 +180,7 @@ def watch_attention(configs: Iterable[Any], watched: bool) -> None:
     for config in configs:
         base = attention_of(config)
         # not the property, which changes the configs inside this one as well
-        config._attn_implementation_internal = _watched(base or "") if watched else base
+        config._attn_implementation_internal = _watched(base) if watched else base
 
 
 def _watched(base: str) -> str:
@@ -193,8 +193,9 @@ def register_watched(base: str, watched: Callable[..., Any]) -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(_watched(base), watched)
-    if (makes_mask := AttentionMaskInterface._global_mapping.get(base)) is not None:
-        AttentionMaskInterface.register(_watched(base), makes_mask)
+    masks: dict[str, Any] = AttentionMaskInterface._global_mapping
+    if base in masks:
+        AttentionMaskInterface.register(_watched(base), masks[base])
 
 
 def attention_function(base: str) -> Callable[..., Any] | None:

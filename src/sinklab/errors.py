@@ -2,12 +2,14 @@
 
 import dataclasses
 import difflib
+import json
 import math
 import operator
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 
@@ -54,11 +56,39 @@ def refused(fault: str, *kinds: type[Exception]) -> Iterator[None]:
     """Turn errors of these kinds, by default any that damage may lead to, into a ValueError that states the fault."""
     try:
         yield
-    except Exception as error:
-        if kinds and not isinstance(error, kinds):
+    except BaseException as error:
+        # a library in Rust that panics does not raise an Exception
+        if not isinstance(error, kinds or Exception) and type(error).__name__ != "PanicException":
             raise
         why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"{fault}: {' '.join(why.split())}") from error
+
+
+DEEPEST, LARGEST = 100, 1 << 28
+"""Levels of a JSON text, and bytes of a JSON file, that are read."""
+
+
+def from_json(text: str | bytes, kind: type = object) -> Any:
+    """What a JSON text says. Raises ValueError unless it is of this type and at most `DEEPEST` levels deep."""
+    try:
+        level = [value := json.loads(text)]
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(value, kind):
+        raise ValueError(f"it must hold a {kind.__name__}, but holds a {type(value).__name__}")
+    for _ in range(DEEPEST + 1):
+        if not level:
+            return value
+        held = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [inner for outer in held for inner in outer]
+    raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+
+
+def read_json(path: Path, kind: type = object) -> Any:
+    """As `from_json`, of an ordinary file of at most `LARGEST` bytes; OSError where it cannot be read."""
+    if path.exists() and not (path.is_file() and path.stat().st_size <= LARGEST):
+        raise ValueError(f"it must be an ordinary file of at most {LARGEST >> 20} MB")
+    return from_json(path.read_text("utf-8"), kind)
 
 
 class Terminated(SystemExit):
@@ -118,6 +148,8 @@ class Checked:
             if (registry := field.metadata.get("registry")) and value is not None:
                 value = tuple(map(registry.parse, value)) if isinstance(value, tuple) else registry.parse(value)
                 object.__setattr__(self, field.name, value)
+            if field.name == "seed" and value is not None and not 0 <= value < 1 << 63:
+                raise ValueError(f"a seed must be 0 to 2**63 - 1, but is {value}")
             if field.metadata.get("needed") and not value:
                 raise ValueError(f"{field.name} must not be empty")
             for one in value if isinstance(value, tuple) else (value,):

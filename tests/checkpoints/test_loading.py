@@ -157,7 +157,7 @@ def test_pickled_weights_are_never_opened(tmp_path: Path) -> None:
 
 
 def test_a_damaged_config_is_refused(tmp_path: Path) -> None:
-    for text, message in [("{", "config.json is damaged"), ("[]", "holds no object"), ("{}", "is a None model")]:
+    for text, message in [("{", "config.json is damaged"), ("[]", "holds a list"), ("{}", "is a None model")]:
         (save_tiny(tmp_path) / "config.json").write_text(text)
         with pytest.raises(ValueError, match=message):
             load(tmp_path)

@@ -68,6 +68,12 @@ def test_without_torchao_the_remedy_is_named(tmp_path, monkeypatch):
         sinklab.load(folder, dtype="int8")
 
 
+def test_quantised_weights_are_not_divided_over_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr("sinklab.checkpoints.parallel.place_of", lambda count, device: "cpu")
+    with pytest.raises(ValueError, match=r"not divided over processes; leave out tensor_parallel or dtype='int8'"):
+        sinklab.load(save_tiny(tmp_path / "model"), dtype="int8", tensor_parallel=2)
+
+
 def test_a_folder_whose_quantiser_is_not_there_is_refused_and_described_all_the_same(tmp_path):
     model = tiny_model()
     model.save_pretrained(tmp_path)

@@ -82,7 +82,7 @@ def test_no_line_of_the_help_breaks_where_the_source_does(
     assert checked > 2 or command in ("tour", "info", "compare")
 
 
-class Reached(Exception):
+class Reached(BaseException):
     """An example was understood, and its command began its work."""
 
 

@@ -18,7 +18,9 @@ from transformers.integrations import flex_attention as flex
 from sinklab.compat import attention_of, register_watched
 from sinklab.probing import MaskPositions, MaskSinks, intervene, trace
 from sinklab.probing import backends as ways
+from sinklab.probing.call import AttentionCall
 from sinklab.probing.tap import Tap
+from sinklab.probing.tracing import FrameRecorder
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, llama
 
@@ -149,7 +151,16 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("base", ["sdpa", "eager", FLEX])
-def test_backends(base: str, causal: bool, padded: bool, kv_heads: int, uncompiled: None) -> None:
+def test_backends(
+    base: str, causal: bool, padded: bool, kv_heads: int, uncompiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, observe = [], FrameRecorder.observe
+
+    def keep(self: FrameRecorder, call: AttentionCall, out: Tensor) -> None:
+        seen.append(call.visibility)
+        observe(self, call, out)
+
+    monkeypatch.setattr(FrameRecorder, "observe", keep)
     model, given = llama(causal=causal, kv_heads=kv_heads), {"attention_mask": LEFT} if padded else {}
     twin = Twin(model, given, causal)
     model.set_attn_implementation(base)
@@ -257,7 +268,7 @@ def test_what_a_compiled_model_cannot_show_is_refused() -> None:
     ):
         pass
     own = torch.compile(HandWritten(), backend="eager")
-    with pytest.raises(ValueError, match="unless it asks transformers for its attention function"), trace(own):
+    with pytest.raises(ValueError, match="unless all of them go by transformers"), trace(own):
         pass
     assert model.config._attn_implementation == "sdpa"
     model.compile(backend="eager")
@@ -418,3 +429,13 @@ def test_attention_within_a_function_of_torch_is_seen(cross: bool) -> None:
         torch.no_grad(),
     ):
         model(x, y)
+
+
+def test_a_forward_that_is_not_seen_is_refused() -> None:
+    model = llama()
+    with trace(model) as recording:
+        model(IDS)
+        model.set_attn_implementation("eager")
+        with pytest.raises(ValueError, match="forward 2 made no attention call that could be seen, as those before"):
+            model(IDS)
+    assert len(recording.received) == 1 and model.config._attn_implementation == "eager"

@@ -237,14 +237,13 @@ def test_norms_of_each_state_are_held_against_their_own_kind(make_study):
 
 def test_output_norm_lies_under_its_bound(make_study):
     axes = output_norm_against_bound(make_study())
-    dots = {c.get_label(): np.asarray(c.get_offsets()) for c in axes.collections}
-    assert {name: len(places) for name, places in dots.items()} == {
-        "masked": 22 * LAYERS * 3,
-        "committed": 20 * LAYERS * 3,
-        "prompt": 22 * LAYERS * 3,
+    equal, *dots = axes.lines
+    assert {line.get_label(): len(line.get_xdata()) for line in dots} == {
+        "masked queries": 22 * LAYERS * 3,
+        "committed queries": 20 * LAYERS * 3,
+        "prompt queries": 22 * LAYERS * 3,
     }
-    assert all((places == [1.5, 0.5]).all() for places in dots.values())
-    equal = axes.lines[0]
+    assert all((line.get_xdata() == 1.5).all() and (line.get_ydata() == 0.5).all() for line in dots)
     assert list(equal.get_xdata()) == list(equal.get_ydata())
 
 

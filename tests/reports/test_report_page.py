@@ -325,3 +325,9 @@ def test_the_story_describes_one_sample_and_judges_six(make_study, tmp_path):
     bare = make_study("<b>/bare", folder="bare", leave_out=("attention", "heldout"))
     html = report(bare, tmp_path / "out", figures=(), tables=()).read_text("utf-8")
     assert html.count("Not measured in this run.") == 3 and "sinklab curve --model &lt;b&gt;/bare" in html
+
+
+def test_shares_of_tokens_are_bars(pair, tmp_path):
+    html = alone(pair, tmp_path / "out").read_text("utf-8")
+    widths = re.findall(r'<td class="share" style="--part:([\d.]+)%">([\d.]+)\xa0%</td>', html)
+    assert widths and all(width == said for width, said in widths)

@@ -61,7 +61,7 @@ def test_without_tokenizer_files_a_prompt_is_ids() -> None:
     ("template", "message"),
     [
         (None, "has no known chat format; leave out --chat"),
-        ("{{ raise_exception('one turn only') }}", "cannot be used: one turn only; leave out --chat"),
+        ("{{ raise_exception('one turn only') }}", "cannot be used: TemplateError: one turn only; leave out --chat"),
     ],
 )
 def test_chat_formats_that_cannot_be_used(template: str | None, message: str) -> None:

@@ -259,7 +259,7 @@ def test_no_program_of_an_ordinary_user_does(outside: Path) -> None:
     sources = [root / "__init__.py", root / "errors.py", *(root / "studies").glob("__init__.py")]
     with tempfile.TemporaryDirectory() as copy:
         os.chmod(copy, 0o755)
-        for source in [*sources, *(root / "studies" / "benchmarks").glob("*.py")]:
+        for source in [*sources, *(root / "studies" / "benchmarks").glob("*.*")]:
             target = Path(copy) / source.relative_to(root.parent)
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
             shutil.copyfile(source, target)

@@ -122,8 +122,8 @@ def test_parquet_parts_are_joined(tmp_path: Path) -> None:
     [
         ("", "is empty; get the file again"),
         ('{"question": "Q"}\n', "document 1 needs the field answer, but has question"),
-        ('{"question": "Q", "answer": "1"}\n{"question": \n', "line 2: each line must be one .* this one is no JSON"),
-        ("[1]\n", "line 1: each line must be one JSON object, but this one is a list"),
+        ('{"question": "Q", "answer": "1"}\n{"question": \n', "line 2: each line must be one JSON object: Expecting"),
+        ("[1]\n", "line 1: each line must be one JSON object: it must hold a dict, but holds a list"),
     ],
 )
 def test_damaged_files_are_refused_by_place(text: str, message: str, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ of Llama's shape needs the names of its tensors and a `read` (examples/add_a_fam
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from sinklab.errors import near, refused
+from sinklab.errors import near, read_json, refused
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.registry import families
 
@@ -215,15 +214,12 @@ def read_config(path: Path, name: str) -> dict[str, Any]:
         ValueError: if there is none or it is no JSON object.
     """
     try:
-        config = json.loads(path.read_text("utf-8"))
+        return read_json(path, dict)
     except OSError as error:
         hints = "".join(family.missing_config(path.parent) for family in known_families().values())
         raise unloadable(name, f"it has no readable config.json ({error}){hints}") from error
     except ValueError as error:
         raise unloadable(name, f"its config.json is damaged ({error})") from error
-    if not isinstance(config, dict):
-        raise unloadable(name, "its config.json holds no object")
-    return config
 
 
 def unloadable(name: str, why: object) -> ValueError:

@@ -83,10 +83,8 @@ def load(
         device_map: instead, ``"auto"`` or another of accelerate's words, or a dict of modules and devices.
         revision: commit, branch or tag on the Hub.
         allow_pickle: also read ``.bin``, ``.pth`` and ``.pt`` files, with ``weights_only=True``.
-        as_diffusion: make a diffusion model of a causal one, as the start of a training run, or where one was published
-            as causal. Needs ``mask_token_id``, unless config or tokenizer have it.
-        sink: a file of :func:`~sinklab.models.save_sink`, to be attached to a diffusion model without a sink; ``notes``
-            say so, and warn where it was trained on other weights of this shape. Reads all weights once more.
+        as_diffusion: make a diffusion model of a causal one; needs ``mask_token_id``, unless its files say it.
+        sink: a file of :func:`~sinklab.models.save_sink` for a diffusion model without one; ``notes`` say if it fits.
         settings: fields of :class:`DiffusionLMConfig` to set over those of the checkpoint, e.g.
             ``rope_dtype="float32"``. A sink or gate that the checkpoint does not have starts anew; one that it has is
             left out with ``sink_kind="none", sink_count=0`` or ``gate="none"``. With ``tensor_parallel=n`` each ``n``
@@ -104,8 +102,10 @@ def load(
     # an unknown architecture is refused before its weights are looked for
     families.read(raw, name)
     stored = raw["quantization_config"].get("quant_method", "unnamed") if raw.get("quantization_config") else ""
+    if tensor_parallel != 1 and (stored or dtype in ("int8", "int4")):
+        raise ValueError(f"quantised weights are not divided over processes; leave out tensor_parallel or {dtype=}")
     weights = None if stored else weightfiles.open_weights(folder, name, allow_pickle)
-    plan = families.read(raw, name, weights and weights.shapes)
+    plan = families.read(raw, name, None if weights is None else weights.shapes)
     tokenizer = tokens.read_tokenizer(folder, plan, name)
     plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
     kind = materialize.weight_type(dtype, raw, device_map)
@@ -172,6 +172,8 @@ def _filled(
     config: Any = families.configured(plan, settings, name)
     config.dtype = getattr(config, "backbone", config).dtype = dtype
     if isinstance(weights, Path):
+        if tensor_parallel > 1:
+            raise ValueError(f"{name} is stored by a quantiser and cannot be divided; load it without tensor_parallel")
         return materialize.read_quantised(config, weights, raw["quantization_config"], device_map, name)
     model = materialize.empty_model(config, name)
     tensors = materialize.tensor_plan(plan, model, weights, settings, name)

@@ -1,5 +1,6 @@
 """Building a model without memory and filling it tensor by tensor, so that the host never holds it twice."""
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from sinklab.checkpoints import families
 from sinklab.checkpoints.families import CheckpointPlan, Source
-from sinklab.checkpoints.parallel import as_held, part_of
+from sinklab.checkpoints.parallel import as_held, part_of, undivided
 from sinklab.checkpoints.weights import Part, Weights
 from sinklab.compat import choose_attention, choose_experts, indivisible_layers, mark_initialized
 from sinklab.errors import near, one_of, refused
@@ -186,8 +187,9 @@ def store(model: PreTrainedModel, how: str, name: str) -> str:
     """Have torchao store the weights of all linear layers but the head so, in place; a note that says it.
 
     Raises:
-        ValueError: if torchao is not there, or does not run this on the model's device.
+        ValueError: if torchao is not there, or does not run this on the model's device, or the model is divided.
     """
+    undivided(model, f"whose parts torchao does not store in {how}")
     with refused(f"dtype={how!r} needs torchao, which is not there; pip install torchao", ImportError):
         from torchao import __version__, quantization
     kind, head = getattr(quantization, f"{how.title()}WeightOnlyConfig"), model.get_output_embeddings()
@@ -303,6 +305,9 @@ def fill(
         else:
             whole = weights.whole(source)
             tensor.copy_((take(whole) if take else whole)[part])
+        # extremes need no memory, and NaN is one where it is there
+        if not tensor.is_meta and tensor.numel() and not all(map(math.isfinite, tensor.aminmax())):
+            raise ValueError(f"the weights {target} hold NaN or infinity in {dtype}; fetch them again")
     if hasattr(model.model, "rotary_emb"):
         compute_rotary(model.model, device_in(devices, "model.rotary_emb"))
     if dtype == torch.float64 or "cpu" in {torch.device(device).type for device in devices.values()}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 from datetime import timedelta
@@ -24,14 +25,16 @@ WHOLE = {"model.embed_tokens", "lm_head"}
 NO_TWIN = "and a copy would run the parts of the first, so it has no untrained twin"
 
 
-def place_of(count: int, device: Any) -> torch.device:
-    """The device on which this process holds its part of a model.
+def place_of(count: int, device: Any) -> Any:
+    """The device on which this process holds its part of a model; the one that is given where it holds all of it.
 
     Raises:
         ValueError: where those that torchrun started cannot hold models of ``count`` processes each, and for a
             transformers that cannot divide experts.
     """
     check_count("tensor_parallel", count, "it counts the processes that hold one model together")
+    if count == 1:
+        return device
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world % count:
         raise ValueError(
@@ -62,6 +65,8 @@ def divided(model: PreTrainedModel, count: int, device: torch.device, name: str)
         # some may wait for the last sample of others
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         distributed.init_process_group(backend, timeout=timedelta(days=7))
+        # its threads must end before the interpreter does: a process that aborts takes the others with it
+        atexit.register(lambda: distributed.is_initialized() and distributed.destroy_process_group())
     group = divide(model, plan, count, device.type)
     # what is drawn without a seed is the same in all of them
     state = torch.get_rng_state()

@@ -1,6 +1,7 @@
 """Tokenizers of checkpoints, read as data, and special tokens: their ids, and what each is there for."""
 
-import json
+import multiprocessing
+import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBas
 
 from sinklab.checkpoints import families
 from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds, known_families
-from sinklab.errors import refused
+from sinklab.errors import read_json, refused
 from sinklab.models.config import DiffusionLMConfig
 
 PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -65,7 +66,7 @@ def _named_class(settings: Path) -> str | None:
     """The class that a ``tokenizer_config.json`` names; one that only code has is called ``code``."""
     # where it is absent or no object, the reader will say what is wrong with it
     with suppress(OSError, ValueError, TypeError, AttributeError):
-        named = json.loads(settings.read_text("utf-8"))
+        named = read_json(settings)
         return "code" if "auto_map" in named else named.get("tokenizer_class")
     return None
 
@@ -183,14 +184,65 @@ def _template_ids(tokenizer: PreTrainedTokenizerBase | None, special: set[int]) 
     """The special tokens that the chat format writes around a message."""
     if tokenizer is None or not tokenizer.chat_template:
         return []
-    from jinja2 import TemplateError
-
     try:
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": "a"}], tokenize=False, add_generation_prompt=True
-        )
-    except (TemplateError, TypeError, ValueError):
+        text = chat_text(tokenizer, [{"role": "user", "content": "a"}], add_generation_prompt=True)
+    except ValueError:
         # a chat format that cannot be used writes nothing
         return []
     written: Any = tokenizer(text, add_special_tokens=False)["input_ids"]
     return [token_id for token_id in dict.fromkeys(written) if token_id in special]
+
+
+SECONDS, MEMORY, LENGTH = 10, 1 << 29, 1 << 20
+"""What the rendering of one chat may take: time, bytes besides what this process has, and bytes of text."""
+
+
+def chat_text(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **how: Any) -> str:
+    """Messages in a tokenizer's chat format. Its template is a program of the checkpoint's, and runs in a child.
+
+    Args:
+        tokenizer: with a chat template.
+        messages: role and content of each.
+        how: as `apply_chat_template` takes it.
+
+    Raises:
+        ValueError: for a template that fails, or asks for more than `SECONDS`, `MEMORY` or `LENGTH`.
+    """
+    # here, and not anew in every child
+    import jinja2.sandbox  # noqa: F401
+
+    forked = multiprocessing.get_context("fork")
+    ours, theirs = forked.Pipe(duplex=False)
+    child = forked.Process(target=_render, args=(theirs, tokenizer, messages, how))
+    with warnings.catch_warnings(), ours:
+        # the threads that Python warns of are torch's, and the child has no use for them
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child.start()
+        theirs.close()
+        try:
+            told = ours.recv_bytes(LENGTH).decode() if ours.poll(SECONDS) else ""
+        except (EOFError, OSError):
+            told = ""
+        finally:
+            child.kill()
+            child.join()
+    if not told:
+        raise ValueError(f"it takes over {SECONDS} s, {MEMORY >> 20} MB or {LENGTH >> 20} MB of text")
+    if told[0] == "-":
+        raise ValueError(told[1:])
+    return told[1:]
+
+
+def _render(pipe: Any, tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], how: dict[str, Any]) -> None:
+    """In the child: the text behind a plus, or what went wrong behind a minus."""
+    import resource
+
+    with suppress(OSError, ValueError):
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    try:
+        said = "+" + str(tokenizer.apply_chat_template(messages, tokenize=False, **how))
+    except Exception as error:
+        said = f"-{type(error).__name__}: {error}"[:500]
+    pipe.send_bytes(said.encode(errors="replace"))

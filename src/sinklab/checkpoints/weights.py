@@ -1,7 +1,5 @@
 """The weight files of a checkpoint folder, read a piece at a time; pickles only on request."""
 
-import json
-import pickle
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sinklab.checkpoints.families import Shapes
-from sinklab.errors import refused
+from sinklab.errors import read_json, refused
 
 FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 PIECE_BYTES = 64 * 2**20
@@ -103,8 +101,7 @@ class Pickles:
 
 
 def _unpickle(file: Path) -> dict[str, Tensor]:
-    fault = f"{file.name} holds more than tensors and was not unpickled, since that could run code"
-    with refused(fault, pickle.UnpicklingError):
+    with refused(f"{file.name} is damaged or holds more than tensors and was not unpickled, since that could run code"):
         # the format before torch 1.6, which is no archive, cannot be mapped
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     for key in ("model", "state_dict"):
@@ -161,7 +158,7 @@ def _files(folder: Path, name: str) -> list[Path]:
 
 def _shards(index: Path, name: str) -> list[Path]:
     with refused(f"the index {index.name} of {name} is damaged"):
-        listed: Any = json.loads(index.read_text("utf-8"))["weight_map"]
+        listed: Any = read_json(index)["weight_map"]
         shards = sorted({str(shard) for shard in listed.values()})
     if outside := [shard for shard in shards if Path(shard).name != shard]:
         raise ValueError(f"the index {index.name} of {name} points out of its folder: {outside[0]}")

@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import itertools
 import os
+import sys
 import textwrap
 import time
 import typing
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import tyro
 from rich.console import Console
@@ -54,8 +55,7 @@ class Reading:
     """How the weights are read."""
 
     dtype: str = "float32"
-    """Type of the weights, e.g. bfloat16; "auto" is what the checkpoint says, "machine" bfloat16 where the device
-    multiplies it in hardware and float32 elsewhere, "int8" auto with linear layers stored in eight bits by torchao."""
+    """Type of the weights, e.g. bfloat16; auto: the checkpoint's; machine: what suits the device; int8: by torchao."""
     device: str | None = None
     """Where the model runs, e.g. cuda; the CPU when left out."""
     device_map: str | None = None
@@ -105,6 +105,16 @@ class Inputs:
         return prompt if self.prompts is None else read_prompts(self.prompts, self.samples)
 
 
+RAW = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""How control characters are spelt, which a terminal would obey, whoever wrote them."""
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a text; on a terminal without control characters."""
+    stream = stream or sys.stdout
+    print(text.translate(RAW) if stream.isatty() else text, file=stream)
+
+
 class Shown(Progress):
     """Stages stay above the bar as they pass; away from a terminal only they are printed."""
 
@@ -115,6 +125,7 @@ class Shown(Progress):
 
     def stage(self, text: str) -> None:
         """Print the stage, and put it before the bar."""
+        text = text.translate(RAW)
         self._bars.update(self._task, description=text)
         elapsed = time.perf_counter() - self._started
         self._console.print(f"{elapsed:6.1f} s  {text}", style="dim", highlight=False, markup=False, soft_wrap=True)
@@ -243,9 +254,10 @@ def command(name: str, study: Study, again: Path | None = None) -> Callable[...,
         chosen = checked(given["settings"], **changes)
         resume = given.get("resume", study.keeps)
         reading, drawing = given.get("reading", Reading()), given.get("drawing")
-        how: dict[str, Any] = {"resume": resume, "worker": Processes.here(given.get("shard"))}
+        worker = Processes.here(given.get("shard"), reading.tensor_parallel)
+        how: dict[str, Any] = {"resume": resume, "worker": worker}
         for line in conduct(study, models, given["out"], chosen, reading=reading, options=drawing, **how):
-            print(line)
+            say(line)
 
     call.__name__ = name
     arguments = "".join(f"    {part}: {ARGUMENTS[part]}\n" for part in kinds)
@@ -302,6 +314,9 @@ def conduct(
                 progress.stage(f"loading {model}")
             loaded = partial(reading.load, model) if study.model != "" else None
             study(loaded, place, own, progress=progress, resume=resume, worker=worker)
+        if int(os.environ.get("RANK", "0")) % reading.tensor_parallel:
+            # the first of the processes of a model tells
+            return []
         found = [folder for place in places for folder in study.folders(place)]
         if elsewhere := [*{*found}.difference(worker.finished)]:
             return [f"all samples are written; another worker finishes {', '.join(map(str, sorted(elsewhere)))}"]

@@ -15,14 +15,14 @@ from typing import Annotated
 import tyro
 
 from sinklab import registry
-from sinklab.cli.command import command, value_of, values_of
+from sinklab.cli.command import command, say, value_of, values_of
 from sinklab.cli.models import generate, info, train_command
 from sinklab.cli.reports import compare, figures, merge, onetoken, report, table1, tour
 from sinklab.errors import Terminated, on_sigterm
 
 ABOUT = (
     "A laboratory for attention sinks in diffusion language models. Start with `sinklab tour`: no download needed. "
-    "--plugin FILE.py, with any command, loads rules, interventions, studies, … of your own."
+    "With any command, --plugin FILE.py loads rules, interventions, … of your own, and --debug traces an error."
 )
 KINDS: tuple[str, ...] = ("rules", "statistics", "interventions", "sinks", "unmasking_rules", "caches", "schedules")
 KINDS += ("families", "figures", "studies")
@@ -112,10 +112,11 @@ def _plugged(arguments: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; a mistake in the input, or a disk that refuses, is one line on stderr and exit status 2. Ctrl-C
+    """Run one command; whatever stops it is one line on stderr and exit status 2, with ``--debug`` a traceback. Ctrl-C
     (130) and SIGTERM (143) keep what is written.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
+    given = sys.argv[1:] if arguments is None else arguments
+    debug, arguments = "--debug" in given, [one for one in given if one != "--debug"]
     # the models live on this machine or are named by the user; their progress bars are noise here
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -124,8 +125,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with on_sigterm(_terminate):
             arguments = _plugged(arguments)
             _app(arguments).cli(args=arguments, prog="sinklab", description=ABOUT)
-    except (ValueError, OSError) as error:
-        print(f"sinklab: {' '.join(str(error).split())}", file=sys.stderr)
+    except Exception as error:
+        if debug:
+            raise
+        fault = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}, which --debug traces: "
+        say(f"sinklab: {fault}{' '.join(str(error).split())}", sys.stderr)
         return 2
     except (KeyboardInterrupt, Terminated) as end:
         print("sinklab: interrupted; what was written so far is kept", file=sys.stderr)

@@ -5,11 +5,12 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import tyro
 
-from sinklab.cli.command import MARK, SAMPLING, Reading, checked, typed, value_of, working
+from sinklab.cli.command import MARK, RAW, SAMPLING, Reading, checked, say, typed, value_of, working
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.studies.base import text_of
 from sinklab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
@@ -87,16 +88,16 @@ def _train(settings: TrainSettings, again: Path | None) -> None:
         folder = run(settings, progress=progress.stage)
     if os.environ.get("RANK", "0") != "0":
         return
-    print(f"model: {folder}")
+    say(f"model: {folder}")
     before = None if again is None else again / "model" / "weights.sha256"
     if before is not None and not before.is_file():
-        print(f"{again} was not finished, so there are no weights to compare with")
+        say(f"{again} was not finished, so there are no weights to compare with")
     elif before is not None:
         same = (folder / "weights.sha256").read_text() == before.read_text()
-        print(f"the weights {'equal' if same else 'differ from'} those of {again}, compared bit for bit")
-    print(f"next: sinklab report {folder.parent}, or sinklab trace --model {folder}")
+        say(f"the weights {'equal' if same else 'differ from'} those of {again}, compared bit for bit")
+    say(f"next: sinklab report {folder.parent}, or sinklab trace --model {folder}")
     if settings.train_only == "sink":
-        print(f"the sink alone: sinklab trace --model {settings.init_from} --sink {folder.parent / 'sink.safetensors'}")
+        say(f"the sink alone: sinklab trace --model {settings.init_from} --sink {folder.parent / 'sink.safetensors'}")
 
 
 WRITING: Any = typed(DecodingSettings(block_length=32, seed=0, **SAMPLING))
@@ -138,8 +139,7 @@ def generate(
         raise ValueError('generate needs a prompt, e.g. sinklab generate "Once upon a time"')
     if stream and len(prompt) > 1:
         raise ValueError(f"--stream shows one canvas, but there are {len(prompt)} prompts; leave out --stream")
-    settings = checked(decoding)
-    settings.values()
+    (settings := checked(decoding)).values()
     loaded = reading.load(model)
     if loaded.family != "diffusion":
         raise ValueError(
@@ -154,13 +154,16 @@ def generate(
     ids_BP, real_BP = left_padded([encode(loaded, text, chat).ids for text in prompt], loaded.special.pad or 0)
     # processes that hold one model together write the same
     is_shown = reading.tensor_parallel == 1 or os.environ.get("RANK") == "0"
-    streamer = TextDiffusionStreamer(loaded.needed_tokenizer()) if stream and is_shown else None
+    # a streamer asks its tokenizer for text, and for nothing else
+    tokenizer: Any = loaded.needed_tokenizer() if stream else None
+    plain: Any = SimpleNamespace(decode=lambda row, **how: tokenizer.decode(row, **how).translate(RAW))
+    streamer = TextDiffusionStreamer(plain) if stream and is_shown else None
     writer: Any = loaded.model
     written = writer.generate(ids_BP, real_BP, max_new_tokens=new_tokens or None, settings=settings, streamer=streamer)
     if is_shown and not stream:
         for row, real_P in zip(written, real_BP, strict=True):
             # padding on the left is no token of the prompt
-            print(text_of(loaded, row[len(real_P) if chat else int((~real_P).sum()) :]))
+            say(text_of(loaded, row[len(real_P) if chat else int((~real_P).sum()) :]))
 
 
 def info(model: Word, json: bool = False) -> None:
@@ -180,4 +183,4 @@ def info(model: Word, json: bool = False) -> None:
     from sinklab.checkpoints.info import describe
 
     facts = describe(model)
-    print(dumps(facts.as_dict(), indent=2) if json else "\n".join(facts.lines()))
+    say(dumps(facts.as_dict(), indent=2) if json else "\n".join(facts.lines()))

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sinklab.cli.command import MARK, SAMPLING, Reading, checked, typed, working
+from sinklab.cli.command import MARK, RAW, SAMPLING, Reading, checked, say, typed, working
 from sinklab.studies.base import folder_names
 from sinklab.studies.benchmarks.study import MASKING, EvalSettings, Plan
 from sinklab.studies.processes import Processes
@@ -82,11 +82,12 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False, dtype: str = "fl
             settings = dataclasses.replace(plain, **fields)
             runs.append(open_run(study(loaded, out / label, settings, progress=say)))
         say.stage("drawing the report")
-        page = report(runs, out / "report")
+        page = report(runs, out / "report", figures=("png",))
         drawn = write_masking_curves(curves, out / "masking")
     for label, run in zip(MODELS, runs, strict=True):
         written = run.table("generations").iloc[0]
-        console.print(f"\n[bold]{label}[/bold] wrote: [dim]{escape(written.prompt)}[/dim]{escape(written.completion)}")
+        prompt, completion = (escape(text.translate(RAW)) for text in (written.prompt, written.completion))
+        console.print(f"\n[bold]{label}[/bold] wrote: [dim]{prompt}[/dim]{completion}")
     told = {"In short": summary(runs), "What hiding keys costs (measured beforehand)": masking_curve_sentences(curves)}
     for heading, sentences in told.items():
         console.print(f"\n[bold]{heading}[/bold]")
@@ -135,7 +136,7 @@ def report(
         raise ValueError("report needs at least one run folder; make one with `sinklab trace` or `sinklab train`")
     rule = None if sink_rule is None else rules.parse(sink_rule)
     opened = [open_run(run) for run in runs]
-    print(f"report: {build(opened, out, rule=rule, received=sink_input or '', figures=figures, tables=tables)}")
+    say(f"report: {build(opened, out, rule=rule, received=sink_input or '', figures=figures, tables=tables)}")
 
 
 def figures(
@@ -197,7 +198,7 @@ def compare(
 
     runs = [open_run(run) for run in (a, b)]
     Console(highlight=False).print(_table(compared(*runs)))
-    print(f"report: {build(runs, out)}")
+    say(f"report: {build(runs, out)}")
 
 
 def _table(rows: pd.DataFrame, title: str = "") -> Table:
@@ -212,7 +213,7 @@ def _table(rows: pd.DataFrame, title: str = "") -> Table:
 def _cell(value: object) -> str:
     if value is None or value != value:
         return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value).translate(RAW)
 
 
 CELLS: Any = typed(EvalSettings(tasks=("gsm8k", "humaneval")), *MASKING, "chat", "resume")
@@ -327,7 +328,7 @@ def _show(tables: list[Printed]) -> None:
         for note in [note for note in one.notes if note not in said]:
             said.append(note)
             console.print(f"- {note}", soft_wrap=True)
-    print(f"written: {', '.join(str(path) for one in tables for path in one.paths)}")
+    say(f"written: {', '.join(str(path) for one in tables for path in one.paths)}")
 
 
 def _scored(model: tuple[str, ...], out: Path, plan: Plan, reading: Reading, settings: EvalSettings) -> list[Path]:

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sinklab.errors import refused
+from sinklab.errors import from_json, refused
 
 PYTHON_DOCS = "python-docs"
 HUB = "hub:"
@@ -136,11 +136,8 @@ def json_object(line: str, where: str) -> dict[str, Any]:
     Raises:
         ValueError: if it is none, naming the place.
     """
-    with refused(f"{where}: each line must be one JSON object, but this one is no JSON"):
-        row = json.loads(line)
-    if not isinstance(row, dict):
-        raise ValueError(f"{where}: each line must be one JSON object, but this one is a {type(row).__name__}")
-    return row
+    with refused(f"{where}: each line must be one JSON object"):
+        return from_json(line, dict)
 
 
 def _from_text(path: Path, text_field: str, only: str | None) -> str:

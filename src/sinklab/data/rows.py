@@ -255,7 +255,8 @@ class Rows(Dataset[dict[str, Tensor]]):
 
     def dense(self) -> Rows:
         """The stored rows, in their own order, with tensors for columns."""
-        return Rows(**{COLUMNS[key]: torch.stack([*given]) for key, given in self.columns.items()})
+        columns: dict[str, Any] = {COLUMNS[key]: torch.stack([*given]) for key, given in self.columns.items()}
+        return Rows(**columns)
 
     def __len__(self) -> int:
         return len(self.ids_RS) if self.total is None else self.total

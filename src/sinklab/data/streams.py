@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import count, islice, tee
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -163,7 +164,7 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
 
     def _encoded(self, start: int) -> Iterator[tuple[int, Tensor]]:
         """Number and ids of each document with text, from number ``start`` on."""
-        chosen = {"text_field": self.text_field, "only": self.only, "start": start}
+        chosen: dict[str, Any] = {"text_field": self.text_field, "only": self.only, "start": start}
         documents = enumerate(corpus_documents(self.source, **chosen), start)
         numbered, texts = tee((number, text) for number, text in documents if text.strip())
         ids = encode((text for _, text in texts), self.tokenizer)

@@ -44,7 +44,7 @@ class Gate(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = hidden_size, width
         self.weight = nn.Parameter(torch.empty(width, hidden_size))
-        self.bias = None if bias is None else nn.Parameter(torch.full((width,), bias))
+        self.register_parameter("bias", None if bias is None else nn.Parameter(torch.full((width,), bias)))
         self.bias_start = bias
         self.pending: Tensor | None = None
         """Factors for the output projection that comes next; None when none are owed."""

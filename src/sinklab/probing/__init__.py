@@ -10,7 +10,7 @@ __getattr__, __dir__, __all__ = exports(
     recording="Recording",
     scope="CONTROLS PROTOCOLS",
     statistics="CallView STATES StatesView Statistic position_states",
-    tap="Listener",
+    listener="Listener",
     tracing="trace",
     **{"interventions.base": "CallSite LayerIntervention"},
     **{"interventions.keys": "KeyIntervention KeyScores"},

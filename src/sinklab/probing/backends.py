@@ -31,7 +31,7 @@ from sinklab.compat import (
     seen_into,
     watch_attention,
 )
-from sinklab.probing.call import AttentionCall
+from sinklab.probing.call import NAMES, AttentionCall
 
 # by the id of a module: the taps that are shown its calls, each with its path there
 _shown: dict[int, tuple[tuple[Any, str], ...]] = {}
@@ -43,6 +43,8 @@ _eager: dict[type[nn.Module], Any] = {}
 _held: WeakKeyDictionary[nn.Module, set[tuple]] = WeakKeyDictionary()
 # what a model does besides asking for its attention function: calling one itself, having its own, asking which it is
 _OTHERWISE = re.compile(r"scaled_dot_product_attention|AttentionInterface\(|_attn_implementation\s*(==|!=|in\b|not\b)")
+# the same function every time: compiled code is held to it
+_with = cache(partial)
 # packages whose modules attend in their own source, if they do not ask
 _KNOWN = ("transformers", "sinklab", "peft")
 # what an attention function may be given that changes the weights of keys in a way no mask says
@@ -52,7 +54,8 @@ _FOREIGN = ("softcap", "s_aux", "position_bias", "cache", "cu_seq_lens_q", "bloc
 def asking(modules: Collection[nn.Module]) -> list[Any]:
     """The transformers configs of a model that attends only by asking for its attention function; of another, none."""
     changed = any("forward" in vars(module) and not is_compiled(module) for module in modules)
-    if changed or not all(_asks(*kind) for kind in {(type(module), bool(module._modules)) for module in modules}):
+    kinds = {(type(module), bool(module._modules)) for module in modules}
+    if changed or not all(_asks(kind, has_parts) for kind, has_parts in kinds):
         return []
     configs = {id(config): config for module in modules if (config := vars(module).get("config")) is not None}
     return [config for config in configs.values() if attention_of(config) is not None]
@@ -64,7 +67,7 @@ def is_of_torch(kind: type[nn.Module], has_parts: object) -> bool:
 
 
 @cache
-def _asks(kind: type[nn.Module], has_parts: bool) -> bool:
+def _asks(kind: Any, has_parts: bool) -> bool:
     """Whether modules of this class do not attend but by asking for their attention function."""
     if is_of_torch(kind, has_parts) or kind.__module__ == "torch.nn.modules.container":
         return True
@@ -79,16 +82,18 @@ def _asks(kind: type[nn.Module], has_parts: bool) -> bool:
 @contextmanager
 def shown(modules: Mapping[str, nn.Module], configs: list[Any], tap: Any) -> Iterator[None]:
     """Show the attention calls of the modules with these configs, by path, to a tap."""
-    for base in {attention_of(config) or "" for config in configs}:
-        register_watched(base, _watching(base, attention_function(base)))
+    for base in {attention_of(config) for config in configs}:
+        register_watched(base, _with(_show, base, attention_function(base)))
     watch_attention(configs, True)
     _watched.update(map(id, configs))
-    own = {path: module for path, module in modules.items() if "config" in vars(module)}
+    # an attention has projections
+    own = {path: module for path, module in modules.items() if module._modules}
     for path, module in own.items():
         _shown[id(module)] = (*_shown.get(id(module), ()), (tap, path))
-        sources = (sys.modules[kind.__module__] for kind in type(module).__mro__)
-        eager = (getattr(source, "eager_attention_forward", None) for source in sources)
-        _eager[type(module)] = next(filter(None, eager), None)
+        if type(module) not in _eager:
+            sources = (sys.modules[kind.__module__] for kind in type(module).__mro__)
+            eager = (getattr(source, "eager_attention_forward", None) for source in sources)
+            _eager[type(module)] = next(filter(None, eager), None)
     try:
         yield
     finally:
@@ -99,19 +104,13 @@ def shown(modules: Mapping[str, nn.Module], configs: list[Any], tap: Any) -> Ite
                 _shown[id(module)] = others
 
 
-@cache
-def _watching(base: str, function: Any) -> Callable[..., Any]:
-    # the same object every time: compiled code is held to it
-    return partial(_show, base, function)
-
-
 def _show(base: str, function: Any, module: nn.Module, q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
     """An attention function of transformers as a watched model calls it."""
     function = function or _eager[type(module)]
     if torch.compiler.is_compiling():
-        given = read(base, module, (q, k, v, mask), options)
+        given = read(base, module, (q, k, v, mask), options, {})
         out, weights = function(module, q, k, v, mask, **options)
-        attended(_ORDER, q, k, v, given["attn_mask"], out, given["scale"], given["is_causal"], id(module), base)
+        attended(_ORDER, [q, k, v], given["attn_mask"], out, given["scale"], given["is_causal"], id(module), base)
         return out, weights
     for tap, path in _shown.get(id(module), ()):
         function = partial(tap.inside, path, base, function)
@@ -125,9 +124,7 @@ _ORDER = torch.zeros(())
 @torch.library.custom_op("sinklab::attended", mutates_args=("order",), tags=(torch.Tag.cudagraph_unsafe,))
 def attended(
     order: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    factors: list[Tensor],
     attn_mask: Tensor | None,
     out: Tensor,
     scale: float | None,
@@ -135,14 +132,18 @@ def attended(
     module: int,
     base: str,
 ) -> None:
-    """Show a call that compiled code made: what it was given, and what it gave, (B, Q, H, D)."""
-    given = {"query": query, "key": key, "value": value, "attn_mask": attn_mask, "scale": scale, "is_causal": is_causal}
+    """Show a call that compiled code made: queries, keys and values, and what it gave, (B, Q, H, D)."""
+    given = dict(zip(NAMES, factors, strict=False)) | {"attn_mask": attn_mask, "scale": scale, "is_causal": is_causal}
     for tap, path in _shown.get(module, ()):
         tap.saw(path, base, given, out)
 
 
-def read(base: str, module: nn.Module, call: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
+def read(
+    base: str, module: nn.Module, call: tuple[Any, ...], options: Mapping[str, Any], known: dict[tuple, Any]
+) -> dict[str, Any]:
     """What an attention function of this backend was given, by the names of `scaled_dot_product_attention`.
+
+    `known` keeps, for a forward, masks that are made of those that its layers share.
 
     Raises ValueError for what no mask says (a cap on scores, learned sink logits, sequences packed into one).
     """
@@ -152,16 +153,20 @@ def read(base: str, module: nn.Module, call: tuple[Any, ...], options: Mapping[s
             f"{type(module).__name__} gives its attention function ({base}) {foreign[0]!r}, which changes what keys "
             "get in a way that traces do not read: there is no recording of this model"
         )
-    queries, keys = query.shape[2], key.shape[2]
+    queries, keys, window = query.shape[2], key.shape[2], options.get("sliding_window")
     causal = options.get("is_causal")
     causal = (getattr(module, "is_causal", True) if causal is None else causal) and queries > 1
-    if hasattr(mask, "mask_mod"):
-        mask = dense_mask(mask, queries, keys)
-    elif mask is not None and mask.dim() == 4:
-        mask = mask[..., :keys]
     is_causal = base == "sdpa" and mask is None and causal
-    if base not in ("sdpa", "eager", "flex_attention"):
-        mask = _of_flash(mask, query, keys, causal, options.get("sliding_window"))
+    if hasattr(mask, "mask_mod") or base not in ("sdpa", "eager", "flex_attention"):
+        kind = ("made", id(mask), queries, keys, causal, window)
+        if kind not in known:
+            is_block = hasattr(mask, "mask_mod")
+            made = dense_mask(mask, queries, keys) if is_block else _of_flash(mask, query, keys, causal, window)
+            # what it is made of is kept beside it, so that its id cannot be taken by another while it is known
+            known[kind] = made, mask
+        mask = known[kind][0]
+    elif mask is not None and mask.shape[-1] > keys:
+        mask = mask[..., :keys]
     options = {"scale": options.get("scaling"), "is_causal": is_causal, "dropout_p": options.get("dropout", 0.0)}
     return {"query": query, "key": key, "value": value, "attn_mask": mask, **options}
 
@@ -179,29 +184,29 @@ def _of_flash(mask: Tensor | None, query: Tensor, keys: int, causal: bool, windo
     return seen
 
 
-def remade(base: str, call: AttentionCall, edited: AttentionCall, mask: Any, options: dict[str, Any]) -> tuple:
-    """Arguments behind the module with which this backend makes an edited call: queries, keys, values, mask, options.
+def remade(
+    base: str, call: AttentionCall, edited: AttentionCall, mask: Any, options: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]]:
+    """With what this backend makes an edited call: queries, keys, values and mask, and options by name.
 
     Raises ValueError for a backend that cannot be told of the edit.
     """
-    options = options | {"scaling": edited.scale}
-    if edited.mask is not call.mask and (bias := edited.mask) is not None:
+    options, (q, k, v, bias) = options | {"scaling": edited.scale}, edited.factors()
+    if edited.mask is not call.mask and bias is not None:
         if base not in ("eager", "flex_attention"):
             raise ValueError(
                 f"{call.layer}: {base} takes no mask that hides keys of some queries or heads, which this edit needs: "
                 'call model.set_attn_implementation("sdpa")'
             )
         if bias.dtype == torch.bool:
-            lowest = torch.finfo(edited.query_BHQD.dtype).min
-            bias = torch.zeros_like(bias, dtype=edited.query_BHQD.dtype).masked_fill(~bias, lowest)
+            bias = torch.zeros_like(bias, dtype=q.dtype).masked_fill(~bias, torch.finfo(q.dtype).min)
         mask = bias
         if base == "flex_attention":
-            shape = (*edited.query_BHQD.shape[:3], edited.key_BKSD.shape[2])
-            mask, options["position_bias"] = None, bias.expand(shape)
-    return edited.query_BHQD, edited.key_BKSD, edited.value_BKSD, mask, options
+            mask, options["position_bias"] = None, bias.expand(*q.shape[:3], k.shape[2])
+    return (q, k, v, mask), options
 
 
-def hold(base: str, module: nn.Module, call: AttentionCall, out_BHQD: Tensor) -> None:
+def hold(base: str, module: nn.Module, call: AttentionCall, out: Tensor) -> None:
     """Hold the first call of a kind that a module makes to its slow twin, softmax(q · kᵀ) · v of one head.
 
     Raises ValueError where the backend does something else than it was asked.
@@ -212,10 +217,11 @@ def hold(base: str, module: nn.Module, call: AttentionCall, out_BHQD: Tensor) ->
     heads, shared = call.query_BHQD.shape[1], call.query_BHQD.shape[1] // call.key_BKSD.shape[1]
     map_BQS = attention_map(call.query_BHQD, call.key_BKSD, **call.masking, heads=(heads - 1,))[:, 0]
     value_BSD = call.value_BKSD[:, (heads - 1) // shared].to(map_BQS.dtype)
-    off_BQD = (map_BQS @ value_BSD - out_BHQD[:, -1]).abs()
+    off_BQD = (map_BQS @ value_BSD - call.unrolled(out)[:, -1]).abs()
     if (real_BQ := call.visibility.real_BQ) is not None:
         off_BQD = off_BQD.masked_fill(~real_BQ[..., None], 0)
-    allowed = {torch.float64: 1e-9, torch.float32: 1e-4}.get(out_BHQD.dtype, 3e-2)
+    is_exact = torch.get_float32_matmul_precision() == "highest"
+    allowed = {torch.float64: 1e-9, torch.float32: 1e-4 if is_exact else 3e-2}.get(out.dtype, 3e-2)
     if not bool(off_BQD.amax() <= allowed * value_BSD.abs().amax().clamp_min(1)):
         raise ValueError(
             f"{call.layer}: what {base} gives is not softmax(q · kᵀ) · v under the mask and scale that it was given "

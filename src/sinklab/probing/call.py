@@ -76,12 +76,18 @@ class AttentionCall:
         scale, dropout_p = given.get("scale"), given.get("dropout_p", 0.0)
         return cls(layer, query, key, value, mask, is_causal, scale, dropout_p, visibility, output_shape, share)
 
+    def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys, values and mask that this process makes the call with."""
+        factors, mask = (self.query_BHQD, self.key_BKSD, self.value_BKSD), self.mask
+        if self.share is None:
+            return *factors, mask
+        mask = self.share.own(mask) if mask is not None and mask.shape[1] > 1 else mask
+        q_BHQD, k_BKSD, v_BKSD = map(self.share.own, factors)
+        return q_BHQD, k_BKSD, v_BKSD, mask
+
     def run(self, function: Callable[..., Tensor]) -> Tensor:
         """Make the call with these arguments and give the output the layout of the original call."""
-        q_BHQD, k_BKSD, v_BKSD, mask = self.query_BHQD, self.key_BKSD, self.value_BKSD, self.mask
-        if self.share is not None:
-            q_BHQD, k_BKSD, v_BKSD = map(self.share.own, (q_BHQD, k_BKSD, v_BKSD))
-            mask = self.share.own(mask) if mask is not None and mask.shape[1] > 1 else mask
+        q_BHQD, k_BKSD, v_BKSD, mask = self.factors()
         options = {"dropout_p": self.dropout_p, "is_causal": self.is_causal, "scale": self.scale}
         options["enable_gqa"] = q_BHQD.shape[1] != k_BKSD.shape[1]
         out_BHQD = function(q_BHQD, k_BKSD, v_BKSD, attn_mask=mask, **options)

@@ -14,7 +14,8 @@ from sinklab.errors import check_count
 from sinklab.probing.backends import no_call_message
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.dose import MEASURED, Dose
-from sinklab.probing.tap import Listener, tapped
+from sinklab.probing.listener import Listener
+from sinklab.probing.tap import tapped
 
 
 @dataclass(frozen=True)

@@ -18,51 +18,16 @@ from sinklab.attention.context import Owner, is_observed, watching
 from sinklab.compat import compiled_module, compiles_hooks, is_compiled, is_replayed
 from sinklab.probing.backends import asking, hold, is_of_torch, read, remade, shown, within
 from sinklab.probing.call import NAMES, AttentionCall
+from sinklab.probing.listener import Listener
 
 _SDPA = F.scaled_dot_product_attention
 _HEARD = (_SDPA, F.multi_head_attention_forward)
 
 
-class Listener:
-    """Hears of every forward of a model: it begins with the first attention call and ends by `finish` or `discard`."""
-
-    tap: Tap
-    """What it listens to; there once it is `tapped`."""
-    reads_scores = False
-    """Whether it takes statistics from the scores of calls."""
-    of_states = ""
-    """What needs hidden states here, as errors name it; empty where nothing does."""
-
-    def begin(self) -> None:
-        """A forward begins."""
-
-    def edit(self, call: AttentionCall) -> AttentionCall:
-        """Return the call to make; the same object when nothing is to change."""
-        return call
-
-    def observe(self, call: AttentionCall, out: Tensor) -> None:
-        """The call as it was made, after every edit, and what it gave (`call.unrolled`); neither is to be changed."""
-
-    def edit_states(self, calls: list[str], states_BQD: Tensor) -> Tensor:
-        """The hidden states to leave a decoder layer, in which these attention calls were made; the same object when
-        nothing is to change."""
-        return states_BQD
-
-    def observe_states(self, calls: list[str], states_BQD: Tensor) -> None:
-        """The hidden states as they leave the layer, after every edit; not to be changed."""
-
-    def finish(self) -> None:
-        """The forward came to its end."""
-
-    def discard(self) -> None:
-        """The forward failed: forget what it showed."""
-
-
 class Tap(TorchFunctionMode):
     """One per tapped model, shared by all its traces and interventions: edits first, then observers, however they nest.
 
-    Module paths come from plain forward hooks on this model alone, and not from ModuleTracker, whose hooks are global,
-    name modules by class, and do not say whose forward is running.
+    Hooks on this model, and not ModuleTracker's, which are global: those do not say whose forward is running.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -89,7 +54,7 @@ class Tap(TorchFunctionMode):
         self._inside: dict[str, list[str]] = {}
         # Attention calls of the forward in progress, by module path; None between forwards.
         self._calls: dict[str, int] | None = None
-        self._rooted = False
+        self._rooted = self._attended = False
         self._listening = False
         # Paths that came to their end in it, and masks in doubt, by the first layer that was given one.
         self._ran: set[str] = set()
@@ -103,8 +68,8 @@ class Tap(TorchFunctionMode):
         """Whether calls are met in transformers' attention functions, and not by a mode over the whole forward."""
         if self.is_compiled and not configs:
             raise ValueError(
-                "a compiled model hides its attention calls, unless it asks transformers for its attention function: "
-                "trace the module that was compiled (compiled._orig_mod)"
+                "a compiled model hides its attention calls, unless all of them go by transformers' attention "
+                "functions: trace the module that was compiled (compiled._orig_mod)"
             )
         self.leave = ExitStack()
         """Closed when nobody listens any more: the model is itself again."""
@@ -154,9 +119,9 @@ class Tap(TorchFunctionMode):
             if base == "sdpa" or not is_observed(self.model):
                 with self:
                     return function(module, *given, **options)
-            call, edited = self._edit(path, read(base, module, given, options))
+            call, edited = self._edit(path, read(base, module, given, options, self._visible))
             if edited is not call:
-                *given, options = remade(base, call, edited, given[3], options)
+                given, options = remade(base, call, edited, given[3], options)
             out, weights = function(module, *given, **options)
             self._show(base, edited, out.transpose(1, 2))
             return out, weights
@@ -193,7 +158,6 @@ class Tap(TorchFunctionMode):
             # A root forward starts afresh, also after one that was interrupted.
             self.flush()
             self._stack.clear()
-            self._inside.clear()
         if not self._stack:
             # `input_ids`, or the first argument if it looks like ids
             ids: Any = kwargs.get("input_ids", args[0] if args else None)
@@ -220,6 +184,8 @@ class Tap(TorchFunctionMode):
                 self.flush(complete=False)
         if path == "":
             self.forwards += 1
+            if output is not None:
+                self._check_calls()
             self.flush(complete=True)
         return edited
 
@@ -256,6 +222,7 @@ class Tap(TorchFunctionMode):
         ran, self._ran = self._ran, set()
         doubts, self._doubts = list(self._doubts.values()), {}
         self._visible.clear()
+        self._inside.clear()
         try:
             if complete:
                 self._check_doubts(doubts)
@@ -275,6 +242,14 @@ class Tap(TorchFunctionMode):
                 f"forward {self.forwards}, {layer or 'the model'}: the additive mask could hide keys or bias them: it "
                 "falls suddenly to -100 or less and has other values beside that and 0; give -inf, or a boolean mask, "
                 "for what is hidden"
+            )
+
+    def _check_calls(self) -> None:
+        """Raise where a forward attended unseen: those behind it would be taken for others."""
+        if self._attended and self._calls is None and is_observed(self.model):
+            raise ValueError(
+                f"forward {self.forwards} made no attention call that could be seen, as those before did: leave the "
+                "model as it is inside the block (its attn_implementation too), or open another one"
             )
 
     def _check_siblings(self, called: set[str], ran: set[str]) -> None:
@@ -337,7 +312,7 @@ class Tap(TorchFunctionMode):
         if self._calls is not None and not self._rooted and path in self._calls:
             self.flush(complete=True)
         if self._calls is None:
-            self._calls, self._rooted = {}, self._stack[0] == ""
+            self._calls, self._rooted, self._attended = {}, self._stack[0] == "", True
             for listener in self.listeners:
                 listener.begin()
         count = self._calls.get(path, 0)

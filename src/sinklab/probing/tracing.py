@@ -12,6 +12,7 @@ from sinklab.attention.received import attention_map
 from sinklab.errors import one_of
 from sinklab.probing.backends import no_call_message
 from sinklab.probing.call import AttentionCall
+from sinklab.probing.listener import Listener
 from sinklab.probing.recording import Frame, Frames, LayerStack, Recording
 from sinklab.probing.scope import RecordingScope, Scope
 from sinklab.probing.statistics import (
@@ -24,7 +25,7 @@ from sinklab.probing.statistics import (
     position_states,
     read_in_one_pass,
 )
-from sinklab.probing.tap import Listener, tapped
+from sinklab.probing.tap import tapped
 
 
 class FrameRecorder(Listener):
@@ -186,7 +187,8 @@ def trace(
     allow_empty: bool = False,
     **scope: Unpack[Scope],
 ) -> Iterator[Recording]:
-    """Record attention statistics of every forward inside the block, on any module that attends through SDPA.
+    """Record attention statistics of every forward inside the block, on any module that attends through SDPA, on models
+    of transformers by any attention function, and on what `torch.compile` makes of these.
 
         with trace(model) as recording:
             for step in denoise(model.denoiser(), canvas):
@@ -196,7 +198,7 @@ def trace(
     The model keeps its own kernel: outputs are bit-identical, and the statistics are computed beside it. Traces nest,
     also with `intervene` on the same module, in either order: a trace sees the edited calls. Calls inside
     `sinklab.attention.unobserved()` are not seen. The thread that opens the block is the one that runs the model in it;
-    other models are unaffected, in any thread, and so is a copy of this one.
+    other models are unaffected, in any thread, as is a copy of this one.
 
     Args:
         statistics: names in `sinklab.registry.statistics`, with options as "name:field=value", or values. Those of the
@@ -219,9 +221,8 @@ def trace(
         steps: a container of step numbers to record, counted from 0 by marks, or by forwards where nothing is marked.
         maps: (step, layer, head) triples whose whole map is kept, whatever else is chosen: `recording.map(…)`.
 
-    Raises ValueError for an unknown statistic, layer or head, for states without a canvas, for a compiled model, for
-    one that another thread traces or edits (or a part of it), and at the end of the block if no call was seen. Another
-    thread that runs the model meanwhile, or a part of it, gets a ValueError there.
+    Raises ValueError for what is not there or cannot be seen: a statistic, layer or head, states without a canvas or of
+    a compiled model, attention that is no softmax(q · kᵀ) · v; for another thread's model; at the end for no call.
     """
     chosen = chosen_statistics(statistics)
     for label, one in chosen.items():

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from safetensors import SafetensorError
 
+from sinklab.errors import read_json
 from sinklab.records.storage import KINDS, READABLE, RUN_FILE, SCHEMA, Kind, write_beside
 
 STATUSES = ("running", "complete", "interrupted")
@@ -90,7 +91,7 @@ class RunInfo:
 def read_info(path: Path) -> RunInfo:
     """What the run.json at ``path`` says; ValueError naming it when it is damaged, foreign or of another schema."""
     with undamaged(path):
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json(path)
     if not isinstance(raw, dict) or "schema" not in raw:
         raise ValueError(f"{path} does not describe a run: it has no schema version. It is some other JSON file.")
     if raw["schema"] not in READABLE or isinstance(raw["schema"], bool):
@@ -138,7 +139,10 @@ def _is_plain(name: Any) -> bool:
 
 def _are_parts(parts: dict[str, Any], known: set[str]) -> bool:
     return parts.keys() <= known and all(
-        isinstance(numbers, list) and numbers and all(isinstance(number, int) and number >= 0 for number in numbers)
+        isinstance(numbers, list)
+        and numbers
+        and all(type(number) is int and number >= 0 for number in numbers)
+        and sorted({*numbers}) == numbers
         for numbers in parts.values()
     )
 

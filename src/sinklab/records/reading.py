@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from sinklab.errors import near
+from sinklab.errors import from_json, near
 from sinklab.records.info import RunInfo, read_info, undamaged
 from sinklab.records.storage import ARRAYS, DIMS_KEY, KINDS, RUN_FILE, TABLES, Kind, file_hash
 
@@ -171,6 +170,9 @@ def _check(kind: Kind, path: Path) -> None:
     import pyarrow.parquet as pq
 
     with undamaged(path):
+        if not path.is_file():
+            # to open a pipe would wait for ever
+            raise FileNotFoundError
         (pq.read_metadata if kind is TABLES else _read_dims)(path)
 
 
@@ -198,7 +200,7 @@ def _is(path: Path, checksum: str) -> bool:
 
 def _read_dims(path: Path) -> dict[str, tuple[str, ...]]:
     with safe_open(path, framework="numpy") as handle:
-        keys, noted = sorted(handle.keys()), json.loads((handle.metadata() or {}).get(DIMS_KEY, "{}"))
+        keys, noted = sorted(handle.keys()), from_json((handle.metadata() or {}).get(DIMS_KEY, "{}"))
     if not isinstance(noted, dict) or sorted(noted) != keys:
         raise ValueError(f"axes are named for {sorted(noted)}, arrays are {keys}")
     return {key: tuple(axes) for key, axes in noted.items()}

@@ -38,10 +38,14 @@ MOST = 12
 """samples whose texts are shown; more stand behind a line"""
 
 
-class Share(float):
+@dataclass(frozen=True)
+class Share:
     """A cell with a share as a bar behind the text."""
 
-    __str__ = percent
+    of: float
+
+    def __str__(self) -> str:
+        return percent(self.of)
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,6 @@ class Card:
 Part = dict[str, Any]
 """A part of the page below the findings: anchor, cards, title, how, sentences."""
 FORMS: dict[str, Callable[[Any], Any]] = {
-    "text": str,
     "number": number,
     "percent": percent,
     "share": Share,
@@ -111,7 +114,8 @@ def picture(name: str, runs: Any, words: str, top: float | None = None) -> list[
             except NotRecorded:
                 return []
         addresses.append(f"data:image/svg+xml;base64,{base64.b64encode(written.getvalue()).decode('ascii')}")
-    return [Picture(*addresses, words)]
+    light, dark = addresses
+    return [Picture(light, dark, words)]
 
 
 def table_of(name: str, frame: pd.DataFrame, summary: str = "") -> Table:

@@ -17,9 +17,10 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from sinklab.reports.style import MARKERS, Theme, colormap, legend_above, note, whole_numbers
+from sinklab.reports.style import MARKERS, Theme, colormap, legend_above
 from sinklab.reports.words import number
 
+RASTERED = 1500
 FLOOR = 0.5
 """where a logarithmic colour scale begins: half an even share"""
 FEW = 3
@@ -116,13 +117,10 @@ class Chart:
         """The entry of each line, "" for one that has its entry already; and kinds of line, as (style, words)."""
         # a faint line goes with another
         named = ["" if line.kind in ("faint", "said") else line.name or line.run for line in self.lines]
-        shared = len(self.lines) > FEW and len(set(named)) > 1
+        several = len({*named} - {""}) > 1
+        shared = several and len(self.lines) > FEW
         texts = [
-            name
-            if shared or not line.words or not name
-            else f"{name}: {line.words}"
-            if len(set(named)) > 1
-            else line.words
+            name if shared or not line.words or not name else f"{name}: {line.words}" if several else line.words
             for name, line in zip(named, self.lines, strict=True)
         ]
         once = ["" if text in texts[:place] else text for place, text in enumerate(texts)]
@@ -229,14 +227,19 @@ def _draw_chart(axes: Axes, chart: Chart, look: Theme) -> None:
         _draw_line(axes, line, look, label)
     for mark in chart.marks:
         (axes.axvline if mark.axis == "x" else axes.axhline)(mark.at, color=look.muted, linestyle=":", linewidth=0.9)
+        at, coords, offset, side = (1.0, mark.at), ("axes fraction", "data"), (0, -2), "right"
         if mark.axis == "x":
-            note(axes, mark.words, (mark.at, 0.99), ("data", "axes fraction"), (3, 0), fontsize=7.5)
-        else:
-            note(axes, mark.words, (1, mark.at), ("axes fraction", "data"), (0, -2), ha="right", fontsize=7.5)
+            at, coords, offset, side = (mark.at, 0.99), ("data", "axes fraction"), (3, 0), "left"
+        how: dict[str, Any] = {"va": "top", "ha": side, "fontsize": 7.5, "color": look.muted, "xycoords": coords}
+        axes.annotate(mark.words, at, offset, textcoords="offset points", **how)
     axes.set(xlabel=chart.x.label, ylabel=chart.y.label, title=chart.title)
     axes.grid(axis="y")
     for name, one in (("x", chart.x), ("y", chart.y)):
         _set_up(axes, name, one)
+    if chart.y.low is not None and chart.y.high is None:
+        low, high = axes.get_ylim()
+        # no marker is cut
+        axes.set_ylim(low, high + 0.04 * (high - low))
     axes.minorticks_off()
 
 
@@ -248,7 +251,7 @@ def _set_up(axes: Axes, name: str, one: Axis) -> None:
         how: dict[str, float] = {"linthresh": one.linear} if one.scale == "symlog" else {"base": 2 if one.unit else 10}
         getattr(axes, f"set_{name}scale")(one.scale, **how)
     elif one.whole:
-        whole_numbers(axis)
+        axis.set_major_locator(MaxNLocator(integer=True))
     if one.ticks:
         axis.set_ticks(one.ticks)
     if one.scale != "linear" or one.unit:
@@ -278,7 +281,8 @@ def _draw_line(axes: Axes, line: Line, look: Theme, label: str) -> None:
         else:
             axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
     if line.kind in ("dots", "said"):
-        how["linestyle"] = ""
+        # many dots are drawn as pixels
+        how |= {"linestyle": "", "rasterized": len(x) > RASTERED, "alpha": 0.5 if len(x) > 100 else 1}
     if line.kind == "said":
         axes.annotate(line.words, (x[0], y[0]), (4, 2), textcoords="offset points", fontsize=7)
     full = line.style == "-"

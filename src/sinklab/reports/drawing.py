@@ -65,6 +65,11 @@ class Look:
     name: str
     """in the legend; runs that differ in their seed alone share one"""
 
+    def line(self, x: Any, y: Any, **how: Any) -> Line:
+        """A line of this run; ``how``: other fields of `Line`."""
+        own = {"run": self.run.label, "name": self.name, "colour": self.colour, "marker": self.marker}
+        return Line(x, y, **(own | how))
+
 
 @dataclass(eq=False, kw_only=True)
 class Figure:
@@ -166,11 +171,9 @@ class Figure:
         except NotRecorded as error:
             raise NotRecorded(f"{error}{_misspelt(readers[0].over(self.x), self.x, self.y)}") from None
         lines = [line for one in drawn_as(kept) for line in _lines(one, self.x, self.y, several=len(kept) > 1)]
-        low, high = self.ends
         greatest = max((float(np.nanmax(line.y)) for line in lines), default=0.0)
-        ends = {"low": low, "high": self.least if greatest < self.least else high}
-        across = Axis(self.x, whole=self.x == "layer")
-        return Chart(across, Axis(self.label, **ends), lines, (*self.marks, *warm_starts(kept, self.x)))
+        y = Axis(self.label, low=self.ends[0], high=self.least if greatest < self.least else self.ends[1])
+        return Chart(Axis(self.x, whole=self.x == "layer"), y, lines, (*self.marks, *warm_starts(kept, self.x)))
 
 
 def figure(name: str, **declared: Any) -> Callable[[Callable[..., Any]], Figure]:
@@ -245,8 +248,9 @@ def _lines(one: Look, x: str, curves: Sequence[Curve], several: bool) -> list[Li
             continue
         low, high = intervals(_values(each, curve), each.get(x), table[x])
         how = {"words": curve.words, "style": curve.style, "low": low, "high": high}
-        how |= {"colour": one.colour if several else nth, "marker": one.marker if several else nth}
-        found.append(Line(table[x].to_numpy(), values, one.run.label, one.name, **how))
+        # of one run, the curves have colours
+        how |= {} if several else {"colour": nth, "marker": nth}
+        found.append(one.line(table[x].to_numpy(), values, **how))
     return found
 
 
@@ -339,24 +343,18 @@ def draw_all(
                         stem = target / f"{name}{tail}{'' if look.name == 'light' else f'-{look.name}'}"
                         drawn.written += write_figure(style.sized(canvas, paper), stem, formats, look)
                 if paper:
-                    drawn.written.append(
-                        _write_caption(one, [subject] if one.alone else readers, target / f"{name}{tail}.txt")
-                    )
+                    text = caption(one, [subject] if one.alone else readers)
+                    drawn.written.append(target / f"{name}{tail}.txt")
+                    write_beside(drawn.written[-1], partial(Path.write_text, data=f"{text}\n", encoding="utf-8"))
             except NotRecorded as error:
                 drawn.skipped[name + tail] = str(error)
     return drawn
 
 
-def _write_caption(drawn: Figure, readers: list[Any], path: Path) -> Path:
-    shown = drawn.prepare(readers) if drawn.y or drawn.prepared else []
-    charts = [one for one in (shown if isinstance(shown, list) else [shown]) if isinstance(one, Chart)]
-    text = caption(drawn, readers, any(chart.has_intervals for chart in charts))
-    write_beside(path, lambda part: part.write_text(f"{text}\n", encoding="utf-8"))
-    return path
-
-
-def caption(drawn: Figure, readers: list[Any], has_intervals: bool = False) -> str:
+def caption(drawn: Figure, readers: list[Any]) -> str:
     """What stands below a figure: what is seen, and of which runs, with their samples, seeds and settings."""
+    shown = drawn.prepare(readers) if drawn.y or drawn.prepared else []
+    has_intervals = any(isinstance(one, Chart) and one.has_intervals for one in (shown if drawn.columns else [shown]))
     said = " ".join(inspect.cleandoc(drawn.__doc__ or "").partition("\nArgs:")[0].partition("\nRaises:")[0].split())
     # but for what is said to whoever calls it
     words = " ".join(one for one in re.split(r"(?<=\.) (?=[A-Z(])", said) if "`" not in one and "Raises" not in one)

@@ -1,6 +1,9 @@
 """Figures over layers, over steps and of scores: most declared over the table of facts, the others prepared charts."""
 
+from typing import Any
+
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 
 from sinklab.reports import style
@@ -15,8 +18,6 @@ from sinklab.reports.words import words_of
 
 WARM_UP = 0.05
 """part of a training run whose training loss does not set the scale"""
-RASTERED = 1500
-"""dots above which they are drawn as pixels"""
 SHARES = (
     Curve("100 * added_share", "added sink", added=True),
     Curve("100 * text_share", "greatest text position", "--"),
@@ -177,23 +178,19 @@ def heldout_loss(runs: list[Study]) -> Chart:
 
     The analysis paper's Table 1 in terms of loss. Bars are 95 % intervals of the paired differences over rows of text.
     """
-    ks = sorted({int(k) for run in runs for k in run.heldout["k"]})
+    frames = [run.heldout for run in runs if run.heldout is not None]
+    ks = sorted({int(k) for frame in frames for k in frame["k"]})
     lines = []
     for one in drawn_as(runs):
-        frame = one.run.heldout
+        frame: pd.DataFrame = one.run.heldout
         controls = dict.fromkeys(frame["control"].loc[frame["control"] != "none"])
         for nth, (control, dashes) in enumerate(zip(controls, ("-", ":", "--", "-."), strict=False)):
             rows = frame[frame["control"].isin(["none", control])].sort_values("k")
             words = "sinks hidden" if control == "sinks" else f"{control} columns hidden"
-            ends = {end: rows[f"delta_{end}"].to_numpy(float) for end in ("low", "high")}
-            how = {
-                "colour": one.colour if len(runs) > 1 else nth,
-                "marker": one.marker,
-                "style": dashes,
-                "kind": "bars",
-            }
+            how: dict[str, Any] = {end: rows[f"delta_{end}"].to_numpy(float) for end in ("low", "high")}
+            how |= {"words": words, "style": dashes, "kind": "bars"} | ({} if len(runs) > 1 else {"colour": nth})
             across = [ks.index(int(k)) for k in rows["k"]]
-            lines.append(Line(across, rows["delta"].to_numpy(float), one.run.label, one.name, words, **how, **ends))
+            lines.append(one.line(across, rows["delta"].to_numpy(float), **how))
     x = Axis("columns hidden per layer and head", names=tuple(map(str, ks)))
     return Chart(x, Axis("change of loss, nats per token"), lines, [Mark("y", 0)])
 
@@ -208,9 +205,8 @@ def training_loss(runs: list[Training]) -> Chart:
     for one in drawn_as(runs):
         history = one.run.history
         losses, held = (history.dropna(subset=[name]) for name in ("loss", "heldout_loss"))
-        how = {"run": one.run.label, "name": one.name, "colour": one.colour, "marker": one.marker}
-        lines.append(Line(losses["step"], losses["loss"], **how | {"name": ""}, kind="faint"))
-        lines.append(Line(held["step"], held["heldout_loss"], **how))
+        lines.append(one.line(losses["step"], losses["loss"], kind="faint"))
+        lines.append(one.line(held["step"], held["heldout_loss"]))
         late = losses["loss"][losses["step"] > WARM_UP * history["step"].max()]
         seen = np.concatenate([late, held["heldout_loss"]]) if len(late) else losses["loss"].to_numpy()
         if np.isfinite(seen).any():
@@ -231,8 +227,7 @@ def optimization(runs: list[Training]) -> list[Chart]:
         for one in drawn_as(runs):
             rows = one.run.history.reindex(columns=["step", name]).dropna()
             if len(rows):
-                how = {"colour": one.colour, "marker": one.marker}
-                lines.append(Line(rows["step"], rows[name], one.run.label, one.name, **how))
+                lines.append(one.line(rows["step"], rows[name]))
         if lines:
             charts.append(Chart(Axis("step"), Axis(words, low=0), lines, warm_starts(runs, "step")))
     if not charts:
@@ -253,6 +248,8 @@ def main_holders(run: Training, axes: Axes | None = None, *, look: Theme) -> Axe
         colors=list(kept.values()), edgecolor=look.surface, linewidth=0.5,
     )  # fmt: skip
     plot.set(xlabel="step", ylabel="heads, %", ylim=(0, 100), xlim=(table["step"].min(), max(table["step"].max(), 1)))
+    for mark in warm_starts([run], "step"):
+        plot.axvline(mark.at, color=look.muted, linestyle=":", linewidth=1)
     style.legend_above(plot, 3, grow=axes is None)
     return plot
 
@@ -271,8 +268,7 @@ def score_histogram(runs: list[Study]) -> Chart:
         full = np.flatnonzero(shares)
         low, high = min(low, edges[full[0]], edges[-1]), max(high, edges[full[-1] + 1])
         dashes = ("-", "--", ":", "-.")[index % 4]
-        how = {"colour": one.colour, "style": dashes, "kind": "steps"}
-        lines.append(Line(edges, np.where(shares > 0, 100 * shares, np.nan), one.run.label, one.name, **how))
+        lines.append(one.line(edges, np.where(shares > 0, 100 * shares, np.nan), style=dashes, kind="steps"))
     threshold = runs[0].measured.threshold
     marks = [Mark("x", threshold, "sinks →")] if low < threshold < high else []
     x = Axis("received attention, × even share", "×", "log", low=low, high=high)
@@ -292,35 +288,28 @@ def epsilon_curve(runs: list[Study]) -> Chart:
         low, high = intervals(each_NE.ravel(), at, curve.epsilon)
         words = f"{one.run.label}: {100 * curve.at(3.0):.1f} % at 3"
         lowest = min(lowest, float(np.nanmin(100 * curve.filtered)))
-        how = {"colour": one.colour, "marker": one.marker, "low": low, "high": high}
-        lines.append(Line(curve.epsilon, 100 * curve.filtered, one.run.label, words, **how))
+        lines.append(one.line(curve.epsilon, 100 * curve.filtered, name=words, low=low, high=high))
     marks = [Mark("x", 3, "ε = 3"), Mark("y", 96, "96 %")]
     return Chart(Axis("ε"), Axis("tokens that are no sinks, %", low=min(80.0, lowest - 1), high=100.4), lines, marks)
 
 
-@figure("output_norm_against_bound", alone=True, needs=("attention", "bounds"))
-def output_norm_against_bound(run: Study, axes: Axes | None = None, *, look: Theme) -> Axes:
+@figure("output_norm_against_bound", alone=True, needs=("attention", "bounds"), prepared=True, size=(4.2, 3.5))
+def output_norm_against_bound(run: Study) -> Chart:
     """Length of a head's output against its no-op bound Σ a‖v‖ (sink-token paper, Eq. 20 to 22).
 
     A dot per recorded step, layer, head and state of the query (means over the queries; a random draw of at most 6,000
     with a fixed seed). No dot can lie above the line, where the two are equal.
     """
-    drawn, axes = run.measured.bounds, style.own_axes(axes, 4.2, 3.8)
+    drawn = run.measured.bounds
     top = float(drawn["bound"].max()) * 1.05
-    axes.plot([0, top], [0, top], color=look.ink, linewidth=0.9, label="_equal")
+    lines = [Line([0, top], [0, top], kind="faint", colour=1)]
     for code, state in enumerate(STATES):
         rows = drawn[drawn["state"] == code]
-        if len(rows):
-            axes.scatter(
-                rows["bound"], rows["output"], s=7, marker=style.MARKERS[code], color=look.states[state], linewidths=0,
-                alpha=0.5, label=state, rasterized=len(rows) > RASTERED,
-            )  # fmt: skip
-    axes.set(xlabel="bound: Σ weight × length of value", ylabel="length of a head's output")
-    axes.set(xlim=(0, top), ylim=(0, top))
-    legend = axes.legend(title="queries", ncols=3, loc="lower left", bbox_to_anchor=(-0.1, 1), alignment="left")
-    for handle in legend.legend_handles:
-        handle.set(sizes=[30], alpha=1)  # type: ignore[union-attr]
-    return axes
+        about = (run.label, "", f"{state} queries", code, code)
+        lines += [Line(rows["bound"], rows["output"], *about, kind="dots")] if len(rows) else []
+    ends: Any = {"low": 0.0, "high": top}
+    x, y = Axis("bound: Σ weight × length of value", **ends), Axis("length of a head's output", **ends)
+    return Chart(x, y, lines)
 
 
 @figure("sink_tokens", alone=True, needs="tokens")

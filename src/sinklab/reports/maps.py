@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sinklab.errors import near
-from sinklab.reports.charts import Axis, Chart, Line, Map, Mark
+from sinklab.reports.charts import Axis, Chart, Map, Mark
 from sinklab.reports.drawing import Look, drawn_as, figure
 from sinklab.reports.figures import heldout_loss, mobility_by_layer, sink_share
 from sinklab.reports.samples import NotRecorded, Sample
@@ -52,12 +52,12 @@ def attention_map(
     watched = recorded_sample(run, sample)
     name = watched.map_name(step, layer, head)
     weight_QK = watched.map(*name)
-    axes = [Axis(words, names=_numbers(size)) for words, size in (
-        ("query", len(weight_QK)), ("key position", weight_QK.shape[1] - watched.added))]  # fmt: skip
-    return Map(
-        weight_QK * weight_QK.shape[1], "attention weight, × even share", *axes, log=True, added=watched.added,
-        title="step {}, layer {}, head {}".format(*name),
-    )  # fmt: skip
+    rows, columns = (
+        Axis(words, names=_numbers(size))
+        for words, size in (("query", len(weight_QK)), ("key position", weight_QK.shape[1] - watched.added))
+    )
+    drawn, title = weight_QK * weight_QK.shape[1], "step {}, layer {}, head {}".format(*name)
+    return Map(drawn, "attention weight, × even share", rows, columns, log=True, added=watched.added, title=title)
 
 
 @figure("layer_head_map", alone=True, needs="attention", prepared=True, size=(4.6, 3.6))
@@ -208,8 +208,7 @@ def _paths(chosen: Sequence[tuple[Look, Sample, tuple[int, int]]], title: str = 
         # the added sink has no position of its own
         at_T = np.where(main_T < 0, np.nan, np.where(main_T < sample.added, -0.07 * length, main_T - sample.added))
         words = "" if title else _named(one.run, layer, head)
-        how = {"colour": one.colour, "marker": one.marker, "kind": "path"}
-        lines.append(Line(sample.step_numbers_T, at_T, one.run.label, one.name, words, **how))
+        lines.append(one.line(sample.step_numbers_T, at_T, words=words, kind="path"))
     has_added = any(sample.added for _, sample, _ in chosen)
     y = Axis(
         "position of the main sink", low=-0.12 * length if has_added else -1, high=length, below="sink" * has_added

@@ -16,7 +16,6 @@ from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from sinklab.errors import one_of
 
@@ -139,17 +138,6 @@ def legend_above(axes: Axes, columns: int = 0, *, grow: bool, extra: Sequence[tu
     if grow:
         figure: Any = axes.figure
         figure.set_figheight(figure.get_figheight() + 0.19 * -(-len(names) // columns))
-
-
-def note(axes: Axes, words: str, at: tuple[float, float], coords: Any, offset: tuple[int, int], **how: Any) -> None:
-    """Small words in the colour of labels, hanging from a place."""
-    style: Any = {"va": "top", "fontsize": 8, "color": axes.xaxis.label.get_color()} | how
-    axes.annotate(words, at, xycoords=coords, xytext=offset, textcoords="offset points", **style)
-
-
-def whole_numbers(axis: Any) -> None:
-    """Ticks at whole numbers alone."""
-    axis.set_major_locator(MaxNLocator(integer=True))
 
 
 def printable(text: str, most: int = 14) -> str:

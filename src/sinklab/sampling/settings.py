@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from sinklab.errors import Checked
 from sinklab.registry import Registry, caches, schedules, unmasking_rules
 from sinklab.sampling.token_ids import token_ids
 
@@ -24,7 +25,7 @@ def _denoising(default: Any = None, sets: str = "") -> Any:
 
 
 @dataclass(frozen=True)
-class DecodingSettings:
+class DecodingSettings(Checked):
     """How a canvas is decoded: texts and numbers alone. `values` turns them into the arguments of `denoise`.
 
     A rule, schedule or cache is the text of a registered one, with its fields: ``threshold:threshold=0.8``. An object
@@ -101,6 +102,7 @@ class DecodingSettings:
         for name in ("suppress_ids", "defer_ids", "stop_ids"):
             given = getattr(self, name)
             object.__setattr__(self, name, () if given is None else token_ids(name, given))
+        super().__post_init__()
 
     @classmethod
     def denoising_only(cls) -> tuple[str, ...]:

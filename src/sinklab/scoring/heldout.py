@@ -20,7 +20,7 @@ from sinklab.probing.call import AttentionCall
 from sinklab.probing.dose import Dose
 from sinklab.probing.intervention import Intervention, InterventionLog, RemovalRecord, intervene
 from sinklab.probing.interventions.mask_sinks import MaskSinks
-from sinklab.probing.tap import Listener
+from sinklab.probing.listener import Listener
 from sinklab.scoring.requests import placed, scoring_edits
 from sinklab.scoring.writing import needs_clean_pass
 

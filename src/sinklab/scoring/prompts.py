@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinklab.checkpoints.tokens import chat_text
 from sinklab.data.rows import row_start
+from sinklab.errors import from_json, refused
 
 if TYPE_CHECKING:
     from sinklab.checkpoints.loading import Loaded
@@ -34,8 +36,11 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
     """The ids of a prompt; for a checkpoint without tokenizer files a prompt is token ids such as "5 17 3".
 
     Raises:
-        ValueError: for what is no ids where ids are needed, and for a chat format that is absent or cannot be used.
+        ValueError: for what is no text, or no ids where ids are needed, and for a chat format that is absent or cannot
+            be used.
     """
+    with refused("a prompt is text in UTF-8", UnicodeError):
+        text.encode()
     if loaded.tokenizer is None:
         ids = _as_ids(loaded, text, chat)
         return Prompt(text, ids, (False,) * len(ids))
@@ -86,7 +91,7 @@ def read_prompts(path: str | Path, samples: int | None = None) -> tuple[str, ...
 
 def _rows(text: str, suffix: str) -> list[Any]:
     if suffix == ".json":
-        whole = json.loads(text)
+        whole = from_json(text)
         lists = [value for value in whole.values() if isinstance(value, list)] if isinstance(whole, dict) else [whole]
         return lists[0] if len(lists) == 1 and isinstance(lists[0], list) else [whole]
     if suffix == ".csv":
@@ -98,7 +103,7 @@ def _rows(text: str, suffix: str) -> list[Any]:
 
 def _parsed(line: str, number: int) -> Any:
     try:
-        return json.loads(line)
+        return from_json(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from error
 
@@ -107,7 +112,9 @@ def _prompt_of(row: Any, where: str) -> str:
     if isinstance(row, dict):
         named = [name for name in FIELDS if name in row]
         if not named:
-            raise ValueError(f"{where}: no field {', '.join(FIELDS[:-1])} or {FIELDS[-1]} (it has {', '.join(row)})")
+            raise ValueError(
+                f"{where}: no field {', '.join(FIELDS[:-1])} or {FIELDS[-1]} (it has {', '.join(map(str, row))})"
+            )
         row = row[named[0]]
     if not isinstance(row, str):
         raise ValueError(f"{where}: a prompt is text, but this one is a {type(row).__name__}")
@@ -146,8 +153,6 @@ def in_chat(loaded: Loaded, messages: list[dict[str, str]], *, answered: bool = 
     Raises:
         ValueError: for a chat format that is absent or cannot be used.
     """
-    from jinja2 import TemplateError
-
     tokenizer = loaded.needed_tokenizer()
     if tokenizer.chat_template is None:
         raise ValueError(
@@ -156,6 +161,6 @@ def in_chat(loaded: Loaded, messages: list[dict[str, str]], *, answered: bool = 
         )
     how: dict[str, Any] = {"add_generation_prompt": answered, "continue_final_message": not answered}
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, **how))
-    except TemplateError as error:
+        return chat_text(tokenizer, messages, **how)
+    except ValueError as error:
         raise ValueError(f"the chat format of {loaded.name} cannot be used: {error}; leave out --chat") from error

@@ -20,7 +20,7 @@ from torch import Tensor
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.rows import place_generator
 from sinklab.probing.intervention import Intervention, InterventionLog, intervene
-from sinklab.probing.tap import Listener
+from sinklab.probing.listener import Listener
 from sinklab.registry import interventions
 from sinklab.scoring.settings import LikelihoodSettings
 from sinklab.scoring.writing import is_random

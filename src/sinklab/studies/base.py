@@ -50,13 +50,13 @@ from sinklab.records.info import RunInfo, read_info
 from sinklab.records.leases import FINISH
 from sinklab.records.reading import lost_files, open_run
 from sinklab.records.storage import RUN_FILE, weights_hash
-from sinklab.records.writing import RunWriter
 from sinklab.registry import studies
 from sinklab.studies.processes import Processes, Progress, Units, as_progress, refuse_taken
 
 if TYPE_CHECKING:
     from sinklab.checkpoints.loading import Loaded
     from sinklab.records.reading import Run
+    from sinklab.records.writing import RunWriter
 
 
 def heldout_text(given: str | None) -> str:
@@ -118,8 +118,7 @@ def describe(loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequenc
     about["recorded_heads"] = list(range(of_heads) if heads is None else heads)
     about |= {"hidden_size": backbone.hidden_size, "parameters": loaded.model.num_parameters()}
     # of several processes each may have a device of its own, of the same type
-    dtype = loaded.stored or str(loaded.model.dtype).removeprefix("torch.")
-    about |= {"dtype": dtype, "device": loaded.model.device.type}
+    about |= {"dtype": loaded.stored or str(loaded.model.dtype)[6:], "device": loaded.model.device.type}
     about["weights_sha256"] = weights_hash(loaded.model.state_dict())
     return about | {name: getattr(config, name, absent) for name, absent in ABSENT.items()}
 
@@ -300,7 +299,7 @@ class Study:
         Raises:
             ValueError: for settings that the model or the study refuses, and a folder that is taken.
         """
-        path, worker = Path(out), worker or Processes.here()
+        path, given, worker = Path(out), worker, worker or Processes.here()
         say = as_progress(progress if worker.is_first else None)
         settings = self.Settings() if settings is None else settings
         if worker.world > 1 and not self.shards:
@@ -308,10 +307,8 @@ class Study:
         resume = resume or worker.joins
         if not (resume or overwrite):
             refuse_taken(path)
-        from sinklab.checkpoints.parallel import undivided
-
         loaded = loaded() if callable(loaded) else loaded
-        undivided(loaded.model, "and a study deals its samples to processes that hold a model each")
+        worker = worker.holding(getattr(loaded, "model", None), is_counted=given is not None)
         settings = self.seeded(self.fit(loaded, settings), path, worker, resume)
         each = dict(zip(self.folders(path), self.of_folders(loaded, settings), strict=True))
         # what can be wrong with the input shows here, before a folder is taken
@@ -327,22 +324,23 @@ class Study:
     ) -> None:
         about: dict[str, Any] = {"kind": self.kind or self.name, "model": self.about(loaded, plan)}
         about |= {"settings": self.record(settings), "seed": getattr(settings, "seed", None)}
-        if self.keeps and how["resume"] and (path / RUN_FILE).is_file():
-            if _is_finished(path, about):
+        if worker.told(self.keeps and how["resume"] and (path / RUN_FILE).is_file()):
+            if worker.told(worker.leads and _is_finished(path, about)):
                 say.stage(f"{path} is there")
                 worker.finished.append(path)
                 return
             how = {"resume": False, "overwrite": True}
-        with ExitStack() as last, RunWriter(path, **about, **how, shared=self.shards) as run:
-            missing = {*range(self.samples(plan))}.difference(run.refresh().parts.get(f"{self.parts}.parquet", ()))
+        with ExitStack() as last, worker.writer(path, **about, **how, shared=self.shards) as run:
+            done = run.refresh().parts.get(f"{self.parts}.parquet", ()) if worker.leads else ()
+            missing = worker.told({*range(self.samples(plan))}.difference(done))
             claims = run.claims if self.shards else None
-            with Units(claims, worker.ordered(missing), partial(run.has, self.parts), run.refresh) as units:
+            with Units(claims, worker.ordered(missing), partial(run.has, self.parts), run.refresh, worker) as units:
                 work = Work(loaded, settings, run, say, plan, units)
                 self.run(work)
             # another one may be at it, or have done it; held until run.json says so
-            held = last.enter_context(run.claims.seek(FINISH) or nullcontext())
-            run.is_last = held is not None and run.refresh().status != "complete"
-            if run.is_last:
+            held = worker.leads and last.enter_context(run.claims.seek(FINISH) or nullcontext())
+            run.is_last = bool(held) and run.refresh().status != "complete"
+            if worker.told(run.is_last):
                 self.finish(work)
                 worker.finished.append(path)
 

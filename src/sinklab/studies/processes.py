@@ -7,13 +7,15 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
+from sinklab.records.info import read_info
 from sinklab.records.leases import POLL, Claims, Lease
-from sinklab.records.writing import names_in
+from sinklab.records.storage import RUN_FILE
+from sinklab.records.writing import RunWriter, names_in
 
 
 class Progress:
@@ -85,10 +87,14 @@ class Processes:
     """Whether it takes up what is there: others may have begun."""
     finished: list[Path] = field(default_factory=list, compare=False)
     """Run folders to which this worker wrote the last."""
+    share: Any = None
+    """Of the heads of the model (`HeadShare`), where several processes hold it together and are one worker."""
 
     @classmethod
-    def here(cls, shard: str | None = None) -> Processes:
-        """As ``--shard`` or the environment says. Raises ValueError for what makes no sense."""
+    def here(cls, shard: str | None = None, tensor_parallel: int = 1) -> Processes:
+        """As ``--shard`` or the environment says; so many processes in order of rank are one worker. Raises ValueError
+        for what makes no sense.
+        """
         given = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
         what = "RANK must be a number below WORLD_SIZE, but they are {!r} and {!r}; start with accelerate launch"
         if shard is not None:
@@ -97,7 +103,40 @@ class Processes:
         rank, world = given
         if not (rank.isdigit() and world.isdigit() and int(rank) < int(world)):
             raise ValueError(what.format(rank, world))
-        return cls(int(rank), int(world), joins=shard is not None or int(world) > 1)
+        size = 1 if shard is not None else tensor_parallel
+        workers = int(world) // size
+        return cls(int(rank) // size, workers, joins=shard is not None or workers > 1)
+
+    def holding(self, model: Any, *, is_counted: bool) -> Processes:
+        """This worker with its model; one where processes hold it together, who are counted as one from here on unless
+        they are already.
+        """
+        from sinklab.attention.heads import HeadShare
+
+        if (share := HeadShare.of_model(model)) is None:
+            return self
+        size = 1 if is_counted else share.count
+        return replace(self, rank=self.rank // size, world=self.world // size, share=share)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes; others that hold the model with it compute the same beside it."""
+        return self.share is None or self.share.rank == 0
+
+    @property
+    def writer(self) -> type[RunWriter]:
+        """What fills a run folder here."""
+        return RunWriter if self.leads else Beside
+
+    def told(self, value: Any) -> Any:
+        """What the process that writes has, in all that hold its model."""
+        if self.share is None:
+            return value
+        import torch.distributed as dist
+
+        given = [value]
+        dist.broadcast_object_list(given, group=self.share.group, group_src=0)
+        return given[0]
 
     @property
     def is_first(self) -> bool:
@@ -136,6 +175,7 @@ class Units:
         units: Sequence[Any],
         is_done: Callable[[Any], bool],
         refresh: Callable[[], object] = lambda: None,
+        worker: Processes = Processes(),
     ) -> None:
         """
         Args:
@@ -143,7 +183,9 @@ class Units:
             units: in the order in which they are tried; their texts name the claims.
             is_done: whether a unit was done by any worker when `refresh` looked.
             refresh: looks.
+            worker: that has to do them.
         """
+        self._worker = worker
         self._claims, self._units, self._is_done, self._refresh = claims, units, is_done, refresh
         self._lease: Lease | None = None
 
@@ -151,6 +193,12 @@ class Units:
         return len(self._units)
 
     def __iter__(self) -> Iterator[Any]:
+        # those that hold a model together do the same units, in the order of the one that claims them
+        claimed = self._claimed() if self._worker.leads else itertools.repeat("")
+        while (unit := self._worker.told(next(claimed, None))) is not None:
+            yield unit
+
+    def _claimed(self) -> Iterator[Any]:
         if self._claims is None:
             yield from self._units
             return
@@ -177,6 +225,27 @@ class Units:
     def __exit__(self, *error: object) -> None:
         if self._lease is not None:
             self._lease.release()
+
+
+class Beside(RunWriter):
+    """A run folder for a process that computes what another one writes there: it reads and writes nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The other one notes the end."""
+
+    def has(self, name: str, part: int | None = None) -> bool:
+        """As the other one has it by now."""
+        self._info = read_info(self.path / RUN_FILE)
+        return super().has(name, part)
+
+    def table(self, name: str, *_: Any, **__: Any) -> Path:
+        """Where it would be."""
+        return self.path
+
+    arrays = table
 
 
 def refuse_taken(out: Path) -> None:

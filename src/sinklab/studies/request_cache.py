@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from sinklab.errors import from_json
 from sinklab.records.leases import Claims
 
 
@@ -50,7 +51,7 @@ class RequestCache:
                 self._read[path] = self._read.get(path, 0) + len(whole) + bool(whole)
             for line in whole.split(b"\n"):
                 try:
-                    entry = json.loads(line)
+                    entry = from_json(line)
                 except ValueError:
                     # the last line of a worker that was killed
                     continue

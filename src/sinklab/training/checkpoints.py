@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from sinklab.checkpoints.materialize import machine_type
+from sinklab.errors import read_json
 from sinklab.records.info import RunInfo, read_info, undamaged
 from sinklab.records.storage import RUN_FILE
 from sinklab.records.writing import names_in, refuse_taken
@@ -222,5 +223,5 @@ def read_position(checkpoint: Path) -> tuple[int, list[int]]:
         ValueError: if the checkpoint lacks them or they are damaged.
     """
     with undamaged(checkpoint / POSITION_FILE, no_resuming(checkpoint)):
-        noted = json.loads((checkpoint / POSITION_FILE).read_text())
+        noted = read_json(checkpoint / POSITION_FILE)
         return int(noted["row"]), [int(part) for part in noted["cursor"]]

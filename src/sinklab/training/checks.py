@@ -172,7 +172,7 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
         adam_beta1=settings.beta1,
         adam_beta2=settings.beta2,
         max_grad_norm=settings.clip,
-        bf16=settings.bf16,
+        bf16=bool(settings.bf16),
         use_cpu=not on_gpu,
         ddp_backend="gloo" if ranks > 1 and not on_gpu else None,
         ddp_find_unused_parameters=False,

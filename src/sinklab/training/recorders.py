@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from transformers import TrainerCallback
 
+from sinklab.errors import read_json
 from sinklab.records.info import undamaged
 from sinklab.records.storage import write_beside
 from sinklab.sinks.rules import DEFAULT, Rule
@@ -59,7 +60,7 @@ class Recorder(TrainerCallback):
         self.rows: list[dict[str, Any]] = []
         if earlier is not None and (earlier / self.file).exists():
             with undamaged(earlier / self.file, no_resuming(earlier)):
-                self.rows = [dict(row) for row in json.loads((earlier / self.file).read_text())]
+                self.rows = [dict(row) for row in read_json(earlier / self.file)]
 
     def save(self, checkpoint: Path) -> None:
         """Write the rows so far into a checkpoint."""

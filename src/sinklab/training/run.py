@@ -205,8 +205,9 @@ def _leaving_together(args: Any) -> Iterator[None]:
 def _kept(recorders: list[Recorder], record: RunWriter | None) -> Iterator[None]:
     """Write what was measured in the block, also where it fails; a full disk must not hide why."""
     error: BaseException | None = None
-    for recorder in recorders if record is not None else ():
-        recorder.write = record.table
+    if record is not None:
+        for recorder in recorders:
+            recorder.write = record.table
     try:
         yield
     except BaseException as failure:

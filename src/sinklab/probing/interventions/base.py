@@ -16,8 +16,8 @@ from sinklab.probing.call import AttentionCall
 from sinklab.probing.dose import MEASURED
 from sinklab.probing.intervention import InterventionLog, RemovalRecord
 from sinklab.probing.interventions.removal import at_once, extended, keys_seen, lost_share
+from sinklab.probing.listener import Listener
 from sinklab.probing.scope import RecordingScope, chosen
-from sinklab.probing.tap import Listener
 from sinklab.registry import interventions
 
 

@@ -28,8 +28,8 @@ from sinklab.probing.interventions.removal import (
     restricted,
     zero_values,
 )
+from sinklab.probing.listener import Listener
 from sinklab.probing.scope import as_int
-from sinklab.probing.tap import Listener
 from sinklab.sinks.rules import DEFAULT, Rule, find_sinks
 
 SOURCES = ("now", "closed_loop", "clean_pass", "carried")

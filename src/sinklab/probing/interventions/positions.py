@@ -13,8 +13,8 @@ from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.interventions.base import CallSite, LayerIntervention
 from sinklab.probing.interventions.keys import Choice, KeyHandler, Selection
 from sinklab.probing.interventions.removal import REMOVALS, as_columns, restricted
+from sinklab.probing.listener import Listener
 from sinklab.probing.scope import whole_numbers
-from sinklab.probing.tap import Listener
 from sinklab.registry import interventions
 
 

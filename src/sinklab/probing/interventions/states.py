@@ -13,8 +13,8 @@ from sinklab.errors import Checked, limited
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.interventions.base import CallSite, Effect, InterventionHandler
+from sinklab.probing.listener import Listener
 from sinklab.probing.scope import chosen, whole_numbers
-from sinklab.probing.tap import Listener
 from sinklab.registry import interventions
 
 

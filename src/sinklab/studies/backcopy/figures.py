@@ -79,7 +79,7 @@ def _kinds(models: pd.DataFrame) -> Kinds:
 
 def backcopy_sentences(run: Run) -> list[str]:
     """The precondition and the distance to the floor, then each contrast with its interval or «cannot tell»."""
-    known = {"near": NEAR, "weight": WEIGHT, "half": HALF, "contrasted": CONTRASTED, "tasks": TASKS}
+    known: dict[str, Any] = {"near": NEAR, "weight": WEIGHT, "half": HALF, "contrasted": CONTRASTED, "tasks": TASKS}
     told, kinds = statements("sinklab.studies.backcopy", [_spread], **known), _kinds(by_model(run))
     twins = {state: _kinds(by_model(run, state)) for state in UNTRAINED}
     plain, lines = [kind for kind in kinds if kind[1] == "plain"], told("precondition", kinds)
@@ -204,8 +204,8 @@ def backcopy_figure(one: Reader) -> Chart:
     models, lines = by_model(one.run), []
     variants, objectives = [*dict.fromkeys(models["variant"])], [*dict.fromkeys(models["objective"])]
     for (objective, variant), group in models.groupby(KEYS, sort=False):
-        how = {"colour": objectives.index(objective), "marker": variants.index(variant), "kind": "dots"}
-        lines.append(Line(100 * group["over"], 100 * group["first"], f"{objective}, {variant}", **how))
+        about = ("", "", objectives.index(objective), variants.index(variant))
+        lines.append(Line(100 * group["over"], 100 * group["first"], f"{objective}, {variant}", *about, kind="dots"))
     y = Axis("weight on position 0, %, largest of a head", low=-3, high=103)
     marks = [Mark("y", 100 * WEIGHT), Mark("x", 100 * NEAR)]
     return Chart(Axis("loss above the best possible, %"), y, lines, marks)

@@ -17,7 +17,7 @@ from sinklab.probing.dose import DOSE_COLUMNS, Dose
 from sinklab.records.info import of_twin
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
-from sinklab.reports.charts import Axis, Chart, Line
+from sinklab.reports.charts import Axis, Chart
 from sinklab.reports.drawing import Look, drawn_as, figure
 from sinklab.reports.printed import save_figure
 from sinklab.reports.samples import NotRecorded, Reader
@@ -286,7 +286,7 @@ def battery_by_skill(
             how = {"kind": "bars", "style": LINES[control], "words": words[control], **ends}
             # numbers such as 0, 1, 2, 5, 10 stand at even distances
             across = [every.index(int(k)) for k in curve["k"]]
-            lines.append(_line(one, across, 100 * curve["share"], **how))
+            lines.append(one.line(across, 100 * curve["share"], **how))
         title = f"{skill if skill != ALL else 'all skills'}{f', level {level}' if level else ''}"
         x = Axis("keys masked per head", names=[*map(str, every)])
         charts.append(Chart(x, Axis("right, %", low=-4, high=104), lines, title=title))
@@ -316,17 +316,13 @@ def battery_by_removed(runs: Any, *, labels: Sequence[str] | None = None) -> Cha
         rows = scores[(scores["series"] == one.run.label) & (scores["control"] == control)].sort_values("k")
         if not rows.empty:
             across, up = [0, *(100 * rows["removed"])], [100, *(100 * rows["share"] / rows["clean"])]
-            lines.append(_line(one, across, up, style=LINES[control], words=_dosed(series, control)))
+            lines.append(one.line(across, up, style=LINES[control], words=_dosed(series, control)))
     x = Axis("share of attention taken away, %", low=0)
     return Chart(x, Axis("right, % of those with nothing hidden", low=-3), lines)
 
 
 def _series(runs: Sequence[Any], labels: Sequence[str] | None) -> list[Series]:
     return as_series([one if isinstance(one, Series) else one.run for one in runs], labels)
-
-
-def _line(one: Look, x: Any, y: Any, **how: Any) -> Line:
-    return Line(x, y, one.run.label, one.name, colour=one.colour, marker=one.marker, **how)
 
 
 def write_battery_figures(runs: Sequence[Run], folder: str | Path) -> list[Path]:

@@ -72,23 +72,11 @@ def _bubblewrap(folder: str) -> list[str]:
     return ["bwrap", *apart.split(), *who.split(), *mounts, "--remount-ro", "/", "--"]
 
 
-_MOUNTED = """set -e
-mount -t tmpfs -o size=1m,nr_inodes=4k,mode=755 none "$0"
-while [ "$1" != -- ]; do
-    if [ -d "$1" ]; then mkdir -p "$0$1"; else mkdir -p "$0${1%/*}"; : > "$0$1"; fi
-    mount -o bind,ro "$1" "$0$1"
-    shift
-done
-mount -o remount,bind,ro "$0"
-shift
-exec chroot "$0" "$@"
-"""
-
-
 def _namespaces(folder: str) -> list[str]:
     who = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     apart = "--mount --pid --net --ipc --uts --fork --kill-child"
-    return ["unshare", *who, *apart.split(), "sh", "-c", _MOUNTED, folder, "/dev/null", *READABLE, "--"]
+    script = ["sh", str(DRIVER.with_name("code_mounts.sh")), folder]
+    return ["unshare", *who, *apart.split(), *script, "/dev/null", *READABLE, "--"]
 
 
 HOOK = "audit hook"
@@ -201,8 +189,6 @@ def run_programs(
     most = workers or max(1, min(8, (os.cpu_count() or 2) // 2))
     within = boundary() if programs else ""
     with ThreadPoolExecutor(most) as pool:
-        begun = [
-            pool.submit(run_program, program, limits, tests=tests, name=name, within=within)
-            for program, tests, name in programs
-        ]
+        run = functools.partial(run_program, limits=limits, within=within)
+        begun = [pool.submit(run, program, tests=tests, name=name) for program, tests, name in programs]
         return [each.result() for each in begun]

@@ -5,8 +5,6 @@ No hook is set while it runs, so that what is refused is refused by the system.
 
 import os
 import socket
-from collections.abc import Callable
-from functools import partial
 
 
 def make(folder: str) -> None:
@@ -23,23 +21,23 @@ def escapes(secret: str, port: int, parent: int) -> list[str]:
         port: of 127.0.0.1, where somebody listens.
         parent: id of the process outside.
     """
-    tried: dict[str, Callable[[], object]] = {
-        "reads a file of the user": lambda: os.open(secret, 0),
-        "reads /etc/passwd": lambda: os.open("/etc/passwd", 0),
-        "reads the environment of a process": lambda: os.open(f"/proc/{parent}/environ", 0),
-        "signals a process": lambda: os.kill(parent, 0),
-        "starts a process": lambda: os.fork() or os._exit(0),
-        "reaches the network": lambda: socket.create_connection(("127.0.0.1", port), 1),
-        "changes its root": lambda: os.chroot("/"),
-        "becomes another user": lambda: os.setuid(0 if os.getuid() else 1),
-    }
-    for folder in {"/", "/tmp", "/dev", "/dev/shm", os.getcwd(), os.path.dirname(secret), os.path.dirname(os.__file__)}:
-        tried[f"writes in {folder}"] = partial(make, folder)
+    tried: list = [
+        ("reads a file of the user", os.open, secret, 0),
+        ("reads /etc/passwd", os.open, "/etc/passwd", 0),
+        ("reads the environment of a process", os.open, f"/proc/{parent}/environ", 0),
+        ("signals a process", os.kill, parent, 0),
+        ("starts a process", lambda: os.fork() or os._exit(0)),
+        ("reaches the network", socket.create_connection, ("127.0.0.1", port), 1),
+        ("changes its root", os.chroot, "/"),
+        ("becomes another user", os.setuid, 0 if os.getuid() else 1),
+    ]
+    folders = {"/", "/tmp", "/dev", "/dev/shm", os.getcwd(), os.path.dirname(secret), os.path.dirname(os.__file__)}
+    tried += [(f"writes in {folder}", make, folder) for folder in sorted(folders)]
     found = []
-    for name, attempt in tried.items():
+    for name, attempt, *given in tried:
         try:
-            attempt()
+            attempt(*given)
             found.append(name)
         except OSError:
             pass
-    return sorted(found)
+    return found

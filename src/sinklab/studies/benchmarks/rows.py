@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sinklab.data.corpora import json_object, placed_lines, text_lines
+from sinklab.errors import from_json, refused
 from sinklab.records.storage import write_beside
 
 Row = dict[str, Any]
@@ -91,10 +92,8 @@ def _six_lines(path: Path) -> list[Row]:
 
 
 def _whole(path: Path) -> list[Row]:
-    try:
-        return [json.loads("".join(text_lines(path)))]
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} must hold one JSON object: {error.msg} in line {error.lineno}") from error
+    with refused(f"{path} must hold one JSON object"):
+        return [from_json("".join(text_lines(path)), dict)]
 
 
 _READERS: dict[tuple[str | None, str], Callable[[Path], list[Row]]] = {

@@ -31,7 +31,7 @@ TWO_STAGE = "gsm8k_two_stage"
 
 
 @dataclass(frozen=True)
-class EvalSettings(DecodingSettings, Checked):
+class EvalSettings(DecodingSettings):
     """What is scored, under which interventions, and how texts are written and likelihoods estimated.
 
     Raises ValueError for numbers and names that make no sense with any model.
@@ -97,7 +97,6 @@ class EvalSettings(DecodingSettings, Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Checked.__post_init__(self)
         names = tuple(dict.fromkeys(name for text in self.tasks for name in text.replace(",", " ").split()))
         object.__setattr__(self, "tasks", names)
         if not names:

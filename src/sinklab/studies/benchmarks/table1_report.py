@@ -48,7 +48,11 @@ def _panel(numbers: pd.DataFrame, task: str, names: dict[str, int]) -> Chart:
             parts = [str(model) + ("" if measured else " (published)")]
             parts += [part for part, usual in ((control, "sinks"), (protocol, "paper")) if part != usual]
             y, error = 100 * shown["accuracy"], 100 * shown["stderr"].fillna(0)
-            style = {"style": _style(control, protocol) if measured else "--", "colour": index, "marker": index}
+            style: dict[str, Any] = {
+                "style": _style(control, protocol) if measured else "--",
+                "colour": index,
+                "marker": index,
+            }
             lines.append(Line(places, y, ", ".join(parts), **style, low=y - error, high=y + error, kind="bars"))
     x = Axis("keys masked per layer and head", names=["none" if k == 0 else str(k) for k in ks])
     return Chart(x, Axis("right, %", low=-2), lines, title=titled(task))

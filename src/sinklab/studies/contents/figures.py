@@ -80,7 +80,7 @@ def _lines(shown: pd.DataFrame, is_strongest: bool) -> list[Line]:
         clipped = {
             name: rows[name].clip(lower=LEAST) if "target" in rows else rows[name] for name in CLIPPED if name in rows
         }
-        how = {"run": name, "colour": colour, "marker": colour}
+        how: dict[str, Any] = {"run": name, "colour": colour, "marker": colour}
         found.append(Line(rows["layer"], clipped["value"], low=clipped["low"], high=clipped["high"], **how))
         for control, words, style in CONTROLS if "target" in rows else ():
             found.append(Line(rows["layer"], clipped[control], words=words, style=style, **how))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sinklab.errors import Checked, limited, unknown
+from sinklab.errors import limited, unknown
 from sinklab.registry import rules, studies
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.studies.base import Study, deferred
@@ -39,7 +39,7 @@ def chosen_rule(choose: str, epsilon: float) -> Any:
 
 
 @dataclass(frozen=True)
-class ContentsSettings(DecodingSettings, Checked):
+class ContentsSettings(DecodingSettings):
     """Which texts are written, which states are sampled from them, and how they are read.
 
     Raises ValueError for numbers that make no sense with any model.
@@ -89,8 +89,7 @@ class ContentsSettings(DecodingSettings, Checked):
     what they show as well is no finding. When left out, where both take less than a minute."""
 
     def __post_init__(self) -> None:
-        DecodingSettings.__post_init__(self)
-        Checked.__post_init__(self)
+        super().__post_init__()
         if self.prompts and self.corpus is not None:
             raise ValueError("beginnings come as prompts or from a corpus, but there are both; leave one of them out.")
         if self.cache != "none":

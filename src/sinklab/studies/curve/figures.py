@@ -14,7 +14,7 @@ from sinklab.analysis.estimates import FEWEST
 from sinklab.errors import one_of
 from sinklab.records.storage import write_beside
 from sinklab.registry import rules
-from sinklab.reports.charts import Axis, Chart, Line
+from sinklab.reports.charts import Axis, Chart
 from sinklab.reports.drawing import drawn_as, figure
 from sinklab.reports.printed import save_figure, write_page
 from sinklab.reports.samples import Reader
@@ -50,13 +50,10 @@ def masking_curve_figure(
         for control in curve.controls:
             rows = curve.of(control).sort_values("k" if over == "count" else "removed", kind="stable")
             factor = 100 / rows["loss"].iloc[0] if relative else 1.0
-            values = {
-                name: factor * rows[f"delta{end}"] for name, end in (("y", ""), ("low", "_low"), ("high", "_high"))
-            }
-            how = {"colour": one.colour, "marker": one.marker, "style": STYLES.get(control, "-")}
+            y, low, high = (factor * rows[f"delta{end}"] for end in ("", "_low", "_high"))
+            how = {"style": STYLES.get(control, "-"), "words": WORDS.get(control, control), "low": low, "high": high}
             across = rows["k"] if over == "count" else 100 * rows["removed"]
-            words = WORDS.get(control, control)
-            lines.append(Line(across, run=curve.title, words=words, **how, **values))
+            lines.append(one.line(across, y, run=curve.title, name=curve.title, **how))
     log = {"log": "symlog", "linear": "linear"}
     x = Axis("attention removed, %")
     if over == "count":

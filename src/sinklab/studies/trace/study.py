@@ -36,7 +36,7 @@ STATISTICS = (
 
 
 @dataclass(frozen=True)
-class StudySettings(DecodingSettings, Checked):
+class StudySettings(DecodingSettings):
     """What a study writes, how it decodes, and what it records and scores.
 
     Raises ValueError for unknown statistics and for numbers that make no sense with any model.
@@ -94,8 +94,7 @@ class StudySettings(DecodingSettings, Checked):
     permuted; what they show as well is no finding. With --resume, of a run that is there."""
 
     def __post_init__(self) -> None:
-        DecodingSettings.__post_init__(self)
-        Checked.__post_init__(self)
+        super().__post_init__()
         names = STATISTICS if "all" in self.statistics else ("received", *self.statistics)
         for name in names:
             if name not in STATISTICS and name.partition(":")[0] not in known_statistics:

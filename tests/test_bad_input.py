@@ -1,0 +1,437 @@
+"""Whatever a file, a prompt or a template says: a value or one clear error, soon; never a traceback or a hang.
+
+The cases follow from a seed, SINKLAB_FUZZ_SEED, which a failure names; another one tries other cases.
+"""
+
+import contextlib
+import copy
+import faulthandler
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import sinklab
+from sinklab import registry
+from sinklab.checkpoints import tokens
+from sinklab.checkpoints.info import describe
+from sinklab.checkpoints.loading import load
+from sinklab.cli.main import main
+from sinklab.data.corpora import read_corpus
+from sinklab.errors import DEEPEST, from_json, read_json
+from sinklab.records import RunWriter, open_run
+from sinklab.sampling.settings import DecodingSettings
+from sinklab.scoring.prompts import encode, read_prompts
+from sinklab.studies.request_cache import RequestCache
+from sinklab.training.checkpoints import read_position
+from sinklab.training.recorders import History
+from tiny_diffusion import save_tiny
+
+SEED = int(os.environ.get("SINKLAB_FUZZ_SEED", "2026"))
+LONGEST = 15
+"""Seconds for one case; chat templates may take 10 of them."""
+ODD: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    10**9,
+    10**30,
+    -(2**63),
+    0.5,
+    1e308,
+    float("nan"),
+    "",
+    "x" * 5000,
+    "\x1b]0;x\x07",
+]
+ODD += ["\x00", "\ud800", "../../x", "/etc/passwd", "9" * 5000, [], {}, [0, 0], [True], [None], {"": {}}, [[[]]] * 3]
+BLOBS = [b"", b"\x00" * 8, b"\xff\xfe", b"\xef\xbb\xbf", b"[" * 10**5, b'{"a":' * 10**5, b'"', b"9" * 5000, b"\x1b[2J"]
+BLOBS += [b"NaN", b"{}", b"[]", b"null", b"1e999", b'"\\ud800"', b"\n" * 100, b"PK\x03\x04", b"\x80\x04", b"%PDF"]
+
+
+class TooLong(BaseException):
+    """A case did not end."""
+
+
+@contextlib.contextmanager
+def watched(case: str) -> Iterator[None]:
+    """The block may raise ValueError or OSError, and must end."""
+
+    def ring(*signal: object) -> None:
+        raise TooLong
+
+    before = signal.signal(signal.SIGALRM, ring)
+    # for what waits in C, where no signal is answered
+    faulthandler.dump_traceback_later(4 * LONGEST, exit=True)
+    signal.setitimer(signal.ITIMER_REAL, LONGEST)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except (ValueError, OSError) as error:
+        assert str(error).strip(), f"{case}: an error without a word"
+    except TooLong:
+        raise AssertionError(f"{case}: not over after {LONGEST} s") from None
+    except Exception as error:
+        raise AssertionError(f"{case}: {type(error).__name__}: {error}") from error
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGALRM, before)
+
+
+def bent(value: Any, rng: random.Random) -> Any:
+    """A JSON value with one of its places, at any depth, made another."""
+    odd = rng.choice([*ODD, nested(rng.choice([50, 150, 900]))])
+    if not isinstance(value, dict | list) or not value or rng.random() < 0.15:
+        return odd
+    value = copy.copy(value)
+    place = rng.choice([*value] if isinstance(value, dict) else range(len(value)))
+    what = rng.random()
+    if what < 0.1 and isinstance(value, dict):
+        del value[place]
+    elif what < 0.2 and isinstance(value, dict):
+        value[rng.choice(["", "extra", "\x1b", "__class__"])] = odd
+    else:
+        value[place] = bent(value[place], rng) if isinstance(value[place], dict | list) else odd
+    return value
+
+
+def nested(depth: int) -> Any:
+    value: Any = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def damaged(content: bytes, rng: random.Random) -> bytes:
+    """Bytes with some of them lost, changed, said twice or put in between."""
+    start = rng.randrange(len(content) + 1)
+    stop = min(len(content), start + rng.choice([1, 8, 200]))
+    blob = rng.choice([*BLOBS, rng.randbytes(8)])
+    return rng.choice(
+        [
+            content[:start],
+            content[:start] + content[stop:],
+            content[:start] + blob + content[stop:],
+            content[:stop] + content[start:],
+            content[:start] + bytes(255 - byte for byte in content[start:stop]) + content[stop:],
+            blob,
+        ]
+    )
+
+
+def spoilt(file: Path, rng: random.Random) -> None:
+    """A file whose JSON, or whose bytes, are no longer what they were."""
+    content = file.read_bytes()
+    if file.suffix == ".json" and rng.random() < 0.6:
+        with contextlib.suppress(ValueError):
+            text = json.dumps(bent(json.loads(content), rng))
+            content = text.encode("utf-8", "surrogatepass")
+            return file.write_bytes(content) and None
+    file.write_bytes(damaged(content, rng))
+
+
+def cases(folder: Path, work: Path, count: int, read: Callable[[Path], object], only: tuple[str, ...] = ("*",)) -> None:
+    """Spoil one file of a folder, again and again from the start, and read the folder."""
+    rng = random.Random(f"{SEED} {folder.name} {only}")
+    files = sorted({file.relative_to(folder) for pattern in only for file in folder.glob(pattern) if file.is_file()})
+    print(f"SINKLAB_FUZZ_SEED={SEED}: {count} cases of {folder.name}")
+    for number in range(count):
+        copied = work / "copy"
+        shutil.rmtree(copied, ignore_errors=True)
+        shutil.copytree(folder, copied)
+        file = rng.choice(files)
+        spoilt(copied / file, rng)
+        with watched(f"SINKLAB_FUZZ_SEED={SEED}, case {number} of {folder.name}, {file}"):
+            read(copied)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "run"
+    with RunWriter(
+        folder, kind="study", model={"name": "tiny", "layers": [0, 1]}, settings={"a": {"b": [1]}}, seed=0
+    ) as out:
+        for part in range(2):
+            out.table("tokens", {"step": [0, 1], "text": ["a", "b"]}, part=part)
+        out.table("generations", {"prompt": ["x"], "completion": ["y"]})
+        out.arrays("attention", {"received": np.ones((4, 8))}, dims={"received": ("step", "key")})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("checkpoint") / "checkpoint")
+
+
+def test_run_folders(run: Path, tmp_path: Path) -> None:
+    def read(folder: Path) -> None:
+        opened = open_run(folder)
+        for name in opened.tables:
+            opened.table(name)
+        for name in opened.array_files:
+            opened.arrays(name)
+            opened.dims(name)
+
+    cases(run, tmp_path, 150, read)
+    cases(run, tmp_path, 100, read, only=("run.json",))
+
+
+def test_configs(checkpoint: Path, tmp_path: Path) -> None:
+    cases(checkpoint, tmp_path, 100, lambda folder: describe(str(folder)), only=("config.json",))
+
+
+@pytest.mark.slow
+def test_checkpoints(checkpoint: Path, tmp_path: Path) -> None:
+    cases(checkpoint, tmp_path, 60, load, only=("*.json",))
+    cases(checkpoint, tmp_path, 30, load, only=("*.safetensors",))
+    weights = tmp_path / "pickled"
+    shutil.copytree(checkpoint, weights)
+    torch.save({"x": torch.ones(2)}, weights / "pytorch_model.bin")
+    (weights / "model.safetensors").unlink()
+    cases(weights, tmp_path, 30, lambda folder: load(folder, allow_pickle=True), only=("*.bin",))
+
+
+def test_prompts_corpora_and_answers(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    rows = [{"prompt": "What?", "text": "It was a dark and stormy night.", "extra": [1, {"a": None}]}] * 3
+    (texts / "rows.json").write_text(json.dumps(rows))
+    (texts / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (texts / "rows.csv").write_text("prompt,text\nWhat?,Some\n" * 3)
+    (texts / "rows.txt").write_text("One\nTwo\n")
+    (texts / "requests-0.jsonl").write_text('{"run": "x", "key": "k", "answer": {"text": "t"}}\n' * 3)
+
+    def read(folder: Path) -> None:
+        for file in sorted(folder.iterdir()):
+            with contextlib.suppress(ValueError):
+                read_prompts(file)
+            if file.suffix in (".txt", ".jsonl"):
+                with contextlib.suppress(ValueError):
+                    [*read_corpus(file)]
+        RequestCache(folder, None, "x")
+
+    cases(texts, tmp_path, 150, read)
+
+
+def test_what_training_resumes_from(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-4"
+    folder.mkdir()
+    (folder / "position.json").write_text('{"row": 4, "cursor": [1, 2]}')
+    (folder / History.file).write_text('[{"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.25}]')
+
+    def read(copied: Path) -> None:
+        with contextlib.suppress(ValueError):
+            read_position(copied)
+        History(copied)
+
+    cases(folder, tmp_path / "work", 80, read)
+
+
+def test_what_is_typed() -> None:
+    rng = random.Random(SEED)
+    print(f"SINKLAB_FUZZ_SEED={SEED}")
+    kinds = ("rules", "statistics", "interventions", "sinks", "unmasking_rules", "caches", "schedules")
+    pieces = ["=", ",", ":", "(", ")", "[", "nan", "-1", "1e999", "9" * 5000, "\x1b[2J", "\ud800", "k", "None", " ", ""]
+    for number in range(200):
+        kind = getattr(registry, rng.choice(kinds))
+        text = rng.choice([*kind]) + ":" + "".join(rng.choice(pieces) for _ in range(rng.randrange(8)))
+        with watched(f"SINKLAB_FUZZ_SEED={SEED}, case {number}: {text!r}"):
+            kind.parse(text)
+
+
+def test_prompts_that_are_no_text() -> None:
+    lm = sinklab.load("tiny")
+    for text in ("\ud800", "a\udcff", "\udc80" * 3):
+        with pytest.raises(ValueError, match=r"a prompt is text in UTF-8: .*surrogates not allowed"):
+            encode(lm, text)
+    for text in ("", "\x00", "\x1b]0;x\x07", "\u202e", "﷽" * 2000, "👩‍👩‍👧" * 50):
+        with watched(repr(text[:9])):
+            encode(lm, text)
+
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ 'a' * 2000000000 }}", "MemoryError"),
+        ("{{ '%1000000000d' % 3 }}", "MemoryError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{% include 'x' %}", "no loader"),
+        ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "RecursionError"),
+        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "RecursionError"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{% for i in range(90000) %}" + "x" * 99 + "{% endfor %}", "takes over 2 s, 512 MB or 1 MB of text"),
+        (ENDLESS, "takes over 2 s"),
+        ("{{ messages[0]['content'] + 1 }}", "TypeError"),
+        ("{% if", "TemplateSyntaxError"),
+    ],
+)
+def test_templates_are_rendered_within_limits(template: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "SECONDS", 2)
+    lm = sinklab.load("tiny")
+    lm.needed_tokenizer().chat_template = template
+    with pytest.raises(ValueError, match=f"the chat format of tiny cannot be used: .*{message}.*; leave out --chat"):
+        encode(lm, "Hello", chat=True)
+
+
+def test_what_a_template_makes_is_the_tokenizers_own() -> None:
+    tokenizer = sinklab.load("tiny").needed_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}ü{{ add_generation_prompt }}"
+    )
+    messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "zwö"}]
+    for how in ({}, {"add_generation_prompt": True}):
+        assert tokens.chat_text(tokenizer, messages, **how) == tokenizer.apply_chat_template(
+            messages, tokenize=False, **how
+        )
+
+
+def test_json_is_read_within_limits(tmp_path: Path) -> None:
+    assert from_json(json.dumps(nested(DEEPEST - 1))) == nested(DEEPEST - 1)
+    for depth, message in ((DEEPEST + 1, "nested more than 100 levels"), (10**5, "nested too deeply")):
+        with pytest.raises(ValueError, match=message):
+            from_json("[" * depth + "]" * depth)
+    with pytest.raises(ValueError, match="it must hold a dict, but holds a list"):
+        from_json("[]", dict)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(ValueError, match="ordinary file of at most 256 MB"):
+            read_json(path)
+    with open(tmp_path / "large", "wb") as large:
+        large.truncate((1 << 28) + 1)
+    with pytest.raises(ValueError, match="ordinary file"):
+        read_json(tmp_path / "large")
+
+
+def test_pipes_in_a_run_folder_are_not_waited_for(run: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(run, tmp_path / "run")
+    for name in ("generations.parquet", "attention.safetensors"):
+        (copied / name).unlink()
+        os.mkfifo(copied / name)
+        with watched(name), pytest.raises(ValueError, match=f"{name} is missing"):
+            open_run(copied)
+        shutil.copyfile(run / name, tmp_path / name)
+        os.replace(tmp_path / name, copied / name)
+
+
+@pytest.mark.parametrize("parts", [[0, 0], [True], [1, 0], [], [-1], [0.0], ["0"]])
+def test_parts_that_no_run_writes(run: Path, tmp_path: Path, parts: list[Any]) -> None:
+    copied = shutil.copytree(run, tmp_path / "run")
+    told = json.loads((copied / "run.json").read_text())
+    told["parts"]["tokens.parquet"] = parts
+    (copied / "run.json").write_text(json.dumps(told))
+    with pytest.raises(ValueError, match=r"run.json is damaged and cannot be read .*parts is"):
+        open_run(copied)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_no_numbers(checkpoint: Path, tmp_path: Path, value: float) -> None:
+    from safetensors.torch import load_file
+
+    copied = shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    weights = load_file(copied / "model.safetensors")
+    name = sorted(weights)[-1]
+    weights[name].view(-1)[-1] = value
+    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"hold NaN or infinity in torch.float32; fetch them again"):
+        load(copied)
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 63, 10**30])
+def test_seeds_out_of_range(seed: int) -> None:
+    from sinklab.studies.trace.study import StudySettings
+    from sinklab.training.settings import TrainSettings
+
+    for settings in (StudySettings, TrainSettings, DecodingSettings):
+        with pytest.raises(ValueError, match=r"a seed must be 0 to 2\*\*63 - 1, but is"):
+            settings(seed=seed)
+
+
+COMMANDS: dict[str, tuple[list[str], str]] = {
+    "a prompt of raw bytes": (["generate", os.fsdecode(b"\xff\xfe")], "a prompt is text in UTF-8"),
+    "an endless seed": (["generate", "a", "--seed", "9" * 30], "a seed must be"),
+    "a device without memory": (["generate", "a", "--device", "meta"], ""),
+    "a report of nothing": (["report", "{work}"], "is not a run folder"),
+    "a deep run.json": (["report", "{deep}"], "nested too deeply"),
+    "a deep config.json": (["info", "{model}"], "nested too deeply"),
+    "deep prompts": (["trace", "--prompts", "{deep}/prompts.jsonl"], "nested too deeply"),
+    "prompts in a pipe": (["trace", "--prompts", "{work}/pipe.jsonl"], "does not exist"),
+    "a template that fails": (["generate", "a", "--chat", "--model", "{chat}"], "cannot be used"),
+    "a comparison of nothing": (["compare", "{work}", "{deep}"], ""),
+    "an unknown plug-in": (["list", "--plugin", "{work}/none.py"], "none.py"),
+    "a plug-in that fails": (["list", "--plugin", "{work}/plugin.py"], "ZeroDivisionError"),
+}
+
+
+@pytest.fixture(scope="module")
+def places(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    work = tmp_path_factory.mktemp("commands")
+    for name in ("deep", "model"):
+        (work / name).mkdir()
+        for file in ("run.json", "config.json", "prompts.jsonl"):
+            (work / name / file).write_text("[" * 10**5)
+    os.mkfifo(work / "pipe.jsonl")
+    (work / "plugin.py").write_text("1 / 0")
+    chat = shutil.copytree(checkpoint, work / "chat")
+    (chat / "chat_template.jinja").write_text("{{ 1 / 0 }}")
+    return {"work": str(work), "chat": str(chat), **{name: str(work / name) for name in ("deep", "model")}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", COMMANDS)
+def test_commands_end_with_one_line(case: str, places: dict[str, str], tmp_path: Path) -> None:
+    words, message = COMMANDS[case]
+    words = [word.format(**places) for word in words]
+    command = [sys.executable, "-m", "sinklab.cli", *words]
+    ended = subprocess.run(command, capture_output=True, timeout=120, cwd=tmp_path)
+    told = ended.stderr.decode(errors="replace").strip()
+    assert ended.returncode == 2 and "Traceback" not in told, told
+    assert message in told and told.splitlines()[-1].startswith("sinklab: "), told
+
+
+def test_the_last_resort(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(*given: object, **named: object) -> None:
+        raise RecursionError("too\ndeep")
+
+    monkeypatch.setattr("sinklab.checkpoints.info.describe", fails)
+    assert main(["info", "tiny"]) == 2
+    assert capsys.readouterr().err == "sinklab: RecursionError, which --debug traces: too deep\n"
+    with pytest.raises(RecursionError):
+        main(["info", "tiny", "--debug"])
+
+
+def test_a_terminal_gets_no_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sinklab.cli.command import say, working
+
+    evil = "a\x1b]0;title\x07\x1b[2J\x9b31m\x7f\r\tb\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    say(evil)
+    assert capsys.readouterr().out == "a\\x1b]0;title\\x07\\x1b[2J\\x9b31m\\x7f\\x0d\tb\n\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    say(evil)
+    assert capsys.readouterr().out == evil + "\n"
+    with working() as progress:
+        progress.stage(evil)
+    assert "\x1b" not in capsys.readouterr().err
+    assert main(["info", evil]) == 2
+    assert "\x1b" not in capsys.readouterr().err
