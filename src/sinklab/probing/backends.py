@@ -54,7 +54,7 @@ _FOREIGN = ("softcap", "s_aux", "position_bias", "cache", "cu_seq_lens_q", "bloc
 def asking(modules: Collection[nn.Module]) -> list[Any]:
     """The transformers configs of a model that attends only by asking for its attention function; of another, none."""
     changed = any("forward" in vars(module) and not is_compiled(module) for module in modules)
-    kinds = {(type(module), bool(module._modules)) for module in modules}
+    kinds: set[tuple[Any, bool]] = {(type(module), bool(module._modules)) for module in modules}
     if changed or not all(_asks(kind, has_parts) for kind, has_parts in kinds):
         return []
     configs = {id(config): config for module in modules if (config := vars(module).get("config")) is not None}
