@@ -21,7 +21,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from block_sinks import TWINNED, arms_of, moves, order_of, watched
 from torch import Tensor
 
 import sinklab
@@ -29,6 +28,9 @@ from sinklab.checkpoints.loading import untrained_twins
 from sinklab.data.rows import row_start
 from sinklab.records.reading import open_run
 from sinklab.records.storage import write_beside
+
+sys.path.append(str(Path(__file__).parent))
+from block_sinks import TWINNED, arms_of, moves, order_of, watched
 
 KINDS = {"causal": None, "full": None, "block4": 4, "block16": 16}
 SEEDS = (0, 1, 2)

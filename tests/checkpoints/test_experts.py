@@ -248,8 +248,8 @@ def test_experts_are_read_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(weights, "PIECE_BYTES", 500)
     sizes, original = [], weights.Safetensors.pieces
 
-    def watched(self, name):
-        for rows, piece in original(self, name):
+    def watched(self, name, part=None):
+        for rows, piece in original(self, name, part):
             sizes.append(piece.numel() * piece.element_size())
             yield rows, piece
 

@@ -124,7 +124,7 @@ def _placed(device: Any, device_map: DeviceMap | None, tensor_parallel: int) -> 
         raise ValueError("give device_map, or device and tensor_parallel, not both")
     if tensor_parallel != 1:
         device = parallel.place_of(tensor_parallel, device)
-    return device_map or {"": materialize.usable_device("cpu" if device is None else device)}
+    return {"": materialize.usable_device("cpu" if device is None else device)} if device_map is None else device_map
 
 
 def _as_diffusion(
