@@ -352,7 +352,8 @@ def draw_panels(
     alike = len(maps) == len(shown) and len({one.scale for one in maps}) == 1
     top = top or (max(one.top for one in maps) if alike else None)
     for place, (axes, one) in enumerate(zip(grid.flat, shown, strict=False)):
-        image = draw(axes, one, look, top=top, alone=not alike)
+        # beside maps it is the end of their colours
+        image = draw(axes, one, look, top=top if not maps or isinstance(one, Map) else None, alone=not alike)
         axes.tick_params(labelbottom="x" not in share or place >= len(shown) - columns)
         for name, said in (("x", canvas.supxlabel), ("y", canvas.supylabel)):
             if name in share:
