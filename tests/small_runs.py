@@ -208,6 +208,8 @@ def contents(place: Path) -> dict[str, Any]:
 
 def _untimed(value: Any) -> Any:
     if isinstance(value, dict):
+        # the order in which tables were begun
+        value |= {"tables": sorted(value["tables"])} if isinstance(value.get("tables"), list) else {}
         return {key: _untimed(one) for key, one in value.items() if not re.search(TIMED, key)}
     return [_untimed(one) for one in value] if isinstance(value, list) else value
 

@@ -11,8 +11,8 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 # of the run that does nothing but what all studies do, each step; of the others some, and all in benchmarks/kills.py
-SOME = {"units": None, "trace": 16, "curve": 12, "battery": 8, "probe": 8, "caches": 8, "train": 8}
-WITH_HARNESS = {"eval": 6, "table1": 8}
+SOME = {"units": None, "trace": 8, "curve": 5, "battery": 4, "probe": 4, "caches": 4, "train": 5}
+WITH_HARNESS = {"eval": 3, "table1": 4}
 
 
 def told(script: str, *arguments: Any) -> Any:
@@ -52,7 +52,7 @@ def test_a_benchmark_killed_or_failed_at_a_write_goes_on_to_the_same_end(kind: s
 
 @pytest.mark.slow
 def test_a_report_killed_or_failed_at_a_write_is_written_again(tmp_path: Path) -> None:
-    assert told("small_runs.py", "report", tmp_path, 4)["wrong"] == []
+    assert told("small_runs.py", "report", tmp_path, 2)["wrong"] == []
 
 
 @pytest.mark.slow
