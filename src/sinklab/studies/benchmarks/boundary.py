@@ -25,7 +25,9 @@ PYTHON = os.path.realpath(sys.executable)
 PACKAGES = site.getsitepackages()
 _LIBRARIES = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", f"{sys.base_prefix}/lib"]
 _LIBRARIES += [f"{sys.base_prefix}/lib64", *PACKAGES, PYTHON, str(DRIVER)]
-READABLE = sorted({path for path in _LIBRARIES if os.path.exists(path)})
+_FOUND = {Path(path) for path in _LIBRARIES if os.path.exists(path)}
+# an installed driver lies among the packages, where nothing can be mounted any more
+READABLE = sorted(str(path) for path in _FOUND if _FOUND.isdisjoint(path.parents))
 """All that a program sees of this machine: the interpreter, its libraries, and what runs the program."""
 
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/bin:/sbin:/bin"
