@@ -13,14 +13,14 @@ from safetensors.torch import load_file, save_file
 import sinklab
 from sinklab.checkpoints import load
 from sinklab.checkpoints.sinkfile import sink_file_of
-from sinklab.models import DiffusionLM
+from sinklab.models import DiffusionLM, DiffusionLMConfig
 from sinklab.probing import WindowAttention, intervene
 from sinklab.records import open_run
 from sinklab.training import TrainSettings, causal_loss, train
-from sinklab.training.model import save
+from sinklab.training.model import freeze, merge_lora, save
 from sinklab.training.text import prepare
 from sinklab.training.trainer import neighbours
-from tiny_diffusion import save_tiny, tiny_model, tiny_tokenizer
+from tiny_diffusion import save_tiny, tiny_backbone, tiny_model, tiny_tokenizer
 from tiny_training import tiny_settings, uneven_documents
 
 
@@ -195,6 +195,22 @@ def test_frozen_weights_that_are_bfloat16_on_disk_stay_so(settings: TrainSetting
             assert torch.equal(weight, small[name])
     first, second = (losses_of(folder.parent)[:2] for folder in folders)
     assert list(first) == list(second), "the forward pass is the same to the last bit"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_freezing_makes_no_number_coarser(tied: bool) -> None:
+    """What decides the type of the states is float32, a tied head included; what is finer than that stays so."""
+    pytest.importorskip("peft")
+    for kind, expected in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        model = DiffusionLM(DiffusionLMConfig(tiny_backbone(tie_word_embeddings=tied), mask_token_id=2)).to(kind)
+        freeze(model, "all")
+        assert {weight.dtype for weight in model.parameters()} == {kind}
+        trained = {id(model.get_parameter(name)) for name in freeze(model, "lora", 2)}
+        assert model.model.embed_tokens.weight.dtype == model.model.norm.weight.dtype == expected
+        assert model.lm_head.weight.dtype == (expected if tied else kind)
+        assert {weight.dtype for weight in model.parameters() if id(weight) in trained} == {expected}
+        merge_lora(model)
+        assert model.model.layers[0].self_attn.q_proj.weight.dtype == expected
 
 
 @pytest.mark.parametrize("style", ["published", "corrected"])

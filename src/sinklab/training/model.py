@@ -288,11 +288,13 @@ def freeze(model: Any, train_only: str, lora_rank: int = 8) -> list[str]:
     chosen = set(trained)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen)
+    # a tied head is the embedding, which decides the type of the states
     products = {id(one.weight) for one in model.modules() if isinstance(one, nn.Linear)}
-    for parameter in model.parameters():
-        # what is trained is float32, and what is no product's weight, and so decides the type of the states
-        if parameter.requires_grad or (train_only != "all" and id(parameter) not in products):
-            parameter.data = parameter.data.float()
+    products -= {id(model.get_input_embeddings().weight)}
+    for parameter in model.parameters() if train_only != "all" else ():
+        # what is trained is float32 at least, and what is no product's weight
+        if parameter.requires_grad or id(parameter) not in products:
+            parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
     return trained
 
 
@@ -317,7 +319,7 @@ def merge_lora(model: Any) -> None:
     for name, adapter in _adapters(model).items():
         base = adapter.get_base_layer()
         # a small change is lost in bfloat16
-        base.weight.data = base.weight.data.float()
+        base.weight.data = base.weight.data.to(torch.promote_types(base.weight.dtype, torch.float32))
         adapter.merge()
         _move_gate(adapter, base)
         owner, _, leaf = name.rpartition(".")
