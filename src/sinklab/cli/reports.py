@@ -174,8 +174,8 @@ def figures(
         import_module(f"sinklab.studies.{opened[0].info.kind}.figures")
     drawn = draw_all(opened, out, formats, names=only or None, paper=style)
     for name, why in drawn.skipped.items():
-        print(f"not drawn: {name}: {why}")
-    print(f"figures: {out} ({len(drawn.written)} files)")
+        say(f"not drawn: {name}: {why}")
+    say(f"figures: {out} ({len(drawn.written)} files)")
 
 
 def compare(
@@ -288,7 +288,7 @@ def merge(runs: Folders, out: Path) -> None:
     from sinklab.records.writing import merge_runs
 
     run = merge_runs(runs, out)
-    print(f"run folder: {run.path} ({run.info.status})")
+    say(f"run folder: {run.path} ({run.info.status})")
     if run.info.status != "complete":
         print("what is missing: the command that began it, with this --out and --resume")
 
