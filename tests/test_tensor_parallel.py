@@ -6,9 +6,6 @@ The processes run ``divided_twin.py``, two of them here. Four hold the same: fro
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from torch import distributed, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
 from transformers import Glm4MoeConfig, LlamaConfig, Qwen3MoeConfig
 
+from launched import torchrun
 from sinklab import compat
 from sinklab.attention.heads import HeadShare
 from sinklab.checkpoints import load, materialize
@@ -70,16 +68,7 @@ def save_models(folder: Path, count: int) -> None:
 def noted_by_two(folder: Path) -> list[dict]:
     """What each of two processes notes, by model."""
     save_models(folder, 2)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    paths = os.pathsep.join(str(ROOT / part) for part in ("src", "tests"))
-    done = subprocess.run(
-        [*command, str(ROOT / "tests" / "divided_twin.py"), str(folder), "2"],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = torchrun(ROOT / "tests" / "divided_twin.py", folder, 2)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 

@@ -1,20 +1,17 @@
 """A study over models that several processes hold together is the study over the whole model."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from launched import torchrun
 from sinklab import compat
 from sinklab.records import open_run
 from sinklab.studies.processes import Processes, Units
 from sinklab.studies.trace.study import study
 from tiny_diffusion import save_tiny
 
-ROOT = Path(__file__).parents[2]
 PROMPTS = ("The old man", "The sea", "The wind")
 
 
@@ -24,18 +21,8 @@ def test_two_processes_of_one_model_write_what_one_process_writes(tmp_path: Path
     from sinklab.checkpoints import load
 
     model = save_tiny(tmp_path / "model", 1)
-    paths = os.pathsep.join(str(ROOT / part) for part in ("src", "tests"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"]
-    command += ["sinklab.cli", "trace", *PROMPTS, "--model", str(model), "--new-tokens", "6"]
-    command += ["--mask-sinks", "1", "--tensor-parallel", "2", "--dtype", "float64", "--out", str(tmp_path / "two")]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    given = ["--model", model, "--new-tokens", 6, "--mask-sinks", 1, "--tensor-parallel", 2, "--dtype", "float64"]
+    done = torchrun("-m", "sinklab.cli", "trace", *PROMPTS, *given, "--out", tmp_path / "two")
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("run folder") == 1
     study(load(model, dtype="float64"), tmp_path / "one", study.settings_of(tmp_path / "two"))

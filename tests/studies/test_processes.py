@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from launched import torchrun
 from sinklab.records import Run, leases, open_run
 from sinklab.records.leases import Claims
 from sinklab.studies.processes import Processes, Units
 from sinklab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, tiny_loaded
 
-ROOT = Path(__file__).parents[2]
 SETTINGS = {
     "prompts": ("The old man", "The sea", "", "The boats", "The wind"),
     "new_tokens": 5,
@@ -43,17 +42,8 @@ print(study(tiny_loaded(1), out, StudySettings(**settings), progress=print, resu
 
 def launch(folder: Path, settings: dict, *, resume: bool = False) -> subprocess.CompletedProcess:
     (folder / "program.py").write_text(PROGRAM, "utf-8")
-    paths = os.pathsep.join(str(ROOT / part) for part in ("src", "tests"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [str(folder / "program.py"), str(folder / "run"), json.dumps(settings), "resume" if resume else "anew"]
-    return subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    again = "resume" if resume else "anew"
+    return torchrun(folder / "program.py", folder / "run", json.dumps(settings), again, seconds=600)
 
 
 @pytest.fixture

@@ -1,0 +1,23 @@
+"""Programs that torchrun starts, two processes of each."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def torchrun(*program: Any, seconds: int = 300) -> subprocess.CompletedProcess[str]:
+    """A program of two processes that find the package and the tests; what they printed, and how it ended."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    paths = os.pathsep.join(str(ROOT / part) for part in ("src", "tests"))
+    return subprocess.run(
+        [*command, *map(str, program)],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
