@@ -161,46 +161,47 @@ def _examples() -> dict[str, str]:
     """A page for each script of examples/, which shows the script itself."""
     pages, rows = {}, []
     for path in sorted((ROOT / "examples").glob("*.py")):
-        about = (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").strip()
+        about = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
         kind = path.stem.removeprefix("add_a_").replace("_", " ")
-        title = (
-            f"Add {'an' if kind[0] in 'aeiou' else 'a'} {kind}" if path.stem.startswith("add_a_") else kind.capitalize()
-        )
-        pages[f"examples/{path.stem}.md"] = (
-            f'# {title}\n\n{about}\n\n```python title="examples/{path.name}"\n--8<-- "examples/{path.name}"\n```\n\n'
-            f"`python examples/{path.name}` runs it; the tests do so too.\n"
-        )
-        rows.append(f"- [{title}]({path.stem}.md): {about.partition(chr(10))[0]}")
-    how = "What you can add to sinklab is one file each, and every one of these files is at most 40 lines long."
+        added = f"Add {'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+        title = added if path.stem.startswith("add_a_") else kind.capitalize()
+        script = f'```python title="examples/{path.name}"\n--8<-- "examples/{path.name}"\n```'
+        ending = f"`python examples/{path.name}` runs it; the tests do so too."
+        pages[f"examples/{path.stem}.md"] = f"# {title}\n\n{about}\n\n{script}\n\n{ending}\n"
+        rows.append(f"- [{title}]({path.stem}.md): {_first(about)}")
+    how = "What you can add to sinklab is one file each, and each of these files has at most 40 lines."
     pages["examples/index.md"] = "\n".join(["# Examples", "", how, "", *rows, ""])
     return pages
 
 
 def _reference() -> dict[str, str]:
     """A page for each public package, with every public name."""
-    rooms = public_names()
-    of_room = {path: room for room in list(rooms)[1:] for path in rooms[room].values()}
+    (first, offered), *rooms = public_names().items()
+    home = {path: room.removeprefix("sinklab.") for room, names in rooms for path in names.values()}
     pages, rows = {}, []
-    for room, names in list(rooms.items())[1:]:
-        file = room.removeprefix("sinklab.") + ".md"
-        about = griffe_free_summary(room)
-        rows.append(f"- [`{room}`]({file}): {about.partition(chr(10))[0]}")
+    for room, names in rooms:
+        file, about = f"{room.removeprefix('sinklab.')}.md", _docstring(room)
+        rows.append(f"- [`{room}`]({file}): {_first(about)}")
         parts = [f"[](){{#{room}.{name}}}\n\n::: {path}\n" for name, path in sorted(names.items())]
         pages[f"reference/{file}"] = "\n".join([f"# {room}", "", about, "", *parts])
-    short = []
-    for name, path in sorted(rooms["sinklab"].items()):
-        home = of_room[path]
-        short.append(f"- [](){{#sinklab.{name}}}[`sinklab.{name}`]({home.removeprefix('sinklab.')}.md#{path})")
-    head = "Every public name. The first list is what `import sinklab` offers; the second, the packages behind it."
+    short = [
+        f"- [](){{#{first}.{name}}}[`{first}.{name}`]({home[path]}.md#{path})" for name, path in sorted(offered.items())
+    ]
+    head = "Every public name: what `import sinklab` offers, and the packages behind it."
     pages["reference/index.md"] = "\n".join(["# Reference", "", head, "", *short, "", "## Packages", "", *rows, ""])
     return pages
 
 
-def griffe_free_summary(room: str) -> str:
-    """The docstring of a package or module."""
+def _docstring(room: str) -> str:
+    """That of a package or module."""
     path = SOURCE.parent / room.replace(".", "/")
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return ast.get_docstring(ast.parse(file.read_text("utf-8"))) or ""
+
+
+def _first(text: str) -> str:
+    """Its first paragraph, on one line."""
+    return " ".join(text.partition("\n\n")[0].split())
 
 
 def _notebooks() -> dict[str, str]:
@@ -225,8 +226,10 @@ def _cell(cell: dict[str, Any]) -> Iterator[str]:
         data = output.get("data", {})
         if "image/png" in data:
             yield f"![]({'data:image/png;base64,' + ''.join(data['image/png']).replace(chr(10), '')})"
+        elif "text/markdown" in data:
+            yield re.sub(r"^#+ (.*)", r"**\1**", "".join(data["text/markdown"]), flags=re.M)
         elif "text/html" in data:
-            yield "".join(data["text/html"])
+            yield re.sub(r'<table border="1" class="dataframe">', "<table>", "".join(data["text/html"]))
         elif text := "".join(output.get("text", data.get("text/plain", ""))).rstrip():
             yield f"```{{.text .output}}\n{text}\n```"
 
