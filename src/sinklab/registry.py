@@ -279,24 +279,40 @@ def _in(package: str, modules: str) -> list[str]:
 
 
 rules = Registry("sink rule", "sinklab.sinks.rules")
+"""What counts as a sink: `sinklab.sinks.Rule`."""
 statistics = Registry("statistic", "sinklab.probing.statistics")
+"""What a trace records: `sinklab.probing.Statistic`."""
 interventions = Registry("intervention", *_in("sinklab.probing.interventions", "mask_sinks positions states"))
+"""Edits of attention calls and hidden states: `sinklab.probing.Intervention`."""
 sinks = Registry("sink kind", *_in("sinklab.models.sinks", "token zero kv logit"))
+"""Kinds of added sinks: `sinklab.models.Sink`."""
 unmasking_rules = Registry("unmasking rule", "sinklab.sampling.rules")
+"""Which proposals are committed first: `sinklab.sampling.UnmaskingRule`."""
 schedules = Registry("schedule", "sinklab.sampling.schedules", "sinklab.decoding.blocks")
+"""How many are committed at a step: `sinklab.sampling.Schedule`."""
 caches = Registry("cache", *_in("sinklab.caching", "blocks policies"))
+"""Which keys and values are kept while a text is written: `sinklab.sampling.Cache`."""
 backbones = Registry("backbone", *_in("sinklab.checkpoints", "dit llada_moe"))
+"""Decoders of our own, where transformers has none."""
 # llada2 brings llada_moe
 _FORMATS = "adapted causal dit dream gemma llada llada2 families smdm"
 families = Registry("checkpoint family", *_in("sinklab.checkpoints", _FORMATS))
+"""Formats of checkpoints: `sinklab.checkpoints.Family`."""
 figures = Registry("figure", *_in("sinklab.reports", "figures maps"))
+"""Figures of run folders: `sinklab.reports.figure`."""
 _STUDIES = ("ablate", "backcopy", "battery", "benchmarks", "caches", "contents", "curve", "trace")
 studies = Registry("study", *(f"sinklab.studies.{name}.study" for name in _STUDIES))
+"""Kinds of runs, each with a command: `sinklab.studies.base.Study`."""
 fast_decoders = Registry("fast decoder", "sinklab.fast.decoder")
+"""Faster forwards for decoding."""
 fast_losses = Registry("fast loss", "sinklab.fast.loss")
+"""Faster losses."""
 fast_passes = Registry("fast pass over scores", "sinklab.fast.score_pass")
+"""Faster passes over attention scores."""
 fast_products = Registry("fast product", "sinklab.fast.onednn")
+"""Faster matrix products."""
 fast_sinks = Registry("fast sink form", "sinklab.fast.in_sequence")
+"""Faster forms of an added sink."""
 
 
 def fast_path(paths: Registry, *call: Any) -> Any:
