@@ -162,7 +162,7 @@ const live = {
   step(told) {
     const sample = this.passes[told.pass] ?? this.open(told);
     sample.add(told);
-    this.state(`step ${told.step + 1} of ${told.total}`);
+    this.state(`step ${told.step} of ${told.total - 1}`);
     const pane = app.panes[told.pass === "plain" ? 0 : 1];
     this.redraw(performance.now() - this.drawn > OFTEN);
     // Who looks at an earlier step meanwhile is left there.
