@@ -75,7 +75,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it; answers bear the headers that keep the page to itself."""
-        fault = self._fault(scope)
+        fault = "" if scope["type"] == "lifespan" else self._fault(scope)
         if scope["type"] != "http":
             await (send({"type": "websocket.close", "code": 1008}) if fault else self.app(scope, receive, send))
             return
