@@ -1,4 +1,4 @@
-"""`sinklab train`, `generate` and `info`: a model is made, writes, and is described."""
+"""`sinklab train`, `generate`, `serve` and `info`: a model is made, writes, is played with, and is described."""
 
 # B batch rows, P prompt positions
 import inspect
@@ -165,6 +165,40 @@ def generate(
         for row, real_P in zip(written, real_BP, strict=True):
             # padding on the left is no token of the prompt
             say(text_of(loaded, row[len(real_P) if chat else int((~real_P).sum()) :]))
+
+
+def serve(
+    model: Word = "tiny",
+    port: int = 8750,
+    chat: bool = False,
+    reading: tyro.conf.OmitArgPrefixes[Reading] = Reading(),  # noqa: B008 (a frozen record)
+    decoding: WRITING_TYPE = WRITING,
+) -> None:
+    """Open a live page: write a prompt, watch it being denoised, take a sink away and compare.
+
+    The page is served on this machine alone (127.0.0.1), under an address that works once, in one browser. Ctrl-C ends
+    it. From another machine: ssh -L 8750:127.0.0.1:8750 HOST, with the same port on both sides. Needs
+    pip install 'sinklab[serve]'.
+
+    Try
+        sinklab serve
+        sinklab serve tiny-sink --port 0 --rule low_confidence --temperature 0
+        sinklab serve /models/LLaDA-8B-Instruct --chat --dtype bfloat16 --device cuda
+
+    Args:
+        model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub; it must fill masks.
+        port: where to listen; 0 takes any that is free.
+        chat: put prompts into the model's chat format.
+        reading: how the weights are loaded.
+        decoding: how texts are written; the page chooses the seed.
+    """
+    try:
+        from sinklab.live import serve as run
+    except ModuleNotFoundError as error:
+        raise ValueError(f"the live page needs {error.name}: pip install 'sinklab[serve]'") from error
+    settings, loaded = checked(decoding), reading.load(model)
+    run(loaded, settings, port=port, chat=chat, ready=lambda address: say(f"open {address}\nCtrl-C ends it"))
+    say("ended")
 
 
 def info(model: Word, json: bool = False) -> None:
