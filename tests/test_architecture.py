@@ -41,6 +41,7 @@ MAY_IMPORT = {
 MAY_IMPORT["studies"] = {*MAY_IMPORT}
 MAY_IMPORT["testing"] = {*MAY_IMPORT}
 MAY_IMPORT["short_road"] = {*MAY_IMPORT}
+MAY_IMPORT["live"] = {*MAY_IMPORT} - {"short_road", "testing"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "sinklab"}
 MAY_IMPORT["__main__"] = {"cli"}
 SHARED_BY_STUDIES = {"base", "processes", "request_cache", "twins"}

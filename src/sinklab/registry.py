@@ -281,24 +281,40 @@ def _in(package: str, modules: str) -> list[str]:
 
 
 rules = Registry("sink rule", "sinks.rules")
+"""What counts as a sink: `sinklab.sinks.Rule`."""
 statistics = Registry("statistic", "probing.statistics")
+"""What a trace records: `sinklab.probing.Statistic`."""
 interventions = Registry("intervention", *_in("probing.interventions", "mask_sinks positions states"))
+"""Edits of attention calls and hidden states: `sinklab.probing.Intervention`."""
 sinks = Registry("sink kind", *_in("models.sinks", "token zero kv logit"))
+"""Kinds of added sinks: `sinklab.models.Sink`."""
 unmasking_rules = Registry("unmasking rule", "sampling.rules")
+"""Which proposals are committed first: `sinklab.sampling.UnmaskingRule`."""
 schedules = Registry("schedule", "sampling.schedules", "decoding.blocks")
+"""How many are committed at a step: `sinklab.sampling.Schedule`."""
 caches = Registry("cache", *_in("caching", "blocks policies"))
+"""Which keys and values are kept while a text is written: `sinklab.sampling.Cache`."""
 backbones = Registry("backbone", *_in("checkpoints", "dit llada_moe"))
+"""Decoders of our own, where transformers has none."""
 # llada2 brings llada_moe
 _FORMATS = "adapted causal dit dream gemma llada llada2 families smdm"
 families = Registry("checkpoint family", *_in("checkpoints", _FORMATS))
+"""Formats of checkpoints: `sinklab.checkpoints.Family`."""
 figures = Registry("figure", *_in("reports", "figures maps"))
+"""Figures of run folders: `sinklab.reports.figure`."""
 _STUDIES = ("ablate", "backcopy", "battery", "benchmarks", "caches", "contents", "curve", "trace")
 studies = Registry("study", *(f"studies.{name}.study" for name in _STUDIES))
+"""Kinds of runs, each with a command: `sinklab.studies.base.Study`."""
 fast_decoders = Registry("fast decoder", "fast.decoder")
+"""Faster forwards for decoding."""
 fast_losses = Registry("fast loss", "fast.loss")
+"""Faster losses."""
 fast_passes = Registry("fast pass over scores", "fast.score_pass")
+"""Faster passes over attention scores."""
 fast_products = Registry("fast product", "fast.onednn")
+"""Faster matrix products."""
 fast_sinks = Registry("fast sink form", "fast.in_sequence")
+"""Faster forms of an added sink."""
 
 
 def fast_path(paths: Registry, *call: Any) -> Any:
