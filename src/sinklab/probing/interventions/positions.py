@@ -119,7 +119,9 @@ class _PositionHandler(KeyHandler):
         gone_S = torch.zeros(site.prefix + length, dtype=torch.bool)
         gone_S[[site.prefix + position for position in self.options.positions if position < length]] = True
         if (last := max(self.options.added, default=-1)) >= site.prefix:
-            raise ValueError(f"{self.label}: there is no added sink {last}, the model has {site.prefix}: leave out added")
+            raise ValueError(
+                f"{self.label}: there is no added sink {last}, the model has {site.prefix}: leave out added"
+            )
         gone_S[list(self.options.added)] = True
         # Padding is never attended, and counts as nothing taken.
         gone_B1S = (gone_S & (call.visibility.visible_BHS.amax(1) > 0).cpu()).unsqueeze(1).to(call.query_BHQD.device)
