@@ -41,8 +41,7 @@ def overlap_by_layer(sinks: Any) -> np.ndarray:
     counts over the sum of the greater, which is Jaccard's where there is one head. The first off-diagonal is the
     overlap of neighbours. NaN where two layers never have a sink. Time O(layer^2 key) per step, beside one pass.
     """
-    flags = _flags(sinks, 3, "overlap_by_layer needs (..., layer, head, key)")
-    return overlap_of_counts(flags.sum(-2))
+    return overlap_of_counts(_flags(sinks, 3, "overlap_by_layer needs (..., layer, head, key)").sum(-2))
 
 
 def overlap_of_counts(counts: np.ndarray) -> np.ndarray:

@@ -88,8 +88,7 @@ def token_ages(states_TS: Any) -> np.ndarray:
             "states_TS needs axes (..., step, position) and codes 0 masked, 1 committed, 2 prompt or -1: got shape "
             f"{states.shape} and codes {np.unique(states).tolist()[:8]}."
         )
-    names = np.array([None, *STATES], dtype=object)
-    ages = names[states + 1]
+    ages = np.array([None, *STATES], dtype=object)[states + 1]
     fresh = (states[..., 1:, :] == COMMITTED) & (states[..., :-1, :] <= MASKED)
     ages[..., 1:, :][fresh] = "just committed"
     return ages

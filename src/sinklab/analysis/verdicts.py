@@ -222,11 +222,9 @@ def _over_samples(found: Estimate, centre: str = "median", shown: Shown = _perce
     if found.samples == 1:
         return "1 sample"
     span = f"{shown(found.low)} to {shown(found.high)}"
-    return (
-        f"{centre} of {found.samples} samples, 95\u00a0% interval {span}"
-        if found.is_interval
-        else f"{found.samples} samples, {span}"
-    )
+    if not found.is_interval:
+        return f"{found.samples} samples, {span}"
+    return f"{centre} of {found.samples} samples, 95\u00a0% interval {span}"
 
 
 def _judged(

@@ -154,8 +154,7 @@ def most_received(received_BGS: Tensor, among_BS: Tensor, count: int) -> Tensor:
     """The `count` columns of `among_BS` that receive most attention, bool (B, G, S); all of them where they are few."""
     among_BGS = among_BS[:, None].expand_as(received_BGS)
     ranked_BGS = received_BGS.masked_fill(~among_BGS, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
-    most_BGS = torch.zeros_like(among_BGS).scatter_(-1, ranked_BGS[..., :count], True)
-    return most_BGS & among_BGS
+    return torch.zeros_like(among_BGS).scatter_(-1, ranked_BGS[..., :count], True) & among_BGS
 
 
 def _hashed(x: Tensor) -> Tensor:

@@ -293,8 +293,7 @@ class BlockSession:
         shared = config.backbone.num_attention_heads // config.kv_heads
         with ExitStack() as hooks:
             for index, layer in enumerate(denoiser.model.model.layers if self.policy.evicts and not is_fast else ()):
-                mask = store.spread_mask(index, shared)
-                hook, attention = partial(_masked, mask), layer.self_attn
+                hook, attention = partial(_masked, store.spread_mask(index, shared)), layer.self_attn
                 # before the logits of added sinks
                 hooks.enter_context(attention.register_forward_pre_hook(hook, with_kwargs=True, prepend=True))
             states_BQE = denoiser.states(ids_BS, columns, output_index_Q, store, **fast)

@@ -23,10 +23,7 @@ class Dream(Family):
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
         """Qwen2 with logits at position i − 1 for the token at i."""
-        backbone = Qwen2Config(
-            **{name: config[name] for name in FORMATS["dream"]["same_fields"] if name in config},
-            rope_parameters=self.rope(config),
-            use_sliding_window=False,
-        )
+        same = {name: config[name] for name in FORMATS["dream"]["same_fields"] if name in config}
+        backbone = Qwen2Config(**same, rope_parameters=self.rope(config), use_sliding_window=False)
         ids = {name: config.get(name) for name in ("mask_token_id", "expand_token_id")}
         return CheckpointPlan(self, backbone, {**ids, "logit_shift": True})

@@ -159,8 +159,7 @@ class Family:
         """Where a tensor of the model (its name in the state dict) is in the checkpoint."""
         module, dot, leaf = target.rpartition(".")
         layer = re.search(r"(?<=\.)\d+", module)
-        pattern = re.sub(r"(?<=\.)\d+", "{}", module)
-        theirs = self.tensor_names.get(pattern)
+        theirs = self.tensor_names.get(re.sub(r"(?<=\.)\d+", "{}", module))
         return (target if theirs is None else theirs.format(layer and layer[0]) + dot + leaf), None
 
     def details(self, plan: CheckpointPlan) -> dict[str, str]:

@@ -163,11 +163,8 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
             "with a smaller dtype, or where its devices hold it"
         )
     here = SinkFile.of(config)
-    wrong = [
-        f"{key.replace('_', ' ')} {getattr(facts, key)} there and {getattr(here, key)} here"
-        for key in _SHAPE
-        if getattr(facts, key) != getattr(here, key)
-    ]
+    other = [key for key in _SHAPE if getattr(facts, key) != getattr(here, key)]
+    wrong = [f"{key.replace('_', ' ')} {getattr(facts, key)} there and {getattr(here, key)} here" for key in other]
     if wrong:
         raise ValueError(
             f"the sink in {file} was trained on another backbone ({facts.name or 'not named'}): {', '.join(wrong)}; "

@@ -248,8 +248,7 @@ class Recorded:
     @classmethod
     def of(cls, compute: Compute, memory: KeyValueStore, given: tuple[Tensor, Tensor, Tensor]) -> Recorded:
         """Record one evaluation; nothing is computed. Raises RuntimeError for what no graph can hold."""
-        held = tuple(tensor.clone() for tensor in given)
-        x_BWE, columns_W, output_index_Q = held
+        x_BWE, columns_W, output_index_Q = (tensor.clone() for tensor in given)
         before, graph = memory.columns, torch.cuda.CUDAGraph()
         # from here on the memory is written where the record's own columns say
         memory.columns = columns_W

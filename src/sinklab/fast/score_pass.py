@@ -149,8 +149,7 @@ class _Launch:
 
         batch, heads, _ = self.shape
         if groups is not None and groups.shape[1] > _GROUPS:
-            parts = [self.columns(shift, inverse, unit, part) for part in groups.split(_GROUPS, 1)]
-            return torch.cat(parts, 2)
+            return torch.cat([self.columns(shift, inverse, unit, part) for part in groups.split(_GROUPS, 1)], 2)
         count = 0 if groups is None else groups.shape[1]
         out = torch.empty(batch, heads, max(1, count), self.keys, device=self.device)
         weights = shift if groups is None else groups.contiguous()

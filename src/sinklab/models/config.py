@@ -219,9 +219,8 @@ class DiffusionLMConfig(PreTrainedConfig):
     @property
     def head_dim(self) -> int:
         """Width of one attention head."""
-        return (
-            getattr(self.backbone, "head_dim", None) or self.backbone.hidden_size // self.backbone.num_attention_heads
-        )
+        own = getattr(self.backbone, "head_dim", None)
+        return own or self.backbone.hidden_size // self.backbone.num_attention_heads
 
     @property
     def kv_heads(self) -> int:

@@ -117,12 +117,8 @@ class GenerateByDenoising:
                 f"{position} holds {int(ids_BS[row, position])}; check the tokenizer (padding needs an id too; -100 "
                 "is for labels alone)."
             )
-        return (settings or DecodingSettings()).decode(
-            self.denoiser(None if bool(canvas.attention_BS.all()) else canvas.attention_BS),
-            canvas,
-            **config.decoding,
-            **objects,
-        )
+        denoiser = self.denoiser(None if bool(canvas.attention_BS.all()) else canvas.attention_BS)
+        return (settings or DecodingSettings()).decode(denoiser, canvas, **config.decoding, **objects)
 
 
 _INSTEAD = {

@@ -183,8 +183,7 @@ class Recording:
     @property
     def layers(self) -> list[str]:
         """Module paths of the recorded layers in the order they ran; a module that ran again is `path#2`."""
-        known = self._frames.scope.known
-        return [known[index] for index in self.layer_indices]
+        return [self._frames.scope.known[index] for index in self.layer_indices]
 
     @property
     def layer_indices(self) -> list[int]:
@@ -360,5 +359,4 @@ class Recording:
 
 def _spread(value: Tensor, frame: Frame) -> Tensor:
     """(…, Q) in the order of the queries as (…, P) by canvas position, NaN where no query ran."""
-    full = torch.full((*value.shape[:-1], frame.length), torch.nan)
-    return full.index_copy_(-1, frame.columns_Q, value)
+    return torch.full((*value.shape[:-1], frame.length), torch.nan).index_copy_(-1, frame.columns_Q, value)

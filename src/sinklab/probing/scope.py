@@ -114,11 +114,8 @@ class RecordingScope:
 
     def maps_of(self, step: int, index: int, layer: str, total_heads: int) -> dict[MapKey, int]:
         """The maps to keep of the layer that runs as number `index`, by the key as it was given, with their heads."""
-        return {
-            key: _head(key[2], layer, total_heads)
-            for key in self.maps
-            if key[0] == step and self._is_number(index, key[1])
-        }
+        here = [key for key in self.maps if key[0] == step and self._is_number(index, key[1])]
+        return {key: _head(key[2], layer, total_heads) for key in here}
 
     def check_layers(self, paths: Sequence[str]) -> None:
         """The layers of the first forward. Raises ValueError for a chosen one that is not among them."""

@@ -111,8 +111,7 @@ class FrameRecorder(Listener):
             return
         with torch.no_grad():
             for layer in {frame.paths[index] for index in frame.indices}.intersection(calls):
-                view = StatesView(states_BQD, self._real_BQ, frame.columns_Q)
-                self._add(frame, layer, view, of_states=True)
+                self._add(frame, layer, StatesView(states_BQD, self._real_BQ, frame.columns_Q), of_states=True)
 
     def _add(self, frame: Frame, layer: str, view: CallView | StatesView, *, of_states: bool) -> None:
         """Measure a layer: what reads its attention call, or what reads the hidden states after it."""
@@ -162,11 +161,8 @@ class FrameRecorder(Listener):
         if frame.paths:
             self.scope.check_layers(frame.paths)
             total = len(frame.paths)
-            frame.maps = {
-                (key, index): map_BQS
-                for (key, index), map_BQS in frame.maps.items()
-                if index in (key[1], key[1] + total)
-            }
+            there = [(key, index) for key, index in frame.maps if index in (key[1], key[1] + total)]
+            frame.maps = {place: frame.maps[place] for place in there}
             with torch.inference_mode(False), torch.no_grad():
                 frame.close([index for index in frame.indices if self.scope.has_layer(index, frame.paths[index])])
         # while the device is still at this forward, the last one's numbers are there

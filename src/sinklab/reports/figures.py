@@ -280,8 +280,7 @@ def epsilon_curve(runs: list[Study]) -> Chart:
     lines, lowest = [], 100.0
     for one in drawn_as(runs):
         curve, each_NE = one.run.curve, 100 * one.run.measured.filtered_NE
-        at = np.tile(curve.epsilon, len(each_NE))
-        low, high = intervals(each_NE.ravel(), at, curve.epsilon)
+        low, high = intervals(each_NE.ravel(), np.tile(curve.epsilon, len(each_NE)), curve.epsilon)
         words = f"{one.run.label}: {100 * curve.at(3.0):.1f} % at 3"
         lowest = min(lowest, float(np.nanmin(100 * curve.filtered)))
         lines.append(one.line(curve.epsilon, 100 * curve.filtered, name=words, low=low, high=high))

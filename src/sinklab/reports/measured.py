@@ -6,6 +6,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from functools import cached_property, reduce
 from typing import Any
 
@@ -28,10 +29,7 @@ SUMMED = (
 )  # fmt: skip
 """columns of `Measured.by_layer` that `Measured` adds up, described there"""
 NORMS = ("norm", "key_norm")
-MOTION_FIELDS = (
-    "steps", "strength", "mobility", "moves", "transitions", "jumps", "mean_jump", "births", "deaths", "lasting",
-    "mean_lifetime", "expected_lifetime", "drift", "drift_low", "drift_high", "drift_relative",
-)  # fmt: skip
+MOTION_FIELDS = [one.name for one in fields(Motion) if one.name not in ("main", "counted", "overall")]
 MOST_BOUNDS = 6_000
 MOST_AT_ONCE = 4
 
@@ -78,10 +76,10 @@ class Measured:
         # Samples are measured side by side: numpy works outside the lock of the interpreter.
         with ThreadPoolExecutor(min(MOST_AT_ONCE, os.cpu_count() or 1)) as pool:
             found = list(pool.map(lambda place: self._found(sample(place), len(recorded)), recorded))
-        axes = {"layer": "by_layer", "step": "by_step"}
+        alone = list(enumerate(map(self._of_one, found)))
         self.each: dict[str, pd.DataFrame] = {
-            axis: _joined([getattr(self._of_one(one), table).assign(sample=number) for number, one in enumerate(found)])
-            for axis, table in axes.items()
+            "layer": _joined([one.by_layer.assign(sample=number) for number, one in alone]),
+            "step": _joined([one.by_step.assign(sample=number) for number, one in alone]),
         }
         """`by_layer` and `by_step` of each sample"""
         self._add_up(found)

@@ -250,13 +250,14 @@ def _greatest(sample: Sample, stride: int, count: int) -> Iterator[tuple[np.ndar
 
 def facts_of(study: Study) -> dict[str, Any]:
     """What the explorer knows of one run beside the arrays of its samples."""
+    about: dict[str, Any] = {"label": study.label, "family": study.family, "added": study.sink_count}
     if not study.layers:
-        return {"layers": [], "heads": [], "head_maps": [], "first_layer": 0}
+        return about | {"layers": [], "heads": [], "head_maps": [], "first_layer": 0}
     measured, weight_LH = study.measured, study.measured.main_share_LH
     # A head without sinks has no motion; its mean over samples is that of the samples where it has some.
     means = measured.motions.groupby(["layer", "head"])["mobility"].mean().unstack()
     mobility_LH = means.reindex(index=study.layers, columns=study.heads).to_numpy()
-    return {
+    return about | {
         "layers": study.layers,
         "heads": study.heads,
         # The page opens on the layer whose heads attend most to one key.
@@ -304,13 +305,7 @@ def script_hash() -> str:
 def payload(studies: Sequence[Study], budget: int = BUDGET) -> dict[str, Any]:
     """Everything the script draws, as JSON values. ``budget``: characters for the arrays of each run."""
     palette = {name: {"scale": theme.scale, "lines": theme.lines} for name, theme in THEMES.items()}
-    runs = [
-        {"label": study.label, "family": study.family, "added": study.sink_count}
-        | facts_of(study)
-        | arrays_of(study, budget)
-        for study in studies
-    ]
-    return {"palette": palette, "runs": runs}
+    return {"palette": palette, "runs": [facts_of(study) | arrays_of(study, budget) for study in studies]}
 
 
 def data_block(content: dict[str, Any]) -> str:

@@ -318,8 +318,7 @@ class Sample:
 
     def over_keys(self, values_TS: np.ndarray, added: object) -> np.ndarray:
         """``values_TS`` (step, position) behind the added sink columns, which hold ``added`` where they are there."""
-        keys = self.visible_TK.shape[1]
-        over = np.full((len(values_TS), keys), None, dtype=object)
+        over = np.full((len(values_TS), self.visible_TK.shape[1]), None, dtype=object)
         over[:, self.added :] = values_TS
         over[:, : self.added] = added
         over[~self.exists_TK] = None

@@ -82,12 +82,10 @@ def themed(theme: Theme) -> Iterator[None]:
         **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), theme.muted),
         **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), theme.line),
     }
-    settings |= {
-        name: _letters.get() * size
-        for name, size in _style_file().items()
-        if name.endswith(("fontsize", "labelsize", "titlesize"))
-    }
-    with matplotlib.rc_context(_style_file() | settings):
+    look = _style_file()
+    letters = [name for name in look if name.endswith(("fontsize", "labelsize", "titlesize"))]
+    settings |= {name: _letters.get() * look[name] for name in letters}
+    with matplotlib.rc_context(look | settings):
         yield
 
 

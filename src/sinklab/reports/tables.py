@@ -56,11 +56,8 @@ def enrichment_table(found: Enrichment | None, name: str) -> pd.DataFrame:
 
 def classes_table(study: Study) -> pd.DataFrame:
     """The same by class of token and by age of the position (masked, just committed, committed, prompt)."""
-    parts = [
-        enrichment_table(found, "label").assign(by=by).pipe(_first, "by")
-        for by, found in (("class", study.classes), ("age", study.ages))
-    ]
-    return pd.concat(parts, ignore_index=True)
+    parts = {"class": enrichment_table(study.classes, "label"), "age": enrichment_table(study.ages, "label")}
+    return pd.concat(parts, names=["by"]).reset_index("by").reset_index(drop=True)
 
 
 def rules_table(study: Study) -> pd.DataFrame:

@@ -104,8 +104,7 @@ def settle(folder: Path) -> None:
 def prune(root: Path, keep: int) -> None:
     """Remove all but the newest ``keep`` whole checkpoints, and what is none."""
     shutil.rmtree(root / PARTIAL, ignore_errors=True)
-    found = whole_checkpoints(root)
-    kept = set(found[-keep:])
+    kept = set(whole_checkpoints(root)[-keep:])
     for path in root.glob("checkpoint-*"):
         if path not in kept:
             shutil.rmtree(path, ignore_errors=True)
@@ -170,11 +169,8 @@ def earlier_run(folder: Path, settings: TrainSettings) -> RunInfo | None:
         return None
     before = of_training(folder, read_info(folder / RUN_FILE))
     now = json.loads(json.dumps(dataclasses.asdict(settings)))
-    changed = [
-        f"{key}: {before.settings[key]!r} → {now[key]!r}"
-        for key in now
-        if key not in FREE and key in before.settings and before.settings[key] != now[key]
-    ]
+    kept = [key for key in now if key not in FREE and key in before.settings]
+    changed = [f"{key}: {before.settings[key]!r} → {now[key]!r}" for key in kept if before.settings[key] != now[key]]
     if changed:
         raise ValueError(
             f"a resumed run must keep its settings, but these changed: {', '.join(changed)}; start a new run in "

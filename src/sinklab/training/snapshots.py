@@ -294,8 +294,7 @@ def nested_masks(shape: Sequence[int], levels: Sequence[float], seed: int) -> Te
     """Hidden positions bool (T, R, S), the most hidden level first: each row hides round(level · S) tokens, at least
     one, in an order drawn from the seed.
     """
-    generator = torch.Generator().manual_seed(seed)
-    rank_RS = torch.rand(shape, generator=generator).argsort(1).argsort(1)
+    rank_RS = torch.rand(shape, generator=torch.Generator().manual_seed(seed)).argsort(1).argsort(1)
     counts = [max(1, round(level * shape[1])) for level in sorted(levels, reverse=True)]
     return torch.stack([rank_RS < count for count in counts])
 

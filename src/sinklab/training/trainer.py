@@ -57,8 +57,7 @@ def row_times(seed: int, rows_B: Tensor, batch: int, sampler: TimeSampler, block
 
 def row_masks(seed: int, rows_B: Tensor, t_BS: Tensor) -> Tensor:
     """Bool (B, S): what :func:`sinklab.diffusion.corrupt` masks in each row under a generator of (seed, row)."""
-    length = t_BS.shape[1]
-    drawn = [torch.rand(length, generator=place_generator(seed, _MASK, row)) for row in rows_B.tolist()]
+    drawn = [torch.rand(t_BS.shape[1], generator=place_generator(seed, _MASK, row)) for row in rows_B.tolist()]
     return torch.stack(drawn) < t_BS
 
 
@@ -283,8 +282,7 @@ class DiffusionTrainer(Trainer):
         self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """This micro-batch's share of the loss of its step, scaled for what the Trainer does with it."""
-        call = self.objective.call(inputs, self.state.global_step, self._tokens)
-        out = model(**call)
+        out = model(**self.objective.call(inputs, self.state.global_step, self._tokens))
         # the Trainer divides by the micro-batches, and gradients are averaged over processes
         loss = out.loss * self.current_gradient_accumulation_steps * self.accelerator.num_processes
         return (loss, out) if return_outputs else loss

@@ -265,8 +265,7 @@ class KeyHandler(InterventionHandler):
         if known_BHS is None:
             return selected
         if selected is None:
-            known_BHM = as_columns(of_heads(known_BHS, site.heads), limit)
-            return Selection(known_BHS, Choice.unasked(known_BHM))
+            return Selection(known_BHS, Choice.unasked(as_columns(of_heads(known_BHS, site.heads), limit)))
         older_BHS = of_heads(known_BHS & ~selected.gone_BHS, site.heads)
         columns_BHM = torch.cat([selected.choice.columns_BHM, as_columns(older_BHS, limit)], -1)
         return Selection(known_BHS | selected.gone_BHS, replace(selected.choice, columns_BHM=columns_BHM))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.context import reads_wait
-from sinklab.errors import limited
+from sinklab.errors import limited, one_of
 from sinklab.probing.interventions.keys import SOURCES, KeyIntervention, KeyScores, checked_count
 from sinklab.probing.interventions.removal import as_columns, as_flags
 from sinklab.probing.scope import CONTROLS, PROTOCOLS, whole_numbers
@@ -92,8 +92,7 @@ class MaskSinks(KeyIntervention):
         hidden. "clean": the k keys that receive most in an unedited forward of the same step. But for "rule", the rule
         only counts. Raises ValueError for another name.
         """
-        if protocol not in PROTOCOLS:
-            raise ValueError(f"protocol must be one of {', '.join(PROTOCOLS)}, but is {protocol!r}")
+        one_of("protocol", protocol, PROTOCOLS)
         if protocol == "rule":
             return cls(k=k, rule=rule or DEFAULT, source="carried", limit=k, **fields)
         when: dict[str, Any] = {"source": "clean_pass" if protocol == "clean" else "closed_loop"}
@@ -180,8 +179,7 @@ class MaskSinks(KeyIntervention):
         control_BHS, found_BH = equal_mass(score_BHS, wanted_BH, others_BHS)
         if self.control == "equal_mass":
             columns_BHM = as_columns(control_BHS)
-        is_asked_BH = taken_BHS.any(-1)
-        matched_BH = found_BH.to(score_BHS.dtype).masked_fill(~is_asked_BH, torch.nan)
+        matched_BH = found_BH.to(score_BHS.dtype).masked_fill(~taken_BHS.any(-1), torch.nan)
         return columns_BHM.masked_fill(~found_BH.unsqueeze(-1), -1), matched_BH
 
     def _order(self, keys: KeyScores, score_BHS: Tensor) -> Tensor:

@@ -130,8 +130,7 @@ class _PositionHandler(KeyHandler):
             edited_H = torch.zeros(every, dtype=torch.bool, device=gone_B1S.device)
             edited_H[heads] = True
             gone_BHS = gone_BHS & edited_H[:, None]
-        columns_BHM = as_columns(gone_B1S).expand(-1, len(heads), -1)
-        return Selection(gone_BHS, Choice.unasked(columns_BHM))
+        return Selection(gone_BHS, Choice.unasked(as_columns(gone_B1S).expand(-1, len(heads), -1)))
 
     def end(self) -> None:
         self._check_positions()
