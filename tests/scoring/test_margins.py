@@ -117,7 +117,7 @@ def test_near_ties_are_near_and_of_both_kinds(random) -> None:
         (DecodingSettings(temperature=0.5), "takes the best"),
         (DecodingSettings(rule="random"), "takes the best"),
         (DecodingSettings(alg_temp=0.1), "takes the best"),
-        (DecodingSettings(cfg_scale=1.0), "without guidance"),
+        (DecodingSettings(cfg_scale=1.0), "unguided"),
     ],
 )
 def test_decoders_without_margins_are_refused(random, settings: DecodingSettings, message: str) -> None:

@@ -46,8 +46,6 @@ class Watch:
     step: int = field(default=-1, init=False)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "rule":
-            raise AttributeError(name)
         return getattr(self.rule, name)
 
     def __call__(self, candidates: Any) -> Tensor:
@@ -71,17 +69,15 @@ class Watch:
 
 
 def check_greedy(settings: DecodingSettings) -> Any:
-    """The rule of a decoder whose choices have margins. Raises ValueError for one that draws."""
-    rule = settings.values()["rule"]
-    if settings.temperature or getattr(rule, "alg_temp", None) or getattr(rule, "needs_generator", False):
+    """The rule of a decoder whose choices have margins. Raises ValueError for others."""
+    values = settings.values()
+    rule, schedule = values["rule"], values["schedule"]
+    draws = settings.temperature or getattr(rule, "alg_temp", None) or getattr(rule, "needs_generator", False)
+    if draws or settings.cfg_scale or hasattr(schedule, "run"):
         raise ValueError(
-            f"margins are of a decoder that takes the best, but the rule {settings.rule} at temperature "
-            f"{settings.temperature:g} draws: there seeds tell how far scores move; run it again with another one"
-        )
-    if settings.cfg_scale or hasattr(settings.values()["schedule"], "run"):
-        raise ValueError(
-            "margins are of texts without guidance whose positions are written once, but cfg_scale is "
-            f"{settings.cfg_scale:g} and the schedule {settings.schedule}; leave those out"
+            "margins are of a decoder that takes the best, unguided, and writes each position once, but this one has "
+            f"{rule}, {schedule}, temperature {settings.temperature:g} and cfg_scale {settings.cfg_scale:g}; where "
+            "something is drawn, another seed says how far scores move"
         )
     return rule
 
