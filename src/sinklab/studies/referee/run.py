@@ -212,7 +212,8 @@ def verdict(plan: Plan, rounding: pd.DataFrame | None) -> dict[str, Any]:
         low, high = paired_share_interval(gained, lost, items)
         facts |= {"scored": items, "score": one.mean(), "score_other": other.mean(), "gained": gained, "lost": lost}
         facts |= {"difference": other.mean() - one.mean(), "low": low, "high": high, "p": mcnemar(gained, lost)}
-        facts["swing_most"] = swing(items, redrawn(one.mean(), other.mean()))
+        # one right and one wrong answer more: a score of 0 does not say that nothing can be right
+        facts["swing_most"] = swing(items, redrawn(*((each.sum() + 1) / (items + 2) for each in (one, other))))
         facts["swing"] = swing(items, facts["answers_high"]) if rounding is not None else np.nan
     return facts
 
