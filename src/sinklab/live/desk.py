@@ -140,7 +140,8 @@ class Desk:
                     if (step := next(steps, None)) is None:
                         return
                 fresh_BS = torch.zeros_like(step.committed_BS) if previous_BS is None else step.before_BS != previous_BS
-                self._fresh_S, previous_BS = fresh_BS[0].cpu().numpy(), step.before_BS
+                self._fresh_S: np.ndarray = fresh_BS[0].cpu().numpy()
+                previous_BS = step.before_BS
                 yield step, recording
 
     def _loss(self, steps: Sequence[Step], *edits: MaskPositions) -> Generator[Message, None, float]:
@@ -224,4 +225,4 @@ class Desk:
 
 
 def _packed(codes: np.ndarray) -> str:
-    return base64.b64encode(np.ascontiguousarray(codes)).decode("ascii")
+    return base64.b64encode(codes.tobytes()).decode("ascii")

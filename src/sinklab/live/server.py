@@ -240,9 +240,9 @@ class Live:
         messages: Iterator[dict[str, Any]]
         try:
             what, given = parsed(text)
-            messages = (one for one in ()) if what == "stop" else getattr(desk, what)(**given)
+            messages = _of() if what == "stop" else getattr(desk, what)(**given)
         except ValueError as error:
-            messages = (one for one in [{"kind": "failed", "text": str(error)}])
+            messages = _of({"kind": "failed", "text": str(error)})
         job = Job(messages)
         self._jobs = {one: future for one, future in self._jobs.items() if not future.done()}
         self._jobs[job] = self._thread.submit(job.run, tell)
@@ -254,6 +254,10 @@ class Live:
             job.is_over.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
         return not wait(self._jobs.values(), timeout=1).not_done
+
+
+def _of(*messages: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield from messages
 
 
 def _own(name: str) -> str:
