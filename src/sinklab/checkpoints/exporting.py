@@ -31,14 +31,15 @@ CLASSES = {
     "AutoModel": f"{MODELLING}.DiffusionLM",
     "AutoModelForMaskedLM": f"{MODELLING}.DiffusionLM",
 }
-HEAD = "# {} of sinklab {}, written by `sinklab export`: its imports are siblings here, all else is as it was.\n"
-HEAD += "# SPDX-License-Identifier: MIT, by the sinklab contributors\n"
+HEAD = """# {} of sinklab {}, written by `sinklab export`: its imports are siblings here, all else is as it was.
+# Copyright of the sinklab contributors. SPDX-License-Identifier: MIT
+"""
 DROPPED = ("if __name__ ==", "import sinklab", "AutoConfig.register", "AutoModel")
 """How statements begin that are left out: a class of sinklab's own may be registered in the same process."""
-# transformers copies the files that it finds named in this form, and no others
 TAIL = """
 
-# what has a name registers it
+# all files of this folder: transformers copies those that it finds in this form (which "from.errors" is not), here at
+# once; what has a name registers it
 {}
 
 # one file for both, also where transformers saves the model again
@@ -130,8 +131,8 @@ def sources(sink: Any = None) -> dict[str, str]:
         if (module := todo.pop()) not in found:
             found[module], needed = _as_sibling(module)
             todo += needed
-    named = "\n".join(sorted({f"from .{_file_of(kind.__module__)} import {kind.__name__}" for kind in kinds}))
-    found[ENTRY] += TAIL.format(named)
+    others = sorted(_file_of(module) for module in found if module != ENTRY)
+    found[ENTRY] += TAIL.format("\n".join(f"from .{file} import __name__ as _" for file in others))
     return dict(sorted(found.items()))
 
 
@@ -158,7 +159,7 @@ def _as_sibling(module: str) -> tuple[str, tuple[str, ...]]:
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "sinklab":
             homes = [(*_home(str(node.module), alias.name), alias) for alias in node.names]
             needed += [home for home, *_ in homes]
-            new = [" " * node.col_offset + line for home in homes for line in _imports(*home)]
+            new = [" " * node.col_offset + _imported(*home) for home in homes]
         if new is not None:
             lines[node.lineno - 1 : node.end_lineno] = new
     return HEAD.format(module, __version__) + "\n".join(lines).rstrip() + "\n", tuple(needed)
@@ -174,8 +175,8 @@ def _home(package: str, name: str) -> tuple[str, bool]:
     return getattr(holder, name).__module__, False
 
 
-def _imports(home: str, is_module: bool, alias: ast.alias) -> list[str]:
+def _imported(home: str, is_module: bool, alias: ast.alias) -> str:
     file, named = _file_of(home), f" as {alias.asname}" if alias.asname else ""
     if not is_module:
-        return [f"from .{file} import {alias.name}{named}"]
-    return [f"from .{file} import __name__ as _", f"from . import {file} as {alias.asname or alias.name}"]
+        return f"from.{file} import {alias.name}{named}"
+    return f"from . import {file} as {alias.asname or alias.name}"

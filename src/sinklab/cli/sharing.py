@@ -3,11 +3,8 @@
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable
-from dataclasses import asdict, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import tyro
 from jinja2 import Environment, StrictUndefined
@@ -127,7 +124,10 @@ def push(
 def _staged(what: Path, copy: Path, reading: Reading) -> tuple[str, list[str]]:
     """Fill the copy; the type of repository it is for, and what there is to say of it."""
     if (what / RUN).is_file():
-        return "dataset", _of_run(what, copy)
+        from sinklab.records.reading import open_run
+        from sinklab.reports.gallery import write_data_set
+
+        return "dataset", write_data_set(open_run(what), copy)
     if (what / CONFIG).is_file():
         from sinklab.checkpoints.exporting import MODELLING
         from sinklab.checkpoints.exporting import export as write
@@ -142,62 +142,23 @@ def _staged(what: Path, copy: Path, reading: Reading) -> tuple[str, list[str]]:
     raise ValueError(f"push takes a model's folder, a sink file or a run folder, but {what} is none of them")
 
 
-def _of_run(folder: Path, copy: Path) -> list[str]:
-    from sinklab.records.reading import open_run
-    from sinklab.records.storage import TABLES
-    from sinklab.reports.build import report, summary
-    from sinklab.reports.gallery import shareable
-    from sinklab.reports.runs import READERS
-
-    run = open_run(folder)
-    clean = shareable(run)
-    files = [file for _, file in run.info.all_files()]
-    info = replace(clean.info, checksums={file: one for file, one in run.info.checksums.items() if file in files})
-    for file in files:
-        (copy / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / file, copy / file)
-    info.save(copy)
-    has_page = run.info.kind in READERS
-    if has_page:
-        report(clean, copy, figures=(), tables=())
-    sentences = summary(clean) if has_page else []
-    tables = {name: info.files(TABLES, name) for name in info.tables}
-    _write_card("run.jinja", copy, info=info, name=folder.resolve().name, sentences=sentences, tables=tables)
-    found = {path.relative_to(folder).parts[0] for path in folder.rglob("*") if path.is_file()}
-    stay = sorted(found - {Path(file).parts[0] for file in files} - {RUN})
-    changed = list(_changes(asdict(run.info), asdict(info)))
-    return [f"run.json: {line}" for line in changed] + ([f"stays here: {', '.join(stay)}"] if stay else [])
-
-
 def _of_sink(file: Path, copy: Path) -> list[str]:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
     from sinklab.checkpoints.sinkfile import sink_file_of
-    from sinklab.reports.gallery import without_places
+    from sinklab.reports.gallery import changes, without_places
 
     sink_file_of(file)
     with safe_open(file, "pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
         before = opened.metadata()
     save_file(tensors, copy / file.name, metadata=without_places(before))
-    _write_card("sink.jinja", copy, facts=(facts := sink_file_of(copy / file.name)), file=file.name)
-    return list(_changes(before, {**before, "name": facts.name}))
-
-
-def _write_card(template: str, copy: Path, **facts: Any) -> None:
-    words = resources.files("sinklab.cli").joinpath(template).read_text("utf-8")
-    card = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(words)
-    (copy / "README.md").write_text(card.render(**facts, version=__version__) + "\n", "utf-8")
-
-
-def _changes(before: Any, after: Any, name: str = "") -> Iterable[str]:
-    """Where two JSON values differ, a line each."""
-    if isinstance(before, dict):
-        for key in before.keys() - {"checksums"}:
-            yield from _changes(before[key], after[key], f"{name}.{key}".lstrip("."))
-    elif before != after:
-        yield f"{name}: {before!r} is sent as {after!r}"
+    facts, words = sink_file_of(copy / file.name), resources.files("sinklab.cli").joinpath("sink.jinja")
+    card = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    text = card.from_string(words.read_text("utf-8")).render(facts=facts, file=file.name, version=__version__)
+    (copy / "README.md").write_text(text + "\n", "utf-8")
+    return changes(before, {**before, "name": facts.name})
 
 
 def _sent(copy: Path, repo: str, repo_type: str, public: bool) -> str:

@@ -2,16 +2,21 @@
 
 import dataclasses
 import re
+import shutil
 import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, StrictUndefined
+
+from sinklab import __version__
 from sinklab.records.reading import Run
-from sinklab.records.storage import write_beside
+from sinklab.records.storage import RUN_FILE, TABLES, write_beside
 from sinklab.reports import sentences as say
 from sinklab.reports.build import Picture, picture, report, templates
-from sinklab.reports.runs import as_shown
+from sinklab.reports.runs import READERS, as_shown
+from sinklab.reports.style import asset
 
 PICTURES = {"study": "received_map", "training": "training_loss"}
 """kind of run -> the figure on its card"""
@@ -54,6 +59,47 @@ def without_places(value: Any) -> Any:
 
 def _last(path: str) -> str:
     return re.split(r"[/\\]", path.rstrip("/\\"))[-1]
+
+
+def changes(before: Any, after: Any, name: str = "") -> list[str]:
+    """Where two JSON values of the same fields differ, a line each."""
+    if isinstance(before, dict):
+        return [line for key in before for line in changes(before[key], after[key], f"{name}.{key}".lstrip("."))]
+    return [] if before == after else [f"{name}: {before!r} is sent as {after!r}"]
+
+
+def write_data_set(run: Run, folder: str | Path) -> list[str]:
+    """Copy a run for others: what it wrote, its page where its kind has one, a card, and a `shareable` run.json.
+
+    Args:
+        run: to be copied; it stays as it is.
+        folder: of the copy; files that are in the way are replaced.
+
+    Returns:
+        what the copy says otherwise, and which files beside the run stay where they are: a line each.
+    """
+    clean, copy = shareable(run), Path(folder)
+    copy.mkdir(parents=True, exist_ok=True)
+    files = {file for _, file in run.info.all_files()}
+    for file in files:
+        shutil.copyfile(run.path / file, copy / file)
+    info = dataclasses.replace(
+        clean.info, checksums={file: one for file, one in run.info.checksums.items() if file in files}
+    )
+    info.save(copy)
+    sentences: list[str] = []
+    if info.kind in READERS:
+        (reader,) = as_shown(clean)
+        report(reader, copy, figures=(), tables=())
+        sentences = say.in_short([reader])
+    tables = {name: info.files(TABLES, name) for name in info.tables}
+    card = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(asset("run.jinja"))
+    name = run.path.resolve().name
+    text = card.render(info=info, name=name, sentences=sentences, tables=tables, version=__version__)
+    (copy / "README.md").write_text(text + "\n", "utf-8")
+    stay = sorted({path.name for path in run.path.iterdir()} - files - {RUN_FILE})
+    said = changes(dataclasses.asdict(run.info) | {"checksums": {}}, dataclasses.asdict(info) | {"checksums": {}})
+    return [f"{RUN_FILE}: {line}" for line in said] + ([f"stays here: {', '.join(stay)}"] if stay else [])
 
 
 def write_gallery(runs: Iterable[Run], out: str | Path, *, title: str = "Attention sinks") -> Path:
