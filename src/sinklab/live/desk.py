@@ -160,7 +160,7 @@ class Desk:
                 total += float(cross_entropy(logits_MV, after_BS[committed_BS], reduction="sum"))
                 tokens += len(logits_MV)
                 yield {"kind": "measuring"}
-        return total / tokens
+        return total / max(tokens, 1)
 
     def _told(self, step: Step, recording: Any) -> Message:
         """A step as the page draws it: what it read, and what every key received."""
