@@ -87,22 +87,25 @@ def _defined(tree: ast.Module) -> list[str]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Patterns of the navigation become the pages that match them."""
+    """Patterns of the navigation become the pages that match them and are not named elsewhere in it."""
     here = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").glob("**/*.md")}
-    config.nav = _expanded(config.nav, sorted(here | set(taken()) | set(_made())))
+    named = set(re.findall(r"[\w./]+\.md", json.dumps(config.nav)))
+    pages = sorted(here | set(taken()) | set(_made()))
+    config.nav = _expanded(config.nav, pages, named)
     config.mdx_configs.setdefault("pymdownx.snippets", {})["base_path"] = [str(ROOT)]
     return config
 
 
-def _expanded(entry: Any, pages: list[str]) -> Any:
+def _expanded(entry: Any, pages: list[str], named: set[str]) -> Any:
     if isinstance(entry, list):
-        parts = [_expanded(one, pages) for one in entry]
+        parts = [_expanded(one, pages, named) for one in entry]
         return [one for part in parts for one in (part if isinstance(part, list) else [part])]
     if isinstance(entry, dict):
         ((title, inner),) = entry.items()
-        inside = _expanded(inner, pages)
+        inside = _expanded(inner, pages, named)
         return {title: inside[0] if inside == [inner] else inside} if inside else []
-    return [page for page in matching(pages, entry) if page.count("/") == entry.count("/")]
+    found = [page for page in matching(pages, entry) if page.count("/") == entry.count("/")]
+    return [page for page in found if page == entry or page not in named]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

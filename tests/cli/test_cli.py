@@ -16,7 +16,7 @@ from sinklab.records import open_run
 from tiny_diffusion import TEXT, save_tiny, tiny_model, tiny_tokenizer
 
 GREEDY = ("--temperature", "0", "--rule", "low_confidence")
-COMMANDS = ("tour", "generate", "info", "validate", "trace", "mask", "compare", "train", "report")
+COMMANDS = ("tour", "generate", "serve", "info", "validate", "trace", "mask", "compare", "train", "report")
 
 
 @pytest.fixture(autouse=True)

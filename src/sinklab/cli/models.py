@@ -196,6 +196,8 @@ def serve(
         from sinklab.live import serve as run
     except ModuleNotFoundError as error:
         raise ValueError(f"the live page needs {error.name}: pip install 'sinklab[serve]'") from error
+    if reading.tensor_parallel > 1:
+        raise ValueError("the live page runs a model in one process; leave out --tensor-parallel")
     settings, loaded = checked(decoding), reading.load(model)
     run(loaded, settings, port=port, chat=chat, ready=lambda address: say(f"open {address}\nCtrl-C ends it"))
     say("ended")

@@ -34,6 +34,8 @@ from sinklab.sampling.settings import DecodingSettings
 HERE = "127.0.0.1"
 LONGEST = 1 << 16
 """bytes of a message of the page"""
+AHEAD = 32
+"""messages that the model may be ahead of a page"""
 PAGES = 8
 """that may be open at once"""
 MOST_TOKENS = 4096
@@ -70,6 +72,7 @@ class Guard:
     def __init__(self, app: ASGIApp, port: int) -> None:
         self.app, self.name = app, f"sinklab-live-{port}"
         self.hosts = [f"{name}:{port}" for name in (HERE, "localhost")]
+        self._headers = headers_for(self.hosts)
         self.token, self._key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         self._is_taken = False
 
@@ -79,16 +82,14 @@ class Guard:
         if scope["type"] != "http":
             await (send({"type": "websocket.close", "code": 1008}) if fault else self.app(scope, receive, send))
             return
-        host, app = Headers(scope=scope).get("host", ""), self.app
-        if fault:
-            app = PlainTextResponse(f"{fault}\n", 403)
+        app = PlainTextResponse(f"{fault}\n", 403) if fault else self.app
         given = HTTPConnection(scope).query_params.get("token")
         if given is not None and scope["path"] == "/" and not self._is_foreign(scope):
             app = self._exchange(scope, given)
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(headers_for(host))
+                MutableHeaders(scope=message).update(self._headers)
             await send(message)
 
         await app(scope, receive, guarded)
@@ -129,9 +130,10 @@ class Guard:
         return answer
 
 
-def headers_for(host: str) -> dict[str, str]:
+def headers_for(hosts: list[str]) -> dict[str, str]:
     """Headers of every answer: nothing from elsewhere runs or is asked for, and nobody frames or keeps the page."""
-    policy = f"default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self' ws://{host}; "
+    sockets = " ".join(f"ws://{host}" for host in hosts)
+    policy = f"default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src {sockets}; "
     policy += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
     return {
         "content-security-policy": policy,
@@ -196,11 +198,18 @@ class Live:
             await page.close(1013, f"{PAGES} pages are open already")
             return
         self._pages += 1
-        loop, told, desk, job = asyncio.get_running_loop(), asyncio.Queue[tuple[Job, dict]](), self.desk(), None
+        loop, told, desk, job = asyncio.get_running_loop(), asyncio.Queue[tuple[Job, dict]](AHEAD), self.desk(), None
 
         def tell(by: Job, message: dict[str, Any]) -> None:
-            with suppress(RuntimeError):  # the loop is over
-                loop.call_soon_threadsafe(told.put_nowait, (by, message))
+            if by.is_over.is_set():
+                return
+            put = asyncio.run_coroutine_threadsafe(told.put((by, message)), loop)
+            # a page that reads slowly is waited for, unless it has gone
+            while not by.is_over.is_set():
+                with suppress(TimeoutError):
+                    put.result(0.2)
+                    return
+            put.cancel()
 
         async def pass_on() -> None:
             with suppress(WebSocketDisconnect):
@@ -227,17 +236,16 @@ class Live:
                 job.is_over.set()
 
     def _begin(self, desk: Desk, text: str, tell: Callable[[Job, dict[str, Any]], None]) -> Job:
-        """Put what a page asks into the queue."""
+        """Put what a page asks, or why it cannot be, into the queue."""
+        messages: Iterator[dict[str, Any]]
         try:
             what, given = parsed(text)
+            messages = (one for one in ()) if what == "stop" else getattr(desk, what)(**given)
         except ValueError as error:
-            job = Job(iter(()))
-            tell(job, {"kind": "failed", "text": str(error)})
-            return job
-        job = Job(iter(()) if what == "stop" else getattr(desk, what)(**given))
-        if what != "stop":
-            self._jobs = {one: future for one, future in self._jobs.items() if not future.done()}
-            self._jobs[job] = self._thread.submit(job.run, tell)
+            messages = (one for one in [{"kind": "failed", "text": str(error)}])
+        job = Job(messages)
+        self._jobs = {one: future for one, future in self._jobs.items() if not future.done()}
+        self._jobs[job] = self._thread.submit(job.run, tell)
         return job
 
     def end(self) -> bool:

@@ -145,6 +145,8 @@ const live = {
     this.follow = true;
     this.ask("write", { prompt: by("prompt").value, new_tokens: Number(by("tokens").value), seed: Number(by("seed").value) });
     this.work(true, "writing");
+    // From here on keys move the view; in the prompt they would write.
+    document.activeElement.blur();
   },
 
   take(scope) {
