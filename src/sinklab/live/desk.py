@@ -140,7 +140,8 @@ class Desk:
                     if (step := next(steps, None)) is None:
                         return
                 fresh_BS = torch.zeros_like(step.committed_BS) if previous_BS is None else step.before_BS != previous_BS
-                self._fresh_S, previous_BS = fresh_BS[0].cpu().numpy(), step.before_BS
+                self._fresh_S: np.ndarray = fresh_BS[0].cpu().numpy()
+                previous_BS = step.before_BS
                 yield step, recording
 
     def _loss(self, steps: Sequence[Step], *edits: MaskPositions) -> Generator[Message, None, float]:
@@ -159,7 +160,7 @@ class Desk:
                 total += float(cross_entropy(logits_MV, after_BS[committed_BS], reduction="sum"))
                 tokens += len(logits_MV)
                 yield {"kind": "measuring"}
-        return total / tokens
+        return total / max(tokens, 1)
 
     def _told(self, step: Step, recording: Any) -> Message:
         """A step as the page draws it: what it read, and what every key received."""
@@ -224,4 +225,4 @@ class Desk:
 
 
 def _packed(codes: np.ndarray) -> str:
-    return base64.b64encode(np.ascontiguousarray(codes)).decode("ascii")
+    return base64.b64encode(codes.tobytes()).decode("ascii")
