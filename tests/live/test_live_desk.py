@@ -73,9 +73,9 @@ def test_the_plain_text_is_the_one_that_the_model_writes(tiny: Loaded, desk: tup
     assert [ids(step) for step in steps(told)] == seen and len(seen) == NEW
     assert [token[0] for token in told[-1]["tokens"]] == end[-NEW:]
     assert told[-1]["text"] == tiny.needed_tokenizer().decode(end[-NEW:])
-    # masked, just committed, committed, prompt
-    assert {age for step in steps(told) for age in step["ages"]} == {1, 2, 3, 4}
-    assert [step["ages"].count(2) for step in steps(told)] == [0] + [1] * (NEW - 1)
+    # masked, committed, prompt
+    assert {age for step in steps(told) for age in step["ages"]} == {1, 3, 4}
+    assert [step["ages"].count(3) for step in steps(told)] == list(range(NEW))
 
 
 @pytest.mark.parametrize("first", [0, 3, NEW - 1])

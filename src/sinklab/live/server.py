@@ -228,14 +228,8 @@ class Live:
                 job.is_over.set()
 
     def _begin(self, desk: Desk, text: str, tell: Callable[[Job, dict[str, Any]], None]) -> Job:
-        """Put what a page asks, or why it cannot be, into the queue."""
-        messages: Iterator[dict[str, Any]]
-        try:
-            what, given = parsed(text)
-            messages = _of() if what == "stop" else getattr(desk, what)(**given)
-        except ValueError as error:
-            messages = _of({"kind": "failed", "text": str(error)})
-        job = Job(messages)
+        """Put what a page asks into the queue."""
+        job = Job(_messages(desk, text))
         self._jobs = {one: future for one, future in self._jobs.items() if not future.done()}
         self._jobs[job] = self._thread.submit(job.run, tell)
         return job
@@ -248,8 +242,10 @@ class Live:
         return not wait(self._jobs.values(), timeout=1).not_done
 
 
-def _of(*messages: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield from messages
+def _messages(desk: Desk, text: str) -> Iterator[dict[str, Any]]:
+    what, given = parsed(text)
+    if what != "stop":
+        yield from getattr(desk, what)(**given)
 
 
 def _own(name: str) -> str:
