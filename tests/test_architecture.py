@@ -41,6 +41,7 @@ MAY_IMPORT = {
 MAY_IMPORT["studies"] = {*MAY_IMPORT}
 MAY_IMPORT["testing"] = {*MAY_IMPORT}
 MAY_IMPORT["short_road"] = {*MAY_IMPORT}
+MAY_IMPORT["live"] = {*MAY_IMPORT} - {"short_road", "testing"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "sinklab"}
 MAY_IMPORT["__main__"] = {"cli"}
 MAY_IMPORT["lm_eval"] = {"studies"}

@@ -64,6 +64,13 @@ def test_causal_padding_counts_from_the_first_real_token() -> None:
     assert Visibility(square, (1, 4, 4)).visible_BHS[0, 0].tolist() == [0, 3, 2, 1]
 
 
+def test_no_query_sees_a_key_behind_the_last_of_them() -> None:
+    """A causal call without a mask and with more keys than queries: torch counts from the first key."""
+    own = Visibility(None, (2, 3, 6), True)
+    assert own.visible_BHS[:, 0].tolist() == [[3, 2, 1, 0, 0, 0]] * 2
+    assert torch.equal(own.visible_BHS, own.seen_by(torch.ones(2, 3, dtype=torch.bool)))
+
+
 def test_a_static_cache_with_room_at_the_end_counts_every_query() -> None:
     # three queries at keys 2 to 4 of a buffer of 8; the first row is padded at key 0
     may = torch.zeros(2, 1, 3, 8, dtype=torch.bool)

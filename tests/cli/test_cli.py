@@ -16,7 +16,7 @@ from sinklab.records import open_run
 from tiny_diffusion import TEXT, save_tiny, tiny_model, tiny_tokenizer
 
 GREEDY = ("--temperature", "0", "--rule", "low_confidence")
-COMMANDS = ("tour", "generate", "info", "trace", "mask", "compare", "train", "report")
+COMMANDS = ("tour", "generate", "serve", "info", "validate", "trace", "mask", "compare", "train", "report")
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +100,7 @@ def test_the_help_teaches_by_examples_that_can_be_typed(
 
     monkeypatch.setattr("sinklab.checkpoints.loading.load", reached)
     monkeypatch.setattr("sinklab.checkpoints.info.describe", reached)
+    monkeypatch.setattr("sinklab.scoring.reference.Reference", reached)
     monkeypatch.setattr("sinklab.training.run.train", reached)
     monkeypatch.setattr("sinklab.training.run.settings_of", reached)
     monkeypatch.setattr("sinklab.records.reading.open_run", reached)

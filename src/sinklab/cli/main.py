@@ -18,9 +18,10 @@ import tyro
 
 from sinklab import __version__, registry
 from sinklab.cli.command import command, say
-from sinklab.cli.models import generate, info, train_command
+from sinklab.cli.models import generate, info, serve, train_command, validate
 from sinklab.cli.options import Given, in_flags, options, values_of
 from sinklab.cli.reports import compare, figures, merge, onetoken, report, table1, tour
+from sinklab.cli.sharing import export, gallery, push
 from sinklab.errors import Terminated, on_sigterm
 from sinklab.records.info import read_info
 from sinklab.records.storage import RUN_FILE
@@ -64,7 +65,10 @@ def _default(field: dataclasses.Field) -> str:
 
 OTHERS: dict[str, Callable[..., None]] = {
     function.__name__: function
-    for function in (tour, generate, info, report, figures, compare, merge, table1, onetoken)
+    for function in (
+        *(tour, generate, serve, info, validate, report, figures, compare, merge, table1, onetoken),
+        *(export, gallery, push),
+    )
 }
 OTHERS["list"] = list_registered
 TRAIN = "Train a diffusion language model: from scratch, from a causal model, or its sink alone."

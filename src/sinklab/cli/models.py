@@ -1,4 +1,4 @@
-"""`sinklab train`, `generate` and `info`: a model is made, writes, and is described."""
+"""`sinklab train`, `generate`, `serve` and `info`: a model is made, writes, is played with, and is described."""
 
 # B batch rows, P prompt positions
 import inspect
@@ -15,7 +15,7 @@ from sinklab.cli.options import checked, value_of
 from sinklab.cli.plans import plan_of
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.studies.base import leaves, text_of
-from sinklab.studies.processes import Amount
+from sinklab.studies.processes import Amount, refuse_taken
 from sinklab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
 
 DEFAULT = "laptop-scratch"
@@ -223,6 +223,42 @@ def _written(loaded: Any, text: str, new_tokens: int, settings: DecodingSettings
     )
 
 
+def serve(
+    model: Word = "tiny",
+    port: int = 8750,
+    chat: bool = False,
+    reading: Reading = Reading(),  # noqa: B008 (a frozen record)
+    decoding: DecodingSettings = WRITING,
+) -> None:
+    """Open a live page: write a prompt, watch it being denoised, take a sink away and compare.
+
+    The page is served on this machine alone (127.0.0.1), under an address that works once, in one browser. Ctrl-C ends
+    it. From another machine: ssh -L 8750:127.0.0.1:8750 HOST, with the same port on both sides. Needs
+    pip install 'sinklab[serve]'.
+
+    Try
+        sinklab serve
+        sinklab serve tiny-sink --port 0 --rule low_confidence --temperature 0
+        sinklab serve /models/LLaDA-8B-Instruct --chat --dtype bfloat16 --device cuda
+
+    Args:
+        model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub; it must fill masks.
+        port: where to listen; 0 takes any that is free.
+        chat: put prompts into the model's chat format.
+        reading: how the weights are loaded.
+        decoding: how texts are written; the page chooses the seed.
+    """
+    try:
+        from sinklab.live import serve as run
+    except ModuleNotFoundError as error:
+        raise ValueError(f"the live page needs {error.name}: pip install 'sinklab[serve]'") from error
+    if reading.tensor_parallel > 1:
+        raise ValueError("the live page runs a model in one process; leave out --tensor-parallel")
+    settings, loaded = checked(decoding), reading.load(model)
+    run(loaded, settings, port=port, chat=chat, ready=lambda address: say(f"open {address}\nCtrl-C ends it"))
+    say("ended")
+
+
 def info(model: Word, json: bool = False) -> None:
     """Show the architecture of a model and the memory it needs, from its config.json alone; no weights are read.
 
@@ -241,3 +277,57 @@ def info(model: Word, json: bool = False) -> None:
 
     facts = describe(model)
     say(dumps(facts.as_dict(), indent=2) if json else "\n".join(facts.lines()))
+
+
+def validate(
+    folder: Annotated[Path, tyro.conf.Positional],
+    prompt: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    model: str | None = None,
+    tolerance: float | None = None,
+    write: bool = False,
+    new_tokens: int = 16,
+    reading: Reading = Reading(),  # noqa: B008 (a frozen record)
+    decoding: DecodingSettings = DecodingSettings(seed=0),  # noqa: B008
+) -> None:
+    """Hold the numbers of another implementation (an engine, a port) against ours, by layer and by evaluation.
+
+    The folder holds cases.json and expected.safetensors; docs/validate.md says what is in them. Exit status 1 says that
+    something differs by more than rounding may; --write makes such a folder with ours, to hold the other one to.
+
+    Try
+        sinklab validate runs/reference "The old man" --model tiny --write
+        sinklab validate runs/reference
+        sinklab validate engine-output --model /models/LLaDA-8B-Instruct --device cuda
+
+    Args:
+        folder: of the cases.
+        prompt: with --write, what canvases begin with; token ids for a checkpoint without tokenizer files.
+        model: a model as of `generate`; the one that the cases name when left out, "tiny" with --write.
+        tolerance: the greatest difference, in terms of ours plus their standard deviation; that of the type in which
+            the other one computed when left out.
+        write: write the folder, from the prompts.
+        new_tokens: with --write, masks behind each prompt.
+        reading: how the weights are loaded.
+        decoding: with --write, how the canvas is decoded.
+    """
+    from sinklab.scoring.prompts import encode
+    from sinklab.scoring.reference import Reference, verdict, write_reference
+
+    if write:
+        refuse_taken(folder)
+        if not prompt:
+            raise ValueError(f'--write needs a prompt, e.g. sinklab validate {folder} "The old man" --write')
+        (settings := checked(decoding)).values()
+        loaded = reading.load(model or "tiny")
+        write_reference(loaded, folder, [encode(loaded, text).ids for text in prompt], settings, new_tokens)
+        say(f"next: write the numbers of the other one in the same form, and sinklab validate FOLDER; ours: {folder}")
+        return
+    if prompt:
+        raise ValueError(f"prompts are for --write, but there is {prompt[0]!r}; leave it out, or add --write")
+    reference = Reference(folder)
+    held = reference.hold(reading.load(model or reference.model), tolerance)
+    for one in held:
+        say(one.line())
+    say(verdict(held, reference.tolerance() if tolerance is None else tolerance))
+    if not all(one.holds for one in held):
+        raise SystemExit(1)

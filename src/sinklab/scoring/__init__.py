@@ -10,6 +10,7 @@ __getattr__, __dir__, __all__ = exports(
     heldout="EditedLosses HeldoutRows edited_losses heldout_curve heldout_rows row_losses",
     likelihood="exact rolling score",
     prompts="Prompt encode read_prompts",
+    reference="Held Reference write_reference",
     renoising="ANNOUNCED CanvasDenoiser RenoisedStep Renoising renoise",
     settings="LikelihoodSettings Scored",
     writing="Writing WritingRequest",
