@@ -90,6 +90,7 @@ def typed(settings: Any, *hidden: str, closed: bool = False) -> Any:
             how["help_behavior_hint"] = ""
         defaults[field.name] = value
         hint = Annotated[hint, MARK.arg(help=helps.get(field.name), **how)]
+        hint = MARK.Positional[hint] if field.metadata.get("positional") else hint
         annotations[field.name] = MARK.Suppress[hint] if field.name in hidden else hint
     members = {"__annotations__": annotations, "__post_init__": lambda self: None, "__doc__": kind.__doc__}
     members |= {"__module__": kind.__module__, "made_of": kind, **defaults}
