@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.estimates import Estimate
+from sinklab.analysis.estimates import mean_over
 from sinklab.analysis.tokens import Enrichment
 from sinklab.errors import unknown
 from sinklab.records.reading import Run
@@ -23,8 +23,7 @@ from sinklab.reports.training import Training
 
 def outcome_table(run: Training) -> pd.DataFrame:
     """A row per run: variant, the held-out loss with its 95 % interval, when sinks emerged, the last measurement."""
-    nothing = Estimate(math.nan, math.nan, math.nan, 0)
-    loss, info = run.loss or nothing, run.run.info
+    loss, info = run.loss or mean_over([]), run.run.info
     row = {"variant": run.variant, "seed": info.seed, "status": info.status, "heldout_loss": loss.value}
     low, high = loss.interval
     row |= {"low": low, "high": high, "heldout_rows": loss.samples}

@@ -62,11 +62,6 @@ def _spread(size_BSD: Tensor) -> Tensor:
     return flat[:, ::stride]
 
 
-def decoder_of(model: Any) -> Any:
-    """The part of a transformers model that holds its layers."""
-    return getattr(model, getattr(model, "base_model_prefix", "") or "model", model)
-
-
 @contextmanager
 def after_layers(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[nn.ModuleList]:
     """Call ``see(number, states_BSD)`` after every decoder layer of a transformers model, detached; gives the layers.
@@ -74,7 +69,7 @@ def after_layers(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[nn.
     Raises:
         ValueError: if the model has no decoder with a list of layers.
     """
-    layers = getattr(decoder_of(model), "layers", None)
+    layers = getattr(getattr(model, "base_model", model), "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ValueError(
             f"states are read after each decoder layer, but {type(model).__name__} keeps no list `layers` in its "
