@@ -255,7 +255,11 @@ def summary(lines: pd.DataFrame, noise: dict[str, Noise]) -> list[dict[str, Any]
     """A line for each kind, and for all together."""
     told = lines[lines["kind"].map(is_rounding)]
     open_ = told[told["mean"] >= 0.5]
-    groups = [*told.groupby("kind", sort=False), ("all", told), ("of these, half a text or more is foretold", open_)]
+    # what is far below any margin needs one line
+    fine = [kind for kind in told["kind"].unique() if kind not in noise or noise[kind].log < -5]
+    together = "float32." + ", ".join(kind.split(".")[1] for kind in fine)
+    groups = [*told.groupby(told["kind"].where(~told["kind"].isin(fine), together), sort=False), ("all", told)]
+    groups.append(("of these, half a text or more is foretold", open_))
     table = []
     for kind, part in groups:
         inside = part["changed"].between(part["low"], part["high"])
