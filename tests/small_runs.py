@@ -130,13 +130,15 @@ def caches(place: Path, resume: bool) -> None:
     from sinklab.studies.caches.study import CacheSettings, cache_fidelity
 
     text: dict[str, Any] = {
-        "text": str(given_text() / "held.txt"),
+        "heldout": str(given_text() / "held.txt"),
         "rows": 3,
         "batch": 2,
         "prompt_tokens": 12,
         "texts": 1,
     }
-    settings = CacheSettings(keep=(), refreshed=(), repeats=1, new_tokens=6, block_length=6, sinks=2, **text)
+    settings = CacheSettings(
+        cache_keep=(), refreshed=(), repeats=1, new_tokens=6, block_length=6, cache_sinks=2, **text
+    )
     cache_fidelity(tiny_loaded(context=40), place, settings, resume=resume)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from sinklab.cli.command import checked, conduct, typed
+from sinklab.cli.command import conduct
+from sinklab.cli.options import checked, typed
 from sinklab.records import open_run
 from sinklab.studies.benchmarks.study import EvalSettings, Evaluation
 from tiny_diffusion import save_tiny
@@ -56,7 +57,8 @@ def test_a_benchmark_is_scored_masked_and_resumed(model: str, capsys: pytest.Cap
     assert "writing 2 answers, 2 of them there already" in capsys.readouterr().err
 
 
-def test_mistakes_show_before_a_model_is_read(model: str) -> None:
+def test_mistakes_show_before_a_model_is_read(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sinklab.checkpoints.loading.load", None)
     for settings, message in (
         ({"tasks": ("gsm9k",), "data": "data"}, "unknown task 'gsm9k'; did you mean 'gsm8k'"),
         ({"tasks": ("piqa",), "data": "data"}, "piqa needs its"),
@@ -65,7 +67,7 @@ def test_mistakes_show_before_a_model_is_read(model: str) -> None:
         ({"tasks": ()}, "at least one task"),
     ):
         with pytest.raises(ValueError, match=message):
-            evaluated("no such model", checked(typed(EvalSettings()), **settings))
+            evaluated(model, checked(typed(EvalSettings()), **settings))
         assert not Path("out").exists()
 
 

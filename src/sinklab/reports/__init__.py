@@ -14,6 +14,7 @@ __getattr__, __dir__, __all__ = exports(
         "sinks_over_training sinks_per_layer split_sinks trained_norms trained_share training_loss value_norms "
         "value_norms_by_state"
     ),
+    gallery="shareable without_places write_data_set write_gallery",
     maps="attention_map emergence_map figure_1 layer_head_map received_map sink_path_of_head sink_paths",
     runs="as_studies as_trainings",
     samples="NotRecorded Reader Sample",

@@ -40,6 +40,7 @@ TRAINING_TABLES: dict[str, Callable[[Training], pd.DataFrame]] = {
     "history": lambda run: pd.DataFrame() if run.history is None else run.history,
     "monitor": lambda run: pd.DataFrame() if run.monitor is None else run.monitor,
 }
+"""Tables of a report by name, of a training run."""
 
 
 MARKDOWN_ROWS = 60
@@ -114,6 +115,7 @@ TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
     "verdicts": verdicts_table,
     "twins": twins_table,
 }
+"""Tables of a report by name, of a run that traced texts."""
 
 
 def table(run: Runs, name: str) -> pd.DataFrame:

@@ -163,9 +163,6 @@ def _values(
 LEVELS = (0.9, 0.7, 0.5, 0.3, 0.1)
 
 MEASURES: tuple[str, ...] = ("sink_share", "top_text_share", "first_share", "sinks", "text_sinks")
-MEASURES += (*(f"main_{name}" for name in HOLDERS), "main_none", "mobility", "text_mobility")
-MEASURES += ("value_added", "value_sink", "value_other", "value_masked")
-MEASURES += (*(f"activation_{name}" for name in REDUCED), "activation_ratio")
 """What a snapshot holds of every layer, NaN where there is no such thing; norms are means over heads.
 
 sink_share: share of all attention that the added sinks receive, all of them together.
@@ -185,6 +182,9 @@ activation_first, activation_other: the same at the first token, and at the othe
 activation_median: median |x| over the text.
 activation_ratio: greatest |x| in the text over the median.
 """
+MEASURES += (*(f"main_{name}" for name in HOLDERS), "main_none", "mobility", "text_mobility")
+MEASURES += ("value_added", "value_sink", "value_other", "value_masked")
+MEASURES += (*(f"activation_{name}" for name in REDUCED), "activation_ratio")
 
 
 @dataclass(frozen=True)
