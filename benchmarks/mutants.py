@@ -517,10 +517,9 @@ def try_mutant(mutant: Mutant, number: int, tree: Path, known: dict[str, Any], m
 
 
 def copied(source: Path, tree: Path) -> Path:
-    """A copy of a tree as it is now."""
-    shutil.rmtree(tree, ignore_errors=True)
+    """A copy of a tree as it is now; what was compiled there before stays."""
     left = shutil.ignore_patterns("__pycache__", ".git", "runs", "results", "*.pyc", ".*_cache")
-    shutil.copytree(source, tree, ignore=left)
+    shutil.copytree(source, tree, ignore=left, dirs_exist_ok=True)
     return tree
 
 
@@ -551,10 +550,16 @@ def told(work: Path) -> dict[str, dict[str, Any]]:
     return {one["key"]: one for one in found}
 
 
+def argued_equivalents() -> dict[str, str]:
+    """Mutants that no test can kill, with the reason; they are not run."""
+    found: dict[str, str] = json.loads((Path(__file__).parent / "mutants_equivalent.json").read_text())
+    return found
+
+
 def result(mutants: list[Mutant], of: int, given: argparse.Namespace, control: list[str]) -> dict[str, Any]:
     """What was found: the share that was killed of those that a test could kill, and all survivors."""
-    tree, known = given.work / "whole", told(given.work)
-    argued = json.loads((Path(__file__).parent / "mutants_equivalent.json").read_text())
+    tree, known, argued = given.work / "whole", told(given.work), argued_equivalents()
+    known = {key: {"killed_by": None, "tried": 0} for key in argued} | known
     run = [mutant for mutant in mutants if mutant.key in known]
     killed = [mutant for mutant in run if known[mutant.key]["killed_by"]]
     alive = [mutant for mutant in run if mutant not in killed]
@@ -613,6 +618,7 @@ def main() -> None:
     print(f"{len(mutants)} of {of} mutants, {len(known['tests'])} tests", flush=True)
     done = told(given.work)
     open_ = [one for one in mutants if one.key not in done or (given.again and not done[one.key]["killed_by"])]
+    open_ = [one for one in open_ if one.key not in argued_equivalents()]
     warm(known["imported"])
     workers = []
     for part in range(0 if given.result else given.jobs):
