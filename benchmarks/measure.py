@@ -87,6 +87,7 @@ def interleaved(runs: dict[str, Callable[[], object]], repeats: int, device: str
             "median_wall_s": statistics.median(wall_s),
             "min_cpu_s": min(cpu_s),
             "wall_s": [round(second, 6) for second in wall_s],
+            "cpu_s": [round(second, 6) for second in cpu_s],
             "repeats": repeats,
         }
     return result

@@ -1,13 +1,13 @@
 """Real sizes without real weights: what loading, tracing and training models of published shapes take.
 
-    python benchmarks/real_shapes.py [--device cuda] [--only llada dream scratch lora] [--quick]
+    python benchmarks/real_shapes.py [--device cuda] [--only llada dream llada2 scratch lora] [--quick]
 
 Random bfloat16 weights in the published format, in files of 4 GB that are deleted afterwards (TMPDIR says where: 16 GB
 for a model of 8B). Every line is a process of its own, so that its peak memory is its own.
 
-llada, dream: shapes of LLaDA-8B-Instruct and Dream-v0-Instruct-7B. `load`; one denoising step of 64 positions plain,
-traced (are the logits the same to the bit?) and with the most attended key of every head hidden; `sinklab trace` with
-its run folder, and the page of `sinklab report`.
+llada, dream, llada2: shapes of LLaDA-8B-Instruct and Dream-v0-Instruct-7B, and 5 of the 20 layers of LLaDA2.0-mini (256
+experts each). `load`; one denoising step of 64 positions plain, traced (are the logits the same to the bit?) and with
+the most attended key of every head hidden; `sinklab trace` with its run folder, and the page of `sinklab report`.
 scratch: the 472M model of «One Token Is Enough», one and two rows of 2,048 tokens, with and without activation
 checkpointing, plain and with a sink: peak memory beside 16 bytes a parameter (weight, gradient, two moments), and how
 much another row takes.
@@ -75,6 +75,42 @@ DREAM = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
+# a quarter of LLaDA2.0-mini's 20 layers; its experts are a parameter each in the published files
+LLADA2 = {
+    "architectures": ["LLaDA2MoeModelLM"],
+    "model_type": "llada2_moe",
+    "hidden_act": "silu",
+    "rope_theta": 600000,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-6,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_hidden_layers": 5,
+    "first_k_dense_replace": 1,
+    "intermediate_size": 5120,
+    "moe_intermediate_size": 512,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_shared_experts": 1,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "score_function": "sigmoid",
+    "norm_topk_prob": True,
+    "moe_router_enable_expert_bias": True,
+    "use_qk_norm": True,
+    "use_qkv_bias": False,
+    "use_bias": False,
+    "vocab_size": 157184,
+    "max_position_embeddings": 32768,
+    "mask_token_id": 156895,
+    "eos_token_id": 156892,
+    "pad_token_id": 156892,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
 SMALL_LLADA = {
     "d_model": 64,
     "n_heads": 4,
@@ -86,7 +122,12 @@ SMALL_LLADA = {
 SMALL_LLADA |= {"vocab_size": 320, "max_sequence_length": 128, "mask_token_id": 304, "eos_token_id": 293}
 SMALL_DREAM = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
 SMALL_DREAM |= {"intermediate_size": 96, "vocab_size": 320, "mask_token_id": 304, "eos_token_id": 293}
-SHAPES = {"llada": (LLADA, SMALL_LLADA | {"pad_token_id": 293}), "dream": (DREAM, SMALL_DREAM | {"pad_token_id": 293})}
+SMALL_LLADA2 = SMALL_DREAM | {"head_dim": 16, "num_experts": 16, "moe_intermediate_size": 32}
+SHAPES = {
+    "llada": (LLADA, SMALL_LLADA | {"pad_token_id": 293}),
+    "dream": (DREAM, SMALL_DREAM | {"pad_token_id": 293}),
+    "llada2": (LLADA2, SMALL_LLADA2 | {"pad_token_id": 293}),
+}
 FILE_BYTES = 4 * 10**9
 
 
@@ -112,9 +153,14 @@ def write_folder(folder: Path, config: dict[str, Any], device: str = "cpu", with
             tensor.fill_("bias" not in name)
         if name == "lm_head.weight":
             tensor[list(without)] = 0.0
+        source, tensor = plan.family.source(plan, name)[0], tensor.cpu()
+        if source in shards[-1]:
+            # queries, keys and values of one tensor
+            shards[-1][source] = torch.cat([shards[-1][source], tensor])
+            continue
         if sum(one.nbytes for one in shards[-1].values()) + tensor.nbytes > FILE_BYTES:
             _flush(folder, shards)
-        shards[-1][plan.family.source(plan, name)[0]] = tensor.cpu()
+        shards[-1] |= _each_expert(source, tensor) if ".experts." in source else {source: tensor}
     _flush(folder, shards)
     files = sorted(folder.glob("*.safetensors"))
     where = {name: f"part-{number}.safetensors" for number, names in enumerate(shards[:-1]) for name in names}
@@ -123,6 +169,14 @@ def write_folder(folder: Path, config: dict[str, Any], device: str = "cpu", with
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     write_tokenizer(folder, config)
     return total
+
+
+def _each_expert(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The matrices of a layer's experts, one by one as published."""
+    start, _, kind = name.rpartition(".")
+    kinds = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+    pieces = [dict(zip(kinds, expert.chunk(len(kinds)), strict=True)) for expert in tensor]
+    return {f"{start}.{number}.{key}.weight": piece for number, of in enumerate(pieces) for key, piece in of.items()}
 
 
 def _flush(folder: Path, shards: list[dict[str, torch.Tensor]]) -> None:

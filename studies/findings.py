@@ -1,7 +1,7 @@
-"""README's findings on the packaged models, by one command.
+"""The findings on the packaged models in docs/findings.md, by one command.
 
     python studies/findings.py           measure below runs/findings (or $SINKLAB_STUDY) what is not there yet, write
-    python studies/findings.py write     README's table from findings.json again
+    python studies/findings.py write     its tables from findings.json again
 
 Every model continues twelve passages of the held-out excerpt and is traced, its untrained twins on the same canvases;
 then held-out rows are scored with keys hidden. findings.json keeps the numbers, checkpoints/packaged/curves/ the runs
@@ -47,7 +47,7 @@ TRACED = (
     "sinks that are masks, %",
     "value norm, text sinks over other text",
 )
-"""Rows of README's table, among the measures of `sinklab compare`."""
+"""Rows of the table, among the measures of `sinklab compare`."""
 
 
 def passages() -> tuple[str, ...]:
@@ -72,7 +72,7 @@ def measure(names: tuple[str, ...]) -> None:
 
 
 def collect(names: tuple[str, ...]) -> dict[str, Any]:
-    """Everything that README's table shows."""
+    """Everything that the tables show."""
     studies = as_studies([open_run(RUNS / "trace" / name) for name in names])
     curves = [open_run(RUNS / "curve" / name) for name in names]
     columns = {f"`{name}`": measures(one) for name, one in zip(names, studies, strict=True)}
@@ -99,7 +99,7 @@ def collect(names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def as_markdown(found: dict[str, Any]) -> str:
-    """README's part."""
+    """The part of docs/findings.md."""
     measures_table = pd.DataFrame(found["measures"]).T
     lines = ["| | " + " | ".join(measures_table.columns) + " |", "|---" * (len(measures_table.columns) + 1) + "|"]
     for row, cells in measures_table.iterrows():
@@ -113,8 +113,8 @@ def as_markdown(found: dict[str, Any]) -> str:
 
 
 def write(found: dict[str, Any]) -> None:
-    """Put the tables between the markers of README."""
-    page = ROOT / "README.md"
+    """Put the tables between the markers of docs/findings.md."""
+    page = ROOT / "docs" / "findings.md"
     text = re.sub(
         f"{re.escape(BEGIN)}.*?{re.escape(END)}",
         lambda _: f"{BEGIN}\n{as_markdown(found)}\n{END}",

@@ -41,8 +41,10 @@ MAY_IMPORT = {
 MAY_IMPORT["studies"] = {*MAY_IMPORT}
 MAY_IMPORT["testing"] = {*MAY_IMPORT}
 MAY_IMPORT["short_road"] = {*MAY_IMPORT}
+MAY_IMPORT["live"] = {*MAY_IMPORT} - {"short_road", "testing"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "sinklab"}
 MAY_IMPORT["__main__"] = {"cli"}
+MAY_IMPORT["lm_eval"] = {"studies"}
 SHARED_BY_STUDIES = {"base", "processes", "request_cache", "twins"}
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
 # after the redesign 4,800 and 19,500; what came since, and by how much: docs/decisions.md

@@ -1,8 +1,8 @@
 """The README, the pages of docs/ and examples/ are run as they stand.
 
 Of a page, every ```python block runs, in order and in one namespace, and every ```bash block below `<!-- run -->`.
-A python block below `<!-- not run: why -->` is only compiled. `.ci/run` runs those below `<!-- install -->` and
-`<!-- test -->`.
+A python block below `<!-- not run: why -->` is only compiled; what one below `<!-- printed -->` prints stands in the
+block behind it. `.ci/run` runs those below `<!-- install -->` and `<!-- test -->`.
 
 What the README says runs in processes of its own. On Linux, commands of the other pages and the examples are forks of a
 process that has imported the package: the imports of fifty processes took longer than all that they did.
@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,9 @@ ALL = (caches, families, interventions, rules, sinks, statistics, studies, unmas
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?:^<!-- *(?P<marker>[^\n]*?) *-->\n+)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
+
+PRINTED = re.compile(r"\n+```text\n(?P<text>.*?)^```$", re.M | re.S)
+NUMBER = re.compile(r"[-+]?\d+\.\d+")
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +53,12 @@ def shell(command: list[str], folder: Path, forks: Forks | None = None) -> None:
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
+def same_answer(printed: str, said: str) -> None:
+    """The same words and whole numbers; other numbers, which another processor rounds, within 0.02."""
+    assert NUMBER.sub("…", printed) == NUMBER.sub("…", said)
+    assert [*map(float, NUMBER.findall(printed))] == pytest.approx([*map(float, NUMBER.findall(said))], abs=0.02)
+
+
 def run_page(page: Path, folder: Path, forks: Forks | None = None) -> int:
     """Run the blocks of a page in `folder`; returns how many ran."""
     text, namespace, ran = page.read_text("utf-8"), {"__name__": page.stem}, 0
@@ -56,9 +67,15 @@ def run_page(page: Path, folder: Path, forks: Forks | None = None) -> int:
         if language == "python":
             # Empty lines put the page's own line numbers into tracebacks.
             compiled = compile("\n" * text.count("\n", 0, block.start("code")) + code, str(page), "exec")
-            if not marker.startswith("not run: "):
+            if marker == "printed":
+                said = PRINTED.match(text, block.end())
+                assert said, f"{page.name}: behind the block below <!-- printed --> stands no ```text block"
+                with redirect_stdout(StringIO()) as written:
+                    exec(compiled, namespace)
+                same_answer(written.getvalue(), said["text"])
+            elif not marker.startswith("not run: "):
                 exec(compiled, namespace)
-                ran += 1
+            ran += not marker.startswith("not run: ")
         elif language == "bash" and marker == "run":
             shell(["bash", "-euo", "pipefail", "-c", code], folder, forks)
             ran += 1
@@ -95,14 +112,23 @@ def test_a_fork_ends_as_a_process_would(tmp_path: Path, forks: Forks, code: str,
         shell(["sinklab", "list", "nothing"], tmp_path, forks)
 
 
+ASKED = "run.mobility().loc[2].idxmax()"
+
+
 @pytest.mark.parametrize(
-    ("page", "asks", "lines"), [("README.md", ".watch(", 3), ("docs/guide.md", "run.mobility().loc[2].idxmax()", 6)]
+    ("page", "place", "asks", "lines"),
+    [("README.md", 0, ".watch(", 3), ("README.md", 1, ASKED, 6), ("docs/guide.md", 0, ASKED, 6)],
 )
-def test_the_short_road_is_short(page: str, asks: str, lines: int) -> None:
-    first = next(
-        block["code"] for block in BLOCK.finditer((ROOT / page).read_text("utf-8")) if block["language"] == "python"
-    )
-    assert asks in first and len([line for line in first.splitlines() if line.strip()]) <= lines
+def test_the_short_road_is_short(page: str, place: int, asks: str, lines: int) -> None:
+    blocks = [block for block in BLOCK.finditer((ROOT / page).read_text("utf-8")) if block["language"] == "python"]
+    code = blocks[place]["code"]
+    assert asks in code and len([line for line in code.splitlines() if line.strip()]) <= lines
+    assert (blocks[place]["marker"] == "printed") == (asks == ASKED)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(PAGES[0].read_text("utf-8").splitlines()) <= 110
+    assert (ROOT / "docs" / "canvas.gif").stat().st_size <= 400_000
 
 
 ADDED = ("rule", "statistic", "intervention", "sink", "unmasking_rule", "cache", "family", "figure", "study")
@@ -166,6 +192,17 @@ def test_blocks_share_a_namespace_and_a_folder(tmp_path: Path) -> None:
     assert (tmp_path / "here").exists()
 
 
+@pytest.mark.parametrize("said", ["3 of 4, 0.60", "2 of 4, 0.51", "2 of 4"])
+def test_an_answer_that_is_not_printed_fails_its_page(tmp_path: Path, said: str) -> None:
+    page = tmp_path / "page.md"
+    written = "<!-- printed -->\n```python\nprint('2 of 4, 0.60')\n```\n\n```text\n{}\n```\n"
+    page.write_text(written.format("2 of 4, 0.61"), "utf-8")
+    assert run_page(page, tmp_path) == 1
+    page.write_text(written.format(said), "utf-8")
+    with pytest.raises(AssertionError):
+        run_page(page, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("python", "bash"), [("assert x == 2", "true"), ("y = x", "false | true"), ("y = x", "exit 3")]
 )
@@ -176,14 +213,14 @@ def test_a_failing_block_fails_its_page(tmp_path: Path, python: str, bash: str) 
         run_page(page, tmp_path)
 
 
-def test_the_findings_of_the_readme_are_those_that_were_measured() -> None:
+def test_the_findings_are_those_that_were_measured() -> None:
     path = ROOT / "studies" / "findings.py"
     spec = importlib.util.spec_from_file_location("findings", path)
     assert spec is not None and spec.loader is not None
     findings = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(findings)
     measured = json.loads(findings.RESULTS.read_text("utf-8"))
-    shown = (ROOT / "README.md").read_text("utf-8").partition(findings.BEGIN)[2].partition(findings.END)[0]
+    shown = (ROOT / "docs" / "findings.md").read_text("utf-8").partition(findings.BEGIN)[2].partition(findings.END)[0]
     assert shown.strip() == findings.as_markdown(measured) and "| sinks per head and step |" in shown
 
 

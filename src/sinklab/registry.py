@@ -31,7 +31,8 @@ from typing import Any, TypeVar
 from sinklab.errors import known_fields, near, unknown
 
 Class = TypeVar("Class", bound=type)
-PLUGINS = "sinklab.plugins"
+# in a folder that `sinklab.checkpoints.export` writes the package is another one, which has no plug-ins
+PLUGINS = f"{__package__}.plugins"
 _loaded: set[str] = set()
 
 
@@ -80,8 +81,9 @@ class Registry(Mapping[str, Any]):
                 warnings.warn(f"the plug-in {entry.name!r} ({entry.value}) is left out: {error!r}", stacklevel=2)
         _loaded.add(PLUGINS)
         for module in self._modules:
-            if module not in _loaded and importlib.util.find_spec(module.rpartition(".")[0]):
-                import_module(module)
+            if module not in _loaded:
+                if importlib.util.find_spec(f"{__package__}.{module.partition('.')[0]}"):
+                    import_module(f"{__package__}.{module}")
                 # one that fails does so again: nothing of the package is silently left out
                 _loaded.add(module)
         return self._classes
@@ -278,25 +280,41 @@ def _in(package: str, modules: str) -> list[str]:
     return [f"{package}.{module}" for module in modules.split()]
 
 
-rules = Registry("sink rule", "sinklab.sinks.rules")
-statistics = Registry("statistic", "sinklab.probing.statistics")
-interventions = Registry("intervention", *_in("sinklab.probing.interventions", "mask_sinks positions states"))
-sinks = Registry("sink kind", *_in("sinklab.models.sinks", "token zero kv logit"))
-unmasking_rules = Registry("unmasking rule", "sinklab.sampling.rules")
-schedules = Registry("schedule", "sinklab.sampling.schedules", "sinklab.decoding.blocks")
-caches = Registry("cache", *_in("sinklab.caching", "blocks policies"))
-backbones = Registry("backbone", *_in("sinklab.checkpoints", "dit llada_moe"))
+rules = Registry("sink rule", "sinks.rules")
+"""What counts as a sink: `sinklab.sinks.Rule`."""
+statistics = Registry("statistic", "probing.statistics")
+"""What a trace records: `sinklab.probing.Statistic`."""
+interventions = Registry("intervention", *_in("probing.interventions", "mask_sinks positions states"))
+"""Edits of attention calls and hidden states: `sinklab.probing.Intervention`."""
+sinks = Registry("sink kind", *_in("models.sinks", "token zero kv logit"))
+"""Kinds of added sinks: `sinklab.models.Sink`."""
+unmasking_rules = Registry("unmasking rule", "sampling.rules")
+"""Which proposals are committed first: `sinklab.sampling.UnmaskingRule`."""
+schedules = Registry("schedule", "sampling.schedules", "decoding.blocks")
+"""How many are committed at a step: `sinklab.sampling.Schedule`."""
+caches = Registry("cache", *_in("caching", "blocks policies"))
+"""Which keys and values are kept while a text is written: `sinklab.sampling.Cache`."""
+backbones = Registry("backbone", *_in("checkpoints", "dit llada_moe"))
+"""Decoders of our own, where transformers has none."""
 # llada2 brings llada_moe
 _FORMATS = "adapted causal dit dream gemma llada llada2 families smdm"
-families = Registry("checkpoint family", *_in("sinklab.checkpoints", _FORMATS))
-figures = Registry("figure", *_in("sinklab.reports", "figures maps"))
+families = Registry("checkpoint family", *_in("checkpoints", _FORMATS))
+"""Formats of checkpoints: `sinklab.checkpoints.Family`."""
+figures = Registry("figure", *_in("reports", "figures maps"))
+"""Figures of run folders: `sinklab.reports.figure`."""
 _STUDIES = ("ablate", "backcopy", "battery", "benchmarks", "caches", "contents", "curve", "referee", "trace")
-studies = Registry("study", *(f"sinklab.studies.{name}.study" for name in _STUDIES))
-fast_decoders = Registry("fast decoder", "sinklab.fast.decoder")
-fast_losses = Registry("fast loss", "sinklab.fast.loss")
-fast_passes = Registry("fast pass over scores", "sinklab.fast.score_pass")
-fast_products = Registry("fast product", "sinklab.fast.onednn")
-fast_sinks = Registry("fast sink form", "sinklab.fast.in_sequence")
+studies = Registry("study", *(f"studies.{name}.study" for name in _STUDIES))
+"""Kinds of runs, each with a command: `sinklab.studies.base.Study`."""
+fast_decoders = Registry("fast decoder", "fast.decoder")
+"""Faster forwards for decoding."""
+fast_losses = Registry("fast loss", "fast.loss")
+"""Faster losses."""
+fast_passes = Registry("fast pass over scores", "fast.score_pass")
+"""Faster passes over attention scores."""
+fast_products = Registry("fast product", "fast.onednn")
+"""Faster matrix products."""
+fast_sinks = Registry("fast sink form", "fast.in_sequence")
+"""Faster forms of an added sink."""
 
 
 def fast_path(paths: Registry, *call: Any) -> Any:

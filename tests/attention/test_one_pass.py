@@ -13,7 +13,6 @@ from sinklab.attention import (
     Scores,
     attention_map,
     attention_statistics,
-    key_norms,
     noop_bound,
     received_attention,
     row_entropy,
@@ -228,14 +227,6 @@ def test_the_map_is_the_softmax(kind: str, heads: tuple[int, ...] | None) -> Non
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), dense[:, list(heads or range(H))], rtol=1e-5, atol=1e-6)
     assert attention_map(q.double(), k.double()).dtype == torch.float64
-
-
-def test_key_norms_against_the_formula() -> None:
-    k = torch.randn(B, K, S, D)
-    expected = torch.stack([(k[:, m] ** 2).sum(-1).sqrt() for m in range(K)], 1)
-    torch.testing.assert_close(key_norms(k, per_head=True), expected)
-    torch.testing.assert_close(key_norms(k), expected.mean(1))
-    assert key_norms(k.bfloat16()).dtype == torch.float32
 
 
 def test_wrong_use_is_refused_by_name() -> None:

@@ -301,3 +301,16 @@ def test_wrong_positions_and_windows_are_refused_by_name() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             wrong()
+
+
+def test_added_sinks_are_named_apart() -> None:
+    model = Prefixed()
+    with intervene(model, MaskPositions((3,), added=0, layers=0)), trace(model) as recording:
+        model(IDS)
+    received_BHS = recording.received[0][:, 0]
+    assert bool((received_BHS[..., [0, 2 + 3]] == 0).all()) and int((received_BHS == 0).sum(-1).amax()) == 2
+    with intervene(model, MaskPositions(added=(1,))) as log:
+        model(IDS)
+    assert log.removals[0].columns_BLHM.unique().tolist() == [1]
+    with pytest.raises(ValueError, match="no added sink 2, the model has 2"), intervene(model, MaskPositions(added=2)):
+        model(IDS)

@@ -139,6 +139,17 @@ def test_another_asynchronous_task_is_refused():
     assert len(recording.received) == 1
 
 
+def test_a_mask_that_is_changed_in_place_between_forwards_is_read_again():
+    """Layers of one forward share what was found out about a mask; the next forward does not."""
+    q, mask = torch.randn(1, 2, 4, 4), torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    with trace(model := Attends()) as recording:
+        model(q, q, q, attn_mask=mask)
+        mask[..., 0] = False
+        model(q, q, q, attn_mask=mask)
+    assert [seen.tolist() for seen in recording.visible] == [[[4, 4, 4, 4]], [[0, 3, 3, 3]]]
+    assert recording.received[1][..., 0].abs().max() == 0
+
+
 def test_cross_attention_with_more_queries_than_keys():
     q, k = torch.randn(1, 2, 9, 4), torch.randn(1, 2, 3, 4)
     with trace(model := Attends()) as recording:

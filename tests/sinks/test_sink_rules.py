@@ -72,7 +72,25 @@ def test_visible_counts_replace_the_number_of_keys():
     # Added sink columns: 6 keys, 4 queries. Without the counts the threshold would be 1 + 3 * 5/6 = 3.5.
     prefix = np.array([3.4, 0.0, 0.6, 0.0, 0.0, 0.0])
     assert find_sinks(prefix, Excess(), np.full(6, 4)).tolist() == [True] + [False] * 5
-    assert not find_sinks(prefix, Excess()).any()
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
+def test_counts_that_are_forgotten_are_missed_where_there_is_padding(kind):
+    """Two keys are padding, and so are two queries: six see six, whatever stands around them."""
+    padded = kind([[1.0] * 8, [0.0, 0.0, 4.0, 0.4, 0.4, 0.4, 0.4, 0.4]])
+    for given in (padded, padded[1], kind([3.4, 0.0, 0.6, 0.0, 0.0, 0.0])):
+        with pytest.raises(
+            ValueError, match=r"without visible, as many .* exactly nothing, .* pass recording\.visible"
+        ):
+            find_sinks(given, Excess())
+    visible = kind([[8] * 8, [0, 0, *[6] * 6]])
+    assert find_sinks(padded, Excess(), visible).tolist() == [[False] * 8, [False, False, True, *[False] * 5]]
+    with pytest.raises(ValueError, match="without visible"):
+        find_sinks(padded, Excess(), positions=kind([8, 8]))
+    # a key that was hidden is no padding: the others received what all queries gave
+    assert find_sinks(kind([0.0, 3.4, 0.3, 0.3]), Excess(1.0)).tolist() == [False, True, False, False]
+    # rounding of half precision takes nothing away
+    assert not find_sinks(kind([0.0, 1.3, 1.3, 1.2]), Excess()).any()
 
 
 def test_padding_is_never_a_sink_and_does_not_count():

@@ -11,9 +11,7 @@ __getattr__, __dir__, __all__ = exports(
         "BlockEffects LayerSinks SplitSinks block_effects jaccard overlap_by_head overlap_by_layer "
         "overlap_by_step sinks_per_layer split_sinks"
     ),
-    thresholds=(
-        "DEFAULT_RULES EPSILONS EpsilonCurve RuleRow ScoreHistogram compare_rules epsilon_curve score_histogram"
-    ),
+    thresholds="DEFAULT_RULES EPSILONS EpsilonCurve RuleRow ScoreHistogram compare_rules epsilon_curve score_histogram",
     tokens="AGES CLASSES Enrichment STATES enrichment token_ages token_class token_classes",
     verdicts="Verdict holm masking_cost new_sinks ninety_six recovery start_only",
 )

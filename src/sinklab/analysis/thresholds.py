@@ -176,7 +176,7 @@ with warnings.catch_warnings():
         "mean weight over 0.3 (Gu)": Gu(0.3),
         "top 1": Top(1),
     }
-"""the rules of the literature; the first is the one the others are compared with"""
+    """the rules of the literature; the first is the one the others are compared with"""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from sinklab.registry import exports
 __getattr__, __dir__, __all__ = exports(
     __name__,
     convert="from_causal",
+    exporting="export",
     families="CheckpointPlan Family Published SpecialIds",
     info="ModelInfo describe",
     loading="Loaded load untrained_twins",

@@ -137,6 +137,7 @@ def copying(level: int, source: random.Random) -> tuple[str, str]:
 SKILLS: dict[str, Callable[[int, random.Random], tuple[str, str]]] = {
     skill.__name__: skill for skill in (arithmetic, deduction, planning, rewriting, retrieval, copying)
 }
+"""Skill -> what makes a problem of it from a level of difficulty and a generator: the question, and its answer."""
 
 
 def problems(

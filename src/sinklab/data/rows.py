@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ("<|pad|>", "<|endoftext|>", "<|mask|>")
+"""Padding, end of text and [MASK] of a tokenizer that is trained here."""
 START_TOKEN = "<|startoftext|>"
 _MARK = "row_start"
 

@@ -157,8 +157,7 @@ def _attend(q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_B1WK: Tensor | 
     # Query heads of one key head become more queries of it: no key is copied, with or without a mask.
     q_BGQD = q_BHWD.reshape(batch, k_BGKD.shape[1], -1, dim)
     out = F.scaled_dot_product_attention(q_BGQD, k_BGKD, v_BGKD, attn_mask=mask_B1WK, scale=scale)
-    out = out.reshape(batch, heads, width, dim)
-    return out.transpose(1, 2).reshape(batch, width, heads * dim)
+    return out.reshape(batch, heads, width, dim).transpose(1, 2).flatten(2)
 
 
 def _attend_beside(

@@ -16,17 +16,6 @@ from sinklab.registry import backbones, sinks
 
 BACKBONES = ("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe")
 SPECIAL = ("pad_token_id", "eos_token_id", "bos_token_id")
-WHOLE_NUMBERS = (
-    "text_vocab_size",
-    "output_vocab_size",
-    "context",
-    "block_length",
-    "mask_token_id",
-    "eot_token_id",
-    "expand_token_id",
-    "delete_token_id",
-    *SPECIAL,
-)
 
 
 def refuse_unknown(settings: Iterable[str], known: Iterable[str] = ()) -> None:
@@ -260,3 +249,4 @@ class DiffusionLMConfig(PreTrainedConfig):
 
 OWN = (*DiffusionLMConfig.__annotations__,)
 """The fields that transformers' configs do not have."""
+WHOLE_NUMBERS = (*(name for name, kind in DiffusionLMConfig.__annotations__.items() if kind == "int | None"), *SPECIAL)

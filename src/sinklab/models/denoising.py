@@ -108,7 +108,7 @@ class ModelDenoiser:
         ids_BS = canvas.ids_BS
         real_BS = masks.real_positions(ids_BS, canvas.attention_BS)
         place_BS = masks.blocks(self.model.config, real_BS, ids_BS.shape[1], ids_BS.device, 1)
-        part_BS = place_BS // (block_length or size)
+        part_BS = place_BS // block_length
         if self.model.config.first_alone:
             part_BS = 2 * part_BS + (place_BS % size != 0)
         return canvas.counted(part_BS.expand_as(ids_BS))
@@ -172,7 +172,7 @@ class ModelDenoiser:
         if places is None or not reads_wait(wanted_BS.device):
             # in a single row every column that has a wanted position is wanted
             is_single = len(wanted_BS) == 1
-            wanted_Q = places.flat_M if is_single and places else _columns_of(wanted_BS)
+            wanted_Q = places.flat_M if is_single and places else wanted_BS.any(0).nonzero()[:, 0]
             pick = None if is_single else wanted_BS.index_select(1, wanted_Q)
             return Read(self._predictors(wanted_Q), pick, places, wanted_Q)
         if self._block is None or self._block[0] is not places.columns:
@@ -333,9 +333,3 @@ class ModelSession:
         self._store.columns = columns
         states_BQE = denoiser.states(ids_BS, self._store.columns, output_index_Q, self._store)
         return denoiser.logits(states_BQE, read)
-
-
-def _columns_of(wanted_BS: Tensor) -> Tensor:
-    """Columns in which some row wants a logit."""
-    wanted_S = wanted_BS[0] if len(wanted_BS) == 1 else wanted_BS.any(0)
-    return wanted_S.nonzero()[:, 0]

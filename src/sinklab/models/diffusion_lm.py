@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
 from sinklab.attention.heads import HeadShare
@@ -293,3 +293,4 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
 
 AutoConfig.register(DiffusionLMConfig.model_type, DiffusionLMConfig, exist_ok=True)
 AutoModel.register(DiffusionLMConfig, DiffusionLM, exist_ok=True)
+AutoModelForMaskedLM.register(DiffusionLMConfig, DiffusionLM, exist_ok=True)

@@ -47,18 +47,10 @@ class Dose:
     @classmethod
     def of(cls, removals: Iterable[Any], rows_B: Tensor | None = None) -> Dose:
         """The dose that records of a log (`RemovalRecord`) say, of these batch rows (bool) alone; None for all."""
-        return cls.pooled(cls._of_one(record, rows_B) for record in removals)
-
-    @classmethod
-    def _of_one(cls, record: Any, rows_B: Tensor | None) -> Dose:
-        both = by_row(record)
-        both = (
-            both
-            if rows_B is None
-            else {name: (one_B[rows_B], other_B[rows_B]) for name, (one_B, other_B) in both.items()}
-        )
-        return cls(
-            {name: (total_B.sum().item(), entries_B.sum().item()) for name, (total_B, entries_B) in both.items()}
+        rows: Any = slice(None) if rows_B is None else rows_B
+        return cls.pooled(
+            cls({name: (total_B[rows].sum().item(), many_B[rows].sum().item()) for name, (total_B, many_B) in by_name})
+            for by_name in (by_row(record).items() for record in removals)
         )
 
     @classmethod

@@ -6,6 +6,6 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     info="RunInfo STUDY_DIMS",
     reading="Run open_run",
-    storage="weights_hash write_beside",
-    writing="merge_runs RunWriter SCHEMA",
+    storage="SCHEMA weights_hash write_beside",
+    writing="merge_runs RunWriter",
 )

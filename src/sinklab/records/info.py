@@ -97,8 +97,7 @@ def read_info(path: Path) -> RunInfo:
     if raw["schema"] not in READABLE or isinstance(raw["schema"], bool):
         raise ValueError(
             f"{path} has schema {raw['schema']!r}, and this version of sinklab reads schemas {READABLE[0]} to "
-            f"{SCHEMA}. "
-            'Read it with the version that wrote it (see "versions" in the file), or run again.'
+            f'{SCHEMA}. Read it with the version that wrote it (see "versions" in the file), or run again.'
         )
     if raw["schema"] == 1:
         if raw.get("kind") == "study":

@@ -9,8 +9,6 @@ import platform
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -23,17 +21,7 @@ from sinklab.records import storage
 from sinklab.records.info import RunInfo, read_info
 from sinklab.records.leases import CLAIMS, RUN, Claims, Lease
 from sinklab.records.reading import Run, lost_files, open_run
-from sinklab.records.storage import (
-    ARRAYS,
-    KINDS,
-    PART_SUFFIX,
-    RUN_FILE,
-    SCHEMA,
-    TABLES,
-    Kind,
-    remove_leftovers,
-    write_beside,
-)
+from sinklab.records.storage import ARRAYS, KINDS, PART_SUFFIX, RUN_FILE, SCHEMA, TABLES, Kind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -171,7 +159,7 @@ class RunWriter:
             self._info = begun_before(self.path, self._info)
         # where others work, they have looked
         if self.claims.are_free():
-            remove_leftovers(self.path)
+            storage.remove_leftovers(self.path)
             if is_begun:
                 gone = lost_files(self.path, self._info)
                 self._info = self._info.without([*gone])
@@ -200,7 +188,7 @@ class RunWriter:
 
     def _note(self, change: Callable[[RunInfo], RunInfo]) -> None:
         """Change run.json, in which other workers may have noted something since."""
-        with self.claims.hold(RUN) if self._shared else nullcontext(self._lease) as lease:
+        with self.claims.hold(RUN) if self._shared else contextlib.nullcontext(self._lease) as lease:
             changed = change(self.refresh())
             if not lease.is_held():
                 raise ValueError(
@@ -244,7 +232,7 @@ class RunWriter:
 
         with self._file("table", TABLES, name, part) as target:
             table = _as_table(name, columns)
-            write_beside(target, lambda beside: pq.write_table(table, beside))
+            storage.write_beside(target, lambda beside: pq.write_table(table, beside))
         return target
 
     def arrays(
@@ -375,13 +363,13 @@ def _merge(infos: dict[Path, RunInfo], sources: list[Path], target: Path) -> Non
         for _, file in infos[folder].all_files():
             (folder / file).unlink(missing_ok=True)
         (folder / RUN_FILE).unlink()
-        remove_leftovers(folder)
+        storage.remove_leftovers(folder)
         if not any(path.name != CLAIMS for path in folder.iterdir()):
             shutil.rmtree(folder)
 
 
 def _joined(infos: list[RunInfo]) -> RunInfo:
-    facts = asdict(infos[0])
+    facts = dataclasses.asdict(infos[0])
     for info in infos:
         for listed in (kind.listed for kind in KINDS):
             facts[listed] = [*dict.fromkeys([*facts[listed], *getattr(info, listed)])]

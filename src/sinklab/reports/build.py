@@ -12,7 +12,7 @@ from typing import Any
 
 import matplotlib
 import pandas as pd
-from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from sinklab.analysis.verdicts import holm
 from sinklab.records.reading import Run
@@ -297,7 +297,8 @@ def report(
         remove_leftovers(place)
     drawn = draw_all(readers, folder / "figures", figures) if figures else Drawn()
     written = write_tables(readers, folder / "tables", tables) if tables else []
-    text = _template().render(content, drawn=len(drawn.written), skipped=drawn.skipped, written=len(written)).lstrip()
+    page = templates().get_template("page.jinja")
+    text = page.render(content, drawn=len(drawn.written), skipped=drawn.skipped, written=len(written)).lstrip()
     target = folder / "report.html"
     write_beside(target, lambda part: part.write_bytes(text.encode("utf-8")))
     return target
@@ -336,14 +337,15 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def _template() -> Template:
+def templates() -> Environment:
+    """The pages of this folder, with their filters and style."""
     pages = Environment(
         loader=FunctionLoader(asset), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=True
     )
     pages.filters |= {"shown": _shown, "tipped": tipped}
     pages.tests["share"] = lambda cell: isinstance(cell, Share)
     pages.globals |= {"most": MOST, "style": asset("style.css"), "explorer": asset("explorer.html")}
-    return pages.get_template("page.jinja")
+    return pages
 
 
 def _shown(value: Any) -> str:

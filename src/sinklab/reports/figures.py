@@ -223,12 +223,8 @@ def optimization(runs: list[Training]) -> list[Chart]:
     panels = {"lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens per second"}
     charts = []
     for name, words in panels.items():
-        lines = []
-        for one in drawn_as(runs):
-            rows = one.run.history.reindex(columns=["step", name]).dropna()
-            if len(rows):
-                lines.append(one.line(rows["step"], rows[name]))
-        if lines:
+        logged = [(one, one.run.history.reindex(columns=["step", name]).dropna()) for one in drawn_as(runs)]
+        if lines := [one.line(rows["step"], rows[name]) for one, rows in logged if len(rows)]:
             charts.append(Chart(Axis("step"), Axis(words, low=0), lines, warm_starts(runs, "step")))
     if not charts:
         raise NotRecorded(f"This figure needs a learning rate in the history, and {runs[0].run.path} logged none.")

@@ -261,12 +261,12 @@ def facts_of(study: Study) -> dict[str, Any]:
         "heads": study.heads,
         # The page opens on the layer whose heads attend most to one key.
         "first_layer": int(np.nan_to_num(weight_LH).mean(1).argmax()),
-        "head_maps": _head_maps(100 * weight_LH, mobility_LH),
+        "head_maps": head_maps(100 * weight_LH, mobility_LH),
     }
 
 
-def _head_maps(weight_LH: np.ndarray, mobility_LH: np.ndarray) -> list[dict[str, Any]]:
-    """Numbers per layer and head, as the analysis paper's Fig. 5."""
+def head_maps(weight_LH: np.ndarray, mobility_LH: np.ndarray | None = None) -> list[dict[str, Any]]:
+    """Numbers per layer and head, as the analysis paper's Fig. 5: weight on the main sink (%), and how mobile it is."""
     known = weight_LH[np.isfinite(weight_LH) & (weight_LH > 0)]
     low, high = (float(bound) for bound in (known.min(initial=math.inf), known.max(initial=-math.inf)))
     if not low < high:
@@ -274,7 +274,7 @@ def _head_maps(weight_LH: np.ndarray, mobility_LH: np.ndarray) -> list[dict[str,
     about = "Mean weight on the main sink of the head"
     maps = [{"name": "weight", "about": about, "unit": " %", "log": True, "low": low, "high": high}]
     maps[0]["values"] = listed(weight_LH)
-    if np.isfinite(mobility_LH).any():
+    if mobility_LH is not None and np.isfinite(mobility_LH).any():
         about = "Chance that two steps have their main sink at different places: 0 static, 1 moving"
         maps.append({"name": "motion", "about": about, "unit": "", "log": False, "low": 0, "high": 1})
         maps[1]["values"] = listed(mobility_LH)
@@ -288,10 +288,11 @@ SCRIPTS = (
 )  # fmt: skip
 
 
-@lru_cache(maxsize=1)
-def script() -> str:
-    """All scripts as one, in a scope of its own."""
-    parts = (asset(f"assets/{name}.js").strip() for name in SCRIPTS)
+@lru_cache(maxsize=2)
+def script(beginning: str = "") -> str:
+    """All scripts as one, in a scope of its own. `beginning`: what stands in the place of the last, which begins."""
+    parts = [asset(f"assets/{name}.js").strip() for name in SCRIPTS]
+    parts[-1] = beginning.strip() or parts[-1]
     return '(() => {\n"use strict";\n' + "\n\n".join(parts) + "\n})();\n"
 
 

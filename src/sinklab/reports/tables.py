@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.estimates import Estimate
+from sinklab.analysis.estimates import mean_over
 from sinklab.analysis.tokens import Enrichment
 from sinklab.errors import unknown
 from sinklab.records.reading import Run
@@ -23,8 +23,7 @@ from sinklab.reports.training import Training
 
 def outcome_table(run: Training) -> pd.DataFrame:
     """A row per run: variant, the held-out loss with its 95 % interval, when sinks emerged, the last measurement."""
-    nothing = Estimate(math.nan, math.nan, math.nan, 0)
-    loss, info = run.loss or nothing, run.run.info
+    loss, info = run.loss or mean_over([]), run.run.info
     row = {"variant": run.variant, "seed": info.seed, "status": info.status, "heldout_loss": loss.value}
     low, high = loss.interval
     row |= {"low": low, "high": high, "heldout_rows": loss.samples}
@@ -40,6 +39,7 @@ TRAINING_TABLES: dict[str, Callable[[Training], pd.DataFrame]] = {
     "history": lambda run: pd.DataFrame() if run.history is None else run.history,
     "monitor": lambda run: pd.DataFrame() if run.monitor is None else run.monitor,
 }
+"""Tables of a report by name, of a training run."""
 
 
 MARKDOWN_ROWS = 60
@@ -114,6 +114,7 @@ TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
     "verdicts": verdicts_table,
     "twins": twins_table,
 }
+"""Tables of a report by name, of a run that traced texts."""
 
 
 def table(run: Runs, name: str) -> pd.DataFrame:

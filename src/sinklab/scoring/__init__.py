@@ -12,6 +12,7 @@ __getattr__, __dir__, __all__ = exports(
     likelihood="exact rolling score",
     margins="first_difference measure_margins near_ties rewritten",
     prompts="Prompt encode read_prompts",
+    reference="Held Reference write_reference",
     renoising="ANNOUNCED CanvasDenoiser RenoisedStep Renoising renoise",
     settings="LikelihoodSettings Scored",
     writing="Writing WritingRequest",

@@ -135,7 +135,8 @@ def find_sinks(received: Array, rule: Rule, visible: Any = None, positions: Any 
     rule: any object that is called as `Rule` says.
     visible: number of queries that may see each key, broadcastable to ``received`` (insert axes for layers and heads:
     ``visible[:, :, None, None]``); keys that no query sees are never sinks. None means S queries see every key, where S
-    is the number of keys that are not NaN: right for full attention without added sink columns.
+    is the number of keys that are not NaN: right for full attention without padding, which is refused then, or added
+    sink columns.
     positions: number of canvas positions, broadcastable to ``received`` without its key axis; given, both counts are
     first scaled as if all positions had run (``even_share``): needed under caches, where only some queries run.
     Time O(size) (Top: O(k size)). Beyond boolean arrays, "sum", "mean", "percent" and Gu need at most one copy of
@@ -149,6 +150,15 @@ def find_sinks(received: Array, rule: Rule, visible: Any = None, positions: Any 
     xp = namespace(received)
     a: Any
     a, queries = even_share(received, visible, positions)
+    if visible is None:
+        # padding receives nothing, and asks for nothing either: less than one for each key was given away
+        short = (a == 0).any(-1) & (xp.nansum(a, -1) < queries[..., 0] - 0.5)
+        if bool(short.any()):
+            raise ValueError(
+                "without visible, as many queries as there are keys see every key; but some keys received exactly "
+                "nothing, and all together less than so many queries give, as where there is padding: pass "
+                "recording.visible, with axes for layers and heads (visible[:, :, None, None])"
+            )
     # A count that is NaN or 0 means that the key is not there for any query.
     return flagged(a, rule, queries, (queries > 0) & ~xp.isnan(a))
 

@@ -3,4 +3,9 @@
 STATES = ("masked", "committed", "prompt")
 """Names of the states, by code: still to be written, written, given. A position that does not exist has the code -1."""
 
-MASKED, COMMITTED, PROMPT = range(len(STATES))
+MASKED = 0
+"""Code of a position that is still to be written."""
+COMMITTED = 1
+"""Code of a position that was written at an earlier step."""
+PROMPT = 2
+"""Code of a position that was given."""

@@ -204,24 +204,23 @@ def _leaving_together(args: Any) -> Iterator[None]:
 @contextmanager
 def _kept(recorders: list[Recorder], record: RunWriter | None) -> Iterator[None]:
     """Write what was measured in the block, also where it fails; a full disk must not hide why."""
-    error: BaseException | None = None
     if record is not None:
         for recorder in recorders:
             recorder.write = record.table
+
+    def write() -> None:
+        for recorder in recorders:
+            recorder.write(recorder.table, recorder.columns())
+
     try:
         yield
-    except BaseException as failure:
-        error = failure
-        raise
-    finally:
+    except BaseException as error:
         try:
-            if record is not None:
-                for recorder in recorders:
-                    record.table(recorder.table, recorder.columns())
+            write()
         except OSError as failure:
-            if error is None:
-                raise
             error.add_note(f"the history could not be written either: {failure}")
+        raise
+    write()
 
 
 def _heldout(measured: dict[str, Any], model: Any, text: Text) -> dict[str, list[Any]]:

@@ -62,11 +62,6 @@ def _spread(size_BSD: Tensor) -> Tensor:
     return flat[:, ::stride]
 
 
-def decoder_of(model: Any) -> Any:
-    """The part of a transformers model that holds its layers."""
-    return getattr(model, getattr(model, "base_model_prefix", "") or "model", model)
-
-
 @contextmanager
 def after_layers(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[nn.ModuleList]:
     """Call ``see(number, states_BSD)`` after every decoder layer of a transformers model, detached; gives the layers.
@@ -74,7 +69,7 @@ def after_layers(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[nn.
     Raises:
         ValueError: if the model has no decoder with a list of layers.
     """
-    layers = getattr(decoder_of(model), "layers", None)
+    layers = getattr(getattr(model, "base_model", model), "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ValueError(
             f"states are read after each decoder layer, but {type(model).__name__} keeps no list `layers` in its "
@@ -163,9 +158,6 @@ def _values(
 LEVELS = (0.9, 0.7, 0.5, 0.3, 0.1)
 
 MEASURES: tuple[str, ...] = ("sink_share", "top_text_share", "first_share", "sinks", "text_sinks")
-MEASURES += (*(f"main_{name}" for name in HOLDERS), "main_none", "mobility", "text_mobility")
-MEASURES += ("value_added", "value_sink", "value_other", "value_masked")
-MEASURES += (*(f"activation_{name}" for name in REDUCED), "activation_ratio")
 """What a snapshot holds of every layer, NaN where there is no such thing; norms are means over heads.
 
 sink_share: share of all attention that the added sinks receive, all of them together.
@@ -185,6 +177,9 @@ activation_first, activation_other: the same at the first token, and at the othe
 activation_median: median |x| over the text.
 activation_ratio: greatest |x| in the text over the median.
 """
+MEASURES += (*(f"main_{name}" for name in HOLDERS), "main_none", "mobility", "text_mobility")
+MEASURES += ("value_added", "value_sink", "value_other", "value_masked")
+MEASURES += (*(f"activation_{name}" for name in REDUCED), "activation_ratio")
 
 
 @dataclass(frozen=True)

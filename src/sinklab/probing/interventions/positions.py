@@ -29,17 +29,20 @@ class MaskPositions(LayerIntervention):
     Raises ValueError for values outside those listed, and in the run for positions the canvas never has.
     """
 
-    positions: tuple[int, ...]
+    positions: tuple[int, ...] = ()
     """Canvas positions, from 0."""
     _: KW_ONLY
+    added: tuple[int, ...] = ()
+    """Added sinks to take as well, from 0: the model's own columns in front of the canvas."""
     removal: str = limited("mask", one_of=REMOVALS)
     """"mask", "zero_value" or "evict", as for `MaskSinks`."""
     steps: tuple[int | None, ...] | None = None
     """(start, stop): only in steps start, …, stop - 1 of the sequence; stop None means to the end."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "positions", tuple(sorted(set(whole_numbers("positions", self.positions)))))
-        if not self.positions:
+        for name in ("positions", "added"):
+            object.__setattr__(self, name, tuple(sorted(set(whole_numbers(name, getattr(self, name))))))
+        if not (self.positions or self.added):
             raise ValueError("positions name the keys to take away, got none: leave out the edit")
         if self.steps is not None:
             object.__setattr__(self, "steps", _span(self.steps))
@@ -48,7 +51,7 @@ class MaskPositions(LayerIntervention):
     @property
     def extent(self) -> tuple[int, int]:
         """The first step in which it acts, and the last position that it names."""
-        return (self.steps or (0,))[0] or 0, self.positions[-1]
+        return (self.steps or (0,))[0] or 0, max(self.positions, default=-1)
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         return _PositionHandler(self, log, forwards_per_step, self)
@@ -115,6 +118,11 @@ class _PositionHandler(KeyHandler):
         every, heads = call.query_BHQD.shape[1], site.heads
         gone_S = torch.zeros(site.prefix + length, dtype=torch.bool)
         gone_S[[site.prefix + position for position in self.options.positions if position < length]] = True
+        if (last := max(self.options.added, default=-1)) >= site.prefix:
+            raise ValueError(
+                f"{self.label}: there is no added sink {last}, the model has {site.prefix}: leave out added"
+            )
+        gone_S[list(self.options.added)] = True
         # Padding is never attended, and counts as nothing taken.
         gone_B1S = (gone_S & (call.visibility.visible_BHS.amax(1) > 0).cpu()).unsqueeze(1).to(call.query_BHQD.device)
         gone_BHS = gone_B1S.expand(-1, every, -1)
@@ -135,7 +143,7 @@ class _PositionHandler(KeyHandler):
         return f"it begins at step {self.first} (the first is 0), and no sequence came so far", "begin earlier"
 
     def _check_positions(self) -> None:
-        last = self.options.positions[-1]
+        last = self.options.extent[1]
         if 0 < self.longest <= last:
             raise ValueError(
                 f"{self.label}: there is no position {last}, the canvas had {self.longest} (sink columns "

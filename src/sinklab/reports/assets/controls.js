@@ -65,10 +65,14 @@ const controls = {
   drawScale() {
     const scale = document.getElementById("scale");
     const stops = colours.theme.scale.join(", ");
-    const bar = make("i", { style: `background: linear-gradient(to right, ${stops})` });
+    const bar = make("i");
+    // Set one by one: a policy may forbid styles that stand in markup.
+    bar.style.background = `linear-gradient(to right, ${stops})`;
     const ticks = colours.ticks().map((value) => {
       const label = value === colours.low ? `≤ ${value}×` : `${value}×`;
-      return make("span", { style: `left: ${100 * colours.place(value)}%` }, label);
+      const tick = make("span", {}, label);
+      tick.style.left = `${100 * colours.place(value)}%`;
+      return tick;
     });
     scale.replaceChildren(bar, ...ticks);
   },

@@ -56,3 +56,21 @@ function niceTicks(low, high, count) {
 }
 
 const wholeTicks = (low, high, count) => niceTicks(low, high, count).filter(Number.isInteger);
+
+/** Diagonal lines over a place: what is hidden, said without a colour. */
+function hatch(context, x, y, width, height) {
+  context.save();
+  context.beginPath();
+  context.rect(x, y, width, height);
+  context.clip();
+  context.strokeStyle = colours.of("muted");
+  context.lineWidth = 1;
+  context.beginPath();
+  for (let at = -height; at < width; at += 5) {
+    context.moveTo(x + at, y + height);
+    context.lineTo(x + at + height, y);
+  }
+  context.stroke();
+  context.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
+  context.restore();
+}

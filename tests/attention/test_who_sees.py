@@ -1,32 +1,11 @@
-"""Exact removal of keys, who may see whom, and the block that hides calls from taps."""
+"""Who may see whom, and the block that hides calls from taps."""
 
 import math
 
 import pytest
 import torch
 
-from sinklab.attention import Visibility, is_observed, remove_keys, row_logsumexp, unobserved
-
-
-def test_removal_equals_a_mask_before_the_softmax() -> None:
-    q, k, v = (torch.randn(2, heads, 9, 4, dtype=torch.float64) for heads in (4, 2, 2))
-    keys = torch.rand(2, 4, 9).topk(3, -1).indices
-    scores = q @ k.repeat_interleave(2, 1).transpose(-1, -2) / 2
-    out = torch.softmax(scores, -1) @ v.repeat_interleave(2, 1)
-    gone = torch.zeros(2, 4, 9, dtype=torch.bool).scatter(2, keys, True)
-    masked = scores.masked_fill(gone.unsqueeze(2), -math.inf)
-    new_out, new_lse = remove_keys(out, row_logsumexp(q, k), q, k, v, keys)
-    torch.testing.assert_close(new_out, torch.softmax(masked, -1) @ v.repeat_interleave(2, 1), rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(new_lse, torch.logsumexp(masked, -1), rtol=1e-10, atol=1e-12)
-
-
-def test_removal_refuses_all_keys_and_indices_outside() -> None:
-    q = torch.randn(1, 1, 3, 4)
-    lse = row_logsumexp(q, q)
-    with pytest.raises(ValueError, match="at least one key must stay: 3 of 3"):
-        remove_keys(q, lse, q, q, q, torch.arange(3).view(1, 1, 3))
-    with pytest.raises(ValueError, match="must lie in 0 … 2"):
-        remove_keys(q, lse, q, q, q, torch.tensor([[[3]]]))
+from sinklab.attention import Visibility, is_observed, unobserved
 
 
 def test_visible_without_mask_and_causal() -> None:
@@ -62,6 +41,13 @@ def test_causal_padding_counts_from_the_first_real_token() -> None:
     square = torch.ones(4, 4, dtype=torch.bool).tril()
     square[:, 0] = False
     assert Visibility(square, (1, 4, 4)).visible_BHS[0, 0].tolist() == [0, 3, 2, 1]
+
+
+def test_no_query_sees_a_key_behind_the_last_of_them() -> None:
+    """A causal call without a mask and with more keys than queries: torch counts from the first key."""
+    own = Visibility(None, (2, 3, 6), True)
+    assert own.visible_BHS[:, 0].tolist() == [[3, 2, 1, 0, 0, 0]] * 2
+    assert torch.equal(own.visible_BHS, own.seen_by(torch.ones(2, 3, dtype=torch.bool)))
 
 
 def test_a_static_cache_with_room_at_the_end_counts_every_query() -> None:

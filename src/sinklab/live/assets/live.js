@@ -1,0 +1,337 @@
+// The live page: a socket brings steps as they are computed; two panes show the plain text and the one without a sink.
+
+const by = (id) => document.getElementById(id);
+// Thumbnails of a thousand heads are not drawn anew at every step.
+const OFTEN = 400;
+
+/** A pass that grows: a sample whose arrays take each step as it comes. */
+class Growing extends Sample {
+  constructor(run, { keys, scale, total }) {
+    super({ index: 0, steps: [], blocks: [], keys, scale, visible_per_key: true, final: "" }, run);
+    const { L, H, K, P } = this;
+    this.parts = { heads: [L * H, K, Uint8Array], mean: [L, K, Uint8Array], main: [L * H, 1, Uint16Array], visible: [1, K, Uint16Array], ages: [1, P, Uint8Array], tokens: [1, P, Uint32Array] };
+    this.arrays = {};
+    [this.ranks, this.norm, this.keyNorm, this.come] = [[], null, null, 0];
+    this.score = decodeTable(scale);
+    this.ready = Promise.resolve(this);
+    this.resize(total);
+  }
+
+  /** Room for so many steps; what is there stays. */
+  resize(T) {
+    for (const [name, [rows, inner, Kind]] of Object.entries(this.parts)) {
+      const [before, after] = [this.arrays[name], new Kind(rows * T * inner)];
+      const kept = Math.min(this.T, T) * inner;
+      for (let row = 0; before && row < rows; row++) after.set(before.subarray(row * this.T * inner, row * this.T * inner + kept), row * T * inner);
+      this.arrays[name] = after;
+    }
+    this.T = T;
+    this.steps = this.raw.steps = Array.from({ length: T }, (_, step) => step);
+    this.planes.clear();
+  }
+
+  add(told) {
+    if (told.step >= this.T) this.resize(2 * told.step);
+    const given = { ...told, heads: fromBase64(told.codes.heads), mean: fromBase64(told.codes.mean), tokens: told.tokens.map((token) => this.run.number(token)) };
+    for (const [name, [rows, inner]] of Object.entries(this.parts)) {
+      for (let row = 0; row < rows; row++) this.arrays[name].set(given[name].slice(row * inner, (row + 1) * inner), (row * this.T + told.step) * inner);
+    }
+    // What was masked a step before was committed just now.
+    const before = (told.step - 1) * this.P;
+    for (let place = 0, at = told.step * this.P; told.step && place < this.P; place++, at++) {
+      if (AGES[this.arrays.ages[at]] === "committed" && AGES[this.arrays.ages[before + place]] === "masked") this.arrays.ages[at] = AGES.indexOf("just committed");
+    }
+    this.raw.blocks[told.step] = told.block;
+    this.come = told.step + 1;
+    this.run.head_maps = told.head_maps;
+    this.planes.clear();
+  }
+
+  /** The steps of another pass before this one, which are the same. */
+  begin(plain, step) {
+    this.resize(plain.T);
+    for (const name of Object.keys(this.parts)) this.arrays[name].set(plain.arrays[name]);
+    this.raw.blocks = plain.raw.blocks.slice();
+    const after = plain.T;
+    this.resize(step);
+    this.resize(after);
+    this.come = step;
+  }
+}
+
+/** What the taken key looks like: struck through in the text, hatched in the map. */
+class Gone {
+  constructor(pane) {
+    this.pane = pane;
+  }
+
+  draw() {
+    const { sample, view, parts } = this.pane;
+    const taken = sample.run.taken;
+    const { layer, head } = taken ?? {};
+    const inView = (one, shown, all) => one == null || shown === all || shown === one;
+    const seen = taken && inView(layer, view.layer, ALL_LAYERS) && inView(head, view.head, MEAN);
+    const [player, map] = parts;
+    player.spans.forEach((span, key) => span.classList.toggle("gone", Boolean(seen) && key === taken.key && view.step >= taken.step));
+    if (!seen || !map.box) return;
+    const top = map.y(taken.step);
+    hatch(map.board.context, map.x(taken.key), top, Math.max(map.wide(taken.key), 3), map.box.top + map.box.height - top);
+  }
+}
+
+class LivePane extends Pane {
+  constructor(index) {
+    super(index);
+    this.parts.push(new Gone(this));
+    if (index) this.find(".player .key").append(make("i", { class: "gone" }, "taken away"));
+  }
+
+  fillChoices() {
+    super.fillChoices();
+    this.find(".choose-run").disabled = true;
+    this.find(".choose-sample").hidden = true;
+  }
+}
+
+const live = {
+  socket: null,
+  model: null,
+  passes: {},
+  busy: false,
+  drawn: 0,
+
+  connect() {
+    this.socket = new WebSocket(`ws://${location.host}/socket`);
+    this.socket.addEventListener("message", (event) => this.hear(JSON.parse(event.data)));
+    this.socket.addEventListener("close", (event) => this.fail(`The server has gone${event.reason ? `: ${event.reason}` : ""}. Start \`sinklab serve\` again, and open the address that it prints.`, true));
+  },
+
+  hear(told) {
+    const does = { model: this.begin, step: this.step, measuring: () => this.state("measuring the loss"), written: this.written, failed: () => this.fail(told.text) };
+    does[told.kind]?.call(this, told);
+  },
+
+  begin(model) {
+    this.model = model;
+    by("seed").value = model.seed;
+    colours.setUp(model.palette, 64);
+    this.work(false, "");
+  },
+
+  ask(what, given = {}) {
+    by("failed").hidden = true;
+    this.socket.send(JSON.stringify({ ask: what, ...given }));
+  },
+
+  work(busy, words) {
+    this.busy = busy;
+    by("write").disabled = busy;
+    by("stop").disabled = !busy;
+    this.state(words);
+    this.offer();
+  },
+
+  state(words) {
+    by("state").textContent = words;
+  },
+
+  fail(text, gone = false) {
+    by("failed").hidden = false;
+    by("failed").textContent = text;
+    this.work(false, "");
+    by("write").disabled = gone;
+    if (gone) by("take").hidden = true;
+  },
+
+  write() {
+    by("cost").hidden = by("take").hidden = by("hints").hidden = true;
+    by("tried").tBodies[0].replaceChildren();
+    this.passes = {};
+    this.follow = true;
+    this.ask("write", { prompt: by("prompt").value, new_tokens: Number(by("tokens").value), seed: Number(by("seed").value) });
+    this.work(true, "writing");
+    // From here on keys move the view; in the prompt they would write.
+    document.activeElement.blur();
+  },
+
+  take(scope) {
+    const { view } = app.panes[0];
+    if (this.busy || !this.passes.plain?.done) return;
+    const [layer, head] = [scope === "all" ? null : view.layer, scope === "head" ? view.head : null];
+    this.taken = { step: view.step, key: this.key, layer, head };
+    app.panes[0].pin(this.key);
+    delete this.passes.edited;
+    this.follow = true;
+    this.ask("take", this.taken);
+    this.work(true, "writing again");
+  },
+
+  step(told) {
+    const sample = this.passes[told.pass] ?? this.open(told);
+    sample.add(told);
+    this.state(`step ${told.step} of ${told.total - 1}`);
+    const pane = app.panes[told.pass === "plain" ? 0 : 1];
+    this.redraw(performance.now() - this.drawn > OFTEN);
+    // Who looks at an earlier step meanwhile is left there.
+    if (this.follow) app.goTo(pane, told.step);
+    else app.paint();
+  },
+
+  /** A pane for a pass that begins. */
+  open(told) {
+    const { plain } = this.passes;
+    const edited = told.pass === "edited";
+    const count = (number) => Array.from({ length: number }, (_, one) => one);
+    const words = edited ? plain.run : { vocabulary: [], numbers: new Map() };
+    const run = { label: edited ? `without ${this.name(this.taken.key)}` : "plain", family: "diffusion", added: told.added, layers: count(this.model.layers), heads: count(this.model.heads), head_maps: told.head_maps, first_layer: ALL_LAYERS, vocabulary: words.vocabulary, numbers: words.numbers, taken: edited ? this.taken : null };
+    run.number = (token) => {
+      const id = JSON.stringify(token);
+      if (!run.numbers.has(id)) run.numbers.set(id, run.vocabulary.push(token));
+      return run.numbers.get(id);
+    };
+    const sample = new Growing(run, told);
+    run.samples = [sample];
+    if (edited) sample.begin(plain, told.step);
+    this.passes[told.pass] = sample;
+    app.runs[edited ? 1 : 0] = run;
+    if (!edited) app.runs.length = 1;
+    this.arrange(edited ? 2 : 1, edited ? 1 : 0);
+    return sample;
+  },
+
+  /** One pane or two; the one of a pass that begins is filled anew. */
+  arrange(count, fresh) {
+    by("explorer").hidden = false;
+    while (app.panes.length > count) app.panes.pop().element.remove();
+    while (app.panes.length < count) {
+      const pane = new LivePane(app.panes.length);
+      const leader = app.panes[0];
+      if (leader) Object.assign(pane.view, leader.view);
+      by("panes").append(pane.element);
+      app.panes.push(pane);
+    }
+    const pane = app.panes[fresh];
+    pane.sample = app.runs[fresh].samples[0];
+    pane.show(fresh, 0);
+    if (!fresh) pane.pinned = -1;
+    else pane.pinned = app.panes[0].pinned;
+    app.active = 0;
+    if (!this.isSetUp) controls.setUp();
+    this.isSetUp = true;
+  },
+
+  redraw(all) {
+    if (all) this.drawn = performance.now();
+    for (const { parts } of app.panes) for (const part of parts) if (part instanceof HeatMap || (all && part instanceof Multiples)) part.key = "";
+  },
+
+  written(told) {
+    const sample = this.passes[told.pass];
+    if (sample.T !== told.steps) sample.resize(told.steps);
+    sample.raw.final = told.text;
+    Object.assign(sample, { done: true, final: told.tokens });
+    this.redraw(true);
+    for (const pane of app.panes) if (pane.sample === sample) pane.show(pane.view.run, 0);
+    this.work(false, `${told.steps} steps`);
+    if (told.measured) this.measured(told.measured);
+    else this.choose(sample);
+    // Back to the step that it was taken from; of a new text to the middle, where there is most to see.
+    app.goTo(app.panes[0], told.measured ? this.taken.step : sample.T >> 1);
+  },
+
+  /** What is offered to be taken away: the pinned position, else the main sink of the view. */
+  get key() {
+    const { sample, view, pinned } = app.panes[0];
+    return pinned >= 0 ? pinned : sample.mainOf(view.step, view.layer, view.head);
+  },
+
+  /** The view of a first text: the head whose main sink holds most. */
+  choose({ run }) {
+    const [pane] = app.panes;
+    if (pane.view.layer !== ALL_LAYERS) return;
+    const { values } = run.head_maps[0];
+    const best = values.indexOf(Math.max(...values));
+    app.look(pane, Math.floor(best / run.heads.length), best % run.heads.length);
+  },
+
+  name(key, { sample, view } = app.panes[0], step = view.step) {
+    const place = key - sample.added;
+    const token = place < 0 ? null : sample.token(step, place);
+    return positionName(sample, key) + (token ? ` “${sample.age(step, place) === "masked" ? MASK_SIGN : visibleText(token[1])}”` : "");
+  },
+
+  offer() {
+    const pane = app.panes[0];
+    const there = pane?.sample?.done && this.key >= 0;
+    by("take").hidden = !there;
+    if (!there) return;
+    const { view } = pane;
+    by("which").textContent = `${pane.pinned >= 0 ? "Pinned" : "Main sink"}: ${this.name(this.key)}. Take it away from step ${view.step} on:`;
+    const [noLayer, noHead] = [view.layer === ALL_LAYERS, view.head === MEAN];
+    by("take-head").textContent = noHead ? "in one head" : `in layer ${view.layer}, head ${view.head}`;
+    by("take-layer").textContent = noLayer ? "in one layer" : `in layer ${view.layer}`;
+    by("take-head").title = noHead ? "Choose a head first: click one in Layer × head" : "";
+    by("take-layer").title = noLayer ? "Choose a layer first" : "";
+    by("take-head").disabled = this.busy || noHead;
+    by("take-layer").disabled = this.busy || noLayer;
+    by("take-all").disabled = this.busy;
+  },
+
+  measured({ plain_loss: before, edited_loss: after, tokens, held, moved, went }) {
+    const { plain, edited } = this.passes;
+    const { step, key, layer, head } = this.taken;
+    const name = this.name(key, app.panes[0], step);
+    const where = layer === null ? "everywhere" : head === null ? `layer ${layer}` : `layer ${layer}, head ${head}`;
+    const changed = plain.final.filter(([id], place) => id !== edited.final[place]?.[0]).length;
+    const signed = (value) => `${value > 0 ? "+" : ""}${number(value)}`;
+    const share = `${changed} of ${plain.final.length}`;
+    const fact = ([label, value]) => make("span", { class: "fact" }, make("small", {}, label), make("b", {}, value));
+    const facts = [["Δ loss, nats a token", signed(after - before)], [`plain → without, ${plural(tokens, "token")}`, `${number(before)} → ${number(after)}`], ["tokens changed", share], ["main sinks moved", percent(moved)], ["it was the main sink of", `${percent(held)} of heads and steps`]];
+    if (went.length) facts.push(["these went to", went.map((to) => this.name(to, app.panes[1], edited.T - 1)).join(", ")]);
+    by("cost").hidden = false;
+    document.querySelector("#cost .facts").replaceChildren(...facts.map(fact));
+    document.querySelector("#cost .texts").replaceChildren(this.text("plain", plain, edited), this.text(`without ${name}, ${where}, from step ${step} on`, edited, plain));
+    by("tried").tBodies[0].append(make("tr", {}, ...[name, where, step, signed(after - before), share, percent(moved)].map((cell) => make("td", {}, String(cell)))));
+  },
+
+  /** What was written, with the tokens marked that another pass has otherwise. */
+  text(title, { final }, other) {
+    const words = final.map(([id, text], place) => (id === other.final[place]?.[0] ? text : make("mark", {}, text)));
+    return make("div", {}, make("h3", {}, title), make("p", { class: "said" }, make("span", { class: "given" }, by("prompt").value), ...words));
+  },
+
+  setUp() {
+    by("ask").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.write();
+    });
+    by("prompt").addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        if (!this.busy) by("ask").requestSubmit();
+      }
+    });
+    by("stop").addEventListener("click", () => {
+      this.ask("stop");
+      this.work(false, "stopped");
+    });
+    for (const scope of ["head", "layer", "all"]) by(`take-${scope}`).addEventListener("click", () => this.take(scope));
+    const { goTo } = app;
+    app.goTo = (pane, step) => {
+      this.follow = step >= pane.sample.come - 1;
+      goTo.call(app, pane, Math.min(step, pane.sample.come - 1));
+    };
+    const { draw } = app;
+    app.draw = () => {
+      draw.call(app);
+      this.offer();
+    };
+    KEYS.splice(-2, 0, ["x", "take the position away everywhere"]);
+    const { actions } = controls;
+    controls.actions = () => ({ ...actions.call(controls), x: () => this.take("all") });
+    this.connect();
+    by("prompt").focus();
+  },
+};
+
+live.setUp();

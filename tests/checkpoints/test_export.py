@@ -1,0 +1,241 @@
+"""Exported folders: loaded by plain transformers in processes that cannot import sinklab, and by sinklab unexecuted."""
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import Qwen2Config
+
+import published_toys as toys
+import sinklab
+from sinklab.checkpoints import Loaded, export, exporting, load
+from sinklab.models import DiffusionLM, DiffusionLMConfig
+from sinklab.registry import load_plugin, sinks
+from tiny_diffusion import save_tiny, tiny_loaded, tiny_tokenizer
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+KINDS = {
+    "none": {},
+    "gate": {"gate": "elementwise", "gate_bias": 0.5},
+    "token": {"sink_kind": "token", "sink_count": 2},
+    "token_end_gate": {"sink_kind": "token", "sink_count": 1, "sink_side": "end", "gate": "elementwise"},
+    "zero": {"sink_kind": "zero", "sink_count": 1},
+    "kv": {"sink_kind": "kv", "sink_count": 4},
+    "logit": {"sink_kind": "logit", "sink_count": 1},
+    "blocks": {"block_length": 4, "logit_shift": True, "sink_kind": "token", "sink_count": 1},
+    "keys": {"sink_kind": "keys", "sink_count": 2},
+}
+CACHES = ("none", "prefix", "sink_refresh:sinks=2", "dual", "sink:sinks=2,keep=0.5")
+# what a process does that has transformers and no sinklab; the finder stands in for an environment without it
+PLAIN = """
+import json, sys
+
+
+def chosen(name, caches):
+    # every kind decodes with what recomputes columns and with what evicts them
+    return {"blocks": ["none", "committed"], "token": caches}.get(name, caches[-2:])
+
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "sinklab":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Without())
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
+
+torch.set_num_threads(1)
+folders, ids, real, caches = json.loads(sys.argv[1])
+ids, real, found = torch.tensor(ids), torch.tensor(real), {}
+for name, folder in folders.items():
+    AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    model = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).eval()
+    assert type(model).__module__.startswith("transformers_modules."), type(model)
+    with torch.no_grad():
+        found[f"{name} logits"] = model(ids, real).logits.clone()
+    for cache in chosen(name, caches):
+        options = {"max_new_tokens": 8, "block_length": 4, "cache": cache}
+        found[f"{name} {cache}"] = model.generate(ids, real, **options)
+    if name == "token":
+        model.save_pretrained(folder + "-again")
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+        found["text"] = torch.tensor(tokenizer("The old man")["input_ids"])
+for name, place in (("again", folders["token"] + "-again"), ("hub", "me/token")):
+    model = AutoModelForMaskedLM.from_pretrained(place, trust_remote_code=True).eval()
+    with torch.no_grad():
+        found[name] = model(ids, real).logits.clone()
+assert not [name for name in sys.modules if name.partition(".")[0] == "sinklab"]
+save_file(found, sys.argv[2])
+"""
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sink kind of the example, which is forgotten afterwards."""
+    monkeypatch.setattr(sinks, "_classes", {**sinks._all()})
+    monkeypatch.delitem(sys.modules, "sinklab_plugin_add_a_sink", raising=False)
+    load_plugin(EXAMPLES / "add_a_sink.py")
+
+
+def moved(loaded: Loaded) -> Loaded:
+    """In float64, where the order of sums is no difference, and with sinks that do something."""
+    with torch.no_grad():
+        for name, parameter in loaded.model.double().named_parameters():
+            if name.startswith(("sink", "gates")):
+                parameter.normal_(generator=torch.Generator().manual_seed(1))
+    return loaded
+
+
+@pytest.mark.slow
+def test_plain_transformers_computes_and_writes_the_same(keys: None, tmp_path: Path) -> None:
+    models = {name: moved(tiny_loaded(**settings)) for name, settings in KINDS.items()}
+    for name in ("llada", "dream", "smdm"):
+        folder, _ = getattr(toys, name)(tmp_path / f"published-{name}")
+        models[name] = load(folder, dtype=torch.float64)
+    folders = {name: str(export(loaded, tmp_path / name)) for name, loaded in models.items()}
+    ids = torch.randint(5, 50, (2, 9), generator=torch.Generator().manual_seed(0))
+    real = torch.ones_like(ids)
+    real[1, :4] = 0
+    given = json.dumps([folders, ids.tolist(), real.tolist(), CACHES])
+    # modules of folders of one name and content are kept in HF_HOME
+    environment = os.environ | {"HF_HOME": str(tmp_path / "huggingface")}
+    # as the Hub's own client keeps a repository
+    kept, commit = tmp_path / "huggingface" / "hub" / "models--me--token", "0" * 40
+    shutil.copytree(folders["token"], kept / "snapshots" / commit)
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text(commit)
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN, given, str(tmp_path / "found")], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = load_file(tmp_path / "found")
+    for name, loaded in models.items():
+        with torch.no_grad():
+            wanted = loaded.model(ids, real).logits
+        assert wanted[..., :50].std() > 0.01
+        torch.testing.assert_close(found.pop(f"{name} logits"), wanted, rtol=0, atol=1e-6)
+        caches = {"blocks": ("none", "committed"), "token": CACHES}.get(name, CACHES[-2:])
+        for cache in caches:
+            written = loaded.model.generate(ids, real, max_new_tokens=8, block_length=4, cache=cache)
+            assert torch.equal(found.pop(f"{name} {cache}"), written), (name, cache)
+    with torch.no_grad():
+        wanted = models["token"].model(ids, real).logits
+    for name in ("again", "hub"):
+        torch.testing.assert_close(found.pop(name), wanted, rtol=0, atol=1e-6)
+    assert found.pop("text").tolist() == tiny_tokenizer()("The old man")["input_ids"] and not found
+
+
+def test_sinklab_reads_the_folder_and_runs_none_of_it(tmp_path: Path) -> None:
+    loaded = tiny_loaded(1, gate="elementwise")
+    folder = export(loaded, tmp_path / "exported")
+    code = sorted(folder.glob("*.py"))
+    assert len(code) > 20
+    for file in code:
+        file.write_text("raise SystemExit('executed')")
+    again = load(folder)
+    assert again.family == "diffusion" and again.published_family == "sinklab"
+    for name, tensor in loaded.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], tensor), name
+    assert not [name for name in sys.modules if name.startswith("transformers_modules")]
+
+
+def test_the_files_import_each_other_and_nothing_of_sinklab(tmp_path: Path) -> None:
+    folder = export(tiny_loaded(1), tmp_path / "exported")
+    files, used = {file.stem: file.read_text("utf-8") for file in folder.glob("*.py")}, set()
+    for text in files.values():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                assert not [alias for alias in node.names if alias.name.startswith("sinklab")]
+            elif isinstance(node, ast.ImportFrom) and node.level:
+                used |= {node.module} if node.module else {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert not str(node.module).startswith("sinklab")
+    # transformers copies what it finds by this expression, and says so once for each file that has any
+    form = re.compile(r"^\s*from\s+\.(\S+)\s+import", re.M)
+    named = {name: form.findall(text) for name, text in files.items() if form.search(text)}
+    assert named.keys() == {"modeling_sinklab"}
+    assert used <= {*named["modeling_sinklab"]} == files.keys() - {"modeling_sinklab"}
+    assert all("SPDX-License-Identifier: MIT" in text for text in files.values())
+
+
+def test_the_sources_are_those_of_the_package(tmp_path: Path) -> None:
+    """But for imports, line by line: a change of the core needs no change here."""
+    source = Path(sinklab.__file__).parent / "sampling" / "rules.py"
+    kept = [line for line in source.read_text("utf-8").splitlines() if not line.startswith("from sinklab.")]
+    text = exporting.sources()["sinklab.sampling.rules"]
+    assert [line for line in text.splitlines()[2:] if not line.startswith("from.")] == kept
+    assert "from.attention_context import finest" in text
+
+
+def test_the_folder_says_what_it_is_and_where_nothing_was(tmp_path: Path) -> None:
+    loaded = load(save_tiny(tmp_path / "secret" / "mine", 1))
+    folder = export(loaded, tmp_path / "exported")
+    card = (folder / "README.md").read_text("utf-8")
+    assert "trust_remote_code=True" in card and "# mine, exported from sinklab" in card and "| mask | " in card
+    assert "1 sink of kind `token` (front)" in card
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    assert config["auto_map"] == {
+        "AutoConfig": "modeling_sinklab.DiffusionLMConfig",
+        "AutoModel": "modeling_sinklab.DiffusionLM",
+        "AutoModelForMaskedLM": "modeling_sinklab.DiffusionLM",
+    }
+    ids = json.loads((folder / "generation_config.json").read_text("utf-8"))
+    assert ids["eos_token_id"] == config["eos_token_id"] is not None
+    for file in folder.iterdir():
+        assert b"secret" not in file.read_bytes() and str(tmp_path).encode() not in file.read_bytes(), file.name
+
+
+def test_without_a_tokenizer_the_card_writes_ids(tmp_path: Path) -> None:
+    loaded = tiny_loaded()
+    folder = export(Loaded(loaded.model, None, "someone/toy", None, "diffusion"), tmp_path / "exported")
+    card = (folder / "README.md").read_text("utf-8")
+    assert "AutoTokenizer" not in card and "base_model: someone/toy" in card and "model.generate([[5" in card
+    assert not (folder / "tokenizer.json").exists()
+
+
+def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    causal = load("tiny-causal")
+    with pytest.raises(ValueError, match="tiny-causal is a LlamaForCausalLM: transformers loads it as it is"):
+        export(causal, tmp_path / "causal")
+    dit, _ = toys.mdlm(tmp_path / "mdlm")
+    with pytest.raises(ValueError, match=r"to be exported, the decoder of .* must be one of llama"):
+        export(load(dit), tmp_path / "dit")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is taken; choose another one"):
+        export(tiny_loaded(), tmp_path / "taken")
+    assert (tmp_path / "taken" / "notes.txt").read_text() == "mine"
+    monkeypatch.setattr(exporting, "_card", lambda *_: 1 / 0)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ZeroDivisionError):
+        export(tiny_loaded(), tmp_path / "half")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_plug_in_that_uses_the_whole_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "_classes", {**sinks._all()})
+    text = (EXAMPLES / "add_a_sink.py").read_text("utf-8").replace("per_layer(model", "sinklab.x.per_layer(model")
+    (tmp_path / "whole.py").write_text(text.replace('"keys"', '"whole"'))
+    load_plugin(tmp_path / "whole.py")
+    loaded = tiny_loaded(sink_kind="whole", sink_count=1)
+    with pytest.raises(ValueError, match=r"sinklab_plugin_whole uses sinklab as a whole; .* import from sinklab"):
+        export(loaded, tmp_path / "exported")
+
+
+def test_other_decoders_are_exported_too(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    backbone = Qwen2Config(vocab_size=60, num_key_value_heads=2, **sizes)
+    model = DiffusionLM(DiffusionLMConfig(backbone, mask_token_id=59)).eval()
+    folder = export(Loaded(model, None, "toy", None, "diffusion"), tmp_path / "exported")
+    assert torch.equal(load(folder).model.lm_head.weight, model.lm_head.weight)

@@ -1,0 +1,220 @@
+"""What the live page asks of the model, against loops written by hand: full attention with a column left out."""
+
+# S canvas positions, L layers, H heads, K keys
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import published_toys
+from sinklab.checkpoints import Loaded, load
+from sinklab.live import Desk
+from sinklab.sampling.settings import DecodingSettings
+from tiny_diffusion import tiny_loaded
+
+PROMPT, NEW, SEED = "It was a dark and", 8, 3
+SETTINGS = DecodingSettings()
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Loaded:
+    return load("tiny", dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def desk(tiny: Loaded) -> tuple[Desk, list[dict]]:
+    desk = Desk(tiny, SETTINGS)
+    return desk, list(desk.write(PROMPT, NEW, SEED))
+
+
+def steps(messages: list[dict]) -> list[dict]:
+    return [message for message in messages if message["kind"] == "step"]
+
+
+def ids(step: dict) -> list[int]:
+    return [token[0] for token in step["tokens"]]
+
+
+def codes(step: dict, desk: Desk) -> np.ndarray:
+    shape = desk.about()["layers"], desk.about()["heads"], step["keys"]
+    return np.frombuffer(base64.b64decode(step["codes"]["heads"]), np.uint8).reshape(shape)
+
+
+def by_hand(loaded: Loaded, canvas: list[int], hidden: int, first: int) -> tuple[list[list[int]], list[int]]:
+    """The canvases that a greedy loop reads, the most confident place written each time, and what it ends with."""
+    mask, seen = loaded.model.config.mask_token_id, []
+    ids_1S = torch.tensor([canvas])
+    while bool((ids_1S == mask).any()):
+        seen.append(ids_1S[0].tolist())
+        probability_SV = logits(loaded, ids_1S, hidden if len(seen) > first else None).softmax(-1)
+        probability_SV[:, mask] = 0
+        best_S, token_S = probability_SV.max(-1)
+        place = int(best_S.where(ids_1S[0] == mask, -1.0).argmax())
+        ids_1S = ids_1S.clone()
+        ids_1S[0, place] = token_S[place]
+    return seen, ids_1S[0].tolist()
+
+
+def logits(loaded: Loaded, ids_1S: torch.Tensor, hidden: int | None) -> torch.Tensor:
+    visible_SS = torch.ones(ids_1S.shape[1], ids_1S.shape[1], dtype=torch.bool)
+    if hidden is not None:
+        visible_SS[:, hidden] = False
+    with torch.no_grad():
+        return loaded.model(ids_1S, visible=visible_SS).logits[0]
+
+
+def test_the_plain_text_is_the_one_that_the_model_writes(tiny: Loaded, desk: tuple[Desk, list[dict]]) -> None:
+    told = desk[1]
+    seen, end = by_hand(tiny, ids(told[0]), 0, 99)
+    assert [ids(step) for step in steps(told)] == seen and len(seen) == NEW
+    assert [token[0] for token in told[-1]["tokens"]] == end[-NEW:]
+    assert told[-1]["text"] == tiny.needed_tokenizer().decode(end[-NEW:])
+    # masked, committed, prompt
+    assert {age for step in steps(told) for age in step["ages"]} == {1, 3, 4}
+    assert [step["ages"].count(3) for step in steps(told)] == list(range(NEW))
+
+
+@pytest.mark.parametrize("first", [0, 3, NEW - 1])
+def test_a_key_is_gone_from_a_step_on_and_everything_before_stays(
+    tiny: Loaded, desk: tuple[Desk, list[dict]], first: int
+) -> None:
+    plain, edited = desk[1], list(desk[0].take(first, 1))
+    seen, end = by_hand(tiny, ids(plain[0]), 1, first)
+    assert [step["step"] for step in steps(edited)] == list(range(first, NEW))
+    assert [ids(step) for step in steps(edited)] == seen[first:]
+    assert [token[0] for token in edited[-1]["tokens"]] == end[-NEW:]
+    assert all((codes(step, desk[0])[..., 1] == 1).all() for step in steps(edited))
+    assert all((codes(step, desk[0])[..., 1] > 1).any() for step in steps(plain))
+
+
+def test_the_loss_is_that_of_the_plain_tokens_on_the_plain_canvases(
+    tiny: Loaded, desk: tuple[Desk, list[dict]]
+) -> None:
+    plain, first = steps(desk[1]), 2
+    measured = list(desk[0].take(first, 1))[-1]["measured"]
+    after = [*[ids(step) for step in plain[1:]], ids(plain[-1])[:-NEW] + [token[0] for token in desk[1][-1]["tokens"]]]
+    for name, hidden in (("plain_loss", None), ("edited_loss", 1)):
+        losses = []
+        for step, written in zip(plain[first:], after[first:], strict=True):
+            (place,) = [one for one, (old, new) in enumerate(zip(ids(step), written, strict=True)) if old != new]
+            out_SV = logits(tiny, torch.tensor([ids(step)]), hidden)
+            losses.append(-float(out_SV[place].log_softmax(-1)[written[place]]))
+        # the model of the page is read in batches, its loss taken in single precision
+        assert measured[name] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert measured["tokens"] == NEW - first
+
+
+def test_a_sink_may_go_from_one_head_alone(desk: tuple[Desk, list[dict]]) -> None:
+    plain = steps(desk[1])[4]
+    for step in steps(list(desk[0].take(4, 0, layer=2, head=1)))[:1]:
+        was, now = codes(plain, desk[0]), codes(step, desk[0])
+        assert was[2, 1, 0] > 1 and now[2, 1, 0] == 1
+        others = np.delete(now[2], 1, 0)
+        assert (now[:2] == was[:2]).all() and (others == np.delete(was[2], 1, 0)).all()
+
+
+def test_what_became_of_the_main_sinks(desk: tuple[Desk, list[dict]]) -> None:
+    first, key = 3, 0
+    edited = list(desk[0].take(first, key))
+    before, after = (np.array([step["main"] for step in of]) - 1 for of in (steps(desk[1])[first:], steps(edited)))
+    measured = edited[-1]["measured"]
+    assert measured["held"] == pytest.approx((before == key).mean()) and measured["held"] > 0
+    assert measured["moved"] == pytest.approx((before != after).mean())
+    assert key not in measured["went"] and measured["went"][0] in after[before == key]
+
+
+def test_an_added_sink_can_be_taken_too() -> None:
+    desk = Desk(load("tiny-sink"), SETTINGS)
+    plain = steps(list(desk.write(PROMPT, 4, 0)))
+    assert plain[0]["added"] == 1 and plain[0]["keys"] == len(plain[0]["tokens"]) + 1
+    edited = steps(list(desk.take(1, 0)))
+    assert (codes(plain[1], desk)[..., 0] > 1).any() and (codes(edited[0], desk)[..., 0] == 1).all()
+    edited = steps(list(desk.take(1, 1)))
+    assert (codes(edited[0], desk)[..., 1] == 1).all() and (codes(edited[0], desk)[..., 0] > 1).any()
+
+
+def test_draws_are_repeated(tiny: Loaded) -> None:
+    desk = Desk(tiny, DecodingSettings(temperature=1.0, rule="entropy"))
+    first, second, other = (list(desk.write(PROMPT, NEW, seed)) for seed in (5, 5, 6))
+    assert first[-1]["text"] == second[-1]["text"] != other[-1]["text"]
+    *_, last = desk.take(NEW - 1, 1)
+    assert last["tokens"][: NEW // 2] == other[-1]["tokens"][: NEW // 2]
+
+
+def test_tokens_that_spell_a_character_together_are_read_as_one(tiny: Loaded) -> None:
+    (first, *_) = Desk(tiny, SETTINGS).write("a café 😀 and", 1, 0)
+    texts = [token[1] for token in first["tokens"]]
+    assert any("😀" in text for text in texts) and "◌" in texts and not any("\ufffd" in text for text in texts)
+
+
+def taken(loaded: Loaded, prompt: str, **settings: object) -> tuple[list[dict], list[dict]]:
+    desk = Desk(loaded, DecodingSettings(**settings))
+    plain = list(desk.write(prompt, NEW, SEED))
+    key = plain[0]["keys"] - NEW - 1
+    edited = list(desk.take(len(steps(plain)) // 2, key))
+    assert all((codes(step, desk)[..., key] <= 1).all() for step in steps(edited))
+    assert edited[-1]["measured"]["plain_loss"] > 0 and edited[-1]["measured"]["edited_loss"] > 0
+    return plain, edited
+
+
+@pytest.mark.parametrize("kind", ["llada", "dream", "smdm", "mdlm", "bd3lm", "llada_moe", "llada2"])
+def test_every_published_format_that_fills_masks(kind: str, tmp_path: Path) -> None:
+    getattr(published_toys, kind)(tmp_path)
+    plain, edited = taken(load(tmp_path), "5 6 7")
+    assert len(steps(plain)) == NEW and len(steps(edited)) == NEW // 2
+    assert plain[0]["ages"] == [4] * 3 + [1] * NEW
+
+
+def test_padding_in_front_is_no_text() -> None:
+    loaded = tiny_loaded(block_length=16, blocks_from="column")
+    plain, _ = taken(loaded, "The old man")
+    prompt = len(loaded.needed_tokenizer()("The old man")["input_ids"])
+    assert plain[0]["ages"] == [0] * (-prompt % 16) + [4] * prompt + [1] * NEW and -prompt % 16 > 0
+
+
+@pytest.mark.parametrize("kind", ["token", "zero", "kv", "logit"])
+def test_every_kind_of_added_sink(kind: str) -> None:
+    plain, _ = taken(tiny_loaded(2, sink_kind=kind), "The old man")
+    assert plain[0]["added"] == 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cache": "dual", "block_length": 4},
+        {"cache": "evict", "block_length": 4},
+        {"cfg_scale": 1.0},
+        {"schedule": "threshold", "threshold": 0.3},
+        {"schedule": "timed", "rule": "origin", "steps": 12},
+        {"steps": 3},
+        {"stop_ids": tuple(range(9, 20))},
+    ],
+)
+def test_every_way_to_decode(tiny: Loaded, settings: dict) -> None:
+    taken(tiny, PROMPT, **settings)
+
+
+def test_what_makes_no_sense_is_refused(tiny: Loaded, desk: tuple[Desk, list[dict]]) -> None:
+    with pytest.raises(ValueError, match="write one first"):
+        next(Desk(tiny, SETTINGS).take(0, 0))
+    for wrong, message in (
+        ((NEW, 0), f"step is 0 to {NEW - 1}"),
+        ((0, 999), "the key is 0 to"),
+        ((0, -1), "the key is 0 to"),
+        ((0, 0, 6, 0), "the layer is 0 to 5"),
+        ((0, 0, 0, 6), "the head is 0 to 5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            next(desk[0].take(*wrong))
+    with pytest.raises(ValueError, match="fit the model's context"):
+        next(desk[0].write(PROMPT, 4000, 0))
+    with pytest.raises(ValueError, match="write one first"):
+        next(desk[0].take(0, 0))
+    with pytest.raises(ValueError, match="shows denoising, but tiny-causal is autoregressive"):
+        Desk(load("tiny-causal"), SETTINGS)
+    with pytest.raises(ValueError, match="'elastic'"):
+        Desk(tiny, DecodingSettings(schedule="elastic"))

@@ -1,0 +1,373 @@
+"""Who may ask the live page's server, what, and what becomes of a request that is given up."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
+from websockets.sync.client import connect
+
+from sinklab.checkpoints import load
+from sinklab.live import Desk
+from sinklab.live.server import LONGEST, Guard, Live, parsed
+from sinklab.sampling.settings import DecodingSettings
+
+PORT = 8750
+HERE = f"http://127.0.0.1:{PORT}"
+SOCKET = f"ws://127.0.0.1:{PORT}/socket"
+OURS = {"origin": HERE}
+PATHS = ("/", "/live.js", "/live.css", "/nothing")
+PATIENCE = 60
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    live = Live(load("tiny"), DecodingSettings(seed=7))
+    yield live
+    assert live.end()
+
+
+@pytest.fixture
+def guard(live: Live) -> Guard:
+    return Guard(live.app(), PORT)
+
+
+@pytest.fixture
+def stranger(guard: Guard) -> Iterator[TestClient]:
+    with TestClient(guard, base_url=HERE, follow_redirects=False) as client:
+        yield client
+
+
+@pytest.fixture
+def client(stranger: TestClient, guard: Guard) -> TestClient:
+    """A browser that came by the address."""
+    assert stranger.get("/", params={"token": guard.token}).status_code == 303
+    return stranger
+
+
+def test_nobody_is_let_in_without_the_address(stranger: TestClient) -> None:
+    for path in PATHS:
+        answer = stranger.get(path)
+        assert answer.status_code == 403 and "sinklab serve" in answer.text and "set-cookie" not in answer.headers
+    with pytest.raises(WebSocketDisconnect), stranger.websocket_connect(SOCKET, headers=OURS):
+        pass
+
+
+def test_the_token_is_taken_once_for_a_strict_cookie(stranger: TestClient, guard: Guard) -> None:
+    for wrong in ("", "x", guard.token[:-1]):
+        assert stranger.get("/", params={"token": wrong}).status_code == 403
+    assert stranger.get("/live.js", params={"token": guard.token}).status_code == 403
+    answer = stranger.get("/", params={"token": guard.token})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie and "samesite=strict" in cookie and "path=/" in cookie and "domain" not in cookie
+    assert guard.token not in cookie
+    # who has the cookie may reload the address that he was given; anybody else comes too late
+    assert stranger.get("/", params={"token": guard.token}).status_code == 303
+    stranger.cookies.clear()
+    late = stranger.get("/", params={"token": guard.token})
+    assert late.status_code == 403 and "used already" in late.text and "set-cookie" not in late.headers
+    stranger.cookies.set(guard.name, "x" * 43)
+    assert stranger.get("/").status_code == 403
+
+
+@pytest.mark.parametrize("host", ["evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", f"[::1]:{PORT}"])
+def test_another_host_is_refused_before_anything_is_given(stranger: TestClient, guard: Guard, host: str) -> None:
+    """A name that resolves to this machine (DNS rebinding) is still another name."""
+    given = stranger.get("/", params={"token": guard.token}, headers={"host": host})
+    assert given.status_code == 403 and "set-cookie" not in given.headers
+    assert stranger.get("/", params={"token": guard.token}).status_code == 303
+    for path in PATHS:
+        assert stranger.get(path, headers={"host": host}).status_code == 403
+    headers = {"host": host, "origin": f"http://{host}"}
+    with pytest.raises(WebSocketDisconnect), stranger.websocket_connect(SOCKET, headers=headers):
+        pass
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": f"https://127.0.0.1:{PORT}"},
+        {"origin": "http://127.0.0.1:1"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
+def test_another_origin_is_refused(client: TestClient, headers: dict[str, str]) -> None:
+    for path in PATHS:
+        assert client.get(path, headers=headers).status_code == 403
+    with pytest.raises(WebSocketDisconnect), client.websocket_connect(SOCKET, headers={**OURS, **headers}):
+        pass
+
+
+def test_a_socket_names_its_origin(client: TestClient) -> None:
+    with pytest.raises(WebSocketDisconnect), client.websocket_connect(SOCKET):
+        pass
+    with client.websocket_connect(SOCKET, headers=OURS) as page:
+        assert page.receive_json()["name"] == "tiny"
+
+
+def test_a_forwarded_port_is_reached_as_localhost(stranger: TestClient, guard: Guard) -> None:
+    host = f"localhost:{PORT}"
+    taken = stranger.get("/", params={"token": guard.token}, headers={"host": host})
+    (name, value) = taken.headers["set-cookie"].partition(";")[0].split("=", 1)
+    headers = {"host": host, "origin": f"http://{host}", "cookie": f"{name}={value}"}
+    with stranger.websocket_connect(SOCKET, headers=headers) as page:
+        assert page.receive_json()["kind"] == "model"
+
+
+def test_the_page_asks_for_nothing_from_elsewhere_and_holds_no_script(client: TestClient) -> None:
+    page, script, style = (client.get(path) for path in ("/", "/live.js", "/live.css"))
+    for answer in (page, script, style, client.get("/nothing")):
+        policy = answer.headers["content-security-policy"]
+        assert "unsafe" not in policy and "*" not in policy and "script-src 'self';" in policy and "http" not in policy
+        assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
+        assert answer.headers["referrer-policy"] == "no-referrer" and answer.headers["cache-control"] == "no-store"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    assert [answer.status_code for answer in (page, script, style)] == [200] * 3
+    assert re.findall(r"<script[^>]*>([^<]*)", page.text) == [""]
+    assert not re.search(r"\sstyle=|\son\w+=|<style|javascript:", page.text)
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", page.text + script.text + style.text)
+
+
+@pytest.mark.parametrize("path", ["/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/model"])
+def test_no_other_path_is_served(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 404
+    assert client.post("/").status_code == 405
+
+
+def test_a_page_says_what_to_write_and_never_with_what() -> None:
+    assert parsed('{"ask": "write", "prompt": "a", "new_tokens": 3, "seed": 0}')[0] == "write"
+    for wrong, message in (
+        ('{"ask": "load", "model": "/etc"}', "asks one of write, take, stop"),
+        ('{"ask": ["write"]}', "asks one of"),
+        ('{"ask": "write", "prompt": "a", "new_tokens": 3, "seed": 0, "model": "x"}', "no field 'model'"),
+        ('{"ask": "write", "prompt": "a", "new_tokens": true, "seed": 0}', "new_tokens of write"),
+        ('{"ask": "write", "prompt": "a", "seed": 0}', "new_tokens of write"),
+        ('{"ask": "write", "prompt": "a", "new_tokens": 100000, "seed": 0}', "1 to 4096"),
+        ('{"ask": "take", "step": "0", "key": 0, "layer": null, "head": null}', "step of take"),
+        ("[]", "must hold a dict"),
+        ("{", "Expecting"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            parsed(wrong)
+
+
+def heard(page: Any, *kinds: str) -> list[dict]:
+    """Messages up to the first of one of these kinds."""
+    messages = [page.receive_json()]
+    while messages[-1]["kind"] not in kinds:
+        messages.append(page.receive_json())
+    return messages
+
+
+def ask(page: Any, what: str, **given: Any) -> None:
+    page.send_text(json.dumps({"ask": what, **given}))
+
+
+def test_a_text_is_written_and_a_sink_taken(client: TestClient) -> None:
+    with client.websocket_connect(SOCKET, headers=OURS) as page:
+        about = page.receive_json()
+        assert (about["kind"], about["layers"], about["heads"], about["seed"]) == ("model", 6, 6, 7)
+        ask(page, "take", step=0, key=0, layer=None, head=None)
+        assert "write one first" in heard(page, "failed", "written")[-1]["text"]
+        ask(page, "write", prompt="The house", new_tokens=4, seed=0)
+        told = heard(page, "failed", "written")
+        assert [one.get("step") for one in told] == [0, 1, 2, 3, None] and told[-1]["steps"] == 4
+        ask(page, "take", step=2, key=0, layer=None, head=None)
+        told = heard(page, "failed", "written")
+        assert [one["kind"] for one in told] == ["step", "step", "measuring", "measuring", "written"]
+        assert {"plain_loss", "edited_loss", "moved"} <= told[-1]["measured"].keys()
+        page.send_text("{}")
+        assert "asks one of" in heard(page, "failed")[-1]["text"]
+        ask(page, "write", prompt="\ud800", new_tokens=4, seed=0)
+        assert "UTF-8" in heard(page, "failed", "written")[-1]["text"]
+
+
+@pytest.mark.parametrize("message", [{"text": "x" * (LONGEST + 1)}, {"text": "ä" * LONGEST}, {"bytes": b"{}"}])
+def test_a_message_that_is_too_long_or_no_text_ends_the_page(client: TestClient, message: dict) -> None:
+    with client.websocket_connect(SOCKET, headers=OURS) as page:
+        page.receive_json()
+        page.send({"type": "websocket.receive", **message})
+        with pytest.raises(WebSocketDisconnect) as end:
+            page.receive_json()
+        assert end.value.code == 1009
+
+
+class Slow:
+    """In place of a text: steps without an end, one for each permit."""
+
+    def __init__(self) -> None:
+        self.began, self.ended = (threading.Semaphore(0) for _ in range(2))
+        self.permits = threading.Semaphore(0)
+        self.running: list[str] = []
+
+    def end(self) -> None:
+        """Let steps run until one request has ended: when the server has heard of its end, nobody knows."""
+        for _ in range(20 * PATIENCE):
+            self.permits.release()
+            if self.ended.acquire(timeout=0.05):
+                return
+        raise AssertionError("the request goes on")
+
+    def write(self, desk: Desk, prompt: str, new_tokens: int, seed: int) -> Iterator[dict]:
+        try:
+            self.running.append(threading.current_thread().name)
+            self.began.release()
+            for step in itertools.count():
+                assert self.permits.acquire(timeout=PATIENCE)
+                yield {"kind": "step", "step": step, "prompt": prompt}
+        finally:
+            self.ended.release()
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
+    slow = Slow()
+    monkeypatch.setattr(Desk, "write", lambda desk, **given: slow.write(desk, **given))
+    return slow
+
+
+def write(page: Any, prompt: str) -> None:
+    ask(page, "write", prompt=prompt, new_tokens=1, seed=0)
+
+
+def test_a_new_request_gives_up_the_one_before(client: TestClient, slow: Slow) -> None:
+    with client.websocket_connect(SOCKET, headers=OURS) as page:
+        page.receive_json()
+        write(page, "first")
+        slow.permits.release()
+        assert page.receive_json()["prompt"] == "first"
+        write(page, "second")
+        slow.end()
+        slow.permits.release(2)
+        prompts = [page.receive_json()["prompt"]]
+        while prompts[-2:] != ["second", "second"]:
+            prompts.append(page.receive_json()["prompt"])
+        assert prompts == sorted(prompts), "nothing comes of a request that was given up"
+        ask(page, "stop")
+        slow.end()
+    assert len(slow.running) == 2
+
+
+def test_a_page_that_is_closed_gives_up_its_request(client: TestClient, slow: Slow) -> None:
+    with client.websocket_connect(SOCKET, headers=OURS) as page:
+        page.receive_json()
+        write(page, "first")
+        assert slow.began.acquire(timeout=PATIENCE)
+    slow.end()
+
+
+def test_requests_of_two_pages_run_one_after_another_in_one_thread(client: TestClient, slow: Slow) -> None:
+    with client.websocket_connect(SOCKET, headers=OURS) as one:
+        one.receive_json()
+        with client.websocket_connect(SOCKET, headers=OURS) as other:
+            other.receive_json()
+            write(one, "one")
+            assert slow.began.acquire(timeout=PATIENCE)
+            write(other, "other")
+            slow.permits.release(2)
+            assert [one.receive_json()["prompt"] for _ in range(2)] == ["one", "one"]
+            assert not slow.began.acquire(timeout=0.2)
+            ask(one, "stop")
+            slow.end()
+            slow.permits.release()
+            assert other.receive_json()["prompt"] == "other"
+        slow.end()
+    assert set(slow.running) == {"model_0"}
+
+
+def test_a_request_that_is_given_up_in_the_queue_never_begins(client: TestClient, slow: Slow) -> None:
+    with client.websocket_connect(SOCKET, headers=OURS) as one:
+        one.receive_json()
+        write(one, "one")
+        assert slow.began.acquire(timeout=PATIENCE)
+        with client.websocket_connect(SOCKET, headers=OURS) as other:
+            other.receive_json()
+            write(other, "other")
+            write(other, "again")
+        ask(one, "stop")
+        slow.end()
+    assert not slow.began.acquire(timeout=0.2) and len(slow.running) == 1
+
+
+def test_an_error_that_nobody_expected_is_told_and_the_thread_goes_on(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> Iterator[dict]:
+        yield {"kind": "step"}
+        raise RuntimeError("out of memory")
+
+    with client.websocket_connect(SOCKET, headers=OURS) as page:
+        page.receive_json()
+        with monkeypatch.context() as patched:
+            patched.setattr(Desk, "write", fails)
+            write(page, "a")
+            assert heard(page, "failed")[-1]["text"] == "RuntimeError: out of memory"
+        write(page, "a")
+        assert heard(page, "failed", "written")[-1]["kind"] == "written"
+
+
+@pytest.mark.slow
+def test_the_command_serves_this_machine_alone_and_ctrl_c_ends_it() -> None:
+    command = [sys.executable, "-m", "sinklab", "serve", "--port", "0"]
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+    )
+    try:
+        assert started.stdout is not None
+        found = re.match(r"open (http://127\.0\.0\.1:(\d+)/\?token=(\S+))\n", started.stdout.readline())
+        assert found is not None, started.stderr and started.stderr.read()
+        address, port = found[1], int(found[2])
+        with pytest.raises(OSError), socket.create_connection(("127.0.0.2", port), timeout=5):
+            pass
+        taken = subprocess.run([*command[:-1], str(port)], capture_output=True, text=True)
+        assert taken.returncode == 2 and f"port {port} of 127.0.0.1 cannot be had" in taken.stderr
+        cookie = cookie_for(address)
+        page, ours = f"ws://127.0.0.1:{port}/socket", f"http://127.0.0.1:{port}"
+        for headers, origin in (({}, ours), ({"Cookie": cookie}, None), ({"Cookie": cookie}, "http://evil.example")):
+            with pytest.raises(InvalidStatus, match="403"), connect(page, additional_headers=headers, origin=origin):
+                pass
+        with connect(page, additional_headers={"Cookie": cookie}, origin=ours) as socket_of_page:
+            assert json.loads(socket_of_page.recv(PATIENCE))["kind"] == "model"
+            socket_of_page.send("x" * (LONGEST + 1))
+            with pytest.raises(ConnectionClosedError, match="1009"):
+                socket_of_page.recv(PATIENCE)
+        with connect(page, additional_headers={"Cookie": cookie}, origin=ours) as socket_of_page:
+            socket_of_page.recv(PATIENCE)
+            socket_of_page.send(json.dumps({"ask": "write", "prompt": "a", "new_tokens": 200, "seed": 0}))
+            assert json.loads(socket_of_page.recv(PATIENCE))["step"] == 0
+            started.send_signal(signal.SIGINT)
+            assert started.wait(PATIENCE) == 0
+        assert started.stdout.read().endswith("ended\n") and started.stderr and started.stderr.read() == ""
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def cookie_for(address: str) -> str:
+    from http.client import HTTPConnection
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(address)
+    connection = HTTPConnection(parts.netloc, timeout=PATIENCE)
+    connection.request("GET", f"{parts.path}?{parts.query}")
+    answer = connection.getresponse()
+    assert answer.status == 303
+    connection.close()
+    return str(answer.getheader("Set-Cookie")).partition(";")[0]

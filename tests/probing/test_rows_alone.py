@@ -1,0 +1,120 @@
+"""A row of a padded batch is what it is alone: what is written, received and visible, under every cache and edit."""
+
+# B batch, L layers, H heads, K keys, S canvas
+import pytest
+import torch
+
+from sinklab.caching import DualCache, PrefixCache
+from sinklab.models import DiffusionLM
+from sinklab.probing import MaskSinks, Recording, WindowAttention, intervene, trace
+from sinklab.sampling import Canvas, denoise
+from sinklab.sinks import Excess, find_sinks
+from tiny_diffusion import tiny_model
+from tiny_models import llama
+
+MODELS = {
+    "plain": {},
+    "sinks in front": {"sink": 2},
+    "sinks at the end": {"sink": 2, "sink_side": "end"},
+    "keys and values": {"sink_kind": "kv", "sink_count": 1},
+    "gate": {"gate": "elementwise"},
+    "shift": {"sink": 1, "logit_shift": True},
+}
+CACHES = {"none": None, "prefix": PrefixCache(), "dual": DualCache()}
+EDITS = {
+    "none": (),
+    "strongest": (MaskSinks(2),),
+    "evicted": (MaskSinks(1, removal="evict"),),
+    "by rule": (MaskSinks(epsilon=1.0),),
+    "window": (WindowAttention(2),),
+}
+TEXTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13], [14]]
+NEW = 4
+
+
+def padded(side: str, texts: list[list[int]], mask_id: int) -> tuple[Canvas, list[slice]]:
+    """Texts with masks behind them, padded on one side, and the columns that are each row's own."""
+    rows = [[*text, *[mask_id] * NEW] for text in texts]
+    width = max(map(len, rows))
+    gaps = [width - len(row) for row in rows]
+    owns = [slice(gap, width) if side == "left" else slice(0, width - gap) for gap in gaps]
+    ids_BS, real_BS = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width)
+    for row, (ids, own) in enumerate(zip(rows, owns, strict=True)):
+        ids_BS[row, own], real_BS[row, own] = torch.tensor(ids), 1
+    return Canvas.infill(ids_BS, mask_id=mask_id, attention_BS=real_BS), owns
+
+
+def decoded(model: DiffusionLM, canvas: Canvas, cache: str, edit: str) -> tuple[list[torch.Tensor], Recording]:
+    """The canvas after every step, and what was received at each."""
+    with intervene(model, *EDITS[edit]), trace(model) as recording:
+        written = []
+        for step in denoise(model, canvas, cache=CACHES[cache], block_length=None if cache == "none" else 2):
+            recording.mark(step)
+            written.append(step.ids_BS)
+    return written, recording
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize(("side", "cache"), [*(("left", cache) for cache in CACHES), ("right", "none")])
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_row_of_a_padded_batch_is_what_it_is_alone(kind: str, side: str, cache: str, edit: str) -> None:
+    model = tiny_model(**MODELS[kind])
+    canvas, owns = padded(side, TEXTS, model.config.mask_token_id)
+    written, recording = decoded(model, canvas, cache, edit)
+    front = list(range(recording.prefix))
+    assert len(written) == NEW
+    for row, (text, own) in enumerate(zip(TEXTS, owns, strict=True)):
+        alone, heard = decoded(model, padded(side, [text], model.config.mask_token_id)[0], cache, edit)
+        columns_K = [*front, *(len(front) + column for column in range(canvas.ids_BS.shape[1])[own])]
+        for step in range(NEW):
+            assert torch.equal(written[step][row, own], alone[step][0]), (row, step)
+            received_LHK, visible_K = recording.received[step][row], recording.visible[step][row]
+            torch.testing.assert_close(received_LHK[..., columns_K], heard.received[step][0], rtol=0, atol=1e-5)
+            assert torch.equal(visible_K[columns_K], heard.visible[step][0]), (row, step)
+            padding_K = [key for key in range(len(visible_K)) if key not in columns_K]
+            assert not received_LHK[..., padding_K].any() and not visible_K[padding_K].any()
+
+
+def test_the_sinks_of_a_padded_batch_are_not_found_without_the_counts() -> None:
+    model = tiny_model()
+    _, recording = decoded(model, padded("left", TEXTS, model.config.mask_token_id)[0], "none", "none")
+    received, visible = recording.array("received"), recording.array("visible")[:, :, None, None]
+    with pytest.raises(ValueError, match=r"as where there is padding: pass recording\.visible"):
+        find_sinks(received, Excess())
+    whole = find_sinks(received[:, :1], Excess())
+    assert (whole == find_sinks(received, Excess(), visible)[:, :1]).all(), "the longest row has no padding"
+
+
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+def test_a_cache_refuses_rows_that_are_padded_on_the_right(cache: str) -> None:
+    """Blocks of the rows would stand in columns of their own."""
+    model = tiny_model()
+    canvas, _ = padded("right", TEXTS, model.config.mask_token_id)
+    with pytest.raises(
+        ValueError, match=r"block 0 stands in columns 6 to 7 of row 0 and 3 to 4 of row 1; pad prompts on"
+    ):
+        denoise(model, canvas, cache=CACHES[cache], block_length=2)
+
+
+@pytest.mark.parametrize(
+    "cache", [{}, {"cache_implementation": "static", "disable_compile": True}], ids=["growing", "static"]
+)
+def test_a_row_of_a_padded_batch_that_transformers_writes_is_what_it_is_alone(cache: dict[str, object]) -> None:
+    model = llama(causal=True)
+    options = {"max_new_tokens": NEW, "do_sample": False, **cache}
+    canvas, owns = padded("left", TEXTS, 0)
+    width = max(map(len, TEXTS))
+    with trace(model) as recording:
+        written_BS = model.generate(
+            canvas.ids_BS[:, :width], attention_mask=canvas.attention_BS[:, :width].long(), **options
+        )
+    for row, (text, own) in enumerate(zip(TEXTS, owns, strict=True)):
+        with trace(model) as heard:
+            alone_BS = model.generate(torch.tensor([text]), attention_mask=torch.ones(1, len(text)).long(), **options)
+        assert torch.equal(written_BS[row, own], alone_BS[0])
+        for step in range(NEW):
+            keys = len(text) + step
+            columns = slice(own.start, own.start + keys)
+            torch.testing.assert_close(recording.received[step][row, ..., columns], heard.received[step][0, ..., :keys])
+            assert torch.equal(recording.visible[step][row, columns], heard.visible[step][0, :keys])
+            assert not recording.received[step][row, ..., : own.start].any()

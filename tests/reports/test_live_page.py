@@ -1,0 +1,159 @@
+"""The live page in a real browser: a prompt is typed, denoised before the eyes, and a sink is taken away."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chromium import PROGRAM, Page
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium at hand: the page is not rendered")
+
+PROMPT = "The house stood at the end of a <b>road</b> 😀 in"
+GONE = "[...document.querySelectorAll('.pane')].map((pane) => pane.querySelectorAll('.canvas-text .gone').length)"
+NAMES = "[...document.querySelectorAll('.step-name')].map((name) => name.textContent)"
+
+
+@pytest.fixture(scope="module")
+def served(browser: Page) -> Iterator[Page]:
+    """The page of `sinklab serve tiny-sink`; it must not complain, nor ask for anything from elsewhere."""
+    browser.requests.clear()
+    browser.complaints.clear()
+    started = subprocess.Popen(
+        [sys.executable, "-m", "sinklab", "serve", "tiny-sink", "--port", "0"],
+        stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    try:
+        assert started.stdout is not None
+        address = started.stdout.readline().split()[1]
+        browser.size(1440, 900)
+        browser.call("Page.navigate", url=address)
+        browser.wait("document.getElementById('write')?.disabled === false")
+        assert browser.run("location.search") == "" and browser.run("document.cookie") == ""
+        yield browser
+        assert browser.complaints == []
+        hosts = {url.split("/")[2] for url in browser.requests if not url.startswith(("data:", "about:"))}
+        assert hosts == {address.split("/")[2]}
+    finally:
+        browser.call("Page.navigate", url="about:blank")
+        browser.size(1280, 800)
+        started.kill()
+        started.communicate()
+
+
+@pytest.fixture
+def page(served: Page) -> Page:
+    """With a text of 12 tokens, written a moment ago behind a prompt that was typed."""
+    served.size(1440, 900)
+    served.run("document.getElementById('prompt').select()")
+    served.call("Input.insertText", text=PROMPT)
+    served.run("document.getElementById('tokens').value = 12")
+    served.press("Enter")
+    served.wait(
+        "document.getElementById('state').textContent === '12 steps' && !document.getElementById('take').hidden"
+    )
+    served.settle()
+    return served
+
+
+def text(page: Page, selector: str) -> str:
+    return page.run(f"document.querySelector('{selector}').textContent")
+
+
+def write(page: Page, tokens: int) -> None:
+    page.run(f"document.getElementById('tokens').value = {tokens}")
+    page.run("document.getElementById('write').click()")
+
+
+def take(page: Page, key: int, scope: str) -> list[str]:
+    """Click a token and take it away; what the table says of it."""
+    page.run("document.getElementById('cost').hidden = true")
+    page.point(f'.canvas-text [data-key="{key}"]', 0.5, 0.5, click=True)
+    page.run(f"document.getElementById('take-{scope}').click()")
+    page.wait("!document.getElementById('cost').hidden")
+    page.settle()
+    return page.run("[...document.querySelectorAll('#tried tbody tr:last-child td')].map((cell) => cell.textContent)")
+
+
+def test_a_prompt_is_typed_and_a_sink_clicked_and_taken_away(page: Page) -> None:
+    assert page.run(NAMES) == ["step 6 of 11"]
+    assert page.run("document.querySelectorAll('.canvas-text .masked').length") == 6
+    assert page.run("document.querySelectorAll('.canvas-text .just-committed').length") == 1
+    shown = text(page, ".canvas-text")
+    assert shown.startswith("sink") and "<b>road</b>" in shown and "😀◌◌◌ in" in shown
+    # a head was chosen: the one whose main sink holds most
+    assert "Take it away from step 6 on" in text(page, "#which")
+    assert text(page, "#take-head").startswith("in layer ")
+    page.press("Home")
+    page.point('.canvas-text [data-key="0"]', 0.5, 0.5, click=True)
+    assert text(page, "#which").startswith("Pinned: added sink. Take it away from step 0 on")
+    assert take(page, 1, "all")[:3] == ["position 0 “<|startoftext|>”", "everywhere", "0"]
+    plain, without = page.run("[...document.querySelectorAll('.texts .said')].map((box) => box.textContent)")
+    assert plain.startswith(PROMPT) and without.startswith(PROMPT) and plain != without
+    assert page.run("document.querySelectorAll('.texts mark').length") > 0
+    assert "Δ loss" in text(page, ".facts") and "main sinks moved" in text(page, ".facts")
+    assert page.run(NAMES) == ["step 0 of 11"] * 2 and page.run(GONE) == [0, 1]
+
+
+def test_only_from_a_step_on_and_only_in_a_head_and_by_keys_alone(page: Page) -> None:
+    page.press("Home")
+    for _ in range(4):
+        page.press("ArrowRight")
+    row = take(page, 3, "head")
+    assert row[0].startswith("position 2 “") and "head" in row[1] and row[2] == "4"
+    assert page.run(GONE) == [0, 1]
+    page.press("ArrowLeft")
+    assert page.run(GONE) == [0, 0]
+    page.press("ArrowRight")
+    # another head still has it
+    page.press("h")
+    assert page.run(GONE) == [0, 0]
+    page.press("H")
+    assert page.run(GONE) == [0, 1]
+    page.press("g")
+    page.press("x")
+    page.wait("document.querySelectorAll('#tried tbody tr').length === 2")
+    page.press("?")
+    assert "take the position away everywhere" in text(page, "#keys")
+    page.press("?")
+
+
+@pytest.mark.parametrize("look", ["light", "dark", "deuteranopia"])
+def test_it_fits_and_is_told_apart_without_colours(page: Page, tmp_path: Path, look: str) -> None:
+    take(page, 1, "all")
+    for width, height in ((390, 844), (1440, 900), (2560, 1300)):
+        page.size(width, height, phone=width == 390, dark=look == "dark")
+        if look == "deuteranopia":
+            page.call("Emulation.setEmulatedVisionDeficiency", type=look)
+        page.settle()
+        assert page.run("document.documentElement.scrollWidth") <= width
+        boxes = page.run(
+            "[...document.querySelectorAll('#ask, #take, #cost, .bar, .panel')].filter((box) => box.offsetParent"
+            " && getComputedStyle(box).position !== 'fixed').map((box) => box.getBoundingClientRect().toJSON())"
+        )
+        assert len(boxes) > 10 and all(box["width"] > 150 and box["right"] <= width for box in boxes)
+        styles = "getComputedStyle(document.querySelector('{}')).{}"
+        assert "gradient" in page.run(styles.format(".canvas-text .gone", "backgroundImage"))
+        assert page.run(styles.format(".texts mark", "borderBottomStyle")) == "solid"
+        ground = page.run(styles.format("body", "backgroundColor"))
+        assert ground == ("rgb(18, 19, 23)" if look == "dark" else "rgb(246, 245, 241)")
+        assert page.picture(tmp_path / f"{width}-{look}.png").stat().st_size > 10_000
+    page.call("Emulation.setEmulatedVisionDeficiency", type="none")
+
+
+def test_writing_is_stopped_begins_anew_and_says_what_cannot_be(page: Page) -> None:
+    take(page, 1, "all")
+    write(page, 200)
+    page.wait("/step [2-9]/.test(document.getElementById('state').textContent)")
+    assert page.run("document.querySelectorAll('.pane').length") == 1
+    assert page.run("document.getElementById('cost').hidden")
+    page.run("document.getElementById('stop').click()")
+    assert text(page, "#state") == "stopped"
+    write(page, 4000)
+    page.wait("!document.getElementById('failed').hidden")
+    assert "fit the model's context" in text(page, "#failed")
+    write(page, 2)
+    page.wait("document.getElementById('state').textContent === '2 steps'")
+    assert page.run("document.getElementById('failed').hidden")

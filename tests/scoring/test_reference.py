@@ -1,0 +1,230 @@
+"""Numbers of another implementation, held against ours: what is planted is found where it was planted."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from golden_llada import golden_cases, golden_folder, golden_tensors
+from sinklab.checkpoints import load
+from sinklab.cli import main
+from sinklab.sampling import DecodingSettings
+from sinklab.scoring import Reference, write_reference
+from tiny_diffusion import save_tiny, tiny_loaded
+
+PROMPTS = ([9, 14, 30, 7, 21], [12, 8])
+LAYERS = ["layer 0", "layer 1", "logits"]
+
+
+def changed(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    """Change the tensors of a folder."""
+    change(tensors := load_file(folder / "expected.safetensors"))
+    save_file({name: one.contiguous() for name, one in tensors.items()}, folder / "expected.safetensors")
+
+
+def retold(folder: Path, **told: object) -> None:
+    """Change what is told of the cases."""
+    before = json.loads((folder / "cases.json").read_text())
+    (folder / "cases.json").write_text(json.dumps(before | told))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_reference(tiny_loaded(), tmp_path / "reference", PROMPTS, DecodingSettings(seed=0), 6)
+
+
+@pytest.mark.parametrize("sink", [0, 2])
+def test_what_we_wrote_holds_to_the_last_bit(tmp_path: Path, sink: int) -> None:
+    """Also with an added sink, whose own pass through the layers is none of the text's."""
+    loaded = tiny_loaded(sink)
+    held = Reference(write_reference(loaded, tmp_path, PROMPTS, DecodingSettings(seed=0), 6)).hold(loaded, 0.0)
+    assert [(one.case, one.what) for one in held] == [
+        *(("start", what) for what in LAYERS),
+        *(("half", what) for what in LAYERS),
+        ("written", "canvas"),
+    ]
+    assert all(one.holds and one.difference == 0 for one in held)
+    tensors = load_file(tmp_path / "expected.safetensors")
+    assert tensors["gen.written.canvas"].shape == (7, 2, 11)
+    assert tensors["logits.half.hidden.1"].shape == (2, 11, 32)
+
+
+def test_what_is_written_is_what_the_model_computes(folder: Path) -> None:
+    model, tensors = tiny_loaded().model, load_file(folder / "expected.safetensors")
+    ids_BS, real_BS = tensors["logits.start.input_ids"].long(), tensors["logits.start.attention_mask"]
+    assert torch.equal(real_BS[1].bool(), torch.arange(11) >= 3)
+    assert torch.equal(ids_BS, tensors["gen.written.canvas"][0].long())
+    with torch.inference_mode():
+        given = model.model.layers[0].register_forward_hook(lambda *call: kept.append(call[2]))
+        kept: list[Tensor] = []
+        logits_BSV = model(ids_BS, real_BS).logits
+        given.remove()
+        written = model.generate(ids_BS[:, :5], real_BS[:, :5], max_new_tokens=6)
+    torch.testing.assert_close(tensors["logits.start.logits"], logits_BSV)
+    torch.testing.assert_close(tensors["logits.start.hidden.0"], kept[0])
+    assert torch.equal(tensors["gen.written.canvas"][-1].long(), written)
+
+
+def test_a_difference_in_a_layer_is_found_there(folder: Path) -> None:
+    changed(folder, lambda tensors: tensors["logits.half.hidden.1"][0, 6, 3].add_(0.25))
+    held = Reference(folder).hold(tiny_loaded())
+    wrong = [one for one in held if not one.holds]
+    assert [(one.case, one.what) for one in wrong] == [("half", "layer 1")]
+    assert wrong[0].difference == pytest.approx(0.25, abs=1e-6)
+    ours_PD = load_file(folder / "expected.safetensors")["logits.half.hidden.1"]
+    ours_PD[0, 6, 3] -= 0.25
+    real_PD = torch.cat([ours_PD[0], ours_PD[1, 3:]])
+    assert wrong[0].relative == pytest.approx(0.25 / float(ours_PD[0, 6, 3].abs() + real_PD.std()), rel=1e-4)
+    assert all(one.holds for one in Reference(folder).hold(tiny_loaded(), tolerance=wrong[0].relative * 1.01))
+
+
+def test_padding_is_not_compared_and_a_flag_leaves_out_more(folder: Path) -> None:
+    changed(folder, lambda tensors: tensors["logits.start.logits"][1, :3].fill_(torch.nan))
+    assert all(one.holds for one in Reference(folder).hold(tiny_loaded()))
+    changed(folder, lambda tensors: tensors["logits.start.logits"][1, 5].fill_(torch.nan))
+    assert [one.what for one in Reference(folder).hold(tiny_loaded()) if not one.holds] == ["logits"]
+    valid_BS = torch.ones(2, 11, dtype=torch.bool)
+    valid_BS[1, :6] = False
+    changed(folder, lambda tensors: tensors.__setitem__("logits.start.valid", valid_BS))
+    assert all(one.holds for one in Reference(folder).hold(tiny_loaded()))
+
+
+def test_the_most_probable_token_is_counted(folder: Path) -> None:
+    def swap(tensors: dict[str, Tensor]) -> None:
+        logits_V = tensors["logits.start.logits"][0, 2]
+        logits_V[(logits_V.argmax() + 1) % len(logits_V)] = logits_V.max() + 1
+
+    changed(folder, swap)
+    logits = next(one for one in Reference(folder).hold(tiny_loaded()) if one.what == "logits")
+    assert logits.same_best == pytest.approx(18 / 19)
+    assert "most probable token the same at 94.7%" in logits.line()
+
+
+@pytest.mark.parametrize("at", [1, 4])
+def test_a_canvas_that_differs_is_found_at_its_evaluation(folder: Path, at: int) -> None:
+    tensors = load_file(folder / "expected.safetensors")
+    before_BS, after_BS = tensors["gen.written.canvas"][at - 1 : at + 1].long()
+    row, place = (before_BS != after_BS).nonzero()[0].tolist()
+    right = int(after_BS[row, place])
+
+    def other(tensors: dict[str, Tensor]) -> None:
+        tensors["gen.written.canvas"][at:, row, place] = right - 1
+
+    changed(folder, other)
+    held = Reference(folder).hold(tiny_loaded())
+    assert [one.what for one in held if not one.holds] == ["canvas"]
+    canvas = held[-1]
+    assert (canvas.difference, canvas.same_best) == (1.0, (at - 1) / 6)
+    assert canvas.found.startswith(
+        f"evaluation {at}: row {row}, position {place}: {right - 1}, ours {right} (our score "
+    )
+    assert math.isfinite(float(canvas.found.removesuffix(")").rpartition(" ")[2]))
+
+
+def test_columns_that_are_not_there_yet_are_not_compared(folder: Path) -> None:
+    changed(folder, lambda tensors: tensors["gen.written.canvas"][1:3, :, -2:].fill_(-1))
+    assert all(one.holds for one in Reference(folder).hold(tiny_loaded()))
+
+
+def test_evaluations_are_counted(folder: Path) -> None:
+    told = json.loads((folder / "cases.json").read_text())["generate"][0]
+    retold(folder, generate=[told | {"evaluations": 9}])
+    held = Reference(folder).hold(tiny_loaded())[-1]
+    assert (held.holds, held.found) == (False, "9 evaluations, ours 6")
+
+
+def test_their_type_sets_the_tolerance(folder: Path) -> None:
+    changed(folder, lambda tensors: tensors["logits.start.hidden.0"].mul_(1.01))
+    assert [one.holds for one in Reference(folder).hold(tiny_loaded())[:2]] == [False, True]
+    retold(folder, dtype="bfloat16")
+    assert all(one.holds for one in Reference(folder).hold(tiny_loaded()))
+    retold(folder, dtype="float8")
+    with pytest.raises(ValueError, match=r"unknown dtype of a reference 'float8'"):
+        Reference(folder).hold(tiny_loaded())
+    assert all(one.holds for one in Reference(folder).hold(tiny_loaded(), 0.15))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "cases.json").unlink(), r"must hold cases\.json and expected\.safetensors"),
+        (lambda folder: (folder / "expected.safetensors").write_bytes(b"?"), r"must hold cases\.json and"),
+        (lambda folder: retold(folder, logits=[{}]), r"must hold cases\.json and .*KeyError"),
+        (lambda folder: retold(folder, logits=[], generate=[]), "lists no cases"),
+        (lambda folder: retold(folder, logits=[{"name": "end"}]), r"must hold 'logits\.end\.input_ids'"),
+        (
+            lambda folder: changed(
+                folder, lambda of: [of.pop(name) for name in [*of] if "half.h" in name or "half.l" in name]
+            ),
+            "the case 'half' of .* has neither logits nor hidden states",
+        ),
+        (
+            lambda folder: retold(folder, generate=[{"name": "written", "settings": {"gen_length": 6}}]),
+            "settings of 'written' .* no field 'gen_length'",
+        ),
+        (
+            lambda folder: changed(
+                folder, lambda of: of.__setitem__("logits.start.hidden.2", of.pop("logits.start.hidden.1"))
+            ),
+            r"logits\.start\.hidden\.2 is of a layer that tiny test model does not have",
+        ),
+        (
+            lambda folder: changed(
+                folder, lambda of: of.__setitem__("logits.start.logits", of["logits.start.logits"][:, 1:])
+            ),
+            r"logits\.start\.logits must be float of shape \(2, 11, \d+\)",
+        ),
+    ],
+)
+def test_a_folder_that_cannot_be_held_is_refused_by_name(
+    folder: Path, spoil: Callable[[Path], object], message: str
+) -> None:
+    spoil(folder)
+    with pytest.raises(ValueError, match=message):
+        Reference(folder).hold(tiny_loaded())
+
+
+def test_canvases_are_of_diffusion_models(folder: Path) -> None:
+    with pytest.raises(ValueError, match="but tiny test model is autoregressive; give logits alone"):
+        Reference(folder).hold(tiny_loaded(family="autoregressive"))
+
+
+@pytest.mark.slow
+def test_the_command_writes_holds_and_says_so_by_its_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, folder = str(save_tiny(tmp_path / "model", 1)), tmp_path / "reference"
+    asked = ["--model", model, "--write", "--new-tokens", "4", "--block-length", "2"]
+    assert main(["validate", str(folder), "The old man", "The sea", *asked]) == 0
+    assert main(["validate", str(folder)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("it holds: 7 comparisons")
+    changed(folder, lambda tensors: tensors["logits.half.hidden.0"][0, -1, 0].add_(3.0))
+    with pytest.raises(SystemExit) as ended:
+        main(["validate", str(folder)])
+    assert ended.value.code == 1
+    out = capsys.readouterr().out.splitlines()
+    assert [line.split()[:4] for line in out if line.startswith("DIFFERS")] == [["DIFFERS", "half", "layer", "0"]]
+    assert out[-1].startswith("it does not hold: 1 of 7 comparisons differ, the first in layer 0 of 'half'")
+    assert main(["validate", str(folder), "The old man", *asked]) == 2
+    assert main(["validate", str(folder), "The old man"]) == 2
+    assert main(["validate", str(tmp_path / "other"), "--write"]) == 2
+    said = capsys.readouterr().err
+    assert "is taken" in said and "prompts are for --write" in said and "--write needs a prompt" in said
+
+
+@pytest.mark.parametrize("name", ["full", "blocks3", "batch_leftpad"])
+def test_the_authors_own_llada_holds(tmp_path: Path, name: str) -> None:
+    """The golden data are in this format, but for the names of the settings."""
+    theirs = next(case for case in golden_cases("llada")["generate"] if case["name"] == name)["settings"]
+    settings = {"steps": theirs["steps"], "block_length": theirs["block_length"]}
+    logits = golden_cases("llada")["logits"]
+    told = {"model": str(golden_folder("llada")), "logits": logits, "generate": [{"name": name, "settings": settings}]}
+    (tmp_path / "cases.json").write_text(json.dumps(told))
+    save_file(golden_tensors("llada"), tmp_path / "expected.safetensors")
+    reference = Reference(tmp_path)
+    held = reference.hold(load(reference.model))
+    assert all(one.holds for one in held), [one.line() for one in held]
+    assert len(held) == len(logits) + 1 and held[-1].same_best == 1.0
