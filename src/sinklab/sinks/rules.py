@@ -152,8 +152,7 @@ def find_sinks(received: Array, rule: Rule, visible: Any = None, positions: Any 
     a, queries = even_share(received, visible, positions)
     if visible is None:
         # padding receives nothing, and asks for nothing either: less than one for each key was given away
-        short = (a == 0).any(-1) & (xp.nansum(a, -1) < queries[..., 0] - 0.5)
-        if bool(short.any()):
+        if bool(((a == 0).any(-1) & (xp.nansum(a, -1) < queries[..., 0] - 0.5)).any()):
             raise ValueError(
                 "without visible, as many queries as there are keys see every key; but some keys received exactly "
                 "nothing, and all together less than so many queries give, as where there is padding: pass "
