@@ -1,7 +1,5 @@
 """lm-eval's own command line with the model "sinklab" in it: `python -m sinklab.lm_eval run --model sinklab …`."""
 
-import sys
-
 from sinklab.studies.benchmarks.offline import needs_lm_eval
 
 
@@ -17,4 +15,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -82,7 +82,8 @@ def typed(settings: Any, *hidden: str, closed: bool = False) -> Any:
                 annotations[negated] = Annotated[hint, MARK.arg(help=f"The opposite of --{field.name}.")]
         if choices := tuple(field.metadata.get("one_of", ())):
             several = typing.get_origin(hint) is tuple
-            hint = (tuple[Literal[choices], ...] if several else Literal[choices] | None) if closed else hint
+            if closed:
+                hint = tuple[Literal[choices], ...] if several else Literal[choices] | None  # type: ignore[valid-type]
             how["metavar"] = f"{{{','.join(map(str, choices))}}}{' …' * several}"
         elif hint in NAMES:
             how["metavar"] = NAMES[hint]

@@ -244,7 +244,7 @@ class Mask(Trace):
     hidden = ("mask_sinks", "heldout", "ks", "heldout_rows", "heldout_length", "truncate")
     sentences = deferred("sinklab.studies.trace.run:mask_sentences")
 
-    def amount(self, settings: MaskSettings, info: Any) -> Amount:
+    def amount(self, settings: Any, info: Any) -> Amount:
         """Both runs."""
         return super().amount(replace(settings.study, mask_sinks=(0,)), info)
 
