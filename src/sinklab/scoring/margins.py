@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,14 @@ class Watch:
                     pair = [own, int((row_M & (candidates.columns_M == one.other)).nonzero()[0, 0])]
                     score_M[pair] = score_M[pair[::-1]]
         return score_M
+
+
+def _order(score: np.ndarray, taken: np.ndarray, left: np.ndarray) -> float:
+    return score[taken].min() - score[left].max()
+
+
+def _threshold(score: np.ndarray, rest: np.ndarray, sides: np.ndarray, bound: float) -> float:
+    return (sides * (score[rest] - bound)).min()
 
 
 def check_greedy(settings: DecodingSettings) -> Any:
@@ -138,11 +147,11 @@ class Choices:
             rest = here[here != here[score[here].argmax()]]
             sides = np.where(score[rest] >= bound, 1, -1)
             if len(left) and not (sides > 0).any():
-                self._ranked.append(lambda score, taken=taken, left=left: score[taken].min() - score[left].max())
+                self._ranked.append(partial(_order, taken=taken, left=left))
                 last, next_ = taken[score[taken].argmin()], left[score[left].argmax()]
                 lines.append((row, "order", columns[last], -1, columns[next_]))
             if len(rest) and bound < np.inf:
-                self._ranked.append(lambda score, rest=rest, sides=sides: (sides * (score[rest] - bound)).min())
+                self._ranked.append(partial(_threshold, rest=rest, sides=sides, bound=bound))
                 nearest = columns[rest[np.abs(score[rest] - bound).argmin()]]
                 lines.append((row, "threshold", nearest, -1, nearest))
         self.lines = pd.DataFrame(lines, columns=["row", "kind", "column", "token", "other"]).assign(step=step.index)
@@ -237,9 +246,8 @@ def rewritten(loaded: Loaded, canvas: Canvas, settings: DecodingSettings, choice
     for start in range(0, len(choices), batch):
         some = choices.iloc[start : start + batch]
         rows = torch.tensor(some["row"].tolist())
-        parts = (one if one is None else one[rows] for one in (canvas.attention_BS, canvas.open_BS, canvas.block_BS))
-        attention_BS, open_BS, block_BS = parts
-        copies = Canvas(canvas.ids_BS[rows], attention_BS, open_BS, canvas.mask_id, block_BS)
+        block_BS = None if canvas.block_BS is None else canvas.block_BS[rows]
+        copies = Canvas(canvas.ids_BS[rows], canvas.attention_BS[rows], canvas.open_BS[rows], canvas.mask_id, block_BS)
         for step, _ in watched_steps(loaded, copies, settings, some.assign(row=range(len(some)))):
             ids_BS = step.ids_BS
         found += [*ids_BS]
