@@ -3,8 +3,9 @@
     python benchmarks/kills.py [--kills 15] [--seed 0] [--only trace train] [--every-write]
 
 A kill is SIGKILL to a fork that does a small run (those of tests/small_runs.py); one in four runs is killed again while
-it goes on. What came out must equal a whole run, file by file, but for times and dates. ``--every-write`` kills each
-run, and makes it fail, at every step that opens a file to write, renames, removes or makes one. Writes a result file.
+it goes on. What came out must equal a whole run, file by file, but for times and dates. ``--every-write`` goes on with
+the folder as it stood at every step that opens a file to write, renames, removes or makes one, and makes each such step
+fail. Writes a result file.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from sinklab.studies.caches.study import CacheSettings, cache_fidelity
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/sink_caches"))
 RESULTS = Path(__file__).with_suffix("")
 SETTINGS = CacheSettings(
-    keep=(0.5, 0.25, 0.125),
+    cache_keep=(0.5, 0.25, 0.125),
     protect=("now", "first"),
     rows=12,
     batch=12,
@@ -37,7 +37,7 @@ SETTINGS = CacheSettings(
     repeats=0,
 )
 """Fidelity on the same half-revealed text."""
-WRITTEN = dataclasses.replace(SETTINGS, keep=(0.125,), protect=("now",), sparse=True, rows=8, batch=8, texts=8)
+WRITTEN = dataclasses.replace(SETTINGS, cache_keep=(0.125,), protect=("now",), sparse=True, rows=8, batch=8, texts=8)
 """Texts written under the smallest budget, and sparse attention."""
 
 

@@ -31,7 +31,7 @@ TEXTS, EVERY = 24, 6
 def run(name: str, choose: str, out: Path) -> None:
     """24 texts of 32 tokens and 96 new ones at temperature 1, in three blocks; states at every sixth step."""
     torch.set_num_threads(1)
-    settings = ContentsSettings(texts=TEXTS, every=EVERY, choose=choose, twin=True)
+    settings = ContentsSettings(rows=TEXTS, every=EVERY, choose=choose, twin=True)
     sink_contents(load(name), out / f"{name}-{choose}", settings, progress=print, resume=True)
 
 

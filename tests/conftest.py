@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 
 
-LONGEST = ("test_docs", "test_random_models", "test_training_ranks", "test_backcopy", "test_scale")
+LONGEST = ("test_docs", "test_random_models", "test_training_ranks", "test_backcopy", "test_scale", "test_every_write")
 """modules with tests of 20 s and more"""
 
 

@@ -1,12 +1,13 @@
 """A run of seconds of every kind, killed where one likes, and gone on with: what is left must equal a whole one.
 
-As a script, `small_runs.py KIND FOLDER` kills or fails a run at each of its write steps, and prints what went wrong.
+As a script, `small_runs.py FOLDER KIND=KILLS,FAILS …` kills and fails runs at these shares of their write steps, and
+prints what went wrong.
 """
 
+import contextlib
 import errno
 import io
 import json
-import math
 import os
 import random
 import re
@@ -129,13 +130,15 @@ def caches(place: Path, resume: bool) -> None:
     from sinklab.studies.caches.study import CacheSettings, cache_fidelity
 
     text: dict[str, Any] = {
-        "text": str(given_text() / "held.txt"),
+        "heldout": str(given_text() / "held.txt"),
         "rows": 3,
         "batch": 2,
         "prompt_tokens": 12,
         "texts": 1,
     }
-    settings = CacheSettings(keep=(), refreshed=(), repeats=1, new_tokens=6, block_length=6, sinks=2, **text)
+    settings = CacheSettings(
+        cache_keep=(), refreshed=(), repeats=1, new_tokens=6, block_length=6, cache_sinks=2, **text
+    )
     cache_fidelity(tiny_loaded(context=40), place, settings, resume=resume)
 
 
@@ -175,7 +178,8 @@ def report(place: Path, resume: bool) -> None:
     if not (given_text() / "traced" / "run.json").exists():
         trace(given_text() / "made", False)
         (given_text() / "made").rename(given_text() / "traced")
-    report([open_run(given_text() / "traced")], place, figures=("svg",), tables=("csv",))
+    # figures are written as tables are, and take seconds to draw
+    report([open_run(given_text() / "traced")], place, figures=(), tables=("csv",))
 
 
 KINDS: dict[str, Callable[[Path, bool], None]] = {
@@ -274,25 +278,49 @@ def watched(place: Path, at_step: Step) -> None:
     sys.addaudithook(hear)
 
 
-def steps_of(kind: str, place: Path) -> list[str]:
-    """Every write step of a run, in order."""
-    log = place.with_name(f"{place.name}.steps")
+def is_drawn(share: float, *what: object) -> bool:
+    """Whether this one belongs to the share that is tried: the same ones in every run of the tests."""
+    return share >= 1 or random.Random(" ".join(map(str, what))).random() < share
+
+
+def steps_of(kind: str, folder: Path, share: float) -> list[str]:
+    """Every write step of a run in folder/run, in order; before a share of them, a copy in folder/left.
+
+    A copy is what a kill at that step leaves, without doing the run once more: what is not written yet is lost. None is
+    kept that equals the one before it.
+    """
+    place, log, before = folder / "run", folder / "steps", [dict[str, bytes]()]
 
     def work() -> None:
         said = open(log, "w")  # noqa: SIM115
-        watched(place, lambda number, step: print(step, file=said, flush=True))
+
+        def at_step(number: int, step: str) -> None:
+            print(step, file=said, flush=True)
+            if is_drawn(share, kind, number, "killed"):
+                found = {}
+                # other threads write and rename meanwhile
+                for path in place.rglob("*"):
+                    with contextlib.suppress(OSError):
+                        found[str(path.relative_to(place))] = path.read_bytes() if path.is_file() else None
+                if found != before[0]:
+                    keep(folder / "left" / str(number), found)
+                before[0] = found
+
+        watched(place, at_step)
         KINDS[kind](place, False)
 
-    assert forked(work, log=place.with_name("log.txt")) == 0, place.with_name("log.txt").read_text()
+    assert forked(work, log=folder / "log.txt") == 0, (folder / "log.txt").read_text()
     return log.read_text().splitlines()
 
 
-def killed(number: int, step: str) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def failed(number: int, step: str) -> None:
-    raise OSError(errno.EIO, f"made to fail: {step}")
+def keep(folder: Path, found: dict[str, bytes | None]) -> None:
+    """Write files, and folders, which hold nothing."""
+    folder.mkdir(parents=True)
+    for name, held in found.items():
+        path = folder / name
+        (path if held is None else path.parent).mkdir(parents=True, exist_ok=True)
+        if held is not None:
+            path.write_bytes(held)
 
 
 def broken_at(kind: str, place: Path, number: int, how: Step, log: Path) -> int:
@@ -305,6 +333,10 @@ def broken_at(kind: str, place: Path, number: int, how: Step, log: Path) -> int:
     return forked(work, log=log)
 
 
+def failed(number: int, step: str) -> None:
+    raise OSError(errno.EIO, f"made to fail: {step}")
+
+
 def resumed(kind: str, place: Path, whole: dict[str, Any], log: Path) -> str:
     """Go on with a run; what is wrong with it then, empty for nothing."""
     if forked(lambda: KINDS[kind](place, True), log=log) != 0:
@@ -314,38 +346,45 @@ def resumed(kind: str, place: Path, whole: dict[str, Any], log: Path) -> str:
     return ""
 
 
-def every_write(kind: str, folder: Path, most: int | None = None) -> tuple[int, list[str]]:
+def every_write(kind: str, folder: Path, share: float = 1.0, fails: float = 1.0) -> tuple[int, list[str]]:
     """How often a run was killed or made to fail, and what did not go on to the same end.
 
     Args:
         kind: of run.
         folder: to work in.
-        most: of kills and failures together, spread over all steps; both at each when left out.
+        share: of its write steps at which it is killed, a draw that is always the same.
+        fails: of its write steps at which it is made to fail.
     """
-    steps, whole = steps_of(kind, folder / "run"), contents(folder / "run")
-    # odd, so that kills and failures alternate
-    stride = 1 if most is None else math.ceil(2 * len(steps) / most) | 1
-    shutil.rmtree(folder / "run")
-    wrong, tried = [], 0
+    place, wrong, tried = folder / "run", [], 0
+    steps, whole = steps_of(kind, folder, share), contents(place)
     for number, step in enumerate(steps):
-        for place, how in enumerate((killed, failed)):
-            if (2 * number + place) % stride:
+        left = folder / "left" / str(number)
+        for how, is_tried in (("killed", left.is_dir()), ("failed", is_drawn(fails, kind, number, "failed"))):
+            if not is_tried:
                 continue
+            shutil.rmtree(place, ignore_errors=True)
             log = folder / f"{number}.log"
-            broken_at(kind, folder / "run", number, how, log)
-            if why := resumed(kind, folder / "run", whole, log):
-                wrong.append(f"{how.__name__} at step {number} of {len(steps)}, {step}: {why}")
-            shutil.rmtree(folder / "run", ignore_errors=True)
+            if how == "killed":
+                left.rename(place)
+            else:
+                broken_at(kind, place, number, failed, log)
+            if why := resumed(kind, place, whole, log):
+                wrong.append(f"{how} at step {number} of {len(steps)}, {step}: {why}")
             tried += 1
+    shutil.rmtree(place, ignore_errors=True)
     return tried, wrong
 
 
 if __name__ == "__main__":
     os.environ.setdefault("TQDM_DISABLE", "1")
     torch.set_num_threads(1)
-    here = Path(sys.argv[2])
+    here = Path(sys.argv[1])
     os.environ["SMALL_RUNS"] = str(here / "given")
-    here.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
-    count, said = every_write(sys.argv[1], here, int(sys.argv[3]) if len(sys.argv) > 3 else None)
-    print(json.dumps({"tried": count, "wrong": said, "seconds": round(time.perf_counter() - began, 1)}))
+    told: dict[str, Any] = {}
+    for kind, _, shares in (argument.partition("=") for argument in sys.argv[2:]):
+        (here / kind).mkdir(parents=True)
+        began = os.times()
+        count, said = every_write(kind, here / kind, *map(float, shares.split(",")))
+        spent = sum(after - before for after, before in zip(os.times()[:4], began[:4], strict=True))
+        told[kind] = {"tried": count, "wrong": said, "cpu_s": round(spent, 1)}
+    print(json.dumps(told))

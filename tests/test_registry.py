@@ -161,7 +161,7 @@ def test_edits_are_written_as_text_and_as_json(text: str) -> None:
         ("mask_sinks:k=1,spare_prefix=yes", "spare_prefix takes bool, got 'yes'"),
         ("mask_sinks:k=1,removal=evicted", "did you mean 'evict'"),
         ("mask_sinks", "give one of them"),
-        ("mask_positions", "'mask_positions' needs positions"),
+        ("mask_positions", "positions name the keys to take away, got none"),
         ("truncate_context:start=1,stop=3", "'truncate_context' needs step"),
         ("mask_positions:positions=a", "whole numbers are expected, got"),
     ],

@@ -120,6 +120,8 @@ class Limits(TypedDict, total=False):
     """An empty tuple or string is refused."""
     free: bool
     """May differ between a run and its continuation: it says how fast or where, not what."""
+    positional: bool
+    """On the command line it is given without its name."""
     remedy: str
     """What the error adds to the limits, such as the value that others use."""
 

@@ -302,7 +302,7 @@ families = Registry("checkpoint family", *_in("checkpoints", _FORMATS))
 """Formats of checkpoints: `sinklab.checkpoints.Family`."""
 figures = Registry("figure", *_in("reports", "figures maps"))
 """Figures of run folders: `sinklab.reports.figure`."""
-_STUDIES = ("ablate", "backcopy", "battery", "benchmarks", "caches", "contents", "curve", "trace")
+_STUDIES = ("ablate", "backcopy", "battery", "benchmarks", "caches", "contents", "curve", "referee", "trace")
 studies = Registry("study", *(f"studies.{name}.study" for name in _STUDIES))
 """Kinds of runs, each with a command: `sinklab.studies.base.Study`."""
 fast_decoders = Registry("fast decoder", "fast.decoder")

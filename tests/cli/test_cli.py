@@ -279,12 +279,13 @@ def test_train_trace_and_report_make_one_river(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("command", "message"),
     [
+        ("generat", "unknown command 'generat'; known are .*, generate, .*; did you mean 'generate'"),
         ("generate", "generate needs a prompt, e.g."),
         ("generate x --model tiny-snik", "no model can be loaded from 'tiny-snik'.*did you mean 'tiny-sink'"),
         ("generate a b --stream --model {model}", "there are 2 prompts; leave out --stream"),
         ("generate x --model {model} --new-tokens 4 --rule rondom", "did you mean 'random'"),
         ("generate x --model {model} --new-tokens 64 --steps 65 --block-length None", "context of 63 positions"),
-        ("generate x --model {model} --new-tokens -1", "new_tokens must be at least 1, got -1"),
+        ("generate x --model {model} --new-tokens -1", "--new-tokens must be at least 0, .* but is -1"),
         ("generate x --model {model} --schedule threshold --rule random", "threshold.*RandomOrder.*use low_confidence"),
         ("generate x --model {model} --cache duall", "did you mean 'dual'"),
         ("generate x --model {model} --dtype float17", "dtype must be a floating point type"),
@@ -294,7 +295,7 @@ def test_train_trace_and_report_make_one_river(tmp_path: Path, capsys: pytest.Ca
         ("trace --model {model} --heldout nowhere --heldout-length 16 --new-tokens 4 --ks 0", "nowhere does not exist"),
         ("train --corpus nowhere", "the corpus nowhere does not exist"),
         ("train --out nothing --resume", "nothing to resume: nothing has no checkpoint"),
-        ("train --heads 3", r"hidden_size \(128\) must be a multiple of heads \(3\)"),
+        ("train --heads 3", r"--hidden-size \(128\) must be a multiple of heads \(3\)"),
         ("trace x --prompts p.txt --model {model}", "arguments or from a file, but there are both: 'x'"),
         ("trace --prompts p.txt --model {model}", "the file of prompts p.txt does not exist"),
         ("trace --samples 3 --model {model}", "--samples takes the first prompts of a file"),
@@ -303,7 +304,7 @@ def test_train_trace_and_report_make_one_river(tmp_path: Path, capsys: pytest.Ca
         ("trace --edits window:radius=3 --model {model}", "unknown intervention 'window'"),
         ("mask --k 1 --epsilon 3 --model {model}", "give --k or --epsilon, not both: got 1 and 3"),
         ("mask --k 0 --model {model}", "k counts the keys to remove, at least 1, got 0"),
-        ("mask --also mask_sink:k=1 --model {model}", "did you mean 'mask_sinks'"),
+        ("mask --edits mask_sink:k=1 --model {model}", "did you mean 'mask_sinks'"),
         ("mask --out {model} --model {model}", "is written into an empty or absent folder, but .* is taken"),
         ("compare nowhere there", "nowhere is not a run folder: no such folder"),
         ("report", "report needs at least one run folder"),
@@ -325,13 +326,12 @@ def test_a_mistake_is_one_line_on_stderr_and_status_2(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [["generat"], ["generate", "x", "--temprature", "1"], ["train", "--steps", "x"]])
+@pytest.mark.parametrize("arguments", [["generate", "x", "--temprature", "1"], ["train", "--steps", "x"]])
 def test_what_cannot_be_parsed_is_refused_with_status_2(arguments: list[str], capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as end:
         main(arguments)
     assert end.value.code == 2
-    wrong = "generat" if arguments == ["generat"] else arguments[-2]
-    assert wrong in capsys.readouterr().err
+    assert arguments[-2] in capsys.readouterr().err
 
 
 def test_an_interruption_is_said_and_has_its_own_status(
@@ -342,7 +342,7 @@ def test_an_interruption_is_said_and_has_its_own_status(
 
     monkeypatch.setattr("sinklab.training.run.train", interrupted)
     assert main(["train"]) == 130
-    assert capsys.readouterr().err == "sinklab: interrupted; what was written so far is kept\n"
+    assert capsys.readouterr().err.splitlines()[-1] == "sinklab: interrupted; what was written so far is kept"
 
 
 def test_generate_samples_unless_told_otherwise(model: str, capsys: pytest.CaptureFixture) -> None:

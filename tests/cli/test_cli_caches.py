@@ -22,7 +22,7 @@ def caches(model, out, settings):
 def settings(tmp_path, **changes):
     (tmp_path / "text.txt").write_text(TEXT * 12, "utf-8")
     small = {
-        "keep": (0.25,),
+        "cache_keep": (0.25,),
         "rows": 2,
         "batch": 2,
         "prompt_tokens": 16,
@@ -30,7 +30,7 @@ def settings(tmp_path, **changes):
         "block_length": 6,
         "texts": 1,
     }
-    return CacheSettings(**{**small, "repeats": 1, "text": str(tmp_path / "text.txt"), "sparse": True, **changes})
+    return CacheSettings(**{**small, "repeats": 1, "heldout": str(tmp_path / "text.txt"), "sparse": True, **changes})
 
 
 def test_the_table_is_printed_and_kept(folder, tmp_path, capsys):

@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +11,8 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from sinklab.cli.command import checked, conduct, typed
+from sinklab.cli.command import conduct
+from sinklab.cli.options import checked, typed
 from sinklab.records import open_run
 from sinklab.studies.benchmarks.study import EvalSettings, Evaluation
 from tiny_diffusion import save_tiny
@@ -56,7 +59,8 @@ def test_a_benchmark_is_scored_masked_and_resumed(model: str, capsys: pytest.Cap
     assert "writing 2 answers, 2 of them there already" in capsys.readouterr().err
 
 
-def test_mistakes_show_before_a_model_is_read(model: str) -> None:
+def test_mistakes_show_before_a_model_is_read(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sinklab.checkpoints.loading.load", None)
     for settings, message in (
         ({"tasks": ("gsm9k",), "data": "data"}, "unknown task 'gsm9k'; did you mean 'gsm8k'"),
         ({"tasks": ("piqa",), "data": "data"}, "piqa needs its"),
@@ -65,7 +69,7 @@ def test_mistakes_show_before_a_model_is_read(model: str) -> None:
         ({"tasks": ()}, "at least one task"),
     ):
         with pytest.raises(ValueError, match=message):
-            evaluated("no such model", checked(typed(EvalSettings()), **settings))
+            evaluated(model, checked(typed(EvalSettings()), **settings))
         assert not Path("out").exists()
 
 
@@ -84,3 +88,94 @@ def test_it_runs_from_the_command_line(model: str, capsys: pytest.CaptureFixture
     assert open_run("out").info.settings["edits"] == ["window_attention:radius=8"]
     assert main(shlex.split(f"{common} --out other --edits window_atention:radius=8")) == 2
     assert "did you mean 'window_attention'" in capsys.readouterr().err
+
+
+SUMS = """
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {rows}}}, cache_dir: {cache}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{q}}}}{template}"
+doc_to_target: "{{{{a}}}}"
+generation_kwargs: {{until: ["zzz"], max_gen_toks: 4}}
+metric_list: [{{metric: {metric}, aggregation: mean, higher_is_better: true{hub}}}]
+{more}
+"""
+
+
+@pytest.fixture
+def own_tasks(tmp_path: Path) -> str:
+    """Task files of one's own: one that is plain, and three that would run code."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "rows.jsonl").write_text('{"q": "The sea", "a": "4"}\n' * 2)
+    (folder / "evil.py").write_text("import os\nos.mkdir('ran')\ndocs = lambda rows: rows\n")
+    usual = {"rows": folder / "rows.jsonl", "cache": tmp_path / "data_sets", "template": "", "metric": "exact_match"}
+    for name, changes in {
+        "plain": {},
+        "function": {"more": "process_docs: !function evil.docs"},
+        "metric": {"metric": "./evil", "hub": ", hf_evaluate: true"},
+        "template": {"template": "{{ cycler.__init__.__globals__.os.mkdir('ran') }}"},
+    }.items():
+        text = SUMS.format(name=f"my_{name}", **{"hub": "", "more": "", **usual, **changes})
+        (folder / f"{name}.yaml").write_text(text)
+    return str(folder)
+
+
+def test_task_files_of_ones_own_run_no_code_unless_allowed(
+    model: str, own_tasks: str, capsys: pytest.CaptureFixture
+) -> None:
+    from sinklab.cli import main
+
+    common = f"eval --model {model} --include-path {own_tasks} --new-tokens 4 --block-length None"
+    assert main(shlex.split(f"{common} --tasks my_plain --out plain")) == 0
+    assert open_run("plain").table("scores")["samples"].tolist() == [2]
+    for name, message in (
+        ("function", "names the function evil.docs; allow it to run with --run-code"),
+        ("metric", "names the metric ./evil, code of its own; allow it to run with --run-code"),
+        ("template", "the task file of my_template cannot be used (SecurityError"),
+        ("nothing", "unknown task 'my_nothing'"),
+    ):
+        assert main(shlex.split(f"{common} --tasks my_{name} --data data --out refused")) == 2
+        assert message in capsys.readouterr().err
+        assert not Path("ran").exists() and not Path("refused").exists()
+    assert main(shlex.split(f"{common} --tasks my_function --out allowed --run-code")) == 0
+    assert Path("ran").is_dir()
+    assert main(shlex.split("eval --include-path nowhere")) == 2
+    assert "task files lie in a folder, but nowhere is none" in capsys.readouterr().err
+
+
+def test_a_plan_counts_documents_and_steps(model: str, own_tasks: str, capsys: pytest.CaptureFixture) -> None:
+    from sinklab.cli import main
+
+    common = f"--model {model} --data data --num-fewshot 0 --new-tokens 4 --batch 1 --dry-run"
+    assert main(shlex.split(f"eval --tasks gsm8k --limit 3 {common}")) == 0
+    assert "plan: gsm8k (3 documents) × 1 on" in (told := capsys.readouterr().out) and ", 12 evaluations of" in told
+    assert main(shlex.split(f"table1 --tasks gsm8k --ks 0 5 {common}")) == 0
+    assert "plan: gsm8k (4 documents) × 2 on" in (told := capsys.readouterr().out) and ", 32 evaluations of" in told
+    assert not Path("runs").exists()
+
+
+def test_a_worker_that_does_not_conclude_computes_no_metrics(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lm_eval.api.task import ConfigurableTask
+
+    usual, calls = ConfigurableTask.process_results, []
+    monkeypatch.setattr(ConfigurableTask, "process_results", lambda *given: (calls.append(1), usual(*given))[1])
+    settings = EvalSettings(tasks=("gsm8k",), data="data", num_fewshot=0, new_tokens=4, block_length=None)
+    with monkeypatch.context() as patch:
+        # another worker has the tables in work
+        patch.setattr("sinklab.studies.benchmarks.run._concludes", lambda run, last: False)
+        evaluated(model, settings)
+    assert not calls and "scores" not in open_run("out").tables
+    evaluated(model, replace(settings, resume=True))
+    assert len(calls) == 4 * open_run("out").table("scores")["filter"].nunique()
+
+
+@pytest.mark.slow
+def test_lm_evals_own_command_line_has_our_model(model: str, own_tasks: str) -> None:
+    words = f"-m sinklab.lm_eval run --model sinklab --model_args pretrained={model},block_length=None --tasks my_plain"
+    command = [sys.executable, *shlex.split(f"{words} --include_path {own_tasks}")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "sinklab ({'pretrained'" in done.stdout and "|my_plain|" in done.stdout

@@ -7,14 +7,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from sinklab.cli.command import Inputs, Reading, command, typed
+from sinklab.cli.command import Inputs, Reading, command
+from sinklab.cli.options import typed
 from sinklab.records import RunWriter, open_run
 from sinklab.reports.samples import NotRecorded
 from sinklab.studies.contents import ContentsSettings, Probe, figures
 from sinklab.studies.contents.figures import contents_figure, contents_places, contents_sentences
 from tiny_diffusion import TEXT, save_tiny
 
-SMALL = {"twin": False, "new_tokens": 8, "block_length": 4, "every": 2, "folds": 3, "draws": 20, "layers": (0, 2)}
+SMALL = {"twin": False, "new_tokens": 8, "block_length": 4, "every": 2, "folds": 3, "resamples": 20, "layers": (0, 2)}
 
 
 def probe(
@@ -135,7 +136,7 @@ def test_through_the_command_line(model: str, prompts: Path, tmp_path: Path, cap
 
     arguments = ["probe", "--model", model, "--prompts", str(prompts), "--out", str(tmp_path / "run")]
     arguments += ["--epsilon", "500", "--new-tokens", "8", "--block-length", "4", "--every", "4", "--folds", "3"]
-    assert main([*arguments, "--draws", "10", "--layers", "2", "--no-twin"]) == 0
+    assert main([*arguments, "--resamples", "10", "--layers", "2", "--no-twin"]) == 0
     assert "run folder: " in capsys.readouterr().out
     assert main([*arguments, "--cache", "dual", "--resume"]) == 2
     assert "decode without a cache" in capsys.readouterr().err

@@ -58,7 +58,8 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model: str, capsys: pytest.
         f"what it writes with sinks hidden: {again} out-masked --mask-sinks 5",
         f"what hiding them costs: sinklab curve --model {model}; head by head: sinklab ablate {model}",
     ]
-    stages = [re.sub(r"^ +\d+\.\d s  ", "", line) for line in printed.err.splitlines()]
+    plan, *stages = [re.sub(r"^ +\d+\.\d s  ", "", line) for line in printed.err.splitlines()]
+    assert plan.startswith(f"plan: 2 texts × 3 steps on {model}, 6 evaluations of ")
     assert stages == [f"writing sample {number} of 2 under observation" for number in (1, 2)]
     written = open_run("out")
     assert written.info.settings["prompts"] == ["The sea", "The boat"]
@@ -142,7 +143,7 @@ def test_mask_refuses_before_the_plain_run_begins(model: str, capsys: pytest.Cap
 
 def test_mask_takes_controls_thresholds_and_further_edits(model: str, capsys: pytest.CaptureFixture) -> None:
     options = "--epsilon 0.5 --removal zero_value --control random --source clean_pass"
-    options += " --also mask_positions:positions=1"
+    options += " --edits mask_positions:positions=1"
     assert run(f"mask 'The sea' --model {model} --out out {options} {QUICK}") == 0
     printed = capsys.readouterr().out
     edit = MaskSinks(epsilon=0.5, removal="zero_value", source="clean_pass", control="random")

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from sinklab.cli import main
-from sinklab.cli.command import checked, conduct, typed
+from sinklab.cli.command import conduct
+from sinklab.cli.options import checked, typed
 from sinklab.cli.reports import onetoken, table1
 from sinklab.records import RunWriter, open_run
 from sinklab.studies.base import folder_names
@@ -112,6 +113,7 @@ def scored(right: Callable[[int], list[int]]) -> Callable[..., Path]:
 @pytest.fixture
 def no_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sinklab.studies.benchmarks.run._check_tasks", lambda settings: None)
+    monkeypatch.setattr("sinklab.studies.benchmarks.asked.amount_of", lambda settings, info, cells: None)
 
 
 @pytest.mark.usefixtures("no_tasks")

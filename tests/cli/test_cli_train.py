@@ -27,6 +27,8 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TrainSetti
         return Path(given.out) / "model"
 
     monkeypatch.setattr("sinklab.training.run.train", train)
+    # of the model that a recipe starts from
+    monkeypatch.setattr("sinklab.cli.models.plan_of", lambda *_, **__: "plan")
     return seen
 
 

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import published_toys
 from sinklab.checkpoints import Loaded, load
 from sinklab.live import Desk
 from sinklab.sampling.settings import DecodingSettings
+from tiny_diffusion import tiny_loaded
 
 PROMPT, NEW, SEED = "It was a dark and", 8, 3
 SETTINGS = DecodingSettings()
@@ -70,9 +73,9 @@ def test_the_plain_text_is_the_one_that_the_model_writes(tiny: Loaded, desk: tup
     assert [ids(step) for step in steps(told)] == seen and len(seen) == NEW
     assert [token[0] for token in told[-1]["tokens"]] == end[-NEW:]
     assert told[-1]["text"] == tiny.needed_tokenizer().decode(end[-NEW:])
-    # masked, just committed, committed, prompt
-    assert {age for step in steps(told) for age in step["ages"]} == {1, 2, 3, 4}
-    assert [step["ages"].count(2) for step in steps(told)] == [0] + [1] * (NEW - 1)
+    # masked, committed, prompt
+    assert {age for step in steps(told) for age in step["ages"]} == {1, 3, 4}
+    assert [step["ages"].count(3) for step in steps(told)] == list(range(NEW))
 
 
 @pytest.mark.parametrize("first", [0, 3, NEW - 1])
@@ -146,6 +149,53 @@ def test_tokens_that_spell_a_character_together_are_read_as_one(tiny: Loaded) ->
     (first, *_) = Desk(tiny, SETTINGS).write("a café 😀 and", 1, 0)
     texts = [token[1] for token in first["tokens"]]
     assert any("😀" in text for text in texts) and "◌" in texts and not any("\ufffd" in text for text in texts)
+
+
+def taken(loaded: Loaded, prompt: str, **settings: object) -> tuple[list[dict], list[dict]]:
+    desk = Desk(loaded, DecodingSettings(**settings))
+    plain = list(desk.write(prompt, NEW, SEED))
+    key = plain[0]["keys"] - NEW - 1
+    edited = list(desk.take(len(steps(plain)) // 2, key))
+    assert all((codes(step, desk)[..., key] <= 1).all() for step in steps(edited))
+    assert edited[-1]["measured"]["plain_loss"] > 0 and edited[-1]["measured"]["edited_loss"] > 0
+    return plain, edited
+
+
+@pytest.mark.parametrize("kind", ["llada", "dream", "smdm", "mdlm", "bd3lm", "llada_moe", "llada2"])
+def test_every_published_format_that_fills_masks(kind: str, tmp_path: Path) -> None:
+    getattr(published_toys, kind)(tmp_path)
+    plain, edited = taken(load(tmp_path), "5 6 7")
+    assert len(steps(plain)) == NEW and len(steps(edited)) == NEW // 2
+    assert plain[0]["ages"] == [4] * 3 + [1] * NEW
+
+
+def test_padding_in_front_is_no_text() -> None:
+    loaded = tiny_loaded(block_length=16, blocks_from="column")
+    plain, _ = taken(loaded, "The old man")
+    prompt = len(loaded.needed_tokenizer()("The old man")["input_ids"])
+    assert plain[0]["ages"] == [0] * (-prompt % 16) + [4] * prompt + [1] * NEW and -prompt % 16 > 0
+
+
+@pytest.mark.parametrize("kind", ["token", "zero", "kv", "logit"])
+def test_every_kind_of_added_sink(kind: str) -> None:
+    plain, _ = taken(tiny_loaded(2, sink_kind=kind), "The old man")
+    assert plain[0]["added"] == 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cache": "dual", "block_length": 4},
+        {"cache": "evict", "block_length": 4},
+        {"cfg_scale": 1.0},
+        {"schedule": "threshold", "threshold": 0.3},
+        {"schedule": "timed", "rule": "origin", "steps": 12},
+        {"steps": 3},
+        {"stop_ids": tuple(range(9, 20))},
+    ],
+)
+def test_every_way_to_decode(tiny: Loaded, settings: dict) -> None:
+    taken(tiny, PROMPT, **settings)
 
 
 def test_what_makes_no_sense_is_refused(tiny: Loaded, desk: tuple[Desk, list[dict]]) -> None:

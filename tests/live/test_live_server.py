@@ -22,7 +22,7 @@ from websockets.sync.client import connect
 
 from sinklab.checkpoints import load
 from sinklab.live import Desk
-from sinklab.live.server import LONGEST, PAGES, Guard, Live, parsed
+from sinklab.live.server import LONGEST, Guard, Live, parsed
 from sinklab.sampling.settings import DecodingSettings
 
 PORT = 8750
@@ -304,20 +304,6 @@ def test_a_request_that_is_given_up_in_the_queue_never_begins(client: TestClient
         ask(one, "stop")
         slow.end()
     assert not slow.began.acquire(timeout=0.2) and len(slow.running) == 1
-
-
-def test_so_many_pages_and_no_more(client: TestClient) -> None:
-    pages = [client.websocket_connect(SOCKET, headers=OURS) for _ in range(PAGES + 1)]
-    for page in pages[:-1]:
-        page.__enter__()
-        page.receive_json()
-    with pages[-1] as page, pytest.raises(WebSocketDisconnect) as end:
-        page.receive_json()
-    assert end.value.code == 1013
-    for page in pages[:-1]:
-        page.__exit__(None, None, None)
-    with client.websocket_connect(SOCKET, headers=OURS) as page:
-        assert page.receive_json()["kind"] == "model"
 
 
 def test_an_error_that_nobody_expected_is_told_and_the_thread_goes_on(

@@ -89,6 +89,26 @@ class Pairs(HandWritten):
         return x_BSD @ self.embed.weight.T
 
 
+class Twice(torch.nn.Module):
+    """A decoder layer that attends twice."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x_BSD):
+        return self.second(self.first(x_BSD))
+
+
+def test_a_layer_that_attends_twice_is_recorded_by_its_first_call() -> None:
+    model = HandWritten()
+    model.blocks = torch.nn.ModuleList([Twice(*model.blocks[:2])])
+    with torch.no_grad(), intervene(model, ClipChannel(channels=(0,), limit=0.0)) as log:
+        model(distinct(1))
+    assert log.layers == {"blocks.0.first": 0, "blocks.0.second": 1}
+    assert {record.layer for record in state_records(log)} == {0}
+
+
 @pytest.mark.parametrize(
     "model",
     [Pairs(), llama(), llama(causal=True, kind="qwen2"), HandWritten(), tiny_model(), tiny_model(2, logit_shift=True)],

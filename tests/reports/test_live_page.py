@@ -80,6 +80,7 @@ def take(page: Page, key: int, scope: str) -> list[str]:
 def test_a_prompt_is_typed_and_a_sink_clicked_and_taken_away(page: Page) -> None:
     assert page.run(NAMES) == ["step 6 of 11"]
     assert page.run("document.querySelectorAll('.canvas-text .masked').length") == 6
+    assert page.run("document.querySelectorAll('.canvas-text .just-committed').length") == 1
     shown = text(page, ".canvas-text")
     assert shown.startswith("sink") and "<b>road</b>" in shown and "😀◌◌◌ in" in shown
     # a head was chosen: the one whose main sink holds most

@@ -21,7 +21,15 @@ from tiny_llama import tiny_llama
 # R rows, B batch, S canvas, N new tokens
 
 SMALL = CacheSettings(
-    keep=(0.5,), sinks=2, refreshed=(2,), rows=3, batch=2, prompt_tokens=12, new_tokens=14, block_length=6, texts=2
+    cache_keep=(0.5,),
+    cache_sinks=2,
+    refreshed=(2,),
+    rows=3,
+    batch=2,
+    prompt_tokens=12,
+    new_tokens=14,
+    block_length=6,
+    texts=2,
 )
 SMALL = dataclasses.replace(SMALL, repeats=1, tokens_per_step=2)
 
@@ -38,7 +46,7 @@ def frame(table):
 
 
 def test_every_budget_has_its_pairs():
-    found = policies(dataclasses.replace(SMALL, keep=(0.25, 0.5), protect=("now", "first"), sparse=True))
+    found = policies(dataclasses.replace(SMALL, cache_keep=(0.25, 0.5), protect=("now", "first"), sparse=True))
     labels = [policy.label for policy in found]
     assert labels[:5] == ["none", "prefix", "dual", "dual, 2 sinks recomputed", "all kept"]
     assert "aligned 0.25 + 2 first sinks" in labels and "window 0.5 + 2 random columns for sinks" in labels
@@ -166,7 +174,7 @@ def corpus(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
-    settings = dataclasses.replace(SMALL, text=str(corpus), lengths=(20,))
+    settings = dataclasses.replace(SMALL, heldout=str(corpus), lengths=(20,))
     return open_run(cache_fidelity(tiny_loaded(context=40), tmp_path_factory.mktemp("runs") / "caches", settings))
 
 
@@ -195,7 +203,7 @@ def test_protection_is_the_paired_difference_at_equal_budget(run):
 
 
 def test_an_interrupted_comparison_goes_on(run, corpus, tmp_path):
-    settings = dataclasses.replace(SMALL, text=str(corpus), lengths=(20,))
+    settings = dataclasses.replace(SMALL, heldout=str(corpus), lengths=(20,))
 
     class Stop(Exception):
         pass
@@ -216,7 +224,9 @@ def test_an_interrupted_comparison_goes_on(run, corpus, tmp_path):
 
 @pytest.mark.slow
 def test_the_study_conforms(corpus):
-    small = dataclasses.replace(SMALL, text=str(corpus), keep=(), refreshed=(), repeats=0, new_tokens=6, texts=1)
+    small = dataclasses.replace(
+        SMALL, heldout=str(corpus), cache_keep=(), refreshed=(), repeats=0, new_tokens=6, texts=1
+    )
     check_study(Caches(), tiny_loaded(context=40), small)
 
 
@@ -245,7 +255,7 @@ class TestRefusals:
 
     def test_too_little_text(self, tmp_path):
         (tmp_path / "short.txt").write_text(TEXT * 2, "utf-8")
-        self.refuse(r"the text fills \d+ rows of 26 tokens, but rows=30", text=str(tmp_path / "short.txt"), rows=30)
+        self.refuse(r"the text fills \d+ rows of 26 tokens, but rows=30", heldout=str(tmp_path / "short.txt"), rows=30)
 
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -254,7 +264,7 @@ class TestRefusals:
             ({"block_length": 4}, "more than 2 · tokens_per_step tokens, got block_length=4 and tokens_per_step=2"),
             ({"new_tokens": 4}, "tokens_per_step=2 for new_tokens=4; make blocks longer"),
             ({"lengths": (14,)}, "longer than new_tokens=14, got 14"),
-            ({"keep": (0.0,)}, "keep must be more than 0 and at most 1, but is 0.0"),
+            ({"cache_keep": (0.0,)}, "keep must be more than 0 and at most 1, but is 0.0"),
             ({"scores": ("attended",)}, "score must be one of nearest, received, aligned, random, but is 'attended'"),
             ({"protect": ("last",)}, "protect must be one of now, first, earlier, but is 'last'"),
         ],

@@ -1,5 +1,6 @@
 """Runs of every kind, killed or made to fail where they write; workers that are killed and followed by others."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -10,9 +11,19 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).parents[1]
-# of the run that does nothing but what all studies do, each step; of the others some, and all in benchmarks/kills.py
-SOME = {"units": None, "trace": 8, "curve": 5, "battery": 4, "probe": 4, "caches": 4, "train": 5}
-WITH_HARNESS = {"eval": 3, "table1": 4}
+# shares of its write steps at which a run is killed, and made to fail. Each kill of the run that does nothing but what
+# all studies do; of the others draws that are always the same, and each step in benchmarks/kills.py --every-write
+SHARES = {
+    "units": (1.0, 0.25),
+    "trace": (0.02, 0.005),
+    "curve": (0.04, 0.02),
+    "battery": (0.012, 0.001),
+    "probe": (0.022, 0.001),
+    "caches": (0.03, 0.02),
+    "train": (0.009, 0.001),
+    "report": (0.05, 0.03),
+}
+WITH_HARNESS = {"eval": (0.02, 0.03), "table1": (0.01, 0.002)}
 
 
 def told(script: str, *arguments: Any) -> Any:
@@ -34,25 +45,13 @@ def told(script: str, *arguments: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", SOME)
-def test_a_run_killed_or_failed_at_a_write_goes_on_to_the_same_end(kind: str, tmp_path: Path) -> None:
-    found = told("small_runs.py", kind, tmp_path, *([SOME[kind]] if SOME[kind] else []))
-    assert found["wrong"] == []
-    assert found["tried"] > (SOME[kind] or 100) // 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", WITH_HARNESS)
-def test_a_benchmark_killed_or_failed_at_a_write_goes_on_to_the_same_end(kind: str, tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval")
-    found = told("small_runs.py", kind, tmp_path, WITH_HARNESS[kind])
-    assert found["wrong"] == []
-    assert found["tried"] > WITH_HARNESS[kind] // 2
-
-
-@pytest.mark.slow
-def test_a_report_killed_or_failed_at_a_write_is_written_again(tmp_path: Path) -> None:
-    assert told("small_runs.py", "report", tmp_path, 2)["wrong"] == []
+def test_a_run_killed_or_failed_at_a_write_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    """All kinds in one process, which has imported what they need."""
+    harness = WITH_HARNESS if importlib.util.find_spec("lm_eval") else {}
+    shares = SHARES | harness
+    found = told("small_runs.py", tmp_path, *(f"{kind}={kills},{fails}" for kind, (kills, fails) in shares.items()))
+    assert {kind: one["wrong"] for kind, one in found.items()} == {kind: [] for kind in shares}
+    assert found["units"]["tried"] > 40 and all(one["tried"] > 1 for one in found.values()), found
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ SETTINGS = ContentsSettings(
     every=2,
     folds=3,
     classes=4,
-    draws=50,
+    resamples=50,
     twin=False,
 )
 
@@ -202,7 +202,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(run: Run, tmp_path: Path)
 
 @pytest.mark.slow
 def test_the_study_conforms() -> None:
-    small = replace(SETTINGS, prompts=PROMPTS[:3], new_tokens=4, block_length=2, layers=(1,), draws=5)
+    small = replace(SETTINGS, prompts=PROMPTS[:3], new_tokens=4, block_length=2, layers=(1,), resamples=5)
     check_study(Probe(), tiny_loaded(1), small)
 
 
@@ -220,7 +220,7 @@ def test_guided_writing_is_watched_in_its_first_forward(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_beginnings_come_from_a_corpus(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT * 20)
-    settings = replace(SETTINGS, prompts=(), corpus=str(tmp_path / "text.txt"), texts=4, prompt_tokens=5, layers=(1,))
+    settings = replace(SETTINGS, prompts=(), heldout=str(tmp_path / "text.txt"), rows=4, prompt_tokens=5, layers=(1,))
     texts = open_run(sink_contents(tiny_loaded(), tmp_path / "run", settings)).table("texts")
     assert len(texts) == 4 and texts["prompt"].nunique() > 1
     bare = open_run(sink_contents(tiny_loaded(), tmp_path / "bare", replace(settings, prompt_tokens=0)))
@@ -302,7 +302,7 @@ def test_what_an_untrained_twin_shows_as_well_is_marked(tmp_path: Path) -> None:
     [
         ({"folds": 2}, "folds must be at least 3, but is 2"),
         ({"every": 0}, "every must be at least 1, but is 0"),
-        ({"corpus": "x.txt"}, "there are both; leave one of them out"),
+        ({"heldout": "x.txt"}, "there are both; leave one of them out"),
     ],
 )
 def test_settings_that_make_no_sense(changes: dict, message: str) -> None:
@@ -318,7 +318,7 @@ def test_settings_that_make_no_sense(changes: dict, message: str) -> None:
         ({"layers": (3,)}, "layers are numbers from 0 to 2, which leaves the last layer, but 3 is not"),
         ({"folds": 7}, "7 folds need as many texts, but there are 6; give more prompts or fewer folds"),
         ({"prompts": (), "chat": True}, "the beginnings come from a corpus; give prompts"),
-        ({"prompts": (), "texts": 10**6}, "beginnings of 32 tokens, but texts=1000000 are to be written"),
+        ({"prompts": (), "rows": 10**6}, "beginnings of 32 tokens, but rows=1000000 are to be written"),
         ({"new_tokens": 100}, "100"),
     ],
 )

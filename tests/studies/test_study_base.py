@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from sinklab.cli import main
-from sinklab.cli.command import checked, command, conduct, typed
+from sinklab.cli.command import command, conduct
+from sinklab.cli.options import checked, typed
 from sinklab.errors import Checked, limited
 from sinklab.probing import MaskSinks
 from sinklab.records import open_run

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 from dataclasses import asdict
-from functools import lru_cache
 from importlib import import_module, resources
 from importlib.util import find_spec
 from itertools import chain
@@ -35,7 +34,7 @@ HEAD = """# {} of sinklab {}, written by `sinklab export`: its imports are sibli
 # Copyright of the sinklab contributors. SPDX-License-Identifier: MIT
 """
 DROPPED = ("if __name__ ==", "import sinklab", "AutoConfig.register", "AutoModel")
-"""How statements begin that are left out: a class of sinklab's own may be registered in the same process."""
+"""How statements begin that are left out: classes of sinklab's own may be registered in the same process."""
 TAIL = """
 
 # all files of this folder: transformers copies those that it finds in this form (which "from.errors" is not), here at
@@ -141,7 +140,6 @@ def _file_of(module: str) -> str:
     return MODELLING if module == ENTRY else module.removeprefix("sinklab.").replace(".", "_")
 
 
-@lru_cache
 def _as_sibling(module: str) -> tuple[str, tuple[str, ...]]:
     """The text of a module with imports of its siblings, and which modules these are.
 
@@ -150,8 +148,8 @@ def _as_sibling(module: str) -> tuple[str, tuple[str, ...]]:
     text = Path(getattr(find_spec(module), "origin", "")).read_text("utf-8")
     lines, needed, tree = text.splitlines(), list[str](), ast.parse(text).body
     # what runs where the file is a program is no part of a model
-    dropped = [node for node in tree if ast.unparse(node).startswith(DROPPED)]
-    nodes = [node for top in tree if top not in dropped for node in ast.walk(top)]
+    dropped: list[Any] = [node for node in tree if lines[node.lineno - 1].startswith(DROPPED)]
+    nodes: list[Any] = [node for top in tree if top not in dropped for node in ast.walk(top)]
     if any(isinstance(node, ast.Name) and node.id == "sinklab" for node in nodes):
         raise ValueError(f"{module} uses sinklab as a whole; to export it, let it import from sinklab what it needs")
     for node in sorted((*nodes, *dropped), key=lambda node: -getattr(node, "lineno", 0)):

@@ -114,18 +114,24 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
         return Path(name)
     if name in PACKAGED:
         return Path(str(resources.files("sinklab.checkpoints").joinpath("packaged", name)))
-    hint = "" if name in known() else near(name, (*PACKAGED, *known()))
-    hint = hint or f"use {', '.join(map(repr, PACKAGED))}, a folder, or a Hub name"
-    # without a slash it is no Hub name, and a mistyped one is not sent to the Hub
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
+    meant = "" if name in known() else near(name, (*PACKAGED, *known()))
+    hint = meant or f"use {', '.join(map(repr, PACKAGED))}, a folder, or a Hub name"
+    # a mistyped name of a packaged model is not sent to the Hub
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name) or (meant and "/" not in name):
         raise families.unloadable(name, f"it is no folder and no name on the Hub; {hint}")
     import huggingface_hub as hub
 
     # those of the HTTP library, whose name depends on the version of huggingface_hub
     with refused(f"no model can be loaded from {name!r}; {hint}"):
         if not isinstance(hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
-            # one question without retries: without a network a download asks, and prints, for half a minute
-            hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json", revision=revision))
+            try:
+                # one question without retries: without a network a download asks, and prints, for half a minute
+                hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json", revision=revision))
+            except hub.errors.HfHubHTTPError:
+                raise
+            except Exception as error:
+                why = f"it is no folder, and the Hub cannot be asked, since this machine is offline ({error})"
+                raise ValueError(why) from error
         config = hub.hf_hub_download(name, "config.json", revision=revision)
         if not weights:
             return Path(config).parent

@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
-import argparse
-import ast
 import dataclasses
 import inspect
-import itertools
 import os
 import sys
-import textwrap
 import time
-import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from sinklab.cli.options import MARK, WORDS, checked
+from sinklab.cli.plans import plan_of
 from sinklab.studies.base import Study, folder_names, leaves
 from sinklab.studies.processes import Processes, Progress, refuse_taken
 
 if TYPE_CHECKING:
     from sinklab.checkpoints.loading import Loaded
-
-# types that are made here are marked too, which no checker follows
-MARK: Any = tyro.conf
-ARGUMENTS = {
-    "prompt": "prompts to continue, one sample each; three built-in ones when left out.",
-    "model": '"tiny", "tiny-sink" or "tiny-causal" (inside the package), a folder, or a name on the Hub.',
-    "out": "run folder to write; it must be empty or absent, unless a run is resumed.",
-    "resume": "resume an interrupted run where it stopped, with the same settings.",
-    "shard": "i/n: this is worker i of n that write into one folder, at the same time or not; each takes what is next.",
-    "reproduce": "run folder whose settings to use; other options override them, and --model is given again.",
-    "inputs": "where the prompts come from.",
-    "reading": "how the weights are loaded.",
-    "drawing": "how figures are drawn.",
-    "settings": "what to write and measure.",
-}
-
 
 SAMPLING: dict[str, Any] = {"rule": "entropy", "temperature": 0.7}
 """How `generate` and `tour` write, for text that can be read; studies are greedy by confidence, as in the papers."""
@@ -69,15 +49,19 @@ class Reading:
     sink: str | None = None
     """File of a sink that was trained for this model (`sinklab train retrofit`), to be attached."""
 
-    def load(self, model: str) -> Loaded:
-        """The model; of several processes on one machine each takes a GPU of its own."""
+    def load(self, model: str, *, fills_masks: bool = True) -> Loaded:
+        """The model, which must have a mask token if it denoises and fills masks; of several processes on one machine
+        each takes a GPU of its own.
+        """
         from sinklab.checkpoints.loading import load
         from sinklab.scoring.requests import needs_mask
 
         device = self.device
         if device == "cuda" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-        needs_mask(loaded := load(model, **dataclasses.asdict(self) | {"device": device}), "this command")
+        loaded = load(model, **dataclasses.asdict(self) | {"device": device})
+        if fills_masks:
+            needs_mask(loaded, "this command")
         if self.dtype == "machine":
             Console(stderr=True, quiet=not Processes.here().is_first).print(f"{model}: {loaded.model.dtype}")
         return loaded
@@ -145,88 +129,9 @@ def working() -> Iterator[Shown]:
         yield Shown(console, bars)
 
 
-def described(kind: type) -> dict[str, str]:
-    """What stands behind the fields of a class, by name, each in one line: tyro keeps line breaks of the source."""
-    found: dict[str, str] = {}
-    for one in kind.__mro__:
-        try:
-            source: Any = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0]
-        except (OSError, TypeError):  # made while running, or built in
-            continue
-        for field, text in itertools.pairwise(source.body):
-            if isinstance(field, ast.AnnAssign) and isinstance(getattr(text, "value", None), ast.Constant):
-                found.setdefault(ast.unparse(field.target), " ".join(str(text.value.value).split()))
-    return found
-
-
-def typed(settings: Any, *hidden: str) -> Any:
-    """What the command line fills in: fields, help and defaults of these settings, but none of their checks.
-
-    tyro would draw a box around what a settings class refuses; `checked` makes the settings themselves of it, once.
-    """
-    kind: Any = type(settings)
-    defaults, annotations = dict[str, Any](), dict[str, Any]()
-    helps, hints = described(kind), typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        value = getattr(settings, field.name)
-        hint = hints[field.name]
-        if (registry := field.metadata.get("registry")) is not None:
-            is_several = isinstance(value, tuple)
-            value = tuple(map(registry.as_text, value)) if is_several else value and registry.as_text(value)
-            hint = tuple[str, ...] if is_several else str | None
-        elif dataclasses.is_dataclass(value):
-            value = typed(value, *hidden)
-            hint = MARK.OmitArgPrefixes[type(value)]
-        if hint == bool | None:
-            hint = bool
-            if value is None:
-                # neither on nor off: a flag for each
-                hint, value, negated = MARK.FlagCreatePairsOff[bool], False, f"no_{field.name}"
-                defaults[negated] = False
-                annotations[negated] = Annotated[hint, MARK.arg(help=f"The opposite of --{field.name}.")]
-        defaults[field.name] = value
-        hint = Annotated[hint, MARK.arg(help=helps.get(field.name))]
-        annotations[field.name] = MARK.Suppress[hint] if field.name in hidden else hint
-    members = {"__annotations__": annotations, "__post_init__": lambda self: None, "__doc__": kind.__doc__}
-    members |= {"__module__": kind.__module__, **defaults}
-    made: Any = dataclass(frozen=True)(type(kind.__name__, (kind,), members))
-    return made()
-
-
-def checked(given: Any, **changes: Any) -> Any:
-    """The settings that `typed` stands for, with these changes. Raises ValueError for what makes no sense."""
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(type(given).__mro__[1]):
-        value = getattr(given, field.name)
-        is_group = dataclasses.is_dataclass(value) and not isinstance(value, type)
-        if hasattr(given, f"no_{field.name}"):
-            value = False if getattr(given, f"no_{field.name}") else value or None
-        values[field.name] = checked(value, **changes) if is_group else changes.get(field.name, value)
-    return type(given).__mro__[1](**values)
-
-
-def value_of(arguments: Sequence[str], flag: str) -> str | None:
-    """The value of a flag that decides the defaults of all others, so that it is read before them."""
-    return next(reversed(values_of(arguments, flag)[0]), None)
-
-
-def values_of(arguments: Sequence[str], flag: str) -> tuple[list[str | None], list[str]]:
-    """What stands behind each occurrence of a flag, None behind a bare one, and the arguments without them."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(flag, dest="values", nargs="?", action="append", default=[])
-    given, rest = parser.parse_known_args(arguments)
-    return given.values, rest
-
-
-def command(name: str, study: Study, again: Path | None = None) -> Callable[..., None]:
-    """The function that tyro turns into ``sinklab NAME``.
-
-    Args:
-        name: of the command.
-        study: what it runs.
-        again: run folder whose settings are the defaults.
-    """
-    settings = study.Settings() if again is None else study.settings_of(again)
+def command(name: str, study: Study) -> Callable[..., None]:
+    """The function that `options` and tyro turn into ``sinklab NAME``."""
+    settings = study.Settings()
     takes_prompts = "prompts" in leaves(settings)
     several = isinstance(study.model, tuple)
     kinds: dict[str, tuple[Any, Any]] = {}
@@ -240,13 +145,11 @@ def command(name: str, study: Study, again: Path | None = None) -> Callable[...,
         kinds["resume"] = bool, False
     if study.shards:
         kinds["shard"] = str | None, None
-    kinds["reproduce"] = Path | None, again
+    kinds["dry_run"] = bool, False
     groups: dict[str, Any] = {"inputs": Inputs()} if takes_prompts else {}
     groups |= {"reading": Reading()} if study.model != "" else {}
-    groups |= {"drawing": study.Options(), "settings": typed(settings, "prompts")}
-    for group, value in groups.items():
-        if dataclasses.fields(value):
-            kinds[group] = MARK.OmitArgPrefixes[type(value)], value
+    groups |= {"drawing": study.Options(), "settings": settings}
+    kinds |= {group: (type(value), value) for group, value in groups.items() if dataclasses.fields(value)}
 
     def call(**given: Any) -> None:
         models = given["model"] if several else (given.get("model", ""),)
@@ -256,11 +159,12 @@ def command(name: str, study: Study, again: Path | None = None) -> Callable[...,
         reading, drawing = given.get("reading", Reading()), given.get("drawing")
         worker = Processes.here(given.get("shard"), reading.tensor_parallel)
         how: dict[str, Any] = {"resume": resume, "worker": worker}
-        for line in conduct(study, models, given["out"], chosen, reading=reading, options=drawing, **how):
+        out = None if given.get("dry_run") else given["out"]
+        for line in conduct(study, models, out, chosen, reading=reading, options=drawing, **how):
             say(line)
 
-    call.__name__ = name
-    arguments = "".join(f"    {part}: {ARGUMENTS[part]}\n" for part in kinds)
+    call.__name__, call.hidden = name, study.hidden  # type: ignore[attr-defined]
+    arguments = "".join(f"    {part}: {WORDS['arguments'][part]}\n" for part in kinds)
     call.__doc__ = f"{inspect.cleandoc(study.__doc__ or '')}\n\nArgs:\n{arguments}"
     call.__annotations__ = {part: kind for part, (kind, _) in kinds.items()}
     parameters = [
@@ -274,7 +178,7 @@ def command(name: str, study: Study, again: Path | None = None) -> Callable[...,
 def conduct(
     study: Study,
     models: Sequence[str],
-    out: Path,
+    out: Path | None,
     settings: Any,
     *,
     resume: bool = False,
@@ -284,7 +188,8 @@ def conduct(
 ) -> list[str]:
     """Run a study for each model, draw what came out, and give the lines to print.
 
-    One model's run folder is `out`; several have folders of their own names below it.
+    One model's run folder is `out`; several have folders of their own names below it. Without one, what it would take
+    is said and nothing done.
 
     Raises:
         ValueError: for no model, and what the study refuses.
@@ -296,22 +201,19 @@ def conduct(
     if not models:
         remedy = f"sinklab {study.name} tiny" if study.positional else "--model tiny"
         raise ValueError(f"a {study.name} needs at least one model; give {remedy}, for example")
-    places = [out / folder for folder in folder_names(models)] if several else [out]
+    places = [Path(out or "") / folder for folder in folder_names(models)] if several else [Path(out or "")]
     worker = worker or Processes.here()
     # of several workers another one may have begun already
-    if not (worker.joins or resume or getattr(settings, "resume", False)):
+    if not (out is None or worker.joins or resume or getattr(settings, "resume", False)):
         for place in places:
             refuse_taken(place)
-    if len(models) > 1:
-        from sinklab.checkpoints.info import describe
-
-        for model in models:
-            describe(model)
     each = study.of_models(models, settings)
+    plans = [plan_of(study.amount, own, model, reading) for model, own in zip(models, each, strict=True)]
+    if out is None:
+        return plans
     with working() as progress:
-        for model, place, own in zip(models, places, each, strict=True):
-            if several:
-                progress.stage(f"loading {model}")
+        for model, place, own, plan in zip(models, places, each, plans, strict=True):
+            progress.stage(plan)
             loaded = partial(reading.load, model) if study.model != "" else None
             study(loaded, place, own, progress=progress, resume=resume, worker=worker)
         if int(os.environ.get("RANK", "0")) % reading.tensor_parallel:

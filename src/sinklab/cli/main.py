@@ -1,29 +1,36 @@
 """`sinklab COMMAND`: every registered study has one, and there are a few others; `--help` is made from docstrings."""
 
+import _thread
 import dataclasses
 import inspect
 import os
-import re
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
-from sinklab import registry
-from sinklab.cli.command import command, say, value_of, values_of
+from sinklab import __version__, registry
+from sinklab.cli.command import command, say
 from sinklab.cli.models import generate, info, serve, train_command, validate
+from sinklab.cli.options import Given, in_flags, options, values_of
 from sinklab.cli.reports import compare, figures, merge, onetoken, report, table1, tour
 from sinklab.cli.sharing import export, gallery, push
 from sinklab.errors import Terminated, on_sigterm
+from sinklab.records.info import read_info
+from sinklab.records.storage import RUN_FILE
+from sinklab.studies.base import as_record
 
 ABOUT = (
     "A laboratory for attention sinks in diffusion language models. Start with `sinklab tour`: no download needed. "
-    "With any command, --plugin FILE.py loads rules, interventions, … of your own, and --debug traces an error."
+    "With any command, --plugin FILE.py loads rules, interventions, … of your own, --help-all explains every option, "
+    "and --debug traces an error."
 )
 KINDS: tuple[str, ...] = ("rules", "statistics", "interventions", "sinks", "unmasking_rules", "caches", "schedules")
 KINDS += ("families", "figures", "studies")
@@ -67,42 +74,55 @@ OTHERS["list"] = list_registered
 TRAIN = "Train a diffusion language model: from scratch, from a causal model, or its sink alone."
 
 
-def _commands(arguments: Sequence[str]) -> Iterator[tuple[str, str, Callable[[], Callable[..., None]]]]:
-    """Name, one line about it, and what makes the function, of every command.
+def _commands(arguments: Sequence[str]) -> dict[str, tuple[str, Callable[[], Callable[..., None]]]]:
+    """Name -> one line about it, and what makes the function, of every command.
 
     Args:
         arguments: behind the name of the command; some of them decide the defaults of others.
     """
-    again = value_of(arguments, "--reproduce")
-    for name, kind in registry.studies.items():
-        run = None if again is None else Path(again)
-        yield name, (kind.__doc__ or "").partition("\n")[0], partial(command, name, kind(), run)
-    yield "train", TRAIN, partial(train_command, arguments)
-    for name, function in OTHERS.items():
-        yield name, (function.__doc__ or "").partition("\n")[0], partial(_same, function)
+    made: dict[str, tuple[str, Callable[[], Callable[..., None]]]] = {
+        name: (_first(kind), partial(command, name, kind())) for name, kind in registry.studies.items()
+    }
+    made["train"] = TRAIN, partial(train_command, arguments)
+    return made | {name: (_first(function), lambda own=function: own) for name, function in OTHERS.items()}
 
 
-def _same(function: Callable[..., None]) -> Callable[..., None]:
-    return function
+def _first(described: Any) -> str:
+    return (described.__doc__ or "").partition("\n")[0]
 
 
-def _app(arguments: Sequence[str]) -> tyro.extras.SubcommandApp:
-    """All commands by one line each, and the one that is run with its options."""
-    app = tyro.extras.SubcommandApp()
-    for name, about, make in _commands(arguments[1:]):
-        if name in arguments[:1]:
-            app.command(name=name)(_unwrapped(make()))
+def _settings_of(name: str, folder: Path) -> dict[str, Any]:
+    """What a run folder says of the settings of a command. Raises ValueError where another one wrote it."""
+    if name in registry.studies:
+        return as_record(registry.studies[name]().settings_of(folder))
+    if name == "train":
+        from sinklab.training.run import settings_of
+
+        return dataclasses.asdict(settings_of(folder))
+    return read_info(folder / RUN_FILE).settings
+
+
+def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandApp:
+    """All commands by one line each, and the one that is run with its options, whose names are added to `names`."""
+    app, called, rest = tyro.extras.SubcommandApp(), next(iter(arguments), ""), arguments[1:]
+    completes = called.startswith("--tyro-")
+    commands = _commands([] if completes else rest)
+    if called and not called.startswith("-") and called not in commands:
+        raise registry.unknown("command", called, commands)
+    for name, (about, make) in commands.items():
+        if name == called or completes:
+            short = not completes and bool({"--help", "-h"}.intersection(rest))
+            plain = make()
+            given = Given() if completes else Given.by(rest, partial(_settings_of, name))
+            function, options_of, left = options(plain, given, short=short, closed=completes)
+            app.command(name=name)(function)
+            names += options_of
+            if left:
+                say(f"sinklab: not taken from {given.source}: {', '.join(left)}", sys.stderr)
         else:
             # stands in the list of commands for one that is not run
             app.command(name=name, help=about)(lambda: None)
     return app
-
-
-def _unwrapped(function: Callable[..., None]) -> Callable[..., None]:
-    """The function with each argument of its docstring in one line: tyro keeps line breaks of the source."""
-    text, heading, arguments = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")
-    function.__doc__ = text + heading + re.sub(r"\n {5,}", " ", arguments)
-    return function
 
 
 def _plugged(arguments: Sequence[str]) -> list[str]:
@@ -121,19 +141,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = sys.argv[1:] if arguments is None else arguments
     debug, arguments = "--debug" in given, [one for one in given if one != "--debug"]
+    if arguments == ["--version"]:
+        print(f"sinklab {__version__}")
+        return 0
     # the models live on this machine or are named by the user; their progress bars are noise here
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.filterwarnings("ignore", category=FutureWarning)
+    names: list[str] = []
     try:
-        with on_sigterm(_terminate):
-            arguments = _plugged(arguments)
-            _app(arguments).cli(args=arguments, prog="sinklab", description=ABOUT)
+        with on_sigterm(_terminate), _no_interrupt_lost():
+            app = _app(arguments := _plugged(arguments), names)
+            arguments = ["--help" if one == "--help-all" else one for one in arguments]
+            app.cli(args=arguments, prog="sinklab", description=ABOUT)
     except Exception as error:
         if debug:
             raise
         fault = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}, which --debug traces: "
-        say(f"sinklab: {fault}{' '.join(str(error).split())}", sys.stderr)
+        say(f"sinklab: {fault}{in_flags(' '.join(str(error).split()), names)}", sys.stderr)
         return 2
     except (KeyboardInterrupt, Terminated) as end:
         print("sinklab: interrupted; what was written so far is kept", file=sys.stderr)
@@ -145,3 +170,29 @@ def _terminate(*_: object) -> None:
     # a scheduler repeats itself, and what is being put in order must not be cut short
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Terminated(143)
+
+
+@contextmanager
+def _no_interrupt_lost() -> Iterator[None]:
+    """Ctrl-C and SIGTERM that come while Python cannot raise, as in ``__del__``, are raised a moment later."""
+    before = sys.unraisablehook
+
+    def again(lost: Any) -> None:
+        if not isinstance(lost.exc_value, KeyboardInterrupt | Terminated):
+            before(lost)
+        elif threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, partial(_raise, lost.exc_value))
+            threading.Timer(0.01, _thread.interrupt_main).start()
+
+    usual = signal.getsignal(signal.SIGINT)
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        if signal.getsignal(signal.SIGINT) is not usual:
+            signal.signal(signal.SIGINT, usual)
+
+
+def _raise(end: BaseException, *_: object) -> None:
+    raise end

@@ -10,10 +10,12 @@ from typing import Annotated, Any
 
 import tyro
 
-from sinklab.cli.command import MARK, RAW, SAMPLING, Reading, checked, say, typed, value_of, working
+from sinklab.cli.command import RAW, SAMPLING, Reading, say, working
+from sinklab.cli.options import checked, value_of
+from sinklab.cli.plans import plan_of
 from sinklab.sampling.settings import DecodingSettings
-from sinklab.studies.base import text_of
-from sinklab.studies.processes import refuse_taken
+from sinklab.studies.base import leaves, text_of
+from sinklab.studies.processes import Amount, refuse_taken
 from sinklab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
 
 DEFAULT = "laptop-scratch"
@@ -31,17 +33,13 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
     """
     name = arguments[0] if arguments and not arguments[0].startswith("-") else DEFAULT
     variant, again = value_of(arguments, "--variant"), value_of(arguments, "--reproduce")
-    if again is None:
-        filled = typed(recipe(name, variant))
-    elif variant is None and name == DEFAULT:
-        from sinklab.training.run import settings_of
-
-        filled = typed(settings_of(Path(again)))
-    else:
+    if again is not None and not (variant is None and name == DEFAULT):
         raise ValueError("--reproduce takes every setting from the run folder; leave out the recipe and --variant")
 
+    filled = recipe(name, variant)
+
     def train(
-        recipe: Word = DEFAULT, variant: str | None = None, reproduce: Path | None = None, settings: Any = filled
+        recipe: Word = DEFAULT, variant: str | None = None, dry_run: bool = False, settings: Any = filled
     ) -> None:
         """Train a diffusion language model: from scratch, from a causal model, or its sink alone.
 
@@ -64,20 +62,38 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         Args:
             recipe: one of the recipes above.
             variant: the sink or gate of the model: {variants}.
-            reproduce: run folder whose settings to take, all of them; compares the weights at the end.
+            dry_run: say what it would take, and stop: nothing is written.
             settings: what to train, on what, and how.
         """
         if recipe != name:
             raise ValueError(f"the recipe comes first: sinklab train {recipe} …")
-        _train(checked(settings), reproduce)
+        plan = plan_of(_amount, chosen := checked(settings), chosen.init_from or "", Reading(), trained=_type(chosen))
+        if dry_run:
+            say(plan)
+        else:
+            _train(chosen, None if again is None else Path(again), plan)
 
     recipes = "\n    ".join(f"{name}: {about}" for name, about in RECIPES.items())
-    train.__annotations__["settings"] = MARK.OmitArgPrefixes[type(filled)]
     train.__doc__ = inspect.cleandoc(train.__doc__ or "").format(recipes=recipes, variants=", ".join(VARIANTS))
     return train
 
 
-def _train(settings: TrainSettings, again: Path | None) -> None:
+def _type(settings: TrainSettings) -> str:
+    return "bfloat16" if settings.bf16 else "float32"
+
+
+def _amount(settings: TrainSettings, info: Any) -> Amount:
+    """Every optimizer step over its rows; of a new model the weights follow from its sizes."""
+    width, layers = settings.hidden_size, settings.layers
+    shared = 2 * (settings.kv_heads or settings.heads) / settings.heads
+    weights = layers * width * ((2 + shared) * width + 3 * settings.mlp_size) + settings.vocab_size * width
+    how: dict[str, Any] = {"parameters": int(weights), "layers": layers, "trains": True}
+    steps = f"{settings.steps} steps" if settings.epochs is None else "passes counted as {settings.steps} steps"
+    words = f"{steps} × {settings.batch} rows × {settings.length} tokens"
+    return Amount(words, settings.steps, settings.batch * settings.length, **how)
+
+
+def _train(settings: TrainSettings, again: Path | None, plan: str) -> None:
     from transformers.utils import logging
 
     from sinklab.training.run import train as run
@@ -86,6 +102,7 @@ def _train(settings: TrainSettings, again: Path | None) -> None:
         raise ValueError(f"a run is reproduced in a folder of its own, but --out is {again} too; give another --out")
     logging.disable_progress_bar()
     with working() as progress:
+        progress.stage(plan)
         folder = run(settings, progress=progress.stage)
     if os.environ.get("RANK", "0") != "0":
         return
@@ -101,8 +118,7 @@ def _train(settings: TrainSettings, again: Path | None) -> None:
         say(f"the sink alone: sinklab trace --model {settings.init_from} --sink {folder.parent / 'sink.safetensors'}")
 
 
-WRITING: Any = typed(DecodingSettings(block_length=32, seed=0, **SAMPLING))
-WRITING_TYPE: Any = MARK.OmitArgPrefixes[type(WRITING)]
+WRITING = DecodingSettings(block_length=32, seed=0, **SAMPLING)
 
 
 def generate(
@@ -111,10 +127,10 @@ def generate(
     new_tokens: int = 64,
     chat: bool = False,
     stream: bool = False,
-    reading: tyro.conf.OmitArgPrefixes[Reading] = Reading(),  # noqa: B008 (a frozen record)
-    decoding: WRITING_TYPE = WRITING,
+    reading: Reading = Reading(),  # noqa: B008 (a frozen record)
+    decoding: DecodingSettings = WRITING,
 ) -> None:
-    """Write text by denoising a canvas of [MASK] tokens.
+    """Write text by denoising a canvas of [MASK] tokens, or as the model writes: token after token, or in canvases.
 
     Put the model's mask token (<|mask|> in the packaged models) into a prompt and pass --new-tokens 0 to fill blanks
     instead (infilling). For a checkpoint without tokenizer files, prompts and output are token ids.
@@ -140,12 +156,28 @@ def generate(
         raise ValueError('generate needs a prompt, e.g. sinklab generate "Once upon a time"')
     if stream and len(prompt) > 1:
         raise ValueError(f"--stream shows one canvas, but there are {len(prompt)} prompts; leave out --stream")
+    if new_tokens < 0:
+        raise ValueError(f"new_tokens must be at least 0, which fills the masks of a prompt, but is {new_tokens}")
     (settings := checked(decoding)).values()
-    loaded = reading.load(model)
-    if loaded.family != "diffusion":
-        raise ValueError(
-            f"generate writes by denoising, but {model} is {loaded.family}; load a diffusion model such as 'tiny'"
-        )
+    loaded = reading.load(model, fills_masks=False)
+    if loaded.family != "diffusion" or not hasattr(loaded.model, "denoise"):
+        for text in prompt:
+            say(_written(loaded, text, new_tokens, settings, chat=chat, stream=stream))
+        return
+    _filled(loaded, prompt, settings, new_tokens, chat=chat, stream=stream, one=reading.tensor_parallel == 1)
+
+
+def _filled(
+    loaded: Any,
+    prompt: Sequence[str],
+    settings: DecodingSettings,
+    new_tokens: int,
+    *,
+    chat: bool,
+    stream: bool,
+    one: bool,
+) -> None:
+    """Say what a model writes that fills masks; of several processes that hold it (not `one`) the first does."""
     from transformers import TextDiffusionStreamer
 
     from sinklab.sampling.canvas import left_padded
@@ -154,7 +186,7 @@ def generate(
     # padded here: nothing reads the padding, and not every tokenizer has a token for it
     ids_BP, real_BP = left_padded([encode(loaded, text, chat).ids for text in prompt], loaded.special.pad or 0)
     # processes that hold one model together write the same
-    is_shown = reading.tensor_parallel == 1 or os.environ.get("RANK") == "0"
+    is_shown = one or os.environ.get("RANK") == "0"
     # a streamer asks its tokenizer for text, and for nothing else
     tokenizer: Any = loaded.needed_tokenizer() if stream else None
     plain: Any = SimpleNamespace(decode=lambda row, **how: tokenizer.decode(row, **how).translate(RAW))
@@ -167,12 +199,36 @@ def generate(
             say(text_of(loaded, row[len(real_P) if chat else int((~real_P).sum()) :]))
 
 
+def _written(loaded: Any, text: str, new_tokens: int, settings: DecodingSettings, *, chat: bool, stream: bool) -> str:
+    """What a model writes that does not fill masks: token after token, or by renoising whole canvases.
+
+    Raises ValueError for options of models that fill masks.
+    """
+    import torch
+
+    from sinklab.short_road.models import LM
+
+    renoises = loaded.family == "diffusion"
+    own = {"seed"} if renoises else {"seed", "temperature", "top_p", "top_k"}
+    changed = [name for name in leaves(settings) if getattr(settings, name) != getattr(WRITING, name)]
+    if wrong := [name for name in [*["stream"] * stream, *changed] if name not in own]:
+        how = "renoises whole canvases" if renoises else "writes token after token"
+        flags = ", ".join("--" + name.replace("_", "-") for name in wrong)
+        raise ValueError(f"{loaded.name} {how}: {flags} can be set for models that fill masks; leave it out")
+    torch.manual_seed(settings.seed or 0)
+    drawn = {"temperature": settings.temperature, "top_p": settings.top_p or 1.0, "top_k": settings.top_k or 0}
+    sampling = {"do_sample": True, **drawn} if settings.temperature else {"do_sample": False}
+    return LM(**vars(loaded)).generate(
+        text, new_tokens, chat=chat, **({"seed": settings.seed or 0} if renoises else sampling)
+    )
+
+
 def serve(
     model: Word = "tiny",
     port: int = 8750,
     chat: bool = False,
-    reading: tyro.conf.OmitArgPrefixes[Reading] = Reading(),  # noqa: B008 (a frozen record)
-    decoding: WRITING_TYPE = WRITING,
+    reading: Reading = Reading(),  # noqa: B008 (a frozen record)
+    decoding: DecodingSettings = WRITING,
 ) -> None:
     """Open a live page: write a prompt, watch it being denoised, take a sink away and compare.
 
@@ -223,10 +279,6 @@ def info(model: Word, json: bool = False) -> None:
     say(dumps(facts.as_dict(), indent=2) if json else "\n".join(facts.lines()))
 
 
-HELD: Any = typed(DecodingSettings(seed=0))
-HELD_TYPE: Any = MARK.OmitArgPrefixes[type(HELD)]
-
-
 def validate(
     folder: Annotated[Path, tyro.conf.Positional],
     prompt: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
@@ -234,8 +286,8 @@ def validate(
     tolerance: float | None = None,
     write: bool = False,
     new_tokens: int = 16,
-    reading: tyro.conf.OmitArgPrefixes[Reading] = Reading(),  # noqa: B008 (a frozen record)
-    decoding: HELD_TYPE = HELD,
+    reading: Reading = Reading(),  # noqa: B008 (a frozen record)
+    decoding: DecodingSettings = DecodingSettings(seed=0),  # noqa: B008
 ) -> None:
     """Hold the numbers of another implementation (an engine, a port) against ours, by layer and by evaluation.
 

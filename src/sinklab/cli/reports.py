@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module, resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -17,14 +18,18 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sinklab.cli.command import MARK, RAW, SAMPLING, Reading, checked, say, typed, working
+from sinklab.cli.command import RAW, SAMPLING, Reading, say, working
+from sinklab.cli.options import checked
+from sinklab.cli.plans import plan_of
+from sinklab.records.storage import RUN_FILE
 from sinklab.studies.base import folder_names
-from sinklab.studies.benchmarks.study import MASKING, EvalSettings, Plan
+from sinklab.studies.benchmarks.study import EvalSettings, Plan
 from sinklab.studies.processes import Processes
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from sinklab.records.reading import Run
     from sinklab.reports.printed import Printed
 
 
@@ -119,7 +124,8 @@ def report(
         sinklab report runs/masked --sink-input received_from_masked
 
     Args:
-        runs: run folders of `sinklab trace`, or of `sinklab train`; one kind at a time.
+        runs: run folders of `sinklab trace`, or of `sinklab train`, or one that holds them, such as that of `sinklab
+            tour`; one kind at a time.
         out: folder for the page, its figures and its tables.
         figures: formats of the static figures beside the page, of png, svg and pdf; none after a bare --figures.
         tables: formats of the tables beside the page, of parquet, csv and md; none after a bare --tables.
@@ -128,15 +134,25 @@ def report(
             masked queries alone, which decide the tokens; `sinklab trace --statistics value_norm received_from_masked`
             records it. Steps with fewer than 8 masked queries are left out.
     """
-    from sinklab.records.reading import open_run
     from sinklab.registry import rules
     from sinklab.reports.build import report as build
 
     if not runs:
         raise ValueError("report needs at least one run folder; make one with `sinklab trace` or `sinklab train`")
     rule = None if sink_rule is None else rules.parse(sink_rule)
-    opened = [open_run(run) for run in runs]
+    opened = _opened(runs)
     say(f"report: {build(opened, out, rule=rule, received=sink_input or '', figures=figures, tables=tables)}")
+
+
+def _opened(folders: Iterable[Path]) -> list[Run]:
+    """Runs, those of a folder that holds several, as that of a tour, in the order in which they were written."""
+    from sinklab.records.reading import open_run
+
+    runs: list[Run] = []
+    for folder in folders:
+        below = [] if (folder / RUN_FILE).is_file() else [path.parent for path in folder.glob(f"*/{RUN_FILE}")]
+        runs += sorted(map(open_run, below), key=lambda run: run.info.created) if below else [open_run(folder)]
+    return runs
 
 
 def figures(
@@ -163,12 +179,11 @@ def figures(
         style: whose widths of text and column, and sizes of letters.
         formats: of the files.
     """
-    from sinklab.records.reading import open_run
     from sinklab.reports.drawing import draw_all
 
     if not runs:
         raise ValueError("figures needs at least one run folder; make one with `sinklab trace` or `sinklab train`")
-    opened = [open_run(run) for run in runs]
+    opened = _opened(runs)
     with suppress(ModuleNotFoundError):
         # a study registers the figures of its kind of run
         import_module(f"sinklab.studies.{opened[0].info.kind}.figures")
@@ -216,22 +231,15 @@ def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value).translate(RAW)
 
 
-CELLS: Any = typed(EvalSettings(tasks=("gsm8k", "humaneval")), *MASKING, "chat", "resume")
-"""The settings of the table's cells as the command line takes them: what differs from cell to cell is not asked."""
-CELLS_TYPE: Any = MARK.OmitArgPrefixes[type(CELLS)]
-PLAN: Any = typed(Plan(), "chat")
-PLAN_TYPE: Any = MARK.OmitArgPrefixes[type(PLAN)]
-
-
 def table1(
     model: tuple[str, ...] = ("tiny", "tiny-sink"),
     out: Path = Path("runs/table1"),
     chat: Literal["auto", "yes", "no"] = "auto",
     render: tuple[Path, ...] = (),
     figures: tuple[str, ...] = ("png",),
-    reading: tyro.conf.OmitArgPrefixes[Reading] = Reading(),  # noqa: B008 (a frozen record)
-    plan: PLAN_TYPE = PLAN,
-    settings: CELLS_TYPE = CELLS,
+    reading: Reading = Reading(),  # noqa: B008 (a frozen record)
+    plan: Plan = Plan(),  # noqa: B008
+    settings: EvalSettings = EvalSettings(tasks=("gsm8k", "humaneval")),  # noqa: B008
 ) -> None:
     """Table 1 of the analysis paper: accuracy with the 0, 1, 5 and 10 most attended keys masked, beside the paper's.
 
@@ -267,9 +275,12 @@ def table1(
     if not render:
         cells = checked(plan, chat={"yes": True, "no": False}.get(chat))
         folders = _scored(model, out, cells, reading, checked(settings))
-    if not Processes.here().is_first:
+    if not folders or not Processes.here().is_first:
         return
     _show([write_table1(folders, out, figures)])
+
+
+table1.hidden = ("mask_sinks", "control", "protocol", "resume")  # type: ignore[attr-defined]
 
 
 def merge(runs: Folders, out: Path) -> None:
@@ -334,10 +345,19 @@ def _show(tables: list[Printed]) -> None:
 def _scored(model: tuple[str, ...], out: Path, plan: Plan, reading: Reading, settings: EvalSettings) -> list[Path]:
     # read when tqdm is imported: the bars of lm-eval and datasets would run through ours
     os.environ.setdefault("TQDM_DISABLE", "1")
+    from sinklab.studies.benchmarks.asked import amount_of
+    from sinklab.studies.benchmarks.run import cells_of
     from sinklab.studies.benchmarks.run import table1 as scored
 
     if not model:
         raise ValueError("the table needs at least one model; give --model tiny, for example")
     loaders = {folder: partial(reading.load, name) for name, folder in zip(model, folder_names(model), strict=True)}
     with working() as progress:
+        for name, folder in zip(model, loaders, strict=True):
+            missing = [one for one in cells_of(out / folder, settings, plan) if not (one / RUN_FILE).is_file()]
+            count = partial(amount_of, cells=len(missing) / len(settings.tasks))
+            if missing or plan.dry_run:
+                (say if plan.dry_run else progress.stage)(plan_of(count, settings, name, reading))
+        if plan.dry_run:
+            return []
         return scored(loaders, settings, out, plan, progress=progress)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
@@ -37,7 +38,6 @@ ROWS = 16
 """canvases that are read at once for the loss; between two such lots a request can be given up"""
 PARTS = 4
 """tokens that one character may be spread over"""
-MASKED, COMMITTED, PROMPT = range(3)
 
 
 class Desk:
@@ -54,7 +54,7 @@ class Desk:
             raise ValueError("columns move under the schedule 'elastic', and no page can compare them; take another")
         self.loaded, self.settings, self.chat = loaded, settings, chat
         self.model: Any = loaded.model
-        self._roles, self._texts = special_roles(loaded), dict[int, str]()
+        self._roles, self._text = special_roles(loaded), cache(partial(_text, loaded.tokenizer))
         self._steps: list[Step] = []
         self._mains: list[list[int]] = []
         self._is_written = False
@@ -132,15 +132,13 @@ class Desk:
         forwards = 2 if self._seeded.cfg_scale else 1
         with intervene(self.model, *edits, forwards_per_step=forwards, measure=False):
             steps = self.model.denoise(self._canvas, self._seeded)
-            previous_BS, self._weights = None, list[np.ndarray]()
+            self._weights: list[np.ndarray] = []
             for index in count():
                 is_told = index >= first
                 watch = trace(self.model, ("received",), steps=(0,), allow_empty=True) if is_told else nullcontext()
                 with watch as recording:
                     if (step := next(steps, None)) is None:
                         return
-                fresh_BS = torch.zeros_like(step.committed_BS) if previous_BS is None else step.before_BS != previous_BS
-                self._fresh_S, previous_BS = fresh_BS[0].cpu().numpy(), step.before_BS
                 yield step, recording
 
     def _loss(self, steps: Sequence[Step], *edits: MaskPositions) -> Generator[Message, None, float]:
@@ -159,7 +157,7 @@ class Desk:
                 total += float(cross_entropy(logits_MV, after_BS[committed_BS], reduction="sum"))
                 tokens += len(logits_MV)
                 yield {"kind": "measuring"}
-        return total / tokens
+        return total / max(tokens, 1)
 
     def _told(self, step: Step, recording: Any) -> Message:
         """A step as the page draws it: what it read, and what every key received."""
@@ -184,34 +182,22 @@ class Desk:
             "codes": {name: _packed(scale.encode(a)) for name, a in (("heads", a_LHK), ("mean", a_LHK.mean(1)))},
             "main": (main_sink(a_LHK) + 1).ravel().tolist(),
             "visible": np.rint(seen_L1K.max((0, 1))).astype(int).tolist(),
-            "ages": self._ages(step),
+            # as AGES counts, from 1, but for what was committed just now, which the page sees; 0 is padding
+            "ages": np.array([1, 3, 4, 0])[position_states(self._canvas, step.before_BS)[0].cpu()].tolist(),
             "tokens": self._tokens(ids_S),
             "head_maps": head_maps(100 * np.mean(self._weights, 0)),
         }
 
-    def _ages(self, step: Step) -> list[int]:
-        """1 + index into AGES of every position, 0 for padding."""
-        state_S = position_states(self._canvas, step.before_BS)[0].cpu().numpy()
-        ages_S = np.select([state_S == state for state in (MASKED, COMMITTED, PROMPT)], [1, 3, 4], 0)
-        return np.where(self._fresh_S & (state_S == COMMITTED), 2, ages_S).tolist()
-
     def _tokens(self, ids: Sequence[int]) -> list[list[Any]]:
         """[id, text, class, role] of each; of tokens that spell one character together the first has it."""
-        texts, tokenizer = [self._text([one]) for one in ids], self.loaded.tokenizer
+        texts, tokenizer = [self._text(one) for one in ids], self.loaded.tokenizer
         for place in range(len(ids)) if tokenizer else ():
             for end in range(place + 2, place + 1 + PARTS) if "\ufffd" in texts[place] else ():
-                if "\ufffd" not in (whole := self._text(ids[place:end])):
+                if "\ufffd" not in (whole := self._text(*ids[place:end])):
                     texts[place:end] = [whole, *["◌"] * (len(ids[place:end]) - 1)]
                     break
         special = [self._roles.get(one, "") for one in ids]
         return [[one, text, token_class(text, role), role] for one, text, role in zip(ids, texts, special, strict=True)]
-
-    def _text(self, ids: Sequence[int]) -> str:
-        if len(ids) == 1 and ids[0] in self._texts:
-            return self._texts[ids[0]]
-        tokenizer: Any = self.loaded.tokenizer
-        text = str(tokenizer.decode(list(ids))) if tokenizer else f"⟨{ids[0]}⟩ "
-        return self._texts.setdefault(ids[0], text) if len(ids) == 1 else text
 
     def _finished(self, last: Step) -> Message:
         """What was written: as a text, and token by token."""
@@ -223,5 +209,9 @@ class Desk:
         }
 
 
+def _text(tokenizer: Any, *ids: int) -> str:
+    return str(tokenizer.decode(list(ids))) if tokenizer else f"⟨{ids[0]}⟩ "
+
+
 def _packed(codes: np.ndarray) -> str:
-    return base64.b64encode(np.ascontiguousarray(codes)).decode("ascii")
+    return base64.b64encode(codes.tobytes()).decode("ascii")

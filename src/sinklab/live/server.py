@@ -36,8 +36,8 @@ LONGEST = 1 << 16
 """bytes of a message of the page"""
 AHEAD = 32
 """messages that the model may be ahead of a page"""
-PAGES = 8
-"""that may be open at once"""
+CONNECTIONS = 32
+"""that are served at once"""
 MOST_TOKENS = 4096
 ASKS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "write": {"prompt": str, "new_tokens": int, "seed": int},
@@ -99,9 +99,7 @@ class Guard:
         if self._is_foreign(scope):
             return "This server answers pages of its own address alone."
         if not self._has_cookie(scope):
-            return (
-                "Open the address that `sinklab serve` printed. It works once, in one browser; start anew for another."
-            )
+            return "Open the address that `sinklab serve` printed. It works once, in one browser; start anew for more."
         return ""
 
     def _is_foreign(self, scope: Scope) -> bool:
@@ -175,7 +173,6 @@ class Live:
         self.about = {"kind": "model", "palette": palette, **self.desk().about(), "seed": settings.seed or 0}
         self._thread = ThreadPoolExecutor(1, "model")
         self._jobs: dict[Job, Future] = {}
-        self._pages = 0
 
     def desk(self) -> Desk:
         """The text of a new page."""
@@ -194,10 +191,6 @@ class Live:
     async def talk(self, page: WebSocket) -> None:
         """One page, from its opening to its end. A new request gives up the one before; so does the end."""
         await page.accept()
-        if self._pages >= PAGES:
-            await page.close(1013, f"{PAGES} pages are open already")
-            return
-        self._pages += 1
         loop, told, desk, job = asyncio.get_running_loop(), asyncio.Queue[tuple[Job, dict]](AHEAD), self.desk(), None
 
         def tell(by: Job, message: dict[str, Any]) -> None:
@@ -230,20 +223,13 @@ class Live:
                     job.is_over.set()
                 job = self._begin(desk, text, tell)
         finally:
-            self._pages -= 1
             sender.cancel()
             if job is not None:
                 job.is_over.set()
 
     def _begin(self, desk: Desk, text: str, tell: Callable[[Job, dict[str, Any]], None]) -> Job:
-        """Put what a page asks, or why it cannot be, into the queue."""
-        messages: Iterator[dict[str, Any]]
-        try:
-            what, given = parsed(text)
-            messages = (one for one in ()) if what == "stop" else getattr(desk, what)(**given)
-        except ValueError as error:
-            messages = (one for one in [{"kind": "failed", "text": str(error)}])
-        job = Job(messages)
+        """Put what a page asks into the queue."""
+        job = Job(_messages(desk, text))
         self._jobs = {one: future for one, future in self._jobs.items() if not future.done()}
         self._jobs[job] = self._thread.submit(job.run, tell)
         return job
@@ -254,6 +240,12 @@ class Live:
             job.is_over.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
         return not wait(self._jobs.values(), timeout=1).not_done
+
+
+def _messages(desk: Desk, text: str) -> Iterator[dict[str, Any]]:
+    what, given = parsed(text)
+    if what != "stop":
+        yield from getattr(desk, what)(**given)
 
 
 def _own(name: str) -> str:
@@ -288,19 +280,17 @@ def serve(
     try:
         listener = socket.create_server((HERE, port))
     except OSError as error:
-        raise ValueError(
-            f"port {port} of {HERE} cannot be had ({error.strerror}); take another, or 0 for any"
-        ) from error
+        raise ValueError(f"port {port} of {HERE} cannot be had: {error.strerror}; take another, 0 for any") from error
     port = listener.getsockname()[1]
     guard = Guard(live.app(), port)
     how: dict[str, Any] = {"http": "h11", "ws": "websockets-sansio", "ws_max_size": LONGEST, "lifespan": "off"}
     # a log would hold the token; who forwards a port says nothing here
     how |= {"log_config": None, "access_log": False, "log_level": "critical", "proxy_headers": False}
-    config = uvicorn.Config(guard, **how, server_header=False, timeout_graceful_shutdown=0)
+    how |= {"server_header": False, "limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": 0}
     ready(f"http://{HERE}:{port}/?token={guard.token}")
     try:
         with suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])
+            uvicorn.Server(uvicorn.Config(guard, **how)).run(sockets=[listener])
     finally:
         if not live.end():
             # a forward of a large model takes seconds, and nothing is kept that could be lost

@@ -130,7 +130,7 @@ def _as_ids(loaded: Loaded, prompt: str, chat: bool) -> tuple[int, ...]:
         raise ValueError(
             f"{loaded.name} has no tokenizer files, so a prompt is token ids such as '5 17 3', but is {prompt!r}"
         ) from error
-    rows = loaded.model.config.vocab_size
+    rows = loaded.model.config.get_text_config().vocab_size
     if wrong := [number for number in ids if not 0 <= number < rows]:
         raise ValueError(f"token ids of {loaded.name} are 0 to {rows - 1}, but the prompt holds {wrong[0]}")
     return tuple(ids)

@@ -131,7 +131,9 @@ class Reference:
     def _pass(self, loaded: Loaded, case: str, limit: float) -> Iterator[Held]:
         prefix = f"logits.{case}."
         ids_BS, mask_BS = self.tensor(f"{prefix}input_ids", 2).long(), self.tensors.get(f"{prefix}attention_mask")
-        theirs = {name.removeprefix(prefix): one for name, one in self.tensors.items() if name.startswith(prefix)}
+        theirs: dict[str, Any] = {
+            name.removeprefix(prefix): one for name, one in self.tensors.items() if name.startswith(prefix)
+        }
         # of models whose logits are those of the next token, moved to the token that they predict
         theirs["logits"] = theirs.get("shifted", theirs.get("logits"))
         if theirs["logits"] is None and not any(name.startswith("hidden.") for name in theirs):

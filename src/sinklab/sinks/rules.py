@@ -150,15 +150,13 @@ def find_sinks(received: Array, rule: Rule, visible: Any = None, positions: Any 
     xp = namespace(received)
     a: Any
     a, queries = even_share(received, visible, positions)
-    if visible is None:
-        # padding receives nothing, and asks for nothing either: less than one for each key was given away
-        short = (a == 0).any(-1) & (xp.nansum(a, -1) < queries[..., 0] - 0.5)
-        if bool(short.any()):
-            raise ValueError(
-                "without visible, as many queries as there are keys see every key; but some keys received exactly "
-                "nothing, and all together less than so many queries give, as where there is padding: pass "
-                "recording.visible, with axes for layers and heads (visible[:, :, None, None])"
-            )
+    # padding receives nothing, and asks for nothing either: less than one for each key was given away
+    if visible is None and bool(((a == 0).any(-1) & (xp.nansum(a, -1) < queries[..., 0] - 0.5)).any()):
+        raise ValueError(
+            "without visible, as many queries as there are keys see every key; but some keys received exactly nothing, "
+            "and all together less than so many queries give, as where there is padding: pass recording.visible, with "
+            "axes for layers and heads (visible[:, :, None, None])"
+        )
     # A count that is NaN or 0 means that the key is not there for any query.
     return flagged(a, rule, queries, (queries > 0) & ~xp.isnan(a))
 

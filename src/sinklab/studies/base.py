@@ -51,7 +51,7 @@ from sinklab.records.leases import FINISH
 from sinklab.records.reading import lost_files, open_run
 from sinklab.records.storage import RUN_FILE, weights_hash
 from sinklab.registry import studies
-from sinklab.studies.processes import Processes, Progress, Units, as_progress, refuse_taken
+from sinklab.studies.processes import Amount, Processes, Progress, Units, as_progress, refuse_taken
 
 if TYPE_CHECKING:
     from sinklab.checkpoints.loading import Loaded
@@ -199,13 +199,12 @@ class Study:
     """
 
     Settings: ClassVar[type]
-    """A frozen dataclass; every field has a default and a docstring. A field that is a dataclass is a group of fields;
-    one with ``limited(…, free=True)`` says how fast, not what: it is not kept, and may differ when a run is resumed."""
+    """A frozen dataclass; every field has a default and a docstring. One that is a dataclass is a group; one with
+    ``limited(…, free=True)`` says how fast, not what: it is not kept, and may differ when a run is resumed."""
     kind: ClassVar[str] = ""
-    """Of its run folders; the registered name when left empty."""
+    """Of its run folders; its own name when left empty."""
     model: ClassVar[str | tuple[str, ...]] = "tiny"
-    """The model of the command by default; a tuple where the command takes several; empty where the study makes its own
-    (then ``loaded`` is None everywhere)."""
+    """By default; a tuple where the command takes several; empty where the study makes its own (``loaded`` is None)."""
     place: ClassVar[str] = ""
     """Folder below runs/ that the command writes by default; its own name when left empty."""
     positional: ClassVar[bool] = False
@@ -213,15 +212,22 @@ class Study:
     parts: ClassVar[str] = ""
     """Table whose parts mark samples as written; empty for a study that is written at once."""
     keeps: ClassVar[bool] = False
-    """Whether to resume means to take a finished run as it is and to begin an unfinished one anew; its command does."""
+    """Whether to resume means to take a finished run as it is and to begin an unfinished one anew."""
     shards: ClassVar[bool] = False
     """Whether several workers may share its samples: then `run` writes nothing but parts of ``work.samples``."""
+    hidden: ClassVar[tuple[str, ...]] = ()
+    """Settings without an option of its command."""
+    renamed: ClassVar[dict[str, str]] = {}
+    """Settings of older runs -> what they are called now."""
     permissions: ClassVar[tuple[str, ...]] = ()
-    """Settings that are given on the command line alone, and never taken from a run by ``--reproduce``."""
+    """Settings given on the command line alone, never by ``--reproduce``."""
 
     @dataclass(frozen=True)
     class Options:
         """Options of the command besides the settings: how figures are drawn."""
+
+    def amount(self, settings: Any, info: Any) -> Amount | None:
+        """What it would evaluate, of a model that is known from its config alone (`ModelInfo`; None without one)."""
 
     def of_models(self, models: Sequence[str], settings: Any) -> list[Any]:
         """The settings for each model of a command, which may be of different kinds."""
@@ -232,7 +238,7 @@ class Study:
         return settings
 
     def prepare(self, loaded: Loaded, settings: Any, progress: Progress) -> Any:
-        """Refuse, with ValueError, what can be refused before a folder is taken; what it returns is ``work.plan``."""
+        """Refuse, with ValueError, what can be refused before a folder is taken; returns ``work.plan``."""
 
     def samples(self, plan: Any) -> int:
         """How many samples there are to write."""
@@ -350,9 +356,8 @@ class Study:
         return studies.name_of(self) if type(self) in studies.values() else type(self).__name__.lower()
 
     def seeded(self, settings: Any, path: Path, worker: Processes, resume: bool) -> Any:
-        """The settings with a seed, where they have one and it is None: that of the run to resume, or a new one.
-
-        Raises ValueError where several workers would each draw another one.
+        """The settings with a seed, where it is None: that of the run to resume, or a new one. Raises ValueError where
+        several workers would each draw another one.
         """
         if "seed" not in (fields := leaves(settings)) or fields["seed"][1] is not None:
             return settings
@@ -367,18 +372,15 @@ class Study:
         return from_record(settings, {"seed": int(torch.randint(2**31, ())) if seed is None else seed})
 
     def settings_of(self, folder: str | Path) -> Any:
-        """The settings that a run folder keeps, but for `permissions`, with the untrained twins that it has.
-
-        Raises:
-            ValueError: for a run of another kind.
-        """
+        """Those of a run folder, but for `permissions`, with its twins. Raises ValueError for a run of another kind."""
         info = read_info(Path(folder) / RUN_FILE)
         if info.kind != (self.kind or self.name):
             raise ValueError(
                 f"a run is reproduced by the study that wrote it, but {folder} is of kind {info.kind!r} and not "
                 f"{self.kind or self.name!r}; choose the command that wrote it"
             )
-        kept = {name: value for name, value in info.settings.items() if name not in self.permissions}
+        kept = {self.renamed.get(name, name): value for name, value in info.settings.items()}
+        kept = {name: value for name, value in kept.items() if name not in self.permissions}
         if "twins" in info.tables and open_run(folder).table("twins")["made"].any():
             kept["twin"] = True
         return from_record(self.Settings(), kept)

@@ -1,4 +1,4 @@
-"""The progress of a run, and runs over several workers, each of which claims what it does next."""
+"""The amount of work and its progress, and runs over several workers, each of which claims what it does next."""
 
 from __future__ import annotations
 
@@ -16,6 +16,21 @@ from sinklab.records.info import read_info
 from sinklab.records.leases import POLL, Claims, Lease
 from sinklab.records.storage import RUN_FILE
 from sinklab.records.writing import RunWriter, names_in
+
+
+@dataclass(frozen=True)
+class Amount:
+    """What a command evaluates, for an estimate before it does."""
+
+    words: str
+    """Such as "3 texts × 64 steps"."""
+    evaluations: int
+    positions: int
+    """Of an evaluation, in all its rows."""
+    parameters: int | None = None
+    """Of a model that the command makes, with"""
+    layers: int = 0
+    trains: bool = False
 
 
 class Progress:

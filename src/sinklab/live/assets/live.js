@@ -36,6 +36,11 @@ class Growing extends Sample {
     for (const [name, [rows, inner]] of Object.entries(this.parts)) {
       for (let row = 0; row < rows; row++) this.arrays[name].set(given[name].slice(row * inner, (row + 1) * inner), (row * this.T + told.step) * inner);
     }
+    // What was masked a step before was committed just now.
+    const before = (told.step - 1) * this.P;
+    for (let place = 0, at = told.step * this.P; told.step && place < this.P; place++, at++) {
+      if (AGES[this.arrays.ages[at]] === "committed" && AGES[this.arrays.ages[before + place]] === "masked") this.arrays.ages[at] = AGES.indexOf("just committed");
+    }
     this.raw.blocks[told.step] = told.block;
     this.come = told.step + 1;
     this.run.head_maps = told.head_maps;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from sinklab.errors import Checked, limited
 from sinklab.probing.scope import CONTROLS, PROTOCOLS
 from sinklab.registry import of, rules, studies
 from sinklab.studies.base import Study, deferred
+from sinklab.studies.processes import Amount
 
 UNITS = ("head", "layer")
 REMOVALS = ("mask", "zero_value")
@@ -83,6 +85,13 @@ class Ablate(Study):
         figures: tuple[str, ...] = ("png",)
         """Formats of the figure: png, svg, pdf; a bare --figures draws none."""
 
+    def amount(self, settings: AblateSettings, info: Any) -> Amount:
+        """A pass over all rows clean, and one with every head or layer edited."""
+        cells = (len(settings.layers) or info.layers) * (info.heads if settings.by == "head" else 1)
+        evaluations = math.ceil(settings.rows / settings.batch) * (1 + cells)
+        positions = min(settings.rows, settings.batch) * settings.length
+        return Amount(f"{settings.rows} rows × {cells} {settings.by}s", evaluations, positions)
+
     def samples(self, plan: Any) -> int:
         """One a batch of rows."""
         return len(plan.batches)
@@ -150,6 +159,13 @@ class DistanceStudy(Study):
     finish = deferred("sinklab.studies.ablate.distance:summarize")
     sentences = deferred("sinklab.studies.ablate.distance:distance_sentences")
     draw = deferred("sinklab.studies.ablate.distance:draw_tables")
+
+    def amount(self, settings: DistanceSettings, info: Any) -> Amount:
+        """Every step of every text, written clean and every other way, once freely and once in the clean order."""
+        ways = len(settings.protocols) * len(settings.ks) * len(settings.removals) * len(settings.controls)
+        evaluations = math.ceil(settings.rows / settings.batch) * settings.new_tokens * (1 + 2 * ways)
+        positions = min(settings.rows, settings.batch) * (settings.prompt_tokens + settings.new_tokens)
+        return Amount(f"{settings.rows} texts × {settings.new_tokens} steps × {1 + ways} ways", evaluations, positions)
 
     def samples(self, plan: Any) -> int:
         """One a batch of texts."""

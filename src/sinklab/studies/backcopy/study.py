@@ -7,6 +7,7 @@ from sinklab.errors import Checked, limited
 from sinklab.records.reading import Run
 from sinklab.registry import studies
 from sinklab.studies.base import Study, deferred
+from sinklab.studies.processes import Amount
 
 BLOCKS = {"block4": 4, "block16": 16}
 """Objectives that denoise in blocks behind clean ones, and the tokens of a block."""
@@ -81,6 +82,13 @@ class Backcopy(Study):
                 f"make it a multiple of {2 * settings.heads}"
             )
         return [(s, o, v) for s in settings.seeds for o in settings.objectives for v in settings.variants]
+
+    def amount(self, settings: BackcopySettings, info: Any) -> Amount:
+        """The steps of every model; a row has 48 tokens."""
+        models, width = len(settings.seeds) * len(settings.objectives) * len(settings.variants), settings.width
+        parameters = settings.layers * width * (4 * width + 3 * settings.mlp_size) + 2 * 40 * width
+        how: dict[str, Any] = {"parameters": parameters, "layers": settings.layers, "trains": True}
+        return Amount(f"{models} models × {settings.steps} steps", models * settings.steps, settings.batch * 48, **how)
 
     def samples(self, plan: Any) -> int:
         """One a model."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -14,6 +15,7 @@ from sinklab.probing.scope import PROTOCOLS
 from sinklab.registry import interventions, rules, studies
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.studies.base import Study, deferred
+from sinklab.studies.processes import Amount
 
 if TYPE_CHECKING:
     from sinklab.checkpoints.loading import Loaded
@@ -205,6 +207,15 @@ class Battery(Study):
                 "denoise; leave it out, or name such a model"
             )
         return [replace(settings, conditions=conditions) for conditions in found]
+
+    def amount(self, settings: BatterySettings, info: Any) -> Amount:
+        """Every step of every batch of problems, in every condition and with every choice of keys hidden."""
+        problems, batch = len(settings.skills) * len(settings.levels) * settings.problems, settings.batch
+        ways = max(len(settings.conditions), 1) * len(settings.hidings())
+        batches = math.ceil(settings.problems / batch) * len(settings.skills) * len(settings.levels)
+        # a question has some 40 tokens
+        positions = min(settings.problems, batch) * (40 + settings.new_tokens)
+        return Amount(f"{problems} problems × {ways} ways", batches * ways * settings.new_tokens, positions)
 
     def fit(self, loaded: Loaded, settings: BatterySettings) -> BatterySettings:
         """With a condition of the model's kind where none was given."""

@@ -62,6 +62,9 @@ class SinklabLM(TemplateLM):
         """
         super().__init__()
         reading = {name: given.pop(name) for name in READING if name in given}
+        if reading.get("device") == "cuda:0" and not torch.cuda.is_available():
+            # what lm-eval's command line gives where nobody said anything
+            del reading["device"]
         if settings is None:
             rows = {} if batch_size in (None, "auto") or "batch" in given else {"batch": int(str(batch_size))}
             own = (field.name for field in fields(EvalSettings))

@@ -2,10 +2,11 @@
 
 import hashlib
 import importlib.util
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from sinklab.errors import near
 from sinklab.records.storage import cache_folder
@@ -22,27 +23,31 @@ RUNS_CODE = tuple(name for name, source in SOURCES.items() if source.runs_code)
 
 
 def tasks(
-    names: Sequence[str], data: Folder, *, run_code: bool = False, num_fewshot: int | None = None, cache: Folder = None
+    names: Sequence[str],
+    data: Folder,
+    *,
+    run_code: bool = False,
+    num_fewshot: int | None = None,
+    include_path: Folder = None,
+    cache: Folder = None,
 ) -> tuple[list[Any], Any]:
     """Tasks for ``lm_eval.simple_evaluate(tasks=…, task_manager=…)``, checked and with their data loaded.
 
-    With ``data``, the tasks of :data:`OFFLINE` read files below that folder; prompts, metrics and filters are those of
-    lm-eval's own task of that name, taken from the installed package. Without it they are lm-eval's own altogether,
-    and any of its tasks and groups will do. HumanEval's completions run in processes of their own either way
-    (:mod:`~sinklab.studies.benchmarks.boundary`); give ``confirm_run_unsafe_code=True`` to ``simple_evaluate`` for it.
+    With ``data``, the tasks of :data:`OFFLINE` read files below it, with prompts, metrics and filters of lm-eval's own
+    task. Without it they are lm-eval's own altogether, and any of its tasks and groups will do. HumanEval's completions
+    run in processes of their own either way; give ``confirm_run_unsafe_code=True`` to ``simple_evaluate`` for it.
 
     Args:
         names: of tasks.
         data: folder of benchmark files; None for lm-eval's data sets from the Hub.
         run_code: allow tasks that run what a model wrote.
         num_fewshot: examples in each prompt, where they are not the task's own number: they need a training split.
-        cache: folder for converted files and task files; by default below the user's cache. The task files in it serve
-            plain ``lm_eval --include_path`` too.
+        include_path: folder of further task files; what they name with ``!function`` is imported only with `run_code`.
+        cache: folder for converted files and task files, which serve plain ``lm_eval --include_path`` too.
 
     Raises:
         ValueError: without lm-eval, for an unknown task (with near names), data that are not there or cannot be read
-            (what was looked for and how to get it), and a task that runs code where that is not allowed, or where
-            nothing would hold it (:func:`~sinklab.studies.benchmarks.boundary.boundary`).
+            (how to get it), and code that is not allowed or that nothing would hold (`boundary`).
     """
     needs_lm_eval()
     wanted = list(dict.fromkeys(names))
@@ -55,27 +60,78 @@ def tasks(
         )
     if any(name in RUNS_CODE for name in wanted):
         boundary()
-    others = [name for name in wanted if name not in OFFLINE]
-    if data is not None and others:
-        raise _unknown_task(others[0], (*OFFLINE, TWO_STAGE), "tasks on local files")
-    if data is not None and not Path(data).is_dir():
-        raise ValueError(f"benchmark files lie in a folder, but {data} is none; give the folder that holds them")
-    import yaml
     from lm_eval.tasks import TaskManager
 
+    mine = TaskManager(include_path=_folder("task", include_path), include_defaults=False)
+    own = {name: mine.task_index[name].kind for name in wanted if name in mine.task_index}
+    others = [name for name in wanted if name not in (*OFFLINE, *own)]
+    if data is not None and others:
+        raise _unknown_task(others[0], (*OFFLINE, TWO_STAGE), "tasks on local files")
+    _folder("benchmark", data)
     # task files name the converted ones, whatever folder they are read from
     root = (Path(cache) if cache is not None else cache_folder("benchmarks")).absolute()
-    configs = {name: _config(SOURCES[name], data, root, num_fewshot) for name in wanted if name in OFFLINE}
+    packaged = [name for name in wanted if name in OFFLINE and name not in own]
+    configs = {name: _config(SOURCES[name], data, root, num_fewshot) for name in packaged}
+    manager = TaskManager(include_path=_task_files(configs, root), include_defaults=False)
+    # lm-eval reads thousands of files to know all of its tasks, of which a group may name some
+    needs_all = others or {one.name for one in own.values()} - {"TASK"}
+    whole = TaskManager(include_path=include_path) if needs_all else mine if own else manager
+    if unknown := [name for name in others if name not in whole.task_index]:
+        raise _unknown_task(unknown[0], [*OFFLINE, TWO_STAGE, *whole.all_tasks], "lm-eval's tasks")
+    sources = {name: manager if name in configs else whole for name in wanted}
+    return [task for name in wanted for task in _loaded(sources[name], name, run_code or name not in own)], whole
+
+
+def _task_files(configs: dict[str, Any], root: Path) -> str | None:
+    import yaml
+
     # apart from what another process makes of other data at the same time
     made = root / f"tasks-{hashlib.sha256(repr(configs).encode()).hexdigest()[:12]}"
     for name, config in configs.items():
         write_text(made / f"{name}.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-    manager = TaskManager(include_path=str(made) if configs else None, include_defaults=False)
-    # lm-eval reads thousands of files to know all of its tasks
-    whole = TaskManager() if others else manager
-    if unknown := [name for name in others if name not in whole.task_index]:
-        raise _unknown_task(unknown[0], [*OFFLINE, TWO_STAGE, *whole.all_tasks], "lm-eval's tasks")
-    return [task for name in wanted for task in _loaded(manager if name in OFFLINE else whole, name)], whole
+    return str(made) if configs else None
+
+
+def _folder(what: str, given: Folder) -> Folder:
+    if given is not None and not Path(given).is_dir():
+        raise ValueError(f"{what} files lie in a folder, but {given} is none; give the folder that holds them")
+    return given
+
+
+class CodeRefused(ValueError):
+    """A task file names code that was not allowed."""
+
+
+@contextmanager
+def without_code() -> Iterator[None]:
+    """lm-eval without the functions and metrics that a task file from elsewhere names, its templates in a sandbox."""
+    import lm_eval
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import SandboxedEnvironment
+    from lm_eval import utils
+    from lm_eval.api import registry, task
+    from lm_eval.tasks import _yaml_loader
+
+    trusted = Path(lm_eval.__file__).parent, Path(__file__).parent
+    imported, sandbox = _yaml_loader._import_func_in_yml, SandboxedEnvironment(undefined=StrictUndefined)
+    sandbox.keep_trailing_newline, sandbox.filters = True, utils.env.filters
+
+    def function(spec: str, folder: Path) -> Any:
+        if not any(folder.resolve().is_relative_to(one) for one in trusted):
+            raise CodeRefused(f"a task file in {folder} names the function {spec}; allow it to run with --run-code")
+        return imported(spec, folder)
+
+    def metric(name: str, hf_evaluate_metric: bool = False) -> Any:
+        if hf_evaluate_metric or registry.get_metric_aggregation(name) is None:
+            raise CodeRefused(f"a task file names the metric {name}, code of its own; allow it to run with --run-code")
+        return registry.get_metric(name)
+
+    with (
+        patch.object(_yaml_loader, "_import_func_in_yml", function),
+        patch.object(task, "get_metric", metric),
+        patch.object(utils, "env", sandbox),
+    ):
+        yield
 
 
 def needs_lm_eval() -> None:
@@ -131,7 +187,7 @@ def _config(source: Source, data: Folder, cache: Path, num_fewshot: int | None) 
     return config | {f"{split}_split": split if split == graded else None for split in ("validation", "test")}
 
 
-def _loaded(manager: Any, name: str) -> list[Any]:
+def _loaded(manager: Any, name: str, runs_code: bool) -> list[Any]:
     """The tasks of this name, one or those of a group, with their data."""
     import datasets
 
@@ -142,10 +198,14 @@ def _loaded(manager: Any, name: str) -> list[Any]:
             datasets.disable_progress_bars()
             quiet.callback(datasets.enable_progress_bars)
         try:
-            loaded = manager.load(name)
+            with nullcontext() if runs_code else without_code():
+                loaded = manager.load(name)
+        except CodeRefused:
+            raise
         except Exception as error:
             # data sets, the Hub and their clients fail in dozens of ways
-            raise ValueError(hub_failure(name, error)) from error
+            own = f"the task file of {name} cannot be used ({type(error).__name__}: {error})"
+            raise ValueError(hub_failure(name, error) if runs_code else own) from error
     _refuse_others([task.task_name for task in loaded["tasks"].values() if getattr(task, "UNSAFE_CODE", False)])
     group = loaded.get("groups", {}).get(name)
     return [*loaded["tasks"].values()] if group is None else [group]

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
@@ -30,16 +30,13 @@ from sinklab.registry import interventions
 from sinklab.scoring.requests import scoring_edits, without_steps
 from sinklab.studies.base import describe, hidden_words
 from sinklab.studies.benchmarks import offline, tables, two_stage
-from sinklab.studies.benchmarks.study import LATER, MASKING, TWO_STAGE, EvalSettings, Plan
+from sinklab.studies.benchmarks.asked import FEWSHOT_SEED, TOKENS, named, questions
+from sinklab.studies.benchmarks.study import LATER, TWO_STAGE, EvalSettings, Plan
 from sinklab.studies.processes import Processes, Progress, as_progress, refuse_taken
 from sinklab.studies.request_cache import RequestCache, request_key
 
 if TYPE_CHECKING:
     from sinklab.studies.benchmarks.harness_model import SinklabLM
-
-
-FEWSHOT_SEED = 1234
-"""lm-eval's own, so that the worked examples in a prompt are the ones that others meet."""
 
 
 @contextmanager
@@ -138,7 +135,7 @@ def evaluate(
     if not resume:
         refuse_taken(path)
     # tasks first: what is wrong with them shows before a large model is read
-    settings, given, documents = _asked(settings, task_objects)
+    settings, given, documents = questions(settings, task_objects)
     loaded = model if isinstance(model, Loaded) else load(model) if isinstance(model, str) else model()
 
     from sinklab.studies.benchmarks.harness_model import SinklabLM
@@ -148,30 +145,15 @@ def evaluate(
     about: dict[str, Any] = {"kind": "benchmark", "model": described, "settings": settings.kept()}
     with ExitStack() as last, RunWriter(path, **about, seed=settings.seed, resume=resume, shared=True) as run:
         asked.claims = run.claims
+        concludes = cache(partial(_concludes, run, last))
         with RequestCache(path, run.claims, request_key(about)) as asked.cache:
             if documents:
                 two_stage.answer_all(asked, documents)
-            results = None if given is None else _scored(asked, given)
-        # held until run.json says that all is there
-        last.enter_context(run.claims.hold(FINISH))
-        run.is_last = run.refresh().status != "complete"
-        if run.is_last:
+            results = None if given is None else _scored(asked, given, concludes)
+        if concludes():
             _conclude(asked, run, results, documents)
             worker.finished.append(path)
     return path
-
-
-def _asked(
-    settings: EvalSettings, task_objects: Sequence[Any] | None
-) -> tuple[EvalSettings, Any, list[dict[str, Any]]]:
-    """The settings with the names of given tasks; lm-eval's tasks, None without; and what is asked in two stages."""
-    if task_objects is not None:
-        names = [task["task"] if isinstance(task, dict) else task.task_name for task in task_objects]
-        settings = dataclasses.replace(settings, tasks=tuple(names))
-    wanted = list(task_objects or [name for name in settings.tasks if name != TWO_STAGE])
-    has_two_stages = task_objects is None and TWO_STAGE in settings.tasks
-    documents = two_stage.two_stage_documents(settings.data, settings.limit) if has_two_stages else []
-    return settings, _tasks(settings, wanted) if wanted else None, documents
 
 
 def _conclude(
@@ -223,29 +205,29 @@ def dose_rows(told: tables.Told, settings: EvalSettings, *, is_diffusion: bool) 
     return rows
 
 
-def _tasks(settings: EvalSettings, wanted: Sequence[Any]) -> dict[str, Any]:
-    """The tasks as lm-eval's `evaluate` takes them, with their numbers of examples.
-
-    Args:
-        settings: of the run.
-        wanted: names, or tasks and dicts of their configuration.
-    """
-    from lm_eval.tasks import TaskManager
-
-    if all(isinstance(task, str) for task in wanted):
-        wanted = offline.tasks(wanted, settings.data, run_code=settings.run_code, num_fewshot=settings.num_fewshot)[0]
-    loaded: dict[str, Any] = TaskManager(include_defaults=False).load([*wanted])
-    for task in loaded["tasks"].values():
-        own = task.get_config("num_fewshot")
-        if own is None or (settings.num_fewshot is not None and own != 0):
-            task.set_config(key="num_fewshot", value=settings.num_fewshot or 0)
-        task.set_fewshot_seed(seed=FEWSHOT_SEED)
-    return loaded
+def _concludes(run: RunWriter, last: ExitStack) -> bool:
+    # held until run.json says that all is there
+    last.enter_context(run.claims.hold(FINISH))
+    run.is_last = run.refresh().status != "complete"
+    return run.is_last
 
 
-def _scored(model: SinklabLM, tasks: dict[str, Any]) -> dict[str, Any] | None:
-    """lm-eval's results; None in a process that is not the first."""
+class _Elsewhere(Exception):
+    """Another worker has written the tables."""
+
+
+def _scored(model: SinklabLM, tasks: dict[str, Any], concludes: Callable[[], bool]) -> dict[str, Any] | None:
+    """lm-eval's results; None where another worker concludes, which alone computes metrics."""
+    from lm_eval.api.task import ConfigurableTask
     from lm_eval.evaluator import evaluate as run_tasks
+
+    usual = ConfigurableTask.apply_filters
+
+    def filtered(task: Any) -> Any:
+        # the first thing that happens when all requests are answered
+        if not concludes():
+            raise _Elsewhere
+        return usual(task)
 
     settings = model.settings
     if settings.num_fewshot:
@@ -254,13 +236,11 @@ def _scored(model: SinklabLM, tasks: dict[str, Any]) -> dict[str, Any] | None:
                 model.progress.stage(f"{name} keeps its 0 worked examples: lm-eval does not allow another number")
     how: dict[str, Any] = {"apply_chat_template": settings.chat, "fewshot_as_multiturn": settings.chat}
     how |= {"confirm_run_unsafe_code": settings.run_code, "bootstrap_iters": BOOTSTRAP}
-    with quiet():
+    held = offline.without_code() if settings.include_path and not settings.run_code else nullcontext()
+    with quiet(), held, suppress(_Elsewhere), patch.object(ConfigurableTask, "apply_filters", filtered):
         results: Any = run_tasks(model, tasks, limit=settings.limit, **how)
-    return results
-
-
-TOKENS = {"gsm8k": 256, "humaneval": 512, "humaneval_instruct": 512}
-"""Tokens to write per answer, as in the paper (section 4.3); other tasks say it themselves."""
+        return results
+    return None
 
 
 def table1(
@@ -296,9 +276,7 @@ def table1(
         raise ValueError("what is masked differs from cell to cell: leave out mask_sinks and control, and give ks")
     progress = as_progress(progress)
     cells = {
-        Path(out) / name / cell_name(*cell): (name, _cell(settings, plan.sink_rule, *cell))
-        for name in models
-        for cell in plan.cells(settings.tasks, offline.LIKELIHOODS)
+        folder: (name, cell) for name in models for folder, cell in cells_of(Path(out) / name, settings, plan).items()
     }
     # what is wrong with a folder or a task shows before anything is scored
     todo = {folder: (name, cell) for folder, (name, cell) in cells.items() if not _is_done(folder, cell, plan.chat)}
@@ -318,6 +296,12 @@ def table1(
     return [*cells]
 
 
+def cells_of(out: Path, settings: EvalSettings, plan: Plan) -> dict[Path, EvalSettings]:
+    """The run folders of a model's cells below `out`, and their settings."""
+    cells = plan.cells(settings.tasks, offline.LIKELIHOODS)
+    return {out / cell_name(*cell): _cell(settings, plan.sink_rule, *cell) for cell in cells}
+
+
 def _cell(settings: EvalSettings, sink_rule: Any, task: str, k: int, control: str, protocol: str) -> EvalSettings:
     tokens = TOKENS.get(task) if settings.new_tokens is None else settings.new_tokens
     # a cell does not depend on what is allowed for the sake of another
@@ -331,7 +315,7 @@ def _cell(settings: EvalSettings, sink_rule: Any, task: str, k: int, control: st
 def _check_tasks(settings: EvalSettings) -> None:
     offline.needs_lm_eval()
     if names := [name for name in settings.tasks if name != TWO_STAGE]:
-        offline.tasks(names, settings.data, run_code=settings.run_code, num_fewshot=settings.num_fewshot)
+        named(settings, names)
 
 
 def cell_name(task: str, k: int, control: str = "sinks", protocol: str = "paper") -> str:
@@ -347,9 +331,8 @@ def _is_done(folder: Path, cell: EvalSettings, chat: bool | None) -> bool:
     info = read_info(folder / RUN_FILE)
     if info.kind != "benchmark":
         raise ValueError(f"{folder} holds a run of kind {info.kind!r}; choose another --out")
-    later = {name: MASKING[name] for name in LATER}
-    asked: dict[str, Any] = later | json.loads(json.dumps(cell.kept()))
-    known = later | info.settings
+    asked: dict[str, Any] = LATER | json.loads(json.dumps(cell.kept()))
+    known = LATER | info.settings
     asked["chat"] = info.settings.get("chat") if chat is None else chat
     for name in sorted(asked):
         if (before := known.get(name)) != asked[name]:

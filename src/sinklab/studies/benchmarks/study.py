@@ -63,6 +63,9 @@ class EvalSettings(DecodingSettings):
     """Worked examples in front of each question; what the task says when left out."""
     data: str | None = None
     """Folder with the benchmarks' files; the Hub when left out."""
+    include_path: str | None = None
+    """Folder of task files (YAML) of your own for lm-eval. Functions that they name (!function) are run only with
+    --run-code."""
     new_tokens: int | None = limited(None, at_least=1)
     """Tokens to write per answer; what the task asks for, else 256, when left out."""
     block_length: int | None = 32
@@ -136,12 +139,12 @@ class EvalSettings(DecodingSettings):
 
     def kept(self) -> dict[str, Any]:
         """What a run folder keeps, and a resumed run must repeat: everything that an answer may depend on."""
-        free = {*free_fields(self), *(name for name in LATER if getattr(self, name) == MASKING[name])}
+        free = {*free_fields(self), *(name for name, usual in LATER.items() if getattr(self, name) == usual)}
         return {name: value for name, value in as_record(self).items() if name not in free}
 
 
-LATER = ("protocol", "sink_rule")
-"""Settings that older runs do not have."""
+LATER: dict[str, Any] = {name: MASKING[name] for name in ("protocol", "sink_rule")} | {"include_path": None}
+"""Settings that older runs do not have, and their defaults."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,8 @@ class Plan(Checked):
     """What counts as a sink, e.g. excess:epsilon=3, the default."""
     chat: bool | None = None
     """Put questions into the model's chat format; None: where the model has one."""
+    dry_run: bool = False
+    """Say what it would take, and stop: nothing is written."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,8 +201,9 @@ class Evaluation(Study):
     lm-eval's own result files lie beside them. Every answer is kept as it comes: --resume goes on after an
     interruption. Under `accelerate launch` the documents are dealt to the processes.
 
-    Benchmarks are read from files below --data, or from the Hub when it is left out. HumanEval runs what the model
-    wrote, in processes of its own behind a boundary of the system where there is one, and only with --run-code.
+    Benchmarks are read from files below --data, or from the Hub when it is left out; --include-path names task files of
+    your own. `python -m sinklab.lm_eval run --model sinklab …` is lm-eval's own command line. HumanEval runs what the
+    model wrote, in processes of its own behind a boundary of the system where there is one, and only with --run-code.
 
     Try
         sinklab eval --tasks gsm8k --data benchmarks --limit 8 --num-fewshot 0 --new-tokens 64
@@ -211,8 +217,9 @@ class Evaluation(Study):
 
     Settings = EvalSettings
     kind = "benchmark"
-    permissions = ("run_code",)
+    permissions = ("run_code", "include_path")
     shards = True
+    amount = deferred("sinklab.studies.benchmarks.asked:amount_of")
     _evaluate = deferred("sinklab.studies.benchmarks.run:evaluate")
     _lines = deferred("sinklab.studies.benchmarks.tables:score_lines")
 

@@ -67,15 +67,15 @@ def policies(settings: CacheSettings) -> list[Policy]:
     found = [Policy("none"), Policy("prefix"), Policy("dual")]
     found += [Policy("sink_refresh", sinks=count) for count in settings.refreshed]
     found += [Policy("nearest")]
-    for keep in sorted(settings.keep, reverse=True):
+    for keep in sorted(settings.cache_keep, reverse=True):
         for score in settings.scores:
             found.append(Policy(score, keep))
             # what keeps by attention received keeps the sinks of now by itself
             protect = [which for which in settings.protect if score != "received" or which != "now"]
-            found += [Policy(score, keep, settings.sinks, which) for which in protect]
+            found += [Policy(score, keep, settings.cache_sinks, which) for which in protect]
         if settings.sparse:
             found.append(Policy("window", keep))
-            found += [Policy("window", keep, settings.sinks, which) for which in ("now", "random")]
+            found += [Policy("window", keep, settings.cache_sinks, which) for which in ("now", "random")]
     for policy in found:
         _ = policy.cache
     return found

@@ -36,7 +36,7 @@ positions at which both have the same token first."""
 
 def rows_of_text(loaded: Loaded, settings: CacheSettings) -> Tensor:
     """Rows the model has not seen, int64 (R, S). Raises ValueError where the corpus does not fill them."""
-    most, source = max(settings.rows, settings.texts), heldout_text(settings.text)
+    most, source = max(settings.rows, settings.texts), heldout_text(settings.heldout)
     ids_RS = heldout_rows(loaded, source, rows=most, length=settings.length).ids_RS
     if len(ids_RS) < settings.rows:
         raise ValueError(

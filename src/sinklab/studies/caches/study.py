@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sinklab.errors import Checked, limited
 from sinklab.registry import studies
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.studies.base import Study, deferred
+from sinklab.studies.processes import Amount
 
 if TYPE_CHECKING:
     from sinklab.records.reading import Run
@@ -19,9 +21,9 @@ if TYPE_CHECKING:
 class CacheSettings(Checked):
     """Which caches, on which text, and what is measured. Raises ValueError for numbers that make no sense."""
 
-    keep: tuple[float, ...] = (0.5, 0.25)
+    cache_keep: tuple[float, ...] = (0.5, 0.25)
     """Budgets of the evicting caches: shares of the columns outside the block."""
-    sinks: int = limited(4, at_least=1)
+    cache_sinks: int = limited(4, at_least=1)
     """Protected sinks per layer and key head in the protected variant of each cache."""
     protect: tuple[str, ...] = ("now",)
     """Whose sinks: now, first, earlier; one protected variant for each."""
@@ -31,7 +33,7 @@ class CacheSettings(Checked):
     """Sinks that the refreshing dual cache computes anew with the block; one variant for each."""
     sparse: bool = False
     """Also full recomputation under sparse attention: every query sees its nearest keys, with and without sinks."""
-    text: str | None = None
+    heldout: str | None = None
     """Corpus of text the model has not seen; None takes the excerpt inside the package."""
     rows: int = limited(8, at_least=2)
     """Rows of text whose tokens are revealed step by step."""
@@ -87,17 +89,25 @@ class Caches(Study):
 
     Try
         sinklab caches
-        sinklab caches --model tiny-sink --keep 0.25 0.1 --sinks 8 --out runs/caches-sink
+        sinklab caches --model tiny-sink --cache-keep 0.25 0.1 --cache-sinks 8 --out runs/caches-sink
         sinklab caches --rows 32 --batch 16 --prompt-tokens 160 --new-tokens 64 --sparse --out runs/caches-long
     """
 
     Settings = CacheSettings
+    renamed: ClassVar[dict[str, str]] = {"text": "heldout", "keep": "cache_keep", "sinks": "cache_sinks"}
     parts = "rows"
     prepare = deferred("sinklab.studies.caches.run:prepare")
     run = deferred("sinklab.studies.caches.run:compare")
     finish = deferred("sinklab.studies.caches.run:conclude")
     sentences = deferred("sinklab.studies.caches.figures:caches_sentences")
     draw = deferred("sinklab.studies.caches.figures:draw_caches")
+
+    def amount(self, settings: CacheSettings, info: Any) -> Amount:
+        """Every step of every row and text under every cache, half a full step each."""
+        caches = 2 + len(settings.cache_keep) * len(settings.scores) * (1 + len(settings.protect))
+        words = f"{settings.rows} rows and {settings.texts} texts × {settings.new_tokens} steps × {caches} caches"
+        evaluations = caches * (math.ceil(settings.rows / settings.batch) + settings.texts) * settings.new_tokens
+        return Amount(words, evaluations, min(settings.rows, settings.batch) * settings.length // 2)
 
     def samples(self, plan: Any) -> int:
         """One a batch of rows."""

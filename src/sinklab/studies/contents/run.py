@@ -227,7 +227,7 @@ def write_readings(work: Work, kind: str = "") -> None:
     done, settings, texts = open_run(work.run.path), work.settings, len(work.plan.tasks)
     work.progress.stage("reading the states")
     progress = work.progress.counter(len(work.plan.layers))
-    count_RG = probes.resamples(texts, settings.draws, settings.seed or 0)
+    count_RG = probes.resamples(texts, settings.resamples, settings.seed or 0)
     fold_G = probes.folds_of(torch.arange(texts), settings.folds, settings.seed or 0)
     found: dict[str, list[dict[str, Any]]] = {"lens": [], "probes": []}
     name = of_twin("samples", kind)
@@ -303,15 +303,15 @@ def _beginnings(loaded: Loaded, settings: ContentsSettings) -> list[Prompt]:
     if settings.chat:
         raise ValueError("chat puts prompts into a chat format, but the beginnings come from a corpus; give prompts")
     if settings.prompt_tokens == 0:
-        return [Prompt("", (), ())] * settings.texts
-    source = heldout_text(settings.corpus)
+        return [Prompt("", (), ())] * settings.rows
+    source = heldout_text(settings.heldout)
     rows_RS = pack(read_corpus(source), loaded.needed_tokenizer(), settings.prompt_tokens)
-    if len(rows_RS) < settings.texts:
+    if len(rows_RS) < settings.rows:
         raise ValueError(
-            f"{source} holds {len(rows_RS)} beginnings of {settings.prompt_tokens} tokens, but texts={settings.texts} "
+            f"{source} holds {len(rows_RS)} beginnings of {settings.prompt_tokens} tokens, but rows={settings.rows} "
             "are to be written; give another corpus, fewer texts or shorter beginnings"
         )
-    chosen = np.linspace(0, len(rows_RS) - 1, settings.texts).round().astype(int)
+    chosen = np.linspace(0, len(rows_RS) - 1, settings.rows).round().astype(int)
     texts = loaded.needed_tokenizer().batch_decode(rows_RS[chosen].tolist())
     return [
         Prompt(text, tuple(row), (False,) * len(row)) for text, row in zip(texts, rows_RS[chosen].tolist(), strict=True)

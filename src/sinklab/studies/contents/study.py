@@ -10,6 +10,7 @@ from sinklab.errors import limited, unknown
 from sinklab.registry import rules, studies
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.studies.base import Study, deferred
+from sinklab.studies.processes import Amount
 
 if TYPE_CHECKING:
     from sinklab.records.reading import Run
@@ -49,9 +50,9 @@ class ContentsSettings(DecodingSettings):
     """Texts are denoised (see `sinklab.scoring.task.Task`)."""
     prompts: tuple[str, ...] = ()
     """Beginnings that the model continues, one text each; taken from a corpus when left out."""
-    corpus: str | None = None
+    heldout: str | None = None
     """Corpus the beginnings are taken from; None takes the excerpt inside the package."""
-    texts: int = limited(48, at_least=1)
+    rows: int = limited(48, at_least=1)
     """Beginnings to take from the corpus, spread over it."""
     prompt_tokens: int = limited(32, at_least=0)
     """Tokens of each of them."""
@@ -82,7 +83,7 @@ class ContentsSettings(DecodingSettings):
     """Probes for the token tell so many tokens apart, the most frequent ones, and all others as one."""
     components: int = limited(256, at_least=1)
     """States wider than this are turned onto their leading principal directions before a probe is fitted."""
-    draws: int = limited(1000, at_least=1)
+    resamples: int = limited(1000, at_least=1)
     """Resamples of the texts behind an interval."""
     twin: bool | None = limited(None, free=True)
     """Let two untrained twins read the same texts too, the model freshly initialised and with its weights permuted;
@@ -90,7 +91,7 @@ class ContentsSettings(DecodingSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.prompts and self.corpus is not None:
+        if self.prompts and self.heldout is not None:
             raise ValueError("beginnings come as prompts or from a corpus, but there are both; leave one of them out.")
         if self.cache != "none":
             raise ValueError(
@@ -115,21 +116,27 @@ class Probe(Study):
     place that receives most.
 
     Try
-        sinklab probe --texts 16 --out runs/probe
-        sinklab probe --model tiny-sink --choose strongest --texts 24 --every 8 --out runs/strongest
-        sinklab probe --texts 12 --layers 0 3 6 --block-length 16 --new-tokens 48 --every 2 --out runs/some
+        sinklab probe --rows 16 --out runs/probe
+        sinklab probe --model tiny-sink --choose strongest --rows 24 --every 8 --out runs/strongest
+        sinklab probe --rows 12 --layers 0 3 6 --block-length 16 --new-tokens 48 --every 2 --out runs/some
         sinklab probe --prompts questions.jsonl --samples 64 --chat --temperature 0 --layers 0 8 16 24 32
             --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --out runs/llada
     """
 
     Settings = ContentsSettings
     kind = "contents"
+    renamed: ClassVar[dict[str, str]] = {"corpus": "heldout", "texts": "rows", "draws": "resamples"}
     parts = "texts"
     prepare = deferred("sinklab.studies.contents.run:prepare")
     run = deferred("sinklab.studies.contents.run:write_texts")
     finish = deferred("sinklab.studies.contents.run:read_states")
     sentences = deferred("sinklab.studies.contents.figures:contents_sentences")
     draw = deferred("sinklab.studies.contents.figures:draw_contents")
+
+    def amount(self, settings: ContentsSettings, info: Any) -> Amount:
+        """Every step of every text."""
+        texts, steps = len(settings.prompts) or settings.rows, settings.steps or settings.new_tokens
+        return Amount(f"{texts} texts × {steps} steps", texts * steps, settings.prompt_tokens + settings.new_tokens)
 
     def samples(self, plan: Any) -> int:
         """One a text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,6 +11,7 @@ from sinklab.errors import Checked, limited
 from sinklab.probing.scope import CONTROLS
 from sinklab.registry import interventions, of, rules, studies
 from sinklab.studies.base import Study, deferred
+from sinklab.studies.processes import Amount
 
 if TYPE_CHECKING:
     from sinklab.records.reading import Run
@@ -82,6 +84,14 @@ class Curve(Study):
     prepare = deferred("sinklab.studies.curve.run:prepare")
     run = deferred("sinklab.studies.curve.run:score")
     sentences = deferred("sinklab.studies.curve.figures:masking_curve_sentences")
+
+    def amount(self, settings: CurveSettings, info: Any) -> Amount:
+        """A pass over all rows clean, and one for every number of keys, control and edit."""
+        ways = 1 + (len(settings.ks) - 1) * len(settings.controls) + len(settings.edits)
+        evaluations = math.ceil(settings.rows / settings.batch) * settings.draws * ways
+        return Amount(
+            f"{settings.rows} rows × {ways} ways", evaluations, min(settings.rows, settings.batch) * settings.length
+        )
 
     @dataclass(frozen=True)
     class Options:

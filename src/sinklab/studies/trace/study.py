@@ -13,6 +13,7 @@ from sinklab.registry import interventions, studies
 from sinklab.registry import statistics as known_statistics
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.studies.base import Study, deferred, describe
+from sinklab.studies.processes import Amount
 
 if TYPE_CHECKING:
     from sinklab.checkpoints.loading import Loaded
@@ -136,10 +137,8 @@ class MaskSettings(Checked):
     control: Literal["sinks", "random", "equal_mass", "recent", "lowest"] = "sinks"
     """What to hide: sinks (the keys so chosen), or as controls the same number of random, most recent or least attended
     other keys, or keys that are no sinks and together receive as much."""
-    limit: int | None = None
+    most: int | None = None
     """With --source carried: the largest number of keys hidden from a head at once."""
-    also: tuple[Any, ...] = field(default=(), metadata={"registry": interventions})
-    """Further interventions, as text such as window_attention:radius=16."""
     study: StudySettings = field(default_factory=StudySettings)
     """What to write and record, in both runs."""
 
@@ -156,8 +155,8 @@ class MaskSettings(Checked):
                 where its first forward has a whole prompt.
         """
         k = 5 if self.k is None and self.epsilon is None else self.k
-        fields = {name: getattr(self, name) for name in ("epsilon", "removal", "source", "control", "limit")}
-        edits = (interventions.make("mask_sinks", k=k, **fields), *self.also, *self.study.edits)
+        fields = {name: getattr(self, name) for name in ("epsilon", "removal", "source", "control")}
+        edits = (interventions.make("mask_sinks", k=k, limit=self.most, **fields), *self.study.edits)
         if by_last_row:
             edits = tuple(
                 replace(edit, selector="last_row") if getattr(edit, "selector", None) == "received" else edit
@@ -194,6 +193,17 @@ class Trace(Study):
     run = deferred("sinklab.studies.trace.run:write_samples")
     finish = deferred("sinklab.studies.trace.twins:finish")
 
+    def amount(self, settings: StudySettings, info: Any) -> Amount:
+        """Every step of every text, and of held-out text the passes over it in steps of the same size."""
+        texts = len(settings.prompts) * (1 + len(settings.mask_sinks) + 2 * settings.truncate + 2 * settings.twin)
+        steps = settings.steps or settings.new_tokens
+        # a token of text has some four letters
+        written = 1 if info.family == "autoregressive" and not settings.full_forward else settings.new_tokens
+        positions = written + (max(map(len, settings.prompts), default=0) // 4 if written > 1 else 0)
+        passes = (1 + 2 * len({*settings.ks} - {0})) * (settings.heldout != "")
+        scored = passes * settings.heldout_rows * settings.heldout_length // positions
+        return Amount(f"{texts} texts × {steps} steps", texts * steps + scored, positions)
+
     def samples(self, plan: Any) -> int:
         """One a prompt."""
         return len(plan.tasks)
@@ -227,11 +237,16 @@ class Mask(Trace):
         sinklab mask "The house stood at the end of a" --k 5
         sinklab mask --k 5 --control random --out runs/control
         sinklab mask --epsilon 3 --removal zero_value --out runs/zero
-        sinklab mask --k 1 --source carried --limit 8 --also window_attention:radius=16 --out runs/more
+        sinklab mask --k 1 --source carried --most 8 --edits window_attention:radius=16 --out runs/more
     """
 
     Settings = MaskSettings
+    hidden = ("mask_sinks", "heldout", "ks", "heldout_rows", "heldout_length", "truncate")
     sentences = deferred("sinklab.studies.trace.run:mask_sentences")
+
+    def amount(self, settings: Any, info: Any) -> Amount:
+        """Both runs."""
+        return super().amount(replace(settings.study, mask_sinks=(0,)), info)
 
     def settings_of(self, folder: str | Path) -> Any:
         """Two runs have no settings in one. Raises ValueError."""

@@ -1,0 +1,81 @@
+"""What a command would take: evaluations, time and memory, estimated from a model's size and the machine's speed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from sinklab.studies.processes import Amount
+
+SMALL_PRODUCTS = 25
+"""Of a layer, whatever its size: what a small model's forward takes."""
+EXTRA = 1.5
+"""What a trace, an edit and the loop around it add to a forward."""
+
+
+@cache
+def machine_speed(dtype: str, device: str) -> tuple[float, float]:
+    """Floating point operations a second in a product of matrices, and the seconds of a product that has almost none.
+
+    Args:
+        dtype: of torch.
+        device: of torch.
+    """
+    import torch
+
+    def best(rows: int, width: int) -> float:
+        left, right = (torch.ones(size, width, dtype=getattr(torch, dtype), device=device) for size in (rows, width))
+        taken = []
+        for _ in range(4):
+            started = time.perf_counter()
+            (left @ right).sum().item()
+            taken.append(time.perf_counter() - started)
+        return min(taken)
+
+    least, rows, width = best(1, 8), 256, 1024
+    return 2 * rows * width**2 / max(best(rows, width) - least, 1e-6), least
+
+
+def plan_of(
+    amount: Callable[[Any, Any], Amount | None], settings: Any, model: str, reading: Any, *, trained: str = ""
+) -> str:
+    """One line: what is evaluated, how long it may take, and how much memory.
+
+    Args:
+        amount: as `Study.amount`.
+        settings: of the run.
+        model: whose config is read, and no weights; "" for none.
+        reading: how its weights will be loaded (`Reading`).
+        trained: type that a model is trained in.
+
+    Raises:
+        ValueError: where there is no such model.
+    """
+    from sinklab.checkpoints.info import describe
+    from sinklab.checkpoints.materialize import usable_device
+
+    info = describe(model, revision=reading.revision) if model else None
+    found = amount(settings, info)
+    where = f" on {info.name}" if info else ""
+    if found is None:
+        return f"plan: how much {where.lstrip() or 'this'} takes is not known beforehand"
+    dtype, device = "bfloat16" if "16" in (trained or reading.dtype) else "float32", reading.device or "cpu"
+    usable_device(device)
+    speed, least = machine_speed(dtype, device)
+    active, layers = (info.active_parameters, info.layers) if info else (found.parameters or 0, found.layers)
+    # a backward pass is two forward ones
+    passes, bytes_each = (3, 16) if found.trains else (EXTRA, {"bfloat16": 2, "float32": 4}[dtype])
+    seconds = found.evaluations * passes * (2 * active * found.positions / speed + layers * SMALL_PRODUCTS * least)
+    size = (info.parameters if info else active) * bytes_each
+    size += info.canvas_bytes(dtype, found.positions) if info else 0
+    return (
+        f"plan: {found.words}{where}, {found.evaluations:,} evaluations of {found.positions:,} positions: about "
+        f"{_duration(seconds)} and {size / 1e9:.2g} GB on {device} (estimated)"
+    )
+
+
+def _duration(seconds: float) -> str:
+    unit, size = next((one for one in (("h", 3600), ("min", 60)) if seconds >= 2 * one[1]), ("s", 1))
+    return f"{max(seconds / size, 0.1):.2g} {unit}" if seconds < 1000 * size else f"{seconds / size:,.0f} {unit}"

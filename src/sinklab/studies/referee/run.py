@@ -1,0 +1,232 @@
+"""The referee, run: margins of a run's texts, what rounding makes of its score, and two runs in pairs."""
+
+# B batch rows, S canvas positions
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sinklab.analysis.intervals import mcnemar, paired_share_interval
+from sinklab.checkpoints.loading import load
+from sinklab.records.reading import Run, open_run
+from sinklab.records.storage import weights_hash
+from sinklab.reports.words import statements
+from sinklab.sampling.settings import DecodingSettings
+from sinklab.scoring.margins import PROBES, check_greedy, measure_margins, near_ties, rewritten
+from sinklab.scoring.prompts import encode
+from sinklab.scoring.writing import WritingRequest, canvas_of, ending
+from sinklab.studies.base import Work, from_record, leaves, text_of
+from sinklab.studies.processes import Progress
+from sinklab.studies.referee.rounding import change_chances, counted, draws_variance, noise_between, redrawn, swing
+from sinklab.studies.referee.study import RefereeSettings
+
+KEYS = ["task", "filter", "item"]
+TOKENS = 256
+"""Tokens of an answer where the run does not say."""
+FACTS = ("weights_sha256", "dtype", "device")
+"""Of a model, what two runs may differ in."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be judged."""
+
+    runs: list[Run]
+    """One, or two to be compared."""
+    items: pd.DataFrame
+    """Of the first, as `items_of` gives them."""
+    pairs: pd.DataFrame | None
+    """Items that both answered."""
+    loaded: Any
+    """The model of the first; None where no margins are measured."""
+    settings: Any
+    """How it wrote."""
+    why: str
+    """Why no margins are measured; empty where they are."""
+
+
+def items_of(run: Run) -> pd.DataFrame:
+    """What a run answered, a line an item: `KEYS`, prompt, text, right (NaN for texts of a trace), target, logprobs,
+    stderrs. Of a benchmark with several filters the first. Raises ValueError for a run of another kind.
+    """
+    if run.info.kind == "benchmark":
+        found = run.table("samples").rename(columns={"doc_id": "item", "response": "text"})
+        return found[found["filter"] == found.groupby("task")["filter"].transform("min")].reset_index(drop=True)
+    if "generations" not in run.tables:
+        raise ValueError(
+            f"the referee judges runs of `sinklab eval` and `sinklab trace`, but {run.path} is of kind "
+            f"{run.info.kind!r}; make one of these"
+        )
+    found = run.table("generations").rename(columns={"sample": "item", "completion": "text"})
+    found = found[found["masked_sinks"] == 0].reset_index(drop=True)
+    return found.assign(task="", filter="", right=np.nan, target="", logprobs="", stderrs="")
+
+
+def prepare(loaded: None, settings: RefereeSettings, progress: Progress) -> Plan:
+    """The runs, and the model of the first.
+
+    Raises:
+        ValueError: for no run, runs of another kind, two without a common item, and, where no second run is given, a
+            model or decoder whose margins cannot be measured.
+    """
+    if not settings.runs:
+        raise ValueError("the referee needs a run folder of `sinklab eval` or `sinklab trace`; give RUN or RUN OTHER")
+    runs = [open_run(path) for path in settings.runs]
+    items, pairs = items_of(runs[0]), None
+    if len(runs) == 2:
+        pairs = items.merge(items_of(runs[1]), on=[*KEYS, "prompt"], suffixes=("", "_other"))
+        if pairs.empty:
+            raise ValueError(f"{runs[0].path} and {runs[1].path} have no item in common; compare runs of one task")
+        pairs["same"] = pairs["text"] == pairs["text_other"]
+    model, how, why = None, None, "texts=0 measures no margins"
+    if settings.texts:
+        try:
+            how, why = decoding_of(runs[0], items), ""
+            model = _model_of(runs[0], settings.device, progress)
+        except (ValueError, OSError) as error:
+            # two runs are compared without their model as well
+            if len(runs) == 1:
+                raise
+            why = str(error)
+    return Plan(runs, items, pairs, model, how, why)
+
+
+def decoding_of(run: Run, items: pd.DataFrame) -> DecodingSettings:
+    """How a run wrote. Raises ValueError where its choices have no margins."""
+    kept, remedy = run.info.settings, "give another run to compare it with, and --texts 0"
+    if run.info.model.get("family") != "diffusion" or any(map(len, items["logprobs"])):
+        raise ValueError(f"margins are of texts that a diffusion model wrote, and {run.path} has none; {remedy}")
+    if kept.get("edits") or (kept.get("mask_sinks") and run.info.kind == "benchmark"):
+        raise ValueError(f"margins are of texts written without edits, but {run.path} has some; {remedy}")
+    known = {name: kept[name] for name in leaves(DecodingSettings()) if name in kept}
+    how: DecodingSettings = from_record(DecodingSettings(), known)
+    check_greedy(how)
+    return how
+
+
+def _model_of(run: Run, device: str | None, progress: Progress) -> Any:
+    about = run.info.model
+    progress.stage(f"loading {about['name']}")
+    loaded = load(about["name"], dtype=about["dtype"], device=device or about["device"], revision=about["revision"])
+    if weights_hash(loaded.model.state_dict()) != about["weights_sha256"]:
+        raise ValueError(f"{about['name']} has other weights than when {run.path} was made; bring those back")
+    return loaded
+
+
+def judge(work: Work) -> None:
+    """Write the tables ``margins``, ``forced`` and ``rounding`` where margins are measured, ``variance`` where the run
+    has scores, and ``pairs`` and ``verdict`` of two runs.
+    """
+    plan, tables = work.plan, {}
+    if plan.loaded is not None:
+        tables["margins"], tables["forced"] = _measured(plan, work.settings, work.progress)
+        tables["rounding"] = rounding_table(plan, tables["margins"], tables["forced"])
+    if len(scores := plan.items["right"].dropna()):
+        tables["variance"] = variance_table(plan, scores, tables.get("rounding"))
+    if plan.pairs is not None:
+        tables["pairs"] = plan.pairs[[*KEYS, "right", "right_other", "same"]]
+        tables["verdict"] = pd.DataFrame([verdict(plan, tables.get("rounding"))])
+    for name, table in tables.items():
+        work.run.table(name, table)
+
+
+def _measured(plan: Plan, settings: RefereeSettings, progress: Progress) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The margins of the texts, and what became of them at near ties that were made otherwise."""
+    loaded, kept = plan.loaded, plan.runs[0].info.settings
+    how = ending(plan.settings, loaded.model.config)
+    items = plan.items.head(settings.texts)
+    chat = bool(kept.get("chat")) and plan.runs[0].info.kind != "benchmark"
+    requests = [WritingRequest(encode(loaded, text, chat).ids) for text in items["prompt"]]
+    # the last number is the answer where all targets are numbers, else the whole text
+    numbers = bool(items["target"].str.contains(r"\d").all())
+    found, forced = [], []
+    for start in range(0, len(requests), settings.batch):
+        progress.stage(f"texts {start + 1} to {min(start + settings.batch, len(requests))} of {len(requests)}")
+        some = requests[start : start + settings.batch]
+        canvas = canvas_of(loaded, some, kept.get("new_tokens") or TOKENS).to(loaded.model.device)
+        ids_BS, table = measure_margins(loaded, canvas, how, seed=settings.seed or 0)
+        near = near_ties(table, -(-settings.forced * len(ids_BS) // len(requests)), settings.seed)
+        for line, other_S in zip(near.to_dict("records"), rewritten(loaded, canvas, how, near), strict=True):
+            open_S = canvas.open_BS[line["row"]]
+            own, other = ids_BS[line["row"]][open_S], other_S[open_S]
+            texts = [text_of(loaded, ids) for ids in (own, other)]
+            answers = [re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)[-1:] if numbers else text for text in texts]
+            line |= {"row": line["row"] + start, "tokens": float((own != other).float().mean())}
+            forced.append(line | {"text": line["tokens"] > 0, "answer": answers[0] != answers[1]})
+        found.append(table.assign(row=table["row"] + start))
+    return pd.concat(found, ignore_index=True), pd.DataFrame(forced)
+
+
+def rounding_table(plan: Plan, found: pd.DataFrame, forced: pd.DataFrame) -> pd.DataFrame:
+    """By what differs, the largest first: how many texts take another way, mean and 95 % interval; the share of answers
+    that change, mean and upper end; and whether it is extrapolated."""
+    lines, share = [], forced["answer"].mean() if len(forced) else np.nan
+    for kind, noise in noise_between(*(run.info.model for run in plan.runs)).items():
+        mean, low, high = counted(change_chances(found, noise, PROBES))
+        line = {"kind": kind, "texts": found["row"].nunique(), "changed": mean, "low": low, "high": high}
+        line |= {"answers": mean * share / line["texts"], "answers_high": high * share / line["texts"]}
+        lines.append(line | {"is_extrapolated": kind == "device"})
+    return pd.DataFrame(lines).sort_values("changed", ascending=False, ignore_index=True)
+
+
+def variance_table(plan: Plan, scores: pd.Series, rounding: pd.DataFrame | None) -> pd.DataFrame:
+    """The variance of the mean score in parts that have names, and how each is known; NaN for what is not known."""
+    items, drawn = len(scores), (0.0, "nothing is drawn")
+    parts = {"items": (scores.mean() * (1 - scores.mean()) / items, "binomial")}
+    parts["rounding"] = np.nan, f"not measured: {plan.why}"
+    if rounding is not None:
+        what = f"{rounding['kind'][0]}, margins of {rounding['texts'][0]} texts"
+        parts["rounding"] = rounding["answers"][0] / (2 * items), what
+    parts |= {"estimator draws": drawn, "seed": drawn if plan.settings else (np.nan, "not known: takes another seed")}
+    if any(map(len, plan.items["logprobs"])):
+        parts["estimator draws"] = draws_variance(plan.items), "errors of the choices, taken as independent"
+    if plan.pairs is not None and _differences(plan) == ["seed"]:
+        apart = (plan.pairs["right"] != plan.pairs["right_other"]).mean()
+        parts["seed"] = apart / (2 * len(plan.pairs)), "two runs that differ in their seed alone"
+    lines = [(part, value, value**0.5, source) for part, (value, source) in parts.items()]
+    return pd.DataFrame(lines, columns=["part", "variance", "deviation", "source"])
+
+
+def _differences(plan: Plan) -> list[str]:
+    """What two runs were told otherwise: settings, model, type, device."""
+    one, other = (run.info.settings | {f: run.info.model.get(f) for f in FACTS} for run in plan.runs)
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+
+def verdict(plan: Plan, rounding: pd.DataFrame | None) -> dict[str, Any]:
+    """Two runs on the items that both answered, as numbers; the swings are half the intervals of the difference, by the
+    rounding that was measured, and were every item drawn anew."""
+    pairs: Any = plan.pairs
+    facts: dict[str, Any] = {"items": len(pairs), "apart": int((~pairs["same"]).sum()), "why": plan.why, "scored": 0}
+    facts |= {"differ_in": ", ".join(_differences(plan)), "swing": np.nan, "kind": "", "is_extrapolated": False}
+    if rounding is not None:
+        facts |= rounding.iloc[0][["kind", "is_extrapolated", "answers_high"]].to_dict()
+    scored = pairs.dropna(subset=["right", "right_other"])
+    if len(scored):
+        one, other = scored["right"], scored["right_other"]
+        gained, lost, items = int((other > one).sum()), int((other < one).sum()), len(scored)
+        low, high = paired_share_interval(gained, lost, items)
+        facts |= {"scored": items, "score": one.mean(), "score_other": other.mean(), "gained": gained, "lost": lost}
+        facts |= {"difference": other.mean() - one.mean(), "low": low, "high": high, "p": mcnemar(gained, lost)}
+        # one right and one wrong answer more: a score of 0 does not say that nothing can be right
+        facts["swing_most"] = swing(items, redrawn(*((each.sum() + 1) / (items + 2) for each in (one, other))))
+        facts["swing"] = swing(items, facts["answers_high"]) if rounding is not None else np.nan
+    return facts
+
+
+def sentences(runs: list[Run]) -> list[str]:
+    """What the tables say."""
+    told, said = statements("sinklab.studies.referee", ()), []
+    for tables in ({name: run.table(name) for name in run.tables} for run in runs):
+        if "margins" in tables:
+            kinds = tables["margins"].groupby("kind")["margin"].describe(percentiles=[0.01, 0.5]).reset_index()
+            said += told("margins", kinds.to_dict("records"), tables["margins"]["row"].nunique())
+            said += told("forced", tables["forced"].mean(numeric_only=True), len(tables["forced"]))
+            said += told("rounding", tables["rounding"].to_dict("records"))
+        said += told("variance", tables["variance"].to_dict("records")) if "variance" in tables else []
+        said += told("verdict", tables["verdict"].iloc[0]) if "verdict" in tables else []
+    return said

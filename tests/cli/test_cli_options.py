@@ -1,0 +1,326 @@
+"""What all commands share: plans, settings from files and what no file gives, help, errors in flags, Ctrl-C."""
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import sinklab
+from sinklab.cli import main
+from sinklab.cli.command import Reading
+from sinklab.cli.options import PERMISSIONS, Given, in_flags
+from sinklab.cli.plans import machine_speed, plan_of
+from sinklab.cli.reports import _opened
+from sinklab.records import open_run
+from sinklab.registry import studies
+from sinklab.studies.base import leaves
+from sinklab.studies.processes import Amount
+from tiny_diffusion import save_tiny
+from tiny_gemma import tiny_gemma
+from tiny_llama import tiny_llama
+
+QUICK = "--new-tokens 4 --block-length None --statistics received"
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("model"), 1))
+
+
+def run(command: str) -> int:
+    return main(shlex.split(command))
+
+
+def shown(command: str, capsys: pytest.CaptureFixture) -> str:
+    with pytest.raises(SystemExit) as end:
+        run(command)
+    assert not end.value.code
+    return capsys.readouterr().out
+
+
+def test_the_version_and_the_near_command_are_told(capsys: pytest.CaptureFixture) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"sinklab {sinklab.__version__}\n"
+    assert run("trce") == 2
+    assert capsys.readouterr().err.endswith("did you mean 'trace'?\n")
+
+
+@pytest.mark.parametrize("command", ["trace", "train", "eval", "generate", "table1"])
+def test_the_short_help_leaves_rare_options_to_the_whole_one(command: str, capsys: pytest.CaptureFixture) -> None:
+    short, whole = (set(re.findall(r"(--[\w-]+)", shown(f"{command} {flag}", capsys))) for flag in ("-h", "--help-all"))
+    assert short - {"--help-all"} < whole
+    assert len(short) < 0.75 * len(whole)
+    assert {"--seed", "--config", "--reproduce"} <= short
+
+
+def test_closed_sets_stand_in_the_help_and_in_the_completion(capsys: pytest.CaptureFixture) -> None:
+    assert "--by {head,layer}" in shown("ablate --help", capsys)
+    script = shown("--tyro-print-completion bash", capsys)
+    for word in ("--new-tokens", "--monitor-rule", "zero_value", "block_diffusion"):
+        assert word in script, word
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "trace a b --new-tokens 8 --mask-sinks 5",
+        "mask a --new-tokens 8",
+        "curve --rows 2 --ks 1",
+        "ablate tiny --rows 2",
+        "distance tiny --rows 2",
+        "battery tiny --problems 2",
+        "probe --rows 6",
+        "caches",
+        "backcopy",
+        "train",
+    ],
+)
+def test_a_dry_run_says_what_a_command_takes_and_writes_nothing(command: str, capsys: pytest.CaptureFixture) -> None:
+    assert run(f"{command} --dry-run") == 0
+    told = capsys.readouterr()
+    assert told.err == ""
+    for line in told.out.splitlines():
+        assert re.fullmatch(
+            r"plan: .* [\d,]+ evaluations of [\d,]+ positions: about [\d.,]+ (s|min|h) and [\d.e+]+ GB on cpu "
+            r"\(estimated\)",
+            line,
+        ), line
+    assert list(Path().iterdir()) == []
+
+
+def test_every_study_of_the_package_tells_its_amount() -> None:
+    info = sinklab.checkpoints.describe("tiny")
+    for name, kind in studies.items():
+        if kind.__module__.startswith("sinklab.") and name != "eval":
+            amount = kind().amount(kind().Settings(), info)
+            assert amount.evaluations > 0 and amount.positions > 0, name
+
+
+def test_a_plan_grows_with_what_is_asked_and_counts_what_a_trace_evaluates(
+    model: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert run(f"trace ab cd --model {model} --out one {QUICK} --mask-sinks 1") == 0
+    # two texts, each written twice, a token a step
+    assert "4 texts × 4 steps on" in (told := capsys.readouterr().err) and "16 evaluations of" in told
+    assert open_run("one").table("generations")["steps"].sum() == 16
+
+    def seconds(evaluations: int) -> float:
+        line = plan_of(lambda *_: Amount("", evaluations, 10**6), None, "tiny", Reading())
+        number, unit = re.search(r"about ([\d.,]+) (s|min|h)", line).groups()
+        return float(number.replace(",", "")) * {"s": 1, "min": 60, "h": 3600}[unit]
+
+    assert seconds(100) == pytest.approx(100 * seconds(1), rel=0.2)
+    speed, least = machine_speed("float32", "cpu")
+    assert 1e6 < speed < 1e15 and 0 < least < 1
+
+
+def test_a_file_gives_defaults_that_options_override(model: str, capsys: pytest.CaptureFixture) -> None:
+    Path("mine.toml").write_text(
+        f'model = "{model}"\nprompts = ["The sea", "A"]\nnew-tokens = 4\nblock_length = 2\nedits = ["mask_sinks:k=1"]\n'
+    )
+    assert run("trace --config mine.toml --out one --block-length 4") == 0
+    settings = open_run("one").info.settings
+    assert settings["prompts"] == ["The sea", "A"]
+    assert (settings["new_tokens"], settings["block_length"], settings["edits"]) == (4, 4, ["mask_sinks:k=1"])
+    assert run(f"trace --config one/run.json --model {model} --out two") == 0
+    assert run(f"trace --reproduce one --model {model} --out three The") == 0
+    assert open_run("two").info.settings == settings
+    assert open_run("three").info.settings == settings | {"prompts": ["The"]}
+    capsys.readouterr()
+    # of another command's run, what this one has options for
+    assert run(f"generate The --config one/run.json --model {model}") == 0
+    assert "not taken from one/run.json: prompts, statistics," in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("new_tokns = 4", "mine.toml has no field 'new_tokns'; did you mean 'new_tokens'"),
+        ('new_tokens = "4"', "mine.toml: new_tokens cannot be '4': TypeCheckError: str is not an instance of int"),
+        ("new_tokens = [4]", r"new_tokens cannot be \(4,\)"),
+        ("layers = 4", "layers cannot be 4"),
+        ("[settings]\nedits = [3]", "3 is no registered intervention"),
+        ("new_tokens", "mine.toml cannot be read as settings, a TOML file or a run.json"),
+        ("rule = 'rondom'", "did you mean 'random'"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused(text: str, message: str, capsys: pytest.CaptureFixture) -> None:
+    Path("mine.toml").write_text(text)
+    assert run("trace --config mine.toml --out one") == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not Path("one").exists()
+    assert run("trace --config mine.toml --reproduce one") == 2
+    assert "give one of them" in capsys.readouterr().err
+
+
+HOSTILE: dict[str, Any] = {
+    "out": "stolen",
+    "resume": True,
+    "overwrite": True,
+    "run_code": True,
+    "allow_pickle": True,
+    "include_path": "elsewhere",
+    "plugin": "evil.py",
+    "log_to": "wandb",
+    "models": "stolen",
+    "push": "me/mine",
+    "shard": "0/2",
+    "dry_run": True,
+}
+
+
+@pytest.mark.parametrize("command", ["trace", "eval", "train", "table1", "generate", "backcopy", "mask"])
+def test_no_permission_folder_or_plugin_comes_from_a_file(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    assert {*HOSTILE} <= PERMISSIONS
+    Path("evil.py").write_text("open('ran', 'w').write('')")
+    Path("run.json").write_text(json.dumps({"kind": "study", "settings": {**HOSTILE, "seed": 3}}))
+    seen: dict[str, Any] = {}
+
+    def stop(*given: Any, **how: Any) -> Any:
+        seen.update(settings=given[3] if len(given) > 3 else given[-1], how=how, given=given)
+        raise KeyboardInterrupt
+
+    for place in ("command.conduct", "models._train", "reports._scored", "models.checked"):
+        if place != "models.checked" or command == "generate":
+            monkeypatch.setattr(f"sinklab.cli.{place}", stop)
+    words = "The sea" if command == "generate" else ""
+    assert run(f"{command} {words} --config run.json") == 130
+    told = capsys.readouterr().err
+    assert re.search("not taken from run.json: " + ", ".join(HOSTILE), told), told
+    assert not Path("ran").exists() and not Path("stolen").exists()
+    values = [value for group in seen["given"] if hasattr(group, "__dataclass_fields__") for value in _flat(group)]
+    assert ("seed", 3) in values or command == "backcopy"
+    for name, value in values:
+        assert name not in HOSTILE or value != HOSTILE[name], name
+    assert seen["how"].get("resume", False) in (False, studies["eval"]().keeps)
+    assert all(str(given) != "stolen" for given in seen["given"])
+
+
+def _flat(group: Any) -> list[tuple[str, Any]]:
+    return [(name, value) for name, (_, value) in leaves(group).items()]
+
+
+def test_a_run_folder_from_elsewhere_is_read_as_data(model: str, capsys: pytest.CaptureFixture) -> None:
+    for name, text, message in (
+        ("deep", '{"settings": ' + '{"a":' * 200 + "1" + "}" * 201, "nested"),
+        ("list", '{"settings": [1, 2]}', "cannot be read as settings"),
+        ("flags", '{"settings": {"heldout": "--run-code", "prompts": ["--allow-pickle"]}}', None),
+    ):
+        Path(f"{name}.json").write_text(text)
+        status = run(f"trace --model {model} --config {name}.json --dry-run")
+        told = capsys.readouterr()
+        assert (status, message is None or message in told.err) == (2 if message else 0, True), told
+
+
+def test_what_a_command_takes_and_leaves_of_a_file() -> None:
+    taken, left = Given("run.json", {"seed": 1, "run_code": True, "other": 2}, is_run=True).divided(
+        ["seed", "run_code"]
+    )
+    assert (taken, left) == ({"seed": 1}, ["run_code", "other"])
+    with pytest.raises(ValueError, match=r"mine.toml has no field 'sed'; did you mean 'seed'"):
+        Given("mine.toml", {"sed": 1}).divided(["seed"])
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("pass device='cpu', or another", "pass --device cpu, or another"),
+        ("continue the run (--resume, in Python resume=True)", "continue the run (--resume)"),
+        ("allow it with --run-code (in Python run_code=True)", "allow it with --run-code"),
+        ("go on with resume=True.", "go on with --resume."),
+        ("give mask_sinks, how many keys", "give --mask-sinks, how many keys"),
+        ("k must be at least 1, but is 0", "--k must be at least 1, but is 0"),
+        (
+            "the k most attended; mask_sinks:k=5 and MaskSinks(k=5)",
+            "the k most attended; mask_sinks:k=5 and MaskSinks(k=5)",
+        ),
+        ("no run in runs/mask_sinks/a", "no run in runs/mask_sinks/a"),
+        ("must be one of a, b, but is 'mask_sinks'", "must be one of a, b, but is 'mask_sinks'"),
+        ("sink=False", "--no-sink"),
+    ],
+)
+def test_errors_speak_in_flags(error: str, told: str) -> None:
+    assert in_flags(error, ["device", "resume", "run_code", "mask_sinks", "k", "sink"]) == told
+    assert in_flags("steps=3", []) == "steps=3"
+
+
+LOST = """
+import signal, sys
+from sinklab.cli import main
+
+class Lost:
+    def __del__(self):
+        signal.raise_signal(signal.{name})
+
+def load(*_, **__):
+    Lost()
+    for _ in range(10**9):
+        pass
+
+import sinklab.checkpoints.loading as loading
+loading.load = load
+sys.exit(main(["generate", "The sea"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_one_interrupt_ends_a_command_even_where_python_cannot_raise(name: str, status: int) -> None:
+    done = subprocess.run([sys.executable, "-c", LOST.format(name=name)], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (status, "sinklab: interrupted; what was written so far is kept\n")
+
+
+def test_handlers_are_put_back(capsys: pytest.CaptureFixture) -> None:
+    before = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    assert run("report") == 2
+    assert (signal.getsignal(signal.SIGINT), sys.unraisablehook) == before
+
+
+def test_a_folder_of_runs_is_reported_as_its_runs(model: str, capsys: pytest.CaptureFixture) -> None:
+    for name in ("b", "a"):
+        assert run(f"trace 'The sea' --model {model} --out tour/{name} {QUICK}") == 0
+    assert run("report tour --out page --figures --tables csv") == 0
+    assert "report: page/report.html" in capsys.readouterr().out
+    for name, day in (("a", 2), ("b", 1)):
+        path = Path("tour", name, "run.json")
+        path.write_text(re.sub(r'("created": ")[^"]*', rf"\g<1>2026-01-0{day}T00:00:00+00:00", path.read_text()))
+    assert [run.path.name for run in _opened([Path("tour"), Path("tour/a")])] == ["b", "a", "a"]
+
+
+def test_models_that_do_not_fill_masks_write_as_they_do(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    loaded = tiny_llama()
+    loaded.model.save_pretrained("llama")
+    loaded.tokenizer.save_pretrained("llama")
+    lm = sinklab.load("llama")
+    assert run("generate 'The sea' A --model llama --new-tokens 5 --temperature 0") == 0
+    expected = [lm.generate(text, 5, do_sample=False) for text in ("The sea", "A")]
+    assert capsys.readouterr().out == "".join(f"{text}\n" for text in expected)
+    assert run("generate 'The sea' --model llama --new-tokens 5 --seed 3") == 0
+    torch.manual_seed(3)
+    assert capsys.readouterr().out == lm.generate("The sea", 5, do_sample=True, temperature=0.7, top_k=0) + "\n"
+    assert run("generate 'The sea' --model llama --schedule even") == 2
+    assert "writes token after token: --schedule can be set for models that fill" in capsys.readouterr().err
+
+
+def test_a_model_that_renoises_canvases_writes_as_it_does(capsys: pytest.CaptureFixture) -> None:
+    tiny_gemma().save_pretrained("gemma")
+    assert run("generate '5 17 3' --model gemma --new-tokens 6 --seed 2") == 0
+    assert capsys.readouterr().out == sinklab.load("gemma").generate([5, 17, 3], 6, seed=2) + "\n"
+    assert run("generate '5 17 3' --model gemma --temperature 0") == 2
+    assert "renoises whole canvases: --temperature can be set for models that fill masks" in capsys.readouterr().err

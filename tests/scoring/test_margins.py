@@ -1,0 +1,125 @@
+"""Margins of a greedy decoder, their noise, and what becomes of a text when the runner-up is taken."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from sinklab.checkpoints.loading import load
+from sinklab.sampling.canvas import Canvas
+from sinklab.sampling.settings import DecodingSettings
+from sinklab.scoring.margins import first_difference, measure_margins, near_ties, rewritten
+from sinklab.testing.values import MASK_ID, tiny_model
+
+PROMPTS = [[5, 9, 11], [7, 3, 22, 40, 8], [33, 4]]
+
+
+@pytest.fixture(scope="module")
+def random():
+    return replace(load("tiny"), model=tiny_model(), tokenizer=None, name="random")
+
+
+def canvas(new_tokens: int = 6) -> Canvas:
+    return Canvas.from_prompts(PROMPTS, new_tokens=new_tokens, mask_id=MASK_ID, pad_id=0)
+
+
+def test_margins_are_those_of_plain_forwards(random) -> None:
+    """One token a step: logits and probabilities of every step, computed anew, give the same two margins."""
+    ids_BS, found = measure_margins(random, canvas(), DecodingSettings(seed=0), plain=True)
+    steps = [*random.model.denoise(canvas(), DecodingSettings(seed=0))]
+    assert torch.equal(ids_BS, steps[-1].ids_BS)
+    assert (found["kind"] == "token").sum() == 18 and (found["kind"] == "order").sum() == 15
+    for line in found.itertuples():
+        step = steps[line.step]
+        with torch.no_grad():
+            logits_BSV = random.model(step.before_BS, canvas().attention_BS).logits.double()
+        row_SV = logits_BSV[line.row].clone()
+        row_SV[:, MASK_ID] = -torch.inf
+        if line.kind == "token":
+            best = row_SV[line.column].topk(2)
+            assert best.indices.tolist() == [line.token, line.other]
+            expected = best.values[0] - best.values[1]
+        else:
+            chances_S = logits_BSV[line.row].softmax(-1).gather(-1, row_SV.argmax(-1, keepdim=True))[:, 0]
+            expected = chances_S[line.column] - chances_S[line.other]
+            masked_S = step.masked_BS[line.row]
+            assert chances_S[masked_S].topk(2).values.diff().neg().item() == pytest.approx(expected.item(), abs=1e-5)
+        assert line.margin == pytest.approx(expected.item(), abs=2e-5) and line.margin >= 0
+
+
+def test_a_threshold_has_a_distance(random) -> None:
+    settings = DecodingSettings(schedule="threshold", threshold=0.3, seed=0)
+    _, found = measure_margins(random, canvas(), settings, probes=0)
+    steps = [*random.model.denoise(canvas(), settings)]
+    lines = found[found["kind"] == "threshold"]
+    assert len(lines)
+    for line in lines.itertuples():
+        confidence_S = steps[line.step].confidence_BS[line.row].double()
+        others = confidence_S[~confidence_S.isnan()].sort().values[:-1]
+        assert line.margin == pytest.approx((others - 0.3).abs().min().item(), abs=1e-6)
+    by_order = found[found["kind"] == "order"].set_index(["row", "step"]).index
+    for row, step in by_order:
+        assert np.nanmax(np.sort(steps[step].confidence_BS[row].numpy())[:-1]) < 1.0
+        assert (steps[step].choice.chosen_BC[row].sum() == 1).item(), "where the threshold lets more pass, it decides"
+
+
+def test_noise_is_in_proportion_to_what_rounding_does(random) -> None:
+    """The rounding errors of bfloat16 are several times what a jitter of 2^-9 does, those of float32 thousandths."""
+    _, found = measure_margins(random, canvas(), DecodingSettings(seed=0), plain=True)
+    ratios = {}
+    for dtype in (torch.bfloat16, torch.float64):
+        other = replace(random, model=copy.deepcopy(random.model).to(dtype))
+        _, again = measure_margins(other, canvas(), DecodingSettings(seed=0), probes=0, plain=True)
+        until = found["row"].map(first_difference(found, again)).fillna(np.inf)
+        both = found[found["step"] < until].merge(again, on=["row", "step", "kind", "column"], suffixes=("", "_again"))
+        tokens = both[both["kind"] == "token"]
+        ratios[dtype] = ((tokens["margin_again"] - tokens["margin"]).abs() / tokens["noise"]).median()
+    assert 0.3 < ratios[torch.bfloat16] < 10
+    assert 0 < ratios[torch.float64] < 1e-3
+    again = measure_margins(random, canvas(), DecodingSettings(seed=0), plain=True)[1]
+    pd.testing.assert_frame_equal(found, again)
+    assert not first_difference(found, again).notna().any()
+
+
+@pytest.mark.parametrize("cache", ["none", "dual"])
+def test_a_forced_choice_changes_this_choice_and_what_follows(random, cache: str) -> None:
+    settings = DecodingSettings(cache=cache, block_length=3, seed=0)
+    _, found = measure_margins(random, canvas(), settings)
+    chosen = pd.concat([found[found["kind"] == kind].iloc[[0, 4, 8]] for kind in ("token", "order")])
+    others = rewritten(random, canvas(), settings, chosen)
+    for line, other_S in zip(chosen.itertuples(), others, strict=True):
+        steps = [*random.model.denoise(canvas(), settings)]
+        before_S, after_S = (one[line.row] for one in (steps[line.step].before_BS, steps[line.step].ids_BS))
+        held_S = (before_S != MASK_ID) & canvas().attention_BS[line.row]
+        assert torch.equal(other_S[held_S], before_S[held_S]), "what stood before stays"
+        if line.kind == "token":
+            assert other_S[line.column] == line.other and after_S[line.column] == line.token
+    nothing = chosen[chosen["step"] < 0]
+    assert rewritten(random, canvas(), settings, nothing) == []
+
+
+def test_near_ties_are_near_and_of_both_kinds(random) -> None:
+    _, found = measure_margins(random, canvas(12), DecodingSettings(seed=0))
+    near = near_ties(found, 4, seed=0)
+    assert sorted(near["kind"]) == ["order", "order", "token", "token"]
+    for kind, lines in near.groupby("kind"):
+        ratio = found.loc[found["kind"] == kind, "margin"] / found.loc[found["kind"] == kind, "noise"]
+        assert (lines["margin"] / lines["noise"]).max() <= ratio.quantile(0.1) + 1e-12
+    assert near.equals(near_ties(found, 4, seed=0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (DecodingSettings(temperature=0.5), "takes the best"),
+        (DecodingSettings(rule="random"), "takes the best"),
+        (DecodingSettings(alg_temp=0.1), "takes the best"),
+        (DecodingSettings(cfg_scale=1.0), "unguided"),
+    ],
+)
+def test_decoders_without_margins_are_refused(random, settings: DecodingSettings, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        measure_margins(random, canvas(), settings)

@@ -1,0 +1,163 @@
+"""The referee: what rounding makes of margins and scores, in worlds with a known answer and on runs."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy
+
+from sinklab.checkpoints.loading import load
+from sinklab.records.reading import open_run
+from sinklab.records.writing import RunWriter
+from sinklab.studies.referee import Referee, RefereeSettings
+from sinklab.studies.referee.rounding import (
+    Noise,
+    change_chances,
+    counted,
+    draws_variance,
+    known_noise,
+    noise_between,
+    pooled_noise,
+    redrawn,
+    swing,
+)
+from sinklab.studies.trace.study import StudySettings, study
+
+CPU = {"dtype": "bfloat16", "device": "cpu"}
+
+
+def test_counts_are_binomial_where_all_chances_are_one() -> None:
+    law = scipy.stats.binom(20, 0.3)
+    assert counted(np.full((5, 20), 0.3)) == (pytest.approx(6), law.ppf(0.025), law.ppf(0.975))
+    assert counted(np.zeros((3, 20))) == (0, 0, 0)
+    assert counted(np.ones((3, 20))) == (20, 20, 20)
+
+
+def test_noise_is_pooled_as_far_as_margins_are_alike() -> None:
+    draw = np.random.default_rng(0)
+    shifts = draw.normal(0, 2.0, (400, 4))
+    noise, freedom = pooled_noise(np.sqrt((shifts**2).mean(1)), 4)
+    assert freedom > 40 and np.abs(noise / 2.0 - 1).max() < 0.3
+    scales = np.exp(draw.normal(0, 1.5, 400))
+    raw = np.sqrt(((shifts / 2 * scales[:, None]) ** 2).mean(1))
+    noise, freedom = pooled_noise(raw, 4)
+    assert freedom < 8 and np.corrcoef(np.log(noise), np.log(scales))[0, 1] > 0.9
+    assert pooled_noise(np.array([0.0, 1.0, 2.0]), 4)[0][0] == 0
+
+
+def world(draw: np.random.Generator, multiple: float, probes: int = 4) -> tuple[pd.DataFrame, int]:
+    """Margins of 12 texts with the noise that probes saw, and how many texts rounding of this size changed."""
+    rows = np.repeat(np.arange(12), 20)
+    margin, scale = draw.exponential(1.0, len(rows)), 0.02 * np.exp(draw.normal(0, 0.3, len(rows)))
+    noise = np.sqrt(((draw.normal(size=(len(rows), probes)) * scale[:, None]) ** 2).mean(1))
+    flipped = margin + multiple * scale * draw.normal(size=len(rows)) < 0
+    table = pd.DataFrame({"row": rows, "kind": "token", "margin": margin, "noise": noise})
+    return table, int(pd.Series(flipped).groupby(rows).any().sum())
+
+
+@pytest.mark.slow
+def test_intervals_of_changed_texts_cover_what_happens() -> None:
+    """Sizes of rounding that vary between models as the noise says: 95 % intervals, told from margins alone."""
+    draw, told = np.random.default_rng(1), Noise("planted", np.log(2.0), 0.2, 60)
+    inside, widths, changed = 0, [], []
+    for _ in range(100):
+        table, count = world(draw, 2.0 * np.exp(draw.normal(0, 0.2)))
+        mean, low, high = counted(change_chances(table, told, 4))
+        inside, changed = inside + (low <= count <= high), [*changed, count - mean]
+        widths.append(high - low)
+    assert 0.9 <= inside / 100 <= 0.995 and np.mean(widths) < 8
+    assert abs(np.mean(changed)) < 0.4
+    larger = sum(world(draw, 12.0)[1] > counted(change_chances(world(draw, 2.0)[0], told, 4))[2] for _ in range(20))
+    assert larger >= 18, "rounding six times as large is more than is foretold"
+
+
+def test_two_runs_that_differ_by_rounding_lie_within_the_swing() -> None:
+    """Items of any difficulty, each drawn anew in both runs: 95 % of the differences, or more, lie within."""
+    draw = np.random.default_rng(2)
+    chances = draw.beta(2, 1, 1319)
+    scores = (draw.random((2000, 2, 1319)) < chances).mean(2)
+    within = [abs(one - other) <= swing(1319, redrawn(one, other)) for one, other in scores]
+    assert np.mean(within) >= 0.95
+    exact = float((2 * chances * (1 - chances)).mean())
+    assert np.mean(np.abs(np.subtract(*scores.T)) <= swing(1319, exact)) == pytest.approx(0.95, abs=0.02)
+    assert swing(1319, redrawn(0.775, 0.728)) == pytest.approx(0.0330, abs=1e-4), "the worked example of the docs"
+
+
+def test_what_was_not_measured_is_extrapolated() -> None:
+    kinds = noise_between(CPU)
+    assert {*kinds} == {"bfloat16.backend", "bfloat16.fast", "bfloat16.batch"}
+    assert {*noise_between(CPU, CPU | {"dtype": "float32"})} == {"float32.bfloat16"}
+    assert {*noise_between(CPU, CPU | {"device": "cuda"})} == {*kinds, "device"}
+    assert noise_between(CPU | {"device": "cuda"})["device"] == max(kinds.values(), key=lambda noise: noise.log)
+    assert {*noise_between({"dtype": "int4", "device": "cpu"})} == {"device"}
+    known = known_noise()
+    assert known["float32.batch"].log < known["float32.float16"].log - 3 < known["float32.bfloat16"].log - 3
+
+
+def test_draws_of_likelihoods_change_what_is_near() -> None:
+    items = pd.DataFrame({"right": [1.0, 1.0], "logprobs": [[-1.0, -1.0], [-1.0, -9.0]], "stderrs": [[0.5, 0.5]] * 2})
+    assert draws_variance(items) == pytest.approx(0.25 / 4, abs=0.005)
+
+
+def benchmark(path: Path, rights: list[int], texts: list[str], **model: str) -> Path:
+    """A folder as `sinklab eval` leaves it."""
+    about = {"name": "elsewhere", "family": "diffusion", "dtype": "float32", "device": "cuda", "weights_sha256": "0"}
+    with RunWriter(path, kind="benchmark", model=about | model, settings={"seed": 0}, seed=0) as run:
+        columns = {"task": "gsm8k", "filter": "strict", "doc_id": range(len(rights)), "response": texts}
+        columns |= {"prompt": [f"question {number}" for number in range(len(rights))], "right": np.array(rights, float)}
+        columns |= {"target": "#### 7", "logprobs": [[]] * len(rights), "stderrs": [[]] * len(rights)}
+        run.table("samples", pd.DataFrame(columns))
+    return path
+
+
+@pytest.mark.parametrize(("lost", "word"), [(10, "cannot be told"), (62, "rounding cannot give this difference")])
+def test_two_runs_are_compared_in_pairs(tmp_path: Path, lost: int, word: str) -> None:
+    rights = [1] * 155 + [0] * 45
+    other = [0] * (lost + 4) + [1] * (151 - lost) + [1] * 4 + [0] * 41
+    one = benchmark(tmp_path / "one", rights, ["a"] * 200)
+    two = benchmark(tmp_path / "two", other, ["b"] * 20 + ["a"] * 180, device="a100")
+    out = Referee()(None, tmp_path / "out", RefereeSettings(runs=(str(one), str(two)), texts=0))
+    facts = open_run(out).table("verdict").iloc[0]
+    assert (facts.scored, facts.gained, facts.lost, facts.apart) == (200, 4, lost + 4, 20)
+    assert facts.difference == pytest.approx(-lost / 200) and facts.low < -lost / 200 < facts.high
+    assert facts.p == pytest.approx(scipy.stats.binomtest(4, lost + 8).pvalue) and facts.differ_in == "device"
+    said = Referee().sentences([open_run(out)])
+    assert any(word in line for line in said), said
+    assert open_run(out).table("variance").set_index("part").loc["items", "variance"] == pytest.approx(
+        0.775 * 0.225 / 200
+    )
+
+
+@pytest.mark.slow
+def test_a_trace_is_judged_by_its_margins(tmp_path: Path) -> None:
+    lm, short = load("tiny"), StudySettings(prompts=("The sea", "It was a dark night"), new_tokens=6, statistics=())
+    study(lm, tmp_path / "plain", short)
+    out = Referee()(None, tmp_path / "out", RefereeSettings(runs=(str(tmp_path / "plain"),), forced=4))
+    run = open_run(out)
+    found, forced, rounding = (run.table(name) for name in ("margins", "forced", "rounding"))
+    assert found.groupby("row").size().tolist() == [11, 11] and (found["margin"] >= 0).all()
+    assert forced["text"].any() and forced["tokens"].between(0, 1).all() and len(forced) <= 4
+    assert {*rounding["kind"]} == {"float32.backend", "float32.fast", "float32.batch"}
+    assert (rounding["high"] == 0).all(), "float32 rounding changes none of these texts"
+    said = " ".join(Referee().sentences([run]))
+    assert "12 choices in token" in said and "95 % interval 0 to 0" in said and "EXTRAPOLATED" not in said
+    again = Referee()(None, tmp_path / "both", RefereeSettings(runs=(str(tmp_path / "plain"),) * 2, texts=0))
+    assert (
+        "0 of 2 texts differ between the two runs, which differ in: nothing"
+        in Referee().sentences([open_run(again)])[0]
+    )
+
+
+def test_what_cannot_be_judged_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="give RUN or RUN OTHER"):
+        Referee()(None, tmp_path / "out", RefereeSettings())
+    with pytest.raises(ValueError, match="got 3"):
+        RefereeSettings(runs=("a", "b", "c"))
+    causal = benchmark(tmp_path / "causal", [1], ["a"], family="autoregressive")
+    with pytest.raises(ValueError, match="texts that a diffusion model wrote"):
+        Referee()(None, tmp_path / "out", RefereeSettings(runs=(str(causal),)))
+    with RunWriter(tmp_path / "curve", kind="curve", model={"name": "x"}, settings={}, seed=0):
+        pass
+    with pytest.raises(ValueError, match="is of kind 'curve'"):
+        Referee()(None, tmp_path / "out", RefereeSettings(runs=(str(tmp_path / "curve"),)))
