@@ -277,7 +277,14 @@ def train_peak(device: str, room: str, settings: Any, **fields: Any) -> dict[str
         "\n".join(" ".join(f"w{(7 * row + word) % 240 + 3}" for word in range(200)) for row in range(400))
     )
     once = {"steps": 3, "heldout": None, "heldout_rows": 1, "monitor_every": 0, "log_to": "none", "compile": False}
-    once |= {"corpus": str(corpus), "out": tempfile.mkdtemp(dir=room), "eval_every": 10**6, "save_every": 10**6}
+    # the text has no sets to choose from
+    once |= {
+        "only": None,
+        "corpus": str(corpus),
+        "out": tempfile.mkdtemp(dir=room),
+        "eval_every": 10**6,
+        "save_every": 10**6,
+    }
     reset_peak(device)
     run = replace(settings, **once, **fields)
     taken = seconds(lambda: train(run, progress=lambda line: None), device)

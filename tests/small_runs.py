@@ -121,7 +121,7 @@ def probe(place: Path, resume: bool) -> None:
     from sinklab.studies.contents.study import ContentsSettings, sink_contents
 
     prompts = tuple(TEXT[start : start + 12] for start in range(0, 24, 8))
-    read: dict[str, Any] = {"choose": "strongest", "every": 2, "folds": 3, "classes": 4, "draws": 5, "layers": (1,)}
+    read: dict[str, Any] = {"choose": "strongest", "every": 2, "folds": 3, "classes": 4, "resamples": 5, "layers": (1,)}
     settings = ContentsSettings(prompts=prompts, new_tokens=4, block_length=2, twin=False, **read)
     sink_contents(tiny_loaded(1), place, settings, resume=resume)
 

@@ -369,7 +369,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "a prompt of raw bytes": (["generate", os.fsdecode(b"\xff\xfe")], "a prompt is text in UTF-8"),
     "an endless seed": (["generate", "a", "--seed", "9" * 30], "a seed must be"),
     "a device without memory": (["generate", "a", "--device", "meta"], ""),
-    "a report of nothing": (["report", "{work}"], "is not a run folder"),
+    "a report of nothing": (["report", "{work}/nothing"], "is not a run folder"),
     "a deep run.json": (["report", "{deep}"], "nested too deeply"),
     "a deep config.json": (["info", "{model}"], "nested too deeply"),
     "deep prompts": (["trace", "--prompts", "{deep}/prompts.jsonl"], "nested too deeply"),

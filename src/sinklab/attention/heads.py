@@ -29,9 +29,14 @@ class HeadShare:
         """Number of processes that hold one model together."""
         return distributed.get_world_size(self.group)
 
+    @property
+    def rank(self) -> int:
+        """Of this process among them."""
+        return distributed.get_rank(self.group)
+
     def own(self, whole: Tensor, axis: int = 1) -> Tensor:
         """This process's part of an axis of all heads."""
-        return whole.chunk(self.count, axis)[distributed.get_rank(self.group)]
+        return whole.chunk(self.count, axis)[self.rank]
 
     def whole(self, own: Tensor, axis: int = 1) -> Tensor:
         """An axis of all heads, of which every process holds its part; gradients flow through the part of this one."""
@@ -41,7 +46,7 @@ class HeadShare:
         parts = [torch.empty_like(sent) for _ in range(self.count)]
         distributed.all_gather(parts, sent, group=self.group)
         parts = [part.view(own.dtype) for part in parts]
-        parts[distributed.get_rank(self.group)] = own
+        parts[self.rank] = own
         return torch.cat(parts, axis)
 
     def whole_mask(self, mask: Tensor | None, heads: int) -> Tensor | None:
