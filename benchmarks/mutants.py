@@ -569,15 +569,16 @@ def result(mutants: list[Mutant], of: int, given: argparse.Namespace, control: l
         "seed": given.seed,
         "rooms": ROOMS,
         "all_mutants": of,
-        "run": len(run),
+        "run": sum(known[mutant.key]["tried"] > 0 for mutant in run),
         "killed": len(killed),
         "equivalent": len(equivalent),
+        "equivalent_by_argument_alone": sum(not known[mutant.key]["tried"] for mutant in equivalent),
         "survived": len(survivors),
         "killed_of_those_not_equivalent": round(len(killed) / max(1, len(killed) + len(survivors)), 4),
         "fail_without_a_mutant": control,
         "by_operator": {
             name: {"run": count, "killed": sum(one.operator == name for one in killed)}
-            for name, count in Counter(one.operator for one in run).items()
+            for name, count in Counter(one.operator for one in run if known[one.key]["tried"]).items()
         },
         "survivors": [as_diff(tree, mutant) for mutant in survivors],
         "equivalents": [{**as_diff(tree, mutant), "because": argued[mutant.key]} for mutant in equivalent],
