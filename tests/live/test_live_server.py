@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
 from sinklab.checkpoints import load
-from sinklab.live import Desk
+from sinklab.live import LiveText
 from sinklab.live.server import LONGEST, Guard, Live, parsed
 from sinklab.sampling.settings import DecodingSettings
 
@@ -225,7 +225,7 @@ class Slow:
                 return
         raise AssertionError("the request goes on")
 
-    def write(self, desk: Desk, prompt: str, new_tokens: int, seed: int) -> Iterator[dict]:
+    def write(self, live_text: LiveText, prompt: str, new_tokens: int, seed: int) -> Iterator[dict]:
         try:
             self.running.append(threading.current_thread().name)
             self.began.release()
@@ -239,7 +239,7 @@ class Slow:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     slow = Slow()
-    monkeypatch.setattr(Desk, "write", lambda desk, **given: slow.write(desk, **given))
+    monkeypatch.setattr(LiveText, "write", lambda live_text, **given: slow.write(live_text, **given))
     return slow
 
 
@@ -316,7 +316,7 @@ def test_an_error_that_nobody_expected_is_told_and_the_thread_goes_on(
     with client.websocket_connect(SOCKET, headers=OURS) as page:
         page.receive_json()
         with monkeypatch.context() as patched:
-            patched.setattr(Desk, "write", fails)
+            patched.setattr(LiveText, "write", fails)
             write(page, "a")
             assert heard(page, "failed")[-1]["text"] == "RuntimeError: out of memory"
         write(page, "a")

@@ -2,4 +2,4 @@
 
 from sinklab.registry import exports
 
-__getattr__, __dir__, __all__ = exports(__name__, desk="Desk", server="serve")
+__getattr__, __dir__, __all__ = exports(__name__, live_text="LiveText", server="serve")

@@ -26,7 +26,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.errors import from_json, known_fields
-from sinklab.live.desk import Desk
+from sinklab.live.live_text import LiveText
 from sinklab.reports.payload import script
 from sinklab.reports.style import THEMES, asset
 from sinklab.sampling.settings import DecodingSettings
@@ -167,16 +167,16 @@ class Live:
     """Pages and the one thread that runs the model for them, a request after another."""
 
     def __init__(self, loaded: Loaded, settings: DecodingSettings, *, chat: bool = False) -> None:
-        """Raises ValueError as `Desk` does."""
+        """Raises ValueError as `LiveText` does."""
         self.loaded, self.settings, self.chat = loaded, settings, chat
         palette = {name: {"scale": theme.scale, "lines": theme.lines} for name, theme in THEMES.items()}
-        self.about = {"kind": "model", "palette": palette, **self.desk().about(), "seed": settings.seed or 0}
+        self.about = {"kind": "model", "palette": palette, **self.live_text().about(), "seed": settings.seed or 0}
         self._thread = ThreadPoolExecutor(1, "model")
         self._jobs: dict[Job, Future] = {}
 
-    def desk(self) -> Desk:
+    def live_text(self) -> LiveText:
         """The text of a new page."""
-        return Desk(self.loaded, self.settings, chat=self.chat)
+        return LiveText(self.loaded, self.settings, chat=self.chat)
 
     def app(self) -> Starlette:
         """Page, script, style and socket; to be put behind a `Guard`."""
@@ -191,7 +191,12 @@ class Live:
     async def talk(self, page: WebSocket) -> None:
         """One page, from its opening to its end. A new request gives up the one before; so does the end."""
         await page.accept()
-        loop, told, desk, job = asyncio.get_running_loop(), asyncio.Queue[tuple[Job, dict]](AHEAD), self.desk(), None
+        loop, told, live_text, job = (
+            asyncio.get_running_loop(),
+            asyncio.Queue[tuple[Job, dict]](AHEAD),
+            self.live_text(),
+            None,
+        )
 
         def tell(by: Job, message: dict[str, Any]) -> None:
             if by.is_over.is_set():
@@ -221,15 +226,15 @@ class Live:
                     break
                 if job is not None:
                     job.is_over.set()
-                job = self._begin(desk, text, tell)
+                job = self._begin(live_text, text, tell)
         finally:
             sender.cancel()
             if job is not None:
                 job.is_over.set()
 
-    def _begin(self, desk: Desk, text: str, tell: Callable[[Job, dict[str, Any]], None]) -> Job:
+    def _begin(self, live_text: LiveText, text: str, tell: Callable[[Job, dict[str, Any]], None]) -> Job:
         """Put what a page asks into the queue."""
-        job = Job(_messages(desk, text))
+        job = Job(_messages(live_text, text))
         self._jobs = {one: future for one, future in self._jobs.items() if not future.done()}
         self._jobs[job] = self._thread.submit(job.run, tell)
         return job
@@ -242,10 +247,10 @@ class Live:
         return not wait(self._jobs.values(), timeout=1).not_done
 
 
-def _messages(desk: Desk, text: str) -> Iterator[dict[str, Any]]:
+def _messages(live_text: LiveText, text: str) -> Iterator[dict[str, Any]]:
     what, given = parsed(text)
     if what != "stop":
-        yield from getattr(desk, what)(**given)
+        yield from getattr(live_text, what)(**given)
 
 
 def _own(name: str) -> str:

@@ -40,7 +40,7 @@ PARTS = 4
 """tokens that one character may be spread over"""
 
 
-class Desk:
+class LiveText:
     """One text of one page. `write` and `take` are generators of messages; each `next` runs the model about once."""
 
     def __init__(self, loaded: Loaded, settings: DecodingSettings, *, chat: bool = False) -> None:

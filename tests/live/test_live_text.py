@@ -12,7 +12,7 @@ import torch
 
 import published_toys
 from sinklab.checkpoints import Loaded, load
-from sinklab.live import Desk
+from sinklab.live import LiveText
 from sinklab.sampling.settings import DecodingSettings
 from tiny_diffusion import tiny_loaded
 
@@ -26,9 +26,9 @@ def tiny() -> Loaded:
 
 
 @pytest.fixture(scope="module")
-def desk(tiny: Loaded) -> tuple[Desk, list[dict]]:
-    desk = Desk(tiny, SETTINGS)
-    return desk, list(desk.write(PROMPT, NEW, SEED))
+def live_text(tiny: Loaded) -> tuple[LiveText, list[dict]]:
+    live_text = LiveText(tiny, SETTINGS)
+    return live_text, list(live_text.write(PROMPT, NEW, SEED))
 
 
 def steps(messages: list[dict]) -> list[dict]:
@@ -39,8 +39,8 @@ def ids(step: dict) -> list[int]:
     return [token[0] for token in step["tokens"]]
 
 
-def codes(step: dict, desk: Desk) -> np.ndarray:
-    shape = desk.about()["layers"], desk.about()["heads"], step["keys"]
+def codes(step: dict, live_text: LiveText) -> np.ndarray:
+    shape = live_text.about()["layers"], live_text.about()["heads"], step["keys"]
     return np.frombuffer(base64.b64decode(step["codes"]["heads"]), np.uint8).reshape(shape)
 
 
@@ -67,8 +67,8 @@ def logits(loaded: Loaded, ids_1S: torch.Tensor, hidden: int | None) -> torch.Te
         return loaded.model(ids_1S, visible=visible_SS).logits[0]
 
 
-def test_the_plain_text_is_the_one_that_the_model_writes(tiny: Loaded, desk: tuple[Desk, list[dict]]) -> None:
-    told = desk[1]
+def test_the_plain_text_is_the_one_that_the_model_writes(tiny: Loaded, live_text: tuple[LiveText, list[dict]]) -> None:
+    told = live_text[1]
     seen, end = by_hand(tiny, ids(told[0]), 0, 99)
     assert [ids(step) for step in steps(told)] == seen and len(seen) == NEW
     assert [token[0] for token in told[-1]["tokens"]] == end[-NEW:]
@@ -80,23 +80,26 @@ def test_the_plain_text_is_the_one_that_the_model_writes(tiny: Loaded, desk: tup
 
 @pytest.mark.parametrize("first", [0, 3, NEW - 1])
 def test_a_key_is_gone_from_a_step_on_and_everything_before_stays(
-    tiny: Loaded, desk: tuple[Desk, list[dict]], first: int
+    tiny: Loaded, live_text: tuple[LiveText, list[dict]], first: int
 ) -> None:
-    plain, edited = desk[1], list(desk[0].take(first, 1))
+    plain, edited = live_text[1], list(live_text[0].take(first, 1))
     seen, end = by_hand(tiny, ids(plain[0]), 1, first)
     assert [step["step"] for step in steps(edited)] == list(range(first, NEW))
     assert [ids(step) for step in steps(edited)] == seen[first:]
     assert [token[0] for token in edited[-1]["tokens"]] == end[-NEW:]
-    assert all((codes(step, desk[0])[..., 1] == 1).all() for step in steps(edited))
-    assert all((codes(step, desk[0])[..., 1] > 1).any() for step in steps(plain))
+    assert all((codes(step, live_text[0])[..., 1] == 1).all() for step in steps(edited))
+    assert all((codes(step, live_text[0])[..., 1] > 1).any() for step in steps(plain))
 
 
 def test_the_loss_is_that_of_the_plain_tokens_on_the_plain_canvases(
-    tiny: Loaded, desk: tuple[Desk, list[dict]]
+    tiny: Loaded, live_text: tuple[LiveText, list[dict]]
 ) -> None:
-    plain, first = steps(desk[1]), 2
-    measured = list(desk[0].take(first, 1))[-1]["measured"]
-    after = [*[ids(step) for step in plain[1:]], ids(plain[-1])[:-NEW] + [token[0] for token in desk[1][-1]["tokens"]]]
+    plain, first = steps(live_text[1]), 2
+    measured = list(live_text[0].take(first, 1))[-1]["measured"]
+    after = [
+        *[ids(step) for step in plain[1:]],
+        ids(plain[-1])[:-NEW] + [token[0] for token in live_text[1][-1]["tokens"]],
+    ]
     for name, hidden in (("plain_loss", None), ("edited_loss", 1)):
         losses = []
         for step, written in zip(plain[first:], after[first:], strict=True):
@@ -108,19 +111,19 @@ def test_the_loss_is_that_of_the_plain_tokens_on_the_plain_canvases(
     assert measured["tokens"] == NEW - first
 
 
-def test_a_sink_may_go_from_one_head_alone(desk: tuple[Desk, list[dict]]) -> None:
-    plain = steps(desk[1])[4]
-    for step in steps(list(desk[0].take(4, 0, layer=2, head=1)))[:1]:
-        was, now = codes(plain, desk[0]), codes(step, desk[0])
+def test_a_sink_may_go_from_one_head_alone(live_text: tuple[LiveText, list[dict]]) -> None:
+    plain = steps(live_text[1])[4]
+    for step in steps(list(live_text[0].take(4, 0, layer=2, head=1)))[:1]:
+        was, now = codes(plain, live_text[0]), codes(step, live_text[0])
         assert was[2, 1, 0] > 1 and now[2, 1, 0] == 1
         others = np.delete(now[2], 1, 0)
         assert (now[:2] == was[:2]).all() and (others == np.delete(was[2], 1, 0)).all()
 
 
-def test_what_became_of_the_main_sinks(desk: tuple[Desk, list[dict]]) -> None:
+def test_what_became_of_the_main_sinks(live_text: tuple[LiveText, list[dict]]) -> None:
     first, key = 3, 0
-    edited = list(desk[0].take(first, key))
-    before, after = (np.array([step["main"] for step in of]) - 1 for of in (steps(desk[1])[first:], steps(edited)))
+    edited = list(live_text[0].take(first, key))
+    before, after = (np.array([step["main"] for step in of]) - 1 for of in (steps(live_text[1])[first:], steps(edited)))
     measured = edited[-1]["measured"]
     assert measured["held"] == pytest.approx((before == key).mean()) and measured["held"] > 0
     assert measured["moved"] == pytest.approx((before != after).mean())
@@ -128,35 +131,35 @@ def test_what_became_of_the_main_sinks(desk: tuple[Desk, list[dict]]) -> None:
 
 
 def test_an_added_sink_can_be_taken_too() -> None:
-    desk = Desk(load("tiny-sink"), SETTINGS)
-    plain = steps(list(desk.write(PROMPT, 4, 0)))
+    live_text = LiveText(load("tiny-sink"), SETTINGS)
+    plain = steps(list(live_text.write(PROMPT, 4, 0)))
     assert plain[0]["added"] == 1 and plain[0]["keys"] == len(plain[0]["tokens"]) + 1
-    edited = steps(list(desk.take(1, 0)))
-    assert (codes(plain[1], desk)[..., 0] > 1).any() and (codes(edited[0], desk)[..., 0] == 1).all()
-    edited = steps(list(desk.take(1, 1)))
-    assert (codes(edited[0], desk)[..., 1] == 1).all() and (codes(edited[0], desk)[..., 0] > 1).any()
+    edited = steps(list(live_text.take(1, 0)))
+    assert (codes(plain[1], live_text)[..., 0] > 1).any() and (codes(edited[0], live_text)[..., 0] == 1).all()
+    edited = steps(list(live_text.take(1, 1)))
+    assert (codes(edited[0], live_text)[..., 1] == 1).all() and (codes(edited[0], live_text)[..., 0] > 1).any()
 
 
 def test_draws_are_repeated(tiny: Loaded) -> None:
-    desk = Desk(tiny, DecodingSettings(temperature=1.0, rule="entropy"))
-    first, second, other = (list(desk.write(PROMPT, NEW, seed)) for seed in (5, 5, 6))
+    live_text = LiveText(tiny, DecodingSettings(temperature=1.0, rule="entropy"))
+    first, second, other = (list(live_text.write(PROMPT, NEW, seed)) for seed in (5, 5, 6))
     assert first[-1]["text"] == second[-1]["text"] != other[-1]["text"]
-    *_, last = desk.take(NEW - 1, 1)
+    *_, last = live_text.take(NEW - 1, 1)
     assert last["tokens"][: NEW // 2] == other[-1]["tokens"][: NEW // 2]
 
 
 def test_tokens_that_spell_a_character_together_are_read_as_one(tiny: Loaded) -> None:
-    (first, *_) = Desk(tiny, SETTINGS).write("a café 😀 and", 1, 0)
+    (first, *_) = LiveText(tiny, SETTINGS).write("a café 😀 and", 1, 0)
     texts = [token[1] for token in first["tokens"]]
     assert any("😀" in text for text in texts) and "◌" in texts and not any("\ufffd" in text for text in texts)
 
 
 def taken(loaded: Loaded, prompt: str, **settings: object) -> tuple[list[dict], list[dict]]:
-    desk = Desk(loaded, DecodingSettings(**settings))
-    plain = list(desk.write(prompt, NEW, SEED))
+    live_text = LiveText(loaded, DecodingSettings(**settings))
+    plain = list(live_text.write(prompt, NEW, SEED))
     key = plain[0]["keys"] - NEW - 1
-    edited = list(desk.take(len(steps(plain)) // 2, key))
-    assert all((codes(step, desk)[..., key] <= 1).all() for step in steps(edited))
+    edited = list(live_text.take(len(steps(plain)) // 2, key))
+    assert all((codes(step, live_text)[..., key] <= 1).all() for step in steps(edited))
     assert edited[-1]["measured"]["plain_loss"] > 0 and edited[-1]["measured"]["edited_loss"] > 0
     return plain, edited
 
@@ -198,9 +201,9 @@ def test_every_way_to_decode(tiny: Loaded, settings: dict) -> None:
     taken(tiny, PROMPT, **settings)
 
 
-def test_what_makes_no_sense_is_refused(tiny: Loaded, desk: tuple[Desk, list[dict]]) -> None:
+def test_what_makes_no_sense_is_refused(tiny: Loaded, live_text: tuple[LiveText, list[dict]]) -> None:
     with pytest.raises(ValueError, match="write one first"):
-        next(Desk(tiny, SETTINGS).take(0, 0))
+        next(LiveText(tiny, SETTINGS).take(0, 0))
     for wrong, message in (
         ((NEW, 0), f"step is 0 to {NEW - 1}"),
         ((0, 999), "the key is 0 to"),
@@ -209,12 +212,12 @@ def test_what_makes_no_sense_is_refused(tiny: Loaded, desk: tuple[Desk, list[dic
         ((0, 0, 0, 6), "the head is 0 to 5"),
     ):
         with pytest.raises(ValueError, match=message):
-            next(desk[0].take(*wrong))
+            next(live_text[0].take(*wrong))
     with pytest.raises(ValueError, match="fit the model's context"):
-        next(desk[0].write(PROMPT, 4000, 0))
+        next(live_text[0].write(PROMPT, 4000, 0))
     with pytest.raises(ValueError, match="write one first"):
-        next(desk[0].take(0, 0))
+        next(live_text[0].take(0, 0))
     with pytest.raises(ValueError, match="shows denoising, but tiny-causal is autoregressive"):
-        Desk(load("tiny-causal"), SETTINGS)
+        LiveText(load("tiny-causal"), SETTINGS)
     with pytest.raises(ValueError, match="'elastic'"):
-        Desk(tiny, DecodingSettings(schedule="elastic"))
+        LiveText(tiny, DecodingSettings(schedule="elastic"))
