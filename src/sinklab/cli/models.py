@@ -88,7 +88,9 @@ def _amount(settings: TrainSettings, info: Any) -> Amount:
     shared = 2 * (settings.kv_heads or settings.heads) / settings.heads
     weights = layers * width * ((2 + shared) * width + 3 * settings.mlp_size) + settings.vocab_size * width
     how: dict[str, Any] = {"parameters": int(weights), "layers": layers, "trains": True}
-    steps = f"{settings.steps} steps" if settings.epochs is None else "passes counted as {settings.steps} steps"
+    steps = f"{settings.steps} steps"
+    if settings.epochs is not None:
+        steps = f"{settings.epochs} passes over the text, counted as {steps}"
     words = f"{steps} × {settings.batch} rows × {settings.length} tokens"
     return Amount(words, settings.steps, settings.batch * settings.length, **how)
 
