@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from sinklab.errors import Checked, limited
 from sinklab.registry import studies
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.studies.base import Study, deferred
 from sinklab.studies.processes import Amount
-
-if TYPE_CHECKING:
-    from sinklab.records.reading import Run
 
 
 @dataclass(frozen=True)
@@ -31,8 +27,6 @@ class CacheSettings(Checked):
     """What ranks the columns of the evicting caches: nearest, aligned (Sparse-dLLM), received, random."""
     refreshed: tuple[int, ...] = (4, 16)
     """Sinks that the refreshing dual cache computes anew with the block; one variant for each."""
-    sparse: bool = False
-    """Also full recomputation under sparse attention: every query sees its nearest keys, with and without sinks."""
     heldout: str | None = None
     """Corpus of text the model has not seen; None takes the excerpt inside the package."""
     rows: int = limited(8, at_least=2)
@@ -90,7 +84,7 @@ class Caches(Study):
     Try
         sinklab caches
         sinklab caches --model tiny-sink --cache-keep 0.25 0.1 --cache-sinks 8 --out runs/caches-sink
-        sinklab caches --rows 32 --batch 16 --prompt-tokens 160 --new-tokens 64 --sparse --out runs/caches-long
+        sinklab caches --rows 32 --batch 16 --prompt-tokens 160 --new-tokens 64 --out runs/caches-long
     """
 
     Settings = CacheSettings
@@ -112,10 +106,6 @@ class Caches(Study):
     def samples(self, plan: Any) -> int:
         """One a batch of rows."""
         return plan.batches
-
-    def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
-        """Where the figure is."""
-        return [f"figure: {path}" for path in drawn]
 
 
 cache_fidelity = Caches()
