@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from sinklab.errors import Checked, limited
 from sinklab.registry import studies
@@ -88,7 +88,6 @@ class Caches(Study):
     """
 
     Settings = CacheSettings
-    renamed: ClassVar[dict[str, str]] = {"text": "heldout", "keep": "cache_keep", "sinks": "cache_sinks"}
     parts = "rows"
     prepare = deferred("sinklab.studies.caches.run:prepare")
     run = deferred("sinklab.studies.caches.run:compare")

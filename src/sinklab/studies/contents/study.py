@@ -120,7 +120,6 @@ class Probe(Study):
 
     Settings = ContentsSettings
     kind = "contents"
-    renamed: ClassVar[dict[str, str]] = {"corpus": "heldout", "texts": "rows", "draws": "resamples"}
     parts = "texts"
     prepare = deferred("sinklab.studies.contents.run:prepare")
     run = deferred("sinklab.studies.contents.run:write_texts")
