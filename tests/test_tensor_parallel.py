@@ -21,6 +21,7 @@ from sinklab.checkpoints import load, materialize
 from sinklab.checkpoints.loading import permuted
 from sinklab.checkpoints.weights import Safetensors
 from sinklab.models import DiffusionLM, DiffusionLMConfig
+from sinklab.probing.call import NAMES, AttentionCall
 from tiny_diffusion import tiny_backbone, tiny_loaded, tiny_tokenizer
 from tiny_models import llama
 
@@ -206,3 +207,9 @@ def test_a_gathered_axis_keeps_type_order_and_gradient(one_process):
     assert torch.equal(share.own(share.whole(flags)), flags)
     assert share.whole_mask(None, 3) is None
     assert share.whole_mask(torch.ones(1, 1, 2, 2), 3).shape == (1, 1, 2, 2)
+    q, masks = torch.randn(1, 2, 3, 4), (None, torch.ones(1, 1, 3, 3) > 0, torch.ones(1, 2, 3, 3) > 0)
+    for mask in masks:
+        call = AttentionCall.of("attention", torch.nn.Module(), dict(zip(NAMES, (q, q, q, mask), strict=False)), {})
+        factors = dataclasses.replace(call, share=share).factors()
+        assert all(torch.equal(factor, q) for factor in factors[:3])
+        assert factors[3] is mask or torch.equal(factors[3], mask)

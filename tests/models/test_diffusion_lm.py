@@ -4,6 +4,7 @@ from masked_twin import masked_form
 from torch.overrides import TorchFunctionMode
 from transformers import (
     AutoModel,
+    AutoModelForMaskedLM,
     Glm4MoeConfig,
     GPT2Config,
     LlamaConfig,
@@ -266,6 +267,12 @@ def test_variants_share_the_other_weights():
     theirs = dict(sink.named_parameters())
     assert theirs.keys() - ours.keys() == {"sink_embeddings", *(f"gates.{i}.weight" for i in range(3))}
     assert all(torch.equal(theirs[name], value) for name, value in ours.items())
+
+
+def test_biases_start_at_zero():
+    config = DiffusionLMConfig(backbone("llama", attention_bias=True), mask_token_id=MASK)
+    attention = AutoModelForMaskedLM.from_config(config).model.layers[0].self_attn
+    assert all(not one.bias.any() for one in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj))
 
 
 def test_open_gate_starts_near_one():

@@ -105,6 +105,8 @@ def test_listeners_without_an_interest_in_outputs_need_not_say_so() -> None:
 
     model = HandWritten()
     plain = model(IDS % 30)
-    with tapped(model, Old()):
+    with tapped(model, Old()) as tap:
         assert torch.equal(plain, model(IDS % 30))
+        # and nothing is kept of a forward that is over
+        assert not tap._inside
     assert calls == ["blocks.0", "blocks.1"]
