@@ -269,10 +269,11 @@ def test_variants_share_the_other_weights():
     assert all(torch.equal(theirs[name], value) for name, value in ours.items())
 
 
-def test_biases_start_at_zero():
-    config = DiffusionLMConfig(backbone("llama", attention_bias=True), mask_token_id=MASK)
-    attention = AutoModelForMaskedLM.from_config(config).model.layers[0].self_attn
-    assert all(not one.bias.any() for one in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj))
+def test_a_gate_that_a_checkpoint_lacks_starts_open(tmp_path):
+    build().save_pretrained(tmp_path)
+    config = DiffusionLMConfig.from_pretrained(tmp_path, gate="elementwise", gate_bias=4.0)
+    gates = AutoModelForMaskedLM.from_pretrained(tmp_path, config=config).gates
+    assert len(gates) == 3 and all((gate.bias == 4.0).all() and gate.weight.std() > 0 for gate in gates)
 
 
 def test_open_gate_starts_near_one():
