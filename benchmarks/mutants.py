@@ -646,7 +646,7 @@ def main() -> None:
         control.append(failed)
         left = [name for name in left if name != failed]
     found = result(mutants, of, given, control)
-    path = write_result("mutants", found)
+    path = write_result(f"mutants_seed_{given.seed}" if given.seed else "mutants", found)
     print({name: found[name] for name in ("run", "killed", "equivalent", "survived")}, control, path)
 
 
