@@ -1,7 +1,6 @@
 """A model that several processes hold together is, to whoever looks at it, edits it or writes with it, the whole model.
 
-The processes run ``divided_twin.py``, two of them here. Four hold the same: from a folder of `save_models`,
-``torchrun --nproc-per-node 4 tests/divided_twin.py FOLDER 4``, and with 2 in place of the last 4, two models of two.
+The processes run ``divided_twin.py``, two of them here; four, and two models of two: ``benchmarks/tensor_parallel.py``.
 """
 
 import dataclasses
@@ -66,18 +65,18 @@ def save_models(folder: Path, count: int) -> None:
     llama(causal=True, kv_heads=count).double().save_pretrained(folder / "causal")
 
 
-def noted_by_two(folder: Path) -> list[dict]:
-    """What each of two processes notes, by model."""
-    save_models(folder, 2)
-    done = torchrun(ROOT / "tests" / "divided_twin.py", folder, 2)
+def noted(folder: Path, processes: int = 2, count: int = 2, seconds: int = 300) -> list[dict]:
+    """What each of some processes notes, by model, of which so many hold one together."""
+    save_models(folder, count)
+    done = torchrun(ROOT / "tests" / "divided_twin.py", folder, count, processes=processes, seconds=seconds)
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(processes)]
 
 
 @needs_division
 @pytest.mark.slow
 def test_two_processes_see_write_and_read_one_model(tmp_path: Path):
-    ranks = noted_by_two(tmp_path)
+    ranks = noted(tmp_path)
     causal = [rank.pop("causal") for rank in ranks]
     assert max(apart for found in causal for apart in found.values()) <= 1e-9
     for name, found in [(name, found) for rank in ranks for name, found in rank.items()]:
