@@ -44,21 +44,24 @@ class Watch:
     """Choices to be made otherwise: row, step, kind, column and other, as `margins` names them."""
     seen: Any = None
     """The candidates of the last evaluation."""
-    step: int = field(default=-1, init=False)
+    read: Any = field(default=0, init=False)
+    """Evaluations of each row so far (B,): one that waits for others of its batch has none."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rule, name)
 
     def __call__(self, candidates: Any) -> Tensor:
         """The scores of the rule."""
-        self.seen, self.step = candidates, self.step + 1
+        here_B = candidates.candidates_BC.any(1)
+        self.seen, self.read = candidates, self.read + here_B.long()
         score_M = self.rule(candidates)
         if self.swaps is None:
             return score_M
         score_M = score_M.clone()
         # the loop writes the tokens that stand here; inference mode, as the model's numbers were made in it
         with torch.inference_mode():
-            for one in self.swaps[self.swaps["step"] == self.step].itertuples():
+            now = self.read.where(here_B, 0)[self.swaps["row"].tolist()].tolist()
+            for one in self.swaps[self.swaps["step"] + 1 == now].itertuples():
                 row_M = candidates.rows_M == one.row
                 own = int((row_M & (candidates.columns_M == one.column)).nonzero()[0, 0])
                 if one.kind == "token":
@@ -154,7 +157,7 @@ class Choices:
                 self._ranked.append(partial(_threshold, rest=rest, sides=sides, bound=bound))
                 nearest = columns[rest[np.abs(score[rest] - bound).argmin()]]
                 lines.append((row, "threshold", nearest, -1, nearest))
-        self.lines = pd.DataFrame(lines, columns=["row", "kind", "column", "token", "other"]).assign(step=step.index)
+        self.lines = pd.DataFrame(lines, columns=["row", "kind", "column", "token", "other"])
 
     def margins(self, logits_MV: Tensor, score_M: Tensor) -> np.ndarray:
         """Of each line; below 0 where such logits choose otherwise."""
@@ -182,9 +185,9 @@ def measure_margins(
 ) -> tuple[Tensor, pd.DataFrame]:
     """The decoded ids (B, S) and the margin of every choice, a line each.
 
-    Columns: row, step, kind (`KINDS`), column (of the canvas; of the last position chosen), token (committed), other
-    (the runner-up: its id, or the column of the best position not chosen), margin, and noise: how far a jitter of
-    `JITTER` moves the margin, root mean square over the probes, NaN without.
+    Columns: row, step (of this row, which may wait for others), kind (`KINDS`), column (of the canvas; of the last
+    position chosen), token (committed), other (the runner-up: its id, or the column of the best position not chosen),
+    margin, and noise: how far a jitter of `JITTER` moves the margin, root mean square over the probes, NaN without.
 
     Args:
         loaded: a diffusion model.
@@ -201,7 +204,7 @@ def measure_margins(
     rule, threshold = check_greedy(settings), getattr(settings.values()["schedule"], "threshold", None)
     size = max(JITTER, torch.finfo(model.dtype).eps)
     still = model.denoiser(canvas.attention_BS.repeat(probes, 1) if probes else None, plain=True)
-    tables, ids_BS = [], canvas.ids_BS
+    tables, ids_BS, own_B = list[pd.DataFrame](), canvas.ids_BS, torch.tensor(-1)
     for step, seen in watched_steps(loaded, canvas, settings, plain=plain):
         here, noise = Choices(step, seen, threshold), np.nan
         margin = here.margins(seen.logits_MV, step.choice.score_M)
@@ -215,7 +218,9 @@ def measure_margins(
                 other = replace(seen, logits_MV=logits_MV.masked_fill(never_MV, -torch.inf))
                 shifts.append(here.margins(other.logits_MV, rule(other)) - margin)
             noise = np.sqrt(np.mean(np.square(shifts), 0)) * JITTER / size
-        tables.append(here.lines.assign(margin=margin, noise=noise))
+        own_B = own_B + step.choice.candidates_BC.any(1).cpu()
+        numbers = own_B[here.lines["row"].tolist()].tolist()
+        tables.append(here.lines.assign(step=numbers, margin=margin, noise=noise))
         ids_BS = step.ids_BS
     return ids_BS, pd.concat(tables, ignore_index=True)
 
