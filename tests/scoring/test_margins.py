@@ -101,6 +101,16 @@ def test_a_forced_choice_changes_this_choice_and_what_follows(random, cache: str
     assert rewritten(random, canvas(), settings, nothing) == []
 
 
+def test_what_a_cache_holds_is_no_noise(random) -> None:
+    """Keys of an earlier canvas change logits by more than rounding does; a jitter moves margins as it does without."""
+    plain, cached = (
+        measure_margins(random, canvas(12), DecodingSettings(block_length=4, cache=cache, seed=0))[1]
+        for cache in ("none", "dual")
+    )
+    noise = [found.loc[found["kind"] == "token", "noise"].median() for found in (plain, cached)]
+    assert noise[1] == pytest.approx(noise[0], rel=0.5)
+
+
 def test_steps_are_those_of_a_row_whatever_it_waits_for(random) -> None:
     """Rows wait for one another at the end of a block; their choices are found again in a batch of other rows."""
     settings = DecodingSettings(schedule="threshold", threshold=0.2, block_length=4, seed=0)

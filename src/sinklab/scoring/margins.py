@@ -134,7 +134,7 @@ class Choices:
     """What one step chose, a line for each token and then for each row; its margins under any logits."""
 
     def __init__(self, step: Step, seen: Any, threshold: float | None) -> None:
-        choice, self.mask_id = step.choice, seen.mask_id
+        choice, self.mask_id, self.seen = step.choice, seen.mask_id, seen
         self.chosen_M = choice.chosen_BC.reshape(-1)[choice.place_M]
         self.token_N1 = seen.tokens_M[self.chosen_M][:, None].clone()
         tensors = (seen.rows_M, self.chosen_M, choice.score_M.double(), seen.columns_M)
@@ -163,6 +163,12 @@ class Choices:
         """Of each line; below 0 where such logits choose otherwise."""
         score = score_M.double().cpu().numpy()
         return np.concatenate([self._tokens(logits_MV)[0], [margin(score) for margin in self._ranked]])
+
+    def again(self, rule: Any, logits_MV: Tensor) -> np.ndarray:
+        """The margins under other logits of the same canvas, in which the same tokens are barred."""
+        never_MV = self.seen.logits_MV == -torch.inf
+        other = replace(self.seen, logits_MV=logits_MV[:, : never_MV.shape[1]].masked_fill(never_MV, -torch.inf))
+        return self.margins(other.logits_MV, rule(other))
 
     def _tokens(self, logits_MV: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Margins of the committed tokens, and their runners-up."""
@@ -204,19 +210,18 @@ def measure_margins(
     rule, threshold = check_greedy(settings), getattr(settings.values()["schedule"], "threshold", None)
     size = max(JITTER, torch.finfo(model.dtype).eps)
     still = model.denoiser(canvas.attention_BS.repeat(probes, 1) if probes else None, plain=True)
+    uncached = None if settings.cache == "none" else model.denoiser(canvas.attention_BS, plain=True)
     tables, ids_BS, own_B = list[pd.DataFrame](), canvas.ids_BS, torch.tensor(-1)
     for step, seen in watched_steps(loaded, canvas, settings, plain=plain):
         here, noise = Choices(step, seen, threshold), np.nan
         margin = here.margins(seen.logits_MV, step.choice.score_M)
         if probes:
             wanted_BS = step.choice.block.put(step.choice.candidates_BC, torch.zeros_like(canvas.open_BS))
+            # keys that a cache has kept are no rounding: beside them the jitter is that of a canvas read whole
+            base = margin if uncached is None else here.again(rule, uncached(step.before_BS, wanted_BS))
             with jittered(model, size, sample_seed(seed, step.index)):
                 logits_NV = still(step.before_BS.repeat(probes, 1), wanted_BS.repeat(probes, 1))
-            never_MV = seen.logits_MV == -torch.inf
-            shifts = []
-            for logits_MV in logits_NV[:, : never_MV.shape[1]].chunk(probes):
-                other = replace(seen, logits_MV=logits_MV.masked_fill(never_MV, -torch.inf))
-                shifts.append(here.margins(other.logits_MV, rule(other)) - margin)
+            shifts = [here.again(rule, logits_MV) - base for logits_MV in logits_NV.chunk(probes)]
             noise = np.sqrt(np.mean(np.square(shifts), 0)) * JITTER / size
         own_B = own_B + step.choice.candidates_BC.any(1).cpu()
         numbers = own_B[here.lines["row"].tolist()].tolist()
