@@ -50,11 +50,15 @@ class Plan:
 
 
 def items_of(run: Run) -> pd.DataFrame:
-    """What a run answered, a line an item: `KEYS`, prompt, text, right (NaN for texts of a trace), target, logprobs,
-    stderrs. Of a benchmark with several filters the first. Raises ValueError for a run of another kind.
+    """What a run answered, a line an item: `KEYS`, prompt, text (or what was chosen), right (NaN where that is not said,
+    as of texts of a trace), target, logprobs, stderrs. Of a benchmark with several filters the first. Raises ValueError
+    for a run of another kind.
     """
     if run.info.kind == "benchmark":
-        found = run.table("samples").rename(columns={"doc_id": "item", "response": "text"})
+        found = run.table("samples").rename(columns={"doc_id": "item"})
+        # where likelihoods choose there is no text; a share of an answer (F1, a probability) is not right or wrong
+        found["text"] = found["response"].where(found["response"] != "", found["answer"])
+        found["right"] = found["right"].where(found["right"].isin([0, 1]))
         return found[found["filter"] == found.groupby("task")["filter"].transform("min")].reset_index(drop=True)
     if "generations" not in run.tables:
         raise ValueError(
