@@ -50,7 +50,7 @@ class Plan:
 
 
 def items_of(run: Run) -> pd.DataFrame:
-    """What a run answered, a line an item: `KEYS`, prompt, text (or what was chosen), right (NaN where that is not said,
+    """What a run answered, a line an item: `KEYS`, prompt, text (or what was chosen), right (NaN where not said,
     as of texts of a trace), target, logprobs, stderrs. Of a benchmark with several filters the first. Raises ValueError
     for a run of another kind.
     """
