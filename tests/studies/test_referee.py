@@ -11,6 +11,7 @@ import scipy
 from sinklab.checkpoints.loading import load
 from sinklab.records.reading import open_run
 from sinklab.records.writing import RunWriter
+from sinklab.studies.base import describe
 from sinklab.studies.referee import Referee, RefereeSettings
 from sinklab.studies.referee.rounding import (
     Noise,
@@ -101,13 +102,14 @@ def test_draws_of_likelihoods_change_what_is_near() -> None:
     assert draws_variance(items) == pytest.approx(0.25 / 4, abs=0.005)
 
 
-def benchmark(path: Path, rights: list[float], texts: list[str], more: Any = None, **model: str) -> Path:
+def benchmark(path: Path, rights: list[float], texts: list[str], more: Any = None, **model: Any) -> Path:
     """A folder as `sinklab eval` leaves it, with these columns in place of those of written answers."""
     about = {"name": "elsewhere", "family": "diffusion", "dtype": "float32", "device": "cuda", "weights_sha256": "0"}
     with RunWriter(path, kind="benchmark", model=about | model, settings={"seed": 0}, seed=0) as run:
         columns = {"task": "gsm8k", "filter": "strict", "doc_id": range(len(rights)), "response": texts}
         columns |= {"prompt": [f"question {number}" for number in range(len(rights))], "right": np.array(rights, float)}
-        columns |= {"answer": "", "target": "#### 7", "logprobs": [[]] * len(rights), "stderrs": [[]] * len(rights)}
+        columns |= {"answer": "", "target": "#### 7", "cut": 0}
+        columns |= {"logprobs": [[]] * len(rights), "stderrs": [[]] * len(rights)}
         run.table("samples", pd.DataFrame(columns | (more or {})))
     return path
 
@@ -150,6 +152,18 @@ def test_a_share_of_an_answer_is_neither_right_nor_wrong(tmp_path: Path) -> None
     facts = out.table("verdict").iloc[0]
     assert (facts["items"], facts.scored, facts.gained, facts.difference) == (22, 2, 0, 0.0)
     assert out.table("variance").set_index("part").loc["items", "variance"] == pytest.approx(0.25 / 2)
+
+
+@pytest.mark.slow
+def test_answers_are_written_again_as_long_as_they_were(tmp_path: Path) -> None:
+    """The length that a task asks for, or what a prompt leaves of the context, stands with each answer."""
+    about = describe(load("tiny"))
+    one = benchmark(tmp_path / "one", [1, 1, 0], ["a"] * 3, {"new_tokens": [4, 3, 4], "cut": [0, 1, 0]}, **about)
+    out = open_run(Referee()(None, tmp_path / "out", RefereeSettings(runs=(str(one),), forced=0)))
+    found = out.table("margins")
+    assert found[found["kind"] == "token"].groupby("row").size().tolist() == [4, 3, 4]
+    prompt = load("tiny").tokenizer("question 1")["input_ids"]
+    assert found.loc[found["row"] == 1, "column"].min() == len(prompt) - 1
 
 
 @pytest.mark.slow
