@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import published_toys
 from golden_llada import golden_cases, golden_folder, golden_tensors
 from sinklab.checkpoints import load
 from sinklab.cli import main
@@ -103,6 +104,18 @@ def test_the_most_probable_token_is_counted(folder: Path) -> None:
     logits = next(one for one in Reference(folder).hold(tiny_loaded()) if one.what == "logits")
     assert logits.same_best == pytest.approx(18 / 19)
     assert "most probable token the same at 94.7%" in logits.line()
+
+
+@pytest.mark.parametrize("family", ["mdlm", "smdm"])
+def test_a_token_that_is_barred_does_not_widen_the_tolerance(tmp_path: Path, family: str) -> None:
+    """MDLM lowers the logit of [MASK] by 1e6, SMDM has none: neither says how far other logits are spread."""
+    getattr(published_toys, family)(tmp_path / "model")
+    loaded = load(str(tmp_path / "model"))
+    folder = write_reference(loaded, tmp_path / "reference", PROMPTS, DecodingSettings(seed=0), 6)
+    assert all(one.holds for one in Reference(folder).hold(loaded))
+    changed(folder, lambda tensors: tensors["logits.start.logits"][0, 2, 7].add_(0.5))
+    wrong = [one for one in Reference(folder).hold(loaded) if not one.holds]
+    assert [(one.case, one.what) for one in wrong] == [("start", "logits")] and wrong[0].relative > 0.01
 
 
 @pytest.mark.parametrize("at", [1, 4])
