@@ -144,6 +144,20 @@ def test_columns_that_are_not_there_yet_are_not_compared(folder: Path) -> None:
     assert all(one.holds for one in Reference(folder).hold(tiny_loaded()))
 
 
+def test_columns_may_be_absent_from_the_first_canvas_on(folder: Path) -> None:
+    """An engine that grows its canvas block by block has no masks behind the first one yet."""
+    changed(folder, lambda tensors: tensors["gen.written.canvas"][:3, :, -2:].fill_(-1))
+    assert all(one.holds for one in Reference(folder).hold(tiny_loaded()))
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+def test_canvases_that_are_missing_do_not_hold(folder: Path, kept: int) -> None:
+    """The number of evaluations is told, but not all of their canvases are there."""
+    changed(folder, lambda tensors: tensors.update({"gen.written.canvas": tensors["gen.written.canvas"][:kept]}))
+    held = Reference(folder).hold(tiny_loaded())[-1]
+    assert (held.holds, held.found) == (False, f"{kept - 1} canvases behind the first, ours 6")
+
+
 def test_evaluations_are_counted(folder: Path) -> None:
     told = json.loads((folder / "cases.json").read_text())["generate"][0]
     retold(folder, generate=[told | {"evaluations": 9}])
@@ -175,6 +189,10 @@ def test_their_type_sets_the_tolerance(folder: Path) -> None:
                 folder, lambda of: [of.pop(name) for name in [*of] if "half.h" in name or "half.l" in name]
             ),
             "the case 'half' of .* has neither logits nor hidden states",
+        ),
+        (
+            lambda folder: changed(folder, lambda of: of.update({"logits.start.valid": torch.zeros(2, 11)})),
+            r"logits\.start\.valid leaves no position to compare",
         ),
         (
             lambda folder: retold(folder, generate=[{"name": "written", "settings": {"gen_length": 6}}]),

@@ -143,6 +143,8 @@ class Reference:
             raise ValueError(f"the case {case!r} of {self.folder} has neither logits nor hidden states; give one")
         valid = theirs.get("valid_shifted", theirs.get("valid", mask_BS))
         valid_BS = torch.ones_like(ids_BS, dtype=torch.bool) if valid is None else valid.bool()
+        if not valid_BS.any():
+            raise ValueError(f"{prefix}valid leaves no position to compare; mark those that are to hold")
         for name, ours in _passed(loaded, ids_BS, mask_BS).items():
             if (other := theirs.pop(name, None)) is not None:
                 is_best = name == "logits"
@@ -163,17 +165,20 @@ class Reference:
         if real_BS is not None:
             # padding is in front of the prompt
             real_BS = pad(real_BS.long(), (0, canvas_TBS.shape[2] - real_BS.shape[1]), value=1)
-        canvas = Canvas.infill(canvas_TBS[0], mask_id=model.config.mask_token_id, attention_BS=real_BS)
+        # -1: a column that is not there yet; ours begins as masks
+        mask_id, ids_BS = model.config.mask_token_id, canvas_TBS[0]
+        canvas = Canvas.infill(ids_BS.where(ids_BS >= 0, mask_id), mask_id=mask_id, attention_BS=real_BS)
         steps = list(model.denoise(canvas.to(model.device), settings))
         asked, found, equal, differ = int(about.get("evaluations", len(canvas_TBS) - 1)), "", 0, 0
         for step, theirs_BS in zip(steps, canvas_TBS[1:], strict=False):
-            # -1: a column that is not there yet
             apart = ((step.ids_BS.cpu() != theirs_BS) & (theirs_BS >= 0)).nonzero()
             equal += not len(apart)
             if len(apart) and not found:
                 differ, found = len(apart), f"evaluation {step.index + 1}: {_apart(step, theirs_BS, apart)}"
         if asked != len(steps):
             found += f"{'; ' if found else ''}{asked} evaluations, ours {len(steps)}"
+        elif len(canvas_TBS) - 1 != len(steps):
+            found += f"{'; ' if found else ''}{len(canvas_TBS) - 1} canvases behind the first, ours {len(steps)}"
         share = equal / max(1, len(canvas_TBS) - 1)
         return Held(case, "canvas", float(differ), float("nan"), share, not found, found)
 
