@@ -244,6 +244,9 @@ def test_the_command_writes_holds_and_says_so_by_its_status(tmp_path: Path, caps
     assert main(["validate", str(tmp_path / "other"), "--write"]) == 2
     said = capsys.readouterr().err
     assert "is taken" in said and "prompts are for --write" in said and "--write needs a prompt" in said
+    for option in (["--rule", "entropy"], ["--new-tokens", "4"]):
+        assert main(["validate", str(folder), *option]) == 2
+        assert "--new-tokens and the options of decoding are for --write" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["full", "blocks3", "batch_leftpad"])
