@@ -326,6 +326,8 @@ def validate(
         return
     if prompt:
         raise ValueError(f"prompts are for --write, but there is {prompt[0]!r}; leave it out, or add --write")
+    if (checked(decoding), new_tokens) != (DecodingSettings(seed=0), 16):
+        raise ValueError("--new-tokens and the options of decoding are for --write; a case says how it was decoded")
     reference = Reference(folder)
     held = reference.hold(reading.load(model or reference.model), tolerance)
     for one in held:

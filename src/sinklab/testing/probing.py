@@ -52,7 +52,7 @@ def check_rule(rule: Rule | str) -> None:
 
     turned = find_sinks(received.transpose(2, 0, 1, 3), judge)
     _same_answer(turned, whole.transpose(2, 0, 1, 3), "the order of the leading axes matters")
-    alone = np.array([find_sinks(row, judge) for row in received.reshape(-1, keys)])
+    alone = np.array([find_sinks(row, judge, keys) for row in received.reshape(-1, keys)])
     _same_answer(alone.reshape(whole.shape), whole, "a head is judged by what other heads receive")
 
     padded = np.concatenate([received, np.full((*whole.shape[:-1], 3), np.nan)], -1)
