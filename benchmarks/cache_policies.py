@@ -19,7 +19,8 @@ from measure import write_result
 from transformers import LlamaConfig
 
 from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.studies.caches.run import Policy, costs
+from sinklab.studies.caches.policies import Policy
+from sinklab.studies.caches.run import costs
 from sinklab.studies.caches.study import CacheSettings
 
 LENGTHS = (512, 1024, 2048, 4096)

@@ -11,18 +11,8 @@ import torch
 
 from sinklab.records import open_run
 from sinklab.studies.caches.figures import caches_sentences, draw_caches
-from sinklab.studies.caches.run import (
-    METRICS,
-    Policy,
-    canvas_of,
-    costs,
-    evaluations,
-    forced,
-    held_bytes,
-    policies,
-    revealed,
-    written,
-)
+from sinklab.studies.caches.policies import Policy, pairs, policies
+from sinklab.studies.caches.run import METRICS, canvas_of, costs, evaluations, forced, held_bytes, revealed, written
 from sinklab.studies.caches.study import Caches, CacheSettings, cache_fidelity
 from sinklab.testing import check_study
 from tiny_diffusion import TEXT, tiny_loaded
@@ -61,8 +51,9 @@ def test_every_budget_has_its_pairs():
     assert labels[:5] == ["none", "prefix", "dual", "dual, 2 sinks recomputed", "all kept"]
     assert "aligned 0.25 + 2 first sinks" in labels
     assert len(set(labels)) == len(labels)
-    for protected in (policy for policy in found if policy.protect):
-        assert Policy(protected.family, protected.keep) in found
+    for protected, bare in pairs(found):
+        assert (protected.keep, protected.family, bare.sinks) == (bare.keep, bare.family, 0)
+        assert bare in found
     # of the sinks of now, "received" keeps those it would keep anyway
     assert not [policy for policy in found if (policy.family, policy.protect) == ("received", "now")]
 
