@@ -37,8 +37,8 @@ SETTINGS = CacheSettings(
     repeats=0,
 )
 """Fidelity on the same half-revealed text."""
-WRITTEN = dataclasses.replace(SETTINGS, cache_keep=(0.125,), protect=("now",), rows=8, batch=8, texts=8)
-"""Texts written under the smallest budget."""
+WRITTEN = dataclasses.replace(SETTINGS, cache_keep=(0.125,), protect=("now",), sparse=True, rows=8, batch=8, texts=8)
+"""Texts written under the smallest budget, and sparse attention."""
 
 
 def run(model: str) -> None:

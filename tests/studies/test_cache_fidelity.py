@@ -11,7 +11,7 @@ import torch
 
 from sinklab.records import open_run
 from sinklab.studies.caches.figures import caches_sentences, draw_caches
-from sinklab.studies.caches.policies import Policy, pairs, policies
+from sinklab.studies.caches.policies import Policy, SparseDenoiser, nearest_keys, pairs, policies
 from sinklab.studies.caches.run import METRICS, canvas_of, costs, evaluations, forced, held_bytes, revealed, written
 from sinklab.studies.caches.study import Caches, CacheSettings, cache_fidelity
 from sinklab.testing import check_study
@@ -46,10 +46,10 @@ def frame(table):
 
 
 def test_every_budget_has_its_pairs():
-    found = policies(dataclasses.replace(SMALL, cache_keep=(0.25, 0.5), protect=("now", "first")))
+    found = policies(dataclasses.replace(SMALL, cache_keep=(0.25, 0.5), protect=("now", "first"), sparse=True))
     labels = [policy.label for policy in found]
     assert labels[:5] == ["none", "prefix", "dual", "dual, 2 sinks recomputed", "all kept"]
-    assert "aligned 0.25 + 2 first sinks" in labels
+    assert "aligned 0.25 + 2 first sinks" in labels and "window 0.5 + 2 random columns for sinks" in labels
     assert len(set(labels)) == len(labels)
     for protected, bare in pairs(found):
         assert (protected.keep, protected.family, bare.sinks) == (bare.keep, bare.family, 0)
@@ -90,7 +90,7 @@ def test_the_uncached_policy_measures_the_models_own_loss():
 
 def test_rows_do_not_depend_on_their_batch():
     loaded, ids_RS = tiny_loaded(sink=1, context=40), text_rows()
-    found = policies(SMALL)
+    found = [policy for policy in policies(dataclasses.replace(SMALL, sparse=True)) if policy.protect != "random"]
     together = frame(forced(loaded, ids_RS, range(3), found, SMALL))
     alone = frame(forced(loaded, ids_RS[2:], [2], found, SMALL))
     for key, values in alone.items():
@@ -100,10 +100,11 @@ def test_rows_do_not_depend_on_their_batch():
 
 def test_what_keeps_everything_is_the_model_itself_with_a_stale_memory():
     loaded, ids_RS = tiny_loaded(context=40), text_rows()
-    kept = [Policy("none"), Policy("nearest"), Policy("random"), Policy("nearest", 0.3)]
+    kept = [Policy("none"), Policy("nearest"), Policy("random"), Policy("window"), Policy("nearest", 0.3)]
     table = frame(forced(loaded, ids_RS, range(3), kept, SMALL))
     for row in range(3):
         assert table["nearest", 1.0, 0, "", row] == pytest.approx(table["random", 1.0, 0, "", row], abs=1e-5)
+        assert table["window", 1.0, 0, "", row] == pytest.approx(table["none", 1.0, 0, "", row], abs=1e-5)
         assert table["nearest", 0.3, 0, "", row][1] > table["nearest", 1.0, 0, "", row][1] > 1e-6
 
 
@@ -120,6 +121,26 @@ def test_uncached_texts_are_those_of_generate():
     loaded, ids_RS = tiny_loaded(context=40), text_rows()
     expected = loaded.model.generate(ids_RS[:, :12], max_new_tokens=14, block_length=6)[:, 12:]
     assert torch.equal(written(loaded, ids_RS, Policy("none"), SMALL), expected)
+    assert torch.equal(written(loaded, ids_RS, Policy("window"), SMALL), expected)
+
+
+def test_sparse_attention_sees_itself_the_sinks_and_the_nearest():
+    sinks_BS = torch.zeros(1, 9, dtype=torch.bool)
+    sinks_BS[0, [0, 8]] = True
+    seen_BQK = nearest_keys(sinks_BS, 4)
+    assert seen_BQK[0, 4].nonzero()[:, 0].tolist() == [0, 3, 4, 8]
+    assert seen_BQK[0, 0].nonzero()[:, 0].tolist() == [0, 1, 2, 8]
+    assert nearest_keys(sinks_BS & False, 3)[0, 4].nonzero()[:, 0].tolist() == [3, 4, 5]
+    assert nearest_keys(sinks_BS, 1)[0].equal(torch.eye(9, dtype=torch.bool))
+    assert nearest_keys(sinks_BS, 5).sum(2).unique().tolist() == [5]
+
+
+def test_the_sinks_of_sparse_attention_are_those_of_a_trace():
+    model, ids_BS = tiny_loaded(sink=1, context=40).model, text_rows(2)
+    denoiser = SparseDenoiser(model, 0.5, 3)
+    sinks_BS = denoiser._sinks(ids_BS)
+    assert sinks_BS.sum(1).tolist() == [3, 3]
+    assert torch.equal(denoiser._sinks(ids_BS[1:]), sinks_BS[1:])
 
 
 def test_memory_is_that_of_what_is_kept():

@@ -51,7 +51,7 @@ def _fidelity(policies: pd.DataFrame, title: str) -> Chart:
                 lines.append(Line(100 * part["keep"], part["divergence"], **how))
     whole = policies[policies["family"].isin(WHOLE) & (policies["divergence"] > 0)].drop_duplicates("family")
     marks = [Mark("y", *cell) for cell in zip(whole["divergence"], whole["family"].map(WHOLE), strict=True)]
-    across = Axis("columns kept outside the block", " %", "log")
+    across = Axis("columns kept outside the block (window: of all)", " %", "log")
     return Chart(across, DIVERGENCE, lines, marks, title)
 
 
@@ -80,7 +80,8 @@ def caches_sentences(runs: list[Run]) -> list[str]:
 def _sentences(run: Run) -> list[str]:
     table = run.table("policies")
     if "costs" in run.tables:
-        table = table.merge(_at_longest(run), on=KEYS)
+        # sparse attention is not timed, and has its line all the same
+        table = table.merge(_at_longest(run), on=KEYS, how="left")
         table["kilobytes"] = table["held_bytes"] / 1e3
     shown = {head: (name, form) for head, (name, form) in COLUMNS.items() if name in table}
     width = max(map(len, table["label"]))

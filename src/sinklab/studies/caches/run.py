@@ -87,7 +87,7 @@ def forced(
     _, block_BS = numbered_blocks(canvas, settings.block_length)
     turn_BS = torch.full_like(ids_BS, -1)
     turn_BS[canvas.open_BS] = revealed(settings, rows).flatten().to(model.device)
-    run = {policy: evaluator(model.denoiser(), policy.cache, block_BS) for policy in found}
+    run = {policy: evaluator(policy.denoiser(model), policy.cache, block_BS) for policy in found}
     sums = {policy: torch.zeros(len(METRICS), len(ids_BS)) for policy in found}
     count_B = torch.zeros(len(ids_BS))
     for block, nth, wanted_BS in _moments(block_BS, turn_BS, settings):
@@ -152,7 +152,7 @@ def written(loaded: Loaded, ids_BS: Tensor, policy: Policy, settings: CacheSetti
     canvas = canvas_of(model, ids_BS.to(model.device), settings.new_tokens)
     options = {"text_vocabulary": model.config.text_vocab_size, "cache": policy.cache}
     with torch.inference_mode():
-        *_, last = settings.decoding().decode(model.denoiser(), canvas, **options)
+        *_, last = settings.decoding().decode(policy.denoiser(model), canvas, **options)
     return last.ids_BS[:, -settings.new_tokens :].clone().cpu()
 
 
@@ -219,7 +219,7 @@ def _step_seconds(model: Any, canvas: Canvas, policy: Policy, block_length: int)
     is_cuda = model.device.type == "cuda"
     clock = time.perf_counter if is_cuda else time.process_time
     marks = [clock()]
-    for _ in denoise(model.denoiser(), canvas, cache=policy.cache, block_length=block_length):
+    for _ in denoise(policy.denoiser(model), canvas, cache=policy.cache, block_length=block_length):
         if is_cuda:
             torch.cuda.synchronize()
         marks.append(clock())
@@ -236,6 +236,11 @@ class Plan:
     lengths: tuple[int, ...]
     """Canvases on which time is measured."""
     batches: int
+
+    @property
+    def timed(self) -> list[Policy]:
+        """All but sparse attention: it saves no time as it is done here, and would take a clean pass a step."""
+        return [policy for policy in self.found if policy.family != "window"]
 
 
 def prepare(loaded: Loaded, settings: CacheSettings, progress: Progress) -> Plan:
@@ -266,12 +271,12 @@ def compare(work: Work) -> None:
         _write_texts(work)
     if settings.repeats and not work.run.has("costs"):
         progress.stage(f"time and memory at {', '.join(map(str, plan.lengths))} columns")
-        count = progress.counter(len(plan.lengths) * len(plan.found) * settings.repeats)
-        work.run.table("costs", costs(work.loaded.model, plan.lengths, plan.found, settings, count))
+        count = progress.counter(len(plan.lengths) * len(plan.timed) * settings.repeats)
+        work.run.table("costs", costs(work.loaded.model, plan.lengths, plan.timed, settings, count))
 
 
 def _write_texts(work: Work) -> None:
-    settings, found = work.settings, work.plan.found
+    settings, found = work.settings, work.plan.timed
     missing = [part for part in range(len(found)) if not work.run.has("texts", part)]
     if not missing:
         return
@@ -306,7 +311,7 @@ def _summary(rows: pd.DataFrame, texts: pd.DataFrame | None, policy: Policy) -> 
         found = mean_over(values_R)
         line |= zip((metric, f"{metric}_low", f"{metric}_high"), (found.value, *found.interval), strict=True)
     agreement = math.nan
-    if texts is not None:
+    if texts is not None and policy.family != "window":
         agreement = float(texts.loc[astuple(policy)]["agreement"].mean())
     return line | {"agreement": agreement}
 

@@ -27,6 +27,8 @@ class CacheSettings(Checked):
     """What ranks the columns of the evicting caches: nearest, aligned (Sparse-dLLM), received, random."""
     refreshed: tuple[int, ...] = (4, 16)
     """Sinks that the refreshing dual cache computes anew with the block; one variant for each."""
+    sparse: bool = False
+    """Also full recomputation under sparse attention: every query sees its nearest keys, with and without sinks."""
     heldout: str | None = None
     """Corpus of text the model has not seen; None takes the excerpt inside the package."""
     rows: int = limited(8, at_least=2)
@@ -84,7 +86,7 @@ class Caches(Study):
     Try
         sinklab caches
         sinklab caches --model tiny-sink --cache-keep 0.25 0.1 --cache-sinks 8 --out runs/caches-sink
-        sinklab caches --rows 32 --batch 16 --prompt-tokens 160 --new-tokens 64 --out runs/caches-long
+        sinklab caches --rows 32 --batch 16 --prompt-tokens 160 --new-tokens 64 --sparse --out runs/caches-long
     """
 
     Settings = CacheSettings
