@@ -103,7 +103,9 @@ def precision(dtype: str, device: str) -> Iterator[None]:
 
 def ours(model: DiffusionLM, batch: Batch, chunk: int = 4096) -> Tensor:
     """The loss as sinklab trains: the head at masks alone, in chunks."""
-    return model(batch.noisy_BS, labels=batch.labels_BS, label_weights=batch.weights_BS, head_chunk=chunk).loss
+    return model(
+        batch.noisy_BS, labels=batch.labels_BS, label_weights=batch.weights_BS, head_chunk=chunk, liger=False
+    ).loss
 
 
 def of_logits(logits_BSV: Tensor, batch: Batch) -> Tensor:

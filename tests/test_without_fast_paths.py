@@ -46,8 +46,12 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
     losses.append(loss.item())
+try:
+    model(canvas.ids_BS, canvas.attention_BS, labels=labels, liger=True)
+except ValueError as error:
+    refused = str(error)
 said = {"texts": texts, "score": scores.sum().item(), "received": received.sum().item()}
-print(json.dumps({**said, "losses": losses}))
+print(json.dumps({**said, "losses": losses, "refused": refused}))
 """
 
 
@@ -68,12 +72,13 @@ def test_the_core_decodes_scores_and_trains_without_the_folder(
     # a statistic in float32, by two products
     assert without["received"] == pytest.approx(with_it["received"], rel=1e-4)
     assert without["losses"] == pytest.approx(with_it["losses"], rel=1e-9)
+    assert "no fast loss is installed" in without["refused"] and "runs on CUDA" in with_it["refused"]
 
 
 def test_every_purpose_has_its_fast_path() -> None:
     assert [list(paths) for paths in (fast_decoders, fast_losses, fast_passes, fast_products, fast_sinks)] == [
         ["layers"],
-        ["one_pass"],
+        ["liger", "one_pass"],
         ["triton"],
         ["onednn"],
         ["in_sequence"],

@@ -252,6 +252,7 @@ REFUSED = {
     "training": (lambda folder: load(folder).model.train(), r"DiT\) can be loaded, .* but not trained"),
     "resizing": (lambda folder: load(folder).model.resize_token_embeddings(70), r"ends with \[MASK\] and is not"),
     "as_diffusion": (lambda folder: load(folder, as_diffusion=True), "denoises already; leave it out"),
+    "liger": (lambda folder: load(folder).model(IDS, labels=IDS % 61, liger=True), "Liger's loss has no bias"),
 }
 
 

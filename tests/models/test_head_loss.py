@@ -1,5 +1,9 @@
 """The loss that never has all logits: against whole logits and F.cross_entropy."""
 
+import importlib.util
+import sys
+from types import ModuleType
+
 import pytest
 import torch
 from test_diffusion_lm import MASK, VOCAB, backbone, build, checkpoint_layers, ragged
@@ -7,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from sinklab.fast import loss as fast
 from sinklab.models import DiffusionLM, DiffusionLMConfig
 
 # B batch, S sequence, M asked positions, V vocabulary
@@ -179,6 +184,9 @@ def test_a_head_of_another_make_is_called_and_not_looked_into():
     model = build()
     model.lm_head = Doubled(model.lm_head)
     same(model, 1e-12)
+    ids, mask, labels, _ = question()
+    with pytest.raises(ValueError, match="own head, not a Doubled"):
+        model(ids, mask, labels=labels, liger=True)
 
 
 @pytest.mark.parametrize(
@@ -199,3 +207,52 @@ def test_bad_questions_are_refused(change, message):
     ids, mask, labels, weights = question()
     with pytest.raises(ValueError, match=message):
         build(dtype=torch.float32)(ids, mask, **{"labels": labels, "label_weights": weights, **change})
+
+
+def test_liger_is_refused_by_name_where_it_cannot_run(monkeypatch):
+    ids, mask, labels, _ = question()
+    with pytest.raises(ValueError, match=r"runs on CUDA, but the model is on cpu; .*pip install liger-kernel"):
+        build()(ids, mask, labels=labels, liger=True)
+    assert not fast.Liger.serving(None, torch.device("cpu"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="liger-kernel, which is not installed"):
+        fast.Liger.serving(True, torch.device("cuda"))
+    assert not fast.Liger.serving(None, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_liger_that_forgets_the_weights_of_the_rows_is_found_out(monkeypatch, right):
+    def fused(states, weight, labels, *, reduction, accum_dtype):
+        assert (reduction, accum_dtype) == ("none", torch.float32)
+        losses = F.cross_entropy(states @ weight.T, labels, reduction="none")
+        if not right:
+            # what old releases do: each gradient is that of the first row's weight
+            losses.register_hook(lambda grad: grad[0].expand_as(grad))
+        return losses
+
+    name = "liger_kernel.transformers.functional"
+    module = ModuleType(name)
+    module.liger_fused_linear_cross_entropy = fused
+    for parent in ("liger_kernel", "liger_kernel.transformers"):
+        monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
+    monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    with torch.no_grad():
+        assert fast.liger_weighs_rows.__wrapped__(torch.device("cpu")) is right
+    monkeypatch.setattr(fast, "liger_weighs_rows", lambda device: right)
+    cuda = torch.device("cuda")
+    assert (fast.Liger.serving(None, cuda) is not None) is right
+    if not right:
+        with pytest.raises(ValueError, match="wrong gradients"):
+            fast.Liger.serving(True, cuda)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_liger_equals_the_plain_path():
+    pytest.importorskip("liger_kernel")
+    model = build(dtype=torch.float32, std=0.1).cuda()
+    ids, mask, labels, weights = (value.cuda() for value in question())
+    plain, fused = (model(ids, mask, labels=labels, label_weights=weights, liger=on).loss for on in (False, True))
+    assert torch.allclose(plain, fused, rtol=1e-3)
+    ours, theirs = gradients(model, plain), gradients(model, fused)
+    assert all((ours[name] - grad).abs().max() <= 1e-2 * max(1.0, grad.abs().max()) for name, grad in theirs.items())

@@ -278,8 +278,8 @@ def test_a_run_is_reproduced_from_its_folder_alone(settings: TrainSettings, tmp_
         path.write_text(json.dumps(written | {"settings": written["settings"] | change}))
         with pytest.raises(ValueError, match=message):
             settings_of(tmp_path / "run")
-    # a run of an older version lacks what came later, and has what went
-    older = {key: value for key, value in written["settings"].items() if key != "spike"} | {"liger": "auto"}
+    # a run of an older version lacks what came later
+    older = {key: value for key, value in written["settings"].items() if key != "spike"}
     path.write_text(json.dumps(written | {"settings": older}))
     assert settings_of(tmp_path / "run") == here
     # a run that was gone on with is made again from its start

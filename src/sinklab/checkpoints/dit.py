@@ -33,7 +33,9 @@ class DiTHead(Head):
     def forward(self, states_MD: Tensor, *loss: Any) -> Tensor:
         """Logits (…, V), or with the other arguments of :meth:`Head.forward` the loss."""
         if loss and loss[0] is not None:
-            labels_M, weights_M, chunk = loss
+            labels_M, weights_M, chunk, liger = loss
+            if liger:
+                raise ValueError("Liger's loss has no bias, but the head of a DiT has; leave liger out")
             check_labels(labels_M, self.out_features - 1)
             return recomputed_loss(self.forward, states_MD, labels_M, weights_M, chunk)
         logits_MV = nn.functional.linear(states_MD, self.weight, self.bias)

@@ -256,8 +256,8 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
                 Without it, it sees the blocks before it as they stand in ``input_ids``.
             labels: the right id (B, S) at every position of the loss, −100 elsewhere; no shift is to be made by the
                 caller.
-            loss: with labels, fields of :class:`~sinklab.models.head.LossOptions`: ``label_weights`` and
-                ``head_chunk``.
+            loss: with labels, fields of :class:`~sinklab.models.head.LossOptions`: ``label_weights``, ``head_chunk``,
+                ``liger``.
 
         Returns:
             an output with ``logits`` of shape (B, S, V), or (M, V) in the row-major order of ``logits_to_keep``. With
@@ -265,7 +265,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             model is), and no logits.
 
         Raises:
-            ValueError: for shapes that disagree, a row of padding, too long a text, or a wrong label.
+            ValueError: for shapes that disagree, a row of padding, too long a text, a wrong label, or an absent Liger.
         """
         is_trained = bool(loss) or labels is not None
         targets = LossTargets.of(input_ids, labels, logits_to_keep, **loss) if is_trained else None

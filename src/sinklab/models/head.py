@@ -30,7 +30,12 @@ class Head(nn.Linear):
         self.vocab_size = vocab_size
 
     def forward(
-        self, states_MD: Tensor, labels_M: Tensor | None = None, weights_M: Tensor | None = None, chunk: int = 4096
+        self,
+        states_MD: Tensor,
+        labels_M: Tensor | None = None,
+        weights_M: Tensor | None = None,
+        chunk: int = 4096,
+        liger: bool | None = None,
     ) -> Tensor:
         """Logits (…, V); with labels the sum of weighted cross-entropies instead, ``chunk`` positions at a time.
 
@@ -38,12 +43,14 @@ class Head(nn.Linear):
         module (FSDP, ZeRO-3) does.
 
         Raises:
-            ValueError: if a label is no row of the head.
+            ValueError: if a label is no row of the head, or Liger is required where it cannot run.
         """
         if labels_M is not None and weights_M is not None:
             check_labels(labels_M, self.out_features)
-            if fast := fast_path(fast_losses):
+            if fast := fast_path(fast_losses, liger, states_MD.device):
                 return fast(states_MD, self.weight, labels_M, weights_M, chunk)
+            if liger:
+                raise ValueError("Liger's loss is asked for, but no fast loss is installed; leave liger out")
             return recomputed_loss(self.forward, states_MD, labels_M, weights_M, chunk)
         logits_MR = super().forward(states_MD)
         if self.vocab_size == self.out_features:
@@ -105,6 +112,8 @@ class LossOptions(TypedDict, total=False):
     """Float (B, S), weight of each position of the loss; 1 when left out."""
     head_chunk: int
     """Positions whose logits exist at a time; 4096 when left out."""
+    liger: bool | None
+    """Liger's fused kernel: True, False, or None for where it is installed and fits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +125,7 @@ class LossTargets:
     labels_M: Tensor
     weights_M: Tensor
     chunk: int
+    liger: bool | None
 
     @classmethod
     def of(
@@ -126,6 +136,7 @@ class LossTargets:
         *,
         label_weights: Tensor | None = None,
         head_chunk: int = 4096,
+        liger: bool | None = None,
     ) -> LossTargets | None:
         """Read them from labels (B, S) and the other arguments of :meth:`DiffusionLM.forward`; None without labels.
 
@@ -146,17 +157,19 @@ class LossTargets:
         positions_M = (labels.flatten() != IGNORE_INDEX).nonzero()[:, 0]
         labels_M = labels.flatten()[positions_M]
         weights_BS = torch.ones_like(labels, dtype=torch.float32) if label_weights is None else label_weights
-        return cls(positions_M, labels_M, weights_BS.flatten()[positions_M], head_chunk)
+        return cls(positions_M, labels_M, weights_BS.flatten()[positions_M], head_chunk, liger)
 
     def loss(self, head: Any, states_BSD: Tensor) -> Tensor:
         """Σ weight · cross-entropy, from the states that predict each position (a scalar).
 
         Raises:
-            ValueError: as :meth:`Head.forward` does.
+            ValueError: as :meth:`Head.forward` does, or if Liger is required with a head that is not ours.
         """
         states_MD = states_BSD.flatten(0, 1).index_select(0, self.positions_M)
         if isinstance(head, Head):
-            return head(states_MD, self.labels_M, self.weights_M, self.chunk)
+            return head(states_MD, self.labels_M, self.weights_M, self.chunk, self.liger)
+        if self.liger:
+            raise ValueError(f"Liger's loss needs the model's own head, not a {type(head).__name__}; leave it out")
         # adapters and quantised heads have no weight of their own that a fast loss could multiply with
         return recomputed_loss(head, states_MD, self.labels_M, self.weights_M, self.chunk)
 

@@ -23,7 +23,7 @@ from sinklab.training import model as models
 from sinklab.training.checks import arguments, check, explained, tensorboard, variant
 from sinklab.training.model import freeze, merge_lora
 from sinklab.training.recorders import History, Recorder, SinkMonitor, Stop
-from sinklab.training.settings import RETIRED, TrainSettings
+from sinklab.training.settings import TrainSettings
 from sinklab.training.text import Text, prepare
 from sinklab.training.trainer import DiffusionTrainer, NoisyCollator, Objective, Phases
 
@@ -153,12 +153,13 @@ def _trainer(
         text.training.start_at(*checkpoints.read_position(checkpoint))
     phases = Phases(causal, anneal, settings.seed, autoregressive, settings.window)
     of_model, in_blocks = (config.mask_token_id, config.logit_shift), config.block_length is not None
+    liger = {"auto": None, "on": True, "off": False}[settings.liger]
     trainer = DiffusionTrainer(
         model=model,
         args=args,
         train_dataset=text.training,
         data_collator=NoisyCollator(settings.seed, settings.batch, sampler, clean, shared),
-        objective=Objective(phases, *of_model, settings.batch, settings.head_chunk, in_blocks=in_blocks),
+        objective=Objective(phases, *of_model, settings.batch, settings.head_chunk, liger, in_blocks=in_blocks),
         heldout=text.heldout,
         together=max(1, min(args.per_device_train_batch_size, settings.head_chunk // settings.length)),
         keep=settings.keep,
@@ -247,15 +248,14 @@ def settings_of(folder: str | Path) -> TrainSettings:
     """
     info = checkpoints.of_training(Path(folder), open_run(folder).info)
     known = get_type_hints(TrainSettings)
-    kept = {name: value for name, value in info.settings.items() if name not in RETIRED}
-    if surplus := [name for name in kept if name not in known]:
+    if surplus := [name for name in info.settings if name not in known]:
         raise ValueError(
             f"{folder} has settings that this version of sinklab does not know: {', '.join(surplus)}; use the version "
             f"that wrote it ({info.versions.get('sinklab')})"
         )
-    for name, value in kept.items():
+    for name, value in info.settings.items():
         kinds = get_args(known[name]) or (known[name],)
         if type(value) not in kinds and not (float in kinds and type(value) is int):
             raise ValueError(f"{folder} is damaged: its setting {name} is {value!r}, which no run writes")
     # a run that was interrupted and resumed is reproduced from its start
-    return TrainSettings(**kept | {"resume": False})
+    return TrainSettings(**info.settings | {"resume": False})

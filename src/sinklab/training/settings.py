@@ -184,6 +184,8 @@ class EngineSettings(Checked):
     """Keep no activations inside layers: less memory, about a third more time."""
     head_chunk: int = limited(4096, at_least=1, free=True)
     """Masked positions whose logits are held in memory at a time."""
+    liger: str = limited("auto", one_of=("auto", "on", "off"), free=True)
+    """Liger's fused kernels for the head on CUDA: auto (where installed), on or off."""
     threads: int | None = limited(None, at_least=1, free=True)
     """CPU threads; None leaves PyTorch's choice."""
     log_every: int = limited(20, at_least=1, free=True)
@@ -224,8 +226,6 @@ class TrainSettings(EngineSettings, OptimizerSettings, ObjectiveSettings, DataSe
 # kernels, compilation, thread counts and micro-batches may change the last bits
 FREE = free_fields(TrainSettings)
 """Settings that may differ between a run and its continuation: how it runs and what it reports."""
-RETIRED = frozenset({"liger"})
-"""Settings of older runs that changed nothing but speed, and are gone."""
 
 _READ: dict[str, dict[str, Any]] = tomllib.loads((files(__package__) / "recipes.toml").read_text("utf-8"))
 

@@ -181,12 +181,13 @@ class Objective:
     batch: int
     """Rows of an optimizer step, over all processes."""
     head_chunk: int = 4096
+    liger: bool | None = None
     in_blocks: bool = False
     """Attention is in blocks: each is denoised behind the clean ones before it."""
 
     def call(self, batch: Mapping[str, Tensor], step: int, tokens: Tensor | float) -> dict[str, Any]:
         """Arguments of the model for a micro-batch of this step with ``tokens`` tokens in its loss."""
-        return self.targets(batch, step, tokens) | {"head_chunk": self.head_chunk}
+        return self.targets(batch, step, tokens) | {"head_chunk": self.head_chunk, "liger": self.liger}
 
     def targets(self, batch: Mapping[str, Tensor], step: int, tokens: Tensor | float) -> dict[str, Any]:
         """What of these arguments says what is asked of the model: this micro-batch's share of the loss of a step.
