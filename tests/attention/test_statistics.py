@@ -169,6 +169,8 @@ def test_value_norms_against_the_formula() -> None:
     expected = torch.stack([(v[:, m] ** 2).sum(-1).sqrt() for m in range(K)]).mean(0)
     torch.testing.assert_close(value_norms(v), expected)
     assert value_norms(v, per_head=True).shape == (B, K, S)
+    half = v.bfloat16()
+    assert torch.equal(value_norms(half), value_norms(half.float()))
 
 
 def test_bound_holds_for_the_real_output() -> None:
