@@ -4,8 +4,12 @@ A command has arguments, folder, environment, streams and exit status of its own
 script, with the address of a socket, this file is the process that forks.
 """
 
+import contextlib
+import gc
+import importlib
 import json
 import os
+import pkgutil
 import runpy
 import socket
 import subprocess
@@ -93,10 +97,18 @@ def listen(address: str) -> None:
     import matplotlib.pyplot  # noqa: F401
     from transformers import LlamaForCausalLM, Trainer  # noqa: F401
 
-    from sinklab import registry
+    import sinklab
 
-    for known in (registry.studies, registry.figures, registry.families, registry.interventions, registry.caches):
-        list(known.values())
+    for module in pkgutil.walk_packages(sinklab.__path__, "sinklab."):
+        # what stands behind an extra is imported where it is there
+        with contextlib.suppress(ImportError):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    with contextlib.suppress(ImportError):
+        import torch.utils.tensorboard  # noqa: F401
+    # collections of garbage in forks need not look at it, nor copy it
+    gc.collect()
+    gc.freeze()
     parent = os.getppid()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address)

@@ -1,6 +1,6 @@
 """What a scheduler does: it starts workers on one run, kills some, and starts others, in other numbers.
 
-As a script, `scheduler.py KIND FOLDER SEED` does so until a run is whole, and prints how that went.
+As a script, `scheduler.py FOLDER SEED KIND…` does so until a run of each kind is whole, and prints how that went.
 """
 
 import json
@@ -114,7 +114,10 @@ def efficiency(folder: Path, units: int, least: float, workers: int) -> dict[str
 if __name__ == "__main__":
     os.environ.setdefault("TQDM_DISABLE", "1")
     torch.set_num_threads(1)
-    place = Path(sys.argv[2])
+    place = Path(sys.argv[1])
     os.environ["SMALL_RUNS"] = str(place / "given")
-    place.mkdir(parents=True, exist_ok=True)
-    print(json.dumps(sweep(sys.argv[1], place, int(sys.argv[3]))))
+    found = []
+    for kind in sys.argv[3:]:
+        (place / kind).mkdir(parents=True)
+        found.append(sweep(kind, place / kind, int(sys.argv[2])))
+    print(json.dumps(found))

@@ -6,6 +6,8 @@ prints what went wrong.
 
 import contextlib
 import errno
+import gc
+import importlib
 import io
 import json
 import os
@@ -95,12 +97,12 @@ def units(place: Path, resume: bool) -> None:
     Sleeping()(None, place, Sleeping.Settings(units=2, least=0.0), resume=resume)
 
 
-def trace(place: Path, resume: bool) -> None:
+def trace(place: Path, resume: bool, twin: bool = True) -> None:
     from sinklab.studies.trace.study import StudySettings, study
 
     texts: dict[str, Any] = {"prompts": ("The sea", "The old man"), "new_tokens": 3, "block_length": None}
     heldout = {"heldout": str(given_text() / "held.txt"), "heldout_rows": 2, "heldout_length": 16, "ks": (0, 1)}
-    study(tiny_loaded(1), place, StudySettings(**texts, **heldout, twin=True), resume=resume)
+    study(tiny_loaded(1), place, StudySettings(**texts, **heldout, twin=twin), resume=resume)
 
 
 def curve(place: Path, resume: bool) -> None:
@@ -176,7 +178,7 @@ def report(place: Path, resume: bool) -> None:
     from sinklab.reports import report
 
     if not (given_text() / "traced" / "run.json").exists():
-        trace(given_text() / "made", False)
+        trace(given_text() / "made", False, twin=False)
         (given_text() / "made").rename(given_text() / "traced")
     # figures are written as tables are, and take seconds to draw
     report([open_run(given_text() / "traced")], place, figures=(), tables=("csv",))
@@ -308,8 +310,15 @@ def steps_of(kind: str, folder: Path, share: float) -> list[str]:
 
         watched(place, at_step)
         KINDS[kind](place, False)
+        (folder / "modules").write_text("\n".join(sys.modules))
 
     assert forked(work, log=folder / "log.txt") == 0, (folder / "log.txt").read_text()
+    # the forks to come need not import each for itself; what was imported stays, and need not be looked at again
+    for name in (folder / "modules").read_text().splitlines():
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
     return log.read_text().splitlines()
 
 

@@ -1,5 +1,6 @@
 """Bigram-Backcopy: the source against enumeration, the study's promises, and the sink that a causal twin grows."""
 
+import importlib
 import itertools
 import math
 import subprocess
@@ -223,16 +224,18 @@ def test_the_study_keeps_its_promises(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_script_goes_on_where_it_stopped_and_makes_one_run_of_all_models(tmp_path):
+def test_the_script_goes_on_where_it_stopped_and_makes_one_run_of_all_models(tmp_path, monkeypatch, capsys):
     script = Path(__file__).parents[2] / "studies" / "backcopy.py"
-    options = ["--out", "out", "--work", "work", "--processes", "2", "--seeds", "0", "--steps", "2", "--rows", "4"]
-
-    def called(*more):
-        return subprocess.run([sys.executable, script, *more, *options], cwd=tmp_path, capture_output=True, text=True)
-
-    stopped = called("run", "--seconds", "0")
-    assert stopped.returncode == 3 and "the same command goes on" in stopped.stdout, stopped.stderr
-    assert called("run").returncode == 0
+    options = ["--out", "out", "--work", "work", "--seeds", "0", "--steps", "2", "--rows", "4"]
+    monkeypatch.chdir(tmp_path)
+    # its processes find it by name; it sets these two for them
+    monkeypatch.syspath_prepend(script.parent)
+    for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")
+    run = importlib.import_module("backcopy").main
+    assert run(["run", "--seconds", "0", "--processes", "1", *options]) == 3
+    assert "the same command goes on" in capsys.readouterr().out
+    assert run(["run", "--processes", "2", *options]) == 0
     kinds = [("causal", "plain"), ("converted", "plain")]
     kinds += [("diffusion", variant) for variant in ("plain", "sink", "zero", "gate", "logit")]
     whole = open_run(tmp_path / "out" / "run")
@@ -240,12 +243,13 @@ def test_the_script_goes_on_where_it_stopped_and_makes_one_run_of_all_models(tmp
     assert set(whole.table("masking")["objective"]) == {"causal", "diffusion"}
     # elsewhere, with what was packed: the same without training
     (tmp_path / "work").rename(tmp_path / "before")
-    assert called("run").returncode == 0
+    assert run(["run", "--processes", "1", *options]) == 0
     assert open_run(tmp_path / "out" / "run").table("heads").equals(whole.table("heads"))
     assert (tmp_path / "work" / "models" / "causal-plain-0.safetensors").read_bytes() == (
         tmp_path / "before" / "models" / "causal-plain-0.safetensors"
     ).read_bytes()
-    assert "step by step, held, cost of hiding keys" in called("report").stdout
+    told = subprocess.run([sys.executable, script, "report", *options], capture_output=True, text=True)
+    assert "step by step, held, cost of hiding keys" in told.stdout, told.stderr
 
 
 def made_up(over, first, tmp_path, seeds=6, other=("diffusion", "plain"), untrained=None, masking=()):
