@@ -215,7 +215,8 @@ class Battery(Study):
         batches = math.ceil(settings.problems / batch) * len(settings.skills) * len(settings.levels)
         # a question has some 40 tokens
         positions = min(settings.problems, batch) * (40 + settings.new_tokens)
-        return Amount(f"{problems} problems × {ways} ways", batches * ways * settings.new_tokens, positions)
+        evaluations = batches * ways * settings.new_tokens
+        return Amount(f"{problems} problems × {ways} ways", evaluations, positions, twins=settings.twin)
 
     def fit(self, loaded: Loaded, settings: BatterySettings) -> BatterySettings:
         """With a condition of the model's kind where none was given."""
