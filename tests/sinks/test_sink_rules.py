@@ -147,6 +147,8 @@ def test_float16_scores_do_not_overflow():
     a[7] = 40000
     assert np.flatnonzero(find_sinks(a, Excess(3.0, "zscore"))).tolist() == [7]
     assert np.flatnonzero(find_sinks(torch.from_numpy(a), Excess(3.0, "zscore")).numpy()).tolist() == [7]
+    # what keys differ by in the last digits is no spread to measure with
+    assert not find_sinks(np.array([1.0, 1.0, 1.0, 1.0 + 1e-12]), Excess(0.5, "zscore")).any()
 
 
 def test_top_gives_ties_to_the_earlier_key():

@@ -51,11 +51,17 @@ class Plan:
 
 
 def items_of(run: Run) -> pd.DataFrame:
-    """What a run answered, a line an item: `KEYS`, prompt, text, right (NaN for texts of a trace), target, logprobs,
-    stderrs. Of a benchmark with several filters the first. Raises ValueError for a run of another kind.
+    """What a run answered, a line an item: `KEYS`, prompt, text (or what was chosen), right (NaN where not said,
+    as of texts of a trace), target, logprobs, stderrs. Of a benchmark with several filters the first. Raises ValueError
+    for a run of another kind.
     """
     if run.info.kind == "benchmark":
-        found = run.table("samples").rename(columns={"doc_id": "item", "response": "text"})
+        found = run.table("samples").rename(columns={"doc_id": "item"})
+        # where likelihoods choose there is no text; a share of an answer (F1, a probability) is not right or wrong
+        found["text"] = found["response"].where(found["response"] != "", found["answer"])
+        found["right"] = found["right"].where(found["right"].isin([0, 1]))
+        # not in runs of before
+        found["new_tokens"] = found.get("new_tokens", 0)
         return found[found["filter"] == found.groupby("task")["filter"].transform("min")].reset_index(drop=True)
     if "generations" not in run.tables:
         raise ValueError(
@@ -64,7 +70,15 @@ def items_of(run: Run) -> pd.DataFrame:
         )
     found = run.table("generations").rename(columns={"sample": "item", "completion": "text"})
     found = found[found["masked_sinks"] == 0].reset_index(drop=True)
-    return found.assign(task="", filter="", right=np.nan, target="", logprobs="", stderrs="")
+    return found.assign(task="", filter="", right=np.nan, target="", logprobs="", stderrs="", cut=0, new_tokens=0)
+
+
+def _prompt(loaded: Any, run: Run, item: Any) -> tuple[int, ...]:
+    """The ids that a text was written behind; those of a benchmark are in the chat format already, and may be cut."""
+    chat = bool(run.info.settings.get("chat"))
+    if chat and run.info.kind == "benchmark":
+        return tuple(loaded.needed_tokenizer()(item.prompt, add_special_tokens=False)["input_ids"])[item.cut :]
+    return encode(loaded, item.prompt, chat).ids[item.cut :]
 
 
 def prepare(loaded: None, settings: RefereeSettings, progress: Progress) -> Plan:
@@ -169,15 +183,17 @@ def _measured(plan: Plan, settings: RefereeSettings, progress: Progress) -> tupl
     loaded, kept = plan.loaded, plan.runs[0].info.settings
     how = ending(plan.settings, loaded.model.config)
     items = plan.items.head(settings.texts)
-    chat = bool(kept.get("chat")) and plan.runs[0].info.kind != "benchmark"
-    requests = [WritingRequest(encode(loaded, text, chat).ids) for text in items["prompt"]]
+    requests = [WritingRequest(_prompt(loaded, plan.runs[0], one)) for one in items.itertuples()]
+    lengths = items["new_tokens"].where(items["new_tokens"] > 0, kept.get("new_tokens") or TOKENS)
     # the last number is the answer where all targets are numbers, else the whole text
     numbers = bool(items["target"].str.contains(r"\d").all())
     found, forced = [], []
-    for start in range(0, len(requests), settings.batch):
-        progress.stage(f"texts {start + 1} to {min(start + settings.batch, len(requests))} of {len(requests)}")
-        some = requests[start : start + settings.batch]
-        canvas = canvas_of(loaded, some, kept.get("new_tokens") or TOKENS).to(loaded.model.device)
+    size = settings.batch
+    parts = [at[i : i + size] for at in items.groupby(lengths).indices.values() for i in range(0, len(at), size)]
+    for rows in parts:
+        length = int(lengths.iloc[rows[0]])
+        progress.stage(f"{len(rows)} of {len(requests)} texts, of {length} tokens")
+        canvas = canvas_of(loaded, [requests[row] for row in rows], length).to(loaded.model.device)
         ids_BS, table = measure_margins(loaded, canvas, how, seed=settings.seed or 0)
         near = near_ties(table, -(-settings.forced * len(ids_BS) // len(requests)), settings.seed)
         for line, other_S in zip(near.to_dict("records"), rewritten(loaded, canvas, how, near), strict=True):
@@ -185,9 +201,9 @@ def _measured(plan: Plan, settings: RefereeSettings, progress: Progress) -> tupl
             own, other = ids_BS[line["row"]][open_S], other_S[open_S]
             texts = [text_of(loaded, ids) for ids in (own, other)]
             answers = [re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)[-1:] if numbers else text for text in texts]
-            line |= {"row": line["row"] + start, "tokens": float((own != other).float().mean())}
+            line |= {"row": rows[line["row"]], "tokens": float((own != other).float().mean())}
             forced.append(line | {"text": line["tokens"] > 0, "answer": answers[0] != answers[1]})
-        found.append(table.assign(row=table["row"] + start))
+        found.append(table.assign(row=rows[table["row"]]))
     return pd.concat(found, ignore_index=True), pd.DataFrame(forced)
 
 
