@@ -213,8 +213,8 @@ class Battery(Study):
         problems, batch = len(settings.skills) * len(settings.levels) * settings.problems, settings.batch
         ways = max(len(settings.conditions), 1) * len(settings.hidings())
         batches = math.ceil(settings.problems / batch) * len(settings.skills) * len(settings.levels)
-        # a question has some 40 tokens
-        positions = min(settings.problems, batch) * (40 + settings.new_tokens)
+        # a question has some 20 tokens
+        positions = min(settings.problems, batch) * (20 + settings.new_tokens)
         evaluations = batches * ways * settings.new_tokens
         return Amount(f"{problems} problems × {ways} ways", evaluations, positions, twins=settings.twin)
 

@@ -204,7 +204,8 @@ class Trace(Study):
         scored = passes * settings.heldout_rows * settings.heldout_length // positions
         # guidance reads twice
         evaluations = texts * steps * (2 if settings.cfg_scale else 1) + scored
-        return Amount(f"{texts} texts × {steps} steps", evaluations, positions, is_watched=True)
+        words = f"{texts} text{'s' * (texts != 1)} × {steps} steps"
+        return Amount(words, evaluations, positions, is_watched=True)
 
     def samples(self, plan: Any) -> int:
         """One a prompt."""
