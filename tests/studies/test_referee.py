@@ -1,6 +1,7 @@
 """The referee: what rounding makes of margins and scores, in worlds with a known answer and on runs."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from sinklab.studies.referee.rounding import (
     redrawn,
     swing,
 )
+from sinklab.studies.referee.run import rounding_table
 from sinklab.studies.trace.study import StudySettings, study
 
 CPU = {"dtype": "bfloat16", "device": "cpu"}
@@ -142,6 +144,19 @@ def test_choices_are_compared_by_what_was_chosen(tmp_path: Path) -> None:
     out = open_run(Referee()(None, tmp_path / "out", RefereeSettings(runs=tuple(map(str, runs)), texts=0)))
     assert out.table("verdict").iloc[0][["items", "apart", "scored", "lost"]].tolist() == [3, 1, 3, 1]
     assert out.table("variance").set_index("part").loc["estimator draws", "variance"] > 0
+
+
+@pytest.mark.parametrize("items", [16, 400])
+def test_few_texts_and_few_ties_do_not_say_that_rounding_changes_nothing(items: int) -> None:
+    """None of 16 texts, and no answer at 12 ties: of 400 items it may still be many, of those 16 none."""
+    found = pd.DataFrame({"row": range(16), "kind": "token", "margin": 9.0, "noise": 0.01})
+    run: Any = SimpleNamespace(info=SimpleNamespace(model=CPU))
+    plan: Any = SimpleNamespace(runs=[run], items=range(items))
+    for answers, least in ((np.zeros(12, bool), 0.19 * 0.24), (np.ones(12, bool), 0.19)):
+        table = rounding_table(plan, found, pd.DataFrame({"answer": answers}))
+        assert (table["high"] == 0).all() and (table["answers"] < 1e-3).all()
+        expected = pytest.approx(least if items > 16 else 0.0, abs=0.01)
+        assert table["answers_high"].max() == expected and table["answers_high"].min() == expected
 
 
 def test_a_share_of_an_answer_is_neither_right_nor_wrong(tmp_path: Path) -> None:
