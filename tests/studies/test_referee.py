@@ -104,10 +104,10 @@ def test_draws_of_likelihoods_change_what_is_near() -> None:
     assert draws_variance(items) == pytest.approx(0.25 / 4, abs=0.005)
 
 
-def benchmark(path: Path, rights: list[float], texts: list[str], more: Any = None, **model: Any) -> Path:
+def benchmark(path: Path, rights: list[float], texts: list[str], more: Any = None, seed: int = 0, **model: Any) -> Path:
     """A folder as `sinklab eval` leaves it, with these columns in place of those of written answers."""
     about = {"name": "elsewhere", "family": "diffusion", "dtype": "float32", "device": "cuda", "weights_sha256": "0"}
-    with RunWriter(path, kind="benchmark", model=about | model, settings={"seed": 0}, seed=0) as run:
+    with RunWriter(path, kind="benchmark", model=about | model, settings={"seed": seed}, seed=seed) as run:
         columns = {"task": "gsm8k", "filter": "strict", "doc_id": range(len(rights)), "response": texts}
         columns |= {"prompt": [f"question {number}" for number in range(len(rights))], "right": np.array(rights, float)}
         columns |= {"answer": "", "target": "#### 7", "cut": 0}
@@ -144,6 +144,14 @@ def test_choices_are_compared_by_what_was_chosen(tmp_path: Path) -> None:
     out = open_run(Referee()(None, tmp_path / "out", RefereeSettings(runs=tuple(map(str, runs)), texts=0)))
     assert out.table("verdict").iloc[0][["items", "apart", "scored", "lost"]].tolist() == [3, 1, 3, 1]
     assert out.table("variance").set_index("part").loc["estimator draws", "variance"] > 0
+
+
+def test_items_that_are_not_scored_are_not_apart_by_the_seed(tmp_path: Path) -> None:
+    rights = [[1, 0, 1, 0, np.nan, np.nan], [1, 0, 0, 0, np.nan, np.nan]]
+    runs = [benchmark(tmp_path / str(seed), right, ["a"] * 6, seed=seed) for seed, right in enumerate(rights)]
+    out = open_run(Referee()(None, tmp_path / "out", RefereeSettings(runs=tuple(map(str, runs)), texts=0)))
+    assert out.table("verdict").iloc[0]["differ_in"] == "seed"
+    assert out.table("variance").set_index("part").loc["seed", "variance"] == pytest.approx(0.25 / (2 * 4))
 
 
 @pytest.mark.parametrize("items", [16, 400])

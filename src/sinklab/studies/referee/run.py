@@ -204,8 +204,9 @@ def variance_table(plan: Plan, scores: pd.Series, rounding: pd.DataFrame | None)
     if any(map(len, plan.items["logprobs"])):
         parts["estimator draws"] = draws_variance(plan.items), "errors of the choices, taken as independent"
     if plan.pairs is not None and _differences(plan) == ["seed"]:
-        apart = (plan.pairs["right"] != plan.pairs["right_other"]).mean()
-        parts["seed"] = apart / (2 * len(plan.pairs)), "two runs that differ in their seed alone"
+        scored = plan.pairs.dropna(subset=["right", "right_other"])
+        apart = (scored["right"] != scored["right_other"]).mean()
+        parts["seed"] = apart / (2 * max(len(scored), 1)), "two runs that differ in their seed alone"
     lines = [(part, value, value**0.5, source) for part, (value, source) in parts.items()]
     return pd.DataFrame(lines, columns=["part", "variance", "deviation", "source"])
 
