@@ -149,7 +149,11 @@ class Choices:
             # the best is written whatever the threshold says of it
             rest = here[here != here[score[here].argmax()]]
             sides = np.where(score[rest] >= bound, 1, -1)
-            if len(left) and not (sides > 0).any():
+            sure = int((sides > 0).sum())
+            if not sure or len(taken) > sure + 1:
+                # one, or a quota, is filled in order; what is left may pass the threshold as well
+                rest, sides = left, np.full(len(left), -1)
+            if len(left) and rest is left:
                 self._ranked.append(partial(_order, taken=taken, left=left))
                 last, next_ = taken[score[taken].argmin()], left[score[left].argmax()]
                 lines.append((row, "order", columns[last], -1, columns[next_]))
