@@ -42,7 +42,8 @@ from measure import write_result
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("attention", "probing", "sampling", "models", "sinks")
-TESTS = [*(f"tests/{room}" for room in ROOMS), "tests/diffusion", "tests/scoring", "tests/test_without_fast_paths.py"]
+TESTS = [f"tests/{room}" for room in (*ROOMS, "diffusion", "scoring")]
+TESTS += [f"tests/test_{name}.py" for name in ("without_fast_paths", "short_road", "tensor_parallel")]
 SKIPPED = ("tests/models/test_peer_benchmark.py", "tests/models/test_training_benchmarks.py")
 ARGUMENTS = ["-q", "-n0", "-p", "no:cacheprovider", "-p", "no:benchmark", "--no-header", "--tb=line"]
 # plugins are imported before a fork
@@ -645,7 +646,7 @@ def main() -> None:
         control.append(failed)
         left = [name for name in left if name != failed]
     found = result(mutants, of, given, control)
-    path = write_result("mutants", found)
+    path = write_result(f"mutants_seed_{given.seed}" if given.seed else "mutants", found)
     print({name: found[name] for name in ("run", "killed", "equivalent", "survived")}, control, path)
 
 

@@ -9,7 +9,7 @@ from sinklab.attention import running_canvas
 from sinklab.probing import AttentionCall, Listener, trace
 from sinklab.probing.tap import tapped
 from tiny_diffusion import tiny_model
-from tiny_models import HandWritten
+from tiny_models import HandWritten, llama
 
 IDS = torch.randint(3, 200, (2, 12), generator=torch.Generator().manual_seed(1))
 
@@ -108,3 +108,6 @@ def test_listeners_without_an_interest_in_outputs_need_not_say_so() -> None:
     with tapped(model, Old()):
         assert torch.equal(plain, model(IDS % 30))
     assert calls == ["blocks.0", "blocks.1"]
+    with tapped(model := llama(), Old()) as tap:
+        model(IDS % 30)
+        assert not tap._inside, "of a forward that is over nothing is kept"

@@ -1,5 +1,6 @@
 """The referee: what rounding makes of margins and scores, in worlds with a known answer and on runs."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,9 @@ import scipy
 from sinklab.checkpoints.loading import load
 from sinklab.records.reading import open_run
 from sinklab.records.writing import RunWriter
+from sinklab.scoring.margins import PROBES
 from sinklab.studies.base import describe
+from sinklab.studies.processes import Amount
 from sinklab.studies.referee import Referee, RefereeSettings
 from sinklab.studies.referee.rounding import (
     Noise,
@@ -193,7 +196,13 @@ def test_answers_are_written_again_as_long_as_they_were(tmp_path: Path) -> None:
 def test_a_trace_is_judged_by_its_margins(tmp_path: Path) -> None:
     lm, short = load("tiny"), StudySettings(prompts=("The sea", "It was a dark night"), new_tokens=6, statistics=())
     study(lm, tmp_path / "plain", short)
-    out = Referee()(None, tmp_path / "out", RefereeSettings(runs=(str(tmp_path / "plain"),), forced=4))
+    asked = RefereeSettings(runs=(str(tmp_path / "plain"),), forced=4)
+    out = Referee()(None, tmp_path / "out", asked)
+    # steps of a batch that is read once, and as often under jitter, and of one that goes on from near ties
+    words, positions = "2 texts × 6 steps, and up to 4 near ties", 2 * (6 + (7 + 19) // 2 // 4)
+    amount = Referee().amount(asked, None)
+    assert amount == Amount(words, 6 * (1 + PROBES + 1), positions, lm.model.num_parameters(), 6)
+    assert Referee().amount(replace(asked, texts=0), None).evaluations == 0
     run = open_run(out)
     found, forced, rounding = (run.table(name) for name in ("margins", "forced", "rounding"))
     assert found.groupby("row").size().tolist() == [11, 11] and (found["margin"] >= 0).all()
@@ -214,6 +223,8 @@ def test_what_cannot_be_judged_is_refused(tmp_path: Path) -> None:
         Referee()(None, tmp_path / "out", RefereeSettings())
     with pytest.raises(ValueError, match="got 3"):
         RefereeSettings(runs=("a", "b", "c"))
+    with pytest.raises(ValueError, match="give RUN or RUN OTHER"):
+        Referee().amount(RefereeSettings(), None)
     causal = benchmark(tmp_path / "causal", [1], ["a"], family="autoregressive")
     with pytest.raises(ValueError, match="texts that a diffusion model wrote"):
         Referee()(None, tmp_path / "out", RefereeSettings(runs=(str(causal),)))

@@ -3,8 +3,9 @@
 # B batch rows, S canvas positions
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from sinklab.scoring.margins import PROBES, check_greedy, measure_margins, near_
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.writing import WritingRequest, canvas_of, ending
 from sinklab.studies.base import Work, from_record, leaves, text_of
-from sinklab.studies.processes import Progress
+from sinklab.studies.processes import Amount, Progress
 from sinklab.studies.referee.rounding import change_chances, counted, draws_variance, noise_between, redrawn, swing
 from sinklab.studies.referee.study import RefereeSettings
 
@@ -87,6 +88,20 @@ def prepare(loaded: None, settings: RefereeSettings, progress: Progress) -> Plan
         ValueError: for no run, runs of another kind, two without a common item, and, where no second run is given, a
             model or decoder whose margins cannot be measured.
     """
+    plan = _asked(settings)
+    if plan.why:
+        return plan
+    try:
+        return replace(plan, loaded=_model_of(plan.runs[0], settings.device, progress))
+    except (ValueError, OSError) as error:
+        # two runs are compared without their model as well
+        if len(plan.runs) == 1:
+            raise
+        return replace(plan, why=str(error))
+
+
+def _asked(settings: RefereeSettings) -> Plan:
+    """The plan before the model is read."""
     if not settings.runs:
         raise ValueError("the referee needs a run folder of `sinklab eval` or `sinklab trace`; give RUN or RUN OTHER")
     runs = [open_run(path) for path in settings.runs]
@@ -96,17 +111,32 @@ def prepare(loaded: None, settings: RefereeSettings, progress: Progress) -> Plan
         if pairs.empty:
             raise ValueError(f"{runs[0].path} and {runs[1].path} have no item in common; compare runs of one task")
         pairs["same"] = pairs["text"] == pairs["text_other"]
-    model, how, why = None, None, "texts=0 measures no margins"
-    if settings.texts:
-        try:
-            how, why = decoding_of(runs[0], items), ""
-            model = _model_of(runs[0], settings.device, progress)
-        except (ValueError, OSError) as error:
-            # two runs are compared without their model as well
-            if len(runs) == 1:
-                raise
-            why = str(error)
-    return Plan(runs, items, pairs, model, how, why)
+    how, why = None, "" if settings.texts else "texts=0 measures no margins"
+    try:
+        how = decoding_of(runs[0], items) if settings.texts else None
+    except ValueError as error:
+        if len(runs) == 1:
+            raise
+        why = str(error)
+    return Plan(runs, items, pairs, None, how, why)
+
+
+def amount(settings: RefereeSettings, info: None) -> Amount:
+    """Every step of every text, read as it is and under jitter, and of the texts that go on from near ties. Raises
+    ValueError as `prepare` does, but for the model, which is not read.
+    """
+    plan = _asked(settings)
+    about, kept = plan.runs[0].info.model, plan.runs[0].info.settings
+    texts, forced = (min(settings.texts, len(plan.items)), settings.forced) if not plan.why else (0, 0)
+    new = kept.get("new_tokens") or TOKENS
+    steps, batches = kept.get("steps") or new, math.ceil(texts / settings.batch)
+    # a token of text has some four letters
+    positions = min(texts, settings.batch) * (new + int(plan.items["prompt"].str.len().mean()) // 4)
+    evaluations = steps * (batches * (1 + PROBES) + math.ceil(forced / settings.batch))
+    if not evaluations:
+        return Amount("the answers as they are recorded", 0, 0)
+    words = f"{texts} texts × {steps} steps, and up to {forced} near ties"
+    return Amount(words, evaluations, positions, about.get("parameters"), about.get("layers", 0))
 
 
 def decoding_of(run: Run, items: pd.DataFrame) -> DecodingSettings:
