@@ -158,6 +158,7 @@ def test_near_ties_are_near_and_of_both_kinds(random) -> None:
         (DecodingSettings(rule="random"), "takes the best"),
         (DecodingSettings(alg_temp=0.1), "takes the best"),
         (DecodingSettings(cfg_scale=1.0), "unguided"),
+        (DecodingSettings(schedule="timed", pooled=True), "ranks each text by itself"),
     ],
 )
 def test_decoders_without_margins_are_refused(random, settings: DecodingSettings, message: str) -> None:
