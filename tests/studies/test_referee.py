@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from sinklab.studies.referee.rounding import (
     redrawn,
     swing,
 )
+from sinklab.studies.referee.run import rounding_table
 from sinklab.studies.trace.study import StudySettings, study
 
 CPU = {"dtype": "bfloat16", "device": "cpu"}
@@ -105,10 +107,10 @@ def test_draws_of_likelihoods_change_what_is_near() -> None:
     assert draws_variance(items) == pytest.approx(0.25 / 4, abs=0.005)
 
 
-def benchmark(path: Path, rights: list[float], texts: list[str], more: Any = None, **model: Any) -> Path:
+def benchmark(path: Path, rights: list[float], texts: list[str], more: Any = None, seed: int = 0, **model: Any) -> Path:
     """A folder as `sinklab eval` leaves it, with these columns in place of those of written answers."""
     about = {"name": "elsewhere", "family": "diffusion", "dtype": "float32", "device": "cuda", "weights_sha256": "0"}
-    with RunWriter(path, kind="benchmark", model=about | model, settings={"seed": 0}, seed=0) as run:
+    with RunWriter(path, kind="benchmark", model=about | model, settings={"seed": seed}, seed=seed) as run:
         columns = {"task": "gsm8k", "filter": "strict", "doc_id": range(len(rights)), "response": texts}
         columns |= {"prompt": [f"question {number}" for number in range(len(rights))], "right": np.array(rights, float)}
         columns |= {"answer": "", "target": "#### 7", "cut": 0}
@@ -145,6 +147,27 @@ def test_choices_are_compared_by_what_was_chosen(tmp_path: Path) -> None:
     out = open_run(Referee()(None, tmp_path / "out", RefereeSettings(runs=tuple(map(str, runs)), texts=0)))
     assert out.table("verdict").iloc[0][["items", "apart", "scored", "lost"]].tolist() == [3, 1, 3, 1]
     assert out.table("variance").set_index("part").loc["estimator draws", "variance"] > 0
+
+
+def test_items_that_are_not_scored_are_not_apart_by_the_seed(tmp_path: Path) -> None:
+    rights = [[1, 0, 1, 0, np.nan, np.nan], [1, 0, 0, 0, np.nan, np.nan]]
+    runs = [benchmark(tmp_path / str(seed), right, ["a"] * 6, seed=seed) for seed, right in enumerate(rights)]
+    out = open_run(Referee()(None, tmp_path / "out", RefereeSettings(runs=tuple(map(str, runs)), texts=0)))
+    assert out.table("verdict").iloc[0]["differ_in"] == "seed"
+    assert out.table("variance").set_index("part").loc["seed", "variance"] == pytest.approx(0.25 / (2 * 4))
+
+
+@pytest.mark.parametrize("items", [16, 400])
+def test_few_texts_and_few_ties_do_not_say_that_rounding_changes_nothing(items: int) -> None:
+    """None of 16 texts, and no answer at 12 ties: of 400 items it may still be many, of those 16 none."""
+    found = pd.DataFrame({"row": range(16), "kind": "token", "margin": 9.0, "noise": 0.01})
+    run: Any = SimpleNamespace(info=SimpleNamespace(model=CPU))
+    plan: Any = SimpleNamespace(runs=[run], items=range(items))
+    for answers, least in ((np.zeros(12, bool), 0.19 * 0.24), (np.ones(12, bool), 0.19)):
+        table = rounding_table(plan, found, pd.DataFrame({"answer": answers}))
+        assert (table["high"] == 0).all() and (table["answers"] < 1e-3).all()
+        expected = pytest.approx(least if items > 16 else 0.0, abs=0.01)
+        assert table["answers_high"].max() == expected and table["answers_high"].min() == expected
 
 
 def test_a_share_of_an_answer_is_neither_right_nor_wrong(tmp_path: Path) -> None:

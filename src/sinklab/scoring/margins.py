@@ -85,9 +85,11 @@ def check_greedy(settings: DecodingSettings) -> Any:
     values = settings.values()
     rule, schedule = values["rule"], values["schedule"]
     draws = settings.temperature or getattr(rule, "alg_temp", None) or getattr(rule, "needs_generator", False)
-    if draws or settings.cfg_scale or hasattr(schedule, "run"):
+    # pooled, a position gives way to one of another text, which no margin of its own text says
+    if draws or settings.cfg_scale or schedule.pooled or hasattr(schedule, "run"):
         raise ValueError(
-            "margins are of a decoder that takes the best, unguided, and writes each position once, but this one has "
+            "margins are of a decoder that takes the best, unguided, ranks each text by itself and writes each "
+            "position once, but this one has "
             f"{rule}, {schedule}, temperature {settings.temperature:g} and cfg_scale {settings.cfg_scale:g}; where "
             "something is drawn, another seed says how far scores move"
         )
@@ -149,7 +151,11 @@ class Choices:
             # the best is written whatever the threshold says of it
             rest = here[here != here[score[here].argmax()]]
             sides = np.where(score[rest] >= bound, 1, -1)
-            if len(left) and not (sides > 0).any():
+            sure = int((sides > 0).sum())
+            if not sure or len(taken) > sure + 1:
+                # one, or a quota, is filled in order; what is left may pass the threshold as well
+                rest, sides = left, np.full(len(left), -1)
+            if len(left) and rest is left:
                 self._ranked.append(partial(_order, taken=taken, left=left))
                 last, next_ = taken[score[taken].argmin()], left[score[left].argmax()]
                 lines.append((row, "order", columns[last], -1, columns[next_]))

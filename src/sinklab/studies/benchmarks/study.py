@@ -168,7 +168,7 @@ class Plan(Checked):
     chat: bool | None = None
     """Put questions into the model's chat format; None: where the model has one."""
     dry_run: bool = False
-    """Say what it would take, and stop: nothing is written."""
+    """Say what it would take, and stop: no run is written; documents are read, into the cache."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.intervals import mcnemar, paired_share_interval
+from sinklab.analysis.intervals import mcnemar, paired_share_interval, wilson
 from sinklab.checkpoints.loading import load
 from sinklab.records.reading import Run, open_run
 from sinklab.records.storage import weights_hash
@@ -210,11 +210,14 @@ def _measured(plan: Plan, settings: RefereeSettings, progress: Progress) -> tupl
 def rounding_table(plan: Plan, found: pd.DataFrame, forced: pd.DataFrame) -> pd.DataFrame:
     """By what differs, the largest first: how many texts take another way, mean and 95 % interval; the share of answers
     that change, mean and upper end; and whether it is extrapolated."""
-    lines, share = [], forced["answer"].mean() if len(forced) else np.nan
+    lines, texts, hits = [], found["row"].nunique(), int(forced["answer"].sum()) if len(forced) else 0
+    share, most = hits / len(forced) if len(forced) else np.nan, wilson(hits, len(forced))[1]
     for kind, noise in noise_between(*(run.info.model for run in plan.runs)).items():
         mean, low, high = counted(change_chances(found, noise, PROBES))
-        line = {"kind": kind, "texts": found["row"].nunique(), "changed": mean, "low": low, "high": high}
-        line |= {"answers": mean * share / line["texts"], "answers_high": high * share / line["texts"]}
+        line = {"kind": kind, "texts": texts, "changed": mean, "low": low, "high": high}
+        # the texts are a sample of the items, but where they are all, and the ties one of all ties
+        reach = high / texts if texts >= len(plan.items) else wilson(high, texts)[1]
+        line |= {"answers": mean * share / texts, "answers_high": reach * most}
         lines.append(line | {"is_extrapolated": kind == "device"})
     return pd.DataFrame(lines).sort_values("changed", ascending=False, ignore_index=True)
 
@@ -231,8 +234,9 @@ def variance_table(plan: Plan, scores: pd.Series, rounding: pd.DataFrame | None)
     if any(map(len, plan.items["logprobs"])):
         parts["estimator draws"] = draws_variance(plan.items), "errors of the choices, taken as independent"
     if plan.pairs is not None and _differences(plan) == ["seed"]:
-        apart = (plan.pairs["right"] != plan.pairs["right_other"]).mean()
-        parts["seed"] = apart / (2 * len(plan.pairs)), "two runs that differ in their seed alone"
+        scored = plan.pairs.dropna(subset=["right", "right_other"])
+        apart = (scored["right"] != scored["right_other"]).mean()
+        parts["seed"] = apart / (2 * max(len(scored), 1)), "two runs that differ in their seed alone"
     lines = [(part, value, value**0.5, source) for part, (value, source) in parts.items()]
     return pd.DataFrame(lines, columns=["part", "variance", "deviation", "source"])
 
