@@ -140,6 +140,12 @@ def test_a_plan_grows_with_what_is_asked_and_counts_what_a_trace_evaluates(
         return float(number.replace(",", "")) * {"s": 1, "min": 60, "h": 3600}[unit]
 
     assert seconds(100) == pytest.approx(100 * seconds(1), rel=0.2)
+    # the weights of `tiny` are stored in half precision
+    told = [
+        plan_of(lambda *_: Amount("", 1, 1), None, "tiny", Reading(dtype)) for dtype in ("auto", "bfloat16", "float32")
+    ]
+    stored, half, whole = (float(re.search(r"and ([\d.e-]+) GB", line)[1]) for line in told)
+    assert stored == half == pytest.approx(whole / 2, rel=0.1)
     speed, least = machine_speed("float32", "cpu")
     assert 1e6 < speed < 1e15 and 0 < least < 1
 

@@ -57,15 +57,17 @@ def plan_of(
         ValueError: where there is no such model.
     """
     from sinklab.checkpoints.info import describe
-    from sinklab.checkpoints.materialize import usable_device
+    from sinklab.checkpoints.materialize import usable_device, weight_type
 
     info = describe(model, revision=reading.revision) if model else None
     found = amount(settings, info)
     where = f" on {info.name}" if info else ""
     if found is None:
         return f"plan: how much {where.lstrip() or 'this'} takes is not known beforehand"
-    dtype, device = "bfloat16" if "16" in (trained or reading.dtype) else "float32", reading.device or "cpu"
+    device = reading.device or "cpu"
     usable_device(device)
+    loaded = weight_type(reading.dtype, {"dtype": info.stored if info else None}, {"": device})
+    dtype = "bfloat16" if "16" in (trained or str(loaded)) else "float32"
     active, layers = (info.active_parameters, info.layers) if info else (found.parameters or 0, found.layers)
     speed, least = machine_speed(dtype, device)
     # a backward pass is two forward ones
