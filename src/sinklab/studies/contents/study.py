@@ -130,7 +130,7 @@ class Probe(Study):
     def amount(self, settings: ContentsSettings, info: Any) -> Amount:
         """Every step of every text."""
         texts, steps = len(settings.prompts) or settings.rows, settings.steps or settings.new_tokens
-        positions, words = settings.prompt_tokens + settings.new_tokens, f"{texts} texts × {steps} steps"
+        words, positions = f"{texts} texts × {steps} steps", settings.prompt_tokens + settings.new_tokens
         return Amount(words, texts * steps, positions, is_watched=True, twins=settings.twin)
 
     def samples(self, plan: Any) -> int:
