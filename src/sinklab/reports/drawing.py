@@ -382,8 +382,8 @@ def save(canvas: Canvas, form: str, target: Path | BinaryIO) -> None:
     with matplotlib.rc_context({"svg.hashsalt": "sinklab"}):
         if canvas.get_layout_engine():
             # Laid out once for all formats: savefig would draw twice for each.
-            canvas.draw_without_rendering()
-            canvas.set_layout_engine("none")
+            canvas.get_layout_engine().execute(canvas)
+            canvas.set_layout_engine(None)
         canvas.savefig(target, format=form, dpi=style.DPI, metadata=metadata)
 
 
