@@ -440,6 +440,27 @@ def test_a_fast_evaluation_without_memory_is_the_models_own(variant, batch):
         torch.testing.assert_close(quick(ids_BS, wanted_BS), plain(ids_BS, wanted_BS), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("variant", ["llama", "gate and sink, qwen3", "two sinks at the end", "shifted"])
+def test_padding_is_not_computed_wherever_it_stands(variant):
+    ids_BS, left_BS = canvas(3)
+    wanted_BS = wanted_at(ids_BS, 8, 14)
+    wanted_BS[1, 9:11] = False
+    holes_BS = left_BS.clone()
+    holes_BS[0, 16:] = holes_BS[2, 3:6] = False
+    alike_BS = (torch.arange(20) > 2).expand(3, -1)
+    for attention_BS in (left_BS, left_BS.flip(1), holes_BS, alike_BS):
+        model = build(**VARIANTS[variant])
+        expected = model.denoiser(attention_BS, plain=True)(ids_BS, wanted_BS)
+        quick = model.denoiser(attention_BS)
+        # the sinks' own pass
+        quick.geometry(ids_BS, wanted_BS)
+        for layer in model.model.layers:
+            layer.self_attn.k_proj = Counted(layer.self_attn.k_proj)
+        for _ in range(2):
+            torch.testing.assert_close(quick(ids_BS, wanted_BS), expected, rtol=0, atol=1e-12)
+        assert [layer.self_attn.k_proj.rows for layer in model.model.layers] == [[int(attention_BS.sum())] * 2] * 3
+
+
 def test_nothing_wanted_gives_no_rows_and_fills_the_memory():
     model = build()
     ids_BS, _ = canvas()

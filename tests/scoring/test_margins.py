@@ -101,6 +101,29 @@ def test_a_forced_choice_changes_this_choice_and_what_follows(random, cache: str
     assert rewritten(random, canvas(), settings, nothing) == []
 
 
+def test_what_a_cache_holds_is_no_noise(random) -> None:
+    """Keys of an earlier canvas change logits by more than rounding does; a jitter moves margins as it does without."""
+    plain, cached = (
+        measure_margins(random, canvas(12), DecodingSettings(block_length=4, cache=cache, seed=0))[1]
+        for cache in ("none", "dual")
+    )
+    noise = [found.loc[found["kind"] == "token", "noise"].median() for found in (plain, cached)]
+    assert noise[1] == pytest.approx(noise[0], rel=0.5)
+
+
+def test_steps_are_those_of_a_row_whatever_it_waits_for(random) -> None:
+    """Rows wait for one another at the end of a block; their choices are found again in a batch of other rows."""
+    settings = DecodingSettings(schedule="threshold", threshold=0.2, block_length=4, seed=0)
+    ids_BS, found = measure_margins(random, canvas(12), settings, probes=0)
+    quick = found[(found["row"] == 0) & (found["kind"] == "token")]
+    assert quick["step"].max() < found["step"].max()
+    for other_S, line in zip(rewritten(random, canvas(12), settings, quick), quick.itertuples(), strict=True):
+        assert other_S[line.column] == line.other != ids_BS[0, line.column]
+    alone = Canvas.from_prompts(PROMPTS[:1], new_tokens=12, mask_id=MASK_ID, pad_id=0)
+    _, own = measure_margins(random, alone, settings, probes=0)
+    assert own["step"].tolist() == found.loc[found["row"] == 0, "step"].tolist()
+
+
 def test_near_ties_are_near_and_of_both_kinds(random) -> None:
     _, found = measure_margins(random, canvas(12), DecodingSettings(seed=0))
     near = near_ties(found, 4, seed=0)

@@ -9,7 +9,8 @@ graph in place of some 900 launches: the first of a shape runs as it is, the sec
 runs as it is, and that is the slow twin of a record.
 """
 
-# B batch, W columns that run, Q columns wanted, E hidden size, H query heads, G key/value heads, D head dim, K keys
+# B batch, S canvas, T its real tokens, W columns that run, Q columns wanted, E hidden size, H query heads, G key/value
+# heads, D head dim, K keys
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -27,8 +28,8 @@ from transformers.models.qwen3 import modeling_qwen3
 
 from sinklab import compat
 from sinklab.attention.context import is_watched
-from sinklab.attention.received import row_logsumexp, with_sink_logits
 from sinklab.compat import attention_of
+from sinklab.fast.attending import Packed, View, additive, rotated
 from sinklab.fast.onednn import linear_for
 from sinklab.models.geometry import CanvasGeometry, KeyValueStore, take
 from sinklab.models.head import Head
@@ -39,41 +40,8 @@ _LAYERS = (modeling_llama.LlamaDecoderLayer, modeling_qwen2.Qwen2DecoderLayer, m
 _ATTENTIONS = (modeling_llama.LlamaAttention, modeling_qwen2.Qwen2Attention, modeling_qwen3.Qwen3Attention)
 _MLPS = (modeling_llama.LlamaMLP, modeling_qwen2.Qwen2MLP, modeling_qwen3.Qwen3MLP)
 _NORMS = (modeling_llama.LlamaRMSNorm, modeling_qwen2.Qwen2RMSNorm, modeling_qwen3.Qwen3RMSNorm)
-_LARGE = 1 << 19  # numbers from which on two passes over halves cost less than a rolled copy
 # Positions of an MLP at a time on the CPU: what it makes of them stays in the cache, and no memory is cleared for it.
 _PIECE = 256
-
-
-@dataclass(frozen=True, eq=False)
-class View:
-    """What the layers need to know of the columns that run."""
-
-    cos_BW1D: Tensor
-    sin_BW1D: Tensor  # with the sign of the rotated half inside: −sin in the first half of D, sin in the second
-    mask_B1WK: Tensor | None
-    """Additive, 0 or −∞, of one query where all see the same; None when nothing is hidden."""
-    folded: Tensor | None = None  # the same for queries as `_attend` folds them
-    choose: Callable[[int, Tensor, Tensor | None, float], None] | None = None
-    """Called with (layer, queries (B, H, W or Q, D), mask, scale) after an update, to choose columns."""
-
-    def of(self, queries: slice | Tensor, shared: int) -> View:
-        """With the mask of these queries alone, folded for so many query heads a key head."""
-        mask = self.mask_B1WK
-        if mask is None or mask.shape[2] == 1:
-            return replace(self, folded=mask)
-        mask = take(mask.transpose(1, 2), queries).transpose(1, 2)
-        return replace(self, mask_B1WK=mask, folded=mask.repeat(1, 1, shared, 1) if shared > 1 else mask)
-
-
-def signed(sin_BSD: Tensor) -> Tensor:
-    """The rotary sine for x·cos + roll(x, D/2)·sin, which needs no negated copy of x."""
-    first, second = sin_BSD.chunk(2, dim=-1)
-    return torch.cat([-first, second], dim=-1)
-
-
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A boolean mask (True = may attend) as one that is added to the scores."""
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)
 
 
 def _head_norms(attention: Any) -> list[Any]:
@@ -102,8 +70,7 @@ class Layer:
         self.input_norm, self.post_norm = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
         norms: list[Any] = [_norm(norm) for norm in _head_norms(attention)] or [None, None]
         self.q_norm, self.k_norm = norms
-        projections = attention.q_proj, attention.k_proj, attention.v_proj
-        self.q, self.k, self.v = (_stock(module) or module for module in projections)
+        self.q, self.k, self.v = (_stock(one) or one for one in (attention.q_proj, attention.k_proj, attention.v_proj))
         # A gate multiplies through a hook on the output projection: that one is called as a module.
         self.gate, self.o = gate, _added(attention.o_proj, None if gate is not None else _stock(attention.o_proj))
         self.mlp = _added(layer.mlp, _mlp(layer.mlp))
@@ -114,63 +81,25 @@ class Layer:
         """States after this layer, (B, W, E), or (B, Q, E) at the wanted columns alone."""
         cos, sin = view.cos_BW1D, view.sin_BW1D
         batch, width = x_BWE.shape[:2]
-        groups = (batch, width, self.groups, self.dim)
         y_BWE = self.input_norm(x_BWE)
-        k_BGWD = _rotated(self.k(y_BWE).reshape(groups), self.k_norm, cos, sin)
-        v_BGWD = self.v(y_BWE).reshape(groups).transpose(1, 2)
-        k_BGKD, v_BGKD = k_BGWD, v_BGWD
+        k_BGKD = rotated(self.k(y_BWE).reshape(batch, width, self.groups, self.dim), self.k_norm, cos, sin)
+        v_BGKD = self.v(y_BWE).reshape(batch, width, self.groups, self.dim).transpose(1, 2)
         if memory is not None:
-            k_BGKD, v_BGKD = memory.update(k_BGWD, v_BGWD, self.index)
+            k_BGKD, v_BGKD = memory.update(k_BGKD, v_BGKD, self.index)
         if wanted_Q is not None:
             x_BWE, y_BWE = x_BWE.index_select(1, wanted_Q), y_BWE.index_select(1, wanted_Q)
             cos, sin = cos.index_select(1, wanted_Q), sin.index_select(1, wanted_Q)
             width, view = len(wanted_Q), view.of(wanted_Q, self.heads // self.groups)
-        q_BHWD = _rotated(self.q(y_BWE).reshape(batch, width, self.heads, self.dim), self.q_norm, cos, sin)
-        logits_HN = logits_of(memory, self.index)
+        q_BHWD = rotated(self.q(y_BWE).reshape(batch, width, self.heads, self.dim), self.q_norm, cos, sin)
         if view.choose is not None:
-            mask = view.mask_B1WK
+            mask, logits_HN = view.mask_B1WK, logits_of(memory, self.index)
             if logits_HN is not None and mask is not None:
                 mask = with_logits(mask, logits_HN, q_BHWD)
             view.choose(self.index, q_BHWD, mask, self.scale)
         if self.gate is not None:
             self.gate.pending = self.gate(y_BWE)
-        call = q_BHWD, k_BGKD, v_BGKD, view.folded if logits_HN is None else view.mask_B1WK, self.scale
-        out_BWA = _attend(*call) if logits_HN is None else _attend_beside(logits_HN, *call)
-        x_BWE = self.o(out_BWA, x_BWE)
+        x_BWE = self.o(view.attend(q_BHWD, k_BGKD, v_BGKD, memory, self.index, self.scale), x_BWE)
         return self.mlp(self.post_norm(x_BWE), x_BWE)
-
-
-def _rotated(x_BWHD: Tensor, norm: Callable | None, cos_BW1D: Tensor, sin_BW1D: Tensor) -> Tensor:
-    """Heads normed where the decoder norms them, and rotated, (B, H, W, D)."""
-    if norm is not None:
-        x_BWHD = norm(x_BWHD)
-    out_BWHD, half = x_BWHD * cos_BW1D, x_BWHD.shape[-1] // 2
-    if x_BWHD.numel() < _LARGE:
-        return out_BWHD.addcmul_(x_BWHD.roll(half, -1), sin_BW1D).transpose(1, 2)
-    for there, here in ((slice(0, half), slice(half, None)), (slice(half, None), slice(0, half))):
-        out_BWHD[..., there].addcmul_(x_BWHD[..., here], sin_BW1D[..., there])
-    return out_BWHD.transpose(1, 2)
-
-
-def _attend(q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_B1WK: Tensor | None, scale: float) -> Tensor:
-    batch, heads, width, dim = q_BHWD.shape
-    # Query heads of one key head become more queries of it: no key is copied, with or without a mask.
-    q_BGQD = q_BHWD.reshape(batch, k_BGKD.shape[1], -1, dim)
-    out = F.scaled_dot_product_attention(q_BGQD, k_BGKD, v_BGKD, attn_mask=mask_B1WK, scale=scale)
-    return out.reshape(batch, heads, width, dim).transpose(1, 2).flatten(2)
-
-
-def _attend_beside(
-    logits_HN: Tensor, q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_B1WK: Tensor | None, scale: float
-) -> Tensor:
-    """The log-sum-exp form of sinks that are logits alone: no mask of their own, and none of their keys."""
-    k_BGKD, v_BGKD = k_BGKD[:, :, logits_HN.shape[1] :], v_BGKD[:, :, logits_HN.shape[1] :]
-    mask = None if mask_B1WK is None else mask_B1WK[..., logits_HN.shape[1] :]
-    out_BHWD, lse_BHW = compat.attention_with_logsumexp(q_BHWD, k_BGKD, v_BGKD, mask, scale) or (
-        F.scaled_dot_product_attention(q_BHWD, k_BGKD, v_BGKD, attn_mask=mask, scale=scale, enable_gqa=True),
-        row_logsumexp(q_BHWD, k_BGKD, mask=mask, scale=scale),
-    )
-    return with_sink_logits(out_BHWD, lse_BHW, logits_HN).transpose(1, 2).flatten(2)
 
 
 def _norm(norm: Any) -> Callable[[Tensor], Tensor]:
@@ -323,7 +252,7 @@ class FastDecoder:
             (hooks, sum(map(_is_ours, hooks.values()))) for m in modules for hooks in compat.forward_hooks(m)
         ]
         self._unhooked_at: int | None = None
-        self._tables: tuple[CanvasGeometry, View] | None = None
+        self._tables: tuple[CanvasGeometry, View, Packed | None] | None = None
 
     def is_faithful(self) -> bool:
         """Whether this form may stand for the decoder now."""
@@ -363,9 +292,13 @@ class FastDecoder:
             mask: bool, broadcastable to (B, 1, W, K), or None for nothing hidden, in place of the canvas's.
             choose: see `View`.
         """
-        whole = self._view(x_BWE, geometry)
-        is_plain = self.records and mask is ... and choose is None
-        if is_plain and isinstance(columns, Tensor) and can_replay(x_BWE, columns, memory):
+        whole, packed = self._views(x_BWE, geometry)
+        is_plain = mask is ... and choose is None
+        if packed is not None and is_plain and memory is geometry.sinks:
+            x_1TE = x_BWE.flatten(0, 1).index_select(0, packed.index_T)[None]
+            wanted_N = packed.place_BS.index_select(1, output_index_Q).flatten()
+            return self._states(packed, x_1TE, slice(None), wanted_N, None).unflatten(1, (len(x_BWE), -1))[0]
+        if is_plain and self.records and isinstance(columns, Tensor) and can_replay(x_BWE, columns, memory):
             return replayed(partial(self._states, whole), memory, x_BWE, columns, output_index_Q)
         if mask is not ...:
             whole = replace(whole, mask_B1WK=None if mask is None else additive(mask, x_BWE.dtype))
@@ -382,15 +315,18 @@ class FastDecoder:
             x_BWE = layer(x_BWE, view, memory, None)
         return self.norm(self.layers[-1](x_BWE, view, memory, output_index_Q))
 
-    def _view(self, like: Tensor, geometry: CanvasGeometry) -> View:
-        """That of the whole canvas, computed once for all its evaluations."""
+    def _views(self, like: Tensor, geometry: CanvasGeometry) -> tuple[View, Packed | None]:
+        """Of the whole canvas, with its padding and without, computed once for all its evaluations."""
         if self._tables is None or self._tables[0] is not geometry:
             cos_BSD, sin_BSD = self.decoder.rotary_emb(like, geometry.position_ids_BS)
             mask = geometry.mask
             # Made additive once: SDPA would do it in every layer.
             added = mask if mask is None or mask.is_floating_point() else additive(mask, like.dtype)
-            self._tables = geometry, View(cos_BSD[:, :, None], signed(sin_BSD)[:, :, None], added)
-        return self._tables[1]
+            # x·cos + roll(x, D/2)·sin needs no negated copy of x
+            first, second = sin_BSD[:, :, None].chunk(2, dim=-1)
+            whole = View(cos_BSD[:, :, None], torch.cat([-first, second], dim=-1), added)
+            self._tables = geometry, whole, Packed.rows(whole, geometry.sinks)
+        return self._tables[1:]
 
 
 def _is_ours(hook: Any) -> bool:

@@ -139,7 +139,9 @@ class ModelDenoiser:
     def full_pass(self, ids_BS: Tensor, wanted_BS: Tensor, read: Read, store: Any = None) -> Tensor:
         """Logits (M, V) with all columns computed; a store stands where the sinks stand, and remembers."""
         geometry, seen = self.geometry(ids_BS, wanted_BS), self.seen_by_finished(wanted_BS)
-        if self.is_fast:
+        # the fast decoder may leave padding out on a CPU
+        may_miss = geometry.mask is not None and self.attention_BS is not None and wanted_BS.is_cpu
+        if self.is_fast and not (may_miss and bool((wanted_BS & (self.attention_BS == 0)).any())):
             every = slice(0, ids_BS.shape[1])
             special = {} if seen is None else {"mask": geometry.rows(every, seen)}
             states_BQE = self.states(ids_BS, every, read.output_Q, store or geometry.sinks, **special)

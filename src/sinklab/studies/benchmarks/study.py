@@ -212,7 +212,7 @@ class Evaluation(Study):
         sinklab eval --tasks gsm8k --data benchmarks --mask-sinks 5 --protocol rule --limit 8 --out runs/by-rule
         sinklab eval --tasks humaneval --data benchmarks --run-code --limit 4 --out runs/code
         sinklab eval --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --tasks gsm8k --chat --resume
-        accelerate launch --num_processes 4 -m sinklab.cli eval --tasks hellaswag --device cuda --out runs/hellaswag
+        accelerate launch --num_processes 4 -m sinklab eval --tasks hellaswag --device cuda --out runs/hellaswag
     """
 
     Settings = EvalSettings

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from sinklab.errors import limited, unknown
 from sinklab.registry import rules, studies
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.studies.base import Study, deferred
 from sinklab.studies.processes import Amount
-
-if TYPE_CHECKING:
-    from sinklab.records.reading import Run
-
 
 TARGETS = ("token", "progress", "position", "block", "committed", "next")
 """What a probe is asked for: the token finally written at the position; the share of the completion that is masked; the
@@ -125,7 +120,6 @@ class Probe(Study):
 
     Settings = ContentsSettings
     kind = "contents"
-    renamed: ClassVar[dict[str, str]] = {"corpus": "heldout", "texts": "rows", "draws": "resamples"}
     parts = "texts"
     prepare = deferred("sinklab.studies.contents.run:prepare")
     run = deferred("sinklab.studies.contents.run:write_texts")
@@ -141,10 +135,6 @@ class Probe(Study):
     def samples(self, plan: Any) -> int:
         """One a text."""
         return len(plan.tasks)
-
-    def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
-        """Their names."""
-        return [f"figures: {', '.join(path.name for path in drawn)}"] if drawn else []
 
 
 sink_contents = Probe()
