@@ -380,9 +380,9 @@ def save(canvas: Canvas, form: str, target: Path | BinaryIO) -> None:
     # No dates and no random ids.
     metadata = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}, "pdf": {"CreationDate": None}}[form]
     with matplotlib.rc_context({"svg.hashsalt": "sinklab"}):
-        if canvas.get_layout_engine():
+        if layout := canvas.get_layout_engine():
             # Laid out once for all formats: savefig would draw twice for each.
-            canvas.get_layout_engine().execute(canvas)
+            layout.execute(canvas)
             canvas.set_layout_engine(None)
         canvas.savefig(target, format=form, dpi=style.DPI, metadata=metadata)
 
