@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from sinklab.analysis.counts import Slab, counted, ratio
+from sinklab.analysis.counts import Found, Slab, counted, ratio
 from sinklab.analysis.movement import MotionCounter
 from sinklab.analysis.overlap import overlap_by_head
 from sinklab.sinks.normalize import even_share, main_sink, only
@@ -48,6 +48,7 @@ class Seen:
 
         self.greatest = 0.0
         """the most that any key of any head receives"""
+        self._before: Found
 
     def add(self, slab: Slab) -> None:
         """Take the next step."""
