@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from sinklab.analysis import enrichment
+from sinklab.analysis.tokens import enriched, tallied
 
 
 def test_enrichment_by_hand():
@@ -38,3 +39,12 @@ def test_errors():
         enrichment(["a", "b"], [1, 2, 3])
     with pytest.raises(ValueError, match="every label is None"):
         enrichment([None], [1])
+
+
+def test_samples_that_are_counted_one_by_one_are_counted_together():
+    rng = np.random.default_rng(0)
+    labels, events = rng.choice(np.array(["a", "b", "c", None], dtype=object), (3, 50)), rng.integers(0, 5, (3, 50))
+    apart = enriched([tallied(*sample) for sample in zip(labels, events, strict=True)])
+    for one, other in zip(vars(apart).values(), vars(enrichment(labels, events)).values(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert apart.occurrences.sum() == (labels != None).sum()  # noqa: E711 - elementwise

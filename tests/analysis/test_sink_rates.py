@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sinklab.analysis import DEFAULT_RULES, compare_rules
-from sinklab.sinks import Excess, Top
+from sinklab.sinks import Excess, Gu, Top, find_sinks
 
 
 def test_rules_side_by_side_by_hand():
@@ -56,3 +56,29 @@ def test_the_literal_mean_is_listed_without_a_warning():
         warnings.simplefilter("error")
         rule = DEFAULT_RULES["excess, mean, 3 (as printed)"]
     assert isinstance(rule, Excess) and (rule.epsilon, rule.scale) == (3.0, "mean")
+
+
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_is_counted_is_what_find_sinks_finds(missing, causal):
+    # Bounds in any order: what is found under a lower one is where a higher one is looked for.
+    rng = np.random.default_rng(3)
+    received = (rng.standard_exponential((4, 2, 3, 40)) ** 3 / 6).astype(np.float16)
+    visible = np.arange(40, 0, -1.0) if causal else np.full(40, 40.0)
+    if missing:
+        received[1, ..., 7], received[2, 0, 1] = np.nan, np.nan
+    named = {
+        "zscore": Excess(3.0, "zscore"),
+        "3": Excess(3.0),
+        "1": Excess(1.0),
+        "2": Excess(2.0),
+        "never": Excess(50.0),
+    }
+    named |= {"never": Excess(50.0), "Gu": Gu(0.1), "top": Top(2), "percent": Excess(3.0, "percent")}
+    first, known = find_sinks(received, named["zscore"], visible), np.nan_to_num(received.astype(np.float32))
+    for row, rule in zip(compare_rules(received, visible, rules=named), named.values(), strict=True):
+        flags = find_sinks(received, rule, visible)
+        assert (row.sinks, row.with_sink) == (flags.sum(), flags.any(-1).sum())
+        assert (row.both, row.either) == ((flags & first).sum(), (flags | first).sum())
+        assert row.absorbed == pytest.approx(known[flags].sum(dtype=float), rel=1e-6)
+    assert row.received == pytest.approx(known.sum(dtype=float), rel=1e-6)

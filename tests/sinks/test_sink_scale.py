@@ -95,3 +95,9 @@ def test_main_sink_passes_over_nan_and_gives_ties_to_the_earlier_key():
     assert main_sink(np.array([[[0.0, np.nan, 5.0], [1.0, 2.0, 3.0]]])).tolist() == [[2, 2]]
     with pytest.raises(ValueError, match="at least one key"):
         main_sink(np.ones((3, 0)))
+
+
+def test_every_number_of_half_precision_is_widened_as_numpy_converts_it():
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16).reshape(256, 256)
+    for array in (halves, halves[:, ::3], halves.T):
+        np.testing.assert_array_equal(even_share(array)[0], array.astype(np.float32))

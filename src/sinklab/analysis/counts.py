@@ -1,14 +1,15 @@
 """What the counting analyses share: counts that add up over samples, their ratios, and received attention by slabs."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from sinklab.sinks.normalize import even_share, fitted, main_sink, only, widened
-from sinklab.sinks.rules import Rule, flagged
+from sinklab.sinks.rules import Rule, flagged, threshold
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,31 @@ def share(top: str, bottom: str) -> Any:
     return property(value)
 
 
+class Found(NamedTuple):
+    """The sinks of a slab under a rule. They are few: what is asked of them is found from their places."""
+
+    flags: np.ndarray
+    """(..., key)"""
+    cells: np.ndarray
+    """flat places of those set, rising"""
+    number: np.ndarray
+    """(...) how many a head has"""
+    taken: np.ndarray
+    """(...) what they receive together"""
+
+    @classmethod
+    def of(cls, flags: np.ndarray, received: np.ndarray) -> Self:
+        """From flags."""
+        cells, shape = np.flatnonzero(flags), flags.shape[:-1]
+        row = cells // flags.shape[-1]
+        sums = (np.bincount(row, of, math.prod(shape)).reshape(shape) for of in (None, received.reshape(-1)[cells]))
+        return cls(flags, cells, *sums)
+
+    def among(self, other: np.ndarray) -> np.ndarray:
+        """Which of the sinks are set in ``other`` flags, in the order of ``cells``."""
+        return other.reshape(-1)[self.cells]
+
+
 @dataclass(eq=False)
 class Slab:
     """Received attention on the last three axes, or fewer where there are no more, at one place of those before.
@@ -69,17 +95,19 @@ class Slab:
     """a_j as `even_share` scales it"""
     visible: np.ndarray
     """queries that see the key, broadcastable to it"""
-    _sinks: list[tuple[Rule, np.ndarray, np.ndarray]] = field(default_factory=list)
+    _found: list[tuple[Rule, Any, Found]] = field(default_factory=list)
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether every key exists."""
+        return bool((self.visible > 0).all() and not np.isnan(self.received.max(initial=0)))
 
     @cached_property
     def exists(self) -> np.ndarray:
         """Keys that some query sees."""
+        if self.whole:
+            return np.ones(self.received.shape, dtype=bool)
         return ~np.isnan(self.received) & (self.visible > 0)
-
-    @cached_property
-    def heads(self) -> np.ndarray:
-        """(...) rows with a key that exists."""
-        return np.asarray(self.exists.any(-1))
 
     @cached_property
     def known(self) -> np.ndarray:
@@ -87,9 +115,15 @@ class Slab:
         return only(self.exists, self.received)
 
     @cached_property
+    def total(self) -> np.ndarray:
+        """(...) what all keys receive."""
+        # as a product, quicker than as a sum
+        return np.asarray(self.known @ np.ones(self.known.shape[-1], self.known.dtype))
+
+    @cached_property
     def main(self) -> np.ndarray:
         """(...) key that receives most, -1 where none exists."""
-        return main_sink(only(self.exists, self.received, np.nan))
+        return self.received.argmax(-1) if self.whole else main_sink(only(self.exists, self.received, np.nan))
 
     @cached_property
     def ranked(self) -> np.ndarray:
@@ -104,21 +138,25 @@ class Slab:
 
     def sinks(self, rule: Rule) -> np.ndarray:
         """Which keys are sinks under the rule."""
-        return self._by(rule)[1]
+        return self.found(rule).flags
 
-    def taken(self, rule: Rule) -> np.ndarray:
-        """(...) what the sinks under the rule receive together."""
-        return self._by(rule)[2]
-
-    def _by(self, rule: Rule) -> tuple[Rule, np.ndarray, np.ndarray]:
+    def found(self, rule: Rule) -> Found:
+        """The sinks under the rule, and what is counted of them."""
         # rules need not be hashable
-        for known in self._sinks:
-            if known[0] == rule:
-                return known
-        sinks = flagged(self.received, rule, self.visible, self.exists)
-        taken = np.vecdot(sinks, self.known) if sinks.any() else np.zeros(sinks.shape[:-1], self.known.dtype)
-        self._sinks.append((rule, sinks, taken))
-        return self._sinks[-1]
+        for known, _, found in self._found:
+            if known == rule:
+                return found
+        bound, received = np.nan if self.queries is None else threshold(rule, self.queries), self.received
+        more = next((found.cells for _, lower, found in self._found if lower <= bound), None)
+        if more is None:
+            same = self.whole and self.queries is not None
+            flags = flagged(received, rule, self.visible[..., :1] if same else self.visible, self.exists)
+        else:
+            # what exceeds a bound exceeds a lower one
+            flags = np.zeros(received.shape, dtype=bool)
+            flags.reshape(-1)[more] = received.reshape(-1)[more] > bound
+        self._found.append((rule, bound, Found.of(flags, received)))
+        return self._found[-1][2]
 
 
 class Counter(Protocol):
@@ -144,11 +182,14 @@ def ranked(scores: np.ndarray) -> np.ndarray:
 
 
 def below(rising: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """(..., bound) how many of the rising numbers (..., N) lie below each bound, in double precision (bound,)."""
+    """(..., bound) how many of the rising numbers (..., N) lie below each bound, in double precision (bound,).
+
+    Below NaN is every number.
+    """
     # the least number of their own precision that is no less
     own = bounds.astype(rising.dtype)
     own = np.where(own < bounds, np.nextafter(own, rising.dtype.type(np.inf)), own)
-    found = [np.searchsorted(row, own) for row in rising.reshape(-1, rising.shape[-1])]
+    found = [row.searchsorted(own) for row in rising.reshape(-1, rising.shape[-1])]
     return np.array(found).reshape(*rising.shape[:-1], len(own))
 
 
@@ -157,11 +198,8 @@ def counted(flags: np.ndarray) -> np.ndarray:
     return np.bitwise_count(np.packbits(flags, axis=-1)).sum(-1, dtype=np.int64)
 
 
-def slabs(received: Any, visible: Any = None, positions: Any = None, start: int = 0) -> Iterator[Slab]:
-    """Every slab, in numpy: going slab by slab keeps the working memory at a few, however long the run is.
-
-    start: number of the first step, of a part of the steps.
-    """
+def slabs(received: Any, visible: Any = None, positions: Any = None) -> Iterator[Slab]:
+    """Every slab, in numpy: going slab by slab keeps the working memory at a few, however long the run is."""
     # A tensor of half precision has no numpy kind where it is bfloat16, so tensors widen whole, arrays slab by slab.
     whole = widened(received) if hasattr(received, "detach") else np.asarray(received)
     lead, axes = whole.shape[:-3], min(3, whole.ndim)
@@ -174,5 +212,4 @@ def slabs(received: Any, visible: Any = None, positions: Any = None, start: int 
     count = None if positions is None else by_slab(widened(positions)[..., None], "positions")
     for index in np.ndindex(lead):
         ran = None if count is None else count[index][..., 0]
-        at = (*index[:-1], index[-1] + start) if index else index
-        yield Slab(at, *even_share(whole[index], None if seen is None else seen[index], ran))
+        yield Slab(index, *even_share(whole[index], None if seen is None else seen[index], ran))

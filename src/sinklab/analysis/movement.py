@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.analysis.counts import Slab, counted, one_pass, ratio, slabs
+from sinklab.analysis.counts import Found, Slab, one_pass, ratio, slabs
 from sinklab.analysis.estimates import Estimate, mean_over, median_over
 from sinklab.analysis.intervals import newey_west_error
 from sinklab.sinks.rules import DEFAULT, Rule
@@ -251,17 +251,15 @@ class MotionCounter:
         index, a_LHK, main_LH = slab.at, slab.received, slab.main
         if index[-1] == 0:
             self._life = _Lifetimes(self.lives[index[:-1]], self._keys)
-        seen_LHK, sinks_LHK = np.broadcast_to(slab.visible, a_LHK.shape), slab.sinks(self.rule)
-        exists_LH, at = main_LH >= 0, np.maximum(main_LH, 0)[..., None]
-        received_LH, seen_LH, is_sink_LH = (
-            np.take_along_axis(values, at, -1)[..., 0] for values in (a_LHK, seen_LHK, sinks_LHK)
-        )
+        seen_LHK, found = np.broadcast_to(slab.visible, a_LHK.shape), slab.found(self.rule)
+        exists_LH, at = main_LH >= 0, (*np.indices(main_LH.shape, sparse=True), np.maximum(main_LH, 0))
+        received_LH, seen_LH, is_sink_LH = a_LHK[at], seen_LHK[at], found.flags[at]
         self.main[index] = main_LH
         self.counted[index] = exists_LH & is_sink_LH
         self.share[index] = np.where(exists_LH, received_LH / np.where(exists_LH, seen_LH, 1), 0)
         # Scaled as if all ran, the greatest count is the number of positions.
-        self.length[index] = np.nan_to_num(slab.visible).max(initial=0)
-        self._life.add(sinks_LHK, exists_LH)
+        self.length[index] = np.fmax.reduce(slab.visible, axis=None, initial=0)
+        self._life.add(found, exists_LH)
 
     @property
     def motion(self) -> Motion:
@@ -310,19 +308,17 @@ class _Lifetimes:
 
     def __init__(self, counts: np.ndarray, keys: int) -> None:
         self.counts, self.step = counts, 0
-        self.sinks = np.zeros((*counts.shape[1:], keys), dtype=bool)
-        self.since = np.zeros(self.sinks.size, dtype=np.int32)
+        flags = np.zeros((*counts.shape[1:], keys), dtype=bool)
+        self.sinks = Found.of(flags, flags)
+        self.since = np.zeros(flags.size, dtype=np.int32)
         """step at which a key that is a sink became one"""
         self.alive = np.zeros(counts.shape[1:], dtype=bool)
 
-    def add(self, sinks_LHK: np.ndarray, exists_LH: np.ndarray) -> None:
+    def add(self, sinks: Found, exists_LH: np.ndarray) -> None:
         """One step: which keys are sinks, and for which heads the step exists. A missing step ends the watch."""
-        # few change, so these alone are looked at
-        changed = np.flatnonzero(sinks_LHK != self.sinks)
-        begins = sinks_LHK.reshape(-1)[changed]
-        began, ended = changed[begins], changed[~begins]
+        began, ended = sinks.cells[~sinks.among(self.sinks.flags)], self.sinks.cells[~self.sinks.among(sinks.flags)]
         lasted = self.step - self.since[ended]
-        of, size = (lambda cells: cells // sinks_LHK.shape[-1]), self.alive.size
+        of, size = (lambda cells: cells // sinks.flags.shape[-1]), self.alive.size
         counts = (
             np.bincount(of(began), minlength=size),
             np.bincount(of(ended), minlength=size),
@@ -330,6 +326,6 @@ class _Lifetimes:
             self.counts[4].reshape(-1),
         )
         self.counts[:4] += np.where(self.alive & exists_LH, np.reshape(counts, self.counts[:4].shape), 0)
-        self.counts[4] = counted(sinks_LHK)
+        self.counts[4] = sinks.number
         self.since[began] = self.step
-        self.sinks, self.alive, self.step = sinks_LHK, exists_LH, self.step + 1
+        self.sinks, self.alive, self.step = sinks, exists_LH, self.step + 1

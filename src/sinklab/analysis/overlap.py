@@ -71,12 +71,10 @@ def overlap_by_head(sinks: Any) -> np.ndarray:
         common_LHH = present_LHK @ present_LHK.transpose(0, 2, 1)
         size_LH = np.diagonal(common_LHH, axis1=1, axis2=2)
         either_LHH = size_LH[:, :, None] + size_LH[:, None] - common_LHH
-        # of a pair both orders, and no head with itself
-        both = [
-            (each_LHH.sum((1, 2), dtype=float) - np.diagonal(each_LHH, axis1=1, axis2=2).sum(1))
-            for each_LHH in (common_LHH / np.maximum(either_LHH, 1), either_LHH > 0)
-        ]
-        found[index] = ratio(*both)
+        shared_L = (common_LHH / np.maximum(either_LHH, 1)).sum((1, 2), dtype=float)
+        # of a pair both orders, and no head with itself, where its overlap is 1
+        heads, empty_L = size_LH.shape[1], (size_LH == 0).sum(1)
+        found[index] = ratio(shared_L - (heads - empty_L), heads * (heads - 1) - empty_L * (empty_L - 1))
     return found
 
 

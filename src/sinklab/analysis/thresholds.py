@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sinklab.analysis.counts import Counts, Slab, below, one_pass, ranked, ratio, share, slabs
-from sinklab.sinks.rules import Excess, Gu, Rule, Top
+from sinklab.sinks.rules import Excess, Gu, Rule, Top, bound
 
 Span = tuple[float, float] | None
 """first and last border of a histogram"""
@@ -87,14 +87,13 @@ class CurveCounter:
         if curve.scale == "zscore" or slab.queries is None:
             seen = np.where(slab.visible > 0, slab.visible, 1)
             excess = _excess(slab.received, seen, slab.exists, curve.scale)
-            rising_LN = ranked(np.where(slab.exists, excess, np.nan))
+            rising_LN, bounds_E = ranked(np.where(slab.exists, excess, np.nan)), curve.epsilon
         else:
-            # All have one threshold, so their excess is in the order of their scores.
-            rising_LN = _excess(slab.ranked, slab.queries, True, curve.scale)
-        known_L = np.array([np.searchsorted(rising_N, np.nan) for rising_N in rising_LN])
-        # A threshold that is met exactly is not exceeded.
-        curve.sinks_LE[:] += known_L[:, None] - below(rising_LN, np.nextafter(curve.epsilon, np.inf))
-        curve.places_L[:] += known_L
+            rising_LN, bounds_E = slab.ranked, bound(curve.epsilon, curve.scale, float(slab.queries))
+        # A threshold that is met exactly is not exceeded. Below NaN are all.
+        fewer_LE = below(rising_LN, np.append(np.nextafter(bounds_E, np.inf), np.nan))
+        curve.sinks_LE[:] += fewer_LE[:, -1:] - fewer_LE[:, :-1]
+        curve.places_L[:] += fewer_LE[:, -1]
 
 
 def _excess(a: np.ndarray, seen: Any, exists: Any, scale: str) -> np.ndarray:
@@ -152,17 +151,17 @@ class HistogramCounter:
                 f"got bins={bins}, span=({low:g}, {high:g}), log={log}."
             )
         self.edges = np.geomspace(low, high, bins + 1) if log else np.linspace(low, high, bins + 1)
-        self.counts_B = np.zeros(bins + 2, dtype=np.int64)
+        self.fewer_B = np.zeros(bins + 2, dtype=np.int64)
 
     def add(self, slab: Slab) -> None:
-        """Count the scores of a slab in every bin."""
-        fewer = below(slab.ranked, np.append(self.edges, np.inf)).reshape(-1, len(self.counts_B))
-        self.counts_B += np.diff(fewer, prepend=0).sum(0)
+        """Count the scores of a slab below the end of every bin."""
+        self.fewer_B += below(slab.ranked, np.append(self.edges, np.inf)).reshape(-1, len(self.fewer_B)).sum(0)
 
     @property
     def histogram(self) -> ScoreHistogram:
         """What was counted so far."""
-        return ScoreHistogram(self.counts_B[1:-1], self.edges, int(self.counts_B[0]), int(self.counts_B[-1]))
+        counts_B = np.diff(self.fewer_B, prepend=0)
+        return ScoreHistogram(counts_B[1:-1], self.edges, int(counts_B[0]), int(counts_B[-1]))
 
 
 with warnings.catch_warnings():
@@ -242,16 +241,13 @@ class RuleCounter:
 
     def add(self, slab: Slab) -> None:
         """Count what every rule flags in a slab."""
-        heads, keys = np.count_nonzero(slab.heads), np.count_nonzero(slab.exists)
-        total, first = float(slab.known.sum(-1).sum(dtype=float)), slab.sinks(self.rules[0])
-        of_first = np.count_nonzero(first)
+        heads, keys = np.count_nonzero(slab.main >= 0), np.count_nonzero(slab.exists)
+        total, first = slab.total.sum(dtype=float), slab.found(self.rules[0])
         for rule, counts_N in zip(self.rules, self.counts_RN, strict=True):
-            found = slab.sinks(rule)
-            sinks = np.count_nonzero(found)
-            with_sink = np.count_nonzero(found.any(-1)) if sinks else 0
-            both = np.count_nonzero(found & first) if sinks else 0
-            taken = slab.taken(rule).sum(dtype=float)
-            counts_N += np.array([heads, keys, sinks, with_sink, total, taken, both, sinks + of_first - both])
+            found = slab.found(rule)
+            sinks, with_sink, taken = len(found.cells), np.count_nonzero(found.number), found.taken.sum()
+            both = np.count_nonzero(first.among(found.flags))
+            counts_N += np.array([heads, keys, sinks, with_sink, total, taken, both, sinks + len(first.cells) - both])
 
     @property
     def rows(self) -> list[RuleRow]:

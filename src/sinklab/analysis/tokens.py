@@ -144,16 +144,26 @@ def enrichment(labels: Any, events: Any) -> Enrichment:
     events: numbers of the same shape, how many (layer, head) pairs have a sink there.
     Raises ValueError when the shapes differ or no place exists.
     """
-    names = np.asarray(labels, dtype=object)
-    counts = np.asarray(events, dtype=float)
+    return enriched([tallied(labels, events)])
+
+
+def tallied(labels: Any, events: Any) -> pd.DataFrame:
+    """What ``enrichment`` counts of each label, which is the index: events, places. Samples are counted one by one."""
+    names, counts = np.asarray(labels, dtype=object), np.asarray(events, dtype=float)
     if names.shape != counts.shape:
         raise ValueError(f"One number of events per label: labels have shape {names.shape}, events {counts.shape}.")
-    here = names != None  # noqa: E711 - elementwise
-    if not here.any():
+    # None has the code -1
+    code, found = pd.factorize(names.ravel())
+    events_of, places = (np.bincount(code + 1, of, len(found) + 1)[1:] for of in (counts.ravel(), None))
+    return pd.DataFrame({"events": events_of, "places": places}, index=found.astype(str).astype(object))
+
+
+def enriched(tables: Sequence[pd.DataFrame]) -> Enrichment:
+    """The enrichment of what several samples have, each as ``tallied`` counts it."""
+    found = pd.concat(tables).groupby(level=0).sum().sort_values("events", ascending=False, kind="stable")
+    if found.empty:
         raise ValueError("enrichment needs at least one position that holds a token: every label is None.")
-    table = pd.DataFrame({"label": names[here].astype(str).astype(object), "events": counts[here]})
-    found = table.groupby("label")["events"].agg(["sum", "size"]).sort_values("sum", ascending=False, kind="stable")
-    events, places = found["sum"].to_numpy(), found["size"].to_numpy()
+    events, places = found["events"].to_numpy(), found["places"].to_numpy()
     frequency, occupancy = events / (events.sum() or 1), places / places.sum()
-    enriched = frequency / occupancy if events.any() else np.full(len(found), np.nan)
-    return Enrichment([*found.index], events, places, frequency, occupancy, enriched)
+    over = frequency / occupancy if events.any() else np.full(len(found), np.nan)
+    return Enrichment([*found.index], events, places, frequency, occupancy, over)

@@ -18,7 +18,7 @@ from sinklab.analysis.counts import ratio
 from sinklab.analysis.estimates import Estimate, mean_over
 from sinklab.analysis.explained import Explained, explained_mass
 from sinklab.analysis.movement import Motion, MotionCounter, MotionSummary, motion_word
-from sinklab.analysis.tokens import Enrichment, enrichment
+from sinklab.analysis.tokens import Enrichment, enriched, tallied
 from sinklab.reports.samples import Sample, rule_name
 from sinklab.reports.seen import TextMotion
 from sinklab.sinks.states import STATES
@@ -43,16 +43,15 @@ class Means:
 
     def add(self, name: Any, values: Any, weights: Any = 1.0) -> None:
         """Add every number of ``values``, ``weights`` times."""
-        here = ~np.isnan(values)
-        counts = np.where(here, weights, 0).astype(np.float64)
-        self.sums[name] += (np.where(here, values, 0) * counts).sum(), counts.sum()
+        self.add_in(np.ones((1, np.size(values))), [name], values, weights)
 
     def add_in(self, places: np.ndarray, names: Sequence[Any], values: Any, weights: Any = 1.0) -> None:
         """The same under every name, where its row of flags ``places`` (name, …) is set."""
         here = ~np.isnan(values)
-        counts = np.where(here, weights, 0).astype(np.float64)
-        both = np.stack([np.where(here, values, 0) * counts, counts]).reshape(2, -1)
-        for name, sums in zip(names, places.reshape(len(names), here.size) @ both.T, strict=True):
+        both = np.empty((2, *here.shape))
+        np.multiply(here, weights, out=both[1])
+        np.multiply(np.where(here, values, 0), both[1], out=both[0])
+        for name, sums in zip(names, places.reshape(len(names), here.size) @ both.reshape(2, -1).T, strict=True):
             self.sums[name] += sums
 
     def include(self, other: "Means") -> None:
@@ -130,7 +129,7 @@ class Measured:
         """received attention that makes a sink, median over steps; NaN for a rule that is no such bound"""
         self.overlap_by_layer_LL = _mean(np.array(parts["shared_LL"]))
         """mean overlap of the sinks of two layers"""
-        self._labels = {name: parts[name] for name in ("text", "class", "age", "events")}
+        self._labels = {name: parts[name] for name in ("text", "class", "age")}
 
     def _found(self, sample: Sample, samples: int) -> dict[str, Any]:
         """Everything of one of so many samples, from one pass over its attention."""
@@ -322,9 +321,7 @@ class Measured:
 
     def enriched(self, labels: str) -> Enrichment | None:
         """Frequency of sinks against occupancy by "text", "class" or "age"; None without tokens."""
-        if not self._labels["events"]:
-            return None
-        return enrichment(np.concatenate(self._labels[labels]), np.concatenate(self._labels["events"]))
+        return enriched(self._labels[labels]) if self._labels[labels] else None
 
 
 def _compared(means: Means, suffix: str, layer: int) -> dict[str, float]:
@@ -354,9 +351,9 @@ def _tokens(sample: Sample) -> dict[str, Any]:
         return {}
     # a head's share counts alike however long the sequence is
     score_TK = sample.mean_share_TK * sample.positions_T[:, None]
-    labels = {"text": sample.labels_TK, "class": sample.classes_TK, "age": sample.ages_TK, "events": sample.events_TK}
+    labels = {"text": sample.labels_TK, "class": sample.classes_TK, "age": sample.ages_TK}
     explained = explained_mass(score_TK[:, sample.added :], labels["class"][:, sample.added :])
-    return {"explained": explained} | {name: values_TK.ravel() for name, values_TK in labels.items()}
+    return {"explained": explained} | {name: tallied(values_TK, sample.events_TK) for name, values_TK in labels.items()}
 
 
 def _moves(main_TH: np.ndarray) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.counts import Counter, Slab, one_pass, slabs
+from sinklab.analysis.counts import Counter, Slab, one_pass
 from sinklab.analysis.tokens import STATES, characters, token_ages, token_classes
 from sinklab.records.info import STUDY_DIMS, of_twin
 from sinklab.records.reading import Run
@@ -19,7 +19,7 @@ from sinklab.records.storage import ARRAYS
 from sinklab.registry import rules
 from sinklab.reports.seen import Seen
 from sinklab.sinks.normalize import even_share
-from sinklab.sinks.rules import Rule
+from sinklab.sinks.rules import Rule, threshold
 
 
 def rule_name(rule: Rule) -> str:
@@ -177,9 +177,9 @@ class Sample:
 
     def slabs(self) -> Iterator[Slab]:
         """Received attention a_j of every step, as if all positions had run: an even share is 1."""
-        counts_TK, positions_T = self._counts_TK[:, None, None, None], self.positions_T[:, None, None, None]
+        counts_TK, positions_T = self._counts_TK[:, None, None], self.positions_T[:, None, None]
         for step, row_LHK in enumerate(self.run.rows(self._attention, self.received, self.index)):
-            yield from slabs(row_LHK[None], counts_TK[step], positions_T[step], start=step)
+            yield Slab((step,), *even_share(row_LHK, counts_TK[step], positions_T[step]))
 
     def read(self, *counters: Counter) -> Seen:
         """Read the attention once, for ``seen`` and for ``counters``."""
@@ -210,10 +210,7 @@ class Sample:
     @property
     def threshold_T(self) -> np.ndarray:
         """Received attention above which a key is a sink; NaN under a rule that is no such bound."""
-        try:
-            return np.asarray(self.rule.threshold(self.positions_T), dtype=float)  # type: ignore[attr-defined]
-        except (AttributeError, ValueError):
-            return np.full(len(self.positions_T), np.nan)
+        return np.full(len(self.positions_T), threshold(self.rule, self.positions_T), dtype=float)
 
     events_TK = cached_property[np.ndarray](lambda sample: sample.seen.events_TLK.sum(1, dtype=np.int64))
     """Number of (layer, head) pairs that have a sink at the key."""
@@ -294,8 +291,8 @@ class Sample:
     @cached_property
     def states_TS(self) -> np.ndarray:
         """Index into STATES (masked, committed, prompt), -1 where the position is not there; int8."""
-        names = self._grid["state"]
-        return pd.Index(STATES).get_indexer(names.ravel()).reshape(names.shape).astype(np.int8)
+        codes = [code * (self._grid["state"] == name) for code, name in enumerate(STATES, 1)]
+        return (np.sum(codes, axis=0) - 1).astype(np.int8)
 
     ages_TS = cached_property[np.ndarray](lambda sample: token_ages(sample.states_TS))
     """One of ``sinks.AGES`` (masked, just committed, committed, prompt), None where no position is; object.

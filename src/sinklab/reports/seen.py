@@ -5,9 +5,9 @@ from functools import cached_property
 
 import numpy as np
 
-from sinklab.analysis.counts import Slab, counted
+from sinklab.analysis.counts import Found, Slab, counted, ratio
 from sinklab.analysis.movement import MotionCounter
-from sinklab.analysis.overlap import jaccard, overlap_by_head
+from sinklab.analysis.overlap import overlap_by_head
 from sinklab.sinks.normalize import even_share, main_sink, only
 from sinklab.sinks.rules import Rule
 
@@ -48,45 +48,44 @@ class Seen:
 
         self.greatest = 0.0
         """the most that any key of any head receives"""
-        self._before_LHK = np.zeros((layers, heads, keys), dtype=bool)
+        self._before: Found
 
     def add(self, slab: Slab) -> None:
         """Take the next step."""
-        (step,), added, sinks_LHK = slab.at, self._added, slab.sinks(self._rule)
-        self.sinks_TLH[step], self.taken_TLH[step] = counted(sinks_LHK), slab.taken(self._rule)
-        self.total_TLH[step] = slab.known.sum(-1)
+        (step,), added, found = slab.at, self._added, slab.found(self._rule)
+        self.sinks_TLH[step], self.taken_TLH[step], self.total_TLH[step] = found.number, found.taken, slab.total
         # where all keys are seen by as many queries, what they receive is in the order of their shares
         queries, weight_LHK = slab.queries, only(slab.exists, slab.received, np.nan)
-        scored_LH = slab.taken(self._rule)
+        main_LH, scored_LH = slab.main, found.taken
         if queries is None:
             visible_K, queries = self._visible_TK[step], 1.0
             weight_LHK = weight_LHK / visible_K
-            scored_LH = np.vecdot(sinks_LHK, np.nan_to_num(weight_LHK))
+            main_LH, scored_LH = main_sink(weight_LHK), np.vecdot(found.flags, np.nan_to_num(weight_LHK))
         self.score_TL[step] = scored_LH.sum(1, dtype=float) * self._positions_T[step] / queries
-        self.main_TLH[step], greatest_LH = _greatest(weight_LHK)
-        self.share_TLH[step] = greatest_LH / queries
+        self.main_TLH[step], self.share_TLH[step] = main_LH, _at(main_LH, weight_LHK) / queries
         if added:
-            self.text_main_TLH[step], greatest_LH = _greatest(weight_LHK[..., added:])
-            self.text_share_TLH[step] = greatest_LH / queries
+            self.text_main_TLH[step] = main_sink(weight_LHK[..., added:])
+            self.text_share_TLH[step] = _at(self.text_main_TLH[step], weight_LHK[..., added:]) / queries
             self.added_share_TLH[step] = weight_LHK[..., :added].sum(-1) / queries
-        self.received_TLK[step] = slab.received.mean(1)
-        most_LH1 = np.take_along_axis(slab.known, np.maximum(slab.main, 0)[..., None], -1)
-        self.greatest = max(self.greatest, float(most_LH1.max(initial=0)))
-        narrow = np.uint8 if sinks_LHK.shape[1] < 256 else np.uint16
-        self.events_TLK[step] = sinks_LHK.view(np.uint8).sum(1, dtype=narrow)
-        self.alike_TL[step] = overlap_by_head(sinks_LHK)
+        heads = slab.received.shape[1]
+        # as a product, quicker than as a mean
+        self.received_TLK[step] = np.ones(heads, np.float32) @ slab.received / heads
+        self.greatest = max(self.greatest, float(slab.known.max(initial=0)))
+        narrow = np.uint8 if found.flags.shape[1] < 256 else np.uint16
+        self.events_TLK[step] = found.flags.view(np.uint8).sum(1, dtype=narrow)
+        self.alike_TL[step] = overlap_by_head(found.flags)
         if step:
-            self.stays_TLH[step] = jaccard(self._before_LHK, sinks_LHK)
-        self._before_LHK = sinks_LHK
+            common_LH = counted(found.flags & self._before.flags)
+            self.stays_TLH[step] = ratio(common_LH, found.number + self._before.number - common_LH)
+        self._before = found
 
     share_TLK = cached_property[np.ndarray](lambda seen: seen.received_TLK / seen._visible_TK[:, None])
     """mean weight over heads; NaN where the key is not there"""
 
 
-def _greatest(values_LHK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The greatest key of every head, -1 where all are NaN, and its value, NaN there."""
-    main_LH = main_sink(values_LHK)
-    return main_LH, np.take_along_axis(values_LHK, np.maximum(main_LH, 0)[..., None], -1)[..., 0]
+def _at(main_LH: np.ndarray, values_LHK: np.ndarray) -> np.ndarray:
+    """The value at one key of every head; at the first where there is none."""
+    return np.take_along_axis(values_LHK, np.maximum(main_LH, 0)[..., None], -1)[..., 0]
 
 
 class TextMotion:

@@ -35,6 +35,12 @@ class Rule(Protocol):
         ...
 
 
+def bound(epsilon: Any, scale: str, queries: Any) -> Any:
+    """The a_j that `Excess` wants exceeded where ``queries`` see the key, on any scale but "zscore"."""
+    unit = {"sum": 1.0, "mean": queries, "percent": queries / 100}[scale]
+    return 1 + epsilon * unit * (queries - 1) / queries
+
+
 @rules.register("excess")
 @dataclass(frozen=True)
 class Excess(Checked):
@@ -64,8 +70,7 @@ class Excess(Checked):
         """The a_j to exceed where ``queries`` (number or array) see the key. Raises ValueError for "zscore"."""
         if self.scale == "zscore":
             raise ValueError("The z-score threshold depends on the scores, not on S alone. Use find_sinks.")
-        unit = {"sum": 1.0, "mean": queries, "percent": queries / 100}[self.scale]
-        return 1 + self.epsilon * unit * (queries - 1) / queries
+        return bound(self.epsilon, self.scale, queries)
 
     def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
         """Which keys exceed the threshold."""
@@ -74,8 +79,9 @@ class Excess(Checked):
         xp, share = namespace(received), only(exists, received) / queries
         count = xp.asarray(exists, dtype=share.dtype).sum(-1)[..., None].clip(1)
         mean = share.sum(-1)[..., None] / count
-        apart = only(exists, share - mean)
-        deviation = ((apart * apart).sum(-1)[..., None] / count) ** 0.5
+        share -= mean
+        apart = only(exists, share)
+        deviation = (xp.linalg.vecdot(apart, apart)[..., None] / count) ** 0.5
         # Rounding leaves a deviation near 1e-8 where all shares are equal: nothing stands out of such a row.
         return apart > xp.where(deviation > 1e-6 * mean, self.epsilon * deviation, float("inf"))
 
@@ -115,17 +121,25 @@ class Top(Checked):
         xp, keys = namespace(received), received.shape[-1]
         if self.k >= keys:
             raise ValueError(f"Top must leave at least one key: k={self.k} of {keys} keys. Choose k < {keys}.")
-        place, chosen = xp.arange(keys, device=received.device), xp.zeros_like(exists)
-        left = only(exists, received, -float("inf"))
+        place = xp.arange(keys, dtype=xp.int32, device=received.device)
+        chosen, left = xp.zeros_like(exists), only(exists, received, -float("inf"))
         for _ in range(self.k):
             left = only(~chosen, left, -float("inf"))
             # argmax gives ties to the first.
-            chosen = chosen | (place == left.argmax(-1)[..., None])
+            chosen = chosen | (place == xp.asarray(left.argmax(-1), dtype=xp.int32)[..., None])
         return chosen
 
 
 DEFAULT = Excess(3.0)
 """The rule where none is named: that of the published figures."""
+
+
+def threshold(rule: Any, queries: Any) -> Any:
+    """The a_j to exceed under the rule where ``queries`` see the key; NaN under one that is no such bound."""
+    try:
+        return rule.threshold(queries)
+    except (AttributeError, ValueError):
+        return float("nan")
 
 
 def find_sinks(received: Array, rule: Rule, visible: Any = None, positions: Any = None) -> Array:
