@@ -42,7 +42,8 @@ from measure import write_result
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("attention", "probing", "sampling", "models", "sinks")
-TESTS = [*(f"tests/{room}" for room in ROOMS), "tests/diffusion", "tests/scoring", "tests/test_without_fast_paths.py"]
+TESTS = [f"tests/{room}" for room in (*ROOMS, "diffusion", "scoring")]
+TESTS += [f"tests/test_{name}.py" for name in ("without_fast_paths", "short_road", "tensor_parallel")]
 SKIPPED = ("tests/models/test_peer_benchmark.py", "tests/models/test_training_benchmarks.py")
 ARGUMENTS = ["-q", "-n0", "-p", "no:cacheprovider", "-p", "no:benchmark", "--no-header", "--tb=line"]
 # plugins are imported before a fork
@@ -387,7 +388,7 @@ def in_fork(act: Callable[[], Any], tree: Path, log: Path, cpu_s: int, wall_s: f
         os.killpg(child, signal.SIGKILL)
     if answer.exists():
         return json.loads(answer.read_text())
-    assert os.WIFSIGNALED(ended[1]), log.read_text()
+    assert os.WIFSIGNALED(ended[1]), log.read_text()[-4000:]
     return signal.Signals(os.WTERMSIG(ended[1])).name
 
 
@@ -426,7 +427,8 @@ def measured_map(tree: Path, work: Path, files: list[str]) -> dict[str, Any]:
     def act() -> dict[str, Any]:
         plugin = Measured(tree)
         skipped = [f"--ignore={path}" for path in SKIPPED]
-        pytest.main([*files, *ARGUMENTS, *skipped, "-m", "not slow"], plugins=[plugin])
+        code = pytest.main([*files, *ARGUMENTS, *skipped, "-m", "not slow"], plugins=[plugin])
+        assert code in (0, 1), f"pytest ends with {code}"
         imported = {
             name
             for name, module in list(sys.modules.items())
@@ -517,9 +519,9 @@ def try_mutant(mutant: Mutant, number: int, tree: Path, known: dict[str, Any], m
 
 
 def copied(source: Path, tree: Path) -> Path:
-    """A copy of a tree as it is now; what was compiled there before stays."""
+    """A copy of a tree as it is now."""
     left = shutil.ignore_patterns("__pycache__", ".git", "runs", "results", "*.pyc", ".*_cache")
-    shutil.copytree(source, tree, ignore=left, dirs_exist_ok=True)
+    shutil.copytree(source, tree, ignore=left)
     return tree
 
 
@@ -535,6 +537,7 @@ def warm(imported: list[str]) -> None:
 
 def work_off(mutants: list[Mutant], part: int, given: argparse.Namespace, known: dict[str, Any]) -> None:
     """One worker: every so-manieth mutant that has no line yet."""
+    shutil.rmtree(given.work / f"tree{part}", ignore_errors=True)
     tree = copied(given.work / "whole", given.work / f"tree{part}")
     for number, mutant in list(enumerate(mutants))[part :: given.jobs]:
         found = try_mutant(mutant, number, tree, known, given.most)
@@ -612,7 +615,8 @@ def main() -> None:
     given.work = given.work.resolve()
     given.work.mkdir(exist_ok=True)
     torch.set_num_threads(1)
-    # what is edited meanwhile does not count
+    # what is edited meanwhile does not count, nor what the tree had once
+    shutil.rmtree(given.work / "whole", ignore_errors=True)
     whole = copied(ROOT, given.work / "whole")
     mutants, of = drawn(whole, given.count, given.seed)
     known: dict[str, Any] = {"tests": {str(one["killed_by"]): {"cpu_s": 10.0} for one in told(given.work).values()}}
@@ -642,7 +646,7 @@ def main() -> None:
         control.append(failed)
         left = [name for name in left if name != failed]
     found = result(mutants, of, given, control)
-    path = write_result("mutants", found)
+    path = write_result(f"mutants_seed_{given.seed}" if given.seed else "mutants", found)
     print({name: found[name] for name in ("run", "killed", "equivalent", "survived")}, control, path)
 
 

@@ -63,9 +63,10 @@ def public_names() -> dict[str, dict[str, str]]:
 
 def _exported(room: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sinklab.") and room == "sinklab":
-            yield from ((alias.name, f"{node.module}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "exports":
+        if isinstance(node, ast.ImportFrom) and room == "sinklab":
+            # those that are imported under their own names, `load as load`, are exported
+            yield from ((alias.name, f"{node.module}.{alias.name}") for alias in node.names if alias.asname)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "exports" and room != "sinklab":
             given = {word.arg: word.value for word in node.keywords if word.arg}
             for word in node.keywords:
                 if isinstance(word.value, ast.Dict):

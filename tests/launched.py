@@ -1,4 +1,4 @@
-"""Programs that torchrun starts, two processes of each."""
+"""Programs that torchrun starts, some processes of each."""
 
 import os
 import subprocess
@@ -9,9 +9,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 
-def torchrun(*program: Any, seconds: int = 300) -> subprocess.CompletedProcess[str]:
-    """A program of two processes that find the package and the tests; what they printed, and how it ended."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+def torchrun(*program: Any, seconds: int = 300, processes: int = 2) -> subprocess.CompletedProcess[str]:
+    """A program of some processes that find the package and the tests; what they printed, and how it ended."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     paths = os.pathsep.join(str(ROOT / part) for part in ("src", "tests"))
     return subprocess.run(
         [*command, *map(str, program)],

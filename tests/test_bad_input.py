@@ -400,7 +400,7 @@ def places(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 def test_commands_end_with_one_line(case: str, places: dict[str, str], tmp_path: Path) -> None:
     words, message = COMMANDS[case]
     words = [word.format(**places) for word in words]
-    command = [sys.executable, "-m", "sinklab.cli", *words]
+    command = [sys.executable, "-m", "sinklab", *words]
     ended = subprocess.run(command, capture_output=True, timeout=120, cwd=tmp_path)
     told = ended.stderr.decode(errors="replace").strip()
     assert ended.returncode == 2 and "Traceback" not in told, told

@@ -58,7 +58,6 @@ def test_every_public_name_resolves(name: str) -> None:
     assert name in dir(sinklab)
 
 
-def test_an_unknown_name_is_refused_with_what_python_needs_to_suggest_one() -> None:
-    with pytest.raises(AttributeError, match="module 'sinklab' has no attribute 'tracer'") as caught:
+def test_an_unknown_name_is_refused_with_the_near_ones() -> None:
+    with pytest.raises(AttributeError, match="module 'sinklab' has no attribute 'tracer'; did you mean 'trace'"):
         _ = sinklab.tracer
-    assert (caught.value.name, caught.value.obj) == ("tracer", sinklab)

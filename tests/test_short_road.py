@@ -67,6 +67,18 @@ def test_of_an_autoregressive_model_it_is_the_next_token_loss() -> None:
     assert lm.loss(ids[1:], edits=[edit]) == pytest.approx(hidden.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["tiny", "tiny-causal"])
+def test_an_empty_text_costs_nothing_that_could_be_said(name: str) -> None:
+    """Its tokenizer makes a beginning of text of it, which is given and not what a text costs."""
+    with pytest.raises(ValueError, match="a text to score must have at least one token"):
+        sinklab.load(name).loss("")
+
+
+def test_no_masks_are_filled_by_a_model_that_has_none() -> None:
+    with pytest.raises(ValueError, match="0 new tokens fill the masks of a prompt, and tiny-causal has none"):
+        sinklab.load("tiny-causal").generate("The sea", 0)
+
+
 def test_it_writes_as_its_kind_writes(tmp_path: Path) -> None:
     lm = sinklab.load(save_tiny(tmp_path / "model", context=96))
     ids = torch.tensor([lm.tokenizer("The old")["input_ids"]])

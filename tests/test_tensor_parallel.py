@@ -1,7 +1,6 @@
 """A model that several processes hold together is, to whoever looks at it, edits it or writes with it, the whole model.
 
-The processes run ``divided_twin.py``, two of them here. Four hold the same: from a folder of `save_models`,
-``torchrun --nproc-per-node 4 tests/divided_twin.py FOLDER 4``, and with 2 in place of the last 4, two models of two.
+The processes run ``divided_twin.py``, two of them here; four, and two models of two: ``benchmarks/tensor_parallel.py``.
 """
 
 import dataclasses
@@ -21,6 +20,7 @@ from sinklab.checkpoints import load, materialize
 from sinklab.checkpoints.loading import permuted
 from sinklab.checkpoints.weights import Safetensors
 from sinklab.models import DiffusionLM, DiffusionLMConfig
+from sinklab.probing.call import NAMES, AttentionCall
 from tiny_diffusion import tiny_backbone, tiny_loaded, tiny_tokenizer
 from tiny_models import llama
 
@@ -65,18 +65,18 @@ def save_models(folder: Path, count: int) -> None:
     llama(causal=True, kv_heads=count).double().save_pretrained(folder / "causal")
 
 
-def noted_by_two(folder: Path) -> list[dict]:
-    """What each of two processes notes, by model."""
-    save_models(folder, 2)
-    done = torchrun(ROOT / "tests" / "divided_twin.py", folder, 2)
+def noted(folder: Path, processes: int = 2, count: int = 2, seconds: int = 300) -> list[dict]:
+    """What each of some processes notes, by model, of which so many hold one together."""
+    save_models(folder, count)
+    done = torchrun(ROOT / "tests" / "divided_twin.py", folder, count, processes=processes, seconds=seconds)
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(processes)]
 
 
 @needs_division
 @pytest.mark.slow
 def test_two_processes_see_write_and_read_one_model(tmp_path: Path):
-    ranks = noted_by_two(tmp_path)
+    ranks = noted(tmp_path)
     causal = [rank.pop("causal") for rank in ranks]
     assert max(apart for found in causal for apart in found.values()) <= 1e-9
     for name, found in [(name, found) for rank in ranks for name, found in rank.items()]:
@@ -206,3 +206,9 @@ def test_a_gathered_axis_keeps_type_order_and_gradient(one_process):
     assert torch.equal(share.own(share.whole(flags)), flags)
     assert share.whole_mask(None, 3) is None
     assert share.whole_mask(torch.ones(1, 1, 2, 2), 3).shape == (1, 1, 2, 2)
+    q, masks = torch.randn(1, 2, 3, 4), (None, torch.ones(1, 1, 3, 3) > 0, torch.ones(1, 2, 3, 3) > 0)
+    for mask in masks:
+        call = AttentionCall.of("attention", torch.nn.Module(), dict(zip(NAMES, (q, q, q, mask), strict=False)), {})
+        factors = dataclasses.replace(call, share=share).factors()
+        assert all(torch.equal(factor, q) for factor in factors[:3])
+        assert factors[3] is mask or torch.equal(factors[3], mask)

@@ -1,4 +1,4 @@
-"""What exists by name: everything that can be extended, its values as text and JSON, and lazily loaded public names.
+"""What exists by name: everything that can be extended, its values as text, and lazily loaded public names.
 
 A rule, statistic, intervention, … is a class under a name. Registered, it is reachable from Python, from the command
 line and from run folders; its fields are its options, its docstring is its help::
@@ -112,7 +112,7 @@ class Registry(Mapping[str, Any]):
         raise ValueError(f"{value!r} is no registered {self.what}; known are {', '.join(self)}; register its class")
 
     def make(self, name: str, /, **fields: Any) -> Any:
-        """The value called ``name`` with these fields; lists stand for tuples, as JSON gives them.
+        """The value called ``name`` with these fields.
 
         Raises ValueError for an unknown name or field (naming the near ones), and for fields that are missing or that
         the class refuses.
@@ -123,18 +123,14 @@ class Registry(Mapping[str, Any]):
         no_default = [key for key, one in own.items() if one.default is one.default_factory is dataclasses.MISSING]
         if needed := [key for key in no_default if key not in fields]:
             raise ValueError(f"the {self.what} {name!r} needs {' and '.join(needed)}; write {name}:{needed[0]}=…")
-        return kind(**{key: _from_json(own[key], value) for key, value in fields.items()})
+        return kind(**fields)
 
     def parse(self, given: Any) -> Any:
-        """A value from its text ``name:field=value,field=value``, from what `as_dict` made of it, or as it is.
+        """A value from its text ``name:field=value,field=value``, or as it is.
 
         Several values are joined by "+" (layers=0+2) or are a range without its end (positions=8..16); "none", "true"
         and "false" are what they say; a value that is itself ``name:field=value`` and has a comma stands in brackets.
         """
-        if isinstance(given, Mapping):
-            if "name" not in given:
-                raise ValueError(f"a {self.what} has a name, got the fields {sorted(given)}; names are {[*self]}")
-            return self.make(given["name"], **{key: value for key, value in given.items() if key != "name"})
         if not isinstance(given, str):
             self.name_of(given)
             return given
@@ -153,11 +149,6 @@ class Registry(Mapping[str, Any]):
             fields[key] = _from_text(own[key], text, hints[key]) if key in own else text
         return self.make(name, **fields)
 
-    def as_dict(self, value: Any) -> dict[str, Any]:
-        """The value as a JSON object, its name and every field; `parse` makes the value of it again."""
-        fields = {field.name: _to_json(field, getattr(value, field.name)) for field in _options(value)}
-        return {"name": self.name_of(value)} | fields
-
     def as_text(self, value: Any) -> str:
         """The value as `parse` reads it, with the fields that differ from their defaults: a short label."""
         given = [field for field in _options(value) if not _is_default(field, value)]
@@ -166,7 +157,7 @@ class Registry(Mapping[str, Any]):
 
 
 def of(registry: Registry, default: Any = dataclasses.MISSING) -> Any:
-    """A dataclass field that holds a value of a registry: text and JSON of it nest."""
+    """A dataclass field that holds a value of a registry: its text nests."""
     return dataclasses.field(default=default, metadata={"registry": registry})
 
 
@@ -188,28 +179,16 @@ def value_of(registry: Registry, given: Any, method: str) -> Any:
 def _options(value: Any) -> list[dataclasses.Field]:
     """The fields of a value in the order of its class's parameters: those that only keywords reach come last."""
     if isinstance(value, type):
-        raise ValueError(f"text and JSON are those of a value, got the class {value.__name__}; pass an instance")
+        raise ValueError(f"text is that of a value, got the class {value.__name__}; pass an instance")
     if not dataclasses.is_dataclass(value):
         remedy = "make a value of it: parse(…)" if isinstance(value, str) else "write @dataclass(frozen=True) above it"
-        raise ValueError(f"text and JSON are made of the fields of a dataclass, got {value!r}; {remedy}")
+        raise ValueError(f"text is made of the fields of a dataclass, got {value!r}; {remedy}")
     return sorted((field for field in dataclasses.fields(value) if field.init), key=lambda field: bool(field.kw_only))
 
 
 def _is_default(field: dataclasses.Field, value: Any) -> bool:
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     return getattr(value, field.name) == default
-
-
-def _from_json(field: dataclasses.Field, value: Any) -> Any:
-    if "registry" in field.metadata and isinstance(value, str | Mapping):
-        return field.metadata["registry"].parse(value)
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _to_json(field: dataclasses.Field, value: Any) -> Any:
-    if "registry" in field.metadata and value is not None:
-        return field.metadata["registry"].as_dict(value)
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _to_text(field: dataclasses.Field, value: Any) -> str:

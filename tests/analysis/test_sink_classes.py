@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sinklab.analysis import AGES, CLASSES, STATES, token_ages, token_class, token_classes
+from sinklab.analysis import AGES, CLASSES, STATES, characters, token_ages, token_class, token_classes
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,9 @@ from sinklab.analysis import AGES, CLASSES, STATES, token_ages, token_class, tok
         ("हिंदी", "words"),
         ("语", "words"),
         ("\ufffd", "words"),
+        ("<0xE2>", "words"),
+        (" <0xE2><0x80>", "words"),
+        ("<0x41>", "words"),
         ("", "special"),
     ],
 )
@@ -99,3 +102,22 @@ def test_ages_of_a_growing_sequence():
         token_ages([[0, 3]])
     with pytest.raises(ValueError, match=r"got shape \(2,\)"):
         token_ages([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("texts", "read"),
+    [
+        (["na", "<0xC3>", "<0xAF>", "ve"], ["na", "ï", "◌", "ve"]),
+        ([" <0xE2><0x80>", "<0x9C>", "q"], [" “", "◌", "q"]),
+        (["<0xF0>", "<0x9F>", "<0x98>", "<0x80>"] * 2, ["😀", "◌", "◌", "◌"] * 2),
+        # what is not whole stays: at the end, before a mask, in old run folders
+        (["a", "<0xC3>"], ["a", "<0xC3>"]),
+        (["<0xC3>", "<|mask|>", "<0xAF>"], ["<0xC3>", "<|mask|>", "<0xAF>"]),
+        (["<0x9F>", "<0xC3>", "<0xAF>"], ["<0x9F>", "ï", "◌"]),
+        (["\ufffd", "\ufffd", ""], ["\ufffd", "\ufffd", ""]),
+        # the text of a program, and no byte of a character
+        (["<0x41>", "b", "\ud800", "<0xC3>"], ["<0x41>", "b", "\ud800", "<0xC3>"]),
+    ],
+)
+def test_bytes_of_neighbours_are_read_as_characters(texts, read):
+    assert characters(texts) == read

@@ -111,8 +111,10 @@ def call_of(query: Tensor, key: Tensor) -> AttentionCall:
 
 
 def test_what_is_heard_is_laid_out_as_the_call_is() -> None:
-    call, lse = call_of(torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8)), torch.randn(2, 4, 5)
-    for given in (lse, lse.unsqueeze(-1), torch.cat([lse, torch.zeros(2, 4, 27)], -1)):
+    lse = torch.randn(2, 4, 5)
+    filled = torch.cat([lse, torch.zeros(2, 4, 27)], -1)
+    for given in (lse, lse.unsqueeze(-1), filled, filled.unsqueeze(-1)):
+        call = call_of(torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8))
         call.hear(given)
         assert torch.equal(call.scores().lse_BHQ, lse)
     unheard = call_of(torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8))

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sinklab.attention import noop_bound, received_attention, row_entropy, row_logsumexp, value_norms
+from sinklab.attention import chunks, noop_bound, received_attention, row_entropy, row_logsumexp, value_norms
 
 B, H, K, Q, S, D = 2, 4, 2, 37, 41, 8
 
@@ -98,6 +98,21 @@ def test_many_blocks_and_long_rows(queries: int) -> None:
     torch.testing.assert_close(received, twin.sum(-2), rtol=1e-12, atol=1e-12)
 
 
+def test_a_product_of_ones_own_is_given_rows_without_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    def product(q_CD: Tensor, k_SD: Tensor) -> Tensor:
+        given.append(q_CD.is_contiguous() and k_SD.is_contiguous())
+        return q_CD @ k_SD.T
+
+    monkeypatch.setattr(chunks, "fast_path", lambda *call: product)
+    # as a model lays them out, heads behind positions
+    q, k = (torch.randn(1, 40, 2, 4).transpose(1, 2) for _ in range(2))
+    twin = dense_attention(q, k, None, False, None).sum(-2)
+    torch.testing.assert_close(received_attention(q, k).double(), twin, rtol=1e-5, atol=1e-6)
+    assert given and all(given)
+
+
 def test_scores_that_overflow_only_in_a_later_chunk() -> None:
     q, k = torch.randn(1, 1, 40, 4, dtype=torch.float64), torch.randn(1, 1, 40, 4, dtype=torch.float64)
     q[0, 0, 25] *= 1e4
@@ -154,6 +169,8 @@ def test_value_norms_against_the_formula() -> None:
     expected = torch.stack([(v[:, m] ** 2).sum(-1).sqrt() for m in range(K)]).mean(0)
     torch.testing.assert_close(value_norms(v), expected)
     assert value_norms(v, per_head=True).shape == (B, K, S)
+    half = v.bfloat16()
+    assert torch.equal(value_norms(half), value_norms(half.float()))
 
 
 def test_bound_holds_for_the_real_output() -> None:
@@ -166,6 +183,8 @@ def test_bound_holds_for_the_real_output() -> None:
     ("q", "k", "options", "message"),
     [
         ((2, 3, 4), (1, 2, 3, 4), {}, "four axes"),
+        ((1, 2, 5, 4), (1, 2, 0, 4), {}, "at least one position"),
+        ((1, 2, 0, 4), (1, 2, 5, 4), {}, "at least one position"),
         ((1, 3, 5, 4), (1, 2, 5, 4), {}, "multiple of key heads"),
         ((1, 2, 5, 4), (1, 2, 5, 8), {}, "share batch and head dim"),
         ((1, 2, 5, 4), (1, 2, 5, 4), {"mask": torch.ones(3, 7, dtype=torch.bool)}, "mask must broadcast"),

@@ -4,11 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
 from transformers import AddedToken, PreTrainedTokenizerFast, Qwen2Tokenizer
 
+from sinklab.analysis import characters
 from sinklab.checkpoints import SpecialIds, load
 from sinklab.checkpoints.llada import LLaDA
-from sinklab.checkpoints.tokens import ROLES, special_roles
+from sinklab.checkpoints.tokens import ROLES, special_roles, token_text
 from tiny_diffusion import tiny_loaded, tiny_tokenizer
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}<|im_start|>"
@@ -81,3 +84,24 @@ def test_qwen_as_published() -> None:
 def test_the_packaged_models_have_roles() -> None:
     loaded = load("tiny-sink")
     assert special_roles(loaded)[loaded.model.config.mask_token_id] == "mask"
+
+
+def falling_back() -> PreTrainedTokenizerFast:
+    """As Llama's: a character that is not in the vocabulary is its bytes, by name."""
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "é", "x"]
+    model = BPE({name: number for number, name in enumerate(names)}, [], byte_fallback=True, unk_token="<unk>")
+    plain = Tokenizer(model)
+    plain.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>")
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "byte fallback"])
+def test_a_token_names_its_bytes_where_they_are_no_character(kind: str) -> None:
+    tokenizer = load("tiny").needed_tokenizer() if kind == "byte-level" else falling_back()
+    text = "xé€\n😀\ufffdx"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    named = [token_text(tokenizer, token_id) for token_id in ids]
+    euro = named.index("<0xE2>")
+    assert named[euro : euro + 3] == ["<0xE2>", "<0x82>", "<0xAC>"] and "\ufffd" not in named and "\n" in named
+    assert "".join(characters(named)).replace("◌", "") == text == tokenizer.decode(ids)
+    assert token_text(None, 7) == "⟨7⟩"

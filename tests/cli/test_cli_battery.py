@@ -35,6 +35,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(root / "dlm" / "model"), str(root / "ar" / "model")
 
 
+def test_a_battery_without_random_keys_is_told_beside_its_twins(
+    models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinklab.studies.battery.figures.write_battery_figures", lambda *_: [])
+    small = SMALL | {"ks": (0, 2), "skills": ("copying",), "controls": ("sinks",), "twin": True}
+    battery(models[:1], tmp_path / "out", settings=BatterySettings(**small))
+    said = capsys.readouterr().out
+    assert "most attended keys" in said and "random keys" not in said and "No untrained twin" not in said
+
+
 @pytest.mark.slow
 def test_models_of_both_kinds_are_scored_side_by_side(
     models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ import torch
 import sinklab
 from sinklab.cli import main
 from sinklab.cli.command import Reading
+from sinklab.cli.main import OTHERS
 from sinklab.cli.options import PERMISSIONS, Given, in_flags
 from sinklab.cli.plans import machine_speed, plan_of
 from sinklab.cli.reports import _opened
@@ -65,6 +66,20 @@ def test_the_short_help_leaves_rare_options_to_the_whole_one(command: str, capsy
     assert short - {"--help-all"} < whole
     assert len(short) < 0.75 * len(whole)
     assert {"--seed", "--config", "--reproduce"} <= short
+
+
+@pytest.mark.parametrize("command", [*studies, *OTHERS, "train"])
+def test_the_help_calls_arguments_by_what_they_are(command: str, capsys: pytest.CaptureFixture) -> None:
+    told = shown(f"{command} --help-all", capsys)
+    assert "[[" not in told and "(default: )" not in told and "STR [STR" not in told
+    usage = {"referee": "[RUN …]", "trace": "[PROMPT …]", "push": "WHAT REPO", "validate": "FOLDER [PROMPT …]"}
+    assert usage.get(command, "") in told.splitlines()[0]
+
+
+def test_a_reader_that_has_gone_is_no_error() -> None:
+    with subprocess.Popen([sys.executable, "-m", "sinklab", "list"], stdout=-1, stderr=-1, text=True) as told:
+        told.stdout.close()
+        assert (told.stderr.read(), told.wait()) == ("", 141)
 
 
 def test_closed_sets_stand_in_the_help_and_in_the_completion(capsys: pytest.CaptureFixture) -> None:
@@ -125,6 +140,12 @@ def test_a_plan_grows_with_what_is_asked_and_counts_what_a_trace_evaluates(
         return float(number.replace(",", "")) * {"s": 1, "min": 60, "h": 3600}[unit]
 
     assert seconds(100) == pytest.approx(100 * seconds(1), rel=0.2)
+    # the weights of `tiny` are stored in half precision
+    told = [
+        plan_of(lambda *_: Amount("", 1, 1), None, "tiny", Reading(dtype)) for dtype in ("auto", "bfloat16", "float32")
+    ]
+    stored, half, whole = (float(re.search(r"and ([\d.e-]+) GB", line)[1]) for line in told)
+    assert stored == half == pytest.approx(whole / 2, rel=0.1)
     speed, least = machine_speed("float32", "cpu")
     assert 1e6 < speed < 1e15 and 0 < least < 1
 

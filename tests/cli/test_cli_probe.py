@@ -53,7 +53,7 @@ def test_the_command_says_what_was_found(
     assert "Added sinks: " in lines[5] and lines[5].endswith("a constant.")
     assert lines[6].startswith("No untrained twin")
     assert lines[7] == f"run folder: {tmp_path / 'run'}"
-    assert lines[8] == "figures: contents-future.png"
+    assert lines[8] == f"drawn: {tmp_path / 'run' / 'contents-future.png'}"
     assert (tmp_path / "run" / "contents-future.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="is taken"):
         probe((), model, tmp_path / "run", inputs, settings)

@@ -4,6 +4,7 @@ from masked_twin import masked_form
 from torch.overrides import TorchFunctionMode
 from transformers import (
     AutoModel,
+    AutoModelForMaskedLM,
     Glm4MoeConfig,
     GPT2Config,
     LlamaConfig,
@@ -266,6 +267,13 @@ def test_variants_share_the_other_weights():
     theirs = dict(sink.named_parameters())
     assert theirs.keys() - ours.keys() == {"sink_embeddings", *(f"gates.{i}.weight" for i in range(3))}
     assert all(torch.equal(theirs[name], value) for name, value in ours.items())
+
+
+def test_a_gate_that_a_checkpoint_lacks_starts_open(tmp_path):
+    build().save_pretrained(tmp_path)
+    config = DiffusionLMConfig.from_pretrained(tmp_path, gate="elementwise", gate_bias=4.0)
+    gates = AutoModelForMaskedLM.from_pretrained(tmp_path, config=config).gates
+    assert len(gates) == 3 and all((gate.bias == 4.0).all() and gate.weight.std() > 0 for gate in gates)
 
 
 def test_open_gate_starts_near_one():

@@ -392,6 +392,15 @@ def test_another_thread_is_refused_and_one_attention_may_be_tapped_twice() -> No
     assert torch.equal(outer.received[0], inner.received[0]) and not ways._shown
 
 
+def test_attention_that_does_not_say_whether_it_is_causal_is_as_to_transformers() -> None:
+    q, k = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4, 8)
+    for module, expected in ((nn.Module(), True), (nn.Module(), False)):
+        if not expected:
+            module.is_causal = False
+        assert ways.read("sdpa", module, (q, k, k, None), {}, {})["is_causal"] is expected
+    assert ways.read("sdpa", nn.Module(), (q[:, :, :1], k, k, None), {}, {})["is_causal"] is False
+
+
 def test_names_of_kernels_have_no_slash() -> None:
     register_watched("hub/kernel", lambda *given, **options: None)
     model = llama()

@@ -310,3 +310,9 @@ def test_wrong_use_is_refused_by_name() -> None:
     eager = by_itself(llama(attention="eager"))
     with pytest.raises(ValueError, match='attn_implementation="sdpa"'), intervene(eager, MaskSinks(1)):
         eager(IDS)
+
+
+def test_the_only_key_there_is_cannot_be_taken() -> None:
+    with pytest.raises(ValueError, match="needs more than 1 keys"), intervene(model := HandWritten(), MaskSinks(1)):
+        model(IDS[:, :1])
+        model(IDS[:, :1])

@@ -107,6 +107,8 @@ def test_a_table_can_be_written_and_read_as_parquet(tmp_path) -> None:
     with intervene(model, MaskSinks(epsilon=0.5)) as log:
         model(IDS)
         model(IDS)
+    shown = [repr(one) for one in (log, log.removals[0])]
+    assert not [text for text in shown if len(text) > 400 or "tensor" in text or "Handler" in text]
     table = pd.DataFrame(log.table())
     table.to_parquet(tmp_path / "removals.parquet")
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "removals.parquet"), table)
@@ -135,6 +137,32 @@ def test_the_prefix_is_counted_apart_also_in_the_middle_of_a_memory() -> None:
         roomy()
     assert log.prefix == 0
     assert recording.received[0][0, 0, 0].gt(0).tolist() == [True] * 3 + [False] * 5
+
+
+def test_a_row_that_sees_nothing_loses_nothing_and_says_nothing_of_the_prefix() -> None:
+    q_BHSD, seen_BHSS = torch.randn(2, 1, 4, 4), torch.ones(2, 1, 4, 4, dtype=torch.bool)
+    seen_BHSS[1] = False
+
+    class HalfHidden(torch.nn.Module):
+        def forward(self) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(q_BHSD, q_BHSD, q_BHSD, attn_mask=seen_BHSS)
+
+    model = HalfHidden()
+    with intervene(model, MaskSinks(epsilon=0.0)) as log:
+        model()
+        model()
+    assert log.prefix == 0
+    removed_B = log.removals[0].removed_BLH[:, 0, 0]
+    assert removed_B[0] > 0 and removed_B[1] == 0
+
+
+def test_what_is_evicted_comes_back_with_a_full_forward_of_a_model_with_sinks_in_front() -> None:
+    model = Prefixed()
+    with intervene(model, MaskSinks(2, removal="evict")) as log:
+        for ids in (IDS, OTHER, IDS):
+            model(ids)
+    assert log.prefix == 2 and len(log.removals) == 2
+    assert all(torch.equal(one.removed_BLH, torch.full_like(one.removed_BLH, 2)) for one in log.removals)
 
 
 class Uneven(torch.nn.Module):

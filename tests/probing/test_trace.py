@@ -300,5 +300,9 @@ def test_a_statistic_of_ones_own_has_options_and_a_label(monkeypatch: pytest.Mon
     bare = statistics.register("bare")(type("Bare", (Statistic,), {"axes": ("batch",)}))
     with pytest.raises(ValueError, match='axes of a statistic hold "layer"'), trace(model, (bare(),)):
         pass
+    about = {"axes": ("batch", "layer"), "reads": ("recieved",)}
+    misspelt = statistics.register("misspelt")(type("Misspelt", (Statistic,), about))
+    with pytest.raises(ValueError, match=r"what misspelt reads.*received"), trace(model, (misspelt(),)):
+        pass
     with pytest.raises(AttributeError, match="a recording has no 'recieved'; statistics are"):
         _ = recording.recieved

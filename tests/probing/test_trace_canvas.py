@@ -9,7 +9,7 @@ from sinklab.attention import running_canvas
 from sinklab.probing import AttentionCall, Listener, trace
 from sinklab.probing.tap import tapped
 from tiny_diffusion import tiny_model
-from tiny_models import HandWritten
+from tiny_models import HandWritten, llama
 
 IDS = torch.randint(3, 200, (2, 12), generator=torch.Generator().manual_seed(1))
 
@@ -108,3 +108,23 @@ def test_listeners_without_an_interest_in_outputs_need_not_say_so() -> None:
     with tapped(model, Old()):
         assert torch.equal(plain, model(IDS % 30))
     assert calls == ["blocks.0", "blocks.1"]
+    with tapped(model := llama(), Old()) as tap:
+        model(IDS % 30)
+        assert not tap._inside, "of a forward that is over nothing is kept"
+
+
+class ByHeight(torch.nn.Module):
+    """A layer of one head that reads numbers, not ids; with a mask by row."""
+
+    def forward(self, x_BS: torch.Tensor) -> torch.Tensor:
+        x_BS1 = x_BS.unsqueeze(-1)
+        seen_BSS = (x_BS1 < 1).transpose(1, 2).expand(-1, x_BS.shape[1], -1)
+        return torch.nn.functional.scaled_dot_product_attention(x_BS1, x_BS1, x_BS1, attn_mask=seen_BSS)
+
+
+def test_numbers_are_no_ids_and_a_mask_by_row_is_read_of_a_call_without_heads() -> None:
+    x_BS, model = torch.tensor([[0.5, 0.2, 3.0], [0.1, 2.0, 0.3]]), ByHeight()
+    with tapped(model, Listener()) as tap, trace(model) as recording:
+        model(x_BS)
+        assert tap.ids_BS is None
+    assert (recording.received[0][:, 0, 0] > 0).tolist() == [[True, True, False], [True, False, True]]

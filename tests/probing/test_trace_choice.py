@@ -44,6 +44,7 @@ def test_layers_by_number_and_by_name(layers, expected: list[int]) -> None:
         model(IDS)
     assert recording.layer_indices == expected
     assert recording.layers == [f"blocks.{index}" for index in expected]
+    assert [visible_BS.shape for visible_BS in recording.visible] == [(2, 12)] * 2
     for name in NAMES:
         axis = recording.dims(name).index("layer")
         chosen = torch.from_numpy(full.array(name)).index_select(axis, torch.tensor(expected))
@@ -196,6 +197,15 @@ def test_maps_are_those_of_eager_attention(causal: bool, marked: bool) -> None:
         found = recording.map(step, layer, head)
         assert found.dtype == torch.float32 and found.shape == (2, 12, 12)
         torch.testing.assert_close(found[seen_BQ], eager[step][layer][:, head][seen_BQ], rtol=1e-4, atol=1e-6)
+
+
+def test_a_map_of_one_step_alone_is_taken_where_nothing_else_is_recorded() -> None:
+    model = HandWritten()
+    with trace(model) as full, trace(model, steps=(), maps=[(1, 0, 1)]) as recording:
+        for ids in (IDS, IDS + 1, IDS + 2):
+            model(ids)
+    assert recording.received == [] and set(recording.maps) == {(1, 0, 1)}
+    torch.testing.assert_close(recording.map(1, 0, 1).sum(-2), full.received[1][:, 0, 1])
 
 
 def test_a_map_that_never_came_is_refused_with_those_there_are() -> None:

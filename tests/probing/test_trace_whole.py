@@ -74,6 +74,8 @@ def test_a_mask_in_doubt_is_refused_with_step_and_layer(values):
             model(*qkv, mask)
         model(*qkv, torch.zeros(6, 6))
     assert len(recording.received) == 2
+    # what is low may stand before the fall, and not at the first key
+    assert doubtful(torch.tensor([-60.0, -105, -40]).expand(3, 3))
     # a padded bias by distance is in doubt too
     assert doubtful(alibi(2, 8, 8) + torch.where(torch.arange(8) < 3, -1e4, 0.0))
 

@@ -257,6 +257,24 @@ def test_what_several_folders_hold_is_kept_once(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.parametrize("name", ["a", "../folder/a"])
+def test_runs_are_merged_into_one_of_them(tmp_path, name):
+    """Named in whatever way, the target is not one of the folders that are emptied."""
+    (folder := tmp_path / "folder").mkdir()
+    write(folder / "a", parts=(0,))
+    write(folder / "b", parts=(1,))
+    run = merge_runs([folder / "a", folder / "b"], folder / name)
+    assert run.table("tokens")["text"].tolist() == ["a", "0", "a", "1"]
+    assert [path.name for path in folder.iterdir()] == ["a"]
+
+
+def test_a_folder_that_is_named_twice_is_merged_once(tmp_path):
+    write(tmp_path / "a", parts=(0, 1))
+    (tmp_path / "again").symlink_to(tmp_path / "a")
+    run = merge_runs([tmp_path / "a", tmp_path / "a", tmp_path / "again"], tmp_path / "run")
+    assert run.parts("tokens") == (0, 1) and not (tmp_path / "a").exists()
+
+
 def test_a_folder_that_is_being_written_is_not_merged(tmp_path):
     write(tmp_path / "a", parts=(0,))
     with (

@@ -14,6 +14,15 @@ from sinklab.sinks import find_sinks
 
 WORDS = ["The", " river", " was", " quiet", ",", " and", " the", " old", " bridge", ".", "\n", " stood", " in", " fog"]
 MASK_ID = 99
+REMOVALS = {
+    "sample": [0, 0, 0],
+    "forward": [4, 4, 5],
+    "edit": ["mask_sinks", "mask_positions", "mask_sinks"],
+    "layer": [1, 1, 1],
+    "head": [2, 2, 2],
+    "keys": [[5, 7], [7], [7]],
+}
+"""a table of what edits took away: from one head, twice the same key"""
 
 
 @dataclass(frozen=True)

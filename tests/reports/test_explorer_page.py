@@ -3,11 +3,13 @@
 import pytest
 from browsing import HEADS, MAP, PATHS, SCATTER, choice, choose, readout, shown, step
 from chromium import PROGRAM
-from simulated import Simulation, simulate
+from simulated import REMOVALS, Simulation, simulate
 
 from sinklab.reports import report
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium at hand: the page is not rendered")
+
+HIDING = {"plain": {}, "edited": {"removals": REMOVALS}}
 
 
 def test_everything_is_drawn(page, one):
@@ -231,3 +233,35 @@ def test_linked_panes_follow_to_the_same_sample_and_position(page, tmp_path):
     assert page.run(samples) == ["1", "1"]
     pinned = page.run("[...document.querySelectorAll('.canvas-text .pinned')].map((span) => Number(span.dataset.key))")
     assert len(pinned) == 2 and pinned[1] == pinned[0] + 1, "the added sink of the second run stands in front"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("look", ["light", "dark", "deuteranopia"])
+def test_hidden_keys_are_hatched_and_said(page, tmp_path, look):
+    runs = [simulate(tmp_path / name, Simulation(heads=8), name=name, **some) for name, some in HIDING.items()]
+    address = report(runs, tmp_path / "out", figures=(), tables=()).as_uri()
+    gone = "[...document.querySelectorAll('.canvas-text .gone')].map((span) => Number(span.dataset.key))"
+    note = "document.querySelector('.map .note').textContent"
+    legend = "getComputedStyle(document.querySelector('.key .gone')).display"
+    page.size(1440, 900, dark=look == "dark")
+    # the same attention, recorded without edits
+    page.open(f"{address}#run=0&step=4&layer=1&head=2&key=5")
+    assert page.run(gone) == [] and page.run(note) == "" and page.run(legend) == "none"
+    plain = page.pixels(MAP)
+    page.open(f"{address}#run=1&step=4&layer=1&head=2&key=5")
+    assert page.run(note) == "Hatched: hidden from this head at this step."
+    assert page.pixels(MAP) != plain and page.run(legend) != "none"
+    if look == "deuteranopia":
+        page.call("Emulation.setEmulatedVisionDeficiency", type=look)
+    for width in (1440, 390):
+        page.size(width, 900, phone=width == 390, dark=look == "dark")
+        assert page.run(gone) == [5, 7] and "this key\nhidden from this head at this step" in readout(page)
+        assert page.picture(tmp_path / f"{width}-{look}.png", whole=True).stat().st_size > 10_000
+    page.call("Emulation.setEmulatedVisionDeficiency", type="none")
+    page.press("ArrowRight")
+    assert page.run(gone) == [7] and "this key" not in readout(page)
+    page.press("ArrowLeft")
+    # of eight heads one lost it: said, and not hatched
+    page.press("m")
+    assert page.run(gone) == [] and "hidden from 1 of 8 heads at this step" in readout(page)
+    assert page.run(note) == "No key was hidden from at least half of these 8 heads."

@@ -6,12 +6,16 @@ import zlib
 
 import numpy as np
 import pytest
-from simulated import Simulation, simulate
+from simulated import REMOVALS, Simulation, simulate
 
 from sinklab import analysis
+from sinklab.records import open_run
 from sinklab.records.storage import write_arrays
+from sinklab.registry import interventions
 from sinklab.reports import as_studies
 from sinklab.reports.payload import AGES, LOW, LogScale, _norms, arrays_of, pack, payload, size
+from sinklab.studies.trace.study import StudySettings, study
+from tiny_diffusion import tiny_loaded
 
 
 def decode(scale, codes):
@@ -252,3 +256,50 @@ def test_an_8b_run_fits_three_megabytes(tmp_path):
     assert shown["stride"] == 1 and len(shown["ranks"]) >= 4
     assert set(shown["arrays"]) >= {"mean", "main", "norms", "tokens", "ages"}
     assert len(json.dumps(content)) < 2_900_000
+
+
+def hidden_of(content, layers, heads):
+    """Whether each key was hidden, (layer, head, step, key), as the page is told."""
+    shape = (layers, heads, len(content["steps"]), content["hidden"])
+    numbers = unpack(content["arrays"]["hidden"]).reshape(shape).astype(int)
+    return (numbers[..., None] == 1 + np.arange(content["keys"])).any(-2)
+
+
+@pytest.mark.parametrize(
+    ("sink", "settings"),
+    [
+        (0, {"edits": ("mask_sinks:k=2",)}),
+        (2, {"edits": ("mask_sinks:k=2,removal=evict,layers=1", "mask_positions:positions=3,heads=0+2,steps=2+4")}),
+        (1, {"edits": ("mask_sinks:k=1",), "cfg_scale": 1.0, "every": 2}),
+        (0, {"edits": ("mask_sinks:k=1,source=clean_pass",), "layers": (1,), "heads": (0, 3)}),
+    ],
+)
+def test_the_keys_that_are_hatched_are_those_that_received_nothing(tmp_path, sink, settings):
+    settings = {"statistics": ("received",), "twin": False} | settings
+    settings |= {"edits": tuple(map(interventions.parse, settings["edits"]))}
+    settings = StudySettings(prompts=("The old café 😀", "The"), new_tokens=8, steps=8, heldout="", **settings)
+    (run,) = as_studies(open_run(study(tiny_loaded(sink), tmp_path / "run", settings)))
+    for sample, content in enumerate(arrays_of(run)["samples"]):
+        received_TLHK = run.run.arrays("attention", sample)["received"]
+        hidden_LHTK = hidden_of(content, len(run.layers), len(run.heads))
+        assert hidden_LHTK.any() and not hidden_LHTK.all()
+        np.testing.assert_array_equal(hidden_LHTK, received_TLHK.transpose(1, 2, 0, 3) == 0)
+
+
+def test_bytes_of_one_character_are_read_as_that_and_named_by_themselves(tmp_path):
+    settings = StudySettings(prompts=("a café 😀",), new_tokens=2, steps=2, heldout="", statistics=("received",))
+    (run,) = as_studies(open_run(study(tiny_loaded(), tmp_path / "run", settings)))
+    named = run.sample(0).labels_TK[0].tolist()
+    assert named[named.index("<0xC3>") :][:2] == ["<0xC3>", "<0xA9>"] and "\ufffd" not in "".join(named)
+    read = [text for _, text, kind, _ in arrays_of(run)["vocabulary"] if kind == "words"]
+    assert {"é", "😀", "◌"} <= {*read} and not any("<0x" in text for text in read)
+    assert {"<0xC3>", "<0xF0>"} <= {*run.sink_tokens.label}
+
+
+def test_keys_that_were_hidden_are_left_out_where_they_do_not_fit_and_that_is_said(tmp_path):
+    (run,) = as_studies(simulate(tmp_path / "run", Simulation(heads=8), removals=REMOVALS))
+    (whole,), (small,) = arrays_of(run)["samples"], arrays_of(run, 1_000)["samples"]
+    np.testing.assert_array_equal(np.argwhere(hidden_of(whole, 3, 8)), [[1, 2, 4, 5], [1, 2, 4, 7], [1, 2, 5, 7]])
+    assert "hidden" not in small and "hidden" not in small["arrays"]
+    assert "no marks of hidden keys." in arrays_of(run, 1_000)["shown"]
+    assert "hidden" not in arrays_of(run)["shown"]

@@ -37,6 +37,14 @@ def test_every_run_has_a_card_and_its_page(make_study, tmp_path):
     assert not re.search(r"https?://", re.sub(r"data:[^\"]+", "", text))
 
 
+def test_no_page_lies_on_another(make_study, tmp_path):
+    """Runs of one name are numbered, also where a run is called like a numbered one or like the index."""
+    runs = [make_study(folder=folder, samples=1) for folder in ("x/a", "y/a", "z/a-1", "z/index.html")]
+    index = write_gallery(runs, tmp_path / "site")
+    pages = sorted(path.parent.name for path in index.parent.glob("*/report.html"))
+    assert len(pages) == 4 and index.is_file()
+
+
 def test_a_run_without_attention_has_a_card_without_a_picture(make_study, tmp_path):
     text = write_gallery([make_study(leave_out=("attention",))], tmp_path / "site").read_text("utf-8")
     assert "<article" in text and "<img" not in text

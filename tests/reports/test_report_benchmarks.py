@@ -18,6 +18,7 @@ from sinklab.analysis.estimates import mean_p
 from sinklab.probing.dose import Dose
 from sinklab.records import Run, RunWriter, open_run
 from sinklab.reports.printed import latex
+from sinklab.reports.samples import NotRecorded
 from sinklab.scoring.heldout import HeldoutRows
 from sinklab.studies.benchmarks.onetoken import (
     LESS,
@@ -622,16 +623,15 @@ def test_keys_of_equal_mass_need_half_of_the_heads(tmp_path: Path) -> None:
     )
 
 
-def test_curves_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    frame = open_run(curve(tmp_path / "new", "diffusion", 0.1).path).table("curve")
-    frame = frame.rename(columns={"held": "mass"}).drop(columns=["columns", "sinks", "removed", "matched"])
-    with RunWriter(tmp_path / "old", kind="curve", model={"family": "diffusion"}, settings={}, seed=0) as run:
-        run.table("curve", frame.replace({"control": {"top": "sinks"}}))
-    old = open_run(tmp_path / "old")
-    assert "hiding the 5 most attended keys per layer and head (held 10.0" in masking_curve_sentences(old)[0]
-    assert "an earlier version kept no losses of rows, so nothing is judged" in masking_curve_sentences(old)[1]
-    both = masking_curve_sentences([old, curve(tmp_path / "ar", "autoregressive", 0.1)])
-    assert any("was not asked whether it has heavy sinks" in line for line in both)
+def test_curves_without_doses_or_losses_of_rows_are_refused_by_name(tmp_path: Path) -> None:
+    frame = curve(tmp_path / "new", "diffusion", 0.1).table("curve")
+    for name, table in (("doses", frame.drop(columns=["held", "removed"])), ("rows", frame)):
+        with RunWriter(tmp_path / name, kind="curve", model={"family": "diffusion"}, settings={}, seed=0) as run:
+            run.table("curve", table)
+    with pytest.raises(ValueError, match="that of a masking curve: it lacks held, removed"):
+        masking_curve_sentences(open_run(tmp_path / "doses"))
+    with pytest.raises(NotRecorded, match=r"needs curves that are finished: .*rows is not\. Run"):
+        masking_curve_sentences(open_run(tmp_path / "rows"))
 
 
 def test_what_an_untrained_twin_shows_as_well_is_marked(tmp_path: Path) -> None:

@@ -88,6 +88,13 @@ def test_bad_prompts_are_refused(changes, message):
         prompts(rows, **changes)
 
 
+def test_blocks_are_counted_from_the_first_of_each_row():
+    canvas = Canvas.from_prompts([[5, 6, 7, 8], [5, 6]], new_tokens=4, mask_id=1, pad_id=0)
+    number_BS = torch.tensor([[0, 0, 1, 1, 2, 2, 3, 3], [6, 6, 6, 6, 7, 7, 9, 9]])
+    expected = [[-1, -1, -1, -1, 0, 0, 1, 1], [-1, -1, -1, -1, 0, 0, 2, 2]]
+    assert canvas.counted(number_BS).block_BS.tolist() == expected
+
+
 def test_bad_infilling_is_refused():
     with pytest.raises(ValueError, match=r"at least one open position.*\(id 9\) to fill; put mask_id where"):
         Canvas.infill(torch.tensor([[1, 2]]), mask_id=MASK)

@@ -128,7 +128,6 @@ def test_what_is_chosen_in_text_and_in_an_option_is_refused():
     assert dataclasses.replace(settings, cache_keep=None).values()["cache"].keep == 0.25
     with pytest.raises(ValueError, match="is no registered unmasking rule; known are"):
         DecodingSettings(rule=lambda candidates: candidates.columns_M)
-    assert DecodingSettings(rule={"name": "entropy", "alg_temp": 0.5}).rule == "entropy:alg_temp=0.5"
 
 
 def test_denoise_takes_texts_with_fields():

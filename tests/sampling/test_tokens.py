@@ -81,6 +81,12 @@ def test_shaped_logits_equal_the_definition(top_p, top_k):
         torch.testing.assert_close(ours, torch.tensor(rows, dtype=torch.float64), rtol=1e-12, atol=1e-15)
 
 
+def test_one_row_alone_is_cut_as_among_others():
+    logits_MV = torch.randn(2, 5, generator=seeded(6))
+    torch.testing.assert_close(shaped_of(logits_MV[:1], top_k=2), shaped_of(logits_MV, top_k=2)[:1])
+    assert shaped_of(logits_MV[:1], top_k=2).isinf().sum() == 3
+
+
 def test_shaping_is_done_in_float32_or_better():
     assert shaped_of(torch.randn(3, 5).bfloat16(), top_k=2).dtype == torch.float32
     assert shaped_of(torch.randn(3, 5).double(), top_k=2).dtype == torch.float64

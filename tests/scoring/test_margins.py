@@ -101,6 +101,46 @@ def test_a_forced_choice_changes_this_choice_and_what_follows(random, cache: str
     assert rewritten(random, canvas(), settings, nothing) == []
 
 
+def test_a_quota_is_filled_in_order_whatever_passes_the_threshold(random) -> None:
+    """Four of eight are written at least: where fewer are confident, the order of the others decides, and only what is
+    left out can pass the threshold to any effect."""
+    settings = DecodingSettings(schedule="dynamic:threshold=0.25,steps=2,block_length=8", block_length=8, seed=0)
+    _, found = measure_margins(random, canvas(16), settings, probes=0)
+    told, mixed = found.set_index(["row", "step", "kind"])["margin"], 0
+    for step in random.model.denoise(canvas(16), settings):
+        for row, (score_S, chosen_S) in enumerate(zip(step.confidence_BS.double(), step.committed_BS, strict=True)):
+            taken, left = score_S[chosen_S], score_S[~chosen_S & ~score_S.isnan()]
+            sure = int((taken > 0.25).sum())
+            if len(left) and sure < len(taken):
+                mixed += sure > 1
+                assert told[row, step.index, "order"] == pytest.approx(float(taken.min() - left.max()), abs=1e-6)
+                assert told[row, step.index, "threshold"] == pytest.approx(float(0.25 - left.max()), abs=1e-6)
+    assert mixed
+
+
+def test_what_a_cache_holds_is_no_noise(random) -> None:
+    """Keys of an earlier canvas change logits by more than rounding does; a jitter moves margins as it does without."""
+    plain, cached = (
+        measure_margins(random, canvas(12), DecodingSettings(block_length=4, cache=cache, seed=0))[1]
+        for cache in ("none", "dual")
+    )
+    noise = [found.loc[found["kind"] == "token", "noise"].median() for found in (plain, cached)]
+    assert noise[1] == pytest.approx(noise[0], rel=0.5)
+
+
+def test_steps_are_those_of_a_row_whatever_it_waits_for(random) -> None:
+    """Rows wait for one another at the end of a block; their choices are found again in a batch of other rows."""
+    settings = DecodingSettings(schedule="threshold", threshold=0.2, block_length=4, seed=0)
+    ids_BS, found = measure_margins(random, canvas(12), settings, probes=0)
+    quick = found[(found["row"] == 0) & (found["kind"] == "token")]
+    assert quick["step"].max() < found["step"].max()
+    for other_S, line in zip(rewritten(random, canvas(12), settings, quick), quick.itertuples(), strict=True):
+        assert other_S[line.column] == line.other != ids_BS[0, line.column]
+    alone = Canvas.from_prompts(PROMPTS[:1], new_tokens=12, mask_id=MASK_ID, pad_id=0)
+    _, own = measure_margins(random, alone, settings, probes=0)
+    assert own["step"].tolist() == found.loc[found["row"] == 0, "step"].tolist()
+
+
 def test_near_ties_are_near_and_of_both_kinds(random) -> None:
     _, found = measure_margins(random, canvas(12), DecodingSettings(seed=0))
     near = near_ties(found, 4, seed=0)
@@ -118,6 +158,7 @@ def test_near_ties_are_near_and_of_both_kinds(random) -> None:
         (DecodingSettings(rule="random"), "takes the best"),
         (DecodingSettings(alg_temp=0.1), "takes the best"),
         (DecodingSettings(cfg_scale=1.0), "unguided"),
+        (DecodingSettings(schedule="timed", pooled=True), "ranks each text by itself"),
     ],
 )
 def test_decoders_without_margins_are_refused(random, settings: DecodingSettings, message: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import published_toys
 from golden_llada import golden_cases, golden_folder, golden_tensors
 from sinklab.checkpoints import load
 from sinklab.cli import main
@@ -105,6 +106,18 @@ def test_the_most_probable_token_is_counted(folder: Path) -> None:
     assert "most probable token the same at 94.7%" in logits.line()
 
 
+@pytest.mark.parametrize("family", ["mdlm", "smdm"])
+def test_a_token_that_is_barred_does_not_widen_the_tolerance(tmp_path: Path, family: str) -> None:
+    """MDLM lowers the logit of [MASK] by 1e6, SMDM has none: neither says how far other logits are spread."""
+    getattr(published_toys, family)(tmp_path / "model")
+    loaded = load(str(tmp_path / "model"))
+    folder = write_reference(loaded, tmp_path / "reference", PROMPTS, DecodingSettings(seed=0), 6)
+    assert all(one.holds for one in Reference(folder).hold(loaded))
+    changed(folder, lambda tensors: tensors["logits.start.logits"][0, 2, 7].add_(0.5))
+    wrong = [one for one in Reference(folder).hold(loaded) if not one.holds]
+    assert [(one.case, one.what) for one in wrong] == [("start", "logits")] and wrong[0].relative > 0.01
+
+
 @pytest.mark.parametrize("at", [1, 4])
 def test_a_canvas_that_differs_is_found_at_its_evaluation(folder: Path, at: int) -> None:
     tensors = load_file(folder / "expected.safetensors")
@@ -129,6 +142,20 @@ def test_a_canvas_that_differs_is_found_at_its_evaluation(folder: Path, at: int)
 def test_columns_that_are_not_there_yet_are_not_compared(folder: Path) -> None:
     changed(folder, lambda tensors: tensors["gen.written.canvas"][1:3, :, -2:].fill_(-1))
     assert all(one.holds for one in Reference(folder).hold(tiny_loaded()))
+
+
+def test_columns_may_be_absent_from_the_first_canvas_on(folder: Path) -> None:
+    """An engine that grows its canvas block by block has no masks behind the first one yet."""
+    changed(folder, lambda tensors: tensors["gen.written.canvas"][:3, :, -2:].fill_(-1))
+    assert all(one.holds for one in Reference(folder).hold(tiny_loaded()))
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+def test_canvases_that_are_missing_do_not_hold(folder: Path, kept: int) -> None:
+    """The number of evaluations is told, but not all of their canvases are there."""
+    changed(folder, lambda tensors: tensors.update({"gen.written.canvas": tensors["gen.written.canvas"][:kept]}))
+    held = Reference(folder).hold(tiny_loaded())[-1]
+    assert (held.holds, held.found) == (False, f"{kept - 1} canvases behind the first, ours 6")
 
 
 def test_evaluations_are_counted(folder: Path) -> None:
@@ -162,6 +189,10 @@ def test_their_type_sets_the_tolerance(folder: Path) -> None:
                 folder, lambda of: [of.pop(name) for name in [*of] if "half.h" in name or "half.l" in name]
             ),
             "the case 'half' of .* has neither logits nor hidden states",
+        ),
+        (
+            lambda folder: changed(folder, lambda of: of.update({"logits.start.valid": torch.zeros(2, 11)})),
+            r"logits\.start\.valid leaves no position to compare",
         ),
         (
             lambda folder: retold(folder, generate=[{"name": "written", "settings": {"gen_length": 6}}]),
@@ -213,6 +244,9 @@ def test_the_command_writes_holds_and_says_so_by_its_status(tmp_path: Path, caps
     assert main(["validate", str(tmp_path / "other"), "--write"]) == 2
     said = capsys.readouterr().err
     assert "is taken" in said and "prompts are for --write" in said and "--write needs a prompt" in said
+    for option in (["--rule", "entropy"], ["--new-tokens", "4"]):
+        assert main(["validate", str(folder), *option]) == 2
+        assert "--new-tokens and the options of decoding are for --write" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["full", "blocks3", "batch_leftpad"])

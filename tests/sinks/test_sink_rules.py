@@ -80,7 +80,7 @@ def test_counts_that_are_forgotten_are_missed_where_there_is_padding(kind):
     padded = kind([[1.0] * 8, [0.0, 0.0, 4.0, 0.4, 0.4, 0.4, 0.4, 0.4]])
     for given in (padded, padded[1], kind([3.4, 0.0, 0.6, 0.0, 0.0, 0.0])):
         with pytest.raises(
-            ValueError, match=r"without visible, as many .* exactly nothing, .* pass recording\.visible"
+            ValueError, match=r"without visible, as many .* exactly nothing, .* padding: pass recording\.visible"
         ):
             find_sinks(given, Excess())
     visible = kind([[8] * 8, [0, 0, *[6] * 6]])
@@ -105,11 +105,33 @@ def test_padding_is_never_a_sink_and_does_not_count():
         assert (with_nan_counts == find_sinks(a, rule)).all()
 
 
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
+def test_counts_that_are_forgotten_are_missed_where_the_answer_would_be_another(kind):
+    # causal: four queries, the last sees itself alone
+    causal, visible = kind([2.0, 1.0, 0.1, 0.9]), kind([4, 3, 2, 1])
+    with pytest.raises(ValueError, match=r"a causal call may have left .* another: pass recording\.visible"):
+        find_sinks(causal, Gu(0.4))
+    assert find_sinks(causal, Gu(0.4), visible).tolist() == [True, False, False, True]
+    assert find_sinks(causal, Gu(0.4), 4).tolist() == [True, False, False, False]
+    # either way the same; and what no causal call leaves
+    assert find_sinks(causal, Excess(0.5)).tolist() == find_sinks(causal, Excess(0.5), visible).tolist()
+    assert find_sinks(kind([2.0, 0.6, 0.2, 1.2]), Gu(0.4)).tolist() == [True, False, False, False]
+    assert find_sinks(kind([[2.0, 1.0, 0.1, 0.9], [0.5, 0.5, 2.0, 1.0]]), Gu(0.4)).sum() == 2
+    # two added sinks, or two queries of four under a cache
+    few = kind([1.4, 0.1, 0.3, 0.2])
+    with pytest.raises(ValueError, match="with added sinks or a cache, and the answer would be another"):
+        find_sinks(few, Gu(0.4))
+    assert find_sinks(few, Gu(0.4), 2).tolist() == [True, False, False, False]
+    assert not find_sinks(few, Gu(0.8)).any()
+
+
 @pytest.mark.parametrize("rule", [*RULES, Top(3), Excess(0.5)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_torch_and_numpy_agree_and_keep_their_kind(rule, dtype):
     received = torch.from_numpy(np.random.default_rng(1).dirichlet(np.full(12, 0.2), size=(2, 3, 12)).sum(-2)).to(dtype)
     received[0, 0, -3:] = float("nan")
+    # what was given to the three is given to the first
+    received[0, 0, 0] += 9 - received[0, 0, :9].sum()
     visible = torch.full((2, 1, 12), 12)
     for counts in (None, visible):
         got = find_sinks(received, rule, counts)
@@ -125,6 +147,8 @@ def test_float16_scores_do_not_overflow():
     a[7] = 40000
     assert np.flatnonzero(find_sinks(a, Excess(3.0, "zscore"))).tolist() == [7]
     assert np.flatnonzero(find_sinks(torch.from_numpy(a), Excess(3.0, "zscore")).numpy()).tolist() == [7]
+    # what keys differ by in the last digits is no spread to measure with
+    assert not find_sinks(np.array([1.0, 1.0, 1.0, 1.0 + 1e-12]), Excess(0.5, "zscore")).any()
 
 
 def test_top_gives_ties_to_the_earlier_key():

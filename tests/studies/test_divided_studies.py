@@ -22,7 +22,7 @@ def test_two_processes_of_one_model_write_what_one_process_writes(tmp_path: Path
 
     model = save_tiny(tmp_path / "model", 1)
     given = ["--model", model, "--new-tokens", 6, "--mask-sinks", 1, "--tensor-parallel", 2, "--dtype", "float64"]
-    done = torchrun("-m", "sinklab.cli", "trace", *PROMPTS, *given, "--out", tmp_path / "two")
+    done = torchrun("-m", "sinklab", "trace", *PROMPTS, *given, "--out", tmp_path / "two")
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("run folder") == 1
     study(load(model, dtype="float64"), tmp_path / "one", study.settings_of(tmp_path / "two"))

@@ -235,6 +235,11 @@ def test_what_draws_or_waits_is_written_alone() -> None:
         ({"schedule": "threshold"}, (MaskSinks(k=1),), True),
         ({"schedule": "threshold", "cache": "dual"}, (), True),
         ({"schedule": "timed", "pooled": True}, (), True),
+        ({"rule": "low_confidence:alg_temp=0.1"}, (), True),
+        ({"schedule": "timed:pooled=true"}, (), True),
+        ({"schedule": "threshold:threshold=0.5", "cache": "dual"}, (), True),
+        ({"schedule": "dynamic", "cache": "dual:refresh_every=2"}, (), True),
+        ({"schedule": "dynamic"}, (), False),
     ):
         assert needs_own_batch(replace(SETTINGS, **changes), edits) == lonely, (changes, edits)
 

@@ -1,6 +1,9 @@
 """The referee: what rounding makes of margins and scores, in worlds with a known answer and on runs."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,6 +13,9 @@ import scipy
 from sinklab.checkpoints.loading import load
 from sinklab.records.reading import open_run
 from sinklab.records.writing import RunWriter
+from sinklab.scoring.margins import PROBES
+from sinklab.studies.base import describe
+from sinklab.studies.processes import Amount
 from sinklab.studies.referee import Referee, RefereeSettings
 from sinklab.studies.referee.rounding import (
     Noise,
@@ -22,6 +28,7 @@ from sinklab.studies.referee.rounding import (
     redrawn,
     swing,
 )
+from sinklab.studies.referee.run import rounding_table
 from sinklab.studies.trace.study import StudySettings, study
 
 CPU = {"dtype": "bfloat16", "device": "cpu"}
@@ -100,14 +107,15 @@ def test_draws_of_likelihoods_change_what_is_near() -> None:
     assert draws_variance(items) == pytest.approx(0.25 / 4, abs=0.005)
 
 
-def benchmark(path: Path, rights: list[int], texts: list[str], **model: str) -> Path:
-    """A folder as `sinklab eval` leaves it."""
+def benchmark(path: Path, rights: list[float], texts: list[str], more: Any = None, seed: int = 0, **model: Any) -> Path:
+    """A folder as `sinklab eval` leaves it, with these columns in place of those of written answers."""
     about = {"name": "elsewhere", "family": "diffusion", "dtype": "float32", "device": "cuda", "weights_sha256": "0"}
-    with RunWriter(path, kind="benchmark", model=about | model, settings={"seed": 0}, seed=0) as run:
+    with RunWriter(path, kind="benchmark", model=about | model, settings={"seed": seed}, seed=seed) as run:
         columns = {"task": "gsm8k", "filter": "strict", "doc_id": range(len(rights)), "response": texts}
         columns |= {"prompt": [f"question {number}" for number in range(len(rights))], "right": np.array(rights, float)}
-        columns |= {"target": "#### 7", "logprobs": [[]] * len(rights), "stderrs": [[]] * len(rights)}
-        run.table("samples", pd.DataFrame(columns))
+        columns |= {"answer": "", "target": "#### 7", "cut": 0}
+        columns |= {"logprobs": [[]] * len(rights), "stderrs": [[]] * len(rights)}
+        run.table("samples", pd.DataFrame(columns | (more or {})))
     return path
 
 
@@ -129,11 +137,72 @@ def test_two_runs_are_compared_in_pairs(tmp_path: Path, lost: int, word: str) ->
     )
 
 
+def test_choices_are_compared_by_what_was_chosen(tmp_path: Path) -> None:
+    """Answers by likelihoods have no text; beside them stand written ones, which have no likelihoods."""
+    more = {"task": ["arc", "arc", "gsm8k"], "logprobs": [[-1.0, -2.0], [-1.0, -2.0], []]}
+    more |= {"stderrs": [[1.0, 1.0], [1.0, 1.0], []], "answer": ["a knife", "a fork", "7"]}
+    runs = [benchmark(tmp_path / "one", [1, 1, 1], ["", "", "it is 7"], more)]
+    more |= {"answer": ["a knife", "a spoon", "7"]}
+    runs.append(benchmark(tmp_path / "two", [1, 0, 1], ["", "", "it is 7"], more))
+    out = open_run(Referee()(None, tmp_path / "out", RefereeSettings(runs=tuple(map(str, runs)), texts=0)))
+    assert out.table("verdict").iloc[0][["items", "apart", "scored", "lost"]].tolist() == [3, 1, 3, 1]
+    assert out.table("variance").set_index("part").loc["estimator draws", "variance"] > 0
+
+
+def test_items_that_are_not_scored_are_not_apart_by_the_seed(tmp_path: Path) -> None:
+    rights = [[1, 0, 1, 0, np.nan, np.nan], [1, 0, 0, 0, np.nan, np.nan]]
+    runs = [benchmark(tmp_path / str(seed), right, ["a"] * 6, seed=seed) for seed, right in enumerate(rights)]
+    out = open_run(Referee()(None, tmp_path / "out", RefereeSettings(runs=tuple(map(str, runs)), texts=0)))
+    assert out.table("verdict").iloc[0]["differ_in"] == "seed"
+    assert out.table("variance").set_index("part").loc["seed", "variance"] == pytest.approx(0.25 / (2 * 4))
+
+
+@pytest.mark.parametrize("items", [16, 400])
+def test_few_texts_and_few_ties_do_not_say_that_rounding_changes_nothing(items: int) -> None:
+    """None of 16 texts, and no answer at 12 ties: of 400 items it may still be many, of those 16 none."""
+    found = pd.DataFrame({"row": range(16), "kind": "token", "margin": 9.0, "noise": 0.01})
+    run: Any = SimpleNamespace(info=SimpleNamespace(model=CPU))
+    plan: Any = SimpleNamespace(runs=[run], items=range(items))
+    for answers, least in ((np.zeros(12, bool), 0.19 * 0.24), (np.ones(12, bool), 0.19)):
+        table = rounding_table(plan, found, pd.DataFrame({"answer": answers}))
+        assert (table["high"] == 0).all() and (table["answers"] < 1e-3).all()
+        expected = pytest.approx(least if items > 16 else 0.0, abs=0.01)
+        assert table["answers_high"].max() == expected and table["answers_high"].min() == expected
+
+
+def test_a_share_of_an_answer_is_neither_right_nor_wrong(tmp_path: Path) -> None:
+    """A metric between 0 and 1 (F1, a probability) has no pairs of right and wrong, and no binomial variance."""
+    shares = np.linspace(0.1, 0.8, 20)
+    runs = [benchmark(tmp_path / str(add), [*(shares + add), 1.0, 0.0], ["a"] * 22) for add in (0.0, 0.01)]
+    out = open_run(Referee()(None, tmp_path / "out", RefereeSettings(runs=tuple(map(str, runs)), texts=0)))
+    facts = out.table("verdict").iloc[0]
+    assert (facts["items"], facts.scored, facts.gained, facts.difference) == (22, 2, 0, 0.0)
+    assert out.table("variance").set_index("part").loc["items", "variance"] == pytest.approx(0.25 / 2)
+
+
+@pytest.mark.slow
+def test_answers_are_written_again_as_long_as_they_were(tmp_path: Path) -> None:
+    """The length that a task asks for, or what a prompt leaves of the context, stands with each answer."""
+    about = describe(load("tiny"))
+    one = benchmark(tmp_path / "one", [1, 1, 0], ["a"] * 3, {"new_tokens": [4, 3, 4], "cut": [0, 1, 0]}, **about)
+    out = open_run(Referee()(None, tmp_path / "out", RefereeSettings(runs=(str(one),), forced=0)))
+    found = out.table("margins")
+    assert found[found["kind"] == "token"].groupby("row").size().tolist() == [4, 3, 4]
+    prompt = load("tiny").tokenizer("question 1")["input_ids"]
+    assert found.loc[found["row"] == 1, "column"].min() == len(prompt) - 1
+
+
 @pytest.mark.slow
 def test_a_trace_is_judged_by_its_margins(tmp_path: Path) -> None:
     lm, short = load("tiny"), StudySettings(prompts=("The sea", "It was a dark night"), new_tokens=6, statistics=())
     study(lm, tmp_path / "plain", short)
-    out = Referee()(None, tmp_path / "out", RefereeSettings(runs=(str(tmp_path / "plain"),), forced=4))
+    asked = RefereeSettings(runs=(str(tmp_path / "plain"),), forced=4)
+    out = Referee()(None, tmp_path / "out", asked)
+    # steps of a batch that is read once, and as often under jitter, and of one that goes on from near ties
+    words, positions = "2 texts × 6 steps, and up to 4 near ties", 2 * (6 + (7 + 19) // 2 // 4)
+    amount = Referee().amount(asked, None)
+    assert amount == Amount(words, 6 * (1 + PROBES + 1), positions, lm.model.num_parameters(), 6)
+    assert Referee().amount(replace(asked, texts=0), None).evaluations == 0
     run = open_run(out)
     found, forced, rounding = (run.table(name) for name in ("margins", "forced", "rounding"))
     assert found.groupby("row").size().tolist() == [11, 11] and (found["margin"] >= 0).all()
@@ -154,6 +223,8 @@ def test_what_cannot_be_judged_is_refused(tmp_path: Path) -> None:
         Referee()(None, tmp_path / "out", RefereeSettings())
     with pytest.raises(ValueError, match="got 3"):
         RefereeSettings(runs=("a", "b", "c"))
+    with pytest.raises(ValueError, match="give RUN or RUN OTHER"):
+        Referee().amount(RefereeSettings(), None)
     causal = benchmark(tmp_path / "causal", [1], ["a"], family="autoregressive")
     with pytest.raises(ValueError, match="texts that a diffusion model wrote"):
         Referee()(None, tmp_path / "out", RefereeSettings(runs=(str(causal),)))

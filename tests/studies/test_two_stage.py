@@ -10,11 +10,12 @@ import torch
 from sinklab.checkpoints import Loaded
 from sinklab.probing import MaskSinks
 from sinklab.sampling import DecodingSettings
-from sinklab.studies.benchmarks.study import EvalSettings
+from sinklab.studies.benchmarks.study import TWO_STAGE, EvalSettings
 from sinklab.studies.benchmarks.two_stage import (
     TwoStage,
     TwoStageAnswer,
-    scored,
+    rights,
+    rows,
     two_stage_documents,
     two_stage_settings,
 )
@@ -80,10 +81,17 @@ def test_steps_come_first_and_then_the_answer(published: bool, loaded: Loaded, m
         begun = int((second[row] != loaded.tokenizer.mask_token_id).sum())
         assert decode(second[row, :begun]) == f"Question: {question}Answer: 3+2=5 "
         assert first.shape[1] == second.shape[1] == LENGTH
-    score = scored(answers, ["3+2=5\n#### 5", "5.0"], published=published)
-    assert score.right == (True, not published)
-    assert (score.samples, score.unanswered, score.too_long) == (2, 0, 0)
-    assert score.stderr == pytest.approx((score.accuracy * (1 - score.accuracy) / 2) ** 0.5)
+    targets = ["3+2=5\n#### 5", "5.0"]
+    assert rights(answers, targets, published=published) == [True, not published]
+    told = {
+        (TWO_STAGE, one.number, 0): {key: vars(one)[key] for key in vars(one) if key != "number"} for one in answers
+    }
+    documents = [{"question": QUESTIONS[number], "answer": target} for number, target in enumerate(targets)]
+    (score,), samples = rows(documents, told, published=published)
+    share = 0.5 if published else 1.0
+    assert (score["value"], score["samples"], score["no_answer"]) == (share, 2, 0)
+    assert score["stderr"] == pytest.approx((share * (1 - share) / 2) ** 0.5)
+    assert [row["right"] for row in samples] == [1.0, float(not published)]
 
 
 def test_as_published_equals_the_loop_written_out(loaded: Loaded) -> None:
@@ -180,8 +188,7 @@ def test_questions_without_room_are_counted(loaded: Loaded) -> None:
     questions = ["Ann has 3 pens.", "So " * 60]
     answers = ordered(two_stage(loaded, questions, settings=QUICK, length=LENGTH))
     assert [answer.fits for answer in answers] == [True, False]
-    score = scored(answers, ["5", "5"])
-    assert (score.too_long, score.unanswered, score.accuracy, score.stderr) == (1, 2, 0.0, 0.0)
+    assert [answer.answer for answer in answers] == [None, None] and rights(answers, ["5", "5"]) == [False, False]
     with pytest.raises(
         ValueError, match=r"no question leaves room for an answer in 96 tokens: the shortest of 1 takes"
     ):
@@ -226,11 +233,6 @@ def test_what_cannot_be_done_is_refused(changes: dict, message: str, loaded: Loa
 def test_autoregressive_models_are_sent_to_gsm8k() -> None:
     with pytest.raises(ValueError, match=r"the two stages denoise, but .* has no mask token; score it on .* gsm8k"):
         two_stage(tiny_llama(), QUESTIONS)
-
-
-def test_scores_need_a_target_for_each_answer() -> None:
-    with pytest.raises(ValueError, match="got 0 answers, 0 targets"):
-        scored([], [])
 
 
 def test_documents_come_from_gsm8ks_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

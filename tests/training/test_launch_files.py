@@ -36,7 +36,7 @@ def test_accelerate_reads_the_file_and_the_command_in_its_comment(name: str, mon
     monkeypatch.chdir(LAUNCH.parent)
     arguments = launch_command_parser().parse_args(command.split())
     assert arguments.module
-    assert arguments.training_script == "sinklab.cli"
+    assert arguments.training_script == "sinklab"
     assert arguments.training_script_args[0] == "train"
     arguments, _, _ = _validate_launch_command(arguments)
     assert arguments.num_processes == FILES[name][1]
@@ -80,6 +80,6 @@ def test_the_slurm_script_hands_its_arguments_to_the_command() -> None:
     """
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    said = "node1:29500 15/16 7/8: -m sinklab.cli train qwen-1.5b --corpus a b --resume"
+    said = "node1:29500 15/16 7/8: -m sinklab train qwen-1.5b --corpus a b --resume"
     assert done.stdout.splitlines() == ["--kill-on-bad-exit=1", said]
     assert "\n#SBATCH --signal=TERM@" in path.read_text(), "the processes are told before the time is over"

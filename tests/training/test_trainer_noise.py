@@ -6,7 +6,7 @@ from transformers import TrainingArguments
 
 from sinklab.data import Rows
 from sinklab.diffusion import corrupt, masked_token_loss
-from sinklab.training import DiffusionTrainer, causal_loss, diffusion_loss
+from sinklab.training import DiffusionTrainer, causal_loss
 from sinklab.training.trainer import (
     NoisyCollator,
     Objective,
@@ -200,7 +200,7 @@ def test_held_out_noise_is_fixed_by_row_and_batches_do_not_matter(tmp_path) -> N
     assert causal["tokens"].tolist() == [15] * 7
 
 
-def test_the_losses_for_ones_own_loop() -> None:
+def test_the_loss_for_ones_own_loop() -> None:
     model = tiny_model(1)
     batch = ids(2, 7)
     with torch.no_grad():
@@ -208,11 +208,6 @@ def test_the_losses_for_ones_own_loop() -> None:
         log_p = logits.log_softmax(-1)
         plain = -sum(log_p[b, i, batch[b, i + 1]] for b in range(2) for i in range(6)) / 12
         assert abs(causal_loss(model, batch) - plain) < 1e-5
-        first, again, other = (
-            diffusion_loss(model, batch, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
-        )
-    assert first == again
-    assert first != other
 
 
 def test_weight_decay_leaves_sinks_norms_and_biases_alone(tmp_path) -> None:

@@ -3,7 +3,6 @@ import logging
 import math
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from transformers import TrainerCallback
 import sinklab
 from sinklab.checkpoints import materialize
 from sinklab.records import open_run
-from sinklab.training import TrainSettings, checks, run, settings_of, text, train, trainer
+from sinklab.training import TrainSettings, checks, run, settings_of, train, trainer
 from sinklab.training.model import new_model
 from sinklab.training.text import load_tokenizer, prepare
 from tiny_diffusion import TEXT, save_tiny, tiny_tokenizer
@@ -345,25 +344,3 @@ def test_a_tied_head_is_not_missed_when_a_run_goes_on(
         logger.removeHandler(caplog.handler)
     assert open_run(tmp_path / "run").info.status == "complete"
     assert [record.message for record in caplog.records if "keys" in record.message] == []
-
-
-def test_packed_rows_of_a_large_corpus_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, said = tmp_path / "cache" / "sinklab" / "rows", list[str]()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    tokenizer, documents = tiny_tokenizer(), [TEXT, TEXT[:50]]
-    packed = partial(text.packed, documents, tokenizer, 16, said.append)
-    twin = packed()
-    assert not cache.exists(), "small corpora are packed anew"
-    monkeypatch.setattr(text, "CACHED", 10)
-    first, again = packed(), packed()
-    assert said == ["packing the text into rows"] * 2 + [f"packed rows from {next(cache.iterdir())}"]
-    for found in (first, again):
-        assert all(map(torch.equal, found, twin))
-    other = text.packed([*documents, "more"], tokenizer, 16), text.packed(documents, tokenizer, 12)
-    assert len(list(cache.iterdir())) == 3 and other[1][0].shape[1] == 12
-    next(cache.iterdir()).write_bytes(b"cut short")
-    assert all(torch.equal(*pair) for pair in zip(packed(), twin, strict=True)), "a damaged file is made again"
-    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/no folder")
-    assert all(torch.equal(*pair) for pair in zip(packed(), twin, strict=True)), (
-        "done without where it cannot be written"
-    )

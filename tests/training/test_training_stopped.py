@@ -131,7 +131,7 @@ def test_a_signal_to_the_command_and_the_reader_of_its_stream_ends_it_in_order(
 ) -> None:
     given = replace(settings, streaming=True, workers=1, steps=100_000, out=str(tmp_path / "run"))
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in vars(given).items() if type(value) in (str, int)]
-    command = [sys.executable, "-m", "sinklab.cli", "train", *flags, "--no-bf16", "--streaming"]
+    command = [sys.executable, "-m", "sinklab", "train", *flags, "--no-bf16", "--streaming"]
     folder = Path(run.__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)

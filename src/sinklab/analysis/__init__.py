@@ -12,6 +12,6 @@ __getattr__, __dir__, __all__ = exports(
         "overlap_by_step sinks_per_layer split_sinks"
     ),
     thresholds="DEFAULT_RULES EPSILONS EpsilonCurve RuleRow ScoreHistogram compare_rules epsilon_curve score_histogram",
-    tokens="AGES CLASSES Enrichment STATES enrichment token_ages token_class token_classes",
+    tokens="AGES CLASSES Enrichment STATES characters enrichment token_ages token_class token_classes",
     verdicts="Verdict holm masking_cost new_sinks ninety_six recovery start_only",
 )

@@ -86,12 +86,7 @@ class Doses:
         """The cost (R,) at a mass between two doses, linear between them. NaN outside of the doses."""
         order = np.argsort(self.masses_K, kind="stable")
         masses_K, costs_RK = self.masses_K[order], self.costs_RK[:, order]
-        if not len(masses_K) or not masses_K[0] <= mass <= masses_K[-1]:
-            return np.full(len(costs_RK), math.nan)
-        above = max(1, int(np.searchsorted(masses_K, mass))) if len(masses_K) > 1 else 0
-        gap = masses_K[above] - masses_K[above - 1]
-        part = (mass - masses_K[above - 1]) / gap if gap else 1.0
-        return (1 - part) * costs_RK[:, above - 1] + part * costs_RK[:, above]
+        return np.array([np.interp(mass, masses_K, cost_K, math.nan, math.nan) for cost_K in costs_RK])
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,10 @@
 # T steps, S positions
 from __future__ import annotations
 
+import re
 import unicodedata
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -27,6 +30,13 @@ AGES = ("masked", "just committed", "committed", "prompt")
 _ROLES = {"mask": "mask", "bos": "bos", "eos": "eos", "eot": "eos", "template": "template", "image": "image"}
 _ROLES |= {"pad": "special", "other": "special", "sink": "sink"}
 
+# A byte that is a part of a character, as a tokens table names it; others are text.
+_BYTE = re.compile("<0x([89A-F][0-9A-F])>")
+_PARTS = 4
+"""bytes of a character in UTF-8, and so the most tokens that one is spread over"""
+CONTINUED = "◌"
+"""stands where a token goes on with the character of the one before it"""
+
 # How byte-level BPE and SentencePiece spell white space.
 _SPELLINGS = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n", "ĉ": "\t"})
 
@@ -34,7 +44,7 @@ _SPELLINGS = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n", "ĉ": "\t"})
 def token_class(text: str, special: str = "", template: bool = False) -> str:
     """Class of a token, one of ``CLASSES``.
 
-    text: decoded text or byte-level spelling ("Ġthe"); a part of a character ("\\ufffd") counts as words.
+    text: decoded text or byte-level spelling ("Ġthe"); a part of a character ("<0xE2>", "\\ufffd") counts as words.
     special: role of the token id: "" for language, or mask, bos, eos, eot, pad, template, image, other, sink.
     template: the position belongs to the chat format. Its words, line ends and lesser specials are then "template";
         mask, bos, eos, image and sink stay what they are.
@@ -48,7 +58,7 @@ def token_class(text: str, special: str = "", template: bool = False) -> str:
 
 def text_class(text: str) -> str:
     """newline, whitespace, punctuation, digits or words; "special" for a token of no text."""
-    plain = text.translate(_SPELLINGS)
+    plain = _BYTE.sub("\ufffd", text).translate(_SPELLINGS)
     core = plain.strip()
     if not plain:
         return "special"
@@ -58,6 +68,21 @@ def text_class(text: str) -> str:
     if categories <= {"P", "S"}:
         return "words" if "\ufffd" in core else "punctuation"
     return "digits" if "N" in categories and not categories & {"L", "M"} else "words"
+
+
+def characters(texts: Sequence[str]) -> list[str]:
+    """Texts of neighbouring tokens as they are read: of those that make a character together ("<0xC3>", "<0xA9>") the
+    first has it, the others are "◌". Bytes without the rest of their character stay."""
+    read = list(texts)
+    for place, text in enumerate(read):
+        for end in range(place + 2, place + 1 + _PARTS) if _BYTE.search(text) else ():
+            parts = read[place:end]
+            spelt = _BYTE.sub(lambda byte: chr(0xDC00 + int(byte[1], 16)), "".join(parts))
+            with suppress(UnicodeError):
+                whole = spelt.encode("utf-8", "surrogateescape").decode()
+                read[place:end] = [whole, *[CONTINUED] * (len(parts) - 1)]
+                break
+    return read
 
 
 def token_classes(texts: Any, specials: Any = "", templates: Any = False) -> np.ndarray:

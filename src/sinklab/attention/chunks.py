@@ -60,8 +60,8 @@ def chunks(scores: Scores, chunk: int | None = None, *, exponents: bool = False)
     on_cpu = device.type == "cpu"
     budget = _BUDGET_ALONE if product else _BUDGET.get(device.type, _BUDGET_ACCELERATOR)
     tallest = queries if product else 256 if on_cpu else 1024
-    width = min(queries, chunk or max(32, min(tallest, budget // max(keys, 1))))
-    rows = 1 if product else max(1, budget // max(1, width * keys))
+    width = min(queries, chunk or max(32, min(tallest, budget // keys)))
+    rows = 1 if product else max(1, budget // (width * keys))
     heads_step = min(heads, rows)
     batch_step = max(1, rows // heads) if heads_step == heads else 1
     # A head by itself gets its scores from the product in memory of their own.

@@ -52,10 +52,10 @@ class Scores:
         Keys stay unexpanded under grouped heads; a boolean mask (True = may attend) or an additive one broadcasts to
         (B, query head, Q, S). Raises ValueError when shapes do not fit, or for a head that is not there.
         """
-        if q_BHQD.dim() != 4 or k_BKSD.dim() != 4:
+        if not all(factor.dim() == 4 and factor.shape[2] for factor in (q_BHQD, k_BKSD)):
             raise ValueError(
-                f"q and k must have four axes (batch, head, position, head dim), got {tuple(q_BHQD.shape)} and "
-                f"{tuple(k_BKSD.shape)}: add the missing axes with unsqueeze"
+                "q and k must have four axes (batch, head, position, head dim), and at least one position, got "
+                f"{tuple(q_BHQD.shape)} and {tuple(k_BKSD.shape)}: add the missing axes with unsqueeze"
             )
         total, kv_heads = q_BHQD.shape[1], k_BKSD.shape[1]
         same = q_BHQD.shape[0] == k_BKSD.shape[0] and q_BHQD.shape[3] == k_BKSD.shape[3]

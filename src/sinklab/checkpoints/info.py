@@ -53,6 +53,8 @@ class ModelInfo:
     sink: str
     gate: str
     chat_template: str | None
+    stored: str
+    """Type of its weights in the files, as its config says."""
     details: dict[str, str]
     """What there is besides, in the family's own words (`Family.details`)."""
     notes: tuple[str, ...]
@@ -139,5 +141,6 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         block_length=getattr(config, "block_length", None),
         sink=f"{config.sink_count} ({config.sink_kind}, {config.sink_side})" if sink_of(config) else "none",
         gate=getattr(config, "gate", "none"),
+        stored=str(materialize.weight_type("auto", raw, "auto")).removeprefix("torch."),
         details=plan.family.details(plan),
     )

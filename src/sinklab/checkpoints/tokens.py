@@ -1,6 +1,7 @@
 """Tokenizers of checkpoints, read as data, and special tokens: their ids, and what each is there for."""
 
 import multiprocessing
+import re
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
@@ -9,6 +10,7 @@ from typing import Any
 
 import transformers
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from sinklab.checkpoints import families
 from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds, known_families
@@ -84,6 +86,28 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str = 
             f"({token!r}) and the embedding has {rows} rows; take the tokenizer that belongs to the model, or resize "
             "the embedding"
         )
+
+
+_BYTES = {spelt: byte for byte, spelt in bytes_to_unicode().items()}
+"""How byte-level BPE spells the 256 bytes."""
+
+
+def token_text(tokenizer: PreTrainedTokenizerBase | None, token_id: int) -> str:
+    """What one token writes; its id where there is no tokenizer.
+
+    Bytes that are no whole character by themselves are named: " <0xE2><0x80>". `sinklab.analysis.characters` reads
+    such neighbours as one.
+    """
+    if tokenizer is None:
+        return f"⟨{token_id}⟩"
+    text, spelt = str(tokenizer.decode([token_id])), str(tokenizer.convert_ids_to_tokens(token_id))
+    if "\ufffd" not in text or not set(spelt) <= {*_BYTES}:
+        return text
+    # a tokenizer that falls back on bytes names them so itself
+    own = re.fullmatch("<0x([0-9A-F]{2})>", spelt)
+    raw = bytes.fromhex(own[1]) if own else bytes(_BYTES[sign] for sign in spelt)
+    parts = raw.decode("utf-8", "surrogateescape")
+    return re.sub("[\udc80-\udcff]", lambda part: f"<0x{ord(part[0]) - 0xDC00:02X}>", parts)
 
 
 ROLES = ("mask", "bos", "eos", "eot", "pad", "template", "image", "other")

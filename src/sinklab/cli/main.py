@@ -154,6 +154,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             app = _app(arguments := _plugged(arguments), names)
             arguments = ["--help" if one == "--help-all" else one for one in arguments]
             app.cli(args=arguments, prog="sinklab", description=ABOUT)
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # whoever read has gone (| head); what is left to print goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except Exception as error:
         if debug:
             raise

@@ -57,7 +57,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
             sinklab train laptop-causal && sinklab train laptop-from-causal --variant sink
             sinklab train --reproduce runs/plain --out runs/again
             sinklab train qwen-0.5b --variant gate --init-from /models/Qwen2.5-0.5B --corpus /data/fineweb
-            accelerate launch --config_file launch/eight_gpus.yaml -m sinklab.cli train scratch-472m --variant sink
+            accelerate launch --config_file launch/eight_gpus.yaml -m sinklab train scratch-472m --variant sink
 
         Args:
             recipe: one of the recipes above.
@@ -143,7 +143,7 @@ def generate(
         sinklab generate "The <|mask|><|mask|> was burning." --new-tokens 0
         sinklab generate "The old man" --rule low_confidence --schedule threshold --threshold 0.5 --cache dual
         sinklab generate "What is 17 + 25?" --chat --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda
-        torchrun --nproc-per-node 2 -m sinklab.cli generate "The old man" --tensor-parallel 2
+        torchrun --nproc-per-node 2 -m sinklab generate "The old man" --tensor-parallel 2
 
     Args:
         prompt: one or more prompts; they are written in one batch.
@@ -326,6 +326,8 @@ def validate(
         return
     if prompt:
         raise ValueError(f"prompts are for --write, but there is {prompt[0]!r}; leave it out, or add --write")
+    if (checked(decoding), new_tokens) != (DecodingSettings(seed=0), 16):
+        raise ValueError("--new-tokens and the options of decoding are for --write; a case says how it was decoded")
     reference = Reference(folder)
     held = reference.hold(reading.load(model or reference.model), tolerance)
     for one in held:

@@ -85,8 +85,8 @@ def typed(settings: Any, *hidden: str, closed: bool = False) -> Any:
             if closed:
                 hint = tuple[Literal[choices], ...] if several else Literal[choices] | None  # type: ignore[valid-type]
             how["metavar"] = f"{{{','.join(map(str, choices))}}}{' …' * several}"
-        elif hint in NAMES:
-            how["metavar"] = NAMES[hint]
+        elif word := _word(field.name, hint, positional=bool(field.metadata.get("positional"))):
+            how["metavar"] = word
         if value is None or value == ():
             how["help_behavior_hint"] = ""
         defaults[field.name] = value
@@ -99,8 +99,15 @@ def typed(settings: Any, *hidden: str, closed: bool = False) -> Any:
     return made()
 
 
-NAMES: dict[Any, str] = {kind | None: kind.__name__.upper() for kind in (int, float, str, Path)}
-"""What stands for the value of an option that can be left out."""
+NAMES: dict[Any, str] = {of: kind.__name__.upper() for kind in (int, float, str, Path) for of in (kind, kind | None)}
+"""What stands for the value of an option, which may be left out."""
+
+
+def _word(name: str, hint: Any, *, positional: bool) -> str | None:
+    """What stands for the value of an argument in the help: [RUN …] for `runs`, FLOAT for an option of numbers."""
+    several = typing.get_origin(hint) is tuple and typing.get_args(hint)[1:] == (...,)
+    word = name.removesuffix("s").upper() if positional else NAMES.get(typing.get_args(hint)[0] if several else hint)
+    return f"[{word} …]" if several and word else word
 
 
 def checked(given: Any, **changes: Any) -> Any:
@@ -213,8 +220,12 @@ def options(
             hint = MARK.OmitArgPrefixes[type(value)]
         elif name in taken:
             value = given.value(name, hint)
-        if value is None or value == ():
-            hint = Annotated[hint, MARK.arg(help_behavior_hint="", metavar=NAMES.get(hint))]
+        if name not in groups:
+            of, *marks = typing.get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
+            how: dict[str, Any] = {"metavar": _word(name, of, positional=MARK.Positional in marks)}
+            no_default = value is None or value == () or (value is one.empty and typing.get_origin(of) is tuple)
+            how |= {"help_behavior_hint": ""} if no_default else {}
+            hint = Annotated[hint, MARK.arg(**how)]
         hint = MARK.Suppress[hint] if short and name in RARE else hint
         parameters.append(one.replace(default=value, annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
     for name in FILES if groups else ():

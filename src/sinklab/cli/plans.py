@@ -8,11 +8,14 @@ from functools import cache
 from typing import Any
 
 from sinklab.studies.processes import Amount
+from sinklab.studies.twins import LITTLE
 
-SMALL_PRODUCTS = 25
-"""Of a layer, whatever its size: what a small model's forward takes."""
-EXTRA = 1.5
-"""What a trace, an edit and the loop around it add to a forward."""
+SMALL_PRODUCTS, WATCHED = 150, 600
+"""Of a layer, whatever its size: what a small model's forward takes, and one under all statistics of a trace."""
+EXTRA = 2.0
+"""What a forward takes beside its products: attention, an edit, the loop around it."""
+START = 1.0
+"""Seconds for weights to be read and folders to be written."""
 
 
 @cache
@@ -54,20 +57,25 @@ def plan_of(
         ValueError: where there is no such model.
     """
     from sinklab.checkpoints.info import describe
-    from sinklab.checkpoints.materialize import usable_device
+    from sinklab.checkpoints.materialize import usable_device, weight_type
 
     info = describe(model, revision=reading.revision) if model else None
     found = amount(settings, info)
     where = f" on {info.name}" if info else ""
     if found is None:
         return f"plan: how much {where.lstrip() or 'this'} takes is not known beforehand"
-    dtype, device = "bfloat16" if "16" in (trained or reading.dtype) else "float32", reading.device or "cpu"
+    device = reading.device or "cpu"
     usable_device(device)
-    speed, least = machine_speed(dtype, device)
+    loaded = weight_type(reading.dtype, {"dtype": info.stored if info else None}, {"": device})
+    dtype = "bfloat16" if "16" in (trained or str(loaded)) else "float32"
     active, layers = (info.active_parameters, info.layers) if info else (found.parameters or 0, found.layers)
+    speed, least = machine_speed(dtype, device)
     # a backward pass is two forward ones
     passes, bytes_each = (3, 16) if found.trains else (EXTRA, {"bfloat16": 2, "float32": 4}[dtype])
-    seconds = found.evaluations * passes * (2 * active * found.positions / speed + layers * SMALL_PRODUCTS * least)
+    small = WATCHED if found.is_watched else SMALL_PRODUCTS
+    seconds = found.evaluations * (passes * 2 * active * found.positions / speed + layers * small * least)
+    seconds *= 3 if found.twins or (found.twins is None and 2 * seconds < LITTLE) else 1
+    seconds += START
     size = (info.parameters if info else active) * bytes_each
     size += info.canvas_bytes(dtype, found.positions) if info else 0
     return (

@@ -92,8 +92,8 @@ class Packed(View):
         """What the heads get, each text from itself."""
         parts, out = (q_BHWD.split(self.queries, 2), k_BGKD.split(self.keys, 2), v_BGKD.split(self.keys, 2)), []
         for q, k, v, sinks in zip(*parts, self.sinks, strict=True):
-            keys, values = (k, v) if sinks is None else sinks.update(k, v, layer)
-            out.append(_attend(q, keys, values, None, scale))
+            seen_k, seen_v = sinks.update(k, v, layer) if sinks else (k, v)
+            out.append(_attend(q, seen_k, seen_v, None, scale))
         return torch.cat(out, 1)
 
 

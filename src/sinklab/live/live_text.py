@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from sinklab.analysis.tokens import token_class
+from sinklab.analysis.tokens import characters, token_class
 from sinklab.checkpoints.loading import Loaded
-from sinklab.checkpoints.tokens import special_roles
+from sinklab.checkpoints.tokens import special_roles, token_text
 from sinklab.probing.intervention import intervene
 from sinklab.probing.interventions.positions import MaskPositions
 from sinklab.probing.statistics import position_states
@@ -36,8 +36,6 @@ from sinklab.studies.base import text_of
 Message = dict[str, Any]
 ROWS = 16
 """canvases that are read at once for the loss; between two such lots a request can be given up"""
-PARTS = 4
-"""tokens that one character may be spread over"""
 
 
 class LiveText:
@@ -54,7 +52,7 @@ class LiveText:
             raise ValueError("columns move under the schedule 'elastic', and no page can compare them; take another")
         self.loaded, self.settings, self.chat = loaded, settings, chat
         self.model: Any = loaded.model
-        self._roles, self._text = special_roles(loaded), cache(partial(_text, loaded.tokenizer))
+        self._roles, self._text = special_roles(loaded), cache(partial(token_text, loaded.tokenizer))
         self._steps: list[Step] = []
         self._mains: list[list[int]] = []
         self._is_written = False
@@ -190,14 +188,9 @@ class LiveText:
 
     def _tokens(self, ids: Sequence[int]) -> list[list[Any]]:
         """[id, text, class, role] of each; of tokens that spell one character together the first has it."""
-        texts, tokenizer = [self._text(one) for one in ids], self.loaded.tokenizer
-        for place in range(len(ids)) if tokenizer else ():
-            for end in range(place + 2, place + 1 + PARTS) if "\ufffd" in texts[place] else ():
-                if "\ufffd" not in (whole := self._text(*ids[place:end])):
-                    texts[place:end] = [whole, *["◌"] * (len(ids[place:end]) - 1)]
-                    break
-        special = [self._roles.get(one, "") for one in ids]
-        return [[one, text, token_class(text, role), role] for one, text, role in zip(ids, texts, special, strict=True)]
+        texts, roles = [self._text(one) for one in ids], [self._roles.get(one, "") for one in ids]
+        classes = map(token_class, texts, roles)
+        return [list(token) for token in zip(ids, characters(texts), classes, roles, strict=True)]
 
     def _finished(self, last: Step) -> Message:
         """What was written: as a text, and token by token."""
@@ -207,10 +200,6 @@ class LiveText:
             "text": text_of(self.loaded, written_S),
             "tokens": self._tokens(written_S.tolist()),
         }
-
-
-def _text(tokenizer: Any, *ids: int) -> str:
-    return str(tokenizer.decode(list(ids))) if tokenizer else f"⟨{ids[0]}⟩ "
 
 
 def _packed(codes: np.ndarray) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Self
 from safetensors import SafetensorError
 
 from sinklab.errors import read_json
-from sinklab.records.storage import KINDS, READABLE, RUN_FILE, SCHEMA, Kind, write_beside
+from sinklab.records.storage import KINDS, RUN_FILE, SCHEMA, Kind, write_beside
 
 STATUSES = ("running", "complete", "interrupted")
 
@@ -94,19 +94,11 @@ def read_info(path: Path) -> RunInfo:
         raw = read_json(path)
     if not isinstance(raw, dict) or "schema" not in raw:
         raise ValueError(f"{path} does not describe a run: it has no schema version. It is some other JSON file.")
-    if raw["schema"] not in READABLE or isinstance(raw["schema"], bool):
+    if raw["schema"] != SCHEMA:
         raise ValueError(
-            f"{path} has schema {raw['schema']!r}, and this version of sinklab reads schemas {READABLE[0]} to "
-            f'{SCHEMA}. Read it with the version that wrote it (see "versions" in the file), or run again.'
+            f"{path} has schema {raw['schema']!r}, and this version of sinklab reads schema {SCHEMA}. Read it with the "
+            'version that wrote it (see "versions" in the file), or run again: the settings are in the file.'
         )
-    if raw["schema"] == 1:
-        if raw.get("kind") == "study":
-            raise ValueError(
-                f"{path} has schema 1, in which a study kept all its samples in one file; this version of sinklab "
-                f"reads studies of schema {SCHEMA}. Write it again: the settings are in the file."
-            )
-        # Before there were parts everything was whole.
-        raw.setdefault("parts", {})
     raw.setdefault("checksums", {})
     hints = typing.get_type_hints(RunInfo)
     with undamaged(path):

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 2
 """Version of the form in which run folders are written."""
-READABLE = (1, SCHEMA)
 RUN_FILE = "run.json"
 PART_SUFFIX = ".part"
 DIMS_KEY = "dims"

@@ -326,13 +326,16 @@ def _plain(value: Any) -> Any:
 def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
     """Move the parts of runs of the same kind, model, settings and seed into the run ``out``, and remove their folders.
 
-    ``out`` may be absent, or hold some parts already. What several folders hold is kept once. Cut short, the merge can
-    be repeated: files are moved before they are listed, and folders removed last. The status is "complete" when that of
-    every folder is.
+    ``out`` may be absent, or hold some parts already, as one of the runs. What several folders hold is kept once. Cut
+    short, the merge can be repeated: files are moved before they are listed, and folders removed last. The status is
+    "complete" when that of every folder is.
     Returns the merged run. Raises ValueError when there is nothing to merge, when the runs differ (the first difference
     is named), when files of the same part or table differ, when one is written or lost, or when a folder is no run.
     """
-    sources, target = [Path(folder) for folder in folders], Path(out)
+    target = Path(out)
+    # folders that will be emptied: once each, and never the target
+    places = dict.fromkeys(Path(folder).resolve() for folder in folders)
+    sources = [place for place in places if place != target.resolve()]
     if not sources:
         raise ValueError(f"merge_runs needs at least one folder to move into {target}: got none.")
     before = [target] if (target / RUN_FILE).exists() else []

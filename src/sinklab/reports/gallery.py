@@ -5,6 +5,7 @@ import re
 import shutil
 import socket
 from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,12 @@ def write_gallery(runs: Iterable[Run], out: str | Path, *, title: str = "Attenti
     folder, shown = Path(out), [as_shown(shareable(run))[0] for run in runs]
     if not shown:
         raise ValueError("a gallery needs at least one run; make one with sinklab trace or sinklab train")
-    names = [re.sub(r"[^\w.-]+", "-", reader.run.path.resolve().name) for reader in shown]
-    names = [f"{name}-{at + 1}" if names.count(name) > 1 else name for at, name in enumerate(names)]
+    own, names = [re.sub(r"[^\w.-]+", "-", reader.run.path.resolve().name) for reader in shown], list[str]()
+    for at, name in enumerate(own, 1):
+        # no page lies on another one, or where the index goes
+        is_taken = own.count(name) > 1 or name == "index.html"
+        numbered = (f"{name}-{number}" for number in count(at))
+        names.append(next(one for one in numbered if one not in (*own, *names)) if is_taken else name)
     entries = []
     for name, reader in zip(names, shown, strict=True):
         report(reader, folder / name, figures=(), tables=())

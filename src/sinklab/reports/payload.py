@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from sinklab.analysis.tokens import AGES
 from sinklab.reports.charts import listed
@@ -98,6 +99,8 @@ LOW = -6.0
 """the scale of received attention begins at 2**-6 = 0.016 of an even share"""
 MOST_CELLS = 2_400_000
 """cells of maps and norms of one sample; longer samples are thinned to every n-th step"""
+MOST_HIDDEN = 20_000_000
+"""numbers of hidden keys that a page is to unpack"""
 MOST_RANKS = 16
 MOST_SAMPLES = 40
 MOST_TOKENS = 65_534
@@ -123,6 +126,7 @@ def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
         if not sample.step_numbers_T.size:
             continue
         content = _base(sample, vocabulary, budget - used) | {"final": str(finals.get(sample.index) or "")}
+        _add_hidden(content, study, sample, 0.85 * (budget - used) - _used(content))
         if samples and used + _used(content) > budget:
             break
         if not samples:
@@ -173,7 +177,7 @@ def _base(sample: Sample, vocabulary: dict[Token, int], budget: int) -> dict[str
             continue
         packed, norm_scale = _norms(norms_TLK[keep], exists_TK, 0.3 * budget)
         if name == "key_norms" and _used(content) + size(packed) > 0.7 * budget:
-            content["left_out"] = "key norms"
+            content["left_out"] = ["key norms"]
             continue
         arrays[name] = packed
         content[NORMS[name]] = norm_scale.as_json()
@@ -186,7 +190,7 @@ def _tokens(sample: Sample, vocabulary: dict[Token, int], keep: slice, exists_TK
     numbers_TS, ages_TS = np.zeros(there_TS.shape, np.uint16), np.where(there_TS, 1 + AGES.index("committed"), 0)
     if sample.has_tokens:
         there_TS = sample.states_TS[keep] >= 0
-        columns = (sample.ids_TS, sample.texts_TS, sample.classes_TS, sample.specials_TS)
+        columns = (sample.ids_TS, sample.read_TS, sample.classes_TS, sample.specials_TS)
         tokens = zip(*(values_TS[keep][there_TS].tolist() for values_TS in columns), strict=True)
         numbers = [
             vocabulary.setdefault((number, str(text), str(kind), str(special or "")), len(vocabulary) + 1)
@@ -209,6 +213,33 @@ def _norms(norms_TLK: np.ndarray, exists_TK: np.ndarray, room: float) -> tuple[d
         if size(packed) <= room:
             break
     return packed, scale
+
+
+def _add_hidden(content: dict[str, Any], study: Study, sample: Sample, room: float) -> None:
+    """Keys that the run's edits took from each head, where they fit: 1 + their numbers, rising, and 0 where fewer."""
+    table = study.removals
+    if study.twin or table is None or "keys" not in table:
+        return
+    table = table[table["sample"] == sample.index]
+    # under guidance the first of two forwards a step was watched
+    step = table["forward"] / (2 if study.run.info.settings.get("cfg_scale") else 1)
+    axes = ((study.layers, table["layer"]), (study.heads, table["head"]), (content["steps"], step))
+    place_3N = np.array([pd.Index(there).get_indexer(numbers) for there, numbers in axes])
+    keys_N, shape = table["keys"].to_numpy(), tuple(len(there) for there, _ in axes)
+    if not (kept_N := (place_3N >= 0).all(0) & (np.vectorize(len, [int])(keys_N) > 0)).any():
+        return
+    cells = np.repeat(np.ravel_multi_index(place_3N[:, kept_N], shape), [*map(len, keys_N[kept_N])])
+    # edits may take the same key
+    cells, keys = np.divmod(np.unique(cells * content["keys"] + np.concatenate(keys_N[kept_N])), content["keys"])
+    number = np.arange(len(cells)) - np.searchsorted(cells, cells)
+    most = int(number.max()) + 1
+    if math.prod(shape) * most <= MOST_HIDDEN:
+        hidden = np.zeros((math.prod(shape), most), np.uint16)
+        hidden[cells, number] = keys + 1
+        if size(packed := pack(hidden, most)) <= room:
+            content["arrays"]["hidden"], content["hidden"] = packed, most
+            return
+    content["left_out"] = [*content.get("left_out", []), "marks of hidden keys"]
 
 
 def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:
@@ -251,6 +282,8 @@ def _greatest(sample: Sample, stride: int, count: int) -> Iterator[tuple[np.ndar
 def facts_of(study: Study) -> dict[str, Any]:
     """What the explorer knows of one run beside the arrays of its samples."""
     about: dict[str, Any] = {"label": study.label, "family": study.family, "added": study.sink_count}
+    ways = ("zeroed in" if "zero_value" in edit else "hidden from" for edit in study.run.info.settings.get("edits", ()))
+    about["removal"] = " or ".join(sorted(set(ways))) or "hidden from"
     if not study.layers:
         return about | {"layers": [], "heads": [], "head_maps": [], "first_layer": 0}
     measured, weight_LH = study.measured, study.measured.main_share_LH

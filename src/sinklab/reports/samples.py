@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from sinklab.analysis.counts import Counter, Slab, one_pass, slabs
-from sinklab.analysis.tokens import STATES, token_ages, token_classes
+from sinklab.analysis.tokens import STATES, characters, token_ages, token_classes
 from sinklab.records.info import STUDY_DIMS, of_twin
 from sinklab.records.reading import Run
 from sinklab.records.storage import ARRAYS
@@ -284,6 +284,10 @@ class Sample:
     """Token ids before each step, -1 where the position is not there."""
     texts_TS = cached_property[np.ndarray](lambda sample: sample._grid["text"])
     """Token texts before each step, None where the position is not there."""
+    read_TS = cached_property[np.ndarray](
+        lambda sample: np.array([characters([text or "" for text in row_S]) for row_S in sample.texts_TS], dtype=object)
+    )
+    """The same as they are read: of tokens that make a character together the first has it."""
     specials_TS = cached_property[np.ndarray](lambda sample: sample._grid["special"])
     """Special role of a token ("" for ordinary ones)."""
 

@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     answers="Answer write_batch",
     distance="Distance output_distances",
-    dit_recipes="ddpm_cache published_loss published_noise semi_ar subs",
+    dit_recipes="ddpm_cache published_loss published_noise semi_ar",
     estimators="conditionals in_order over_orders",
     heldout="EditedLosses HeldoutRows edited_losses heldout_curve heldout_rows row_losses",
     likelihood="exact rolling score",

@@ -158,19 +158,17 @@ class SinkFacts:
         return facts
 
 
-DRAWING_RULES = ("random", "positional", "origin")
-DYNAMIC_SCHEDULES = ("threshold", "factor", "entropy_bound")
-
-
 def needs_own_batch(settings: DecodingSettings, edits: Sequence[Any]) -> bool:
     """Whether an answer would depend on the other rows of its batch, so that it is written alone.
 
     True where random numbers are drawn (for the tokens, the positions or a random control), and where rows wait for one
     another under something that counts forwards.
     """
-    draws = settings.temperature > 0 or bool(settings.alg_temp) or settings.rule in DRAWING_RULES
-    draws = draws or settings.pooled or is_random(edits)
-    return draws or (settings.schedule in DYNAMIC_SCHEDULES and (bool(edits) or settings.cache != "none"))
+    chosen = settings.values()
+    rule, schedule = chosen["rule"], chosen["schedule"]
+    draws = settings.temperature > 0 or bool(getattr(rule, "alg_temp", None)) or getattr(rule, "needs_generator", False)
+    draws = draws or schedule.pooled or is_random(edits)
+    return draws or (not schedule.fixed and (bool(edits) or chosen["cache"] is not None))
 
 
 @dataclass(frozen=True)

@@ -15,26 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sinklab.attention.context import decoding
-from sinklab.checkpoints.dit import LOWERED
 from sinklab.errors import check_count
 from sinklab.sampling.canvas import Block, Canvas, blocks
 from sinklab.sampling.denoisers import Denoiser
 from sinklab.sampling.loop import Choice, Step
 from sinklab.scoring.likelihood import at_least_float32
-
-
-def subs(logits_BSV: Tensor, ids_BS: Tensor, mask_id: int) -> Tensor:
-    """Log-probabilities (B, S, V) in MDLM's parameterisation: [MASK] is never right, and what is not masked stays.
-
-    Args:
-        logits_BSV: of a model loaded here, whose head has lowered the logit of [MASK] by 1e6.
-        ids_BS: what the model read.
-
-    Source: Sahoo et al. 2024 (2406.07524), section 3.2.3; ``_subs_parameterization`` of kuleshov-group/mdlm.
-    """
-    given_BS1 = (ids_BS != mask_id)[..., None]
-    certain_BSV = torch.full_like(logits_BSV, LOWERED).scatter(-1, ids_BS[..., None], 0.0)
-    return torch.where(given_BS1, certain_BSV, logits_BSV.log_softmax(-1))
 
 
 def published_noise(

@@ -44,21 +44,24 @@ class Watch:
     """Choices to be made otherwise: row, step, kind, column and other, as `margins` names them."""
     seen: Any = None
     """The candidates of the last evaluation."""
-    step: int = field(default=-1, init=False)
+    read: Any = field(default=0, init=False)
+    """Evaluations of each row so far (B,): one that waits for others of its batch has none."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rule, name)
 
     def __call__(self, candidates: Any) -> Tensor:
         """The scores of the rule."""
-        self.seen, self.step = candidates, self.step + 1
+        here_B = candidates.candidates_BC.any(1)
+        self.seen, self.read = candidates, self.read + here_B.long()
         score_M = self.rule(candidates)
         if self.swaps is None:
             return score_M
         score_M = score_M.clone()
         # the loop writes the tokens that stand here; inference mode, as the model's numbers were made in it
         with torch.inference_mode():
-            for one in self.swaps[self.swaps["step"] == self.step].itertuples():
+            now = self.read.where(here_B, 0)[self.swaps["row"].tolist()].tolist()
+            for one in self.swaps[self.swaps["step"] + 1 == now].itertuples():
                 row_M = candidates.rows_M == one.row
                 own = int((row_M & (candidates.columns_M == one.column)).nonzero()[0, 0])
                 if one.kind == "token":
@@ -82,9 +85,11 @@ def check_greedy(settings: DecodingSettings) -> Any:
     values = settings.values()
     rule, schedule = values["rule"], values["schedule"]
     draws = settings.temperature or getattr(rule, "alg_temp", None) or getattr(rule, "needs_generator", False)
-    if draws or settings.cfg_scale or hasattr(schedule, "run"):
+    # pooled, a position gives way to one of another text, which no margin of its own text says
+    if draws or settings.cfg_scale or schedule.pooled or hasattr(schedule, "run"):
         raise ValueError(
-            "margins are of a decoder that takes the best, unguided, and writes each position once, but this one has "
+            "margins are of a decoder that takes the best, unguided, ranks each text by itself and writes each "
+            "position once, but this one has "
             f"{rule}, {schedule}, temperature {settings.temperature:g} and cfg_scale {settings.cfg_scale:g}; where "
             "something is drawn, another seed says how far scores move"
         )
@@ -131,7 +136,7 @@ class Choices:
     """What one step chose, a line for each token and then for each row; its margins under any logits."""
 
     def __init__(self, step: Step, seen: Any, threshold: float | None) -> None:
-        choice, self.mask_id = step.choice, seen.mask_id
+        choice, self.mask_id, self.seen = step.choice, seen.mask_id, seen
         self.chosen_M = choice.chosen_BC.reshape(-1)[choice.place_M]
         self.token_N1 = seen.tokens_M[self.chosen_M][:, None].clone()
         tensors = (seen.rows_M, self.chosen_M, choice.score_M.double(), seen.columns_M)
@@ -146,7 +151,11 @@ class Choices:
             # the best is written whatever the threshold says of it
             rest = here[here != here[score[here].argmax()]]
             sides = np.where(score[rest] >= bound, 1, -1)
-            if len(left) and not (sides > 0).any():
+            sure = int((sides > 0).sum())
+            if not sure or len(taken) > sure + 1:
+                # one, or a quota, is filled in order; what is left may pass the threshold as well
+                rest, sides = left, np.full(len(left), -1)
+            if len(left) and rest is left:
                 self._ranked.append(partial(_order, taken=taken, left=left))
                 last, next_ = taken[score[taken].argmin()], left[score[left].argmax()]
                 lines.append((row, "order", columns[last], -1, columns[next_]))
@@ -154,12 +163,18 @@ class Choices:
                 self._ranked.append(partial(_threshold, rest=rest, sides=sides, bound=bound))
                 nearest = columns[rest[np.abs(score[rest] - bound).argmin()]]
                 lines.append((row, "threshold", nearest, -1, nearest))
-        self.lines = pd.DataFrame(lines, columns=["row", "kind", "column", "token", "other"]).assign(step=step.index)
+        self.lines = pd.DataFrame(lines, columns=["row", "kind", "column", "token", "other"])
 
     def margins(self, logits_MV: Tensor, score_M: Tensor) -> np.ndarray:
         """Of each line; below 0 where such logits choose otherwise."""
         score = score_M.double().cpu().numpy()
         return np.concatenate([self._tokens(logits_MV)[0], [margin(score) for margin in self._ranked]])
+
+    def again(self, rule: Any, logits_MV: Tensor) -> np.ndarray:
+        """The margins under other logits of the same canvas, in which the same tokens are barred."""
+        never_MV = self.seen.logits_MV == -torch.inf
+        other = replace(self.seen, logits_MV=logits_MV[:, : never_MV.shape[1]].masked_fill(never_MV, -torch.inf))
+        return self.margins(other.logits_MV, rule(other))
 
     def _tokens(self, logits_MV: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Margins of the committed tokens, and their runners-up."""
@@ -182,9 +197,9 @@ def measure_margins(
 ) -> tuple[Tensor, pd.DataFrame]:
     """The decoded ids (B, S) and the margin of every choice, a line each.
 
-    Columns: row, step, kind (`KINDS`), column (of the canvas; of the last position chosen), token (committed), other
-    (the runner-up: its id, or the column of the best position not chosen), margin, and noise: how far a jitter of
-    `JITTER` moves the margin, root mean square over the probes, NaN without.
+    Columns: row, step (of this row, which may wait for others), kind (`KINDS`), column (of the canvas; of the last
+    position chosen), token (committed), other (the runner-up: its id, or the column of the best position not chosen),
+    margin, and noise: how far a jitter of `JITTER` moves the margin, root mean square over the probes, NaN without.
 
     Args:
         loaded: a diffusion model.
@@ -201,21 +216,22 @@ def measure_margins(
     rule, threshold = check_greedy(settings), getattr(settings.values()["schedule"], "threshold", None)
     size = max(JITTER, torch.finfo(model.dtype).eps)
     still = model.denoiser(canvas.attention_BS.repeat(probes, 1) if probes else None, plain=True)
-    tables, ids_BS = [], canvas.ids_BS
+    uncached = None if settings.cache == "none" else model.denoiser(canvas.attention_BS, plain=True)
+    tables, ids_BS, own_B = list[pd.DataFrame](), canvas.ids_BS, torch.tensor(-1)
     for step, seen in watched_steps(loaded, canvas, settings, plain=plain):
         here, noise = Choices(step, seen, threshold), np.nan
         margin = here.margins(seen.logits_MV, step.choice.score_M)
         if probes:
             wanted_BS = step.choice.block.put(step.choice.candidates_BC, torch.zeros_like(canvas.open_BS))
+            # keys that a cache has kept are no rounding: beside them the jitter is that of a canvas read whole
+            base = margin if uncached is None else here.again(rule, uncached(step.before_BS, wanted_BS))
             with jittered(model, size, sample_seed(seed, step.index)):
                 logits_NV = still(step.before_BS.repeat(probes, 1), wanted_BS.repeat(probes, 1))
-            never_MV = seen.logits_MV == -torch.inf
-            shifts = []
-            for logits_MV in logits_NV[:, : never_MV.shape[1]].chunk(probes):
-                other = replace(seen, logits_MV=logits_MV.masked_fill(never_MV, -torch.inf))
-                shifts.append(here.margins(other.logits_MV, rule(other)) - margin)
+            shifts = [here.again(rule, logits_MV) - base for logits_MV in logits_NV.chunk(probes)]
             noise = np.sqrt(np.mean(np.square(shifts), 0)) * JITTER / size
-        tables.append(here.lines.assign(margin=margin, noise=noise))
+        own_B = own_B + step.choice.candidates_BC.any(1).cpu()
+        numbers = own_B[here.lines["row"].tolist()].tolist()
+        tables.append(here.lines.assign(step=numbers, margin=margin, noise=noise))
         ids_BS = step.ids_BS
     return ids_BS, pd.concat(tables, ignore_index=True)
 

@@ -30,6 +30,9 @@ CASES, TENSORS = "cases.json", "expected.safetensors"
 TOLERANCES = {"float32": 5e-4, "float16": 2e-2, "bfloat16": 0.15}
 """What may lie between two implementations, by the type that the other one computes in; in units of `Held.relative`."""
 
+BARRED = -1e5
+"""No logit or state of a model is as low, but where a token is barred."""
+
 
 @dataclass(frozen=True)
 class Held:
@@ -140,6 +143,8 @@ class Reference:
             raise ValueError(f"the case {case!r} of {self.folder} has neither logits nor hidden states; give one")
         valid = theirs.get("valid_shifted", theirs.get("valid", mask_BS))
         valid_BS = torch.ones_like(ids_BS, dtype=torch.bool) if valid is None else valid.bool()
+        if not valid_BS.any():
+            raise ValueError(f"{prefix}valid leaves no position to compare; mark those that are to hold")
         for name, ours in _passed(loaded, ids_BS, mask_BS).items():
             if (other := theirs.pop(name, None)) is not None:
                 is_best = name == "logits"
@@ -160,17 +165,20 @@ class Reference:
         if real_BS is not None:
             # padding is in front of the prompt
             real_BS = pad(real_BS.long(), (0, canvas_TBS.shape[2] - real_BS.shape[1]), value=1)
-        canvas = Canvas.infill(canvas_TBS[0], mask_id=model.config.mask_token_id, attention_BS=real_BS)
+        # -1: a column that is not there yet; ours begins as masks
+        mask_id, ids_BS = model.config.mask_token_id, canvas_TBS[0]
+        canvas = Canvas.infill(ids_BS.where(ids_BS >= 0, mask_id), mask_id=mask_id, attention_BS=real_BS)
         steps = list(model.denoise(canvas.to(model.device), settings))
         asked, found, equal, differ = int(about.get("evaluations", len(canvas_TBS) - 1)), "", 0, 0
         for step, theirs_BS in zip(steps, canvas_TBS[1:], strict=False):
-            # -1: a column that is not there yet
             apart = ((step.ids_BS.cpu() != theirs_BS) & (theirs_BS >= 0)).nonzero()
             equal += not len(apart)
             if len(apart) and not found:
                 differ, found = len(apart), f"evaluation {step.index + 1}: {_apart(step, theirs_BS, apart)}"
         if asked != len(steps):
             found += f"{'; ' if found else ''}{asked} evaluations, ours {len(steps)}"
+        elif len(canvas_TBS) - 1 != len(steps):
+            found += f"{'; ' if found else ''}{len(canvas_TBS) - 1} canvases behind the first, ours {len(steps)}"
         share = equal / max(1, len(canvas_TBS) - 1)
         return Held(case, "canvas", float(differ), float("nan"), share, not found, found)
 
@@ -188,7 +196,8 @@ def _apart(step: Step, theirs_BS: Tensor, apart: Tensor) -> str:
 
 def _held(case: str, name: str, ours_PV: Tensor, theirs_PV: Tensor, limit: float) -> Held:
     apart_PV = (theirs_PV - ours_PV).abs()
-    relative = float((apart_PV / (ours_PV.abs() + ours_PV.std())).max())
+    # where a token is barred (MDLM's [MASK] by 1e6) its logit says nothing of how far others are spread
+    relative = float((apart_PV / (ours_PV.abs() + ours_PV[ours_PV > BARRED].std())).max())
     is_logits = name == "logits"
     same = float((ours_PV.argmax(-1) == theirs_PV.argmax(-1)).float().mean()) if is_logits else float("nan")
     what = name if is_logits else f"layer {name.removeprefix('hidden.')}"

@@ -100,6 +100,8 @@ class LM(loading.Loaded):
         from sinklab.studies.base import text_of
 
         ids, model = encode(self, prompt, chat).ids if isinstance(prompt, str) else prompt, cast(Any, self.model)
+        if new_tokens == 0 and not hasattr(model, "denoise"):
+            raise ValueError(f"0 new tokens fill the masks of a prompt, and {self.name} has none; leave new_tokens out")
         ids_1P = torch.tensor([[*ids]], dtype=torch.int64, device=model.device)
         length = {} if new_tokens is None else {"max_new_tokens": new_tokens or None}
         if self.family == "diffusion" and not hasattr(model, "denoise"):
@@ -139,8 +141,8 @@ class LM(loading.Loaded):
         ids = list(self.needed_tokenizer()(text)["input_ids"] if isinstance(text, str) else text)
         how, given = LikelihoodSettings(samples=samples, seed=seed), [interventions.parse(edit) for edit in edits]
         # a start token is given, and not what the text costs
-        start = ids[: len(ids) > 1 and ids[0] == self.special.bos]
-        if start and len(ids) <= limit_of(self):
+        start = ids[: ids[:1] == [self.special.bos]]
+        if start and 1 < len(ids) <= limit_of(self):
             (scored,) = score(self, [(start, ids[1:])], how, edits=given)
         else:
             scored = rolling(self, ids[len(start) :], how, edits=given)

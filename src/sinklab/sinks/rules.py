@@ -135,8 +135,8 @@ def find_sinks(received: Array, rule: Rule, visible: Any = None, positions: Any 
     rule: any object that is called as `Rule` says.
     visible: number of queries that may see each key, broadcastable to ``received`` (insert axes for layers and heads:
     ``visible[:, :, None, None]``); keys that no query sees are never sinks. None means S queries see every key, where S
-    is the number of keys that are not NaN: right for full attention without padding, which is refused then, or added
-    sink columns.
+    is the number of keys that are not NaN: right for full attention without padding or added sink columns. What cannot
+    be such attention is refused then, and sums that a causal call may have left, where the answer would be another.
     positions: number of canvas positions, broadcastable to ``received`` without its key axis; given, both counts are
     first scaled as if all positions had run (``even_share``): needed under caches, where only some queries run.
     Time O(size) (Top: O(k size)). Beyond boolean arrays, "sum", "mean", "percent" and Gu need at most one copy of
@@ -150,15 +150,37 @@ def find_sinks(received: Array, rule: Rule, visible: Any = None, positions: Any 
     xp = namespace(received)
     a: Any
     a, queries = even_share(received, visible, positions)
-    # padding receives nothing, and asks for nothing either: less than one for each key was given away
-    if visible is None and bool(((a == 0).any(-1) & (xp.nansum(a, -1) < queries[..., 0] - 0.5)).any()):
-        raise ValueError(
-            "without visible, as many queries as there are keys see every key; but some keys received exactly nothing, "
-            "and all together less than so many queries give, as where there is padding: pass recording.visible, with "
-            "axes for layers and heads (visible[:, :, None, None])"
-        )
     # A count that is NaN or 0 means that the key is not there for any query.
-    return flagged(a, rule, queries, (queries > 0) & ~xp.isnan(a))
+    exists = (queries > 0) & ~xp.isnan(a)
+    found: Any = flagged(a, rule, queries, exists)
+    if visible is None and (why := _why_not_alike(a, rule, queries, exists, found)):
+        raise ValueError(
+            f"without visible, as many queries as there are keys see every key; but {why}: pass recording.visible, "
+            "with axes for layers and heads (visible[:, :, None, None])"
+        )
+    return found
+
+
+def _why_not_alike(a: Any, rule: Rule, queries: Any, exists: Any, found: Any) -> str:
+    """What speaks against all queries seeing every key; empty where nothing does, or the answer is the same."""
+
+    def differs(other: Any) -> bool:
+        return bool((flagged(a, rule, other, exists) != found).any())
+
+    xp, left = namespace(a), only(exists, a)
+    total = left.sum(-1)[..., None]
+    # less than one for each key was given away; padding receives nothing, and asks for nothing either
+    short = total < queries - 0.5
+    if bool(((a == 0) & short).any()):
+        return "some keys received exactly nothing, and all together less than that, as where there is padding"
+    if bool(short.any()) and differs(xp.where(short, total, queries)):
+        return "they received less than that, as with added sinks or a cache, and the answer would be another"
+    # causal queries give the last n keys n at most, and so may others; the cheapest question first
+    if bool(((left[..., 0] > 1.01) & (left[..., -1] < 1.01)).all()):
+        behind, most = (x.sum(-1)[..., None] - x.cumsum(-1) + x for x in (left, only(exists, xp.ones_like(a))))
+        if bool((behind < 1.002 * most + 0.01).all()) and differs(most):
+            return "a causal call may have left these sums too, and the answer would be another"
+    return ""
 
 
 def flagged(received: Any, rule: Rule, queries: Any, exists: Any) -> Any:

@@ -217,8 +217,6 @@ class Study:
     """Whether several workers may share its samples: then `run` writes nothing but parts of ``work.samples``."""
     hidden: ClassVar[tuple[str, ...]] = ()
     """Settings without an option of its command."""
-    renamed: ClassVar[dict[str, str]] = {}
-    """Settings of older runs -> what they are called now."""
     permissions: ClassVar[tuple[str, ...]] = ()
     """Settings given on the command line alone, never by ``--reproduce``."""
 
@@ -379,8 +377,7 @@ class Study:
                 f"a run is reproduced by the study that wrote it, but {folder} is of kind {info.kind!r} and not "
                 f"{self.kind or self.name!r}; choose the command that wrote it"
             )
-        kept = {self.renamed.get(name, name): value for name, value in info.settings.items()}
-        kept = {name: value for name, value in kept.items() if name not in self.permissions}
+        kept = {name: value for name, value in info.settings.items() if name not in self.permissions}
         if "twins" in info.tables and open_run(folder).table("twins")["made"].any():
             kept["twin"] = True
         return from_record(self.Settings(), kept)

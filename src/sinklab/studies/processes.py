@@ -31,6 +31,10 @@ class Amount:
     """Of a model that the command makes, with"""
     layers: int = 0
     trains: bool = False
+    is_watched: bool = False
+    """Whether most evaluations run under all statistics of a trace."""
+    twins: bool | None = False
+    """Whether two untrained twins are evaluated as well; None where they take little."""
 
 
 class Progress:

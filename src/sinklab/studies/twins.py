@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from sinklab.studies.base import Work, columns_of
 
@@ -84,4 +85,4 @@ def shared(own: float, others: Iterable[float]) -> str:
     """`SHARED` where what some twin shows is, in whichever direction, at least a third of what the model shows."""
     from sinklab.reports.findings import AS_MUCH
 
-    return SHARED if any(abs(other) >= AS_MUCH * abs(own) > 0 for other in others if not math.isnan(other)) else ""
+    return SHARED if any(abs(other) >= AS_MUCH * abs(own) > 0 for other in others if pd.notna(other)) else ""

@@ -8,5 +8,5 @@ __getattr__, __dir__, __all__ = exports(
     models="check_family check_sink",
     probing="check_intervention check_rule check_statistic",
     runs="check_figure check_study",
-    values="check_text_and_json",
+    values="check_text",
 )

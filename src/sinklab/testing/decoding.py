@@ -10,7 +10,7 @@ from sinklab.attention.context import watching
 from sinklab.registry import caches, unmasking_rules
 from sinklab.sampling.canvas import Canvas
 from sinklab.sampling.loop import Step, denoise
-from sinklab.testing.values import MASK_ID, check_text_and_json, tiny_model
+from sinklab.testing.values import MASK_ID, check_text, tiny_model
 
 PROMPTS = [[5, 6, 7, 8, 9], [11, 12], []]
 
@@ -27,7 +27,7 @@ def check_unmasking_rule(rule: Any) -> None:
     Raises:
         AssertionError: for the first of these that does not hold.
     """
-    rule = check_text_and_json(unmasking_rules, rule)
+    rule = check_text(unmasking_rules, rule)
     model, canvas = tiny_model().double(), _canvas(PROMPTS)
     times_BS = torch.zeros_like(canvas.ids_BS)
     for step in _steps(model, canvas, rule=rule):
@@ -52,7 +52,7 @@ def check_cache(cache: Any) -> None:
     Raises:
         AssertionError: for the first of these that does not hold.
     """
-    cache = check_text_and_json(caches, cache)
+    cache = check_text(caches, cache)
     blocks = {"block_length": 3} if getattr(cache, "is_exact", False) else {}
     for nth in range(6):
         columns = cache.columns(4, 6, 9, nth)

@@ -22,7 +22,7 @@ from sinklab.probing.tracing import trace
 from sinklab.registry import interventions, rules, statistics
 from sinklab.sampling.canvas import Canvas
 from sinklab.sinks.rules import Rule, find_sinks
-from sinklab.testing.values import check_text_and_json
+from sinklab.testing.values import check_text
 
 
 def check_rule(rule: Rule | str) -> None:
@@ -39,7 +39,7 @@ def check_rule(rule: Rule | str) -> None:
         AssertionError: naming what does not hold.
         ValueError: if the rule's class is not registered.
     """
-    judge: Rule = check_text_and_json(rules, rule)
+    judge: Rule = check_text(rules, rule)
     keys, random = 24, np.random.default_rng(0)
     received = random.dirichlet(np.full(keys, 0.1), size=(2, 3, 4, keys)).sum(-2)
     given = received.copy()
@@ -52,7 +52,7 @@ def check_rule(rule: Rule | str) -> None:
 
     turned = find_sinks(received.transpose(2, 0, 1, 3), judge)
     _same_answer(turned, whole.transpose(2, 0, 1, 3), "the order of the leading axes matters")
-    alone = np.array([find_sinks(row, judge) for row in received.reshape(-1, keys)])
+    alone = np.array([find_sinks(row, judge, keys) for row in received.reshape(-1, keys)])
     _same_answer(alone.reshape(whole.shape), whole, "a head is judged by what other heads receive")
 
     padded = np.concatenate([received, np.full((*whole.shape[:-1], 3), np.nan)], -1)
@@ -84,7 +84,7 @@ def _check_threshold(rule: Any, received: np.ndarray, whole: np.ndarray) -> None
 def check_intervention(edit: Intervention | str, model: Any = None) -> None:
     """Hold a registered intervention to what traces, studies and run folders rely on.
 
-    It is written as text and JSON and read again; it changes the model's outputs inside the block, twice the same way,
+    It is written as text and read again; it changes the model's outputs inside the block, twice the same way,
     measured or not; afterwards weights, outputs and hooks are as before; its log names it, counts what is gone, and a
     key that it hides receives nothing.
 
@@ -96,7 +96,7 @@ def check_intervention(edit: Intervention | str, model: Any = None) -> None:
         AssertionError: naming what does not hold.
         ValueError: if its class is not registered.
     """
-    edit = check_text_and_json(interventions, edit)
+    edit = check_text(interventions, edit)
     name, model = interventions.as_text(edit), load("tiny").model.eval() if model is None else model
     hooks = _hooks(model)
     weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
@@ -165,7 +165,7 @@ def _check_log(name: str, edit: Any, log: InterventionLog, recording: Recording)
 def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
     """Hold a registered statistic to what traces and run folders rely on.
 
-    It is written as text and JSON and read again; its array has the announced axes, with numbers wherever a query ran;
+    It is written as text and read again; its array has the announced axes, with numbers wherever a query ran;
     they depend neither on the chunks that attention is computed in nor on the other heads that are recorded; a trace
     changes no output.
 
@@ -177,7 +177,7 @@ def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
         AssertionError: naming what does not hold.
         ValueError: if its class is not registered, or the tensor that it gives has other axes than it says.
     """
-    statistic = check_text_and_json(statistics, statistic)
+    statistic = check_text(statistics, statistic)
     name, model = statistics.as_text(statistic), load("tiny").model.eval() if model is None else model
     mask_id = model.config.mask_token_id
     canvas = Canvas.from_prompts([[5, 6, 7], [8, 9, 10, 11, 12]], new_tokens=11, mask_id=mask_id, pad_id=0)

@@ -8,5 +8,5 @@ __getattr__, __dir__, __all__ = exports(
     run="settings_of train",
     settings="RECIPES TrainSettings VARIANTS recipe",
     snapshots="MEASURES Snapshot snapshot",
-    trainer="DiffusionTrainer causal_loss diffusion_loss",
+    trainer="DiffusionTrainer causal_loss",
 )

@@ -1,7 +1,6 @@
 """What a run learns from: tokenizer, rows in their order, held-out rows, and a hash that says what they were."""
 
 # R rows, S sequence
-import contextlib
 import hashlib
 import json
 import math
@@ -9,11 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
 
-import tokenizers
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from sinklab.data.corpora import fingerprint, read_corpus
@@ -21,15 +16,12 @@ from sinklab.data.pairs import Pairs, pair_rows, read_pairs
 from sinklab.data.rows import Rows, begin_rows, pack_with_documents, row_start, train_tokenizer
 from sinklab.data.streams import StreamedRows
 from sinklab.errors import refused
-from sinklab.records.storage import cache_folder, write_beside
 from sinklab.training.settings import TrainSettings
 
 Say = Callable[[str], object]
 Documents = Pairs | Iterable[str]
 TOKENIZER_DOCUMENTS = 50_000
 """Documents of a stream that a tokenizer is trained on."""
-CACHED = 5_000_000
-"""Characters of a corpus from which its packed rows are kept for the next run."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +105,8 @@ def _rows(
     documents: Documents, settings: TrainSettings, tokenizer: PreTrainedTokenizerBase, say: Say = lambda text: None
 ) -> Rows:
     if not isinstance(documents, Pairs):
-        ids_RS, documents_RS = packed(list(documents), tokenizer, settings.length, say)
+        say("packing the text into rows")
+        ids_RS, documents_RS = pack_with_documents(documents, tokenizer, settings.length)
         # a start token is given: noise and loss spare it
         start = len(row_start(tokenizer))
         maskable_RS = (torch.arange(settings.length) >= start).expand(ids_RS.shape) if start else None
@@ -126,37 +119,6 @@ def _rows(
     skipped = f", {documents.skipped} lines of another form skipped" if documents.skipped else ""
     say(f"{counts.lines} questions in rows{dropped}{skipped}")
     return rows
-
-
-def packed(
-    documents: list[str], tokenizer: PreTrainedTokenizerBase, length: int, say: Say = lambda text: None
-) -> tuple[Tensor, Tensor]:
-    """As :func:`pack_with_documents`; rows of a large corpus are kept in a cache (about 8 bytes a token).
-
-    A file's name is a hash of texts, tokenizer and length, so it is never out of date. A cache (`cache_folder`) that
-    cannot be written is done without.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if sum(map(len, documents)) < CACHED or backend is None:
-        say("packing the text into rows")
-        return pack_with_documents(documents, tokenizer, length)
-    start = row_start(tokenizer)
-    facts = [tokenizers.__version__, backend.to_str(), start, tokenizer.eos_token_id, length, len(documents)]
-    digest = hashlib.sha256(json.dumps(facts).encode())
-    for text in documents:
-        digest.update(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
-    file = cache_folder("rows") / f"{digest.hexdigest()}.safetensors"
-    with contextlib.suppress(OSError, ValueError, SafetensorError):
-        found = load_file(file)
-        say(f"packed rows from {file}")
-        return found["ids"], found["documents"]
-    say("packing the text into rows")
-    ids_RS, documents_RS = pack_with_documents(documents, tokenizer, length)
-    with contextlib.suppress(OSError, SafetensorError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        arrays = {"ids": ids_RS.contiguous(), "documents": documents_RS.contiguous()}
-        write_beside(file, lambda part: save_file(arrays, part))
-    return ids_RS, documents_RS
 
 
 def _heldout(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Rows:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Sampler, SequentialSampler
 from transformers import Trainer
 
 from sinklab.data.rows import Rows, collate, place_generator
-from sinklab.diffusion import TimeSampler, corrupt, masked_token_loss, sample_times
+from sinklab.diffusion import TimeSampler, sample_times
 from sinklab.models.diffusion_lm import DiffusionLM
 from sinklab.models.head import IGNORE_INDEX
 from sinklab.models.sinks.base import sink_of
@@ -162,20 +162,6 @@ def sight(batch: Mapping[str, Tensor], visible_SS: Tensor | None) -> dict[str, T
         seen = own_BSS if seen is None else own_BSS & seen
     found = {} if seen is None else {"visible": seen}
     return found | ({"attention_mask": batch["attention_mask"]} if "attention_mask" in batch else {})
-
-
-def diffusion_loss(
-    model: DiffusionLM, ids_BS: Tensor, *, generator: torch.Generator, time_sampler: Any = "iid"
-) -> Tensor:
-    """Masked-token loss (nats per token, Eq. 3–4) of one batch under freshly drawn times and masks, for a loop of one's
-    own; the head runs at masks alone.
-    """
-    t_B = sample_times(ids_BS.shape[0], sampler=time_sampler, generator=generator)
-    noisy_BS, masked_BS = corrupt(ids_BS.cpu(), t_B, mask_id=model.config.mask_token_id, generator=generator)
-    noisy_BS, masked_BS = noisy_BS.to(ids_BS.device), masked_BS.to(ids_BS.device)
-    clean = {} if model.config.block_length is None else {"clean": ids_BS}
-    logits_MV = model(noisy_BS, logits_to_keep=masked_BS, **clean).logits
-    return masked_token_loss(logits_MV, ids_BS, masked_BS, t_B)
 
 
 def causal_loss(model: DiffusionLM, ids_BS: Tensor) -> Tensor:

@@ -47,6 +47,18 @@ class Growing extends Sample {
     this.planes.clear();
   }
 
+  get hides() {
+    return Boolean(this.run.taken);
+  }
+
+  /** The key that was taken away, from the step on; a view that shows one of its heads shows it. */
+  hiddenCounts(step, layer, head) {
+    const { taken } = this.run;
+    const meets = (one, shown, all) => one === null || shown === all || shown === one;
+    const seen = taken && step >= taken.step && meets(taken.layer, layer, ALL_LAYERS) && meets(taken.head, head, MEAN);
+    return new Map(seen ? [[taken.key, this.headsOf(layer, head).length]] : []);
+  }
+
   /** The steps of another pass before this one, which are the same. */
   begin(plain, step) {
     this.resize(plain.T);
@@ -59,33 +71,7 @@ class Growing extends Sample {
   }
 }
 
-/** What the taken key looks like: struck through in the text, hatched in the map. */
-class Gone {
-  constructor(pane) {
-    this.pane = pane;
-  }
-
-  draw() {
-    const { sample, view, parts } = this.pane;
-    const taken = sample.run.taken;
-    const { layer, head } = taken ?? {};
-    const inView = (one, shown, all) => one == null || shown === all || shown === one;
-    const seen = taken && inView(layer, view.layer, ALL_LAYERS) && inView(head, view.head, MEAN);
-    const [player, map] = parts;
-    player.spans.forEach((span, key) => span.classList.toggle("gone", Boolean(seen) && key === taken.key && view.step >= taken.step));
-    if (!seen || !map.box) return;
-    const top = map.y(taken.step);
-    hatch(map.board.context, map.x(taken.key), top, Math.max(map.wide(taken.key), 3), map.box.top + map.box.height - top);
-  }
-}
-
 class LivePane extends Pane {
-  constructor(index) {
-    super(index);
-    this.parts.push(new Gone(this));
-    if (index) this.find(".player .key").append(make("i", { class: "gone" }, "taken away"));
-  }
-
   fillChoices() {
     super.fillChoices();
     this.find(".choose-run").disabled = true;
@@ -183,7 +169,7 @@ const live = {
     const edited = told.pass === "edited";
     const count = (number) => Array.from({ length: number }, (_, one) => one);
     const words = edited ? plain.run : { vocabulary: [], numbers: new Map() };
-    const run = { label: edited ? `without ${this.name(this.taken.key)}` : "plain", family: "diffusion", added: told.added, layers: count(this.model.layers), heads: count(this.model.heads), head_maps: told.head_maps, first_layer: ALL_LAYERS, vocabulary: words.vocabulary, numbers: words.numbers, taken: edited ? this.taken : null };
+    const run = { label: edited ? `without ${this.name(this.taken.key)}` : "plain", family: "diffusion", added: told.added, layers: count(this.model.layers), heads: count(this.model.heads), head_maps: told.head_maps, first_layer: ALL_LAYERS, removal: "hidden from", vocabulary: words.vocabulary, numbers: words.numbers, taken: edited ? this.taken : null };
     run.number = (token) => {
       const id = JSON.stringify(token);
       if (!run.numbers.has(id)) run.numbers.set(id, run.vocabulary.push(token));

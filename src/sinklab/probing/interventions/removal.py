@@ -107,7 +107,7 @@ def keys_seen(call: AttentionCall, gone_BHS: Tensor | None = None) -> Tensor:
     may_BHQS = may_BHQS if gone_BHS is None else may_BHQS & ~gone_BHS.unsqueeze(2)
     seen_BHQ = may_BHQS.sum(-1).expand(batch, heads, -1).float()
     real_BQ = call.visibility.real_BQ
-    if seen_BHQ.shape[2] == 1 or real_BQ is None:
+    if real_BQ is None:
         return seen_BHQ.mean(-1)
     return (seen_BHQ * real_BQ.unsqueeze(1)).sum(-1) / real_queries_B1(call)
 

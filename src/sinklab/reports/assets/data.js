@@ -143,18 +143,44 @@ class Sample {
     return this.arrays.main[(layer * this.H + head) * this.T + step] - 1;
   }
 
+  /** Numbers of the heads that a view shows, first to last, as the arrays count them: all layers', a layer's, or one. */
+  headsOf(layer, head) {
+    const [from, count] = layer === ALL_LAYERS ? [0, this.L * this.H] : head === MEAN ? [layer * this.H, this.H] : [layer * this.H + head, 1];
+    return Array.from({ length: count }, (_, place) => from + place);
+  }
+
   /** How many heads of a layer (or of all) have each key as their main sink, at one step. */
   mainCounts(step, layer) {
     const counts = new Map();
-    const from = layer === ALL_LAYERS ? 0 : layer;
-    const to = layer === ALL_LAYERS ? this.L : layer + 1;
-    for (let l = from; l < to; l++) {
-      for (let h = 0; h < this.H; h++) {
-        const key = this.main(step, l, h);
-        if (key >= 0) counts.set(key, (counts.get(key) || 0) + 1);
+    for (const head of this.headsOf(layer, MEAN)) {
+      const key = this.arrays.main[head * this.T + step] - 1;
+      if (key >= 0) counts.set(key, (counts.get(key) || 0) + 1);
+    }
+    return counts;
+  }
+
+  /** Whether the run's edits took keys away, and the page says which. */
+  get hides() {
+    return Boolean(this.raw.hidden);
+  }
+
+  /** From how many heads of a view each key was taken at one step. */
+  hiddenCounts(step, layer, head) {
+    const counts = new Map();
+    const most = this.raw.hidden ?? 0;
+    for (const one of most ? this.headsOf(layer, head) : []) {
+      for (let at = (one * this.T + step) * most, end = at + most; at < end && this.arrays.hidden[at]; at++) {
+        const key = this.arrays.hidden[at] - 1;
+        counts.set(key, (counts.get(key) || 0) + 1);
       }
     }
     return counts;
+  }
+
+  /** The keys that a view hatches at one step: those taken from at least half of its heads. */
+  hatched(step, { layer, head }) {
+    const heads = this.headsOf(layer, head).length;
+    return [...this.hiddenCounts(step, layer, head)].filter(([, count]) => 2 * count >= heads).map(([key]) => key);
   }
 
   /** The key that receives most in a view: the main sink of a head, or the greatest of a mean. */

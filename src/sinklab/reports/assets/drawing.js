@@ -57,20 +57,21 @@ function niceTicks(low, high, count) {
 
 const wholeTicks = (low, high, count) => niceTicks(low, high, count).filter(Number.isInteger);
 
-/** Diagonal lines over a place: what is hidden, said without a colour. */
-function hatch(context, x, y, width, height) {
+/** Diagonal lines over places [x, y, width, height] of a board: what is hidden, said without a colour. */
+function hatch(context, places) {
+  const { clientWidth: width, clientHeight: height } = context.canvas;
+  const shape = new Path2D();
+  for (const place of places) shape.rect(...place);
   context.save();
-  context.beginPath();
-  context.rect(x, y, width, height);
-  context.clip();
-  context.strokeStyle = colours.of("muted");
+  context.clip(shape);
+  context.strokeStyle = colours.of("ink");
   context.lineWidth = 1;
+  context.stroke(shape);
   context.beginPath();
   for (let at = -height; at < width; at += 5) {
-    context.moveTo(x + at, y + height);
-    context.lineTo(x + at + height, y);
+    context.moveTo(at, height);
+    context.lineTo(at + height, 0);
   }
   context.stroke();
-  context.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
   context.restore();
 }

@@ -86,15 +86,34 @@ class HeatMap {
     if (width < 40 || height < 40) return;
     this.place(width, height);
     this.drawImage();
+    const hidden = sample.hides ? this.hidden() : [];
+    hatch(this.board.context, hidden);
     this.drawAxes(height);
     this.drawCross();
     const said = `Received attention, step by position, ${viewName(sample, view)}`;
     this.board.canvas.setAttribute("aria-label", said);
     this.pane.find(".view-name").textContent = viewName(sample, view);
     const note = this.pane.find(".map .note");
-    note.textContent = sample.complete(view.layer, view.head)
-      ? ""
-      : `The ${sample.ranks.length} greatest keys of this head at each step; the others are below them.`;
+    const ranked = `The ${sample.ranks.length} greatest keys of this head at each step; the others are below them. `;
+    const heads = sample.headsOf(view.layer, view.head).length;
+    const of = heads > 1 ? `at least half of these ${heads} heads` : "this head";
+    const marks = hidden.length ? `Hatched: ${sample.run.removal} ${of} at this step.` : `No key was ${sample.run.removal} ${of}.`;
+    note.textContent = (sample.complete(view.layer, view.head) ? "" : ranked) + (sample.hides ? marks : "");
+  }
+
+  /** Places of the keys that were taken away: each from the first step on at which it was, to the last in a row. */
+  hidden() {
+    const { sample, view } = this.pane;
+    const places = [];
+    let open = new Map();
+    for (let step = 0; step <= sample.T; step++) {
+      const now = new Map(step < sample.T ? sample.hatched(step, view).map((key) => [key, open.get(key) ?? step]) : []);
+      for (const [key, first] of open) {
+        if (!now.has(key)) places.push([this.x(key), this.y(first), Math.max(this.wide(key), 3), Math.max(this.y(step) - this.y(first), 3)]);
+      }
+      open = now;
+    }
+    return places;
   }
 
   drawImage() {

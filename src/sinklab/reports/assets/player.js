@@ -63,7 +63,7 @@ class Player {
     const position = key - sample.added;
     const age = position < 0 ? "added" : sample.age(view.step, position);
     const token = position < 0 ? null : sample.token(view.step, position);
-    const state = `${code}/${age}/${token ? token[0] : ""}`;
+    const state = `${code}/${age}/${token ? token[1] : ""}`;
     // Most tokens do not change from one step to the next.
     if (state === this.states[key]) return;
     this.states[key] = state;
@@ -82,7 +82,7 @@ class Player {
   mark() {
     const { pane } = this;
     const { sample, view } = pane;
-    for (const span of this.marked) span.classList.remove("main", "looked", "pinned");
+    for (const span of this.marked) span.classList.remove("main", "looked", "pinned", "gone");
     this.marked = [];
     const add = (key, name) => {
       if (key === null || key < 0 || key >= sample.K) return;
@@ -92,6 +92,7 @@ class Player {
     add(sample.mainOf(view.step, view.layer, view.head), "main");
     add(pane.pinned, "pinned");
     add(pane.hover.key, "looked");
+    for (const key of sample.hatched(view.step, view)) add(key, "gone");
     this.follow();
   }
 

@@ -90,7 +90,8 @@ class Ablate(Study):
         cells = (len(settings.layers) or info.layers) * (info.heads if settings.by == "head" else 1)
         evaluations = math.ceil(settings.rows / settings.batch) * (1 + cells)
         positions = min(settings.rows, settings.batch) * settings.length
-        return Amount(f"{settings.rows} rows × {cells} {settings.by}s", evaluations, positions)
+        words = f"{settings.rows} rows × {cells} {settings.by}s"
+        return Amount(words, evaluations, positions, twins=settings.twin)
 
     def samples(self, plan: Any) -> int:
         """One a batch of rows."""

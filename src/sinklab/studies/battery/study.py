@@ -213,9 +213,10 @@ class Battery(Study):
         problems, batch = len(settings.skills) * len(settings.levels) * settings.problems, settings.batch
         ways = max(len(settings.conditions), 1) * len(settings.hidings())
         batches = math.ceil(settings.problems / batch) * len(settings.skills) * len(settings.levels)
-        # a question has some 40 tokens
-        positions = min(settings.problems, batch) * (40 + settings.new_tokens)
-        return Amount(f"{problems} problems × {ways} ways", batches * ways * settings.new_tokens, positions)
+        # a question has some 20 tokens
+        positions = min(settings.problems, batch) * (20 + settings.new_tokens)
+        evaluations = batches * ways * settings.new_tokens
+        return Amount(f"{problems} problems × {ways} ways", evaluations, positions, twins=settings.twin)
 
     def fit(self, loaded: Loaded, settings: BatterySettings) -> BatterySettings:
         """With a condition of the model's kind where none was given."""

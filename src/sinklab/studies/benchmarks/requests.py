@@ -138,8 +138,14 @@ def _write(model: Any, batch: list[Job], settings: EvalSettings, new_tokens: int
     asked = [WritingRequest(job.ids, job.until, number) for job, number in zip(batch, numbers, strict=True)]
     texts = write_batch(model.loaded, asked, settings, new_tokens, model.edits, watch=watched)
     return {
-        job.key: {"text": one.text, "tokens": len(one.ids), "steps": one.steps}
-        | {"prompt_tokens": len(job.ids), "cut": job.cut, "sinks": list(one.sinks), "dose": one.dose}
+        job.key: {"text": one.text, "tokens": len(one.ids), "steps": one.steps, "new_tokens": new_tokens}
+        | {
+            "prompt_tokens": len(job.ids),
+            "cut": job.cut,
+            "new_tokens": new_tokens,
+            "sinks": list(one.sinks),
+            "dose": one.dose,
+        }
         for job, one in zip(batch, texts, strict=True)
     }
 

@@ -168,7 +168,7 @@ class Plan(Checked):
     chat: bool | None = None
     """Put questions into the model's chat format; None: where the model has one."""
     dry_run: bool = False
-    """Say what it would take, and stop: nothing is written."""
+    """Say what it would take, and stop: no run is written; documents are read, into the cache."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -212,7 +212,7 @@ class Evaluation(Study):
         sinklab eval --tasks gsm8k --data benchmarks --mask-sinks 5 --protocol rule --limit 8 --out runs/by-rule
         sinklab eval --tasks humaneval --data benchmarks --run-code --limit 4 --out runs/code
         sinklab eval --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --tasks gsm8k --chat --resume
-        accelerate launch --num_processes 4 -m sinklab.cli eval --tasks hellaswag --device cuda --out runs/hellaswag
+        accelerate launch --num_processes 4 -m sinklab eval --tasks hellaswag --device cuda --out runs/hellaswag
     """
 
     Settings = EvalSettings

@@ -103,6 +103,7 @@ def _samples(task: str, rows: list[Any], results: Mapping[str, Any], told: Told)
         about["logprobs"] = logprobs
         about["stderrs"] = [float(answer["stderr"]) for answer in answers if "stderr" in answer]
         counts = {name: sum(answer.get(name, 0) for answer in answers) for name in ("tokens", "steps", "cut")}
+        counts["new_tokens"] = max((answer.get("new_tokens", 0) for answer in answers), default=0)
         found.append(about | counts)
     return found
 

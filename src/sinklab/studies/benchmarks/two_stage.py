@@ -229,21 +229,6 @@ class TwoStage(Checked):
         return rows, writer.evaluations, facts, taken
 
 
-@dataclass(frozen=True)
-class TwoStageScore:
-    """How many answers are right."""
-
-    accuracy: float
-    stderr: float
-    """Binomial standard error, sqrt(p (1 - p) / n)."""
-    samples: int
-    unanswered: int
-    """Answers without ####."""
-    too_long: int
-    """Questions without room for an answer, among the unanswered."""
-    right: tuple[bool, ...] = field(repr=False)
-
-
 def two_stage_documents(data: str | None, limit: int | None = None) -> list[dict[str, Any]]:
     """GSM8K's test questions and answers, the first `limit` of them.
 
@@ -258,27 +243,19 @@ def two_stage_documents(data: str | None, limit: int | None = None) -> list[dict
     return [dict(row) for row in task.eval_docs][:limit]
 
 
-def scored(answers: Sequence[TwoStageAnswer], targets: Sequence[str], *, published: bool = False) -> TwoStageScore:
-    """The share of right answers; those without ``####`` are wrong and counted.
+def rights(answers: Sequence[TwoStageAnswer], targets: Sequence[str], *, published: bool = False) -> list[bool]:
+    """Which answers are right; one without ``####`` is wrong.
 
     Args:
         answers: in the order of their targets.
         targets: GSM8K's answers, with their steps, or the numbers alone.
         published: compare as text, as the released code does without antlr4.
-
-    Raises:
-        ValueError: for no answers, or another number of targets.
     """
-    if not answers or len(answers) != len(targets):
-        raise ValueError(f"a score needs a target for each answer, got {len(answers)} answers, {len(targets)} targets")
     wanted = [marked_answer(target) or target for target in targets]
-    right = tuple(
+    return [
         one.answer is not None and same_answer(one.answer, other, published=published)
         for one, other in zip(answers, wanted, strict=True)
-    )
-    share, samples = sum(right) / len(right), len(right)
-    unanswered, too_long = sum(one.answer is None for one in answers), sum(not one.fits for one in answers)
-    return TwoStageScore(share, math.sqrt(share * (1 - share) / samples), samples, unanswered, too_long, right)
+    ]
 
 
 def answer_all(model: SinklabLM, documents: list[dict[str, Any]]) -> None:
@@ -317,15 +294,21 @@ def rows(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of the tables ``scores`` and ``samples``."""
     answers = [TwoStageAnswer(number, **told[TWO_STAGE, number, 0]) for number in range(len(documents))]
-    score = scored(answers, [row["answer"] for row in documents], published=published)
-    scores = {"task": TWO_STAGE, "metric": "exact_match", "filter": "none", "value": score.accuracy}
-    scores |= {"stderr": score.stderr, "samples": score.samples, "higher_is_better": True}
-    scores |= {"no_answer": score.unanswered / score.samples}
+    right, count = rights(answers, [row["answer"] for row in documents], published=published), len(documents)
+    share = sum(right) / count
+    scores = {"task": TWO_STAGE, "metric": "exact_match", "filter": "none", "value": share, "samples": count}
+    scores |= {"stderr": math.sqrt(share * (1 - share) / count), "higher_is_better": True}
+    scores |= {"no_answer": sum(one.answer is None for one in answers) / count}
     samples = [
         {"task": TWO_STAGE, "filter": "none", "doc_id": answer.number, "prompt": document["question"]}
-        | {"response": answer.text, "answer": answer.answer or "", "target": document["answer"], "right": float(right)}
-        | {"metrics": json.dumps({"exact_match": float(right)}), "no_answer": answer.answer is None}
+        | {
+            "response": answer.text,
+            "answer": answer.answer or "",
+            "target": document["answer"],
+            "right": float(is_right),
+        }
+        | {"metrics": json.dumps({"exact_match": float(is_right)}), "no_answer": answer.answer is None}
         | {"logprobs": [], "stderrs": [], "tokens": 0, "steps": answer.steps, "cut": 0}
-        for answer, document, right in zip(answers, documents, score.right, strict=True)
+        for answer, document, is_right in zip(answers, documents, right, strict=True)
     ]
     return [scores], samples

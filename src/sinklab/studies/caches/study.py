@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from sinklab.errors import Checked, limited
 from sinklab.registry import studies
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.studies.base import Study, deferred
 from sinklab.studies.processes import Amount
-
-if TYPE_CHECKING:
-    from sinklab.records.reading import Run
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,6 @@ class Caches(Study):
     """
 
     Settings = CacheSettings
-    renamed: ClassVar[dict[str, str]] = {"text": "heldout", "keep": "cache_keep", "sinks": "cache_sinks"}
     parts = "rows"
     prepare = deferred("sinklab.studies.caches.run:prepare")
     run = deferred("sinklab.studies.caches.run:compare")
@@ -112,10 +107,6 @@ class Caches(Study):
     def samples(self, plan: Any) -> int:
         """One a batch of rows."""
         return plan.batches
-
-    def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
-        """Where the figure is."""
-        return [f"figure: {path}" for path in drawn]
 
 
 cache_fidelity = Caches()

@@ -17,6 +17,7 @@ from torch import Tensor
 from sinklab.analysis import linear_probes as probes
 from sinklab.analysis.linear_probes import Score
 from sinklab.checkpoints.loading import Loaded
+from sinklab.checkpoints.tokens import token_text
 from sinklab.data.corpora import read_corpus
 from sinklab.data.rows import pack
 from sinklab.records.info import of_twin
@@ -390,6 +391,6 @@ def _added_sinks(run: Run, loaded: Loaded, lens: LogitLens) -> dict[str, list[An
             log_V = lens.log_probabilities(lens.logits(states_TD[:1]))[0]
             row["entropy"] = float(torch.special.entr(log_V.exp()).sum())
             row["top_probability"] = float(log_V.max().exp())
-            row["top_token"] = text_of(loaded, log_V.argmax()[None].cpu().numpy())
+            row["top_token"] = token_text(loaded.tokenizer, int(log_V.argmax()))
         rows.append(row)
     return columns_of(rows)

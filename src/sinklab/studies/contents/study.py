@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from sinklab.errors import limited, unknown
 from sinklab.registry import rules, studies
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.studies.base import Study, deferred
 from sinklab.studies.processes import Amount
-
-if TYPE_CHECKING:
-    from sinklab.records.reading import Run
-
 
 TARGETS = ("token", "progress", "position", "block", "committed", "next")
 """What a probe is asked for: the token finally written at the position; the share of the completion that is masked; the
@@ -125,7 +120,6 @@ class Probe(Study):
 
     Settings = ContentsSettings
     kind = "contents"
-    renamed: ClassVar[dict[str, str]] = {"corpus": "heldout", "texts": "rows", "draws": "resamples"}
     parts = "texts"
     prepare = deferred("sinklab.studies.contents.run:prepare")
     run = deferred("sinklab.studies.contents.run:write_texts")
@@ -136,15 +130,12 @@ class Probe(Study):
     def amount(self, settings: ContentsSettings, info: Any) -> Amount:
         """Every step of every text."""
         texts, steps = len(settings.prompts) or settings.rows, settings.steps or settings.new_tokens
-        return Amount(f"{texts} texts × {steps} steps", texts * steps, settings.prompt_tokens + settings.new_tokens)
+        positions, words = settings.prompt_tokens + settings.new_tokens, f"{texts} texts × {steps} steps"
+        return Amount(words, texts * steps, positions, is_watched=True, twins=settings.twin)
 
     def samples(self, plan: Any) -> int:
         """One a text."""
         return len(plan.tasks)
-
-    def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
-        """Their names."""
-        return [f"figures: {', '.join(path.name for path in drawn)}"] if drawn else []
 
 
 sink_contents = Probe()

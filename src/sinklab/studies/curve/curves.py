@@ -1,7 +1,6 @@
 """Masking curves as they are read, and what is judged of them, corrected for the number of all that stand on a page."""
 
 # R rows
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,9 +21,9 @@ from sinklab.studies.twins import shared, twins_of
 
 MAIN = ("top", "sinks")
 """What a curve is about, and not a control of it."""
-COLUMNS = {"k", "control", "loss", "delta", "delta_low", "delta_high", "excess", "excess_low", "excess_high"}
-COLUMNS |= {"relative", "rows", "tokens"}
 DOSE = ("columns", "sinks", "held", "removed", "matched")
+COLUMNS = {"k", "control", "loss", "delta", "delta_low", "delta_high", "excess", "excess_low", "excess_high"}
+COLUMNS |= {"relative", "rows", "tokens", *DOSE}
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,17 +45,18 @@ class MaskingCurve(Reader):
         """The untrained twins that the run has, by name."""
         return {kind: replace(self, twin=kind) for kind in twins_of(self.run)}
 
-    @cached_property
-    def rows(self) -> pd.DataFrame:
-        """The table ``curve``. Raises NotRecorded for a run that did not come to its end."""
-        if (table := self.table("curve")) is None:
+    def finished(self, name: str) -> pd.DataFrame:
+        """A table that every finished curve has. Raises NotRecorded for a run that did not come to its end."""
+        if (table := self.table(name)) is None:
             raise NotRecorded(
                 f"This needs curves that are finished: {self.run.path} is not. Run `sinklab curve` again."
             )
-        # before 0.2.0 nothing but the mass was kept, and the most attended keys were called sinks
-        table = table.rename(columns={"mass": "held"})
-        table = table.assign(**{name: math.nan for name in DOSE if name not in table})
-        return table if self.rule else table.replace({"control": {"sinks": "top"}})
+        return table
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """The table ``curve``."""
+        return self.finished("curve")
 
     @property
     def rule(self) -> str | None:
@@ -89,19 +89,14 @@ class MaskingCurve(Reader):
         return found.sort_values("k", kind="stable", ignore_index=True)
 
     @cached_property
-    def losses(self) -> pd.DataFrame | None:
-        """Loss of every row by (k, control); None for a run of before 0.2.0, which kept means alone."""
-        if (rows := self.table("curve_rows")) is None:
-            return None
-        rows = rows if self.rule else rows.replace({"control": {"sinks": "top"}})
-        return rows.pivot(index="row", columns=["k", "control"], values="loss")
+    def losses(self) -> pd.DataFrame:
+        """Loss of every row by (k, control)."""
+        return self.finished("curve_rows").pivot(index="row", columns=["k", "control"], values="loss")
 
     def costs(self, k: float, control: str) -> np.ndarray:
-        """What every row lost, (R,), in shares of the mean loss with nothing hidden; empty where that is not known."""
-        if (losses := self.losses) is None:
-            return np.empty(0)
-        clean_R = losses[0, "none"].to_numpy()
-        return (losses[k, control].to_numpy() - clean_R) / clean_R.mean()
+        """What every row lost, (R,), in shares of the mean loss with nothing hidden."""
+        clean_R = self.losses[0, "none"].to_numpy()
+        return (self.losses[k, control].to_numpy() - clean_R) / clean_R.mean()
 
     def doses(self, control: str) -> Doses:
         """Removed mass of each k of an arm, and what every row lost (`costs`)."""
@@ -211,9 +206,8 @@ def contrasts(one: MaskingCurve, other: MaskingCurve) -> dict[str, tuple[float, 
 
 
 def lacks(curve: MaskingCurve) -> str | None:
-    """Why a model has no such sinks as the contrast is about, or it is not known; None where it has them."""
-    if (seen := curve.table("phenomenon")) is None:
-        return f"{curve.label} was not asked whether it has heavy sinks (a run of an earlier version)"
+    """Why a model has no such sinks as the contrast is about; None where it has them."""
+    seen = curve.finished("phenomenon")
     rate, main = median_over(seen["gu"]), percent(seen["main"].mean())
     if rate.above(PHENOMENON):
         return None

@@ -89,9 +89,8 @@ class Curve(Study):
         """A pass over all rows clean, and one for every number of keys, control and edit."""
         ways = 1 + (len(settings.ks) - 1) * len(settings.controls) + len(settings.edits)
         evaluations = math.ceil(settings.rows / settings.batch) * settings.draws * ways
-        return Amount(
-            f"{settings.rows} rows × {ways} ways", evaluations, min(settings.rows, settings.batch) * settings.length
-        )
+        positions = min(settings.rows, settings.batch) * settings.length
+        return Amount(f"{settings.rows} rows × {ways} ways", evaluations, positions, twins=settings.twin)
 
     @dataclass(frozen=True)
     class Options:

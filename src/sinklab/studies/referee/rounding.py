@@ -146,7 +146,8 @@ def draws_variance(items: pd.DataFrame) -> float:
     """
     draw, total = np.random.default_rng(0), 0.0
     for right, means, errors in items[["right", "logprobs", "stderrs"]].itertuples(index=False):
-        chosen = np.argmax(means)
-        again = (draw.normal(means, np.nan_to_num(errors), (1000, len(means))).argmax(1) == chosen).mean()
-        total += again * (1 - again) if right == right else 0.0
+        if right == right and len(means):
+            drawn_N = draw.normal(means, np.nan_to_num(errors), (1000, len(means))).argmax(1)
+            again = (drawn_N == np.argmax(means)).mean()
+            total += again * (1 - again)
     return total / len(items) ** 2

@@ -3,14 +3,15 @@
 # B batch rows, S canvas positions
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.intervals import mcnemar, paired_share_interval
+from sinklab.analysis.intervals import mcnemar, paired_share_interval, wilson
 from sinklab.checkpoints.loading import load
 from sinklab.records.reading import Run, open_run
 from sinklab.records.storage import weights_hash
@@ -20,7 +21,7 @@ from sinklab.scoring.margins import PROBES, check_greedy, measure_margins, near_
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.writing import WritingRequest, canvas_of, ending
 from sinklab.studies.base import Work, from_record, leaves, text_of
-from sinklab.studies.processes import Progress
+from sinklab.studies.processes import Amount, Progress
 from sinklab.studies.referee.rounding import change_chances, counted, draws_variance, noise_between, redrawn, swing
 from sinklab.studies.referee.study import RefereeSettings
 
@@ -50,11 +51,17 @@ class Plan:
 
 
 def items_of(run: Run) -> pd.DataFrame:
-    """What a run answered, a line an item: `KEYS`, prompt, text, right (NaN for texts of a trace), target, logprobs,
-    stderrs. Of a benchmark with several filters the first. Raises ValueError for a run of another kind.
+    """What a run answered, a line an item: `KEYS`, prompt, text (or what was chosen), right (NaN where not said,
+    as of texts of a trace), target, logprobs, stderrs. Of a benchmark with several filters the first. Raises ValueError
+    for a run of another kind.
     """
     if run.info.kind == "benchmark":
-        found = run.table("samples").rename(columns={"doc_id": "item", "response": "text"})
+        found = run.table("samples").rename(columns={"doc_id": "item"})
+        # where likelihoods choose there is no text; a share of an answer (F1, a probability) is not right or wrong
+        found["text"] = found["response"].where(found["response"] != "", found["answer"])
+        found["right"] = found["right"].where(found["right"].isin([0, 1]))
+        # not in runs of before
+        found["new_tokens"] = found.get("new_tokens", 0)
         return found[found["filter"] == found.groupby("task")["filter"].transform("min")].reset_index(drop=True)
     if "generations" not in run.tables:
         raise ValueError(
@@ -63,7 +70,15 @@ def items_of(run: Run) -> pd.DataFrame:
         )
     found = run.table("generations").rename(columns={"sample": "item", "completion": "text"})
     found = found[found["masked_sinks"] == 0].reset_index(drop=True)
-    return found.assign(task="", filter="", right=np.nan, target="", logprobs="", stderrs="")
+    return found.assign(task="", filter="", right=np.nan, target="", logprobs="", stderrs="", cut=0, new_tokens=0)
+
+
+def _prompt(loaded: Any, run: Run, item: Any) -> tuple[int, ...]:
+    """The ids that a text was written behind; those of a benchmark are in the chat format already, and may be cut."""
+    chat = bool(run.info.settings.get("chat"))
+    if chat and run.info.kind == "benchmark":
+        return tuple(loaded.needed_tokenizer()(item.prompt, add_special_tokens=False)["input_ids"])[item.cut :]
+    return encode(loaded, item.prompt, chat).ids[item.cut :]
 
 
 def prepare(loaded: None, settings: RefereeSettings, progress: Progress) -> Plan:
@@ -73,6 +88,20 @@ def prepare(loaded: None, settings: RefereeSettings, progress: Progress) -> Plan
         ValueError: for no run, runs of another kind, two without a common item, and, where no second run is given, a
             model or decoder whose margins cannot be measured.
     """
+    plan = _asked(settings)
+    if plan.why:
+        return plan
+    try:
+        return replace(plan, loaded=_model_of(plan.runs[0], settings.device, progress))
+    except (ValueError, OSError) as error:
+        # two runs are compared without their model as well
+        if len(plan.runs) == 1:
+            raise
+        return replace(plan, why=str(error))
+
+
+def _asked(settings: RefereeSettings) -> Plan:
+    """The plan before the model is read."""
     if not settings.runs:
         raise ValueError("the referee needs a run folder of `sinklab eval` or `sinklab trace`; give RUN or RUN OTHER")
     runs = [open_run(path) for path in settings.runs]
@@ -82,17 +111,32 @@ def prepare(loaded: None, settings: RefereeSettings, progress: Progress) -> Plan
         if pairs.empty:
             raise ValueError(f"{runs[0].path} and {runs[1].path} have no item in common; compare runs of one task")
         pairs["same"] = pairs["text"] == pairs["text_other"]
-    model, how, why = None, None, "texts=0 measures no margins"
-    if settings.texts:
-        try:
-            how, why = decoding_of(runs[0], items), ""
-            model = _model_of(runs[0], settings.device, progress)
-        except (ValueError, OSError) as error:
-            # two runs are compared without their model as well
-            if len(runs) == 1:
-                raise
-            why = str(error)
-    return Plan(runs, items, pairs, model, how, why)
+    how, why = None, "" if settings.texts else "texts=0 measures no margins"
+    try:
+        how = decoding_of(runs[0], items) if settings.texts else None
+    except ValueError as error:
+        if len(runs) == 1:
+            raise
+        why = str(error)
+    return Plan(runs, items, pairs, None, how, why)
+
+
+def amount(settings: RefereeSettings, info: None) -> Amount:
+    """Every step of every text, read as it is and under jitter, and of the texts that go on from near ties. Raises
+    ValueError as `prepare` does, but for the model, which is not read.
+    """
+    plan = _asked(settings)
+    about, kept = plan.runs[0].info.model, plan.runs[0].info.settings
+    texts, forced = (min(settings.texts, len(plan.items)), settings.forced) if not plan.why else (0, 0)
+    new = kept.get("new_tokens") or TOKENS
+    steps, batches = kept.get("steps") or new, math.ceil(texts / settings.batch)
+    # a token of text has some four letters
+    positions = min(texts, settings.batch) * (new + int(plan.items["prompt"].str.len().mean()) // 4)
+    evaluations = steps * (batches * (1 + PROBES) + math.ceil(forced / settings.batch))
+    if not evaluations:
+        return Amount("the answers as they are recorded", 0, 0)
+    words = f"{texts} texts × {steps} steps, and up to {forced} near ties"
+    return Amount(words, evaluations, positions, about.get("parameters"), about.get("layers", 0))
 
 
 def decoding_of(run: Run, items: pd.DataFrame) -> DecodingSettings:
@@ -139,15 +183,17 @@ def _measured(plan: Plan, settings: RefereeSettings, progress: Progress) -> tupl
     loaded, kept = plan.loaded, plan.runs[0].info.settings
     how = ending(plan.settings, loaded.model.config)
     items = plan.items.head(settings.texts)
-    chat = bool(kept.get("chat")) and plan.runs[0].info.kind != "benchmark"
-    requests = [WritingRequest(encode(loaded, text, chat).ids) for text in items["prompt"]]
+    requests = [WritingRequest(_prompt(loaded, plan.runs[0], one)) for one in items.itertuples()]
+    lengths = items["new_tokens"].where(items["new_tokens"] > 0, kept.get("new_tokens") or TOKENS)
     # the last number is the answer where all targets are numbers, else the whole text
     numbers = bool(items["target"].str.contains(r"\d").all())
     found, forced = [], []
-    for start in range(0, len(requests), settings.batch):
-        progress.stage(f"texts {start + 1} to {min(start + settings.batch, len(requests))} of {len(requests)}")
-        some = requests[start : start + settings.batch]
-        canvas = canvas_of(loaded, some, kept.get("new_tokens") or TOKENS).to(loaded.model.device)
+    size = settings.batch
+    parts = [at[i : i + size] for at in items.groupby(lengths).indices.values() for i in range(0, len(at), size)]
+    for rows in parts:
+        length = int(lengths.iloc[rows[0]])
+        progress.stage(f"{len(rows)} of {len(requests)} texts, of {length} tokens")
+        canvas = canvas_of(loaded, [requests[row] for row in rows], length).to(loaded.model.device)
         ids_BS, table = measure_margins(loaded, canvas, how, seed=settings.seed or 0)
         near = near_ties(table, -(-settings.forced * len(ids_BS) // len(requests)), settings.seed)
         for line, other_S in zip(near.to_dict("records"), rewritten(loaded, canvas, how, near), strict=True):
@@ -155,20 +201,23 @@ def _measured(plan: Plan, settings: RefereeSettings, progress: Progress) -> tupl
             own, other = ids_BS[line["row"]][open_S], other_S[open_S]
             texts = [text_of(loaded, ids) for ids in (own, other)]
             answers = [re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)[-1:] if numbers else text for text in texts]
-            line |= {"row": line["row"] + start, "tokens": float((own != other).float().mean())}
+            line |= {"row": rows[line["row"]], "tokens": float((own != other).float().mean())}
             forced.append(line | {"text": line["tokens"] > 0, "answer": answers[0] != answers[1]})
-        found.append(table.assign(row=table["row"] + start))
+        found.append(table.assign(row=rows[table["row"]]))
     return pd.concat(found, ignore_index=True), pd.DataFrame(forced)
 
 
 def rounding_table(plan: Plan, found: pd.DataFrame, forced: pd.DataFrame) -> pd.DataFrame:
     """By what differs, the largest first: how many texts take another way, mean and 95 % interval; the share of answers
     that change, mean and upper end; and whether it is extrapolated."""
-    lines, share = [], forced["answer"].mean() if len(forced) else np.nan
+    lines, texts, hits = [], found["row"].nunique(), int(forced["answer"].sum()) if len(forced) else 0
+    share, most = hits / len(forced) if len(forced) else np.nan, wilson(hits, len(forced))[1]
     for kind, noise in noise_between(*(run.info.model for run in plan.runs)).items():
         mean, low, high = counted(change_chances(found, noise, PROBES))
-        line = {"kind": kind, "texts": found["row"].nunique(), "changed": mean, "low": low, "high": high}
-        line |= {"answers": mean * share / line["texts"], "answers_high": high * share / line["texts"]}
+        line = {"kind": kind, "texts": texts, "changed": mean, "low": low, "high": high}
+        # the texts are a sample of the items, but where they are all, and the ties one of all ties
+        reach = high / texts if texts >= len(plan.items) else wilson(high, texts)[1]
+        line |= {"answers": mean * share / texts, "answers_high": reach * most}
         lines.append(line | {"is_extrapolated": kind == "device"})
     return pd.DataFrame(lines).sort_values("changed", ascending=False, ignore_index=True)
 
@@ -185,8 +234,9 @@ def variance_table(plan: Plan, scores: pd.Series, rounding: pd.DataFrame | None)
     if any(map(len, plan.items["logprobs"])):
         parts["estimator draws"] = draws_variance(plan.items), "errors of the choices, taken as independent"
     if plan.pairs is not None and _differences(plan) == ["seed"]:
-        apart = (plan.pairs["right"] != plan.pairs["right_other"]).mean()
-        parts["seed"] = apart / (2 * len(plan.pairs)), "two runs that differ in their seed alone"
+        scored = plan.pairs.dropna(subset=["right", "right_other"])
+        apart = (scored["right"] != scored["right_other"]).mean()
+        parts["seed"] = apart / (2 * max(len(scored), 1)), "two runs that differ in their seed alone"
     lines = [(part, value, value**0.5, source) for part, (value, source) in parts.items()]
     return pd.DataFrame(lines, columns=["part", "variance", "deviation", "source"])
 

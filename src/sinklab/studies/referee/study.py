@@ -56,6 +56,7 @@ class Referee(Study):
     Settings = RefereeSettings
     model = ""
 
+    amount = deferred("sinklab.studies.referee.run:amount")
     prepare = deferred("sinklab.studies.referee.run:prepare")
     run = deferred("sinklab.studies.referee.run:judge")
     sentences = deferred("sinklab.studies.referee.run:sentences")

@@ -10,7 +10,7 @@ import numpy as np
 
 from sinklab.caching.policies import EvictingCache
 from sinklab.checkpoints.loading import Loaded
-from sinklab.checkpoints.tokens import special_roles
+from sinklab.checkpoints.tokens import special_roles, token_text
 from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.interventions.states import state_records
@@ -148,8 +148,7 @@ def _tokens(task: Task, moments: list[Moment], sample: int, roles: Mapping[int, 
     states = np.concatenate([np.empty(0, np.int8), *(moment.state_S for moment in kept)])
     positions = np.concatenate([np.empty(0, np.int32), *(np.arange(length, dtype=np.int32) for length in lengths)])
     different, number = np.unique(ids, return_inverse=True)
-    tokenizer = task.loaded.tokenizer
-    texts = [str(tokenizer.decode([one])) if tokenizer else f"⟨{one}⟩" for one in different.tolist()]
+    texts = [token_text(task.loaded.tokenizer, one) for one in different.tolist()]
     special = [roles.get(one, "") for one in different.tolist()]
     return {
         "sample": np.full(len(ids), sample),

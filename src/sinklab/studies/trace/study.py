@@ -202,7 +202,10 @@ class Trace(Study):
         positions = written + (max(map(len, settings.prompts), default=0) // 4 if written > 1 else 0)
         passes = (1 + 2 * len({*settings.ks} - {0})) * (settings.heldout != "")
         scored = passes * settings.heldout_rows * settings.heldout_length // positions
-        return Amount(f"{texts} texts × {steps} steps", texts * steps + scored, positions)
+        # guidance reads twice
+        evaluations = texts * steps * (2 if settings.cfg_scale else 1) + scored
+        words = f"{texts} text{'s' * (texts != 1)} × {steps} steps"
+        return Amount(words, evaluations, positions, is_watched=True)
 
     def samples(self, plan: Any) -> int:
         """One a prompt."""
