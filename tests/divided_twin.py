@@ -86,7 +86,7 @@ def compared(
 
 def texts(whole: Any, divided: Any, ids: torch.Tensor) -> dict[str, bool]:
     """Whether what both write is equal, token by token, and with a trace, what it saw."""
-    how: dict[str, Any] = {"max_new_tokens": 16, "seed": 4, "temperature": 0.7, "block_length": 8, "steps": 8}
+    how: dict[str, Any] = {"max_new_tokens": 16, "seed": 4, "temperature": 0.7, "block_length": 8, "steps": 6}
     same = {}
     for cache in CACHES:
         same[f"{cache}"] = torch.equal(*(model.generate(ids, cache=cache, **how) for model in (whole, divided)))
@@ -100,8 +100,8 @@ def texts(whole: Any, divided: Any, ids: torch.Tensor) -> dict[str, bool]:
     return same
 
 
-def read_of(folder: Path, count: int) -> dict[str, int]:
-    """Numbers that this process read of the divided tensors and of the others, and those that it holds."""
+def divided_and_read(folder: Path, count: int) -> tuple[Any, dict[str, int]]:
+    """The model, and how many numbers this process read of divided tensors and of the others, and holds."""
     read, pieces = {"read": 0}, weights.Safetensors.pieces
 
     def counting(self: Any, *given: Any) -> Any:
@@ -117,7 +117,7 @@ def read_of(folder: Path, count: int) -> dict[str, int]:
     # what is tied is one
     every = list({id(one): one for one in model.state_dict(keep_vars=True).values()}.values())
     here = sum(getattr(one, "_local_tensor", one).numel() for one in every)
-    return read | {"held": here, "whole": sum(one.numel() for one in every)}
+    return model, read | {"held": here, "whole": sum(one.numel() for one in every)}
 
 
 def of_transformers(folder: Path, count: int) -> dict[str, float]:
@@ -141,13 +141,13 @@ def main(folder: Path, count: int) -> None:
             # transformers has no second model beside the first
             results["causal"] = of_transformers(path, count) if distributed.get_world_size() == count else {}
             continue
-        whole, divided = (load(path, dtype="float64", **how).model for how in ({}, {"tensor_parallel": count}))
+        whole, (divided, read) = load(path, dtype="float64").model, divided_and_read(path, count)
         place = distributed.get_rank() // count
         # the processes of one model read the same text, those of another one another
         ids = torch.randint(5, 200, (2, 14), generator=torch.Generator().manual_seed(place))
         real = torch.ones_like(ids)
         real[1, :3] = 0
-        about: dict[str, Any] = {"float64": compared(whole, divided, ids, real)} | read_of(path, count)
+        about: dict[str, Any] = {"float64": compared(whole, divided, ids, real)} | read
         about["float64"]["gradients on"] = apart(whole(ids).logits.detach(), divided(ids).logits.detach())
         about["texts"] = texts(whole, divided, ids[:1])
         # the same without a seed: one is drawn
@@ -155,7 +155,7 @@ def main(folder: Path, count: int) -> None:
         narrow = [load(path, **how).model for how in ({}, {"tensor_parallel": count})]
         with torch.no_grad():
             about["float32"] = apart(*(model(ids).logits for model in narrow))
-        greedy = [model.generate(ids[:1], max_new_tokens=16) for model in narrow]
+        greedy = [model.generate(ids[:1], max_new_tokens=16, steps=8) for model in narrow]
         about["equal tokens in float32"] = float((greedy[0] == greedy[1]).double().mean())
         results[path.name] = about
     (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(results))
