@@ -110,8 +110,6 @@ class Task:
                 )
             model.denoise(self.canvas().to(model.device), settings)
             return
-        if settings.new_tokens < 1:
-            raise ValueError(f"new_tokens must be at least 1, got {settings.new_tokens}")
         check_context(self.loaded, self.positions)
         self.started()
         TokenSampling(settings.temperature, settings.top_p, settings.top_k)

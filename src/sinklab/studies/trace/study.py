@@ -47,7 +47,7 @@ class StudySettings(DecodingSettings):
     """Prompts that the model continues, one sample each."""
     chat: bool = False
     """Put each prompt into the model's chat format; the tokens around it are recorded as template."""
-    new_tokens: int = 64
+    new_tokens: int = limited(64, at_least=1)
     """Tokens to write per sample."""
     block_length: int | None = 32
     """Tokens per block (semi-autoregressive decoding); None decodes everything as one block."""
