@@ -150,8 +150,9 @@ class Checked:
             if (registry := field.metadata.get("registry")) and value is not None:
                 value = tuple(map(registry.parse, value)) if isinstance(value, tuple) else registry.parse(value)
                 object.__setattr__(self, field.name, value)
-            if field.name == "seed" and value is not None and not 0 <= value < 1 << 63:
-                raise ValueError(f"a seed must be 0 to 2**63 - 1, but is {value}")
+            is_seed = field.name == "seed" and value is not None
+            if is_seed and not (hasattr(value, "__index__") and 0 <= value < 1 << 63):
+                raise ValueError(f"a seed must be 0 to 2**63 - 1, but is {value!r}")
             if field.metadata.get("needed") and not value:
                 raise ValueError(f"{field.name} must not be empty")
             for one in value if isinstance(value, tuple) else (value,):
