@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 from sinklab.studies.processes import Amount
-from sinklab.studies.twins import LITTLE
 
 SMALL_PRODUCTS, WATCHED = 150, 600
 """Of a layer, whatever its size: what a small model's forward takes, and one under all statistics of a trace."""
@@ -58,6 +57,7 @@ def plan_of(
     """
     from sinklab.checkpoints.info import describe
     from sinklab.checkpoints.materialize import usable_device, weight_type
+    from sinklab.studies.twins import LITTLE
 
     info = describe(model, revision=reading.revision) if model else None
     found = amount(settings, info)

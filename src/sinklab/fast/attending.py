@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sinklab import compat
+from sinklab.attention.context import reads_wait
 from sinklab.attention.received import row_logsumexp, with_sink_logits
 from sinklab.models.geometry import take
 from sinklab.models.sinks.prefix import SinkPrefix, logits_of
@@ -73,7 +74,7 @@ class Packed(View):
     def rows(cls, whole: View, sinks: SinkPrefix | None) -> Packed | None:
         """None without padding, where a mask says more, and off the CPU: there padding costs less than more calls."""
         mask, length = whole.mask_B1WK, whole.cos_BW1D.shape[1]
-        if mask is None or mask.shape[2] > 1 or not mask.is_cpu or logits_of(sinks) is not None:
+        if mask is None or mask.shape[2] > 1 or reads_wait(mask.device) or logits_of(sinks) is not None:
             return None
         real_BS = mask[:, 0, 0, -length:] == 0
         lengths_B, index_T = real_BS.sum(1), real_BS.flatten().nonzero()[:, 0]

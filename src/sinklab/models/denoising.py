@@ -140,7 +140,7 @@ class ModelDenoiser:
         """Logits (M, V) with all columns computed; a store stands where the sinks stand, and remembers."""
         geometry, seen = self.geometry(ids_BS, wanted_BS), self.seen_by_finished(wanted_BS)
         # the fast decoder may leave padding out on a CPU
-        may_miss = geometry.mask is not None and self.attention_BS is not None and wanted_BS.is_cpu
+        may_miss = geometry.mask is not None and self.attention_BS is not None and not reads_wait(wanted_BS.device)
         if self.is_fast and not (may_miss and bool((wanted_BS & (self.attention_BS == 0)).any())):
             every = slice(0, ids_BS.shape[1])
             special = {} if seen is None else {"mask": geometry.rows(every, seen)}

@@ -94,11 +94,12 @@ class HeatMap {
     this.board.canvas.setAttribute("aria-label", said);
     this.pane.find(".view-name").textContent = viewName(sample, view);
     const note = this.pane.find(".map .note");
-    const ranked = `The ${sample.ranks.length} greatest keys of this head at each step; the others are below them. `;
+    const ranked = `The ${sample.ranks.length} greatest keys of this head at each step; the others are below them.`;
     const heads = sample.headsOf(view.layer, view.head).length;
     const of = heads > 1 ? `at least half of these ${heads} heads` : "this head";
     const marks = hidden.length ? `Hatched: ${sample.run.removal} ${of} at this step.` : `No key was ${sample.run.removal} ${of}.`;
-    note.textContent = (sample.complete(view.layer, view.head) ? "" : ranked) + (sample.hides ? marks : "");
+    const notes = [sample.complete(view.layer, view.head) ? "" : ranked, sample.hides ? marks : ""];
+    note.textContent = notes.filter(Boolean).join(" ");
   }
 
   /** Places of the keys that were taken away: each from the first step on at which it was, to the last in a row. */
