@@ -191,12 +191,8 @@ class Live:
     async def talk(self, page: WebSocket) -> None:
         """One page, from its opening to its end. A new request gives up the one before; so does the end."""
         await page.accept()
-        loop, told, live_text, job = (
-            asyncio.get_running_loop(),
-            asyncio.Queue[tuple[Job, dict]](AHEAD),
-            self.live_text(),
-            None,
-        )
+        loop, told = asyncio.get_running_loop(), asyncio.Queue[tuple[Job, dict]](AHEAD)
+        live_text, job = self.live_text(), None
 
         def tell(by: Job, message: dict[str, Any]) -> None:
             if by.is_over.is_set():
