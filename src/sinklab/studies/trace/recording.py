@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -26,6 +26,9 @@ from sinklab.sinks.rules import DEFAULT, find_sinks
 from sinklab.studies.trace.study import StudySettings
 
 DTYPES = {"visible": "float32", "positions": "float32"}
+First = Callable[[str], np.ndarray]
+"""A statistic of the first forward of a step, by its name."""
+_TEXT = ("key", "position")
 
 
 @dataclass(frozen=True)
@@ -120,23 +123,30 @@ class Recorder:
 
     def add(self, recording: Recording, moment: Moment, row: int = 0) -> None:
         """Keep what one step showed, that of this row."""
-        step: dict[str, Any] = {"positions": np.float32(len(moment.ids_S)), "step_number": np.int32(moment.index)}
-        # one forward; under guidance the first of two, which saw the real prompt
+        length = len(moment.ids_S)
+        step: dict[str, Any] = {"positions": np.float32(length), "step_number": np.int32(moment.index)}
+
+        def first(name: str) -> np.ndarray:
+            # one forward; under guidance the first of two, which saw the real prompt
+            value = recording.values(name)[0][row].float().numpy()
+            # behind a text that was run beside longer ones stands padding
+            return value[..., :length] if self._by_last_row and self._axes[name][-1] in _TEXT else value
+
         main = "last_row" if self._by_last_row else "received"
-        received_LHK = _first(recording, main, row)
-        visible_K = recording.visible[0][row].float().numpy()
+        received_LHK = first(main)
+        visible_K = recording.visible[0][row].float().numpy()[: received_LHK.shape[-1]]
         step["visible"] = (visible_K > 0).astype(np.float32) if self._by_last_row else visible_K
         step["received"] = received_LHK
         if {"main_by_state", "received_by_state"} & self._wanted:
-            step |= self._by_state(recording, received_LHK, row, int(moment.state_S[-1]))
-        self._of_states(recording, step, row, moment.state_S)
+            step |= self._by_state(first, received_LHK, int(moment.state_S[-1]))
+        self._of_states(first, step, moment.state_S)
         for name, axes in self._axes.items():
             if name in (main, "received_by_state") or name not in self._wanted:
                 continue
             if self._kinds[name].columns:
-                self._of_table(name, _first(recording, name, row), step, moment.state_S)
+                self._of_table(name, first(name), step, moment.state_S)
                 continue
-            step[name] = _first(recording, name, row)
+            step[name] = first(name)
             if "position" in axes:
                 state_Q = moment.state_S[-1:] if self._by_last_row else recording.query_state[0][row].numpy()
                 # of a first forward over the whole prompt, a last row is the last query
@@ -147,12 +157,12 @@ class Recorder:
         for layer, head in self._maps(moment.index):
             self.maps[f"step{moment.index}-layer{layer}-head{head}"] = recording.map(0, layer, head)[0].float().numpy()
 
-    def _by_state(self, recording: Recording, received_LHK: np.ndarray, row: int, last: int) -> dict[str, np.ndarray]:
+    def _by_state(self, first: First, received_LHK: np.ndarray, last: int) -> dict[str, np.ndarray]:
         if self._by_last_row:
             by_state_GLHK = np.zeros((len(STATES), *received_LHK.shape), np.float32)
             by_state_GLHK[last] = received_LHK
         else:
-            by_state_GLHK = _first(recording, "received_by_state", row)
+            by_state_GLHK = first("received_by_state")
         found: dict[str, np.ndarray] = {}
         if "main_by_state" in self._wanted:
             main_GLH = by_state_GLHK.argmax(-1)
@@ -166,14 +176,13 @@ class Recorder:
             found["received_by_state"] = by_state_GLHK
         return found
 
-    def _of_states(self, recording: Recording, step: dict[str, Any], row: int, state_S: np.ndarray) -> None:
+    def _of_states(self, first: First, step: dict[str, Any], state_S: np.ndarray) -> None:
         """A row per layer and state: means over the positions in the state, and over heads."""
         counts = step["visible"], step["positions"]
         per_key = {"received": even_share(step["received"], *counts)[0].mean(1)}
         if "received_from_masked" in self._axes:
-            received_LHK = _first(recording, "received_from_masked", row)
-            per_key["received_from_masked"] = even_share(received_LHK, *counts)[0].mean(1)
-        per_key |= {name: _first(recording, name, row) for name in ("value_norm", "key_norm") if name in self._axes}
+            per_key["received_from_masked"] = even_share(first("received_from_masked"), *counts)[0].mean(1)
+        per_key |= {name: first(name) for name in ("value_norm", "key_norm") if name in self._axes}
         for state in np.unique(state_S):
             here_S, rows = state_S == state, {"step": step["step_number"], "layer": np.array(self._selection.layers)}
             rows |= {"state": np.array(STATES[state], object), "positions": here_S.sum()}
@@ -232,10 +241,6 @@ class Recorder:
             name: padded_stack([torch.from_numpy(step[name]) for step in self._steps], 0).numpy()
             for name in self._steps[0]
         }
-
-
-def _first(recording: Recording, name: str, row: int) -> np.ndarray:
-    return recording.values(name)[0][row].float().numpy()
 
 
 def _means(rows_Q: np.ndarray, state_Q: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from sinklab.attention.context import decoding
 from sinklab.checkpoints.loading import Loaded
@@ -30,6 +31,7 @@ from sinklab.studies.trace.truncation import Stretch, token_costs, truncation_ta
 
 CANVASES = 16
 """Canvases of a text that run at once, where none depends on another."""
+_NO_ID = -1
 
 
 def finish(work: Work) -> None:
@@ -97,13 +99,14 @@ def retraced(task: Task, tokens: pd.DataFrame, selection: Selection, *more_edits
     recorder = Recorder(replace(task, settings=replace(task.settings, maps=())), selection)
     edits = *task.edits, *more_edits
     moments = [_moment(int(step), rows) for step, rows in tokens.groupby("step")]
-    alone = bool(edits) or not task.is_diffusion or task.settings.values()["cache"] is not None
+    alone = bool(edits) or task.settings.full_forward or task.settings.values()["cache"] is not None
     size = 1 if alone else CANVASES
     run = _denoising(task) if task.is_diffusion else _continuing(task)
     with intervene(task.loaded.model, *edits, measure=False, allow_idle=True) if edits else nullcontext() as log:
         for start in range(0, len(moments), size):
             some = moments[start : start + size]
-            ids_BS = torch.from_numpy(np.stack([moment.ids_S for moment in some])).to(task.loaded.model.device)
+            rows = [torch.tensor(moment.ids_S) for moment in some]
+            ids_BS = pad_sequence(rows, batch_first=True, padding_value=_NO_ID).to(task.loaded.model.device)
             with decoding(recorder):
                 if log is not None and needs_clean_pass(edits):
                     with log.probing():
@@ -141,5 +144,11 @@ def _denoising(task: Task) -> Callable[[Tensor], object]:
 
 
 def _continuing(task: Task) -> Callable[[Tensor], object]:
-    """A forward over a whole text, without the model's cache: the row of its last token is the same."""
-    return torch.inference_mode()(lambda ids_BS: task.loaded.model(ids_BS, use_cache=False, logits_to_keep=1))
+    """A forward over whole texts, without the model's cache: the row of the last token of each is the same."""
+
+    @torch.inference_mode()
+    def run(ids_BS: Tensor) -> None:
+        real_BS, options = ids_BS != _NO_ID, {"use_cache": False, "logits_to_keep": 1}
+        task.loaded.model(ids_BS.clamp_min(0), attention_mask=None if real_BS.all() else real_BS.long(), **options)
+
+    return run
