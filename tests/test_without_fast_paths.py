@@ -14,7 +14,16 @@ from transformers import Olmo2Config, Olmo2Model
 
 import sinklab
 from sinklab.fast.decoder import FastDecoder
-from sinklab.registry import Registry, fast_decoders, fast_losses, fast_passes, fast_path, fast_products, fast_sinks
+from sinklab.registry import (
+    Registry,
+    fast_decoders,
+    fast_losses,
+    fast_medians,
+    fast_passes,
+    fast_path,
+    fast_products,
+    fast_sinks,
+)
 
 SCRIPT = """
 import json
@@ -76,9 +85,11 @@ def test_the_core_decodes_scores_and_trains_without_the_folder(
 
 
 def test_every_purpose_has_its_fast_path() -> None:
-    assert [list(paths) for paths in (fast_decoders, fast_losses, fast_passes, fast_products, fast_sinks)] == [
+    purposes = fast_decoders, fast_losses, fast_medians, fast_passes, fast_products, fast_sinks
+    assert [list(paths) for paths in purposes] == [
         ["layers"],
         ["liger", "one_pass"],
+        ["bisected"],
         ["triton"],
         ["onednn"],
         ["in_sequence"],

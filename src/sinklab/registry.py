@@ -288,6 +288,8 @@ fast_decoders = Registry("fast decoder", "fast.decoder")
 """Faster forwards for decoding."""
 fast_losses = Registry("fast loss", "fast.loss")
 """Faster losses."""
+fast_medians = Registry("fast median", "fast.median")
+"""Faster medians of the rows of a tensor."""
 fast_passes = Registry("fast pass over scores", "fast.score_pass")
 """Faster passes over attention scores."""
 fast_products = Registry("fast product", "fast.onednn")

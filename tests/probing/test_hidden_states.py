@@ -15,8 +15,9 @@ from golden_llada import golden_folder, load_llada
 from sinklab.attention import is_observed
 from sinklab.caching import DualCache
 from sinklab.checkpoints import load
+from sinklab.fast.median import bisected_median
 from sinklab.probing import ClipChannel, MaskSinks, intervene, state_records, trace
-from sinklab.probing.statistics import MassiveActivations, ReceivedFromMasked, bisected_median
+from sinklab.probing.statistics import MassiveActivations, ReceivedFromMasked
 from sinklab.sampling import Canvas, denoise
 from sinklab.sinks import Excess, find_sinks
 from tiny_diffusion import tiny_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import torch
@@ -248,6 +248,17 @@ class Visibility:
         first = (last_Q - 1 - torch.arange(queries, device=last_Q.device)).amax().clamp(0, keys - queries)
         farthest = last_Q == last_Q.amax()
         return torch.where((farthest.sum() > 1) & (farthest | (last_Q == 0)).all(), keys - queries, first)
+
+    def repeated(self, count: int) -> Visibility:
+        """That of so many calls of this kind, one after another on the axis of rows."""
+        batch, queries, keys = self.shape
+        mask = self.mask
+        if mask is not None and mask.dim() == 4 and len(mask) == batch:
+            mask = mask.repeat(count, 1, 1, 1)
+        other = replace(self, mask=mask, shape=(count * batch, queries, keys))
+        real_BQ = None if self.real_BQ is None else self.real_BQ.repeat(count, 1)
+        vars(other).update(visible_BHS=self.visible_BHS.repeat(count, 1, 1), real_BQ=real_BQ)
+        return other
 
     @cached_property
     def doubt(self) -> Tensor | None:

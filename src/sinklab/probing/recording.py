@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from sinklab import registry
 from sinklab.probing.scope import MapKey, RecordingScope
-from sinklab.probing.statistics import STATES, Statistic
+from sinklab.probing.statistics import STATES, CallView, Statistic
 
 if TYPE_CHECKING:
     import numpy
@@ -35,18 +35,18 @@ class LayerStack:
     _parts: list[Tensor] = field(default_factory=list)
     """What does not fit the buffer (layers of another shape, or on another device) turns all into a list."""
 
-    def add(self, value: Tensor) -> None:
-        """The next layer's."""
-        count = len(self._parts)
-        if self._store is None and not (count or value.is_cuda):
-            self._store = torch.empty((self.expected, *value.shape), dtype=torch.float32, device=value.device)
+    def add(self, values: Tensor) -> None:
+        """Those of the next layers, which are the first axis."""
+        count, end = len(self._parts), len(self._parts) + len(values)
+        if self._store is None and not (count or values.is_cuda):
+            self._store = torch.empty((self.expected, *values.shape[1:]), dtype=torch.float32, device=values.device)
         store = self._store
         if store is not None:
-            if count < self.expected and value.shape == store.shape[1:] and value.device == store.device:
-                value = store[count].copy_(value)
+            if end <= self.expected and values.shape[1:] == store.shape[1:] and values.device == store.device:
+                values = store[count:end].copy_(values)
             else:
                 self._store = None
-        self._parts.append(value)
+        self._parts += values.unbind()
 
     def stacked(self, rows: list[int]) -> Tensor:
         """These layers along their axis, in memory of their own; on the CPU where they lie on several devices."""
@@ -92,6 +92,8 @@ class Frame:
     parts: dict[str, LayerStack] = field(default_factory=dict)
     values: dict[str, Tensor] = field(default_factory=dict)
     visible: list[Tensor] = field(default_factory=list)
+    waiting: list[tuple[CallView, list[Tensor]]] = field(default_factory=list)
+    """Small calls alike, with their tensors, that are measured as one."""
     maps: dict[tuple[MapKey, int], Tensor] = field(default_factory=dict)
     columns_Q: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     state_BQ: Tensor | None = None

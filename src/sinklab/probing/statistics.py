@@ -3,7 +3,7 @@
 # B batch, H query heads (those recorded), Q queries, S keys or canvas positions, D head dim (width of hidden states)
 # G groups of queries: all real ones, then those in each state; R the greatest magnitudes that are kept
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sinklab.attention.received import STATISTICS, value_norms
 from sinklab.errors import Checked, check_tensor, limited, one_of
 from sinklab.probing.call import AttentionCall
-from sinklab.registry import statistics
+from sinklab.registry import fast_medians, fast_path, statistics
 from sinklab.sinks.states import MASKED, STATES
 
 KEYS = ("batch", "layer", "head", "key")
@@ -36,6 +36,28 @@ class CallView:
     def of_heads(self, x_BH: Tensor) -> Tensor:
         """The recorded heads of a tensor (B, H, …) over all query heads."""
         return x_BH if self.heads is None else x_BH[:, self.heads]
+
+    def tensors(self) -> list[Tensor]:
+        """What one layer has and the next has not."""
+        return [self.call.query_BHQD, self.call.key_BKSD, self.call.value_BKSD, self.output_BHQD]
+
+    def is_like(self, other: "CallView") -> bool:
+        """Whether the rows of both may be measured as those of one batch."""
+        one, two = (
+            (view.heads, view.call.scale, *((x.dtype, x.shape) for x in view.tensors())) for view in (self, other)
+        )
+        # which says the rest: one mask, on one canvas
+        return one == two and self.call.visibility is other.call.visibility
+
+    def joined(self, tensors: Iterable[list[Tensor]]) -> "CallView":
+        """One call on these tensors of calls like this, row behind row."""
+        layers = list(zip(*tensors, strict=True))
+        count, (q_BHQD, k_BKSD, v_BKSD, out_BHQD) = len(layers[0]), map(torch.cat, layers)
+        visibility = self.call.visibility.repeated(count)
+        mask = None if visibility.mask is None else visibility.mask[(None,) * (4 - visibility.mask.dim())]
+        given: dict[str, Any] = {"query_BHQD": q_BHQD, "key_BKSD": k_BKSD, "value_BKSD": v_BKSD, "mask": mask}
+        state_BQ = None if self.state_BQ is None else self.state_BQ.repeat(count, 1)
+        return CallView(replace(self.call, visibility=visibility, **given), self.heads, state_BQ, out_BHQD)
 
 
 @dataclass(eq=False)
@@ -73,6 +95,9 @@ class Statistic:
     """Whether it reads the states of queries: then `trace` must be given the canvas."""
     of_states: ClassVar[bool] = False
     """Whether it reads the hidden states after the layer: then `measure` is given a `StatesView`."""
+    by_row: ClassVar[bool] = False
+    """Whether it measures every batch row by itself, and alike in all layers: those of a small model are then measured
+    as the rows of one batch."""
     columns: ClassVar[tuple[str, ...]] = ()
     """What stands along its last axis, where these are numbers of different kinds: a run folder has a table of them."""
 
@@ -86,6 +111,7 @@ class Received(Statistic):
     """The column sums a_j: what every key receives from all queries that are not padding."""
 
     axes = KEYS
+    by_row = True
     reads = ("received",)
 
 
@@ -94,6 +120,7 @@ class ReceivedByState(Statistic):
     """The column sums from masked, committed and prompt queries apart."""
 
     axes = ("batch", "state", "layer", "head", "key")
+    by_row = True
     reads = ("received_by_state",)
     needs_canvas = True
 
@@ -112,6 +139,7 @@ class ReceivedFromMasked(Statistic, Checked):
     """Masked queries that it takes."""
 
     axes = KEYS
+    by_row = True
     reads = ("received_by_state",)
     needs_canvas = True
 
@@ -130,6 +158,7 @@ class LastRow(Statistic):
     """The attention row of the last real query: how an autoregressive model is read."""
 
     axes = KEYS
+    by_row = True
 
     def measure(self, view: CallView) -> Tensor:
         return view.of_heads(view.call.last_row_BHS)
@@ -140,6 +169,7 @@ class ValueNorm(Statistic):
     """The norm of every token's value vector, averaged over all heads."""
 
     axes = ("batch", "layer", "key")
+    by_row = True
     vectors = "value_BKSD"
 
     def measure(self, view: CallView) -> Tensor:
@@ -158,6 +188,7 @@ class RowEntropy(Statistic):
     """The entropy of every query's attention row, in nats."""
 
     axes = ROWS
+    by_row = True
     reads = ("row_entropy",)
 
 
@@ -166,6 +197,7 @@ class RowLogSumExp(Statistic):
     """The natural logarithm of every query's softmax denominator."""
 
     axes = ROWS
+    by_row = True
     reads = ("row_logsumexp",)
 
 
@@ -174,6 +206,7 @@ class OutputNorm(Statistic):
     """The norm of what every head gives every query."""
 
     axes = ROWS
+    by_row = True
 
     def measure(self, view: CallView) -> Tensor:
         out_BHQD = view.of_heads(view.output_BHQD.detach())
@@ -185,6 +218,7 @@ class NoopBound(Statistic):
     """What bounds the norm of a head's output, sum_j A_ij |v_j| (arXiv 2601.19657, Eq. 20-22)."""
 
     axes = ROWS
+    by_row = True
     reads = ("noop_bound",)
 
 
@@ -215,27 +249,9 @@ class MassiveActivations(Statistic, Checked):
             size_BN, known_BN = size_BN.masked_fill(~real_BN, -1), size_BN.masked_fill(~real_BN, torch.nan)
         greatest_BR, at_BR = size_BN.topk(min(self.top, size_BN.shape[1]))
         position_BR = view.columns_Q.to(at_BR.device)[at_BR // width]
-        is_short = view.states_BQD.dtype == torch.bfloat16
-        median_B1 = bisected_median(known_BN, is_short) if known_BN.is_cuda else known_BN.nanmedian(1, True).values
-        ratio_BR = greatest_BR / median_B1
+        median = fast_path(fast_medians, view.states_BQD)
+        ratio_BR = greatest_BR / (median(known_BN) if median else known_BN.nanmedian(1, True).values)
         return torch.stack([states_BN.gather(1, at_BR), at_BR % width, position_BR, ratio_BR], -1)
-
-
-def bisected_median(size_BN: Tensor, is_short: bool = False) -> Tensor:
-    """`size_BN.nanmedian(1, True).values` of magnitudes, found bit by bit: on CUDA that gives a row to one processor of
-    a hundred. `is_short`: they are bfloat16, whose upper bits say all."""
-    # of numbers that are not negative the bits have their order, and those of NaN come last
-    bits_BN, infinity, lowest = size_BN.contiguous().view(torch.int32), 0x7F800000, 0
-    if is_short:
-        bits_BN, infinity, lowest = (bits_BN >> 16).short(), infinity >> 16, 16
-    total_B1 = (bits_BN <= infinity).sum(1, keepdim=True)
-    found_B1 = torch.zeros_like(total_B1)
-    for bit in range(30 - lowest, -1, -1):
-        trial_B1 = found_B1 | 1 << bit
-        below_B1 = (bits_BN < trial_B1.to(bits_BN.dtype)).sum(1, keepdim=True)
-        found_B1 = torch.where(below_B1 <= (total_B1 - 1) // 2, trial_B1, found_B1)
-    median_B1 = (found_B1 << lowest).int().view(torch.float32)
-    return median_B1.masked_fill(total_B1 == 0, torch.nan)
 
 
 def chosen_statistics(given: Iterable[Any]) -> dict[str, Statistic]:

@@ -28,6 +28,9 @@ from sinklab.probing.statistics import (
 )
 from sinklab.probing.tap import tapped
 
+SMALL = 1 << 16
+"""Numbers of a tensor that is kept until the forward ends: 0.25 MB in float32."""
+
 
 class FrameRecorder(Listener):
     """Measures what was chosen of every forward and writes it down, frame by frame."""
@@ -36,6 +39,7 @@ class FrameRecorder(Listener):
         self.model, self.frames, self.scope, self.states = model, frames, frames.scope, states
         self.reads = {name for one in frames.statistics.values() for name in one.reads}
         self.reads_scores = bool(self.reads)
+        self.by_row = all(one.by_row or one.of_states for one in frames.statistics.values())
         self.of_states = next((label for label, one in frames.statistics.items() if one.of_states), "")
         self._open: Frame | None = None
         self._last = Frame(-1, False, False)
@@ -97,13 +101,31 @@ class FrameRecorder(Listener):
             frame.state_BS = position_states(self.states.canvas, ids_BS) if told_BS is None else told_BS
             frame.state_BQ = self.states.of(frame.state_BS, frame.columns_Q)
         view = CallView(call, heads, frame.state_BQ, call.unrolled(out))
+        tensors, waiting = view.tensors(), frame.waiting
+        if waiting and not view.is_like(waiting[0][0]):
+            self._measure_waiting(frame)
+        # who else listens may ask the call for what was measured of it
+        can_wait = self.by_row and len(self.tap.listeners) == 1 and call.share is None and not out.is_cuda
         with torch.no_grad():
-            view.shared = read_in_one_pass(view, self.reads)
-            self._add(frame, call.layer, view, of_states=False)
+            if can_wait and max(x.numel() for x in tensors) <= SMALL:
+                # the model may write into its own later on
+                waiting.append((view, [x.clone() for x in tensors]))
+            else:
+                view.shared = read_in_one_pass(view, self.reads)
+                self._add(frame, call.layer, view)
         self._real_BQ = call.visibility.real_BQ
         frame.visible.append(call.visibility.visible_BS)
         every = list(range(call.query_BHQD.shape[1]))
         self.frames.heads = heads if heads is not None else max(self.frames.heads, every, key=len)
+
+    def _measure_waiting(self, frame: Frame) -> None:
+        """Measure small calls as one: it is calls of torch, not products, that they cost."""
+        with torch.no_grad():
+            first = frame.waiting[0][0]
+            view = first.joined(tensors for _, tensors in frame.waiting)
+            view.shared = read_in_one_pass(view, self.reads)
+            self._add(frame, first.call.layer, view, len(frame.waiting))
+        frame.waiting.clear()
 
     def observe_states(self, calls: list[str], states_BQD: Tensor) -> None:
         frame = self._open
@@ -111,12 +133,12 @@ class FrameRecorder(Listener):
             return
         with torch.no_grad():
             for layer in {frame.paths[index] for index in frame.indices}.intersection(calls):
-                self._add(frame, layer, StatesView(states_BQD, self._real_BQ, frame.columns_Q), of_states=True)
+                self._add(frame, layer, StatesView(states_BQD, self._real_BQ, frame.columns_Q))
 
-    def _add(self, frame: Frame, layer: str, view: CallView | StatesView, *, of_states: bool) -> None:
-        """Measure a layer: what reads its attention call, or what reads the hidden states after it."""
+    def _add(self, frame: Frame, layer: str, view: CallView | StatesView, count: int = 1) -> None:
+        """Measure so many layers: what reads their attention calls, or what reads the hidden states after one."""
         for label, one in self.frames.statistics.items():
-            if one.of_states != of_states:
+            if one.of_states != isinstance(view, StatesView):
                 continue
             value, axes = one.measure(view), [axis for axis in one.axes if axis != "layer"]
             if value.dim() != len(axes):
@@ -128,7 +150,7 @@ class FrameRecorder(Listener):
                 # Before the first forward has shown all layers, those of a kind with this one are expected.
                 expected = len(self.scope.chosen_layers()) or self.tap.alike(layer)
                 frame.parts[label] = LayerStack(expected, one.axes.index("layer"))
-            frame.parts[label].add(value)
+            frame.parts[label].add(value.unflatten(0, (count, -1)) if count > 1 else value[None])
 
     def _locate(self, frame: Frame, call: AttentionCall) -> None:
         """Where on the canvas the queries stand: as announced, else the last ones so far."""
@@ -158,6 +180,8 @@ class FrameRecorder(Listener):
         frame, self._open = self._open, None
         if frame is None or self.tap.suspended:
             return
+        if frame.waiting:
+            self._measure_waiting(frame)
         if frame.paths:
             self.scope.check_layers(frame.paths)
             total = len(frame.paths)

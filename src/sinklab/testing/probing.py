@@ -166,8 +166,8 @@ def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
     """Hold a registered statistic to what traces and run folders rely on.
 
     It is written as text and read again; its array has the announced axes, with numbers wherever a query ran;
-    they depend neither on the chunks that attention is computed in nor on the other heads that are recorded; a trace
-    changes no output.
+    they depend neither on the chunks that attention is computed in nor on the other heads and layers that are recorded;
+    a trace changes no output.
 
     Args:
         statistic: a value or its text.
@@ -192,6 +192,7 @@ def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
     assert list(array.shape) == expected, f"{name} has the shape {tuple(array.shape)} for the axes {dims}"
     assert array.isfinite().all(), f"{name} has numbers that are not finite where every query runs"
     others: list[tuple[str, Tensor, dict[str, Any]]] = [(f"{name} depends on chunks", array, {"chunk": 3})]
+    others.append((f"{name} of all layers at once differs from each alone", array, {"beside": True}))
     if "head" in dims:
         swapped = array.index_select(dims.index("head"), torch.tensor([1, 0]))
         others.append((f"{name} of some heads differs from the same heads among all", swapped, {"heads": (1, 0)}))
@@ -201,10 +202,12 @@ def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
 
 
 def _traced(
-    model: Any, canvas: Canvas, name: str, *, chunk: int | None = None, heads: Any = None
+    model: Any, canvas: Canvas, name: str, *, chunk: int | None = None, heads: Any = None, beside: bool = False
 ) -> tuple[Tensor, Recording]:
     small = partial(attention_statistics, chunk=chunk)
     patch = mock.patch("sinklab.probing.call.attention_statistics", small) if chunk else nullcontext()
-    with patch, trace(model, ("received", name), canvas=canvas, heads=heads) as recording:
+    # where another trace listens, every layer is measured by itself
+    other = trace(model) if beside else nullcontext()
+    with patch, other, trace(model, ("received", name), canvas=canvas, heads=heads) as recording:
         logits = model(canvas.ids_BS, attention_mask=canvas.attention_BS.long()).logits
     return logits, recording
