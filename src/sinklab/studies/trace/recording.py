@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from sinklab.probing.statistics import STATES
 from sinklab.probing.tracing import trace
 from sinklab.records.info import STUDY_DIMS
 from sinklab.registry import statistics
+from sinklab.sampling.canvas import Canvas
 from sinklab.scoring.task import Task
 from sinklab.scoring.writing import Moment
 from sinklab.sinks.normalize import even_share
@@ -75,6 +77,9 @@ class Recorder:
         by_state = any(kind.needs_canvas or "position" in kind.axes for kind in kinds.values())
         # the last row of a text that grows is one query, whose state is known
         self._needs_states = by_state and not self._by_last_row
+        layers = list(selection.layers)
+        self._after_L = np.array([layers.index(layer + 1) if layer + 1 in layers else -1 for layer in layers])
+        """place of the layer behind each one, -1 where it is not recorded"""
         self._steps: list[dict[str, np.ndarray]] = []
         self._tables = defaultdict[str, list[dict[str, Any]]](list)
         self.maps: dict[str, np.ndarray] = {}
@@ -110,10 +115,12 @@ class Recorder:
         keys, layers = self._task.settings.map_keys, self._selection.of_layers
         return [(layer % layers, head) for number, layer, head in keys if number == step]
 
+    _own_canvas = cached_property[Canvas](lambda recorder: recorder._task.canvas())
+
     def _canvas(self, step: int, rows: int) -> Any:
         task = self._task
         if task.is_diffusion:
-            canvas = task.canvas()
+            canvas = self._own_canvas
             over = {name: getattr(canvas, name).expand(rows, -1) for name in ("open_BS", "attention_BS")}
             return SimpleNamespace(**over, mask_id=canvas.mask_id)
         # an autoregressive model has no mask: the open positions are those that it wrote
@@ -179,9 +186,9 @@ class Recorder:
     def _of_states(self, first: First, step: dict[str, Any], state_S: np.ndarray) -> None:
         """A row per layer and state: means over the positions in the state, and over heads."""
         counts = step["visible"], step["positions"]
-        per_key = {"received": even_share(step["received"], *counts)[0].mean(1)}
+        per_key = {"received": even_share(step["received"].mean(1), *counts)[0]}
         if "received_from_masked" in self._axes:
-            per_key["received_from_masked"] = even_share(first("received_from_masked"), *counts)[0].mean(1)
+            per_key["received_from_masked"] = even_share(first("received_from_masked").mean(1), *counts)[0]
         per_key |= {name: first(name) for name in ("value_norm", "key_norm") if name in self._axes}
         for state in np.unique(state_S):
             here_S, rows = state_S == state, {"step": step["step_number"], "layer": np.array(self._selection.layers)}
@@ -198,7 +205,7 @@ class Recorder:
         if "position" in columns:
             sinks_LHK = find_sinks(step["received"], DEFAULT, step["visible"], step["positions"])
             sinks_LS, place = sinks_LHK.mean(1)[:, -len(state_S) :], rows["position"].astype(int)
-            after = pd.Index(self._selection.layers).get_indexer(np.array(self._selection.layers) + 1)[rows["layer"]]
+            after = self._after_L[rows["layer"]]
             rows |= {
                 "state": np.array(STATES, object)[state_S[place]],
                 "sink_heads": sinks_LS.mean(0)[place],
