@@ -27,6 +27,8 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": torch.cuda.get_device_name() if device == "cuda" else _processor(),
         "device": device,
+        # two machines of one name may differ by a factor of three in products
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load_average": os.getloadavg()[0],

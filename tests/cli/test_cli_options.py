@@ -110,8 +110,8 @@ def test_a_dry_run_says_what_a_command_takes_and_writes_nothing(command: str, ca
     assert told.err == ""
     for line in told.out.splitlines():
         assert re.fullmatch(
-            r"plan: .* [\d,]+ evaluations of [\d,]+ positions: about [\d.,]+ (s|min|h) and [\d.e+]+ GB on cpu "
-            r"\(estimated\)",
+            r"plan: .* [\d,]+ evaluations of [\d,]+ positions: about [\d.,]+ (s|min|h) and [\d.e+]+ GB"
+            r"(, activations not counted,)? on cpu \(estimated\)",
             line,
         ), line
     assert list(Path().iterdir()) == []

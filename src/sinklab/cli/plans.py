@@ -78,9 +78,10 @@ def plan_of(
     seconds += START
     size = (info.parameters if info else active) * bytes_each
     size += info.canvas_bytes(dtype, found.positions) if info else 0
+    apart = ", activations not counted," if found.trains else ""
     return (
         f"plan: {found.words}{where}, {found.evaluations:,} evaluations of {found.positions:,} positions: about "
-        f"{_duration(seconds)} and {size / 1e9:.2g} GB on {device} (estimated)"
+        f"{_duration(seconds)} and {size / 1e9:.2g} GB{apart} on {device} (estimated)"
     )
 
 
