@@ -24,7 +24,7 @@ class RemovalRecord:
 
     forward: int
     """Index of the forward since its run began (see `InterventionLog.reset`); one that changed nothing has no entry."""
-    edit: Any
+    edit: Any = field(repr=False)
     layers: tuple[str, ...] = field(repr=False)
     """Module paths of the layers, the L axis below."""
     columns_BLHM: Tensor = field(repr=False)
