@@ -17,6 +17,7 @@ from sinklab.fast import decoder as fast
 from sinklab.fast import onednn
 from sinklab.models import DiffusionLM, DiffusionLMConfig
 from sinklab.sampling import Canvas, EvenQuota, Factor, Threshold, denoise, guided
+from tiny_diffusion import tiny_model
 
 # B batch, S canvas, M wanted, V vocabulary
 
@@ -549,3 +550,27 @@ class TestRefusals:
         session = self.model.denoiser(torch.zeros_like(self.ids_BS)).session()
         with pytest.raises(ValueError, match="every row needs at least one token"):
             session(self.ids_BS, self.wanted_BS)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("cache", [None, "prefix", "dual"])
+def test_an_empty_prompt_in_a_batch_is_predicted_as_it_is_alone(plain: bool, cache: str | None) -> None:
+    """Where logits are shifted, what stands in front of its first position is padding."""
+    model = tiny_model(logit_shift=True).double()
+    prompts = [[], [5, 6, 7, 8], [9, 10]]
+
+    def written(*some: list[int]) -> torch.Tensor:
+        canvas = Canvas.from_prompts(some, new_tokens=6, mask_id=model.config.mask_token_id, pad_id=0)
+        denoiser = model.denoiser(None if canvas.attention_BS.all() else canvas.attention_BS, plain=plain)
+        wanted_BS = canvas.ids_BS == canvas.mask_id
+        if cache is None:
+            return denoiser(canvas.ids_BS, wanted_BS).view(len(some), 6, -1)
+        session, start = denoiser.session(), canvas.ids_BS.shape[1] - 6
+        session(canvas.ids_BS, wanted_BS)
+        columns = slice(start, start + 3) if cache == "dual" else slice(start, start + 6)
+        wanted_BS[:, columns.stop :] = False
+        return session(canvas.ids_BS, wanted_BS, columns).view(len(some), -1, model.config.vocab_size)
+
+    together = written(*prompts)
+    for row, prompt in enumerate(prompts):
+        torch.testing.assert_close(together[row], written(prompt)[0], rtol=1e-9, atol=1e-10)

@@ -171,21 +171,40 @@ class ModelDenoiser:
         the left.
         """
         check_tensor("the wanted positions of a denoiser", wanted_BS, (None, None), "bool")
+        known = self._block if places is not None and self._block and self._block[0] is places.columns else None
+        starts_BS = self._starts_BS if known is None else None
+        if starts_BS is not None and bool((starts_BS & wanted_BS).any()):
+            return self._read_by_row(starts_BS, wanted_BS, places)
         if places is None or not reads_wait(wanted_BS.device):
             # in a single row every column that has a wanted position is wanted
             is_single = len(wanted_BS) == 1
             wanted_Q = places.flat_M if is_single and places else wanted_BS.any(0).nonzero()[:, 0]
             pick = None if is_single else wanted_BS.index_select(1, wanted_Q)
             return Read(self._predictors(wanted_Q), pick, places, wanted_Q)
-        if self._block is None or self._block[0] is not places.columns:
+        if known is None:
             columns = places.columns
             if isinstance(columns, slice):
                 columns = torch.arange(columns.start, columns.stop, device=wanted_BS.device)
-            self._block = places.columns, columns, self._predictors(columns)
-        _, wanted_Q, output_Q = self._block
+            self._block = known = places.columns, columns, self._predictors(columns)
+        _, wanted_Q, output_Q = known
         row_M, length = places.flat_M // wanted_BS.shape[1], wanted_BS.shape[1]
         pick_M = row_M * len(wanted_Q) + torch.searchsorted(wanted_Q, places.flat_M - row_M * length)
         return Read(output_Q, pick_M, places, wanted_Q)
+
+    @cached_property
+    def _starts_BS(self) -> Tensor | None:
+        """Positions that predict themselves in a row that begins with padding; None where logits are not shifted."""
+        if self.attention_BS is None or not self.model.config.logit_shift:
+            return None
+        return masks.starts(self.attention_BS)
+
+    def _read_by_row(self, starts_BS: Tensor, wanted_BS: Tensor, places: Places | None) -> Read:
+        """Where a column predicts the next one in some rows, and itself in another."""
+        row_M, wanted_M = wanted_BS.nonzero(as_tuple=True)
+        from_M = (wanted_M - 1).clamp(min=0) + starts_BS[row_M, wanted_M]
+        output_Q = from_M.unique()
+        pick_M = row_M * len(output_Q) + torch.searchsorted(output_Q, from_M)
+        return Read(output_Q, pick_M, places, wanted_M.unique())
 
     def _predictors(self, wanted_Q: Tensor) -> Tensor:
         return (wanted_Q - 1).clamp(min=0) if self.model.config.logit_shift else wanted_Q

@@ -271,7 +271,9 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         targets = LossTargets.of(input_ids, labels, logits_to_keep, **loss) if is_trained else None
         states_BSD = self.hidden_states(input_ids, attention_mask, sink_prefix, causal, visible, clean)
         if self.config.logit_shift:
-            states_BSD = torch.cat([states_BSD[:, :1], states_BSD[:, :-1]], dim=1)
+            own_BSD, states_BSD = states_BSD, torch.cat([states_BSD[:, :1], states_BSD[:, :-1]], dim=1)
+            if attention_mask is not None:
+                states_BSD = torch.where(masks.starts(attention_mask).unsqueeze(-1), own_BSD, states_BSD)
         if targets is not None:
             return MaskedLMOutput(loss=targets.loss(self.lm_head, states_BSD))
         if logits_to_keep is None:

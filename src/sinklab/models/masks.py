@@ -27,6 +27,11 @@ def real_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor |
     return real_BS
 
 
+def starts(real_BS: Tensor) -> Tensor:
+    """Where text begins behind padding, bool (B, S): with shifted logits it predicts itself, as at the first column."""
+    return real_BS.bool() & ~F.pad(real_BS.bool()[:, :-1], (1, 0), value=True)
+
+
 def position_ids(real_BS: Tensor | None, length: int, *, start: int, device: torch.device) -> Tensor:
     """Positions of the text (1 or B, S), from ``start`` on; padding takes none.
 
