@@ -244,7 +244,9 @@ def judged(found: pd.DataFrame, noise: dict[str, Noise]) -> pd.DataFrame:
             line |= dict(zip(("mean", "low", "high"), told, strict=True))
             line |= dict(zip(("constant_low", "constant_high"), constant(found, kind, texts), strict=True))
         elif "planted" in kind:
-            within = [noise[f"{kind.split('.')[0]}.{what}"] for what in WITHIN]
+            # where rows are computed one by one, a batch moves nothing
+            names = [f"{kind.split('.')[0]}.{what}" for what in WITHIN]
+            within = [noise[name] for name in names if name in noise]
             line["high"] = max(counted(change_chances(one["margins"], each, PROBES))[2] for each in within)
             line["multiple_high"] = max(float(np.quantile(each.multiples(), 0.975)) for each in within)
         lines.append(line)
