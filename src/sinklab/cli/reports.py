@@ -141,7 +141,9 @@ def report(
         raise ValueError("report needs at least one run folder; make one with `sinklab trace` or `sinklab train`")
     rule = None if sink_rule is None else rules.parse(sink_rule)
     opened = _opened(runs)
-    say(f"report: {build(opened, out, rule=rule, received=sink_input or '', figures=figures, tables=tables)}")
+    replaced = " in place of the one that was there (--out names another folder)" * (out / "report.html").is_file()
+    page = build(opened, out, rule=rule, received=sink_input or "", figures=figures, tables=tables)
+    say(f"report: {page}{replaced}")
 
 
 def _opened(folders: Iterable[Path]) -> list[Run]:
