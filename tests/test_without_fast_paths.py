@@ -89,7 +89,7 @@ def test_every_purpose_has_its_fast_path() -> None:
     assert [list(paths) for paths in purposes] == [
         ["layers"],
         ["liger", "one_pass"],
-        ["bisected"],
+        ["selected"],
         ["triton"],
         ["onednn"],
         ["in_sequence"],

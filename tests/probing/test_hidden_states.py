@@ -15,7 +15,7 @@ from golden_llada import golden_folder, load_llada
 from sinklab.attention import is_observed
 from sinklab.caching import DualCache
 from sinklab.checkpoints import load
-from sinklab.fast.median import bisected_median
+from sinklab.fast.median import bisected_median, partitioned_median
 from sinklab.probing import ClipChannel, MaskSinks, intervene, state_records, trace
 from sinklab.probing.statistics import MassiveActivations, ReceivedFromMasked
 from sinklab.sampling import Canvas, denoise
@@ -505,10 +505,10 @@ def test_keys_apart_by_the_state_of_their_position(cache) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [1, 2, 10, 1001])
-def test_the_median_that_is_bisected_is_the_median(dtype: torch.dtype, size: int) -> None:
+def test_the_fast_medians_are_the_median(dtype: torch.dtype, size: int) -> None:
     size_BN = (torch.randn(4, size) * 50).to(dtype).float().abs()
     size_BN[1, torch.rand(size) > 0.5] = torch.nan
     size_BN[2], size_BN[3] = size_BN[2].round(), torch.nan
     expected_B1 = size_BN.nanmedian(1, True).values
-    found_B1 = bisected_median(size_BN, is_short=dtype == torch.bfloat16)
-    torch.testing.assert_close(found_B1, expected_B1, rtol=0, atol=0, equal_nan=True)
+    for found_B1 in (bisected_median(size_BN, is_short=dtype == torch.bfloat16), partitioned_median(size_BN)):
+        torch.testing.assert_close(found_B1, expected_B1, rtol=0, atol=0, equal_nan=True)
