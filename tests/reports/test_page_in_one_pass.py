@@ -106,7 +106,7 @@ def test_a_study_of_one_pass_a_sample_is_the_sum_of_its_functions(tmp_path, name
         assert study.text_motion.mobility == pytest.approx(texts[0].mobility, nan_ok=True)
     np.testing.assert_allclose(measured.overlap_by_layer_LL, np.nanmean(shared, axis=0), rtol=1e-6)
     scaled = even_share(sample.received_TLHK, *whole[1:])[0]
-    np.testing.assert_allclose(np.stack([slab.received for slab in sample.slabs()]), scaled, rtol=1e-6)
+    np.testing.assert_allclose(np.concatenate([slab.received for slab in sample.slabs()]), scaled, rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -1,15 +1,21 @@
 """What the counting analyses share: counts that add up over samples, their ratios, and received attention by slabs."""
 
+# T steps, L layers, H heads, K keys, N scores
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from sinklab.sinks.normalize import even_share, fitted, main_sink, only, widened
 from sinklab.sinks.rules import Rule, flagged, threshold
+
+
+SLAB = 1 << 20
+"""numbers that steps taken together have at most: in single precision they stay in the cache of a processor"""
 
 
 @dataclass(frozen=True)
@@ -85,16 +91,14 @@ class Found(NamedTuple):
 
 @dataclass(eq=False)
 class Slab:
-    """Received attention on the last three axes, or fewer where there are no more, at one place of those before.
+    """Received attention of successive steps of one sample. What several counters ask of it is found once."""
 
-    What several counters ask of it is found once.
-    """
-
-    at: tuple[int, ...]
+    at: tuple[Any, ...]
+    """place on the axes before the last three: a slice of the steps, behind the numbers of the others"""
     received: np.ndarray
-    """a_j as `even_share` scales it"""
+    """(step, layer, head, key) a_j as `even_share` scales it; axes that were not there have one place"""
     visible: np.ndarray
-    """queries that see the key, broadcastable to it"""
+    """queries that see the key, broadcastable to it, for each step"""
     _found: list[tuple[Rule, Any, Found]] = field(default_factory=list)
 
     @cached_property
@@ -116,25 +120,26 @@ class Slab:
 
     @cached_property
     def total(self) -> np.ndarray:
-        """(...) what all keys receive."""
+        """(step, layer, head) what all keys receive."""
         # as a product, quicker than as a sum
         return np.asarray(self.known @ np.ones(self.known.shape[-1], self.known.dtype))
 
     @cached_property
     def main(self) -> np.ndarray:
-        """(...) key that receives most, -1 where none exists."""
+        """(step, layer, head) key that receives most, -1 where none exists."""
         return self.received.argmax(-1) if self.whole else main_sink(only(self.exists, self.received, np.nan))
 
     @cached_property
     def ranked(self) -> np.ndarray:
-        """(layer, head * key) all scores of a layer, rising, NaN last: of any threshold, a search tells the number."""
+        """(step, layer, head * key) all scores of a layer, rising, NaN last: a search tells how many exceed a bound."""
         return ranked(only(self.exists, self.received, np.nan))
 
     @cached_property
     def queries(self) -> Any:
-        """How many queries see a key, where that is one number for all that exist; None where it is not."""
-        counts = self.visible[self.visible > 0]
-        return counts[0] if counts.size and (counts == counts[0]).all() else None
+        """(step, 1, 1, 1) how many queries see a key, where at each step that is one number for all keys that exist, 1
+        without any; None where it is not."""
+        found = alike(self.visible)
+        return None if np.isnan(found).any() else found
 
     def sinks(self, rule: Rule) -> np.ndarray:
         """Which keys are sinks under the rule."""
@@ -146,15 +151,15 @@ class Slab:
         for known, _, found in self._found:
             if known == rule:
                 return found
-        bound, received = np.nan if self.queries is None else threshold(rule, self.queries), self.received
-        more = next((found.cells for _, lower, found in self._found if lower <= bound), None)
+        queries, received = self.visible if self.queries is None else self.queries, self.received
+        bound = np.nan if self.queries is None else np.broadcast_to(threshold(rule, queries), queries.shape)
+        more = next((found.cells for _, lower, found in self._found if np.all(lower <= bound)), None)
         if more is None:
-            same = self.whole and self.queries is not None
-            flags = flagged(received, rule, self.visible[..., :1] if same else self.visible, self.exists)
+            flags = flagged(received, rule, queries, self.exists)
         else:
             # what exceeds a bound exceeds a lower one
             flags = np.zeros(received.shape, dtype=bool)
-            flags.reshape(-1)[more] = received.reshape(-1)[more] > bound
+            flags.reshape(-1)[more] = received.reshape(-1)[more] > bound.ravel()[more // received[0].size]
         self._found.append((rule, bound, Found.of(flags, received)))
         return self._found[-1][2]
 
@@ -182,15 +187,18 @@ def ranked(scores: np.ndarray) -> np.ndarray:
 
 
 def below(rising: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """(..., bound) how many of the rising numbers (..., N) lie below each bound, in double precision (bound,).
+    """(..., bound) how many of the rising numbers (..., N) lie below each bound, in double precision.
+
+    bounds: broadcastable to the answer.
 
     Below NaN is every number.
     """
     # the least number of their own precision that is no less
     own = bounds.astype(rising.dtype)
     own = np.where(own < bounds, np.nextafter(own, rising.dtype.type(np.inf)), own)
-    found = [row.searchsorted(own) for row in rising.reshape(-1, rising.shape[-1])]
-    return np.array(found).reshape(*rising.shape[:-1], len(own))
+    shape = (*rising.shape[:-1], own.shape[-1])
+    rows = zip(rising.reshape(-1, rising.shape[-1]), np.broadcast_to(own, shape).reshape(-1, shape[-1]), strict=True)
+    return np.array([row.searchsorted(each) for row, each in rows], dtype=np.int64).reshape(shape)
 
 
 def counted(flags: np.ndarray) -> np.ndarray:
@@ -198,18 +206,45 @@ def counted(flags: np.ndarray) -> np.ndarray:
     return np.bitwise_count(np.packbits(flags, axis=-1)).sum(-1, dtype=np.int64)
 
 
+def alike(visible: np.ndarray) -> np.ndarray:
+    """(step, 1, 1, 1) the number of queries that see the keys of a step, 1 without any; NaN where it is not one."""
+    some = visible > 0
+    least, most = (
+        of.reduce(visible, (1, 2, 3), where=some, initial=edge, keepdims=True)
+        for of, edge in ((np.minimum, np.inf), (np.maximum, -np.inf))
+    )
+    return np.where(least < most, np.nan, np.where(most > 0, most, 1)).astype(visible.dtype)
+
+
+def spans(steps: int, size: int) -> list[slice]:
+    """The steps, of ``size`` numbers each, as many together as `SLAB` lets."""
+    stride = max(1, SLAB // max(1, size))
+    return [slice(start, min(start + stride, steps)) for start in range(0, steps, stride)]
+
+
+def apart(at: tuple[Any, ...], received: np.ndarray, visible: np.ndarray) -> Iterator[Slab]:
+    """Slabs of successive steps: those apart whose keys are seen by one number of queries each, and the others."""
+    uneven_T = np.isnan(alike(visible)).ravel()
+    cuts = [0, *(np.flatnonzero(uneven_T[1:] != uneven_T[:-1]) + 1).tolist(), len(received)]
+    for start, end in pairwise(cuts):
+        steps = slice(at[-1].start + start, at[-1].start + end)
+        yield Slab((*at[:-1], steps), received[start:end], visible[start:end])
+
+
 def slabs(received: Any, visible: Any = None, positions: Any = None) -> Iterator[Slab]:
     """Every slab, in numpy: going slab by slab keeps the working memory at a few, however long the run is."""
     # A tensor of half precision has no numpy kind where it is bfloat16, so tensors widen whole, arrays slab by slab.
-    whole = widened(received) if hasattr(received, "detach") else np.asarray(received)
-    lead, axes = whole.shape[:-3], min(3, whole.ndim)
+    own = widened(received) if hasattr(received, "detach") else np.asarray(received)
+    whole = np.array(own, copy=None, ndmin=4)
 
-    def by_slab(given: Any, name: str) -> np.ndarray:
-        array = np.array(fitted(given, whole, np, name), copy=None, ndmin=whole.ndim)
-        return np.broadcast_to(array, (*lead, *array.shape[-axes:]))
+    def by_step(given: Any, name: str) -> np.ndarray:
+        array = np.array(fitted(given, own, np, name), copy=None, ndmin=whole.ndim)
+        return np.broadcast_to(array, (*whole.shape[:-3], *array.shape[-3:]))
 
-    seen = None if visible is None else by_slab(widened(visible), "visible")
-    count = None if positions is None else by_slab(widened(positions)[..., None], "positions")
-    for index in np.ndindex(lead):
-        ran = None if count is None else count[index][..., 0]
-        yield Slab(index, *even_share(whole[index], None if seen is None else seen[index], ran))
+    seen = None if visible is None else by_step(widened(visible), "visible")
+    count = None if positions is None else by_step(widened(positions)[..., None], "positions")
+    for index in np.ndindex(whole.shape[:-4]):
+        for steps in spans(whole.shape[-4], math.prod(whole.shape[-3:])):
+            at = (*index, steps)
+            ran = None if count is None else count[at][..., 0]
+            yield from apart(at, *even_share(whole[at], None if seen is None else seen[at], ran))

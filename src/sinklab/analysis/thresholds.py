@@ -87,11 +87,14 @@ class CurveCounter:
         if curve.scale == "zscore" or slab.queries is None:
             seen = np.where(slab.visible > 0, slab.visible, 1)
             excess = _excess(slab.received, seen, slab.exists, curve.scale)
-            rising_LN, bounds_E = ranked(np.where(slab.exists, excess, np.nan)), curve.epsilon
+            rising_TLN, bounds_E = ranked(np.where(slab.exists, excess, np.nan)), curve.epsilon
         else:
-            rising_LN, bounds_E = slab.ranked, bound(curve.epsilon, curve.scale, float(slab.queries))
+            rising_TLN, bounds_E = slab.ranked, bound(curve.epsilon, curve.scale, slab.queries[..., 0].astype(float))
         # A threshold that is met exactly is not exceeded. Below NaN are all.
-        fewer_LE = below(rising_LN, np.append(np.nextafter(bounds_E, np.inf), np.nan))
+        bounds_E = np.pad(
+            np.nextafter(bounds_E, np.inf), [*[(0, 0)] * (bounds_E.ndim - 1), (0, 1)], constant_values=np.nan
+        )
+        fewer_LE = below(rising_TLN, bounds_E).sum(0)
         curve.sinks_LE[:] += fewer_LE[:, -1:] - fewer_LE[:, :-1]
         curve.places_L[:] += fewer_LE[:, -1]
 
