@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
 from sinklab.sinks.normalize import even_share, fitted, main_sink, only, widened
-from sinklab.sinks.rules import Rule, flagged, threshold
+from sinklab.sinks.rules import Rule, Top, flagged, threshold
 
 
 SLAB = 1 << 20
@@ -64,29 +64,35 @@ def share(top: str, bottom: str) -> Any:
     return property(value)
 
 
-class Found(NamedTuple):
+@dataclass(eq=False)
+class Found:
     """The sinks of a slab under a rule. They are few: what is asked of them is found from their places."""
 
-    flags: np.ndarray
-    """(..., key)"""
+    received: np.ndarray
+    """(..., key) of the slab"""
     cells: np.ndarray
-    """flat places of those set, rising"""
-    number: np.ndarray
-    """(...) how many a head has"""
-    taken: np.ndarray
-    """(...) what they receive together"""
+    """flat places of the sinks, rising"""
 
-    @classmethod
-    def of(cls, flags: np.ndarray, received: np.ndarray) -> Self:
-        """From flags."""
-        cells, shape = np.flatnonzero(flags), flags.shape[:-1]
-        row = cells // flags.shape[-1]
-        sums = (np.bincount(row, of, math.prod(shape)).reshape(shape) for of in (None, received.reshape(-1)[cells]))
-        return cls(flags, cells, *sums)
+    @cached_property
+    def flags(self) -> np.ndarray:
+        """(..., key)"""
+        flags = np.zeros(self.received.shape, dtype=bool)
+        flags.reshape(-1)[self.cells] = True
+        return flags
 
-    def among(self, other: np.ndarray) -> np.ndarray:
-        """Which of the sinks are set in ``other`` flags, in the order of ``cells``."""
-        return other.reshape(-1)[self.cells]
+    @cached_property
+    def number(self) -> np.ndarray:
+        """(...) how many a head has"""
+        return self._by_head(None)
+
+    @cached_property
+    def taken(self) -> np.ndarray:
+        """(...) what they receive together"""
+        return self._by_head(self.received.reshape(-1)[self.cells])
+
+    def _by_head(self, weights: np.ndarray | None) -> np.ndarray:
+        *shape, keys = self.received.shape
+        return np.bincount(self.cells // keys, weights, math.prod(shape)).reshape(shape)
 
 
 @dataclass(eq=False)
@@ -154,13 +160,15 @@ class Slab:
         queries, received = self.visible if self.queries is None else self.queries, self.received
         bound = np.nan if self.queries is None else np.broadcast_to(threshold(rule, queries), queries.shape)
         more = next((found.cells for _, lower, found in self._found if np.all(lower <= bound)), None)
-        if more is None:
-            flags = flagged(received, rule, queries, self.exists)
-        else:
+        if more is not None:
             # what exceeds a bound exceeds a lower one
-            flags = np.zeros(received.shape, dtype=bool)
-            flags.reshape(-1)[more] = received.reshape(-1)[more] > bound.ravel()[more // received[0].size]
-        self._found.append((rule, bound, Found.of(flags, received)))
+            cells = more[received.reshape(-1)[more] > bound.ravel()[more // received[0].size]]
+        elif rule == Top(1) and received.shape[-1] > 1:
+            heads = np.flatnonzero(self.main >= 0)
+            cells = heads * received.shape[-1] + self.main.ravel()[heads]
+        else:
+            cells = np.flatnonzero(flagged(received, rule, queries, self.exists))
+        self._found.append((rule, bound, Found(received, cells)))
         return self._found[-1][2]
 
 

@@ -69,8 +69,12 @@ def overlap_by_head(sinks: Any) -> np.ndarray:
     heads, keys = flags.shape[-2:]
     flags_LHK, found_L = flags.reshape(-1, heads, keys), np.full(math.prod(flags.shape[:-2]), np.nan)
     for layers in spans(len(flags_LHK), heads * max(heads, keys)):
-        present_LHK = flags_LHK[layers].astype(np.float32)
-        common_LHH = present_LHK @ present_LHK.transpose(0, 2, 1)
+        # 64 keys in a word
+        bits_LHB = np.packbits(flags_LHK[layers], axis=-1)
+        words_LHW = np.pad(bits_LHB, [(0, 0), (0, 0), (0, -bits_LHB.shape[-1] % 8)]).view(np.uint64)
+        common_LHH = np.zeros((len(bits_LHB), heads, heads), np.float32)
+        for words_LH in np.moveaxis(words_LHW, -1, 0).copy():
+            common_LHH += np.bitwise_count(words_LH[:, :, None] & words_LH[:, None])
         size_LH = np.diagonal(common_LHH, axis1=1, axis2=2)
         either_LHH = size_LH[:, :, None] + size_LH[:, None] - common_LHH
         shared_L = (common_LHH / np.maximum(either_LHH, 1)).sum((1, 2), dtype=float)

@@ -249,7 +249,7 @@ class RuleCounter:
         for rule, counts_N in zip(self.rules, self.counts_RN, strict=True):
             found = slab.found(rule)
             sinks, with_sink, taken = len(found.cells), np.count_nonzero(found.number), found.taken.sum()
-            both = np.count_nonzero(first.among(found.flags))
+            both = np.count_nonzero(first.flags.reshape(-1)[found.cells])
             counts_N += np.array([heads, keys, sinks, with_sink, total, taken, both, sinks + len(first.cells) - both])
 
     @property

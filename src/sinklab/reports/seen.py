@@ -5,9 +5,9 @@ from functools import cached_property
 
 import numpy as np
 
-from sinklab.analysis.counts import Slab
+from sinklab.analysis.counts import Slab, counted, ratio
 from sinklab.analysis.movement import MotionCounter
-from sinklab.analysis.overlap import overlap_by_head, overlap_by_step
+from sinklab.analysis.overlap import overlap_by_head
 from sinklab.sinks.normalize import even_share, main_sink, only
 from sinklab.sinks.rules import Rule
 
@@ -70,11 +70,13 @@ class Seen:
         heads = slab.received.shape[2]
         # as a product, quicker than as a mean
         self.received_TLK[at] = np.ones(heads, np.float32) @ slab.received / heads
-        self.greatest = max(self.greatest, float(slab.known.max(initial=0)))
+        self.greatest = max(self.greatest, float(_at(slab.main, slab.known).max(initial=0)))
         narrow = np.uint8 if heads < 256 else np.uint16
         self.events_TLK[at] = found.flags.view(np.uint8).sum(2, dtype=narrow)
         self.alike_TL[at] = overlap_by_head(found.flags)
-        self.stays_TLH[at] = overlap_by_step(np.concatenate([self._before[None], found.flags]))
+        flags = np.concatenate([self._before[None], found.flags])
+        common_TLH, earlier = counted(flags[1:] & flags[:-1]), np.arange(at.start - 1, at.stop - 1)
+        self.stays_TLH[at] = ratio(common_TLH, found.number + self.sinks_TLH[earlier] - common_TLH)
         self.stays_TLH[:1] = np.nan
         self._before = found.flags[-1].copy()
 
