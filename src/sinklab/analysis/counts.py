@@ -10,9 +10,11 @@ from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
-from sinklab.sinks.normalize import even_share, fitted, main_sink, only, widened
+from sinklab.sinks.normalize import WIDE, even_share, fitted, main_sink, only, widened
 from sinklab.sinks.rules import Rule, Top, flagged, threshold
 
+INFINITE = int(np.float16(np.inf).view(np.uint16))
+"""numbers of half precision with at most these bits are in their order, none below 0 or NaN"""
 
 SLAB = 1 << 20
 """numbers that steps taken together have at most: in single precision they stay in the cache of a processor"""
@@ -105,6 +107,9 @@ class Slab:
     """(step, layer, head, key) a_j as `even_share` scales it; axes that were not there have one place"""
     visible: np.ndarray
     """queries that see the key, broadcastable to it, for each step"""
+    halves: np.ndarray | None = None
+    """``received`` as it was stored in half precision, before one ``factor`` scaled it; None where it was not"""
+    factor: Any = 1.0
     _found: list[tuple[Rule, Any, Found]] = field(default_factory=list)
 
     @cached_property
@@ -139,6 +144,26 @@ class Slab:
     def ranked(self) -> np.ndarray:
         """(step, layer, head * key) all scores of a layer, rising, NaN last: a search tells how many exceed a bound."""
         return ranked(only(self.exists, self.received, np.nan))
+
+    @cached_property
+    def _fewer(self) -> np.ndarray | None:
+        """(layer, code) how many scores of a layer have at most the bits of half precision, from 0; None where it has
+        no such bits, or numbers that are not in the order of their bits."""
+        if self.halves is None or not self.whole:
+            return None
+        codes_TLHK = self.halves.view(np.uint16)
+        most = int(codes_TLHK.max(initial=0))
+        layers = codes_TLHK.swapaxes(0, 1)
+        rows = [np.bincount(row_THK.ravel(), minlength=most + 1).cumsum() for row_THK in layers]
+        return np.stack(rows) if most <= INFINITE else None
+
+    def below(self, bounds: np.ndarray) -> np.ndarray:
+        """(layer, bound) how many scores lie below each bound, of (step, 1, bound); below NaN are all."""
+        same = ((bounds == bounds[:1]) | np.isnan(bounds)).all()
+        if self._fewer is None or not same:
+            return below(self.ranked, bounds).sum(0)
+        levels = WIDE[: self._fewer.shape[1]] * self.factor
+        return np.pad(self._fewer, [(0, 0), (1, 0)])[:, levels.searchsorted(_own(bounds[0, 0], levels.dtype))]
 
     @cached_property
     def queries(self) -> Any:
@@ -201,12 +226,16 @@ def below(rising: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 
     Below NaN is every number.
     """
-    # the least number of their own precision that is no less
-    own = bounds.astype(rising.dtype)
-    own = np.where(own < bounds, np.nextafter(own, rising.dtype.type(np.inf)), own)
+    own = _own(bounds, rising.dtype)
     shape = (*rising.shape[:-1], own.shape[-1])
     rows = zip(rising.reshape(-1, rising.shape[-1]), np.broadcast_to(own, shape).reshape(-1, shape[-1]), strict=True)
     return np.array([row.searchsorted(each) for row, each in rows], dtype=np.int64).reshape(shape)
+
+
+def _own(bounds: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The least numbers of this precision that are no less."""
+    own = bounds.astype(dtype)
+    return np.where(own < bounds, np.nextafter(own, dtype.type(np.inf)), own)
 
 
 def counted(flags: np.ndarray) -> np.ndarray:
@@ -230,13 +259,24 @@ def spans(steps: int, size: int) -> list[slice]:
     return [slice(start, min(start + stride, steps)) for start in range(0, steps, stride)]
 
 
-def apart(at: tuple[Any, ...], received: np.ndarray, visible: np.ndarray) -> Iterator[Slab]:
-    """Slabs of successive steps: those apart whose keys are seen by one number of queries each, and the others."""
+def apart(
+    at: tuple[Any, ...],
+    received: np.ndarray,
+    visible: np.ndarray,
+    stored: np.ndarray | None = None,
+    factor_T: Any = 1.0,
+) -> Iterator[Slab]:
+    """Slabs of successive steps: those apart whose keys are seen by one number of queries each, and the others.
+
+    stored: ``received`` as it was read, before ``factor_T`` scaled every step.
+    """
+    halves = stored is not None and stored.dtype == np.float16 and np.ptp(factor_T) == 0
     uneven_T = np.isnan(alike(visible)).ravel()
     cuts = [0, *(np.flatnonzero(uneven_T[1:] != uneven_T[:-1]) + 1).tolist(), len(received)]
     for start, end in pairwise(cuts):
         steps = slice(at[-1].start + start, at[-1].start + end)
-        yield Slab((*at[:-1], steps), received[start:end], visible[start:end])
+        more = (stored[start:end], factor_T[0]) if halves else ()
+        yield Slab((*at[:-1], steps), received[start:end], visible[start:end], *more)
 
 
 def slabs(received: Any, visible: Any = None, positions: Any = None) -> Iterator[Slab]:

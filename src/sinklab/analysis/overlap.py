@@ -1,6 +1,7 @@
 """How much sinks have in common: from step to step, from layer to layer, from head to head."""
 
-# T steps, G states of a query (masked, committed, prompt), L layers, H heads, K keys
+# T steps, G states of a query (masked, committed, prompt), L layers, H heads, P pairs of heads, K keys, B and W of
+# them as bits of bytes and of words
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -68,19 +69,18 @@ def overlap_by_head(sinks: Any) -> np.ndarray:
     flags = _flags(sinks, 3, "overlap_by_head needs (..., layer, head, key)")
     heads, keys = flags.shape[-2:]
     flags_LHK, found_L = flags.reshape(-1, heads, keys), np.full(math.prod(flags.shape[:-2]), np.nan)
+    first_P, second_P = np.triu_indices(heads, 1)
     for layers in spans(len(flags_LHK), heads * max(heads, keys)):
         # 64 keys in a word
         bits_LHB = np.packbits(flags_LHK[layers], axis=-1)
         words_LHW = np.pad(bits_LHB, [(0, 0), (0, 0), (0, -bits_LHB.shape[-1] % 8)]).view(np.uint64)
-        common_LHH = np.zeros((len(bits_LHB), heads, heads), np.float32)
-        for words_LH in np.moveaxis(words_LHW, -1, 0).copy():
-            common_LHH += np.bitwise_count(words_LH[:, :, None] & words_LH[:, None])
-        size_LH = np.diagonal(common_LHH, axis1=1, axis2=2)
-        either_LHH = size_LH[:, :, None] + size_LH[:, None] - common_LHH
-        shared_L = (common_LHH / np.maximum(either_LHH, 1)).sum((1, 2), dtype=float)
-        # of a pair both orders, and no head with itself, where its overlap is 1
-        empty_L = (size_LH == 0).sum(1)
-        found_L[layers] = ratio(shared_L - (heads - empty_L), heads * (heads - 1) - empty_L * (empty_L - 1))
+        size_HL = np.bitwise_count(words_LHW).sum(-1, dtype=np.uint16).T
+        common_PL = np.zeros((len(first_P), len(bits_LHB)), dtype=np.uint16)
+        for words_HL in words_LHW.T.copy():
+            common_PL += np.bitwise_count(words_HL[first_P] & words_HL[second_P])
+        either_PL = size_HL[first_P] + size_HL[second_P] - common_PL
+        shared_PL = common_PL / np.maximum(either_PL, 1).astype(np.float32)
+        found_L[layers] = ratio(shared_PL.sum(0, dtype=float), np.count_nonzero(either_PL, axis=0))
     return found_L.reshape(flags.shape[:-2])
 
 

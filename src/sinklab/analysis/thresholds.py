@@ -84,17 +84,16 @@ class CurveCounter:
     def add(self, slab: Slab) -> None:
         """Count the keys of a slab above every threshold."""
         curve = self.curve
+        # A threshold that is met exactly is not exceeded. Below NaN are all.
+        grid_E = np.append(curve.epsilon, np.nan)
         if curve.scale == "zscore" or slab.queries is None:
             seen = np.where(slab.visible > 0, slab.visible, 1)
             excess = _excess(slab.received, seen, slab.exists, curve.scale)
-            rising_TLN, bounds_E = ranked(np.where(slab.exists, excess, np.nan)), curve.epsilon
+            rising_TLN = ranked(np.where(slab.exists, excess, np.nan))
+            fewer_LE = below(rising_TLN, np.nextafter(grid_E, np.inf)).sum(0)
         else:
-            rising_TLN, bounds_E = slab.ranked, bound(curve.epsilon, curve.scale, slab.queries[..., 0].astype(float))
-        # A threshold that is met exactly is not exceeded. Below NaN are all.
-        bounds_E = np.pad(
-            np.nextafter(bounds_E, np.inf), [*[(0, 0)] * (bounds_E.ndim - 1), (0, 1)], constant_values=np.nan
-        )
-        fewer_LE = below(rising_TLN, bounds_E).sum(0)
+            bounds_T1E = bound(grid_E, curve.scale, slab.queries[..., 0].astype(float))
+            fewer_LE = slab.below(np.nextafter(bounds_T1E, np.inf))
         curve.sinks_LE[:] += fewer_LE[:, -1:] - fewer_LE[:, :-1]
         curve.places_L[:] += fewer_LE[:, -1]
 
@@ -158,7 +157,7 @@ class HistogramCounter:
 
     def add(self, slab: Slab) -> None:
         """Count the scores of a slab below the end of every bin."""
-        self.fewer_B += below(slab.ranked, np.append(self.edges, np.inf)).reshape(-1, len(self.fewer_B)).sum(0)
+        self.fewer_B += slab.below(np.append(self.edges, np.inf)[None, None]).sum(0)
 
     @property
     def histogram(self) -> ScoreHistogram:

@@ -185,8 +185,10 @@ class Sample:
     def slabs(self) -> Iterator[Slab]:
         """Received attention a_j of all steps, as if all positions had run: an even share is 1."""
         counts_TK, positions_T = self._counts_TK[:, None, None], self.positions_T[:, None, None]
+        factor_T = even_share(np.ones_like(counts_TK), counts_TK, positions_T)[0][:, 0, 0, 0]
         for steps, rows_TLHK in self._rows():
-            yield from apart((steps,), *even_share(rows_TLHK, counts_TK[steps], positions_T[steps]))
+            scaled = even_share(rows_TLHK, counts_TK[steps], positions_T[steps])
+            yield from apart((steps,), *scaled, rows_TLHK, factor_T[steps])
 
     def read(self, *counters: Counter) -> Seen:
         """Read the attention once, for ``seen`` and for ``counters``."""
