@@ -147,23 +147,26 @@ class Slab:
 
     @cached_property
     def _fewer(self) -> np.ndarray | None:
-        """(layer, code) how many scores of a layer have at most the bits of half precision, from 0; None where it has
-        no such bits, or numbers that are not in the order of their bits."""
+        """(layer, code) how many scores of a layer have lesser bits of half precision, up to one more than there are;
+        None where it has no such bits, or numbers that are not in the order of their bits."""
         if self.halves is None or not self.whole:
             return None
-        codes_TLHK = self.halves.view(np.uint16)
-        most = int(codes_TLHK.max(initial=0))
-        layers = codes_TLHK.swapaxes(0, 1)
-        rows = [np.bincount(row_THK.ravel(), minlength=most + 1).cumsum() for row_THK in layers]
-        return np.stack(rows) if most <= INFINITE else None
+        codes_LTN = self.halves.view(np.uint16).reshape(*self.halves.shape[:2], -1).swapaxes(0, 1)
+        most = int(codes_LTN.max(initial=0))
+        if most > INFINITE:
+            return None
+        fewer = np.zeros((len(codes_LTN), most + 2), dtype=np.int64)
+        for fewer_C, codes_TN in zip(fewer, codes_LTN, strict=True):
+            np.cumsum(np.bincount(codes_TN.ravel(), minlength=most + 1), out=fewer_C[1:])
+        return fewer
 
     def below(self, bounds: np.ndarray) -> np.ndarray:
         """(layer, bound) how many scores lie below each bound, of (step, 1, bound); below NaN are all."""
         same = ((bounds == bounds[:1]) | np.isnan(bounds)).all()
-        if self._fewer is None or not same:
+        if not same or self._fewer is None:
             return below(self.ranked, bounds).sum(0)
-        levels = WIDE[: self._fewer.shape[1]] * self.factor
-        return np.pad(self._fewer, [(0, 0), (1, 0)])[:, levels.searchsorted(_own(bounds[0, 0], levels.dtype))]
+        levels = WIDE[: self._fewer.shape[1] - 1] * self.factor
+        return self._fewer[:, levels.searchsorted(_own(bounds[0, 0], levels.dtype))]
 
     @cached_property
     def queries(self) -> Any:
@@ -184,7 +187,8 @@ class Slab:
                 return found
         queries, received = self.visible if self.queries is None else self.queries, self.received
         bound = np.nan if self.queries is None else np.broadcast_to(threshold(rule, queries), queries.shape)
-        more = next((found.cells for _, lower, found in self._found if np.all(lower <= bound)), None)
+        above = (found.cells for _, lower, found in self._found if np.all(lower <= bound))
+        more = min(above, key=len, default=None)
         if more is not None:
             # what exceeds a bound exceeds a lower one
             cells = more[received.reshape(-1)[more] > bound.ravel()[more // received[0].size]]

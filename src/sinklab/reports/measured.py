@@ -43,16 +43,13 @@ class Means:
 
     def add(self, name: Any, values: Any, weights: Any = 1.0) -> None:
         """Add every number of ``values``, ``weights`` times."""
-        self.add_in(np.ones((1, np.size(values))), [name], values, weights)
+        self.sums[name] += [each.sum() for each in _weighted(values, weights)]
 
-    def add_in(self, places: np.ndarray, names: Sequence[Any], values: Any, weights: Any = 1.0) -> None:
-        """The same under every name, where its row of flags ``places`` (name, …) is set."""
-        here = ~np.isnan(values)
-        both = np.empty((2, *here.shape))
-        np.multiply(here, weights, out=both[1])
-        np.multiply(np.where(here, values, 0), both[1], out=both[0])
-        for name, sums in zip(names, places.reshape(len(names), here.size) @ both.reshape(2, -1).T, strict=True):
-            self.sums[name] += sums
+    def add_by(self, group: np.ndarray, names: Sequence[Any], values: Any, weights: Any = 1.0) -> None:
+        """The same, each under the name that its ``group`` says, counted from 1; under none where that is 0."""
+        sums = [np.bincount(group.ravel(), each.ravel(), len(names) + 1)[1:] for each in _weighted(values, weights)]
+        for name, both in zip(names, np.transpose(sums), strict=True):
+            self.sums[name] += both
 
     def include(self, other: "Means") -> None:
         """Add what another has added."""
@@ -62,6 +59,13 @@ class Means:
     def mean(self, name: Any) -> float:
         """The mean so far; NaN when nothing was added."""
         return float(ratio(*self.sums[name])) if name in self.sums else float("nan")
+
+
+def _weighted(values: Any, weights: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers times their weights, and the weights; both 0 where the number is NaN."""
+    absent = np.isnan(values)
+    weight = np.where(absent, 0.0, weights)
+    return np.where(absent, 0, values) * weight, weight
 
 
 class Measured:
@@ -199,11 +203,13 @@ class Measured:
         Masks differ from text in everything: a mean over both is that of a mixture.
         """
         seen, added = sample.seen, sample.added
-        states = range(len(STATES)) if sample.has_tokens else range(0)
-        places_GTR = np.array([sample.states_TS == state for state in states], dtype=float)
+        states = range(len(STATES) if sample.has_tokens else 0)
+        group_TR = np.zeros_like(sample.exists_TK[:, added:], dtype=np.int64)
+        if sample.has_tokens:
+            group_TR += sample.states_TS + 1
         for place, layer in enumerate(self._layers.tolist()):
             received_TR = seen.share_TLK[:, place, added:] * sample.positions_T[:, None]
-            means.add_in(places_GTR, [(f"received_{STATES[state]}", layer) for state in states], received_TR)
+            means.add_by(group_TR, [(f"received_{STATES[state]}", layer) for state in states], received_TR)
             events_TR = seen.events_TLK[:, place, added:].astype(float)
             others_TR = (seen.main_TLH[:, place] >= 0).sum(1)[:, None] - events_TR
             for suffix, norm_TLK in zip(NORMS, (sample.value_norm_TLK, sample.key_norm_TLK), strict=True):
@@ -213,7 +219,7 @@ class Measured:
                 means.add((f"added_{suffix}", layer), norm_TK[:, :added])
                 for kind, weights_TR in (("sink", events_TR), ("rest", others_TR)):
                     names = [(kind, suffix, layer, state) for state in states]
-                    means.add_in(places_GTR, names, norm_TK[:, added:], weights_TR)
+                    means.add_by(group_TR, names, norm_TK[:, added:], weights_TR)
 
     def _motion(self, sample: Sample, found: Motion) -> dict[str, Any]:
         layer_LH, head_LH = np.meshgrid(self._layers, self._heads, indexing="ij")
@@ -270,24 +276,23 @@ class Measured:
             rows.append({"layer": layer} | {name: self._of(name, layer) for name in SUMMED})
             for suffix in NORMS:
                 rows[-1] |= _compared(self._means, suffix, layer)
-        table = pd.DataFrame(rows)
-        if table.empty:
-            return table
+        if not rows:
+            return pd.DataFrame()
+        table: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
         table["main_share"] = self.main_share_LH.mean(1)
         if self.layer_sinks is not None:
             table["distinct_sinks"] = self.layer_sinks.distinct
-        weighted = self.motions.dropna(subset=["mobility"])
-        weighted = weighted.assign(weight=weighted["strength"] * weighted["mobility"]).groupby("layer")
-        sums = weighted[["weight", "strength"]].sum().reindex(self._layers)
-        table["mobility"] = (sums["weight"] / sums["strength"]).to_numpy()
-        table["overlap_between_heads"] = [self._of("overlap_between_heads", layer) for layer in table["layer"]]
+        mobility, strength = self.motions["mobility"].to_numpy(), self.motions["strength"].to_numpy()
+        here_LM = (self.motions["layer"].to_numpy() == self._layers[:, None]) & ~np.isnan(mobility)
+        table["mobility"] = ratio(here_LM @ (strength * np.nan_to_num(mobility)), here_LM @ strength)
+        table["overlap_between_heads"] = [self._of("overlap_between_heads", layer) for layer in self._layers.tolist()]
         table["overlap_with_next_layer"] = np.append(np.diagonal(self.overlap_by_layer_LL, 1), np.nan)
         if self.split is not None:
             table["split_sinks"] = self.split.share_by_layer
         if self.blocks:
             table["border_moves"] = [effect.border_rate for effect in self.blocks]
             table["inside_moves"] = [effect.inside_rate for effect in self.blocks]
-        return table
+        return pd.DataFrame(table)
 
     def _of(self, name: str, layer: int) -> float:
         key = name, layer
