@@ -186,12 +186,15 @@ class Slab:
             if known == rule:
                 return found
         queries, received = self.visible if self.queries is None else self.queries, self.received
-        bound = np.nan if self.queries is None else np.broadcast_to(threshold(rule, queries), queries.shape)
+        bound: Any = np.nan if self.queries is None else np.broadcast_to(threshold(rule, queries), queries.shape)
         above = (found.cells for _, lower, found in self._found if np.all(lower <= bound))
         more = min(above, key=len, default=None)
         if more is not None:
             # what exceeds a bound exceeds a lower one
-            cells = more[received.reshape(-1)[more] > bound.ravel()[more // received[0].size]]
+            same = (bound == bound[0]).all()
+            cells = more[
+                received.reshape(-1)[more] > (bound.flat[0] if same else bound.ravel()[more // received[0].size])
+            ]
         elif rule == Top(1) and received.shape[-1] > 1:
             heads = np.flatnonzero(self.main >= 0)
             cells = heads * received.shape[-1] + self.main.ravel()[heads]

@@ -317,24 +317,26 @@ class _Lifetimes:
     def add(self, sinks: Found, exists_TLH: np.ndarray) -> None:
         """Some steps: which keys are sinks, and for which heads a step exists. A missing step ends the watch."""
         steps, size, keys = len(exists_TLH), self.flags.size, self.flags.shape[-1]
-        # the step before in front: of a cell the next is one of the same key
-        flags = np.concatenate([self.flags.ravel(), sinks.flags.ravel()])
-        cells = np.concatenate([np.flatnonzero(self.flags), sinks.cells + size])
-        number_TLH = np.concatenate([np.count_nonzero(self.flags, axis=-1)[None], sinks.number])
-        alive_TLH = np.concatenate([self.alive[None], exists_TLH])
-        later, earlier = cells[cells >= size] - size, cells[cells < steps * size]
-        began, ended = later[~flags[later]], earlier[~flags[earlier + size]]
-        lasted = np.empty(len(ended), dtype=np.int64)
-        of_began, of_ended = (np.searchsorted(each, np.arange(steps + 1) * size) for each in (began, ended))
-        for place in range(steps):
+        cells, flags, before = sinks.cells, sinks.flags.ravel(), self.flags.ravel()
+        second, last = cells.searchsorted([size, (steps - 1) * size])
+        # of a cell the next of the same key is `size` further
+        lasted_on = np.concatenate([before[cells[:second]], flags[cells[second:] - size]])
+        earlier = np.concatenate([np.flatnonzero(before), cells[:last] + size])
+        began, ended = cells[~lasted_on], earlier[~flags[earlier]]
+        lasted, borders = np.empty(len(ended), dtype=np.int64), np.arange(steps + 1) * size
+        of_began, of_ended = began.searchsorted(borders), ended.searchsorted(borders)
+        for place, border in enumerate(borders[:-1].tolist()):
             over = slice(of_ended[place], of_ended[place + 1])
-            lasted[over] = self.step + place - self.since[ended[over] % size]
-            self.since[began[of_began[place] : of_began[place + 1]] % size] = self.step + place
+            lasted[over] = self.step + place - self.since[ended[over] - border]
+            self.since[began[of_began[place] : of_began[place + 1]] - border] = self.step + place
+        ended_in, shape = ended // keys, exists_TLH.shape
         counts = [
-            np.bincount(each // keys, weights, exists_TLH.size).reshape(exists_TLH.shape)
-            for each, weights in ((began, None), (ended, None), (ended, lasted))
+            np.bincount(each, weights, exists_TLH.size).reshape(shape)
+            for each, weights in ((began // keys, None), (ended_in, None), (ended_in, lasted))
         ]
-        watched_TLH = alive_TLH[1:] & alive_TLH[:-1]
-        self.counts[:4] += np.where(watched_TLH, [*counts, number_TLH[:-1]], 0).sum(1).astype(np.int64)
-        self.counts[4] = number_TLH[-1]
+        at_risk_TLH = np.concatenate([self.counts[4:], sinks.number[:-1]])
+        watched_TLH = exists_TLH & np.concatenate([self.alive[None], exists_TLH[:-1]])
+        for count_LH, count_TLH in zip(self.counts, (*counts, at_risk_TLH), strict=False):
+            count_LH += (count_TLH * watched_TLH).sum(0).astype(np.int64)
+        self.counts[4] = sinks.number[-1]
         self.flags, self.alive, self.step = sinks.flags[-1].copy(), exists_TLH[-1], self.step + steps

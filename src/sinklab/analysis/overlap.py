@@ -77,8 +77,8 @@ def overlap_by_head(sinks: Any) -> np.ndarray:
         size_HL = np.bitwise_count(words_LHW).sum(-1, dtype=np.uint16).T
         common_PL = np.zeros((len(first_P), len(bits_LHB)), dtype=np.uint16)
         for words_HL in words_LHW.T.copy():
-            common_PL += np.bitwise_count(words_HL[first_P] & words_HL[second_P])
-        either_PL = size_HL[first_P] + size_HL[second_P] - common_PL
+            common_PL += np.bitwise_count(words_HL.take(first_P, 0) & words_HL.take(second_P, 0))
+        either_PL = size_HL.take(first_P, 0) + size_HL.take(second_P, 0) - common_PL
         shared_PL = common_PL / np.maximum(either_PL, 1).astype(np.float32)
         found_L[layers] = ratio(shared_PL.sum(0, dtype=float), np.count_nonzero(either_PL, axis=0))
     return found_L.reshape(flags.shape[:-2])

@@ -43,13 +43,13 @@ class Means:
 
     def add(self, name: Any, values: Any, weights: Any = 1.0) -> None:
         """Add every number of ``values``, ``weights`` times."""
-        self.sums[name] += [each.sum() for each in _weighted(values, weights)]
+        self.sums[name] += _weighted(values, weights).reshape(2, -1).sum(1)
 
-    def add_by(self, group: np.ndarray, names: Sequence[Any], values: Any, weights: Any = 1.0) -> None:
-        """The same, each under the name that its ``group`` says, counted from 1; under none where that is 0."""
-        sums = [np.bincount(group.ravel(), each.ravel(), len(names) + 1)[1:] for each in _weighted(values, weights)]
-        for name, both in zip(names, np.transpose(sums), strict=True):
-            self.sums[name] += both
+    def add_in(self, places: np.ndarray, names: Sequence[Any], values: Any, weights: Any = 1.0) -> None:
+        """The same under every name, where its row of flags ``places`` (name, …) is set."""
+        both = _weighted(values, weights).reshape(2, -1)
+        for name, sums in zip(names, np.vecdot(places.reshape(len(names), 1, both.shape[1]), both), strict=True):
+            self.sums[name] += sums
 
     def include(self, other: "Means") -> None:
         """Add what another has added."""
@@ -61,11 +61,13 @@ class Means:
         return float(ratio(*self.sums[name])) if name in self.sums else float("nan")
 
 
-def _weighted(values: Any, weights: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers times their weights, and the weights; both 0 where the number is NaN."""
+def _weighted(values: Any, weights: Any) -> np.ndarray:
+    """(2, ...) the numbers times their weights, and the weights; both 0 where the number is NaN."""
+    both = np.empty((2, *np.shape(values)))
     absent = np.isnan(values)
-    weight = np.where(absent, 0.0, weights)
-    return np.where(absent, 0, values) * weight, weight
+    both[1] = np.where(absent, 0.0, weights)
+    np.multiply(np.where(absent, 0, values), both[1], out=both[0])
+    return both
 
 
 class Measured:
@@ -203,13 +205,11 @@ class Measured:
         Masks differ from text in everything: a mean over both is that of a mixture.
         """
         seen, added = sample.seen, sample.added
-        states = range(len(STATES) if sample.has_tokens else 0)
-        group_TR = np.zeros_like(sample.exists_TK[:, added:], dtype=np.int64)
-        if sample.has_tokens:
-            group_TR += sample.states_TS + 1
+        states = range(len(STATES)) if sample.has_tokens else range(0)
+        places_GTR = np.array([sample.states_TS == state for state in states], dtype=float)
         for place, layer in enumerate(self._layers.tolist()):
             received_TR = seen.share_TLK[:, place, added:] * sample.positions_T[:, None]
-            means.add_by(group_TR, [(f"received_{STATES[state]}", layer) for state in states], received_TR)
+            means.add_in(places_GTR, [(f"received_{STATES[state]}", layer) for state in states], received_TR)
             events_TR = seen.events_TLK[:, place, added:].astype(float)
             others_TR = (seen.main_TLH[:, place] >= 0).sum(1)[:, None] - events_TR
             for suffix, norm_TLK in zip(NORMS, (sample.value_norm_TLK, sample.key_norm_TLK), strict=True):
@@ -219,7 +219,7 @@ class Measured:
                 means.add((f"added_{suffix}", layer), norm_TK[:, :added])
                 for kind, weights_TR in (("sink", events_TR), ("rest", others_TR)):
                     names = [(kind, suffix, layer, state) for state in states]
-                    means.add_by(group_TR, names, norm_TK[:, added:], weights_TR)
+                    means.add_in(places_GTR, names, norm_TK[:, added:], weights_TR)
 
     def _motion(self, sample: Sample, found: Motion) -> dict[str, Any]:
         layer_LH, head_LH = np.meshgrid(self._layers, self._heads, indexing="ij")
