@@ -147,8 +147,7 @@ class Slab:
 
     @cached_property
     def _fewer(self) -> np.ndarray | None:
-        """(layer, code) how many scores of a layer have lesser bits of half precision, up to one more than there are;
-        None where it has no such bits, or numbers that are not in the order of their bits."""
+        """(layer, code) how many scores have lesser bits in half precision; None where bits do not tell the order."""
         if self.halves is None or not self.whole:
             return None
         codes_LTN = self.halves.view(np.uint16).reshape(*self.halves.shape[:2], -1).swapaxes(0, 1)
@@ -170,8 +169,7 @@ class Slab:
 
     @cached_property
     def queries(self) -> Any:
-        """(step, 1, 1, 1) how many queries see a key, where at each step that is one number for all keys that exist, 1
-        without any; None where it is not."""
+        """`alike`, where that is a number at every step; None otherwise."""
         found = alike(self.visible)
         return None if np.isnan(found).any() else found
 
@@ -191,10 +189,8 @@ class Slab:
         more = min(above, key=len, default=None)
         if more is not None:
             # what exceeds a bound exceeds a lower one
-            same = (bound == bound[0]).all()
-            cells = more[
-                received.reshape(-1)[more] > (bound.flat[0] if same else bound.ravel()[more // received[0].size])
-            ]
+            limit = bound.flat[0] if (bound == bound[0]).all() else bound.ravel()[more // received[0].size]
+            cells = more[received.reshape(-1)[more] > limit]
         elif rule == Top(1) and received.shape[-1] > 1:
             heads = np.flatnonzero(self.main >= 0)
             cells = heads * received.shape[-1] + self.main.ravel()[heads]
@@ -229,9 +225,7 @@ def ranked(scores: np.ndarray) -> np.ndarray:
 def below(rising: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     """(..., bound) how many of the rising numbers (..., N) lie below each bound, in double precision.
 
-    bounds: broadcastable to the answer.
-
-    Below NaN is every number.
+    bounds: broadcastable to the answer. Below NaN is every number.
     """
     own = _own(bounds, rising.dtype)
     shape = (*rising.shape[:-1], own.shape[-1])
@@ -267,23 +261,19 @@ def spans(steps: int, size: int) -> list[slice]:
 
 
 def apart(
-    at: tuple[Any, ...],
-    received: np.ndarray,
-    visible: np.ndarray,
-    stored: np.ndarray | None = None,
-    factor_T: Any = 1.0,
+    at: tuple[Any, ...], received: np.ndarray, visible: np.ndarray, stored: Any = None, factor_T: Any = (1.0,)
 ) -> Iterator[Slab]:
     """Slabs of successive steps: those apart whose keys are seen by one number of queries each, and the others.
 
     stored: ``received`` as it was read, before ``factor_T`` scaled every step.
     """
-    halves = stored is not None and stored.dtype == np.float16 and np.ptp(factor_T) == 0
+    halves = stored if stored is not None and stored.dtype == np.float16 and np.ptp(factor_T) == 0 else None
     uneven_T = np.isnan(alike(visible)).ravel()
     cuts = [0, *(np.flatnonzero(uneven_T[1:] != uneven_T[:-1]) + 1).tolist(), len(received)]
     for start, end in pairwise(cuts):
         steps = slice(at[-1].start + start, at[-1].start + end)
-        more = (stored[start:end], factor_T[0]) if halves else ()
-        yield Slab((*at[:-1], steps), received[start:end], visible[start:end], *more)
+        own = None if halves is None else halves[start:end]
+        yield Slab((*at[:-1], steps), received[start:end], visible[start:end], own, factor_T[0])
 
 
 def slabs(received: Any, visible: Any = None, positions: Any = None) -> Iterator[Slab]:
