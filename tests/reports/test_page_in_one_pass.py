@@ -5,10 +5,19 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from simulated import Simulation, simulate, whole_of
 
-from sinklab.analysis import compare_rules, epsilon_curve, motion, overlap_by_head, overlap_by_layer, overlap_by_step
+from sinklab.analysis import (
+    compare_rules,
+    counts,
+    epsilon_curve,
+    motion,
+    overlap_by_head,
+    overlap_by_layer,
+    overlap_by_step,
+)
 from sinklab.analysis.thresholds import score_histogram
 from sinklab.records.storage import write_arrays
 from sinklab.reports import as_studies
@@ -106,7 +115,34 @@ def test_a_study_of_one_pass_a_sample_is_the_sum_of_its_functions(tmp_path, name
         assert study.text_motion.mobility == pytest.approx(texts[0].mobility, nan_ok=True)
     np.testing.assert_allclose(measured.overlap_by_layer_LL, np.nanmean(shared, axis=0), rtol=1e-6)
     scaled = even_share(sample.received_TLHK, *whole[1:])[0]
-    np.testing.assert_allclose(np.stack([slab.received for slab in sample.slabs()]), scaled, rtol=1e-6)
+    np.testing.assert_allclose(np.concatenate([slab.received for slab in sample.slabs()]), scaled, rtol=1e-6)
+
+
+@pytest.mark.parametrize("together", [1, 5])
+@pytest.mark.parametrize("name", RUNS)
+def test_steps_leave_the_same_however_many_are_taken_together(tmp_path, monkeypatch, name, together):
+    size, change = RUNS[name]
+    run = simulate(tmp_path / "run", size)
+    run = rewritten(run, change) if change else run
+    whole = as_studies(run)[0]
+    assert whole.measured.rules
+    one = vars(whole.samples[0].seen)
+    monkeypatch.setattr(counts, "SLAB", together * size.layers * size.heads * (size.added + size.text))
+    parts = as_studies(run)[0]
+    assert len(list(parts.samples[0].slabs())) >= size.steps / together
+    other = vars(parts.samples[0].seen)
+    for key, value in one.items():
+        if isinstance(value, np.ndarray) and key != "_before":
+            np.testing.assert_allclose(other[key], value, rtol=1e-6, err_msg=key)
+    for key in ("sinks_LE", "places_L"):
+        np.testing.assert_array_equal(getattr(parts.measured.curve, key), getattr(whole.measured.curve, key))
+    np.testing.assert_array_equal(parts.measured.histogram.counts, whole.measured.histogram.counts)
+    pd.testing.assert_frame_equal(parts.measured.motions, whole.measured.motions)
+    for row, expected in zip(parts.measured.rules, whole.measured.rules, strict=True):
+        assert (row.sinks, row.keys, row.with_sink, row.both) == (
+            expected.sinks, expected.keys, expected.with_sink, expected.both
+        )  # fmt: skip
+        assert row.absorbed == pytest.approx(expected.absorbed)
 
 
 @pytest.mark.slow

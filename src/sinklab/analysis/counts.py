@@ -1,15 +1,23 @@
 """What the counting analyses share: counts that add up over samples, their ratios, and received attention by slabs."""
 
+# T steps, L layers, H heads, K keys, N scores
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from itertools import pairwise
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
-from sinklab.sinks.normalize import even_share, fitted, main_sink, only, widened
-from sinklab.sinks.rules import Rule, flagged, threshold
+from sinklab.sinks.normalize import WIDE, even_share, fitted, main_sink, only, widened
+from sinklab.sinks.rules import Rule, Top, flagged, threshold
+
+INFINITE = int(np.float16(np.inf).view(np.uint16))
+"""numbers of half precision with at most these bits are in their order, none below 0 or NaN"""
+
+SLAB = 1 << 20
+"""numbers that steps taken together have at most: in single precision they stay in the cache of a processor"""
 
 
 @dataclass(frozen=True)
@@ -58,43 +66,50 @@ def share(top: str, bottom: str) -> Any:
     return property(value)
 
 
-class Found(NamedTuple):
+@dataclass(eq=False)
+class Found:
     """The sinks of a slab under a rule. They are few: what is asked of them is found from their places."""
 
-    flags: np.ndarray
-    """(..., key)"""
+    received: np.ndarray
+    """(..., key) of the slab"""
     cells: np.ndarray
-    """flat places of those set, rising"""
-    number: np.ndarray
-    """(...) how many a head has"""
-    taken: np.ndarray
-    """(...) what they receive together"""
+    """flat places of the sinks, rising"""
 
-    @classmethod
-    def of(cls, flags: np.ndarray, received: np.ndarray) -> Self:
-        """From flags."""
-        cells, shape = np.flatnonzero(flags), flags.shape[:-1]
-        row = cells // flags.shape[-1]
-        sums = (np.bincount(row, of, math.prod(shape)).reshape(shape) for of in (None, received.reshape(-1)[cells]))
-        return cls(flags, cells, *sums)
+    @cached_property
+    def flags(self) -> np.ndarray:
+        """(..., key)"""
+        flags = np.zeros(self.received.shape, dtype=bool)
+        flags.reshape(-1)[self.cells] = True
+        return flags
 
-    def among(self, other: np.ndarray) -> np.ndarray:
-        """Which of the sinks are set in ``other`` flags, in the order of ``cells``."""
-        return other.reshape(-1)[self.cells]
+    @cached_property
+    def number(self) -> np.ndarray:
+        """(...) how many a head has"""
+        return self._by_head(None)
+
+    @cached_property
+    def taken(self) -> np.ndarray:
+        """(...) what they receive together"""
+        return self._by_head(self.received.reshape(-1)[self.cells])
+
+    def _by_head(self, weights: np.ndarray | None) -> np.ndarray:
+        *shape, keys = self.received.shape
+        return np.bincount(self.cells // keys, weights, math.prod(shape)).reshape(shape)
 
 
 @dataclass(eq=False)
 class Slab:
-    """Received attention on the last three axes, or fewer where there are no more, at one place of those before.
+    """Received attention of successive steps of one sample. What several counters ask of it is found once."""
 
-    What several counters ask of it is found once.
-    """
-
-    at: tuple[int, ...]
+    at: tuple[Any, ...]
+    """place on the axes before the last three: a slice of the steps, behind the numbers of the others"""
     received: np.ndarray
-    """a_j as `even_share` scales it"""
+    """(step, layer, head, key) a_j as `even_share` scales it; axes that were not there have one place"""
     visible: np.ndarray
-    """queries that see the key, broadcastable to it"""
+    """queries that see the key, broadcastable to it, for each step"""
+    halves: np.ndarray | None = None
+    """``received`` as it was stored in half precision, before one ``factor`` scaled it; None where it was not"""
+    factor: Any = 1.0
     _found: list[tuple[Rule, Any, Found]] = field(default_factory=list)
 
     @cached_property
@@ -116,25 +131,47 @@ class Slab:
 
     @cached_property
     def total(self) -> np.ndarray:
-        """(...) what all keys receive."""
+        """(step, layer, head) what all keys receive."""
         # as a product, quicker than as a sum
         return np.asarray(self.known @ np.ones(self.known.shape[-1], self.known.dtype))
 
     @cached_property
     def main(self) -> np.ndarray:
-        """(...) key that receives most, -1 where none exists."""
+        """(step, layer, head) key that receives most, -1 where none exists."""
         return self.received.argmax(-1) if self.whole else main_sink(only(self.exists, self.received, np.nan))
 
     @cached_property
     def ranked(self) -> np.ndarray:
-        """(layer, head * key) all scores of a layer, rising, NaN last: of any threshold, a search tells the number."""
+        """(step, layer, head * key) all scores of a layer, rising, NaN last: a search tells how many exceed a bound."""
         return ranked(only(self.exists, self.received, np.nan))
 
     @cached_property
+    def _fewer(self) -> np.ndarray | None:
+        """(layer, code) how many scores have lesser bits in half precision; None where bits do not tell the order."""
+        if self.halves is None or not self.whole:
+            return None
+        codes_LTN = self.halves.view(np.uint16).reshape(*self.halves.shape[:2], -1).swapaxes(0, 1)
+        most = int(codes_LTN.max(initial=0))
+        if most > INFINITE:
+            return None
+        fewer = np.zeros((len(codes_LTN), most + 2), dtype=np.int64)
+        for fewer_C, codes_TN in zip(fewer, codes_LTN, strict=True):
+            np.cumsum(np.bincount(codes_TN.ravel(), minlength=most + 1), out=fewer_C[1:])
+        return fewer
+
+    def below(self, bounds: np.ndarray) -> np.ndarray:
+        """(layer, bound) how many scores lie below each bound, of (step, 1, bound); below NaN are all."""
+        same = ((bounds == bounds[:1]) | np.isnan(bounds)).all()
+        if not same or self._fewer is None:
+            return below(self.ranked, bounds).sum(0)
+        levels = WIDE[: self._fewer.shape[1] - 1] * self.factor
+        return self._fewer[:, levels.searchsorted(_own(bounds[0, 0], levels.dtype))]
+
+    @cached_property
     def queries(self) -> Any:
-        """How many queries see a key, where that is one number for all that exist; None where it is not."""
-        counts = self.visible[self.visible > 0]
-        return counts[0] if counts.size and (counts == counts[0]).all() else None
+        """`alike`, where that is a number at every step; None otherwise."""
+        found = alike(self.visible)
+        return None if np.isnan(found).any() else found
 
     def sinks(self, rule: Rule) -> np.ndarray:
         """Which keys are sinks under the rule."""
@@ -146,16 +183,20 @@ class Slab:
         for known, _, found in self._found:
             if known == rule:
                 return found
-        bound, received = np.nan if self.queries is None else threshold(rule, self.queries), self.received
-        more = next((found.cells for _, lower, found in self._found if lower <= bound), None)
-        if more is None:
-            same = self.whole and self.queries is not None
-            flags = flagged(received, rule, self.visible[..., :1] if same else self.visible, self.exists)
-        else:
+        queries, received = self.visible if self.queries is None else self.queries, self.received
+        bound: Any = np.nan if self.queries is None else np.broadcast_to(threshold(rule, queries), queries.shape)
+        above = (found.cells for _, lower, found in self._found if np.all(lower <= bound))
+        more = min(above, key=len, default=None)
+        if more is not None:
             # what exceeds a bound exceeds a lower one
-            flags = np.zeros(received.shape, dtype=bool)
-            flags.reshape(-1)[more] = received.reshape(-1)[more] > bound
-        self._found.append((rule, bound, Found.of(flags, received)))
+            limit = bound.flat[0] if (bound == bound[0]).all() else bound.ravel()[more // received[0].size]
+            cells = more[received.reshape(-1)[more] > limit]
+        elif rule == Top(1) and received.shape[-1] > 1:
+            heads = np.flatnonzero(self.main >= 0)
+            cells = heads * received.shape[-1] + self.main.ravel()[heads]
+        else:
+            cells = np.flatnonzero(flagged(received, rule, queries, self.exists))
+        self._found.append((rule, bound, Found(received, cells)))
         return self._found[-1][2]
 
 
@@ -182,15 +223,20 @@ def ranked(scores: np.ndarray) -> np.ndarray:
 
 
 def below(rising: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """(..., bound) how many of the rising numbers (..., N) lie below each bound, in double precision (bound,).
+    """(..., bound) how many of the rising numbers (..., N) lie below each bound, in double precision.
 
-    Below NaN is every number.
+    bounds: broadcastable to the answer. Below NaN is every number.
     """
-    # the least number of their own precision that is no less
-    own = bounds.astype(rising.dtype)
-    own = np.where(own < bounds, np.nextafter(own, rising.dtype.type(np.inf)), own)
-    found = [row.searchsorted(own) for row in rising.reshape(-1, rising.shape[-1])]
-    return np.array(found).reshape(*rising.shape[:-1], len(own))
+    own = _own(bounds, rising.dtype)
+    shape = (*rising.shape[:-1], own.shape[-1])
+    rows = zip(rising.reshape(-1, rising.shape[-1]), np.broadcast_to(own, shape).reshape(-1, shape[-1]), strict=True)
+    return np.array([row.searchsorted(each) for row, each in rows], dtype=np.int64).reshape(shape)
+
+
+def _own(bounds: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The least numbers of this precision that are no less."""
+    own = bounds.astype(dtype)
+    return np.where(own < bounds, np.nextafter(own, dtype.type(np.inf)), own)
 
 
 def counted(flags: np.ndarray) -> np.ndarray:
@@ -198,18 +244,52 @@ def counted(flags: np.ndarray) -> np.ndarray:
     return np.bitwise_count(np.packbits(flags, axis=-1)).sum(-1, dtype=np.int64)
 
 
+def alike(visible: np.ndarray) -> np.ndarray:
+    """(step, 1, 1, 1) the number of queries that see the keys of a step, 1 without any; NaN where it is not one."""
+    some = visible > 0
+    least, most = (
+        of.reduce(visible, (1, 2, 3), where=some, initial=edge, keepdims=True)
+        for of, edge in ((np.minimum, np.inf), (np.maximum, -np.inf))
+    )
+    return np.where(least < most, np.nan, np.where(most > 0, most, 1)).astype(visible.dtype)
+
+
+def spans(steps: int, size: int) -> list[slice]:
+    """The steps, of ``size`` numbers each, as many together as `SLAB` lets."""
+    stride = max(1, SLAB // max(1, size))
+    return [slice(start, min(start + stride, steps)) for start in range(0, steps, stride)]
+
+
+def apart(
+    at: tuple[Any, ...], received: np.ndarray, visible: np.ndarray, stored: Any = None, factor_T: Any = (1.0,)
+) -> Iterator[Slab]:
+    """Slabs of successive steps: those apart whose keys are seen by one number of queries each, and the others.
+
+    stored: ``received`` as it was read, before ``factor_T`` scaled every step.
+    """
+    halves = stored if stored is not None and stored.dtype == np.float16 and np.ptp(factor_T) == 0 else None
+    uneven_T = np.isnan(alike(visible)).ravel()
+    cuts = [0, *(np.flatnonzero(uneven_T[1:] != uneven_T[:-1]) + 1).tolist(), len(received)]
+    for start, end in pairwise(cuts):
+        steps = slice(at[-1].start + start, at[-1].start + end)
+        own = None if halves is None else halves[start:end]
+        yield Slab((*at[:-1], steps), received[start:end], visible[start:end], own, factor_T[0])
+
+
 def slabs(received: Any, visible: Any = None, positions: Any = None) -> Iterator[Slab]:
     """Every slab, in numpy: going slab by slab keeps the working memory at a few, however long the run is."""
     # A tensor of half precision has no numpy kind where it is bfloat16, so tensors widen whole, arrays slab by slab.
-    whole = widened(received) if hasattr(received, "detach") else np.asarray(received)
-    lead, axes = whole.shape[:-3], min(3, whole.ndim)
+    own = widened(received) if hasattr(received, "detach") else np.asarray(received)
+    whole = np.array(own, copy=None, ndmin=4)
 
-    def by_slab(given: Any, name: str) -> np.ndarray:
-        array = np.array(fitted(given, whole, np, name), copy=None, ndmin=whole.ndim)
-        return np.broadcast_to(array, (*lead, *array.shape[-axes:]))
+    def by_step(given: Any, name: str) -> np.ndarray:
+        array = np.array(fitted(given, own, np, name), copy=None, ndmin=whole.ndim)
+        return np.broadcast_to(array, (*whole.shape[:-3], *array.shape[-3:]))
 
-    seen = None if visible is None else by_slab(widened(visible), "visible")
-    count = None if positions is None else by_slab(widened(positions)[..., None], "positions")
-    for index in np.ndindex(lead):
-        ran = None if count is None else count[index][..., 0]
-        yield Slab(index, *even_share(whole[index], None if seen is None else seen[index], ran))
+    seen = None if visible is None else by_step(widened(visible), "visible")
+    count = None if positions is None else by_step(widened(positions)[..., None], "positions")
+    for index in np.ndindex(whole.shape[:-4]):
+        for steps in spans(whole.shape[-4], math.prod(whole.shape[-3:])):
+            at = (*index, steps)
+            ran = None if count is None else count[at][..., 0]
+            yield from apart(at, *even_share(whole[at], None if seen is None else seen[at], ran))

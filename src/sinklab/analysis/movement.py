@@ -233,7 +233,7 @@ def motion(
 
 
 class MotionCounter:
-    """`motion`, slab by slab, a step each in their order. Working memory: two slabs."""
+    """`motion`, slab by slab, in the order of the steps. Working memory: two slabs."""
 
     def __init__(self, shape: tuple[int, ...], rule: Rule = DEFAULT, added: int = 0, jump: int = 4) -> None:
         if not 0 <= added < max(shape[-1], 1):
@@ -247,19 +247,19 @@ class MotionCounter:
         self.lives = np.zeros((*lead, 5, layers, heads), dtype=np.int64)
 
     def add(self, slab: Slab) -> None:
-        """Look where the main sinks are at the next step, and which keys became sinks or stopped being one."""
-        index, a_LHK, main_LH = slab.at, slab.received, slab.main
-        if index[-1] == 0:
+        """Look where the main sinks are at the next steps, and which keys became sinks or stopped being one."""
+        index, a_TLHK, main_TLH = slab.at, slab.received, slab.main
+        if index[-1].start == 0:
             self._life = _Lifetimes(self.lives[index[:-1]], self._keys)
-        seen_LHK, found = np.broadcast_to(slab.visible, a_LHK.shape), slab.found(self.rule)
-        exists_LH, at = main_LH >= 0, (*np.indices(main_LH.shape, sparse=True), np.maximum(main_LH, 0))
-        received_LH, seen_LH, is_sink_LH = a_LHK[at], seen_LHK[at], found.flags[at]
-        self.main[index] = main_LH
-        self.counted[index] = exists_LH & is_sink_LH
-        self.share[index] = np.where(exists_LH, received_LH / np.where(exists_LH, seen_LH, 1), 0)
+        seen_TLHK, found = np.broadcast_to(slab.visible, a_TLHK.shape), slab.found(self.rule)
+        exists_TLH, at = main_TLH >= 0, (*np.indices(main_TLH.shape, sparse=True), np.maximum(main_TLH, 0))
+        received_TLH, seen_TLH, is_sink_TLH = a_TLHK[at], seen_TLHK[at], found.flags[at]
+        self.main[index] = main_TLH
+        self.counted[index] = exists_TLH & is_sink_TLH
+        self.share[index] = np.where(exists_TLH, received_TLH / np.where(exists_TLH, seen_TLH, 1), 0)
         # Scaled as if all ran, the greatest count is the number of positions.
-        self.length[index] = np.fmax.reduce(slab.visible, axis=None, initial=0)
-        self._life.add(found, exists_LH)
+        self.length[index] = np.fmax.reduce(slab.visible, axis=(1, 2, 3), initial=0)
+        self._life.add(found, exists_TLH)
 
     @property
     def motion(self) -> Motion:
@@ -308,24 +308,35 @@ class _Lifetimes:
 
     def __init__(self, counts: np.ndarray, keys: int) -> None:
         self.counts, self.step = counts, 0
-        flags = np.zeros((*counts.shape[1:], keys), dtype=bool)
-        self.sinks = Found.of(flags, flags)
-        self.since = np.zeros(flags.size, dtype=np.int32)
+        self.flags = np.zeros((*counts.shape[1:], keys), dtype=bool)
+        """the sinks of the step before"""
+        self.since = np.zeros(self.flags.size, dtype=np.int32)
         """step at which a key that is a sink became one"""
         self.alive = np.zeros(counts.shape[1:], dtype=bool)
 
-    def add(self, sinks: Found, exists_LH: np.ndarray) -> None:
-        """One step: which keys are sinks, and for which heads the step exists. A missing step ends the watch."""
-        began, ended = sinks.cells[~sinks.among(self.sinks.flags)], self.sinks.cells[~self.sinks.among(sinks.flags)]
-        lasted = self.step - self.since[ended]
-        of, size = (lambda cells: cells // sinks.flags.shape[-1]), self.alive.size
-        counts = (
-            np.bincount(of(began), minlength=size),
-            np.bincount(of(ended), minlength=size),
-            np.bincount(of(ended), lasted, size).astype(np.int64),
-            self.counts[4].reshape(-1),
-        )
-        self.counts[:4] += np.where(self.alive & exists_LH, np.reshape(counts, self.counts[:4].shape), 0)
-        self.counts[4] = sinks.number
-        self.since[began] = self.step
-        self.sinks, self.alive, self.step = sinks, exists_LH, self.step + 1
+    def add(self, sinks: Found, exists_TLH: np.ndarray) -> None:
+        """Some steps: which keys are sinks, and for which heads a step exists. A missing step ends the watch."""
+        steps, size, keys = len(exists_TLH), self.flags.size, self.flags.shape[-1]
+        cells, flags, before = sinks.cells, sinks.flags.ravel(), self.flags.ravel()
+        second, last = cells.searchsorted([size, (steps - 1) * size])
+        # of a cell the next of the same key is `size` further
+        lasted_on = np.concatenate([before[cells[:second]], flags[cells[second:] - size]])
+        earlier = np.concatenate([np.flatnonzero(before), cells[:last] + size])
+        began, ended = cells[~lasted_on], earlier[~flags[earlier]]
+        lasted, borders = np.empty(len(ended), dtype=np.int64), np.arange(steps + 1) * size
+        of_began, of_ended = began.searchsorted(borders), ended.searchsorted(borders)
+        for place, border in enumerate(borders[:-1].tolist()):
+            over = slice(of_ended[place], of_ended[place + 1])
+            lasted[over] = self.step + place - self.since[ended[over] - border]
+            self.since[began[of_began[place] : of_began[place + 1]] - border] = self.step + place
+        ended_in, shape = ended // keys, exists_TLH.shape
+        counts = [
+            np.bincount(each, weights, exists_TLH.size).reshape(shape)
+            for each, weights in ((began // keys, None), (ended_in, None), (ended_in, lasted))
+        ]
+        at_risk_TLH = np.concatenate([self.counts[4:], sinks.number[:-1]])
+        watched_TLH = exists_TLH & np.concatenate([self.alive[None], exists_TLH[:-1]])
+        for count_LH, count_TLH in zip(self.counts, (*counts, at_risk_TLH), strict=False):
+            count_LH += (count_TLH * watched_TLH).sum(0).astype(np.int64)
+        self.counts[4] = sinks.number[-1]
+        self.flags, self.alive, self.step = sinks.flags[-1].copy(), exists_TLH[-1], self.step + steps

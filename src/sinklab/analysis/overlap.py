@@ -1,13 +1,14 @@
 """How much sinks have in common: from step to step, from layer to layer, from head to head."""
 
-# T steps, G states of a query (masked, committed, prompt), L layers, H heads, K keys
+# T steps, G states of a query (masked, committed, prompt), L layers, H heads, P pairs of heads, K keys, B and W of
+# them as bits of bytes and of words
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from sinklab.analysis.counts import Counts, counted, ratio, share, slabs
+from sinklab.analysis.counts import Counts, counted, ratio, share, slabs, spans
 
 
 def jaccard(one: Any, other: Any) -> np.ndarray:
@@ -48,14 +49,15 @@ def overlap_of_counts(counts: np.ndarray) -> np.ndarray:
     """The same from the numbers of heads (..., layer, key) that have a sink at the key."""
     layers, keys = counts.shape[-2:]
     total, seen = np.zeros((layers, layers)), np.zeros((layers, layers))
-    for index in np.ndindex(counts.shape[:-2]):
+    counts_TLK = counts.reshape(-1, layers, keys)
+    for steps in spans(len(counts_TLK), layers * layers * keys):
         # Sums of small whole numbers are exact, and quick as a product.
-        count_LK = counts[index].astype(np.float32)
-        common_LL = np.minimum(count_LK[:, None], count_LK[None]) @ np.ones(keys, np.float32)
-        size_L = np.diagonal(common_LL)
-        either_LL = size_L[:, None] + size_L[None] - common_LL
-        total += common_LL / np.maximum(either_LL, 1)
-        seen += either_LL > 0
+        count_TLK = counts_TLK[steps].astype(np.float32)
+        common_TLL = np.minimum(count_TLK[:, :, None], count_TLK[:, None]) @ np.ones(keys, np.float32)
+        size_TL = np.diagonal(common_TLL, axis1=1, axis2=2)
+        either_TLL = size_TL[:, :, None] + size_TL[:, None] - common_TLL
+        total += (common_TLL / np.maximum(either_TLL, 1)).sum(0, dtype=float)
+        seen += (either_TLL > 0).sum(0)
     return ratio(total, seen)
 
 
@@ -65,17 +67,21 @@ def overlap_by_head(sinks: Any) -> np.ndarray:
     Pairs of which neither has a sink do not count; NaN where no pair is left. Time O(head^2 key) per layer.
     """
     flags = _flags(sinks, 3, "overlap_by_head needs (..., layer, head, key)")
-    found = np.full(flags.shape[:-2], np.nan)
-    for index in np.ndindex(flags.shape[:-3]):
-        present_LHK = flags[index].astype(np.float32)
-        common_LHH = present_LHK @ present_LHK.transpose(0, 2, 1)
-        size_LH = np.diagonal(common_LHH, axis1=1, axis2=2)
-        either_LHH = size_LH[:, :, None] + size_LH[:, None] - common_LHH
-        shared_L = (common_LHH / np.maximum(either_LHH, 1)).sum((1, 2), dtype=float)
-        # of a pair both orders, and no head with itself, where its overlap is 1
-        heads, empty_L = size_LH.shape[1], (size_LH == 0).sum(1)
-        found[index] = ratio(shared_L - (heads - empty_L), heads * (heads - 1) - empty_L * (empty_L - 1))
-    return found
+    heads, keys = flags.shape[-2:]
+    flags_LHK, found_L = flags.reshape(-1, heads, keys), np.full(math.prod(flags.shape[:-2]), np.nan)
+    first_P, second_P = np.triu_indices(heads, 1)
+    for layers in spans(len(flags_LHK), heads * max(heads, keys)):
+        # 64 keys in a word
+        bits_LHB = np.packbits(flags_LHK[layers], axis=-1)
+        words_LHW = np.pad(bits_LHB, [(0, 0), (0, 0), (0, -bits_LHB.shape[-1] % 8)]).view(np.uint64)
+        size_HL = np.bitwise_count(words_LHW).sum(-1, dtype=np.uint16).T
+        common_PL = np.zeros((len(first_P), len(bits_LHB)), dtype=np.uint16)
+        for words_HL in words_LHW.T.copy():
+            common_PL += np.bitwise_count(words_HL.take(first_P, 0) & words_HL.take(second_P, 0))
+        either_PL = size_HL.take(first_P, 0) + size_HL.take(second_P, 0) - common_PL
+        shared_PL = common_PL / np.maximum(either_PL, 1).astype(np.float32)
+        found_L[layers] = ratio(shared_PL.sum(0, dtype=float), np.count_nonzero(either_PL, axis=0))
+    return found_L.reshape(flags.shape[:-2])
 
 
 @dataclass(frozen=True)
@@ -118,13 +124,14 @@ def sinks_per_layer(sinks: Any, received: Any, visible: Any = None, positions: A
     flags = _flags(sinks, 3, "sinks_per_layer needs (..., layer, head, key)")
     if flags.shape != np.shape(received):
         raise ValueError(f"One sink flag per score: sinks have shape {flags.shape}, received {np.shape(received)}.")
+    flags = flags if flags.ndim > 3 else flags[None]
     counts = np.zeros((4, flags.shape[-3]), dtype=np.int64)
     scores = np.zeros(flags.shape[-3])
     for slab in slabs(received, visible, positions):
-        exists_LH: Any = slab.exists.any(-1)
+        exists_TLH: Any = slab.exists.any(-1)
         here = flags[slab.at]
-        counts += [exists_LH.sum(1), exists_LH.any(1), here.sum((1, 2)), here.any(1).sum(-1)]
-        scores += np.where(here, slab.received, 0).sum((1, 2), dtype=float)
+        counts += [exists_TLH.sum((0, 2)), exists_TLH.any(2).sum(0), here.sum((0, 2, 3)), here.any(2).sum((0, 2))]
+        scores += np.where(here, slab.received, 0).sum((0, 2, 3), dtype=float)
     heads, steps, number, keys = counts
     return LayerSinks(heads, steps, number, keys, scores)
 

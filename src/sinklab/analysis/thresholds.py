@@ -84,14 +84,16 @@ class CurveCounter:
     def add(self, slab: Slab) -> None:
         """Count the keys of a slab above every threshold."""
         curve = self.curve
+        # A threshold that is met exactly is not exceeded. Below NaN are all.
+        grid_E = np.append(curve.epsilon, np.nan)
         if curve.scale == "zscore" or slab.queries is None:
             seen = np.where(slab.visible > 0, slab.visible, 1)
             excess = _excess(slab.received, seen, slab.exists, curve.scale)
-            rising_LN, bounds_E = ranked(np.where(slab.exists, excess, np.nan)), curve.epsilon
+            rising_TLN = ranked(np.where(slab.exists, excess, np.nan))
+            fewer_LE = below(rising_TLN, np.nextafter(grid_E, np.inf)).sum(0)
         else:
-            rising_LN, bounds_E = slab.ranked, bound(curve.epsilon, curve.scale, float(slab.queries))
-        # A threshold that is met exactly is not exceeded. Below NaN are all.
-        fewer_LE = below(rising_LN, np.append(np.nextafter(bounds_E, np.inf), np.nan))
+            bounds_T1E = bound(grid_E, curve.scale, slab.queries[..., 0].astype(float))
+            fewer_LE = slab.below(np.nextafter(bounds_T1E, np.inf))
         curve.sinks_LE[:] += fewer_LE[:, -1:] - fewer_LE[:, :-1]
         curve.places_L[:] += fewer_LE[:, -1]
 
@@ -155,7 +157,7 @@ class HistogramCounter:
 
     def add(self, slab: Slab) -> None:
         """Count the scores of a slab below the end of every bin."""
-        self.fewer_B += below(slab.ranked, np.append(self.edges, np.inf)).reshape(-1, len(self.fewer_B)).sum(0)
+        self.fewer_B += slab.below(np.append(self.edges, np.inf)[None, None]).sum(0)
 
     @property
     def histogram(self) -> ScoreHistogram:
@@ -246,7 +248,7 @@ class RuleCounter:
         for rule, counts_N in zip(self.rules, self.counts_RN, strict=True):
             found = slab.found(rule)
             sinks, with_sink, taken = len(found.cells), np.count_nonzero(found.number), found.taken.sum()
-            both = np.count_nonzero(first.among(found.flags))
+            both = np.count_nonzero(first.flags.reshape(-1)[found.cells])
             counts_N += np.array([heads, keys, sinks, with_sink, total, taken, both, sinks + len(first.cells) - both])
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,12 +79,12 @@ class Run:
         with self._opened(name, key, part) as handle:
             return tuple(handle.get_slice(key).get_shape())
 
-    def rows(self, name: str, key: str, part: int | None = None) -> Iterator[np.ndarray]:
-        """The same, one place of its first axis after the other, each read when it is asked for."""
+    def rows(self, name: str, key: str, part: int | None, spans: Iterable[slice]) -> Iterator[np.ndarray]:
+        """The same, some places of its first axis after the others, each read when it is asked for."""
         with self._opened(name, key, part) as handle:
             rows = handle.get_slice(key)
-            for row in range(rows.get_shape()[0]):
-                yield rows[row : row + 1][0]
+            for span in spans:
+                yield rows[span]
 
     @contextmanager
     def _opened(self, name: str, key: str, part: int | None) -> Iterator[Any]:

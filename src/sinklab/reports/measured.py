@@ -43,15 +43,12 @@ class Means:
 
     def add(self, name: Any, values: Any, weights: Any = 1.0) -> None:
         """Add every number of ``values``, ``weights`` times."""
-        self.add_in(np.ones((1, np.size(values))), [name], values, weights)
+        self.sums[name] += _weighted(values, weights).reshape(2, -1).sum(1)
 
     def add_in(self, places: np.ndarray, names: Sequence[Any], values: Any, weights: Any = 1.0) -> None:
         """The same under every name, where its row of flags ``places`` (name, …) is set."""
-        here = ~np.isnan(values)
-        both = np.empty((2, *here.shape))
-        np.multiply(here, weights, out=both[1])
-        np.multiply(np.where(here, values, 0), both[1], out=both[0])
-        for name, sums in zip(names, places.reshape(len(names), here.size) @ both.reshape(2, -1).T, strict=True):
+        both = _weighted(values, weights).reshape(2, -1)
+        for name, sums in zip(names, np.vecdot(places.reshape(len(names), 1, both.shape[1]), both), strict=True):
             self.sums[name] += sums
 
     def include(self, other: "Means") -> None:
@@ -62,6 +59,15 @@ class Means:
     def mean(self, name: Any) -> float:
         """The mean so far; NaN when nothing was added."""
         return float(ratio(*self.sums[name])) if name in self.sums else float("nan")
+
+
+def _weighted(values: Any, weights: Any) -> np.ndarray:
+    """(2, ...) the numbers times their weights, and the weights; both 0 where the number is NaN."""
+    both = np.empty((2, *np.shape(values)))
+    absent = np.isnan(values)
+    both[1] = np.where(absent, 0.0, weights)
+    np.multiply(np.where(absent, 0, values), both[1], out=both[0])
+    return both
 
 
 class Measured:
@@ -270,24 +276,23 @@ class Measured:
             rows.append({"layer": layer} | {name: self._of(name, layer) for name in SUMMED})
             for suffix in NORMS:
                 rows[-1] |= _compared(self._means, suffix, layer)
-        table = pd.DataFrame(rows)
-        if table.empty:
-            return table
+        if not rows:
+            return pd.DataFrame()
+        table: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
         table["main_share"] = self.main_share_LH.mean(1)
         if self.layer_sinks is not None:
             table["distinct_sinks"] = self.layer_sinks.distinct
-        weighted = self.motions.dropna(subset=["mobility"])
-        weighted = weighted.assign(weight=weighted["strength"] * weighted["mobility"]).groupby("layer")
-        sums = weighted[["weight", "strength"]].sum().reindex(self._layers)
-        table["mobility"] = (sums["weight"] / sums["strength"]).to_numpy()
-        table["overlap_between_heads"] = [self._of("overlap_between_heads", layer) for layer in table["layer"]]
+        mobility, strength = self.motions["mobility"].to_numpy(), self.motions["strength"].to_numpy()
+        here_LM = (self.motions["layer"].to_numpy() == self._layers[:, None]) & ~np.isnan(mobility)
+        table["mobility"] = ratio(here_LM @ (strength * np.nan_to_num(mobility)), here_LM @ strength)
+        table["overlap_between_heads"] = [self._of("overlap_between_heads", layer) for layer in self._layers.tolist()]
         table["overlap_with_next_layer"] = np.append(np.diagonal(self.overlap_by_layer_LL, 1), np.nan)
         if self.split is not None:
             table["split_sinks"] = self.split.share_by_layer
         if self.blocks:
             table["border_moves"] = [effect.border_rate for effect in self.blocks]
             table["inside_moves"] = [effect.inside_rate for effect in self.blocks]
-        return table
+        return pd.DataFrame(table)
 
     def _of(self, name: str, layer: int) -> float:
         key = name, layer

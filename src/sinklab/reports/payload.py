@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import itertools
 import json
 import math
 import zlib
@@ -269,14 +268,14 @@ def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:
 def _greatest(sample: Sample, stride: int, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The ``count`` greatest keys of every head and step, greatest first: (key, received), each (layer, head, step)."""
     keys, values = [], []
-    for slab in itertools.islice(sample.slabs(), 0, None, stride):
-        received_LHK = only(slab.exists, slab.received, -np.inf)
-        top_LHR = np.argpartition(received_LHK, -count, axis=-1)[..., -count:]
-        value_LHR = np.take_along_axis(received_LHK, top_LHR, axis=-1)
-        order = np.argsort(-value_LHR, axis=-1, kind="stable")
-        keys.append(np.take_along_axis(top_LHR, order, axis=-1))
-        values.append(np.take_along_axis(value_LHR, order, axis=-1))
-    return zip(*(np.moveaxis(np.stack(each), (0, 3), (3, 0)) for each in (keys, values)), strict=True)
+    for slab in sample.slabs():
+        received_TLHK = only(slab.exists, slab.received, -np.inf)[-slab.at[0].start % stride :: stride]
+        top_TLHR = np.argpartition(received_TLHK, -count, axis=-1)[..., -count:]
+        value_TLHR = np.take_along_axis(received_TLHK, top_TLHR, axis=-1)
+        order = np.argsort(-value_TLHR, axis=-1, kind="stable")
+        keys.append(np.take_along_axis(top_TLHR, order, axis=-1))
+        values.append(np.take_along_axis(value_TLHR, order, axis=-1))
+    return zip(*(np.moveaxis(np.concatenate(each), (0, 3), (3, 0)) for each in (keys, values)), strict=True)
 
 
 def facts_of(study: Study) -> dict[str, Any]:

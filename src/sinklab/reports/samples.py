@@ -2,6 +2,7 @@
 
 # T recorded steps, L recorded layers, H recorded heads, K keys (added sinks first, then canvas positions), S positions,
 # G states of queries (masked, committed, prompt)
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.counts import Counter, Slab, one_pass
+from sinklab.analysis.counts import Counter, Slab, apart, one_pass, spans
 from sinklab.analysis.tokens import STATES, characters, token_ages, token_classes
 from sinklab.records.info import STUDY_DIMS, of_twin
 from sinklab.records.reading import Run
@@ -158,8 +159,8 @@ class Sample:
         visible_TK = self._needed("visible")
         if self.received == "received":
             return visible_TK
-        rows = self.run.rows(self._attention, self.received, self.index)
-        return visible_TK * np.array([[not np.isnan(row_LHK).all()] for row_LHK in rows])
+        ran_T = [~np.isnan(rows_TLHK).all((1, 2, 3)) for _, rows_TLHK in self._rows()]
+        return visible_TK * np.concatenate(ran_T)[:, None]
 
     @cached_property
     def visible_TK(self) -> np.ndarray:
@@ -175,11 +176,19 @@ class Sample:
         self._needed("step_number")
         return self.run.shape(self._attention, self.received, self.index)
 
+    def _rows(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """The steps, some together, and what the keys received then, as recorded (step, layer, head, key)."""
+        steps, *size = self.shape
+        parts = spans(steps, math.prod(size))
+        return zip(parts, self.run.rows(self._attention, self.received, self.index, parts), strict=True)
+
     def slabs(self) -> Iterator[Slab]:
-        """Received attention a_j of every step, as if all positions had run: an even share is 1."""
+        """Received attention a_j of all steps, as if all positions had run: an even share is 1."""
         counts_TK, positions_T = self._counts_TK[:, None, None], self.positions_T[:, None, None]
-        for step, row_LHK in enumerate(self.run.rows(self._attention, self.received, self.index)):
-            yield Slab((step,), *even_share(row_LHK, counts_TK[step], positions_T[step]))
+        factor_T = even_share(np.ones_like(counts_TK), counts_TK, positions_T)[0][:, 0, 0, 0]
+        for steps, rows_TLHK in self._rows():
+            scaled = even_share(rows_TLHK, counts_TK[steps], positions_T[steps])
+            yield from apart((steps,), *scaled, rows_TLHK, factor_T[steps])
 
     def read(self, *counters: Counter) -> Seen:
         """Read the attention once, for ``seen`` and for ``counters``."""

@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from sinklab.analysis.counts import Found, Slab, counted, ratio
+from sinklab.analysis.counts import Slab, counted, ratio
 from sinklab.analysis.movement import MotionCounter
 from sinklab.analysis.overlap import overlap_by_head
 from sinklab.sinks.normalize import even_share, main_sink, only
@@ -48,44 +48,45 @@ class Seen:
 
         self.greatest = 0.0
         """the most that any key of any head receives"""
-        self._before: Found
+        self._before = np.zeros((layers, heads, keys), dtype=bool)
 
     def add(self, slab: Slab) -> None:
-        """Take the next step."""
-        (step,), added, found = slab.at, self._added, slab.found(self._rule)
-        self.sinks_TLH[step], self.taken_TLH[step], self.total_TLH[step] = found.number, found.taken, slab.total
+        """Take the next steps."""
+        (at,), added, found = slab.at, self._added, slab.found(self._rule)
+        self.sinks_TLH[at], self.taken_TLH[at], self.total_TLH[at] = found.number, found.taken, slab.total
         # where all keys are seen by as many queries, what they receive is in the order of their shares
-        queries, weight_LHK = slab.queries, only(slab.exists, slab.received, np.nan)
-        main_LH, scored_LH = slab.main, found.taken
+        queries, weight_TLHK = slab.queries, only(slab.exists, slab.received, np.nan)
+        main_TLH, scored_TLH = slab.main, found.taken
         if queries is None:
-            visible_K, queries = self._visible_TK[step], 1.0
-            weight_LHK = weight_LHK / visible_K
-            main_LH, scored_LH = main_sink(weight_LHK), np.vecdot(found.flags, np.nan_to_num(weight_LHK))
-        self.score_TL[step] = scored_LH.sum(1, dtype=float) * self._positions_T[step] / queries
-        self.main_TLH[step], self.share_TLH[step] = main_LH, _at(main_LH, weight_LHK) / queries
+            queries, weight_TLHK = np.ones((1, 1, 1, 1), np.float32), weight_TLHK / self._visible_TK[at, None, None]
+            main_TLH, scored_TLH = main_sink(weight_TLHK), np.vecdot(found.flags, np.nan_to_num(weight_TLHK))
+        queries_T11 = queries[..., 0]
+        self.score_TL[at] = scored_TLH.sum(2, dtype=float) * self._positions_T[at, None] / queries_T11[..., 0]
+        self.main_TLH[at], self.share_TLH[at] = main_TLH, _at(main_TLH, weight_TLHK) / queries_T11
         if added:
-            self.text_main_TLH[step] = main_sink(weight_LHK[..., added:])
-            self.text_share_TLH[step] = _at(self.text_main_TLH[step], weight_LHK[..., added:]) / queries
-            self.added_share_TLH[step] = weight_LHK[..., :added].sum(-1) / queries
-        heads = slab.received.shape[1]
+            self.text_main_TLH[at] = main_sink(weight_TLHK[..., added:])
+            self.text_share_TLH[at] = _at(self.text_main_TLH[at], weight_TLHK[..., added:]) / queries_T11
+            self.added_share_TLH[at] = weight_TLHK[..., :added].sum(-1) / queries_T11
+        heads = slab.received.shape[2]
         # as a product, quicker than as a mean
-        self.received_TLK[step] = np.ones(heads, np.float32) @ slab.received / heads
-        self.greatest = max(self.greatest, float(slab.known.max(initial=0)))
-        narrow = np.uint8 if found.flags.shape[1] < 256 else np.uint16
-        self.events_TLK[step] = found.flags.view(np.uint8).sum(1, dtype=narrow)
-        self.alike_TL[step] = overlap_by_head(found.flags)
-        if step:
-            common_LH = counted(found.flags & self._before.flags)
-            self.stays_TLH[step] = ratio(common_LH, found.number + self._before.number - common_LH)
-        self._before = found
+        self.received_TLK[at] = np.ones(heads, np.float32) @ slab.received / heads
+        self.greatest = max(self.greatest, float(_at(slab.main, slab.known).max(initial=0)))
+        narrow = np.uint8 if heads < 256 else np.uint16
+        self.events_TLK[at] = found.flags.view(np.uint8).sum(2, dtype=narrow)
+        self.alike_TL[at] = overlap_by_head(found.flags)
+        flags = np.concatenate([self._before[None], found.flags])
+        common_TLH, earlier = counted(flags[1:] & flags[:-1]), np.arange(at.start - 1, at.stop - 1)
+        self.stays_TLH[at] = ratio(common_TLH, found.number + self.sinks_TLH[earlier] - common_TLH)
+        self.stays_TLH[:1] = np.nan
+        self._before = found.flags[-1].copy()
 
     share_TLK = cached_property[np.ndarray](lambda seen: seen.received_TLK / seen._visible_TK[:, None])
     """mean weight over heads; NaN where the key is not there"""
 
 
-def _at(main_LH: np.ndarray, values_LHK: np.ndarray) -> np.ndarray:
+def _at(main_TLH: np.ndarray, values_TLHK: np.ndarray) -> np.ndarray:
     """The value at one key of every head; at the first where there is none."""
-    return np.take_along_axis(values_LHK, np.maximum(main_LH, 0)[..., None], -1)[..., 0]
+    return np.take_along_axis(values_TLHK, np.maximum(main_TLH, 0)[..., None], -1)[..., 0]
 
 
 class TextMotion:
@@ -96,7 +97,6 @@ class TextMotion:
         self._added, self._positions_T = added, positions_T
 
     def add(self, slab: Slab) -> None:
-        """Take the text of the next step."""
+        """Take the text of the next steps."""
         received, visible = (values[..., self._added :] for values in (slab.received, slab.visible))
-        positions = np.full((1, 1), self._positions_T[slab.at[0]])
-        self.counter.add(Slab(slab.at, *even_share(received, visible, positions)))
+        self.counter.add(Slab(slab.at, *even_share(received, visible, self._positions_T[slab.at[0], None, None])))

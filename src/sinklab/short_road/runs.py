@@ -130,13 +130,14 @@ class Run(reading.Run):
         study, frames = as_studies(self, rule=rule)[0], []
         for sample in map(study.sample, study.recorded):
             for slab in sample.slabs():
-                (step,), sinks_LHK = slab.at, slab.sinks(study.rule)
-                at = layer, head, key = np.nonzero(sinks_LHK if only_sinks else slab.exists)
+                sinks_TLHK = slab.sinks(study.rule)
+                at = step, layer, head, key = np.nonzero(sinks_TLHK if only_sinks else slab.exists)
+                step, main = step + slab.at[0].start, slab.main[at[:3]] == key
                 rows = {"sample": sample.index, "step": sample.step_numbers_T[step]}
                 rows |= {"layer": np.array(study.layers)[layer], "head": np.array(study.heads)[head]}
                 rows |= {"position": key - sample.added, "token": sample.labels_TK[step, key]}
                 rows |= {"state": sample.ages_TK[step, key], "received": slab.received[at]}
-                frames.append(pd.DataFrame(rows | {"sink": sinks_LHK[at], "main": slab.main[layer, head] == key}))
+                frames.append(pd.DataFrame(rows | {"sink": sinks_TLHK[at], "main": main}))
         if not frames:
             raise ValueError(f"{self!r} recorded no attention; choose other steps to record")
         return pd.concat(frames, ignore_index=True).astype({"token": "category", "state": "category"})
