@@ -383,7 +383,7 @@ def save(canvas: Canvas, form: str, target: Path | BinaryIO) -> None:
         if (layout := canvas.get_layout_engine()) is not None:
             # Laid out once for all formats: savefig would draw twice for each.
             layout.execute(canvas)
-            canvas.set_layout_engine("none")
+            canvas.set_layout_engine(None)
         canvas.savefig(target, format=form, dpi=style.DPI, metadata=metadata)
 
 
