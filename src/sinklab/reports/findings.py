@@ -93,13 +93,13 @@ def with_sinks(study: Any) -> int:
 
 def strength(study: Any) -> tuple[Estimate, float]:
     """Over samples, the attention that a head gives to its greatest key; and an even share."""
-    positions = np.mean([study.samples[place].positions_T.mean() for place in study.recorded])
+    positions = np.mean([study.sample(place).positions_T.mean() for place in study.recorded])
     return mean_over(study.each("layer").groupby("sample")["main_share"].mean()), 1 / float(positions)
 
 
 def _share(study: Any, share: str) -> Finding:
     """How far a mean share of the attention is above an even one, as a multiple of that; said from twice of it on."""
-    positions = np.mean([study.samples[place].positions_T.mean() for place in study.recorded])
+    positions = np.mean([study.sample(place).positions_T.mean() for place in study.recorded])
     excess = float(study.over("layer")[share].mean() * positions - 1)
     return Finding(excess > 1, excess)
 

@@ -29,6 +29,8 @@ ABSENT, BELOW = 0, 1
 LEVELS = 254
 # Where differences do not deflate better than this, the cheaper reader wins.
 WORTH = 0.97
+LEVEL = 7
+"""of deflate: 9 takes up to five times as long for a page that is 0.4 % smaller"""
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,12 @@ def pack(array: np.ndarray, row: int = 0) -> dict[str, Any]:
     if flat.dtype not in (np.uint8, np.uint16):
         raise ValueError(f"pack takes uint8 or uint16 arrays: got {flat.dtype}. Encode them on a LogScale first.")
     flat = flat.astype(flat.dtype.newbyteorder("<"))
-    plain = zlib.compress(flat.tobytes(), 9)
+    plain = zlib.compress(flat.tobytes(), LEVEL)
     best, delta, deflate = plain, 0, True
     if 0 < row < flat.size:
         differences = flat.copy()
         differences[row:] -= flat[:-row]
-        smaller = zlib.compress(differences.tobytes(), 9)
+        smaller = zlib.compress(differences.tobytes(), LEVEL)
         if len(smaller) < WORTH * len(plain):
             best, delta = smaller, row
     if len(best) >= WORTH * flat.nbytes:
@@ -267,8 +269,9 @@ def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:
 
 
 def _greatest(sample: Sample, stride: int, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The ``count`` greatest keys of every head and step, greatest first, of equal ones the first: (key, received), each
-    (layer, head, step).
+    """The ``count`` greatest keys of every head and step, the greatest first, and the first of equal ones.
+
+    (key, received), each (layer, head, step).
     """
     keys, values = [], []
     for slab in itertools.islice(sample.slabs(), 0, None, stride):
