@@ -125,7 +125,7 @@ class Study(Reader):
     _first = cached_property[Sample](lambda study: study.samples[study.recorded[0]])
 
     def sample(self, place: int) -> Sample:
-        """One of ``samples``. What is read of the first with attention, which figures show, and of small ones is kept."""
+        """One of ``samples``. What is read of small ones, and of the first with attention, which figures show, is kept."""
         return self._kept.get(place) or self.samples[place]
 
     @cached_property
