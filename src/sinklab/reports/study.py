@@ -125,7 +125,7 @@ class Study(Reader):
     _first = cached_property[Sample](lambda study: study.samples[study.recorded[0]])
 
     def sample(self, place: int) -> Sample:
-        """One of ``samples``. What is read of small ones, and of the first with attention, which figures show, is kept."""
+        """One of ``samples``. What is read of small ones is kept; of others that of the first, which figures show."""
         return self._kept.get(place) or self.samples[place]
 
     @cached_property
