@@ -20,8 +20,8 @@ from sinklab.sinks.rules import DEFAULT, Rule
 
 WITHIN = 8
 """steps that heads are given to find another sink"""
-MOST_KEPT = 4_000_000
-"""keys over steps, layers and samples whose numbers are kept: some 100 MB"""
+MOST_KEPT = 2_000_000
+"""keys over steps, layers and samples whose numbers are kept: less than 100 MB"""
 
 
 def _unknown(name: str, why: str) -> Verdict:
