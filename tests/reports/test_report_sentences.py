@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
+from scipy import stats
 
 from sinklab.reports import as_studies
 from sinklab.reports import sentences as say
+from sinklab.reports.findings import trend_word
 
 STEPS, TEXT, PROMPT = 12, 24, 6
 
@@ -68,6 +70,19 @@ def test_depth_is_told_with_its_direction(make_study):
     same = told("depth", one(make_study("same")))
     assert same == "In same, a head has about as many sinks in all layers (from 1.00 in layer 0 to 1.00 in layer 1)."
     assert told("depth", one(make_study("none", text_share=0.05))) == ""
+
+
+def test_a_trend_over_depth_is_that_of_kendall():
+    rng, found = np.random.default_rng(0), set()
+    for count in (1, 2, 5, 12, 33, 34, 60):
+        for steep in (-1.0, 0.0, 0.4, 3.0):
+            for numbers_L in (drawn := rng.normal(size=count) + np.linspace(0, steep, count), np.round(drawn)):
+                test = stats.kendalltau(np.arange(count), numbers_L) if count > 1 else None
+                sure = test is not None and test.pvalue < 0.05
+                expected = "" if not sure else "rises" if test.statistic > 0 else "falls"
+                assert trend_word(numbers_L) == expected
+                found.add(expected)
+    assert len(found) == 3 and trend_word(np.array([1.0, np.nan, 3.0])) == ""
 
 
 def test_blocks_and_split_sinks_are_told_with_their_rates(make_study):

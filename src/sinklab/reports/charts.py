@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator
 
 from sinklab.reports.style import MARKERS, Theme, colormap, legend_above
 from sinklab.reports.words import number
@@ -232,7 +232,9 @@ def _draw_chart(axes: Axes, chart: Chart, look: Theme) -> None:
             at, coords, offset, side = (mark.at, 0.99), ("data", "axes fraction"), (3, 0), "left"
         how: dict[str, Any] = {"va": "top", "ha": side, "fontsize": 7.5, "color": look.muted, "xycoords": coords}
         axes.annotate(mark.words, at, offset, textcoords="offset points", **how)
-    axes.set(xlabel=chart.x.label, ylabel=chart.y.label, title=chart.title)
+    axes.set(xlabel=chart.x.label, ylabel=chart.y.label)
+    # matplotlib measures the axis to look for a power of ten above it, which would lift the title
+    axes.set_title(chart.title, y=None if chart.y.high is None else 1.0)
     axes.grid(axis="y")
     for name, one in (("x", chart.x), ("y", chart.y)):
         _set_up(axes, name, one)
@@ -307,20 +309,23 @@ def _draw_map(axes: Axes, shown: Map, look: Theme, top: float) -> Any:
     image = axes.imshow(drawn[:, added:], extent=(0, length, rows, 0), **how)
     if added:
         axes.imshow(drawn[:, :added], extent=(-1.4 * width, -0.4 * width, rows, 0), **how)
-    axes.set(xlim=(-1.4 * width, length), ylim=(rows, 0), title=shown.title)
+    axes.set(xlim=(-1.4 * width, length), ylim=(rows, 0))
+    axes.set_title(shown.title, y=1.0)
     axes.set(xlabel=shown.columns.label, ylabel=shown.rows.label)
     for axis, names, most in ((axes.xaxis, shown.columns.names, 7), (axes.yaxis, shown.rows.names, 8)):
         ticks = [int(at) for at in MaxNLocator(most, integer=True).tick_values(0, len(names) - 0.6)]
         lead = [-0.9 * width] if added and axis is axes.xaxis else []
         ticks = [at for at in ticks if len(lead) <= at < len(names)]
-        axis.set_ticks([*lead, *(at + 0.5 for at in ticks)], ["sink"] * len(lead) + [names[at] for at in ticks])
+        axis.set_major_locator(FixedLocator([*lead, *(at + 0.5 for at in ticks)]))
+        axis.set_major_formatter(FixedFormatter(["sink"] * len(lead) + [names[at] for at in ticks]))
     for mark in shown.marks:
         (axes.axhline if mark.axis == "y" else axes.axvline)(mark.at, color=look.muted, linewidth=0.6, alpha=0.8)
     if shown.unsure_RC is not None:
         row, column = np.nonzero(shown.unsure_RC)
         axes.plot(column + 0.5, row + 0.5, ".", color=look.muted, markersize=3)
     axes.spines[["left", "bottom"]].set_visible(False)
-    axes.tick_params(length=0)
+    # what has neither marks nor labels is not laid out
+    axes.tick_params(length=0, left=False, bottom=False)
     return image
 
 
@@ -363,7 +368,8 @@ def draw_panels(
         axes.remove()
     used = grid.flat[: len(shown)]
     if alike:
-        colour_bar(image, used, maps[0])
+        # beside its corners is beside the grid: the layout measures the bar for each panel that is named
+        colour_bar(image, used[np.unique([0, columns - 1, len(used) - 1])], maps[0])
     for axes in used if "own" in share else ():
         if len(axes.get_legend_handles_labels()[0]) > 1:
             axes.legend(loc="best", fontsize="x-small", frameon=True, framealpha=0.8, edgecolor="none")

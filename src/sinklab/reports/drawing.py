@@ -236,7 +236,8 @@ def _values(table: pd.DataFrame, curve: Curve) -> np.ndarray:
     columns = re.findall(r"[A-Za-z_]\w*", curve.of)
     if not set(columns) <= set(table.columns):
         return np.zeros(0)
-    return np.asarray(table.eval(curve.of), dtype=float)
+    # of those alone: pandas hands all columns that it is given to the expression
+    return np.asarray(table[columns].eval(curve.of), dtype=float)
 
 
 def _lines(one: Look, x: str, curves: Sequence[Curve], several: bool) -> list[Line]:
@@ -332,7 +333,7 @@ def draw_all(
     drawn, tails = Drawn(), file_names(readers, always=bool(paper))
     for name in names:
         one = known[name]
-        top = one.top_of(readers) if one.alone else None
+        top = one.top_of(readers) if one.alone and len(readers) > 1 else None
         for tail, subject in (
             zip(tails, readers, strict=True) if one.alone else [("".join(tails) * bool(paper), readers)]
         ):
@@ -383,7 +384,7 @@ def save(canvas: Canvas, form: str, target: Path | BinaryIO) -> None:
         if (layout := canvas.get_layout_engine()) is not None:
             # Laid out once for all formats: savefig would draw twice for each.
             layout.execute(canvas)
-            canvas.set_layout_engine("none")
+            canvas.set_layout_engine(None)
         canvas.savefig(target, format=form, dpi=style.DPI, metadata=metadata)
 
 

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from sinklab.analysis.counts import ratio
 from sinklab.analysis.estimates import FEWEST, Estimate, mean_over
@@ -19,6 +18,8 @@ from sinklab.reports.words import same
 RARE = 0.01
 AS_MUCH = 1 / 3
 """A twin shows as much as the run when what it shows is at least this part of it, in whichever direction."""
+EXACT = 33
+"""layers, all with other numbers, of which every order is counted; of more, the limit of many is taken"""
 
 
 class Finding(NamedTuple):
@@ -92,13 +93,13 @@ def with_sinks(study: Any) -> int:
 
 def strength(study: Any) -> tuple[Estimate, float]:
     """Over samples, the attention that a head gives to its greatest key; and an even share."""
-    positions = np.mean([study.samples[place].positions_T.mean() for place in study.recorded])
+    positions = np.mean([study.sample(place).positions_T.mean() for place in study.recorded])
     return mean_over(study.each("layer").groupby("sample")["main_share"].mean()), 1 / float(positions)
 
 
 def _share(study: Any, share: str) -> Finding:
     """How far a mean share of the attention is above an even one, as a multiple of that; said from twice of it on."""
-    positions = np.mean([study.samples[place].positions_T.mean() for place in study.recorded])
+    positions = np.mean([study.sample(place).positions_T.mean() for place in study.recorded])
     excess = float(study.over("layer")[share].mean() * positions - 1)
     return Finding(excess > 1, excess)
 
@@ -112,8 +113,20 @@ def _length(study: Any, is_known: bool, one: str, other: str) -> Finding:
 
 def trend_word(numbers_L: Any) -> str:
     """rises or falls, of numbers by layer; empty where layers in random order would often look like it (Kendall)."""
-    found = stats.kendalltau(np.arange(len(numbers_L)), numbers_L) if len(numbers_L) > 1 else None
-    return "" if found is None or not found.pvalue < 0.05 else "rises" if found.statistic > 0 else "falls"
+    count, ties = len(numbers_L), np.unique(numbers_L, return_counts=True)[1]
+    score = np.sign(np.subtract.outer(numbers_L, numbers_L))[np.tril_indices(count, -1)].sum()
+    if np.isnan(score):
+        return ""
+    # by hand: scipy.stats takes a second to load
+    if count <= EXACT and (ties == 1).all():
+        orders = np.ones(1)
+        for size in range(2, count + 1):
+            orders = np.convolve(orders, np.full(size, 1 / size))
+        chance = 2 * orders[: int(len(orders) - 1 - abs(score)) // 2 + 1].sum()
+    else:
+        spread = (count * (count - 1) * (2 * count + 5) - (ties * (ties - 1) * (2 * ties + 5)).sum()) / 18
+        chance = math.erfc(abs(score) / math.sqrt(2 * spread)) if spread else 1.0
+    return "" if not chance < 0.05 else "rises" if score > 0 else "falls"
 
 
 def richest(found: Enrichment | None, what: str) -> list[tuple[Any, ...]]:

@@ -28,6 +28,8 @@ ABSENT, BELOW = 0, 1
 LEVELS = 254
 # Where differences do not deflate better than this, the cheaper reader wins.
 WORTH = 0.97
+LEVEL = 7
+"""of deflate: 9 takes up to five times as long for a page that is 0.4 % smaller"""
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,12 @@ def pack(array: np.ndarray, row: int = 0) -> dict[str, Any]:
     if flat.dtype not in (np.uint8, np.uint16):
         raise ValueError(f"pack takes uint8 or uint16 arrays: got {flat.dtype}. Encode them on a LogScale first.")
     flat = flat.astype(flat.dtype.newbyteorder("<"))
-    plain = zlib.compress(flat.tobytes(), 9)
+    plain = zlib.compress(flat.tobytes(), LEVEL)
     best, delta, deflate = plain, 0, True
     if 0 < row < flat.size:
         differences = flat.copy()
         differences[row:] -= flat[:-row]
-        smaller = zlib.compress(differences.tobytes(), 9)
+        smaller = zlib.compress(differences.tobytes(), LEVEL)
         if len(smaller) < WORTH * len(plain):
             best, delta = smaller, row
     if len(best) >= WORTH * flat.nbytes:
@@ -266,16 +268,21 @@ def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:
 
 
 def _greatest(sample: Sample, stride: int, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The ``count`` greatest keys of every head and step, greatest first: (key, received), each (layer, head, step)."""
+    """The ``count`` greatest keys of every head and step, the greatest first, and the first of equal ones.
+
+    (key, received), each (layer, head, step).
+    """
     keys, values = [], []
     for slab in sample.slabs():
-        received_TLHK = only(slab.exists, slab.received, -np.inf)[-slab.at[0].start % stride :: stride]
-        top_TLHR = np.argpartition(received_TLHK, -count, axis=-1)[..., -count:]
-        value_TLHR = np.take_along_axis(received_TLHK, top_TLHR, axis=-1)
-        order = np.argsort(-value_TLHR, axis=-1, kind="stable")
-        keys.append(np.take_along_axis(top_TLHR, order, axis=-1))
-        values.append(np.take_along_axis(value_TLHR, order, axis=-1))
-    return zip(*(np.moveaxis(np.concatenate(each), (0, 3), (3, 0)) for each in (keys, values)), strict=True)
+        left_TLHK = only(slab.exists, slab.received, -np.inf)[-slab.at[0].start % stride :: stride].copy()
+        # one after the other is quicker than a partition
+        for _ in range(count):
+            keys.append(left_TLHK.argmax(-1))
+            values.append(np.take_along_axis(left_TLHK, keys[-1][..., None], -1)[..., 0])
+            np.put_along_axis(left_TLHK, keys[-1][..., None], -np.inf, -1)
+    # of every slab one after the other rank
+    ranked = ([np.concatenate(each[rank::count]) for rank in range(count)] for each in (keys, values))
+    return zip(*(np.moveaxis(np.array(each), 1, 3) for each in ranked), strict=True)
 
 
 def facts_of(study: Study) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from sinklab.sinks.rules import DEFAULT, Rule
 
 WITHIN = 8
 """steps that heads are given to find another sink"""
+MOST_KEPT = 2_000_000
+"""keys over steps, layers and samples whose numbers are kept: less than 100 MB"""
 
 
 def _unknown(name: str, why: str) -> Verdict:
@@ -123,8 +125,14 @@ class Study(Reader):
     _first = cached_property[Sample](lambda study: study.samples[study.recorded[0]])
 
     def sample(self, place: int) -> Sample:
-        """One of ``samples``. What is read of the first with attention, which figures show, is kept."""
-        return self._first if place == self.recorded[0] else self.samples[place]
+        """One of ``samples``. What is read of small ones is kept; of others that of the first, which figures show."""
+        return self._kept.get(place) or self.samples[place]
+
+    @cached_property
+    def _kept(self) -> dict[int, Sample]:
+        steps, layers, _, keys = self._first.shape
+        others = self.recorded[1:] if len(self.recorded) * steps * layers * keys <= MOST_KEPT else ()
+        return {self.recorded[0]: self._first} | {place: self.samples[place] for place in others}
 
     layers = cached_property[list[int]](lambda study: study._numbers(1, "recorded_layers"))
     """Numbers of the recorded layers, in the order of the layer axis; empty without attention."""
