@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from sinklab.analysis.counts import ratio
 from sinklab.analysis.estimates import FEWEST, Estimate, mean_over
@@ -18,8 +19,6 @@ from sinklab.reports.words import same
 RARE = 0.01
 AS_MUCH = 1 / 3
 """A twin shows as much as the run when what it shows is at least this part of it, in whichever direction."""
-EXACT = 33
-"""layers, all with other numbers, of which every order is counted; of more, the limit of many is taken"""
 
 
 class Finding(NamedTuple):
@@ -113,20 +112,8 @@ def _length(study: Any, is_known: bool, one: str, other: str) -> Finding:
 
 def trend_word(numbers_L: Any) -> str:
     """rises or falls, of numbers by layer; empty where layers in random order would often look like it (Kendall)."""
-    count, ties = len(numbers_L), np.unique(numbers_L, return_counts=True)[1]
-    score = np.sign(np.subtract.outer(numbers_L, numbers_L))[np.tril_indices(count, -1)].sum()
-    if np.isnan(score):
-        return ""
-    # by hand: scipy.stats takes a second to load
-    if count <= EXACT and (ties == 1).all():
-        orders = np.ones(1)
-        for size in range(2, count + 1):
-            orders = np.convolve(orders, np.full(size, 1 / size))
-        chance = 2 * orders[: int(len(orders) - 1 - abs(score)) // 2 + 1].sum()
-    else:
-        spread = (count * (count - 1) * (2 * count + 5) - (ties * (ties - 1) * (2 * ties + 5)).sum()) / 18
-        chance = math.erfc(abs(score) / math.sqrt(2 * spread)) if spread else 1.0
-    return "" if not chance < 0.05 else "rises" if score > 0 else "falls"
+    found = stats.kendalltau(np.arange(len(numbers_L)), numbers_L) if len(numbers_L) > 1 else None
+    return "" if found is None or not found.pvalue < 0.05 else "rises" if found.statistic > 0 else "falls"
 
 
 def richest(found: Enrichment | None, what: str) -> list[tuple[Any, ...]]:
