@@ -48,7 +48,7 @@ MAY_IMPORT["lm_eval"] = {"studies"}
 SHARED_BY_STUDIES = {"base", "processes", "request_cache", "twins"}
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
 # after the redesign 4,800 and 19,500; what came since, and by how much: docs/decisions.md
-CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 6_120, 28_350, 400, 60
+CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 6_130, 28_450, 400, 60
 FUNCTION_LINES, PARAMETERS = 60, 8
 FUNCTION_LINES_P90, PARAMETERS_P90 = 25, 4
 
