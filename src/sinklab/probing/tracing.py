@@ -104,8 +104,9 @@ class FrameRecorder(Listener):
         tensors, waiting = view.tensors(), frame.waiting
         if waiting and not view.is_like(waiting[0][0]):
             self._measure_waiting(frame)
-        # who else listens may ask the call for what was measured of it
-        can_wait = self.by_row and len(self.tap.listeners) == 1 and call.share is None and not out.is_cuda
+        # who else listens may ask the call for what was measured of it; what a kernel said of rows is of one call
+        is_usual = call.share is None and not (out.is_cuda or "lse_BHQ" in vars(call))
+        can_wait = self.by_row and is_usual and len(self.tap.listeners) == 1
         with torch.no_grad():
             if can_wait and max(x.numel() for x in tensors) <= SMALL:
                 # the model may write into its own later on
