@@ -171,24 +171,28 @@ class ModelDenoiser:
         the left.
         """
         check_tensor("the wanted positions of a denoiser", wanted_BS, (None, None), "bool")
-        known = self._block if places is not None and self._block and self._block[0] is places.columns else None
-        starts_BS = self._starts_BS if known is None else None
-        if starts_BS is not None and bool((starts_BS & wanted_BS).any()):
-            return self._read_by_row(starts_BS, wanted_BS, places)
+        starts_BS = self._starts_BS
         if places is None or not reads_wait(wanted_BS.device):
+            if starts_BS is not None and not bool((starts_BS & wanted_BS).any()):
+                starts_BS = None
             # in a single row every column that has a wanted position is wanted
-            is_single = len(wanted_BS) == 1
+            is_single = len(wanted_BS) == 1 and starts_BS is None
             wanted_Q = places.flat_M if is_single and places else wanted_BS.any(0).nonzero()[:, 0]
-            pick = None if is_single else wanted_BS.index_select(1, wanted_Q)
-            return Read(self._predictors(wanted_Q), pick, places, wanted_Q)
-        if known is None:
-            columns = places.columns
-            if isinstance(columns, slice):
-                columns = torch.arange(columns.start, columns.stop, device=wanted_BS.device)
-            self._block = known = places.columns, columns, self._predictors(columns)
-        _, wanted_Q, output_Q = known
-        row_M, length = places.flat_M // wanted_BS.shape[1], wanted_BS.shape[1]
-        pick_M = row_M * len(wanted_Q) + torch.searchsorted(wanted_Q, places.flat_M - row_M * length)
+            if starts_BS is None:
+                pick = None if is_single else wanted_BS.index_select(1, wanted_Q)
+                return Read(self._predictors(wanted_Q), pick, places, wanted_Q)
+            flat_M, output_Q = wanted_BS.flatten().nonzero()[:, 0], self._predictors(wanted_Q, starts_BS)
+        else:
+            if self._block is None or self._block[0] is not places.columns:
+                columns = places.columns
+                if isinstance(columns, slice):
+                    columns = torch.arange(columns.start, columns.stop, device=wanted_BS.device)
+                self._block = places.columns, columns, self._predictors(columns, starts_BS)
+            (_, wanted_Q, output_Q), flat_M = self._block, places.flat_M
+        row_M, length = flat_M // wanted_BS.shape[1], wanted_BS.shape[1]
+        pick_M = row_M * len(output_Q) + torch.searchsorted(wanted_Q, flat_M - row_M * length)
+        if starts_BS is not None:
+            pick_M = pick_M + starts_BS.flatten().index_select(0, flat_M) * len(wanted_Q)
         return Read(output_Q, pick_M, places, wanted_Q)
 
     @cached_property
@@ -198,16 +202,10 @@ class ModelDenoiser:
             return None
         return masks.starts(self.attention_BS)
 
-    def _read_by_row(self, starts_BS: Tensor, wanted_BS: Tensor, places: Places | None) -> Read:
-        """Where a column predicts the next one in some rows, and itself in another."""
-        row_M, wanted_M = wanted_BS.nonzero(as_tuple=True)
-        from_M = (wanted_M - 1).clamp(min=0) + starts_BS[row_M, wanted_M]
-        output_Q = from_M.unique()
-        pick_M = row_M * len(output_Q) + torch.searchsorted(output_Q, from_M)
-        return Read(output_Q, pick_M, places, wanted_M.unique())
-
-    def _predictors(self, wanted_Q: Tensor) -> Tensor:
-        return (wanted_Q - 1).clamp(min=0) if self.model.config.logit_shift else wanted_Q
+    def _predictors(self, wanted_Q: Tensor, starts_BS: Tensor | None = None) -> Tensor:
+        """Columns that predict these in a row; behind them these themselves, where one starts a row."""
+        before_Q = (wanted_Q - 1).clamp(min=0) if self.model.config.logit_shift else wanted_Q
+        return before_Q if starts_BS is None else torch.cat([before_Q, wanted_Q])
 
     def columns_to_run(self, columns: slice | Tensor, read: Read) -> tuple[slice | Tensor, Tensor]:
         """The columns to run, and where among them those stand whose outputs are read.

@@ -39,7 +39,9 @@ class LayerStack:
         """Those of the next layers, which are the first axis."""
         count, end = len(self._parts), len(self._parts) + len(values)
         if self._store is None and not (count or values.is_cuda):
-            self._store = torch.empty((self.expected, *values.shape[1:]), dtype=torch.float32, device=values.device)
+            # some may come inside inference mode, and others behind its end
+            with torch.inference_mode(False):
+                self._store = torch.empty((self.expected, *values.shape[1:]), dtype=torch.float32, device=values.device)
         store = self._store
         if store is not None:
             if end <= self.expected and values.shape[1:] == store.shape[1:] and values.device == store.device:
