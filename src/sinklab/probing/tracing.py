@@ -102,13 +102,15 @@ class FrameRecorder(Listener):
             frame.state_BQ = self.states.of(frame.state_BS, frame.columns_Q)
         view = CallView(call, heads, frame.state_BQ, call.unrolled(out))
         tensors, waiting = view.tensors(), frame.waiting
-        if waiting and not view.is_like(waiting[0][0]):
-            self._measure_waiting(frame)
         # who else listens may ask the call for what was measured of it; what a kernel said of rows is of one call
         is_usual = call.share is None and not (out.is_cuda or "lse_BHQ" in vars(call))
-        can_wait = self.by_row and is_usual and len(self.tap.listeners) == 1
+        is_small = max(x.numel() for x in tensors) <= SMALL
+        can_wait = self.by_row and is_usual and is_small and len(self.tap.listeners) == 1
+        # layers are measured in their order
+        if waiting and not (can_wait and view.is_like(waiting[0][0])):
+            self._measure_waiting(frame)
         with torch.no_grad():
-            if can_wait and max(x.numel() for x in tensors) <= SMALL:
+            if can_wait:
                 # the model may write into its own later on
                 waiting.append((view, [x.clone() for x in tensors]))
             else:
