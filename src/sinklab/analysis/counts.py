@@ -10,11 +10,8 @@ from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
-from sinklab.sinks.normalize import WIDE, even_share, fitted, main_sink, only, widened
-from sinklab.sinks.rules import Rule, Top, flagged, threshold
-
-INFINITE = int(np.float16(np.inf).view(np.uint16))
-"""numbers of half precision with at most these bits are in their order, none below 0 or NaN"""
+from sinklab.sinks.normalize import LAST, WIDE, even_share, fitted, main_sink, only, widened
+from sinklab.sinks.rules import Rule, flagged, threshold
 
 SLAB = 1 << 20
 """numbers that steps taken together have at most: in single precision they stay in the cache of a processor"""
@@ -152,7 +149,7 @@ class Slab:
             return None
         codes_LTN = self.halves.view(np.uint16).reshape(*self.halves.shape[:2], -1).swapaxes(0, 1)
         most = int(codes_LTN.max(initial=0))
-        if most > INFINITE:
+        if most > LAST:
             return None
         fewer = np.zeros((len(codes_LTN), most + 2), dtype=np.int64)
         for fewer_C, codes_TN in zip(fewer, codes_LTN, strict=True):
@@ -191,9 +188,6 @@ class Slab:
             # what exceeds a bound exceeds a lower one
             limit = bound.flat[0] if (bound == bound[0]).all() else bound.ravel()[more // received[0].size]
             cells = more[received.reshape(-1)[more] > limit]
-        elif rule == Top(1) and received.shape[-1] > 1:
-            heads = np.flatnonzero(self.main >= 0)
-            cells = heads * received.shape[-1] + self.main.ravel()[heads]
         else:
             cells = np.flatnonzero(flagged(received, rule, queries, self.exists))
         self._found.append((rule, bound, Found(received, cells)))

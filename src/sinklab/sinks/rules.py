@@ -9,8 +9,6 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from sinklab.errors import Checked, check_tensor, limited
 from sinklab.registry import rules
 from sinklab.sinks.normalize import Array, even_share, namespace, only
@@ -79,8 +77,7 @@ class Excess(Checked):
         if self.scale != "zscore":
             return received > self.threshold(queries)
         xp, share = namespace(received), only(exists, received) / queries
-        here = exists[..., :1] * exists.shape[-1] if xp is np and exists.all() else exists
-        count = xp.asarray(here, dtype=share.dtype).sum(-1)[..., None].clip(1)
+        count = xp.asarray(exists, dtype=share.dtype).sum(-1)[..., None].clip(1)
         mean = share.sum(-1)[..., None] / count
         share -= mean
         apart = only(exists, share)
@@ -206,4 +203,4 @@ def flagged(received: Any, rule: Rule, queries: Any, exists: Any) -> Any:
     found = rule(received, xp.where(queries > 0, queries, xp.ones_like(queries)), exists)
     words = "compare received with a bound: received > …"
     check_tensor(f"what the rule {rule} returns", found, received.shape, "bool", words)
-    return found if xp is np and exists.all() else exists & found
+    return exists & found
