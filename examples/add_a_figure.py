@@ -1,6 +1,6 @@
 """A figure of your own, in one file: declared over the table of facts, drawn wherever the lab draws figures.
 
-``sinklab report RUN --plugin examples/add_a_figure.py`` draws it beside the figures of the package.
+``sinklab figures RUN --plugin examples/add_a_figure.py`` draws it beside the figures of the package.
 """
 
 import sys

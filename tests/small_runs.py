@@ -180,8 +180,7 @@ def report(place: Path, resume: bool) -> None:
     if not (given_text() / "traced" / "run.json").exists():
         trace(given_text() / "made", False, twin=False)
         (given_text() / "made").rename(given_text() / "traced")
-    # figures are written as tables are, and take seconds to draw
-    report([open_run(given_text() / "traced")], place, figures=(), tables=("csv",))
+    report([open_run(given_text() / "traced")], place, tables=("csv",))
 
 
 KINDS: dict[str, Callable[[Path, bool], None]] = {

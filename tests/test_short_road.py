@@ -231,7 +231,7 @@ def test_a_notebook_shows_a_run_in_a_frame_of_another_origin(run: Run, tmp_path:
     del page
     gc.collect()
     assert not folder.exists()
-    assert sinklab.report(run, tmp_path / "page", figures=(), tables=()).is_file()
+    assert sinklab.report(run, tmp_path / "page", tables=()).is_file()
 
 
 def test_what_is_shown_of_objects_is_short(run: Run) -> None:

@@ -320,7 +320,7 @@ def test_handlers_are_put_back(capsys: pytest.CaptureFixture) -> None:
 def test_a_folder_of_runs_is_reported_as_its_runs(model: str, capsys: pytest.CaptureFixture) -> None:
     for name in ("b", "a"):
         assert run(f"trace 'The sea' --model {model} --out tour/{name} {QUICK}") == 0
-    assert run("report tour --out page --figures --tables csv") == 0
+    assert run("report tour --out page --tables csv") == 0
     assert "report: page/report.html" in capsys.readouterr().out
     for name, day in (("a", 2), ("b", 1)):
         path = Path("tour", name, "run.json")

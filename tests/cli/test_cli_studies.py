@@ -170,7 +170,7 @@ def test_compare_prints_a_table_and_writes_the_page(model: str, capsys: pytest.C
 
 def test_report_formats_can_be_left_out(model: str, capsys: pytest.CaptureFixture) -> None:
     assert run(f"trace 'The sea' --model {model} --out out {QUICK}") == 0
-    assert run("report out --out page --figures --tables csv") == 0
+    assert run("report out --out page --tables csv") == 0
     assert "report: page/report.html" in capsys.readouterr().out
     written = {path.suffix for path in Path("page").rglob("*") if path.is_file()}
     assert ".csv" in written

@@ -57,7 +57,7 @@ def test_paper_is_white(page, one):
 def test_no_panel_covers_another(page, tmp_path, width, height, text):
     run = simulate(tmp_path / "run", Simulation(steps=6, layers=2, heads=2, text=text))
     page.size(width, height)
-    page.open(report(run, tmp_path / "out", figures=(), tables=()).as_uri())
+    page.open(report(run, tmp_path / "out", tables=()).as_uri())
     boxes = page.run(
         "[...document.querySelectorAll('.panel, .pane-bar, .readout, .shown')]"
         ".map((panel) => panel.getBoundingClientRect().toJSON())"
@@ -107,7 +107,7 @@ def test_tokens_can_be_read_on_every_background(page, one, dark):
 
 def test_a_run_without_norms_leaves_no_hole(page, make_study, tmp_path):
     run = make_study("bare", leave_out=("value_norm", "key_norm"))
-    page.open(report(run, tmp_path / "out", figures=(), tables=()).as_uri())
+    page.open(report(run, tmp_path / "out", tables=()).as_uri())
     bottoms = "['.heads', '.map'].map((s) => Math.round(document.querySelector(s).getBoundingClientRect().bottom))"
     assert page.run("document.querySelector('.scatter').hidden")
     heads, heat_map = page.run(bottoms)

@@ -94,7 +94,7 @@ def test_the_pictures_show_what_numpy_finds_in_the_run_folder(page, one):
     key = int(found["even"][5, 1].mean(0)[1:].argmax()) + 1
     score, norm = found["even"][5, 1].mean(0)[key], found["value_norm"][5, 1, key]
     x = 38 + (np.log2(score) + 4) / (high + 4) * (width - 50)
-    y = 8 + (height - 42) * (1 - norm / (1.08 * found["value_norm"][:, 1].max()))
+    y = 20 + (height - 54) * (1 - norm / (1.08 * found["value_norm"][:, 1].max()))
     page.point(SCATTER, x / width, y / height)
     assert readout(page).startswith(f"position {key - 1} ")
 
@@ -110,7 +110,7 @@ def test_the_paths_stand_where_numpy_finds_the_main_sinks(page, two):
     # A line stands at the step that is shown.
     for step in set(range(steps)) - {5}:
         for key in range(keys):
-            y = 8 + (height - 32) * (1 - (key + 0.5) / keys)
+            y = 20 + (height - 44) * (1 - (key + 0.5) / keys)
             dot = pixel(page, PATHS, 34 + (step + 0.5) / steps * (width - 46), y)
             seen = min(np.abs(np.subtract(dot, state)).max() for state in states) < 30
             # Dots of greater shares reach over their neighbours.
@@ -133,7 +133,7 @@ def test_the_map_of_heads_says_what_numpy_finds_in_the_run_folder(page, one):
 
 def test_each_of_several_added_sinks_has_a_place_of_its_own(page, tmp_path):
     run = simulate(tmp_path / "run", Simulation(added=3, layers=1))
-    page.open(report(run, tmp_path / "out", figures=(), tables=()).as_uri())
+    page.open(report(run, tmp_path / "out", tables=()).as_uri())
     height = extent(page, PATHS)[1]
     base = 8 + height - 32 - (8 + 14 * 3)
     for sink in (0, 1, 2):

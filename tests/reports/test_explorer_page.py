@@ -160,7 +160,7 @@ def test_a_decoder_shows_what_is_there_at_each_token(page, two):
 
 def test_a_long_canvas_follows_what_is_pinned(page, tmp_path):
     run = simulate(tmp_path / "run", Simulation(steps=4, layers=1, heads=1, text=1200))
-    page.open(report(run, tmp_path / "out", figures=(), tables=()).as_uri())
+    page.open(report(run, tmp_path / "out", tables=()).as_uri())
     box = "document.querySelector('.canvas-text')"
     assert page.run(f"{box}.scrollHeight > 2 * {box}.clientHeight")
     page.point(MAP, 0.95, 0.5, click=True)
@@ -174,7 +174,7 @@ def test_a_long_canvas_follows_what_is_pinned(page, tmp_path):
 
 def test_only_the_greatest_keys_of_a_head_are_said_to_be_so(page, tmp_path):
     run = simulate(tmp_path / "run", Simulation(steps=16, layers=4, heads=6, text=80))
-    target = report(run, tmp_path / "out", figures=(), tables=(), megabytes=0.015)
+    target = report(run, tmp_path / "out", tables=(), megabytes=0.015)
     page.open(target.as_uri() + "#layer=1&head=2&step=3")
     note = page.run("document.querySelector('.map .note').textContent")
     assert note.startswith("The ") and note.endswith(
@@ -226,7 +226,7 @@ def test_linked_panes_follow_to_the_same_sample_and_position(page, tmp_path):
         simulate(tmp_path / name, Simulation(samples=2, steps=6, added=index), name=name)
         for index, name in enumerate("ab")
     ]
-    page.open(report(runs, tmp_path / "out", figures=(), tables=()).as_uri())
+    page.open(report(runs, tmp_path / "out", tables=()).as_uri())
     page.press("s")
     page.press("j")
     samples = "[...document.querySelectorAll('.choose-sample')].map((box) => box.value)"
@@ -239,7 +239,7 @@ def test_linked_panes_follow_to_the_same_sample_and_position(page, tmp_path):
 @pytest.mark.parametrize("look", ["light", "dark", "deuteranopia"])
 def test_hidden_keys_are_hatched_and_said(page, tmp_path, look):
     runs = [simulate(tmp_path / name, Simulation(heads=8), name=name, **some) for name, some in HIDING.items()]
-    address = report(runs, tmp_path / "out", figures=(), tables=()).as_uri()
+    address = report(runs, tmp_path / "out", tables=()).as_uri()
     gone = "[...document.querySelectorAll('.canvas-text .gone')].map((span) => Number(span.dataset.key))"
     note = "document.querySelector('.map .note').textContent"
     legend = "getComputedStyle(document.querySelector('.key .gone')).display"

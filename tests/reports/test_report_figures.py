@@ -268,7 +268,7 @@ def test_paths_are_those_of_the_heads_that_move_most(make_study):
 def test_page_files_and_numbers_show_what_was_prepared_once(make_study, tmp_path, name):
     runs = as_studies([make_study("plain", samples=6), make_study("sink", added=1, samples=6)])
     chart = figures[name].prepare(runs)
-    html = report(runs, tmp_path, figures=(), tables=()).read_text("utf-8")
+    html = report(runs, tmp_path, tables=()).read_text("utf-8")
     content = json.loads(re.search(r'id="payload">(.*?)</script>', html, re.S)[1])
     anchor = next(card["anchor"] for card in words_of("cards", "study") if card["figure"] == name)
     series = content["charts"][anchor]["series"]

@@ -3,15 +3,13 @@ import errno
 import hashlib
 import json
 import re
-from functools import partial
 from html.parser import HTMLParser
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from sinklab.records import RunWriter, open_run
-from sinklab.reports import as_studies, draw_all, report, summary
+from sinklab.reports import as_studies, report, summary
 from sinklab.reports.sentences import told
 
 VOID = {"meta", "link", "img", "source", "br", "input"}
@@ -63,8 +61,8 @@ def read(path: Path) -> Page:
 
 
 def alone(runs, out: Path) -> Path:
-    """The page without figures and tables, which take most of the time."""
-    return report(runs, out, figures=(), tables=())
+    """The page without tables."""
+    return report(runs, out, tables=())
 
 
 @pytest.fixture
@@ -173,23 +171,16 @@ def test_one_file_that_loads_nothing_and_runs_one_script(pair, tmp_path):
         assert word not in script, word
 
 
-def test_figures_and_tables_lie_beside(pair, tmp_path, monkeypatch):
-    # Drawing every figure takes seconds, and is tested with the figures.
-    some = partial(draw_all, names=("sink_share", "received_map", "attention_map"))
-    monkeypatch.setattr(import_module("sinklab.reports.build"), "draw_all", some)
-    target = report(pair, tmp_path / "out", figures=("svg",), tables=("csv", "md"))
+def test_tables_lie_beside(pair, tmp_path):
+    target = report(pair, tmp_path / "out", tables=("csv", "md"))
     folder = target.parent
-    assert {path.name for path in folder.iterdir()} == {"report.html", "figures", "tables"}
-    figures = {path.name for path in (folder / "figures").iterdir()}
-    assert figures == {"sink_share.svg", "received_map-plain.svg", "received_map-sink.svg"}
-    assert {"layers.csv", "layers.md", "sink_tokens.csv"} <= {path.name for path in (folder / "tables").iterdir()}
-    content = read(target).content
-    assert "3 files of static figures in figures/ and" in content
-    # No exact maps were kept: the page names the figure that needs them.
-    assert "attention_map-plain: " in content
+    assert {path.name for path in folder.iterdir()} == {"report.html", "tables"}
+    tables = {path.name for path in (folder / "tables").iterdir()}
+    assert {"layers.csv", "layers.md", "sink_tokens.csv"} <= tables
+    assert f"Beside this page lie {len(tables)} files of tables in tables/" in read(target).content
 
 
-def test_without_figures_and_tables_there_is_the_page_alone(make_study, tmp_path):
+def test_without_tables_there_is_the_page_alone(make_study, tmp_path):
     target = alone(make_study(), tmp_path / "out")
     assert [path.name for path in target.parent.iterdir()] == ["report.html"]
     assert "Beside this page" not in read(target).content
@@ -215,7 +206,7 @@ def test_everything_from_a_run_is_escaped(make_study, tmp_path):
 
 def test_the_size_of_the_page_can_be_chosen(make_study, tmp_path):
     run = make_study()
-    pages = [report(run, tmp_path / str(size), figures=(), tables=(), megabytes=size) for size in (3, 0.002)]
+    pages = [report(run, tmp_path / str(size), tables=(), megabytes=size) for size in (3, 0.002)]
     contents = [json.loads(read(page).scripts[0][1])["runs"][0]["samples"] for page in pages]
     assert [len(samples) for samples in contents] == [2, 1]
     with pytest.raises(ValueError, match=r"megabytes says how large .* above 0: got 0"):
@@ -296,8 +287,6 @@ def test_refusals(make_study, tmp_path):
     with pytest.raises(ValueError, match=r"heldout.* not that of a study: it lacks control, loss, stderr"):
         report(open_run(tmp_path / "odd"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(ValueError, match=r"'pgn'; known are pdf, png, svg; did you mean 'png'"):
-        report(make_study(), tmp_path / "out", figures=("pgn",))
 
 
 def test_full_disk_leaves_no_half_page(make_study, tmp_path, monkeypatch):
@@ -323,7 +312,7 @@ def test_the_story_describes_one_sample_and_judges_six(make_study, tmp_path):
     even = as_studies(make_study("even", samples=6, text_share=1 / 24))[0]
     assert "no sink beyond 2 times an even share" in " ".join(told("exist", even))
     bare = make_study("<b>/bare", folder="bare", leave_out=("attention", "heldout"))
-    html = report(bare, tmp_path / "out", figures=(), tables=()).read_text("utf-8")
+    html = report(bare, tmp_path / "out", tables=()).read_text("utf-8")
     assert html.count("Not measured in this run.") == 3 and "sinklab curve --model &lt;b&gt;/bare" in html
 
 

@@ -111,7 +111,7 @@ def pair(tmp_path: Path) -> list[Run]:
 
 
 def page_alone(runs: Any, out: Path) -> Any:
-    return read(report(runs, out, figures=(), tables=()))
+    return read(report(runs, out, tables=()))
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_many_variants_leave_the_rest_to_the_pictures(tmp_path: Path, no_picture
     few, many = (" ".join(summary(runs[:count])) for count in (3, 4))
     assert "mobility" in few and "mobility" not in many
     assert all("nats per token" in text and "even share" in text for text in (few, many))
-    page = report(runs, tmp_path / "page", figures=(), tables=()).read_text("utf-8")
+    page = report(runs, tmp_path / "page", tables=()).read_text("utf-8")
     assert page.count("In run-0, the main sinks are") == 1
 
 
@@ -283,7 +283,7 @@ def test_one_page_that_loads_and_runs_nothing(pair: list[Run], tmp_path: Path, m
     sections = import_module("sinklab.reports.build")
     few, every = {"training_loss", "optimization"}, sections.picture
     monkeypatch.setattr(sections, "picture", lambda name, *about: every(name, *about) if name in few else [])
-    target = report(pair, tmp_path / "out", figures=(), tables=())
+    target = report(pair, tmp_path / "out", tables=())
     html, page = target.read_text("utf-8"), read(target)
     assert "script-src 'none'; style-src 'unsafe-inline'; img-src data:;" in html
     assert page.scripts == [] and "$" not in page.content
@@ -321,16 +321,11 @@ def test_figures_that_need_a_monitor_say_so(tmp_path: Path) -> None:
         draw_all(run, tmp_path / "figures", names=("trainin_loss",))
 
 
-def test_files_lie_beside_the_page(pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_lie_beside_the_page(pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_module("sinklab.reports.build"), "picture", lambda *about: [])
-    some = partial(draw_all, names=("training_loss", "main_holders"))
-    monkeypatch.setattr(import_module("sinklab.reports.build"), "draw_all", some)
-    folder = report(pair, tmp_path / "out", figures=("svg",), tables=("csv", "md")).parent
-    assert {path.name for path in (folder / "figures").iterdir()} == {
-        "training_loss.svg",
-        "main_holders-bare.svg",
-        "main_holders-one.svg",
-    }
+    folder = report(pair, tmp_path / "out", tables=("csv", "md")).parent
+    drawn = draw_all(pair, tmp_path / "figures", ("svg",), names=("training_loss", "main_holders"))
+    assert {path.stem for path in drawn.written} == {"training_loss", "main_holders-bare", "main_holders-one"}
     outcome = pd.read_csv(folder / "tables" / "outcome.csv", index_col="run")
     assert outcome.loc["one", "takeover_step"] == 30 and math.isnan(outcome.loc["bare", "takeover_step"])
     assert outcome["variant"].to_dict() == {"bare": "plain", "one": "sink"}

@@ -124,7 +124,7 @@ def test_a_verdict_is_shared_on_the_same_side_of_its_threshold(make):
 def test_the_page_shows_both_twins(make, tmp_path):
     of, calm = make
     run = beside(of("a"), initialised=calm("b"), permuted=of("c"))
-    text = report(run, tmp_path / "page", figures=()).read_text("utf-8").replace("\u00a0", " ")
+    text = report(run, tmp_path / "page").read_text("utf-8").replace("\u00a0", " ")
     assert text.count(MARK) >= 6
     assert "No untrained twin" not in text
     part = re.search(r'<section class="part" id="twins">.*?</section>', text, re.S).group()
@@ -142,7 +142,7 @@ def test_the_page_shows_both_twins(make, tmp_path):
 def test_a_run_without_twins_says_so(make, tmp_path):
     of, _ = make
     old = of("old")
-    text = report(old, tmp_path / "old", figures=()).read_text("utf-8")
+    text = report(old, tmp_path / "old").read_text("utf-8")
     said = (
         "No untrained twin of old was recorded: what is said of it may be true of untrained weights as well. "
         "`sinklab trace --model MODEL --reproduce RUN --out RUN --resume --twin` adds twins to a run."

@@ -283,8 +283,8 @@ def test_a_report_reads_what_masked_queries_give(tmp_path: Path) -> None:
         (received[there_T][..., :2].sum(-1).mean((0, 2)) / run.array("attention", "positions", part=0)[0]).tolist()
     )
     assert "of masked queries alone" in shown.rule_words
-    page = report(run, tmp_path / "page", received="received_from_masked", figures=(), tables=("csv",))
+    page = report(run, tmp_path / "page", received="received_from_masked", tables=("csv",))
     assert "of masked queries alone" in page.read_text("utf-8")
     study(tiny_loaded(2), tmp_path / "plain", replace(settings, statistics=("received",)))
     with pytest.raises(ValueError, match=r"read received_from_masked, which .*plain did not record; add it"):
-        report(open_run(tmp_path / "plain"), tmp_path / "other", received="received_from_masked", figures=())
+        report(open_run(tmp_path / "plain"), tmp_path / "other", received="received_from_masked")

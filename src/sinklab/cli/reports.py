@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -65,6 +66,7 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False, dtype: str = "fl
     from sinklab.checkpoints.loading import load
     from sinklab.records.reading import open_run
     from sinklab.reports.build import report, summary
+    from sinklab.reports.runs import as_studies
     from sinklab.studies.curve.figures import masking_curve_sentences, write_masking_curves
     from sinklab.studies.trace.study import PROMPTS, StudySettings, study
 
@@ -86,39 +88,42 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False, dtype: str = "fl
             fields = diffusion if loaded.family == "diffusion" else {"temperature": SAMPLING["temperature"]}
             settings = dataclasses.replace(plain, **fields)
             runs.append(open_run(study(loaded, out / label, settings, progress=say)))
-        say.stage("drawing the report")
-        page = report(runs, out / "report", figures=("png",))
+        say.stage("writing the page")
+        # once for the page and for what is printed
+        read = as_studies(runs)
+        page = report(read, out / "report")
         drawn = write_masking_curves(curves, out / "masking")
     for label, run in zip(MODELS, runs, strict=True):
         written = run.table("generations").iloc[0]
         prompt, completion = (escape(text.translate(RAW)) for text in (written.prompt, written.completion))
         console.print(f"\n[bold]{label}[/bold] wrote: [dim]{prompt}[/dim]{completion}")
-    told = {"In short": summary(runs), "What hiding keys costs (measured beforehand)": masking_curve_sentences(curves)}
+    told = {"In short": summary(read), "What hiding keys costs (measured beforehand)": masking_curve_sentences(curves)}
     for heading, sentences in told.items():
         console.print(f"\n[bold]{heading}[/bold]")
         for sentence in sentences:
             console.print(f"• {escape(sentence)}")
-    console.print(f"\ntook {time.perf_counter() - started:.0f} s; open [bold]{page}[/bold] in a browser")
-    console.print(f"costs over keys and over attention: {drawn[0].parent}")
+    console.print(f"\ntook {time.perf_counter() - started:.0f} s; open [bold]{escape(str(page))}[/bold] in a browser")
+    console.print(f"costs over keys and over attention: {escape(str(drawn[0].parent))}")
+    command = shlex.join(["sinklab", "figures", str(out), "--out", str(out / "figures")])
+    console.print(f"figures for a paper: {escape(command)}", soft_wrap=True)  # one line, to be copied
 
 
 def report(
     runs: Folders,
     out: Path = Path("runs/report"),
-    figures: tuple[str, ...] = ("png", "svg"),
     tables: tuple[str, ...] = ("parquet", "csv", "md"),
     sink_rule: str | None = None,
     sink_input: Literal["received", "received_from_masked"] | None = None,
 ) -> None:
-    """Turn run folders into one page, report.html, with figures and tables beside it.
+    """Turn run folders into one page, report.html, with tables beside it.
 
     Several runs are shown side by side, e.g. without and with a sink token. Runs of `sinklab trace` give a page to
-    explore; runs of `sinklab train` give training curves: losses, when sinks emerge, which tokens they are.
+    explore; runs of `sinklab train` give training curves: losses, when sinks emerge, which tokens they are. Figures for
+    a paper are drawn by `sinklab figures`.
 
     Try
         sinklab report runs/plain runs/sink --out runs/report
-        sinklab report runs/house --figures pdf --tables csv
-        sinklab report runs/house --figures --tables
+        sinklab report runs/house --tables csv
         sinklab report runs/laptop-scratch runs/laptop-scratch-sink --out runs/curves
         sinklab report runs/house --sink-rule excess:epsilon=6
         sinklab report runs/masked --sink-input received_from_masked
@@ -126,8 +131,7 @@ def report(
     Args:
         runs: run folders of `sinklab trace`, or of `sinklab train`, or one that holds them, such as that of `sinklab
             tour`; one kind at a time.
-        out: folder for the page, its figures and its tables.
-        figures: formats of the static figures beside the page, of png, svg and pdf; none after a bare --figures.
+        out: folder for the page and its tables.
         tables: formats of the tables beside the page, of parquet, csv and md; none after a bare --tables.
         sink_rule: what counts as a sink in runs of `sinklab trace`, NAME:field=value; excess:epsilon=3 when left out.
         sink_input: what that rule reads: received (from all queries) when left out, or received_from_masked, from the
@@ -142,7 +146,7 @@ def report(
     rule = None if sink_rule is None else rules.parse(sink_rule)
     opened = _opened(runs)
     replaced = " in place of the one that was there (--out names another folder)" * (out / "report.html").is_file()
-    page = build(opened, out, rule=rule, received=sink_input or "", figures=figures, tables=tables)
+    page = build(opened, out, rule=rule, received=sink_input or "", tables=tables)
     say(f"report: {page}{replaced}")
 
 
@@ -207,7 +211,7 @@ def compare(
     Args:
         a: folder of the first run.
         b: folder of the second run; differences are second minus first.
-        out: folder for the page, its figures and its tables.
+        out: folder for the page and its tables.
     """
     from sinklab.records.reading import open_run
     from sinklab.reports.build import report as build

@@ -20,7 +20,7 @@ from sinklab.records.storage import remove_leftovers, write_beside
 from sinklab.registry import figures as registered
 from sinklab.reports import sentences as say
 from sinklab.reports.charts import Chart
-from sinklab.reports.drawing import Drawn, draw_all, figure_of, save
+from sinklab.reports.drawing import figure_of, save
 from sinklab.reports.payload import data_block, payload, script, script_hash
 from sinklab.reports.runs import Runs, as_shown
 from sinklab.reports.samples import ADDED, MASK, NotRecorded
@@ -261,7 +261,6 @@ def report(
     *,
     rule: Rule | None = None,
     received: str = "",
-    figures: Sequence[str] = ("png", "svg"),
     tables: Sequence[str] = ("parquet", "csv", "md"),
     megabytes: float = 3.0,
 ) -> Path:
@@ -269,7 +268,7 @@ def report(
 
     Studies make a page that explores what they recorded, training runs one of curves: what was learned, and how sinks
     came up. Several runs of one kind are shown side by side in the order given. What a run did not get to write is left
-    out and said so.
+    out and said so. Files of figures are drawn by `sinklab.reports.draw_all`.
 
     Args:
         runs: run folders that were opened, of one kind.
@@ -278,8 +277,7 @@ def report(
         received: what the rule reads: "received" (where it is empty), from all queries, or "received_from_masked", if
             the runs recorded it: from the masked queries, which decide the tokens. Steps with fewer than 8 of them
             count as if they had not been recorded.
-        figures: formats of the static ones in the folder of this name; empty writes none.
-        tables: the same for tables.
+        tables: formats of the tables in the folder of this name; empty writes none.
         megabytes: how large the part of each study on the page may be. A larger page holds more samples, and more keys
             of every head; it says what it holds.
 
@@ -293,12 +291,11 @@ def report(
     content = _content(readers, int(ARRAYS * megabytes * 1e6))
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    for place in (folder, folder / "figures", folder / "tables"):
+    for place in (folder, folder / "tables"):
         remove_leftovers(place)
-    drawn = draw_all(readers, folder / "figures", figures) if figures else Drawn()
     written = write_tables(readers, folder / "tables", tables) if tables else []
     page = templates().get_template("page.jinja")
-    text = page.render(content, drawn=len(drawn.written), skipped=drawn.skipped, written=len(written)).lstrip()
+    text = page.render(content, written=len(written)).lstrip()
     target = folder / "report.html"
     write_beside(target, lambda part: part.write_bytes(text.encode("utf-8")))
     return target

@@ -91,7 +91,7 @@ def write_data_set(run: Run, folder: str | Path) -> list[str]:
     sentences: list[str] = []
     if info.kind in READERS:
         (reader,) = as_shown(clean)
-        report(reader, copy, figures=(), tables=())
+        report(reader, copy, tables=())
         sentences = say.in_short([reader])
     tables = {name: info.files(TABLES, name) for name in info.tables}
     card = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(asset("run.jinja"))
@@ -131,7 +131,7 @@ def write_gallery(runs: Iterable[Run], out: str | Path, *, title: str = "Attenti
         names.append(next(one for one in numbered if one not in (*own, *names)) if is_taken else name)
     entries = []
     for name, reader in zip(names, shown, strict=True):
-        report(reader, folder / name, figures=(), tables=())
+        report(reader, folder / name, tables=())
         info, pictures = reader.run.info, picture(PICTURES[reader.run.info.kind], [reader], f"{name}: how it went")
         about = f"{reader.label} · {info.kind} · {info.created[:10]}"
         entries.append(Entry(name, name, about, say.in_short([reader])[:2], pictures))

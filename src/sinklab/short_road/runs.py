@@ -189,10 +189,10 @@ class Run(reading.Run):
 
         Args:
             out: folder to write it into; a temporary one when left out, which goes with what is returned.
-            how: of `sinklab.report`; when left out, no figures and tables are written beside the page.
+            how: of `sinklab.report`; when left out, no tables are written beside the page.
         """
         folder = Path(tempfile.mkdtemp(prefix="sinklab-page-")) if out is None else out
-        page = Page(build.report(self.read, folder, **{"figures": (), "tables": ()} | how))
+        page = Page(build.report(self.read, folder, **{"tables": ()} | how))
         if out is None:
             finalize(page, shutil.rmtree, folder, ignore_errors=True)
         return page

@@ -28,7 +28,7 @@ class Paths {
   place(width, height) {
     const { sample } = this.pane;
     const strip = sample.added ? 8 + 14 * sample.added : 0;
-    this.box = { left: 34, top: 8, width: width - 46, height: height - 32 - strip, strip };
+    this.box = { left: 34, top: 20, width: width - 46, height: height - 44 - strip, strip };
   }
 
   x(step) {
@@ -91,7 +91,7 @@ class Paths {
       board.text(String(tick), box.left - 6, y, "right");
     }
     if (sample.added) board.text("sink", box.left - 6, this.y(0), "right");
-    board.text("position", box.left + 4, box.top + 2);
+    board.text("position", 2, 8);
     board.text("step", box.left + box.width, box.top + box.height + box.strip + 14, "right");
     for (const tick of wholeTicks(0, sample.T - 1, box.width / 60).filter((at) => this.x(at) < box.left + box.width - 34)) {
       board.text(String(sample.steps[tick]), this.x(tick), box.top + box.height + box.strip + 14, "center");

@@ -17,7 +17,7 @@ class Scatter {
 
   place(width, height) {
     const { sample } = this.pane;
-    this.box = { left: 38, top: 8, width: width - 50, height: height - 42 };
+    this.box = { left: 38, top: 20, width: width - 50, height: height - 54 };
     this.low = Math.log2(1 / 16);
     this.high = Math.max(sample.raw.scale.high, 1);
     this.top = this.greatest() * 1.08 || 1;
@@ -122,7 +122,7 @@ class Scatter {
     const every = Math.max(1, Math.ceil((this.high - this.low) / (box.width / 44)));
     for (let power = 0; power <= this.high; power += every) this.tick(power);
     for (let power = -every; power >= this.low; power -= every) this.tick(power);
-    board.text("value norm", box.left + 4, box.top + 2);
+    board.text("value norm", 2, 8);
     board.text("received", box.left + box.width / 2, height - 7, "center");
   }
 
