@@ -129,7 +129,8 @@ class Page:
             time.sleep(0.02)
 
     def settle(self) -> None:
-        """Let two frames pass, so that what was asked for is drawn."""
+        """Wait until no sample is unpacked any more, and let two frames pass, so that what was asked for is drawn."""
+        self.wait("!document.querySelector('[aria-busy=true]')")
         self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
 
     def press(self, key: str) -> None:

@@ -235,6 +235,16 @@ def test_linked_panes_follow_to_the_same_sample_and_position(page, tmp_path):
     assert len(pinned) == 2 and pinned[1] == pinned[0] + 1, "the added sink of the second run stands in front"
 
 
+def test_the_sample_asked_for_last_is_shown_though_it_is_there_first(page, one):
+    page.open(one)
+    page.run(
+        "(() => { const box = document.querySelector('.choose-sample'); for (const value of [1, 0]) {"
+        " box.value = value; box.dispatchEvent(new Event('change')); } })()"
+    )
+    page.settle()
+    assert choice(page, "sample") == "sample 0"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("look", ["light", "dark", "deuteranopia"])
 def test_hidden_keys_are_hatched_and_said(page, tmp_path, look):

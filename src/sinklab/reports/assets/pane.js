@@ -37,7 +37,12 @@ class Pane {
   /** Shows a sample of a run; what was chosen stays where the new one has it. */
   async show(run, sample) {
     const shown = app.runs[run].samples[sample] ?? app.runs[run].samples[0];
+    this.wanted = shown;
+    this.element.ariaBusy = "true";
     await shown.open();
+    // Another may have been asked for while this one was unpacked.
+    if (this.wanted !== shown) return;
+    this.element.ariaBusy = "false";
     const before = this.sample;
     this.sample = shown;
     this.view.run = run;
