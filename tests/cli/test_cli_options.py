@@ -17,7 +17,7 @@ from sinklab.cli import main
 from sinklab.cli.command import Reading
 from sinklab.cli.main import OTHERS
 from sinklab.cli.options import PERMISSIONS, Given, in_flags
-from sinklab.cli.plans import machine_speed, plan_of
+from sinklab.cli.plans import duration, machine_speed, plan_of
 from sinklab.cli.reports import _opened
 from sinklab.records import open_run
 from sinklab.registry import studies
@@ -148,6 +148,11 @@ def test_a_plan_grows_with_what_is_asked_and_counts_what_a_trace_evaluates(
     assert stored == half == pytest.approx(whole / 2, rel=0.1)
     speed, least = machine_speed("float32", "cpu")
     assert 1e6 < speed < 1e15 and 0 < least < 1
+
+
+def test_a_duration_has_no_exponent() -> None:
+    told = [duration(seconds) for seconds in (0.01, 9.96, 99.4, 99.6, 119, 121, 7000, 7300, 900_000)]
+    assert told == ["0.1 s", "10 s", "99 s", "100 s", "119 s", "2 min", "117 min", "2 h", "250 h"]
 
 
 def test_a_file_gives_defaults_that_options_override(model: str, capsys: pytest.CaptureFixture) -> None:

@@ -81,10 +81,16 @@ def plan_of(
     apart = ", activations not counted," if found.trains else ""
     return (
         f"plan: {found.words}{where}, {found.evaluations:,} evaluations of {found.positions:,} positions: about "
-        f"{_duration(seconds)} and {size / 1e9:.2g} GB{apart} on {device} (estimated)"
+        f"{duration(seconds)} and {_rounded(size / 1e9)} GB{apart} on {device} (estimated)"
     )
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds in the unit that suits them, with two digits."""
     unit, size = next((one for one in (("h", 3600), ("min", 60)) if seconds >= 2 * one[1]), ("s", 1))
-    return f"{max(seconds / size, 0.1):.2g} {unit}" if seconds < 1000 * size else f"{seconds / size:,.0f} {unit}"
+    return f"{_rounded(max(seconds / size, 0.1))} {unit}"
+
+
+def _rounded(number: float) -> str:
+    # two digits of 100 and more would be written with an exponent
+    return f"{number:.2g}" if number < 99.5 else f"{number:,.0f}"
