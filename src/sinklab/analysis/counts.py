@@ -143,26 +143,28 @@ class Slab:
         return ranked(only(self.exists, self.received, np.nan))
 
     @cached_property
-    def _fewer(self) -> np.ndarray | None:
-        """(layer, code) how many scores have lesser bits in half precision; None where bits do not tell the order."""
+    def _codes(self) -> np.ndarray | None:
+        """(layer, code) how many scores have these bits in half precision, behind the last code a 0; None where bits do
+        not tell the order."""
         if self.halves is None or not self.whole:
             return None
         codes_LTN = self.halves.view(np.uint16).reshape(*self.halves.shape[:2], -1).swapaxes(0, 1)
         most = int(codes_LTN.max(initial=0))
         if most > LAST:
             return None
-        fewer = np.zeros((len(codes_LTN), most + 2), dtype=np.int64)
-        for fewer_C, codes_TN in zip(fewer, codes_LTN, strict=True):
-            np.cumsum(np.bincount(codes_TN.ravel(), minlength=most + 1), out=fewer_C[1:])
-        return fewer
+        return np.array([np.bincount(codes_TN.ravel(), minlength=most + 2) for codes_TN in codes_LTN])
 
     def below(self, bounds: np.ndarray) -> np.ndarray:
-        """(layer, bound) how many scores lie below each bound, of (step, 1, bound); below NaN are all."""
+        """(layer, bound) how many scores lie below each bound, of rising (step, 1, bound); below NaN are all."""
         same = ((bounds == bounds[:1]) | np.isnan(bounds)).all()
-        if not same or self._fewer is None:
+        if not same or self._codes is None:
             return below(self.ranked, bounds).sum(0)
-        levels = WIDE[: self._fewer.shape[1] - 1] * self.factor
-        return self._fewer[:, levels.searchsorted(_own(bounds[0, 0], levels.dtype))]
+        levels = WIDE[: self._codes.shape[1] - 1] * self.factor
+        places = levels.searchsorted(_own(bounds[0, 0], levels.dtype))
+        starts = np.append(0, places)
+        between = np.add.reduceat(self._codes, starts, axis=1)[:, :-1]
+        # where nothing lies between, reduceat gives the number at the place itself
+        return np.cumsum(np.where(np.diff(starts) > 0, between, 0), axis=1)
 
     @cached_property
     def queries(self) -> Any:
