@@ -138,6 +138,11 @@ def test_the_product_is_found_whatever_the_default_dtype() -> None:
         torch.set_default_dtype(torch.float32)
 
 
+def test_intels_processors_multiply_by_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "_is_intel", lambda: True)
+    assert onednn._onednn.__wrapped__() is None
+
+
 def test_a_linear_layer_by_the_fast_product_stands_in_inference_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = onednn._onednn() or F.linear, []
 

@@ -1,8 +1,10 @@
 """Products of float32 on a CPU by the fastest exact kernel there is: q · kᵀ of one head, and linear layers."""
 
 # C queries of a chunk, S keys, D head dim
+import platform
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,10 +55,16 @@ def _is_exact() -> bool:
         return False
 
 
+def _is_intel() -> bool:
+    """Whether the processor is one on which MKL multiplies at full width."""
+    told = Path("/proc/cpuinfo")
+    return "GenuineIntel" in (told.read_text() if told.is_file() else platform.processor())
+
+
 @cache
 def _onednn() -> Callable[..., Tensor] | None:
     """oneDNN's inner product, if this build of torch has it, this processor gains by it, and it is right."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available():
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available() or _is_intel():
         return None
     linear = compat.onednn_linear()
     if linear is None:

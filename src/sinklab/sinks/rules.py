@@ -5,6 +5,7 @@ front. NaN marks keys that do not exist (padding of ragged arrays); they are nev
 that is called with three arrays; see `Rule`, and ``examples/add_a_rule.py`` for one of your own.
 """
 
+# N rows of keys, K keys
 import warnings
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -121,12 +122,13 @@ class Top(Checked):
         xp, keys = namespace(received), received.shape[-1]
         if self.k >= keys:
             raise ValueError(f"Top must leave at least one key: k={self.k} of {keys} keys. Choose k < {keys}.")
-        place = xp.arange(keys, dtype=xp.int32, device=received.device)
-        chosen, left = xp.zeros_like(exists), only(exists, received, -float("inf"))
+        chosen = xp.zeros(received.shape, dtype=exists.dtype, device=received.device)
+        rows_NK, left = chosen.reshape(-1, keys), only(exists, received, -float("inf"))
+        row_N = xp.arange(len(rows_NK), device=received.device)
         for _ in range(self.k):
             left = only(~chosen, left, -float("inf"))
             # argmax gives ties to the first.
-            chosen = chosen | (place == xp.asarray(left.argmax(-1), dtype=xp.int32)[..., None])
+            rows_NK[row_N, left.argmax(-1).reshape(-1)] = True
         return chosen
 
 
