@@ -10,10 +10,13 @@ from functools import cache, cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sinklab.attention.context import RunningCanvas
 
 LOG2E = math.log2(math.e)
+SOME = 512
+"""Queries that are counted at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,16 +189,9 @@ class Visibility:
     @cached_property
     def visible_BHS(self) -> Tensor:
         """Queries that may see each key, int64 (B, 1 or H, S): the S of the excess rule when masks are in play."""
-        batch, queries, keys = self.shape
-        if self.mask is None:
-            count_S = torch.full((keys,), queries, device=self.device)
-            count_S = count_S - torch.arange(keys, device=self.device) if self.is_causal else count_S
-            return count_S.clamp_min(0).expand(batch, 1, keys)
-        allowed_BHQS, real_BQ = self._allowed(self.mask), self.real_BQ
-        if allowed_BHQS.shape[2] == 1:
-            count_B = torch.full((batch,), queries, device=self.mask.device) if real_BQ is None else real_BQ.sum(-1)
-            return allowed_BHQS[:, :, 0] * count_B[:, None, None]
-        return (allowed_BHQS if real_BQ is None else allowed_BHQS & real_BQ[:, None, :, None]).sum(-2)
+        device = self.device if self.mask is None else self.mask.device
+        every_BQ = torch.ones(self.shape[:2], dtype=torch.bool, device=device)
+        return self.seen_by(every_BQ if self.real_BQ is None else self.real_BQ)
 
     @cached_property
     def visible_BS(self) -> Tensor:
@@ -203,14 +199,23 @@ class Visibility:
         return self.visible_BHS.amax(1)
 
     def seen_by(self, some_BQ: Tensor) -> Tensor:
-        """How many of some queries, bool (B, Q), may see each key: int64 (B, 1 or H, S). Costs O(Q·S) under a mask."""
+        """How many of some queries, bool (B, Q), may see each key: int64 (B, 1 or H, S).
+
+        Costs O(Q·S) where a mask tells each query something else.
+        """
         _, queries, keys = self.shape
-        if self.mask is not None:
-            allowed_BHQS = self._allowed(self.mask)
-        else:
-            allowed_BHQS = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=some_BQ.device)
-            allowed_BHQS = allowed_BHQS.tril() if self.is_causal else allowed_BHQS[:, :, :1]
-        return (allowed_BHQS & some_BQ.to(allowed_BHQS.device)[:, None, :, None]).sum(-2)
+        if self.mask is None and self.is_causal:
+            return pad(some_BQ.flip(1).cumsum(1).flip(1), (0, keys - queries))[:, None]
+        count_B11 = some_BQ.sum(1)[:, None, None]
+        if self.mask is None:
+            return count_B11.expand(-1, 1, keys)
+        allowed_BHQS = self._allowed(self.mask)
+        some_BQ, count_B11 = some_BQ.to(allowed_BHQS.device), count_B11.to(allowed_BHQS.device)
+        if allowed_BHQS.shape[2] == 1:
+            return allowed_BHQS[:, :, 0] * count_B11
+        # torch widens flags that it adds to eight bytes each, all at once
+        parts = zip(allowed_BHQS.split(SOME, 2), some_BQ.split(SOME, 1), strict=True)
+        return torch.stack([(part & some_BC[:, None, :, None]).sum(2) for part, some_BC in parts]).sum(0)
 
     @cached_property
     def real_BQ(self) -> Tensor | None:
