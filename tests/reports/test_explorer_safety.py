@@ -33,7 +33,7 @@ def test_without_its_script_the_page_still_says_what_was_found(browser, one):
         text = browser.run("document.body.innerText")
     finally:
         browser.call("Emulation.setScriptExecutionDisabled", value=False)
-    assert "static figures lie beside the page" in text
+    assert "static figures are drawn by sinklab figures" in text
     assert "In short" in text and "the added sink receives" in text and "What was run" in text
 
 
