@@ -1,6 +1,6 @@
 """Our block decoding beside its authors' own loops: the same weights, prompts, threads and tokens, by turns.
 
-    python benchmarks/peers.py --dllm FOLDER --sdar FOLDER [--pairs 7] [--prompts 128 512] [--only sdar] [--quick]
+    python benchmarks/peers.py --dllm FOLDER --sdar FOLDER [--size wide] [--pairs 7] [--prompts 128 512] [--only sdar]
     python benchmarks/peers.py --device cuda --fast_dllm FOLDER [--pairs 5] [--prompts 512] [--python python3]
 
 FOLDER is a checkout of the peer (or the variables SINKLAB_DLLM, SINKLAB_SDAR name it); none of its code is kept here:
@@ -13,8 +13,9 @@ it is there, or in that of `--python` (PEER_PATH is its PYTHONPATH); `peer_drive
 what only CUDA has. A peer that is absent, or that does not run, is left out by name. fast_dllm is dLLM's folder once
 more: its loop for LLaDA with the caches of Fast-dLLM, held beside our prefix and dual cache.
 
-For every cell (a prompt, a block length, tokens a step) a model of 8 layers × 512 wide with random float32 weights is
-written once in the peer's published format, and both sides load it. Two processes live side by side, one thread each,
+For every cell (a prompt, a block length, tokens a step) a model with random float32 weights is written once in the
+peer's published format, and both sides load it: 4 layers × 128 wide (toy), 8 × 512 (middle), or 8 × 768 with 32,000
+tokens (wide). Two processes live side by side, one thread each,
 and take turns: ours first in one pair, the peer first in the next, one run without a clock before. The ratio is
 taken within a pair, of processor time (wall time stands beside it): median and range. Network calls are counted the
 same way on both sides, by embeddings; evaluations are those that denoise. A ratio counts where every token is the same.
@@ -62,6 +63,7 @@ class Sizes:
     dtype: str = "float32"
 
 
+SIZES = {"toy": Sizes(4, 128, 4, 4, 512), "middle": Sizes(), "wide": Sizes(8, 768, 12, 12, 2048, 32_000)}
 QUICK = Sizes(2, 64, 4, 2, 96, 128, 32, (64,))
 ON_A_GPU = Sizes(32, 4096, 32, 32, 12288, 126464, 64, (512,), "cuda", "bfloat16")
 
@@ -322,6 +324,7 @@ def main(peers: Sequence[Peer] = PEERS) -> None:
     for peer in peers:
         known = os.environ.get(f"SINKLAB_{peer.name.upper()}")
         parser.add_argument(f"--{peer.name}", type=Path, default=known and Path(known), help=f"{peer.repository}")
+    parser.add_argument("--size", choices=SIZES, default="middle", help="of the model on a CPU (default: middle)")
     parser.add_argument("--pairs", type=int, default=7, help="5 at least, for a result")
     parser.add_argument("--prompts", type=int, nargs="+", help="in place of 128 and 512; nothing is written")
     parser.add_argument("--only", choices=[peer.name for peer in peers], help="one peer; nothing is written")
@@ -333,7 +336,7 @@ def main(peers: Sequence[Peer] = PEERS) -> None:
     is_trial = bool(options.quick or (options.prompts and not on_gpu) or options.only)
     if options.pairs < 5 and not is_trial:
         parser.error("a result needs at least 5 pairs")
-    sizes = QUICK if options.quick else ON_A_GPU if on_gpu else Sizes()
+    sizes = QUICK if options.quick else ON_A_GPU if on_gpu else SIZES[options.size]
     if options.prompts:
         sizes = Sizes(**{**asdict(sizes), "prompts": tuple(options.prompts)})
     chosen = [peer for peer in peers if options.only in (None, peer.name) and (not on_gpu or peer.name == "fast_dllm")]
@@ -346,7 +349,8 @@ def main(peers: Sequence[Peer] = PEERS) -> None:
     if len(results) < (1 if on_gpu else 2):
         sys.exit(f"no result is written: {len(results)} of {len(peers)} peers ran, and one file needs two")
     written = {"what": WHAT, "sizes": asdict(sizes), "peers": results, "left_out": left_out}
-    print(f"written to {write_result('peers', written, options.device)}")
+    name = "peers" if on_gpu or options.size == "middle" else f"peers_{options.size}"
+    print(f"written to {write_result(name, written, options.device)}")
 
 
 WHAT = "times faster = seconds of the peer over ours, within a pair; greedy, fixed tokens a step, one row, one thread"

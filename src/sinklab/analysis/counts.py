@@ -13,7 +13,7 @@ import numpy as np
 from sinklab.sinks.normalize import LAST, WIDE, even_share, fitted, main_sink, only, widened
 from sinklab.sinks.rules import Rule, flagged, threshold
 
-SLAB = 1 << 20
+SLAB = 1 << 21
 """numbers that steps taken together have at most: in single precision they stay in the cache of a processor"""
 
 

@@ -247,8 +247,10 @@ class RuleCounter:
         total, first = slab.total.sum(dtype=float), slab.found(self.rules[0])
         for rule, counts_N in zip(self.rules, self.counts_RN, strict=True):
             found = slab.found(rule)
-            sinks, with_sink, taken = len(found.cells), np.count_nonzero(found.number), found.taken.sum()
-            both = np.count_nonzero(first.flags.reshape(-1)[found.cells])
+            cells, sinks = found.cells, len(found.cells)
+            with_sink = np.count_nonzero(np.diff(cells // slab.received.shape[-1], prepend=-1))
+            taken = slab.received.reshape(-1)[cells].sum(dtype=float)
+            both = sinks if found is first else np.count_nonzero(first.flags.reshape(-1)[cells])
             counts_N += np.array([heads, keys, sinks, with_sink, total, taken, both, sinks + len(first.cells) - both])
 
     @property

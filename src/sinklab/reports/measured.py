@@ -1,6 +1,7 @@
 """What one pass over the samples of a study leaves behind: sums and small tables, no arrays of the run."""
 
 # T steps, L layers, H heads, K keys (added sinks first), R text keys, S positions, G states of queries
+import math
 import operator
 import os
 from collections import Counter, defaultdict
@@ -14,13 +15,14 @@ import numpy as np
 import pandas as pd
 
 from sinklab.analysis import overlap, thresholds
-from sinklab.analysis.counts import ratio
+from sinklab.analysis.counts import ratio, spans
 from sinklab.analysis.estimates import Estimate, mean_over
 from sinklab.analysis.explained import Explained, explained_mass
 from sinklab.analysis.movement import Motion, MotionCounter, MotionSummary, motion_word
 from sinklab.analysis.tokens import Enrichment, enriched, tallied
 from sinklab.reports.samples import Sample, rule_name
 from sinklab.reports.seen import TextMotion
+from sinklab.sinks.normalize import only
 from sinklab.sinks.states import STATES
 
 SUMMED = (
@@ -45,11 +47,14 @@ class Means:
         """Add every number of ``values``, ``weights`` times."""
         self.sums[name] += _weighted(values, weights).reshape(2, -1).sum(1)
 
-    def add_in(self, places: np.ndarray, names: Sequence[Any], values: Any, weights: Any = 1.0) -> None:
-        """The same under every name, where its row of flags ``places`` (name, …) is set."""
-        both = _weighted(values, weights).reshape(2, -1)
-        for name, sums in zip(names, np.vecdot(places.reshape(len(names), 1, both.shape[1]), both), strict=True):
-            self.sums[name] += sums
+    def add_in(self, places_TGR: np.ndarray, names: Sequence[Any], values_TLR: np.ndarray, weights: Any = 1.0) -> None:
+        """The same of every layer where the ``places`` of a name are 1: all layers of one group after another."""
+        shape = values_TLR.shape
+        for steps in spans(len(places_TGR), 4 * math.prod(shape[1:])):
+            both = _weighted(values_TLR[steps], np.broadcast_to(weights, shape)[steps])
+            sums = np.matmul(places_TGR[steps], both.swapaxes(-1, -2)).sum(1)
+            for name, total in zip(names, sums.reshape(2, -1).T, strict=True):
+                self.sums[name] += total
 
     def include(self, other: "Means") -> None:
         """Add what another has added."""
@@ -63,10 +68,9 @@ class Means:
 
 def _weighted(values: Any, weights: Any) -> np.ndarray:
     """(2, ...) the numbers times their weights, and the weights; both 0 where the number is NaN."""
-    both = np.empty((2, *np.shape(values)))
-    absent = np.isnan(values)
-    both[1] = np.where(absent, 0.0, weights)
-    np.multiply(np.where(absent, 0, values), both[1], out=both[0])
+    there, both = ~np.isnan(values), np.empty((2, *np.shape(values)))
+    both[1] = only(there, np.broadcast_to(weights, there.shape))
+    np.multiply(only(there, values), both[1], out=both[0])
     return both
 
 
@@ -133,7 +137,8 @@ class Measured:
         """that of epsilon = 3"""
         self.threshold = float(np.median(np.concatenate(parts["threshold_T"]))) if found else float("nan")
         """received attention that makes a sink, median over steps; NaN for a rule that is no such bound"""
-        self.overlap_by_layer_LL = _mean(np.array(parts["shared_LL"]))
+        shared_NLL = np.array(parts["shared_LL"])
+        self.overlap_by_layer_LL = ratio(np.nansum(shared_NLL, axis=0), (~np.isnan(shared_NLL)).sum(0))
         """mean overlap of the sinks of two layers"""
         self._labels = {name: parts[name] for name in ("text", "class", "age")}
 
@@ -204,22 +209,23 @@ class Measured:
 
         Masks differ from text in everything: a mean over both is that of a mixture.
         """
-        seen, added = sample.seen, sample.added
+        seen, added, layers = sample.seen, sample.added, self._layers.tolist()
         states = range(len(STATES)) if sample.has_tokens else range(0)
+        received_TLR = seen.share_TLK[..., added:] * sample.positions_T[:, None, None]
         places_GTR = np.array([sample.states_TS == state for state in states], dtype=float)
-        for place, layer in enumerate(self._layers.tolist()):
-            received_TR = seen.share_TLK[:, place, added:] * sample.positions_T[:, None]
-            means.add_in(places_GTR, [(f"received_{STATES[state]}", layer) for state in states], received_TR)
-            events_TR = seen.events_TLK[:, place, added:].astype(float)
-            others_TR = (seen.main_TLH[:, place] >= 0).sum(1)[:, None] - events_TR
-            for suffix, norm_TLK in zip(NORMS, (sample.value_norm_TLK, sample.key_norm_TLK), strict=True):
-                if norm_TLK is None:
-                    continue
-                norm_TK = np.where(sample.exists_TK, norm_TLK[:, place], np.nan)
-                means.add((f"added_{suffix}", layer), norm_TK[:, :added])
-                for kind, weights_TR in (("sink", events_TR), ("rest", others_TR)):
-                    names = [(kind, suffix, layer, state) for state in states]
-                    means.add_in(places_GTR, names, norm_TK[:, added:], weights_TR)
+        places_TGR = places_GTR.reshape(len(states), *received_TLR.shape[::2]).swapaxes(0, 1)
+        means.add_in(places_TGR, [(f"received_{STATES[g]}", layer) for g in states for layer in layers], received_TLR)
+        events_TLR = seen.events_TLK[..., added:].astype(float)
+        others_TLR = (seen.main_TLH >= 0).sum(2)[..., None] - events_TLR
+        for suffix, recorded_TLK in zip(NORMS, (sample.value_norm_TLK, sample.key_norm_TLK), strict=True):
+            if recorded_TLK is None:
+                continue
+            norm_TLK = np.where(sample.exists_TK[:, None], recorded_TLK, np.nan)
+            for place, layer in enumerate(layers):
+                means.add((f"added_{suffix}", layer), norm_TLK[:, place, :added])
+            for kind, weights_TLR in (("sink", events_TLR), ("rest", others_TLR)):
+                kinds = [(kind, suffix, layer, state) for state in states for layer in layers]
+                means.add_in(places_TGR, kinds, norm_TLK[..., added:], weights_TLR)
 
     def _motion(self, sample: Sample, found: Motion) -> dict[str, Any]:
         layer_LH, head_LH = np.meshgrid(self._layers, self._heads, indexing="ij")
@@ -373,11 +379,6 @@ def _total(parts: Sequence[Any]) -> Any:
 
 def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-
-def _mean(arrays: np.ndarray) -> np.ndarray:
-    """Mean over the first axis of what is not NaN."""
-    return ratio(np.nansum(arrays, axis=0), (~np.isnan(arrays)).sum(0))
 
 
 def drawn_bounds(sample: Sample, samples: int) -> pd.DataFrame:

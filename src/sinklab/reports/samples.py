@@ -300,8 +300,8 @@ class Sample:
     @cached_property
     def states_TS(self) -> np.ndarray:
         """Index into STATES (masked, committed, prompt), -1 where the position is not there; int8."""
-        codes = [code * (self._grid["state"] == name) for code, name in enumerate(STATES, 1)]
-        return (np.sum(codes, axis=0) - 1).astype(np.int8)
+        states_TS = self._grid["state"]
+        return pd.Index(STATES).get_indexer(states_TS.ravel()).reshape(states_TS.shape).astype(np.int8)
 
     ages_TS = cached_property[np.ndarray](lambda sample: token_ages(sample.states_TS))
     """One of ``sinks.AGES`` (masked, just committed, committed, prompt), None where no position is; object.

@@ -77,11 +77,13 @@ class Excess(Checked):
         """Which keys exceed the threshold."""
         if self.scale != "zscore":
             return received > self.threshold(queries)
-        xp, share = namespace(received), only(exists, received) / queries
-        count = xp.asarray(exists, dtype=share.dtype).sum(-1)[..., None].clip(1)
+        xp, known = namespace(received), only(exists, received)
+        # a number of queries that all keys of a head share scales them alike
+        share = known if queries.shape[-1:] == (1,) else known / queries
+        # `only` copies where a key is missing
+        count = known.shape[-1] if known is received else exists.sum(-1, dtype=share.dtype)[..., None].clip(1)
         mean = share.sum(-1)[..., None] / count
-        share -= mean
-        apart = only(exists, share)
+        apart = only(exists, share - mean)
         deviation = (xp.linalg.vecdot(apart, apart)[..., None] / count) ** 0.5
         # Rounding leaves a deviation near 1e-8 where all shares are equal: nothing stands out of such a row.
         return apart > xp.where(deviation > 1e-6 * mean, self.epsilon * deviation, float("inf"))
