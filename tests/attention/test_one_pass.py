@@ -181,7 +181,7 @@ class Products(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        if name in ("bmm", "_linear_pointwise") and out.shape[-1] == self.keys and out.shape[-2] > 1:
+        if name in ("baddbmm_", "_linear_pointwise") and out.shape[-1] == self.keys and out.shape[-2] > 1:
             self.count += 1
         return out
 

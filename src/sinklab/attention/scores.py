@@ -83,15 +83,11 @@ class Scores:
         return cls(q_BHQD, k_BKSD, mask, is_causal, scale, chosen, dtype, shape, total // kv_heads, lse_BHQ)
 
     def factors(self, batches: slice, heads: slice, widened: bool = True) -> tuple[Tensor, Tensor]:
-        """Queries of some rows and chosen heads, scaled, (B, H, Q, D), and the keys that these read, (B, H, S, D).
-
-        Their products are scores in units of log 2; not `widened`, both are as the model gave them, unscaled.
-        """
+        """Queries of some rows and chosen heads, (B, H, Q, D), and the keys that these read, (B, H, S, D), unscaled."""
         chosen = self.chosen[heads]
         q_BHQD = of_heads(self.q_BHQD[batches], chosen)
         k_BHSD = of_heads(self.k_BKSD[batches], [head // self.groups for head in chosen])
-        # The factor log2(e) turns exp into exp2, which is four times cheaper on CPU.
-        return (q_BHQD.to(self.dtype) * (self.scale * LOG2E), k_BHSD.to(self.dtype)) if widened else (q_BHQD, k_BHSD)
+        return (q_BHQD.to(self.dtype), k_BHSD.to(self.dtype)) if widened else (q_BHQD, k_BHSD)
 
     def bias(self, batches: slice, heads: slice, part: slice, keys: int) -> Tensor | None:
         """What the mask adds to these scores, in units of log 2; None without a mask."""
