@@ -17,11 +17,10 @@ Product = Callable[[Tensor, Tensor], Tensor]
 """(q_CD, k_SD) -> q · kᵀ, (C, S), contiguous: one that beats `torch.bmm`."""
 
 LN2 = math.log(2.0)
-# Numbers of a chunk at most: long rows pay less for a product of many queries than for leaving a CPU's nearest cache.
-_BUDGET = {"cpu": 1 << 20}
-# The same of several heads together, which stay in it; an accelerator wants few launches.
-_BUDGET_JOINED = {"cpu": 1 << 18}
-_BUDGET_ACCELERATOR = 1 << 23
+# Numbers of a chunk at most, and of several heads together: a product of many queries pays more than staying in a CPU's
+# nearest cache, where small heads stay; an accelerator wants few launches.
+_BUDGET = {"cpu": (1 << 20, 1 << 18)}
+_BUDGET_ACCELERATOR = (1 << 23, 1 << 23)
 # Unshifted exponentials are exact as long as the row sums keep this distance to under- and overflow.
 _SAFE = 2.0**90
 # An exponent whose power of two is zero in every precision.
@@ -58,7 +57,7 @@ def chunks(scores: Scores, chunk: int | None = None, *, exponents: bool = False)
     keys, device = scores.k_BKSD.shape[2], scores.q_BHQD.device
     product: Product | None = fast_path(fast_products, device, scores.dtype, queries * keys)
     on_cpu = device.type == "cpu"
-    most, joined = (kind.get(device.type, _BUDGET_ACCELERATOR) for kind in (_BUDGET, _BUDGET_JOINED))
+    most, joined = _BUDGET.get(device.type, _BUDGET_ACCELERATOR)
     tallest = queries if product else 256 if on_cpu else 1024
     width = min(queries, chunk or max(32, min(tallest, most // keys)))
     rows = 1 if product else max(1, joined // (width * keys))

@@ -4,9 +4,11 @@
 import math
 import operator
 import os
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import fields
 from functools import cached_property, reduce
 from typing import Any
@@ -82,8 +84,11 @@ class Measured:
     ) -> None:
         """sample: reads the sample at a place, one of ``recorded``; each is let go when it is measured."""
         self._layers, self._heads = np.asarray(layers, dtype=int), np.asarray(heads, dtype=int)
-        # Samples are measured side by side: numpy works outside the lock of the interpreter.
-        with ThreadPoolExecutor(min(MOST_AT_ONCE, os.cpu_count() or 1)) as pool:
+        with ExitStack() as during:
+            # numpy works outside the lock of the interpreter: who wants it back asks after half a millisecond, not five
+            during.callback(sys.setswitchinterval, sys.getswitchinterval())
+            sys.setswitchinterval(5e-4)
+            pool = during.enter_context(ThreadPoolExecutor(min(MOST_AT_ONCE, os.cpu_count() or 1)))
             found = list(pool.map(lambda place: self._found(sample(place), len(recorded)), recorded))
         alone = list(enumerate(map(self._of_one, found)))
         self.each: dict[str, pd.DataFrame] = {
@@ -240,9 +245,8 @@ class Measured:
             ]
         if sample.main_by_state_TGLH is not None:
             # the least weight that makes a key a sink of all queries together
-            floor_T = np.nan_to_num(sample.threshold_T / sample.positions_T)
-            states = (sample.main_by_state_TGLH, sample.share_by_state_TGLH)
-            parts["split"] = overlap.split_sinks(*states, floor_T[:, None, None, None])
+            floor_T111 = np.nan_to_num(sample.threshold_T / sample.positions_T)[:, None, None, None]
+            parts["split"] = overlap.split_sinks(sample.main_by_state_TGLH, sample.share_by_state_TGLH, floor_T111)
         return parts
 
     @cached_property
@@ -345,10 +349,8 @@ def _compared(means: Means, suffix: str, layer: int) -> dict[str, float]:
         for column, state in enumerate(STATES)
     }
     sum_G, count_G = sums[..., 0].sum(0), weight_2G.sum(0)
-    found |= {
-        f"text_{suffix}": ratio(sum_G[1:].sum(), count_G[1:].sum()),
-        f"mask_{suffix}": ratio(sum_G[0], count_G[0]),
-    }
+    found[f"text_{suffix}"] = ratio(sum_G[1:].sum(), count_G[1:].sum())
+    found[f"mask_{suffix}"] = ratio(sum_G[0], count_G[0])
     # what is compared is in the same state: the rest of each is weighted as its sinks are
     both_G = np.where(weight_2G[1, 1:] > 0, weight_2G[0, 1:], 0)
     alike_G = both_G if both_G.any() else weight_2G[1, 1:]
@@ -389,12 +391,8 @@ def drawn_bounds(sample: Sample, samples: int) -> pd.DataFrame:
     output, bound = sample.output_norm_TGLH, sample.noop_bound_TGLH
     if output is None or bound is None:
         return pd.DataFrame()
-    cells = _some(~np.isnan(output) & ~np.isnan(bound), MOST_BOUNDS // samples + 1, sample.index)
+    cells, most = np.flatnonzero(~np.isnan(output) & ~np.isnan(bound)), MOST_BOUNDS // samples + 1
+    if len(cells) > most:
+        cells = np.sort(np.random.default_rng(sample.index).choice(cells, most, replace=False))
     state = np.unravel_index(cells, output.shape)[1]
     return pd.DataFrame({"state": state, "output": output.ravel()[cells], "bound": bound.ravel()[cells]})
-
-
-def _some(among: np.ndarray, most: int, seed: int) -> np.ndarray:
-    """Flat places of at most so many cells, drawn at random."""
-    cells = np.flatnonzero(among)
-    return cells if len(cells) <= most else np.sort(np.random.default_rng(seed).choice(cells, most, replace=False))
