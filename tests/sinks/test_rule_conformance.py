@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sinklab.registry import Registry, rules
@@ -23,6 +24,14 @@ def scratch_rules(monkeypatch: pytest.MonkeyPatch) -> Registry:
 def test_every_built_in_rule_conforms(rule: Any) -> None:
     check_rule(rule)
     check_rule(rules.as_text(rule))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=rules.as_text)
+def test_the_number_of_queries_may_be_a_plain_one(rule: Any) -> None:
+    received = np.random.default_rng(0).exponential(size=(4, 50))
+    exists = np.ones(received.shape, dtype=bool)
+    exists[1:, 40:] = False
+    assert np.array_equal(rule(received, 50, exists), rule(received, np.full((4, 1), 50.0), exists))
 
 
 def test_every_built_in_rule_is_tried() -> None:

@@ -79,7 +79,7 @@ class Excess(Checked):
             return received > self.threshold(queries)
         xp, known = namespace(received), only(exists, received)
         # a number of queries that all keys of a head share scales them alike
-        share = known if queries.shape[-1:] == (1,) else known / queries
+        share = known if getattr(queries, "shape", ())[-1:] == (1,) else known / queries
         # `only` copies where a key is missing
         count = known.shape[-1] if known is received else exists.sum(-1, dtype=share.dtype)[..., None].clip(1)
         mean = share.sum(-1)[..., None] / count
