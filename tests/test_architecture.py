@@ -47,10 +47,10 @@ MAY_IMPORT["__main__"] = {"cli"}
 MAY_IMPORT["lm_eval"] = {"studies"}
 SHARED_BY_STUDIES = {"base", "processes", "request_cache", "twins"}
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
-# after the redesign 4,800 and 19,500; what came since, and by how much: docs/decisions.md
-CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 6_130, 28_450, 400, 60
-FUNCTION_LINES, PARAMETERS = 60, 8
-FUNCTION_LINES_P90, PARAMETERS_P90 = 25, 4
+# Room for plain code: packed lines cost the reader more than they saved (docs/decisions.md).
+CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 7_000, 33_000, 500, 60
+FUNCTION_LINES, PARAMETERS = 90, 8
+FUNCTION_LINES_P90, PARAMETERS_P90 = 45, 4
 
 
 def modules(source: Path) -> dict[str, ast.Module]:
@@ -232,11 +232,11 @@ def spelt_out(path: str) -> list[str]:
         ("sinks/utils.py", "", "a drawer named {'utils'}"),
         ("toys/__init__.py", "", "no such room"),
         ("studies/one/run.py", "from sinklab.studies.two import run", "no study imports another"),
-        ("sinks/rules.py", "x = 1\n" * 401, "401 lines, at most 400"),
-        ("sinks/rules.py", "def f():\n" + "    x = 1\n" * 60, "sinklab.sinks.rules.f: 61 lines"),
+        ("sinks/rules.py", "x = 1\n" * 501, "501 lines, at most 500"),
+        ("sinks/rules.py", "def f():\n" + "    x = 1\n" * 90, "sinklab.sinks.rules.f: 91 lines"),
         ("sinks/rules.py", f"def f({', '.join('abcdefghi')}): ...", "sinklab.sinks.rules.f: 9 parameters"),
         ("sinks/rules.py", "def f(a, b, c, d, e): ...", "90th percentile of parameters"),
-        ("sinks/rules.py", "@triton.jit\ndef f():\n" + "    x = 1\n" * 60, "sinklab.sinks.rules.f: 61 lines"),
+        ("sinks/rules.py", "@triton.jit\ndef f():\n" + "    x = 1\n" * 90, "sinklab.sinks.rules.f: 91 lines"),
     ],
 )
 def test_a_broken_rule_is_seen(tmp_path: Path, file: str, text: str, message: str) -> None:
