@@ -211,6 +211,12 @@ class BlockSession:
     """(ids_BS, wanted_BS, work) -> logits_MV: the memory that a choosing cache brings to a session of a denoiser."""
 
     def __init__(self, denoiser: ModelDenoiser, policy: Any) -> None:
+        attention = denoiser.model.config.attention
+        if policy.evicts and attention != "full":
+            raise ValueError(
+                f"a cache that evicts keys needs a model with full attention, but this one has {attention!r}; use "
+                "cache 'prefix' or 'dual', or none"
+            )
         self.denoiser, self.policy = denoiser, policy
         self._geometry: CanvasGeometry | None = None
         self._history: list[dict[int, Tensor]] = []

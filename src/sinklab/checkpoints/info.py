@@ -48,6 +48,8 @@ class ModelInfo:
     context: int
     """Tokens; what the authors state, else what the positions allow. Advice: only the positions are enforced."""
     logit_shift: bool
+    attention: str
+    """Keys that a token sees, as in a model's config: full, causal or first_alone."""
     block_length: int | None
     """Tokens of a block of attention; None where everything is seen."""
     sink: str
@@ -138,6 +140,7 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         experts_per_token=chosen,
         active_parameters=total - sum(tensor[chosen:].numel() for tensor in experts),
         logit_shift=getattr(config, "logit_shift", False),
+        attention=getattr(config, "attention", "full"),
         block_length=getattr(config, "block_length", None),
         sink=f"{config.sink_count} ({config.sink_kind}, {config.sink_side})" if sink_of(config) else "none",
         gate=getattr(config, "gate", "none"),

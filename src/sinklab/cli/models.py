@@ -69,6 +69,9 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
             raise ValueError(f"the recipe comes first: sinklab train {recipe} …")
         plan = plan_of(_amount, chosen := checked(settings), chosen.init_from or "", Reading(), trained=_type(chosen))
         if dry_run:
+            from sinklab.training.checks import check
+
+            check(chosen)
             say(plan)
         else:
             _train(chosen, None if again is None else Path(again), plan)

@@ -15,6 +15,7 @@ from sinklab.models.sinks.base import SIDES, sink_of
 from sinklab.registry import backbones, sinks
 
 BACKBONES = ("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe")
+ATTENTION = ("full", "causal", "first_alone")
 SPECIAL = ("pad_token_id", "eos_token_id", "bos_token_id")
 
 
@@ -58,6 +59,11 @@ def _check(config: DiffusionLMConfig) -> None:
         raise ValueError(
             f"a head of {rows} rows cannot be tied to an embedding of {size}; set tie_word_embeddings=False in the "
             "backbone"
+        )
+    if config.block_length is not None and config.attention != "full":
+        raise ValueError(
+            f"attention={config.attention!r} and attention in blocks exclude one another, got block_length="
+            f"{config.block_length}; leave out one of them"
         )
 
 
@@ -122,6 +128,9 @@ class DiffusionLMConfig(PreTrainedConfig):
         delete_token_id: id of the token whose position goes, in such a model.
         context: tokens that prompt and completion should have together at most, as the authors state it; advice that
             the model does not enforce. None where only the positions limit it.
+        attention: keys that a query of the text sees, in training and afterwards: ``full``, all of them; ``causal``,
+            itself and those to its left; ``first_alone``, all, but the first token of a text sees itself alone, as it
+            does under a causal mask. Every query sees the added sinks.
         block_length: tokens of a block where attention is block-causal: a token sees its own block from both sides,
             and the blocks before it (BD3-LM, 2503.09573). None for full attention.
         clean_attention: with blocks, how those that are finished attend: ``block``, as when they were written, or
@@ -155,6 +164,7 @@ class DiffusionLMConfig(PreTrainedConfig):
     expand_token_id: int | None = None
     delete_token_id: int | None = None
     context: int | None = None
+    attention: str = limited("full", one_of=ATTENTION)
     block_length: int | None = None
     clean_attention: str = limited("block", one_of=("block", "causal"))
     blocks_from: str = limited("text", one_of=("text", "column"))

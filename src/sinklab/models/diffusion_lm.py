@@ -192,7 +192,8 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         real_BS = masks.real_positions(input_ids, attention_mask)
         if clean is not None:
             self._check_clean(input_ids, clean, is_alone=visible is None and not causal)
-        is_usual = clean is None and self.config.block_length is None and sink_prefix is None
+        has_full_attention = self.config.block_length is None and self.config.attention == "full"
+        is_usual = clean is None and has_full_attention and sink_prefix is None
         if is_usual and self.config.sink is not None and (form := fast_path(fast_sinks, self)) is not None:
             return form.states(self, input_ids, real_BS, causal, visible)
         embeds_BSD = self.model.embed_tokens(input_ids if clean is None else torch.cat([input_ids, clean], dim=1))
@@ -250,7 +251,8 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             sink_prefix: what :meth:`sink_prefix` returned, to compute it once for many calls; None computes it here.
             causal: each position sees the sinks and what stands to its left only (for a causal warm start).
             visible: bool (S, S) or (B, S, S), True where the query (row) may see the key, both counted over the text
-                alone; every query sees the sinks. Padding, ``causal`` and blocks hide more. Positions do not change.
+                alone; every query sees the sinks. Padding, ``causal``, blocks and ``config.attention`` hide more.
+                Positions do not change.
             clean: with attention in blocks, the same text without noise (B, S): each block then sees its own noisy
                 tokens and the clean ones of the blocks before it, as it does when it is written (BD3-LM, 2503.09573).
                 Without it, it sees the blocks before it as they stand in ``input_ids``.

@@ -53,7 +53,7 @@ class CanvasGeometry:
         position_ids_BS = masks.position_ids(real_BS, length, start=config.text_start, device=like.device)
         if sinks is None:
             sinks = model.sink_prefix(length, None if real_BS is None else real_BS.sum(dim=1))
-        seen = None
+        seen = masks.whole_text(config.attention, real_BS, length, like.device)
         if config.block_length is not None and (is_doubled or length > config.block_length):
             block_BS, is_causal = masks.blocks(config, real_BS, length, like.device), config.clean_attention == "causal"
             seen = masks.noisy_and_clean(block_BS, is_causal) if is_doubled else masks.block_causal(block_BS)

@@ -73,6 +73,23 @@ def block_causal(block_BS: Tensor, current_B: Tensor | None = None) -> Tensor:
     return seen_BQK & ((block_BS >= current_B[:, None])[..., None] | torch.ones_like(seen_BQK).tril())
 
 
+def whole_text(attention: str, real_BS: Tensor | None, length: int, device: torch.device) -> Tensor | None:
+    """Keys that each query sees by the model's form of attention, bool (1 or B, query, key); None where it is full.
+
+    Args:
+        attention: ``attention`` of a :class:`~sinklab.models.DiffusionLMConfig`.
+        real_BS: from :func:`real_positions`; places are counted without padding.
+        length: S.
+        device: where to put them.
+    """
+    if attention == "full":
+        return None
+    place_BS = position_ids(real_BS, length, start=0, device=device)
+    if attention == "causal":
+        return block_causal(place_BS)
+    return (place_BS[:, :, None] > 0) | (place_BS[:, None] == 0)
+
+
 def noisy_and_clean(block_BS: Tensor, causal: bool) -> Tensor:
     """Who sees whom where the clean text follows the noisy one, bool (B, 2S, 2S) (BD3-LM, 2503.09573, Eq. 9–12).
 
@@ -110,7 +127,7 @@ def attention_mask(
         backend: ``attn_implementation`` of the backbone.
         like: a tensor of the dtype and device of the states.
         visible: bool (S, S) or (B, S, S), True where a query of the text may see a key of the text.
-        seen: the same (1 or B, S, S) by the blocks of attention, see :func:`block_causal`.
+        seen: the same (1 or B, S, S) by the model itself, see :func:`block_causal` and :func:`whole_text`.
 
     Raises:
         ValueError: if this backend cannot take such a mask, or ``visible`` is none.

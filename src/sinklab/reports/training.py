@@ -36,6 +36,9 @@ def variant(model: Mapping[str, Any]) -> str:
         words.append(f"{count} {kind}sinks{place}" if count > 1 else f"{kind}sink{place}")
     if model.get("gate", "none") != "none":
         words.append("gate")
+    attention = model.get("attention", "full")
+    if attention != "full":
+        words.append("causal attention" if attention == "causal" else "first token alone")
     return " and ".join(words) or "plain"
 
 

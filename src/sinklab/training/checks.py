@@ -56,7 +56,7 @@ def _check_sizes(settings: TrainSettings) -> None:
 
 def _check_together(settings: TrainSettings) -> None:
     """Settings that exclude one another."""
-    plain = ("sink_count", "gate", "train_only", "causal_start", "anneal", "window")
+    plain = ("sink_count", "gate", "attention", "causal_start", "anneal", "window")
     given = [name for name in plain if getattr(settings, name) != getattr(TrainSettings(), name)]
     if settings.objective == "autoregressive" and given:
         raise ValueError(
@@ -64,6 +64,11 @@ def _check_together(settings: TrainSettings) -> None:
             f"out {', '.join(given)}"
         )
     _check_blocks(settings)
+    if settings.attention == "causal" and settings.anneal:
+        raise ValueError(
+            f"annealing brings keys to the right into sight, but attention='causal' has none, got anneal="
+            f"{settings.anneal}; leave out one of them"
+        )
     if settings.train_only != "all" and settings.init_from is None:
         raise ValueError(
             f"train_only={settings.train_only!r} leaves the backbone as it is, so there must be one: give init_from"
@@ -123,7 +128,8 @@ def micro_batches(settings: TrainSettings, ranks: int) -> tuple[int, int]:
 def variant(settings: TrainSettings, *more: str) -> dict[str, Any]:
     """The settings that make the model's variant, and more of them, as its config names them."""
     blocks = ("block_length", "clean_attention") if settings.objective == "block_diffusion" else ()
-    return {key: getattr(settings, key) for key in ("sink_kind", "sink_count", "sink_side", "gate", *blocks, *more)}
+    names = ("sink_kind", "sink_count", "sink_side", "gate", "attention", *blocks, *more)
+    return {name: getattr(settings, name) for name in names}
 
 
 @contextmanager

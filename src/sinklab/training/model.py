@@ -78,10 +78,11 @@ def _keep_blocks(name: str, theirs: dict[str, Any] | None, objective: str, field
 
 
 def _refuse_other_variant(name: str, theirs: dict[str, Any], fields: dict[str, Any]) -> None:
-    """A sink or gate of the checkpoint is never removed or replaced silently."""
-    for part, *more in (("sink", "sink_kind", "sink_count", "sink_side"), ("gate", "gate")):
+    """A sink, gate or form of attention of the checkpoint is never removed or replaced silently."""
+    parts = (("sink", "sink_kind", "sink_count", "sink_side"), ("gate", "gate"), ("attention", "attention"))
+    for part, *more in parts:
         had = {key: theirs[key] for key in more if key in theirs}
-        if theirs.get(more[0], "none") == "none" or all(fields[key] == value for key, value in had.items()):
+        if theirs.get(more[0], "none") in ("none", "full") or all(fields[key] == value for key, value in had.items()):
             continue
         has = ", ".join(f"{key}={value!r}" for key, value in had.items())
         flags = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in had.items())

@@ -48,6 +48,9 @@ class ModelSettings(Checked):
     """none, or elementwise: sigmoid gate on the attention output."""
     gate_bias: float | None = None
     """Where the gate's bias starts: 4 opens it, for pretrained backbones; None leaves the bias out (Eq. 9)."""
+    attention: str = limited("full", one_of=("full", "causal", "first_alone"))
+    """Keys that a token sees: full (all), causal (itself and those to its left) or first_alone (all, but the first
+    token of a row sees itself alone)."""
     mask_token: str = "auto"
     """[MASK] of a model that has none: auto (an unused row of the embedding, else a new one), unused, add, or an id."""
     logit_shift: bool = False

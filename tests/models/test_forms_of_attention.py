@@ -1,0 +1,187 @@
+"""Causal attention and a lone first token as forms of a diffusion model: its passes, its denoiser, its training."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import sinklab
+from sinklab.models import DiffusionLM, DiffusionLMConfig
+from sinklab.probing import trace
+from sinklab.training import TrainSettings, train
+from tiny_diffusion import save_tiny, tiny_backbone, tiny_model
+from tiny_training import tiny_settings, uneven_documents
+
+VARIANTS = [
+    {},
+    {"sink_kind": "token", "sink_count": 1},
+    {"sink_kind": "token", "sink_count": 2, "sink_side": "end"},
+    {"sink_kind": "logit", "sink_count": 1},
+    {"logit_shift": True},
+    {"logit_shift": True, "sink_kind": "token", "sink_count": 1},
+]
+FORMS = ("causal", "first_alone")
+
+
+def noisy_text(model, rows=2, length=12):
+    ids_BS = torch.randint(0, 200, (rows, length), generator=torch.Generator().manual_seed(1))
+    masked_BS = torch.rand(ids_BS.shape, generator=torch.Generator().manual_seed(2)) < 0.5
+    return ids_BS.masked_fill(masked_BS, model.config.mask_token_id), masked_BS
+
+
+def pair(form, **variant):
+    """A model with this form of attention and its twin with full attention, of the same weights."""
+    changed, full = tiny_model(attention=form, **variant).double(), tiny_model(**variant).double()
+    full.load_state_dict(changed.state_dict())
+    return changed, full
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_causal_model_is_the_causal_pass_of_its_twin(variant, backend):
+    model, full = pair("causal", **variant)
+    ids_BS, _ = noisy_text(model)
+    model.set_attn_implementation(backend), full.set_attn_implementation(backend)
+    with torch.no_grad():
+        logits = model(ids_BS).logits
+        torch.testing.assert_close(logits, full(ids_BS, causal=True).logits)
+        changed = ids_BS.clone()
+        changed[:, 7:] = 3
+        torch.testing.assert_close(model(changed).logits[:, :7], logits[:, :7], rtol=0, atol=0)
+        assert (full(changed).logits[:, :7] - full(ids_BS).logits[:, :7]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_lone_first_token_is_a_visible_mask(variant):
+    model, full = pair("first_alone", **variant)
+    ids_BS, _ = noisy_text(model)
+    visible_SS = torch.ones(12, 12, dtype=torch.bool)
+    visible_SS[0, 1:] = False
+    with torch.no_grad():
+        expected = full(ids_BS, visible=visible_SS).logits
+        torch.testing.assert_close(model(ids_BS).logits, expected)
+        assert (full(ids_BS).logits - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_does_not_change_a_row(form, side):
+    model = tiny_model(1, attention=form, logit_shift=True).double()
+    ids_BS, _ = noisy_text(model, rows=1, length=9)
+    padding_B = torch.zeros(1, 3, dtype=torch.int64)
+    real_BS = torch.ones_like(ids_BS)
+    parts = [(padding_B, ids_BS), (padding_B, real_BS)]
+    padded_BS, mask_BS = (torch.cat(part if side == "left" else part[::-1], 1) for part in parts)
+    columns = slice(3, None) if side == "left" else slice(0, 9)
+    with torch.no_grad():
+        torch.testing.assert_close(model(padded_BS, mask_BS).logits[:, columns], model(ids_BS).logits)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_the_fast_decoder_and_exact_caches_keep_the_form(form, variant):
+    model = tiny_model(attention=form, **variant).double()
+    ids_BS, masked_BS = noisy_text(model)
+    with torch.no_grad():
+        expected = model(ids_BS).logits[masked_BS]
+    fast, plain = model.denoiser(), model.denoiser(plain=True)
+    torch.testing.assert_close(plain(ids_BS, masked_BS), expected)
+    torch.testing.assert_close(fast(ids_BS, masked_BS), expected)
+    assert fast.is_fast
+    # a block that is computed again over an unchanged canvas gives what the whole pass gave
+    for denoiser in (fast, plain):
+        session, block_BS = denoiser.session(), masked_BS.clone()
+        block_BS[:, :4] = False
+        session(ids_BS, masked_BS)
+        part = session(ids_BS, block_BS, slice(4, 12))
+        with torch.no_grad():
+            torch.testing.assert_close(part, model(ids_BS).logits[block_BS])
+    prompts_BP = torch.arange(6).view(2, 3) + 5
+    written_BS = model.generate(prompts_BP, max_new_tokens=8, block_length=4)
+    refreshed_BS = model.generate(prompts_BP, max_new_tokens=8, block_length=4, cache="dual:refresh_every=1")
+    assert torch.equal(written_BS, refreshed_BS)
+
+
+def test_caches_that_evict_are_refused():
+    model = tiny_model(attention="causal")
+    with pytest.raises(ValueError, match="full attention, but this one has 'causal'"):
+        model.generate(torch.arange(6)[None] + 5, max_new_tokens=8, block_length=4, cache="evict")
+
+
+def test_a_trace_counts_the_keys_that_each_query_sees():
+    model = tiny_model(attention="first_alone")
+    with trace(model) as recording:
+        model(noisy_text(model)[0])
+    assert recording.visible[0][0].tolist() == [12] + [11] * 11
+
+
+def test_a_folder_keeps_the_form_and_an_old_one_has_full_attention(tmp_path):
+    folder = save_tiny(tmp_path / "model", attention="first_alone")
+    assert sinklab.load(folder).model.config.attention == "first_alone"
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    del config["attention"]
+    file.write_text(json.dumps(config))
+    assert sinklab.load(folder).model.config.attention == "full"
+    with pytest.raises(ValueError, match="attention"):
+        DiffusionLMConfig(tiny_backbone(), attention="left")
+    with pytest.raises(ValueError, match="blocks exclude one another"):
+        DiffusionLMConfig(tiny_backbone(), attention="causal", block_length=4)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory) -> TrainSettings:
+    corpus = uneven_documents(tmp_path_factory.mktemp("corpus"))
+    return tiny_settings(corpus, heads=4, steps=4, eval_every=4, save_every=2, heldout_rows=6)
+
+
+def losses_of(folder):
+    return sinklab.open_run(folder).table("history").dropna(subset="loss")["loss"].tolist()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_run_trains_the_form_and_resumes(form, settings, tmp_path):
+    whole = replace(settings, attention=form, out=str(tmp_path / "whole"))
+    folder = train(whole)
+    assert DiffusionLM.from_pretrained(folder).config.attention == form
+    assert sinklab.open_run(tmp_path / "whole").info.model["attention"] == form
+    full = replace(settings, out=str(tmp_path / "full"))
+    train(full)
+    assert losses_of(tmp_path / "whole") != losses_of(tmp_path / "full")
+    stopped = replace(whole, out=str(tmp_path / "stopped"))
+
+    class Stopped(Exception):
+        pass
+
+    def stop(text):
+        if text.startswith("step 3 of"):
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        train(stopped, progress=stop)
+    train(replace(stopped, resume=True))
+    assert losses_of(tmp_path / "stopped") == losses_of(tmp_path / "whole")
+    with pytest.raises(ValueError, match=f"--attention {form}"):
+        train(replace(settings, tokenizer=None, init_from=str(folder), out=str(tmp_path / "next")))
+
+
+def test_an_autoregressive_run_trains_adapters(settings, tmp_path):
+    parent = train(replace(settings, objective="autoregressive", out=str(tmp_path / "parent")))
+    adapted = replace(settings, tokenizer=None, init_from=str(parent), objective="autoregressive", train_only="lora")
+    folder = train(replace(adapted, lora_rank=4, out=str(tmp_path / "adapted")))
+    before, after = load_file(parent / "model.safetensors"), load_file(folder / "model.safetensors")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if ".self_attn." in name}
+    assert sinklab.load(folder).family == "autoregressive"
+
+
+def test_a_run_refuses_what_has_no_form(settings, tmp_path):
+    here = replace(settings, out=str(tmp_path / "run"), attention="causal")
+    with pytest.raises(ValueError, match="leave out attention"):
+        train(replace(here, objective="autoregressive"))
+    with pytest.raises(ValueError, match=r"anneal=0\.5"):
+        train(replace(here, anneal=0.5))
+    with pytest.raises(ValueError, match="exclude one another, got block_length=4"):
+        train(replace(here, objective="block_diffusion", block_length=4))
