@@ -259,7 +259,7 @@ def report(
     runs: Runs,
     out: str | Path,
     *,
-    rule: Rule | None = None,
+    rule: Rule | str | None = None,
     received: str = "",
     tables: Sequence[str] = ("parquet", "csv", "md"),
     megabytes: float = 3.0,
@@ -273,7 +273,8 @@ def report(
     Args:
         runs: run folders that were opened, of one kind.
         out: folder, made where it is not there.
-        rule: what counts as a sink in studies; None for `sinklab.sinks.rules.DEFAULT`.
+        rule: what counts as a sink in studies, or its text such as "excess:epsilon=5"; None for
+            `sinklab.sinks.rules.DEFAULT`.
         received: what the rule reads: "received" (where it is empty), from all queries, or "received_from_masked", if
             the runs recorded it: from the masked queries, which decide the tokens. Steps with fewer than 8 of them
             count as if they had not been recorded.
@@ -301,7 +302,7 @@ def report(
     return target
 
 
-def summary(runs: Runs, *, rule: Rule | None = None) -> list[str]:
+def summary(runs: Runs, *, rule: Rule | str | None = None) -> list[str]:
     """The findings that open the page, a sentence each. Raises ValueError like ``report``."""
     return say.in_short(as_shown(runs, rule=rule))
 
