@@ -198,20 +198,20 @@ def _of_studies(studies: list[Study], *, is_small: bool) -> list[Part]:
     if recorded:
         tables = [table_of("rules", rules_table(study).set_index("rule")) for study in recorded]
         found.append(_part("rules", [Card(run.label, tables=[one]) for run, one in zip(recorded, tables, strict=True)]))
-    several = len(recorded) > 1
-    others = [] if is_small else [card for study in recorded for card in _recorded_cards(study, several=several)]
+    others = [] if is_small else _recorded_cards(recorded)
     if others:
         found.append(_part("statistics", others))
     return [*found, _part("text", [Card(study.label, texts=_texts(study)) for study in studies])]
 
 
-def _recorded_cards(study: Study, *, several: bool) -> list[Card]:
+def _recorded_cards(studies: list[Study]) -> list[Card]:
     """A card for every recorded statistic that no figure of its own shows, those of plug-ins among them."""
-    cards = []
-    for number, name in enumerate(recorded_statistics(study)):
-        title = f"{study.label}: {name}" if several else name
-        drawn = picture("statistics", study, f"{title} by layer and step", only=name)
-        cards.append(Card(title, f"statistic-{study.label}-{number}", words_of_statistic(name), pictures=drawn))
+    cards: list[Card] = []
+    for study in studies:
+        for name in recorded_statistics(study):
+            title = f"{study.label}: {name}" if len(studies) > 1 else name
+            drawn = picture("statistics", study, f"{title} by layer and step", only=name)
+            cards.append(Card(title, f"statistic-{len(cards) + 1}", words_of_statistic(name), pictures=drawn))
     return cards
 
 
