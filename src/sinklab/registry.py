@@ -157,10 +157,12 @@ class Registry(Mapping[str, Any]):
         return self.parse(given) if isinstance(given, str) else given
 
     def words(self, value: Any) -> str:
-        """The value as it is named to a reader, "heavy (w = 0.2)": with all its options, so that two can be told apart.
+        """The value, or that of a text, as it is named to a reader, "heavy (w = 0.2)": with all its options, so that two
+        can be told apart.
 
         Raises ValueError for a value that is not registered.
         """
+        value = self.parsed(value)
         options = [f"{field.name} = {_in_words(field, getattr(value, field.name))}" for field in _options(value)]
         name = self.name_of(value)
         return f"{name} ({', '.join(options)})" if options else name
