@@ -84,6 +84,15 @@ def test_values_are_read_from_text(text: str, value: object) -> None:
     assert toys.parse(toys.as_text(value)) == value
 
 
+def test_words_name_every_option_and_text_stands_for_a_value() -> None:
+    assert toys.words(Ball()) == "ball (size = 1, weight = none, color = red)"
+    assert toys.words(Ball(2, 0.25)) == "ball (size = 2, weight = 0.25, color = red)"
+    other = object()
+    assert toys.parsed("ball:size=3") == Ball(3) and toys.parsed(other) is other and toys.parsed(None) is None
+    with pytest.raises(ValueError, match="did you mean 'ball'"):
+        toys.parsed("bal:size=3")
+
+
 def test_text_of_values_that_hold_values() -> None:
     assert toys.as_text(Box(Ball(2, 0.5))) == "box:content=(ball:size=2,weight=0.5)"
     assert toys.as_text(Box(Ball(2))) == "box:content=ball:size=2"

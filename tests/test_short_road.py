@@ -14,12 +14,15 @@ from torch.nn.functional import cross_entropy
 import sinklab
 from sinklab.analysis import motion
 from sinklab.checkpoints import Loaded
-from sinklab.probing import MaskSinks, intervene
+from sinklab.probing import CallView, MaskSinks, Statistic, intervene
 from sinklab.records import open_run
+from sinklab.registry import statistics
+from sinklab.reports import table
 from sinklab.sampling import Canvas, denoise
 from sinklab.scoring import LikelihoodSettings, rolling, score
+from sinklab.scoring.heldout import row_losses
 from sinklab.short_road import LM, Run
-from sinklab.sinks import DEFAULT, Top, find_sinks
+from sinklab.sinks import DEFAULT, Excess, Gu, Top, find_sinks
 from sinklab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded, tiny_tokenizer
 from tiny_llama import tiny_llama
@@ -173,6 +176,8 @@ def test_its_sinks_are_those_that_the_arrays_hold(run: Run, rule: Top | None) ->
         at = tuple(rows.assign(position=rows["position"] + 1)[[*AXES]].to_numpy().T)
         assert len(rows) == sinks_TLHK.size and (rows["sink"] == sinks_TLHK[at]).all()
         assert np.allclose(rows["received"], received_TLHK[at])
+        # the weights of a head add up to 1: every query gives that much
+        assert np.allclose(rows.groupby(["step", "layer", "head"])["weight"].sum(), 1, atol=2e-3)
         main = rows[rows["main"]].set_index(["step", "layer", "head"])["position"] + 1
         assert (main.to_numpy().reshape(sinks_TLHK.shape[:-1]) == received_TLHK.argmax(-1)).all()
     tokens = run.table("tokens").set_index(["sample", "step", "position"])
@@ -181,6 +186,71 @@ def test_its_sinks_are_those_that_the_arrays_hold(run: Run, rule: Top | None) ->
     shown = np.where(kept["state"] == "masked", "[MASK]", kept["text"])
     assert (some["token"].astype(str).to_numpy() == shown).all()
     assert set(every.loc[every["position"] == -1, "token"]) == {"added sink"}
+
+
+def test_text_stands_for_a_rule_an_edit_and_a_cache(run: Run, tmp_path: Path) -> None:
+    assert run.sinks("top:k=2").equals(run.sinks(Top(2)))
+    assert run.to_pandas("gu:weight=0.1").equals(run.to_pandas(Gu(0.1)))
+    assert run.mobility("top:k=2").equals(run.mobility(Top(2)))
+    page = sinklab.report(run, tmp_path / "page", rule="excess:epsilon=5", tables=()).read_text("utf-8")
+    assert "excess (epsilon = 5, scale = sum)" in page
+    received_TLHK, visible, positions = arrays(run, 0)
+    text = find_sinks(received_TLHK, "excess:epsilon=1", visible, positions)
+    assert (text == find_sinks(received_TLHK, Excess(1.0), visible, positions)).all() and text.any()
+    found = motion(received_TLHK, visible, positions, rule="top:k=2", added=1).mobility
+    np.testing.assert_array_equal(found, motion(received_TLHK, visible, positions, rule=Top(2), added=1).mobility)
+    for use in (run.sinks, run.mobility, lambda rule: sinklab.report(run, tmp_path / "other", rule=rule)):
+        with pytest.raises(ValueError, match="did you mean 'excess'"):
+            use("exces:epsilon=5")
+
+
+def test_text_stands_for_an_edit() -> None:
+    lm, edit = short(), MaskSinks(k=1)
+    assert lm.loss(TEXT, edits="mask_sinks:k=1") == lm.loss(TEXT, edits=[edit])
+    requests = [([20, 21], [22, 23])]
+    by_text, by_value = (score(lm, requests, edits=[one])[0].logprob for one in ("mask_sinks:k=1", edit))
+    assert by_text == by_value
+    assert row_losses(lm, torch.tensor([[20, 21, 22, 23, 24]]), edits=["mask_sinks:k=1"]).isfinite().all()
+    with intervene(lm, "mask_sinks:k=1,source=now") as log:
+        lm.model(torch.arange(20, 28)[None])
+    assert log.removals[0].edit == MaskSinks(k=1, source="now")
+    settings = lm.watch("The old", 4, edits=["mask_sinks:k=1"]).info.settings
+    assert settings["edits"] == ["mask_sinks:k=1"]
+    assert isinstance(lm.generate("The old", 4, cache="dual", seed=0), str)
+    for use in (lambda text: lm.loss(TEXT, edits=[text]), lambda text: intervene(lm, text).__enter__()):
+        with pytest.raises(ValueError, match="did you mean 'mask_sinks'"):
+            use("mask_sink:k=1")
+
+
+def test_a_statistic_of_ones_own_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "_classes", dict(statistics._all()))
+
+    @statistics.register("own_share")
+    class OwnShare(Statistic):
+        """Attention on the key that receives most, as a share.
+
+        And more that no caption says.
+        """
+
+        axes = ("batch", "layer", "head")
+        reads = ("received",)
+
+        def measure(self, view: CallView) -> torch.Tensor:
+            received_BHS = view.shared["received"]
+            return received_BHS.amax(-1) / received_BHS.sum(-1)
+
+    run = short().watch(["The old", "It was"], 4, statistics=("own_share",))
+    received = [run.array("attention", "own_share", part=part).astype(float) for part in (0, 1)]
+    told = table(run, "statistics").pivot(index="layer", columns="step", values="mean")
+    np.testing.assert_allclose(told, np.mean(received, 0).mean(-1).T, rtol=1e-6)
+    page = sinklab.report(run, tmp_path, tables=("csv",))
+    html = page.read_text("utf-8")
+    assert "Attention on the key that receives most, as a share." in html and "no caption says" not in html
+    assert 'alt="own_share by layer and step"' in html
+    assert (tmp_path / "tables" / "statistics.csv").read_text().startswith("run,statistic,layer,step,mean,samples")
+    # a page of a notebook stays small
+    assert "own_share by layer and step" not in run.explore(megabytes=0.05).path.read_text("utf-8")
+    run.plot.statistics()
 
 
 def test_mobility_is_the_mean_over_samples_of_what_motion_says(run: Run) -> None:

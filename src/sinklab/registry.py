@@ -149,6 +149,24 @@ class Registry(Mapping[str, Any]):
             fields[key] = _from_text(own[key], text, hints[key]) if key in own else text
         return self.make(name, **fields)
 
+    def parsed(self, given: Any) -> Any:
+        """A value from its text, and anything else as it is: what an argument may hold that takes either.
+
+        Raises ValueError for text as `parse` does. An object need not be registered to be used, so it is not looked up.
+        """
+        return self.parse(given) if isinstance(given, str) else given
+
+    def words(self, value: Any) -> str:
+        """The value, or that of a text, as it is named to a reader, "heavy (w = 0.2)": with all its options, so that two
+        can be told apart.
+
+        Raises ValueError for a value that is not registered.
+        """
+        value = self.parsed(value)
+        options = [f"{field.name} = {_in_words(field, getattr(value, field.name))}" for field in _options(value)]
+        name = self.name_of(value)
+        return f"{name} ({', '.join(options)})" if options else name
+
     def as_text(self, value: Any) -> str:
         """The value as `parse` reads it, with the fields that differ from their defaults: a short label."""
         given = [field for field in _options(value) if not _is_default(field, value)]
@@ -198,6 +216,12 @@ def _to_text(field: dataclasses.Field, value: Any) -> str:
     if isinstance(value, tuple | list):
         return "+".join(_to_text(field, item) for item in value)
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _in_words(field: dataclasses.Field, value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return _to_text(field, value)
 
 
 def _from_text(field: dataclasses.Field, text: str, hint: Any) -> Any:

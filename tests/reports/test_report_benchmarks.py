@@ -613,7 +613,7 @@ def test_curves_without_controls_or_of_one_family(tmp_path: Path) -> None:
 def test_keys_of_equal_mass_need_half_of_the_heads(tmp_path: Path) -> None:
     controls = ("sinks", "equal_mass", "matched")
     ruled = masking_curve_sentences(curve(tmp_path / "a", "diffusion", 0.1, controls=controls, sink_rule="excess"))
-    assert "hiding at most 5 keys that Excess(epsilon=3.0, scale='sum') calls sinks" in ruled[0]
+    assert "hiding at most 5 keys that excess (epsilon = 3, scale = sum) calls sinks" in ruled[0]
     assert "cost more than keys that are no sinks and hold as much, in the 75.0\u00a0% of heads" in ruled[2]
     assert "(+0.250 (" in ruled[2]
     few = masking_curve_sentences(curve(tmp_path / "b", "diffusion", 0.1, controls=("top", *controls[1:]), matched=0.4))

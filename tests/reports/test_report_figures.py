@@ -5,6 +5,7 @@ from importlib import resources
 import numpy as np
 import pytest
 from matplotlib import image
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from sinklab.analysis.estimates import mean_over
@@ -30,7 +31,9 @@ from sinklab.reports import (
     sink_tokens,
     sinks_per_layer,
     split_sinks,
+    statistics_maps,
     style,
+    table,
     value_norms,
     value_norms_by_state,
 )
@@ -50,6 +53,45 @@ def test_sink_share_draws_the_shares(make_study):
     np.testing.assert_allclose(drawn["plain: greatest text position"], [30] * LAYERS, rtol=1e-3)
     np.testing.assert_allclose(drawn["sink: added sink"], [40] * LAYERS, rtol=1e-3)
     assert "plain: added sink" not in drawn
+
+
+def test_statistics_without_a_figure_of_their_own_are_drawn_by_layer_and_step(make_study, tmp_path):
+    run = make_study("plain")
+    maps = {one.title: one for one in figures["statistics"].prepare(run)}
+    assert [*maps] == ["key_norm", "row_entropy", "row_logsumexp"]
+    np.testing.assert_allclose(maps["row_entropy"].values_RC, np.full((LAYERS, STEPS), 2.5))
+    np.testing.assert_allclose(maps["key_norm"].values_RC, np.full((LAYERS, STEPS), 8.0))
+    assert maps["row_entropy"].scale == "mean over samples, states and heads"
+    frame = table(run, "statistics")
+    assert list(frame) == ["statistic", "layer", "step", "mean", "samples"] and len(frame) == 3 * LAYERS * STEPS
+    # every other sample is two steps shorter
+    assert frame.groupby("step")["samples"].max().tolist() == [2] * (STEPS - 2) + [1, 1]
+    with pytest.raises(NotRecorded, match="statistic"):
+        statistics_maps(run, only="no_such")
+    draw_all(run, tmp_path, ("png",), names=["statistics"], paper="icml")
+    assert "row_entropy: The entropy of every query's attention row" in next(tmp_path.glob("*.txt")).read_text()
+
+
+def test_a_caption_says_what_is_drawn(make_study, tmp_path):
+    for name, run in (("cost", make_study("plain")), ("none", make_study("plain", leave_out=("heldout",), folder="bare"))):
+        draw_all(run, tmp_path / name, ("png",), names=["figure_1"], paper="icml")
+    cost, none = (next((tmp_path / name).glob("*.txt")).read_text() for name in ("cost", "none"))
+    assert "(d) What hiding" in cost and "(d) How much main sinks move" not in cost
+    assert "(d) How much main sinks move" in none and "(d) What hiding" not in none
+    assert "n = 2 samples" in cost
+
+
+def test_labels_of_sink_tokens_stay_inside_a_narrow_column(make_study):
+    with style.for_paper("icml"):
+        canvas = style.sized(sink_tokens(make_study("plain")).figure, "icml")
+        canvas.set_dpi(style.DPI)
+        layout = canvas.get_layout_engine()
+        layout.execute(canvas)
+        (axes,) = canvas.axes
+        box = axes.get_tightbbox(FigureCanvasAgg(canvas).get_renderer())
+    assert box.x0 >= 4 and box.x1 <= canvas.bbox.width - 4
+    label = axes.xaxis.label.get_window_extent()
+    assert label.x0 >= 0 and label.x1 <= canvas.bbox.width
 
 
 def test_value_norms_draws_the_norms(make_study):

@@ -518,7 +518,7 @@ def test_a_rule_that_was_given_decides_what_is_a_sink(make_study, tmp_path, rule
     np.testing.assert_allclose(study.measured.threshold, threshold)
     assert study.measured.rules[0].sinks == events * EVENTS and len(study.measured.rules) == 7
     page = report(run, tmp_path, rule=rule, tables=()).read_text("utf-8")
-    assert study.rule_words in page and study.rule_words in ("excess:epsilon=8.0", "top:k=2")
+    assert study.rule_words in page and study.rule_words in ("excess (epsilon = 8, scale = sum)", "top (k = 2)")
 
 
 def test_a_rule_is_for_studies_alone(tmp_path):

@@ -77,7 +77,7 @@ def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys: pytest.Cap
     words = f"ablate {model} --rows 7 --length 16 --batch 4 --heldout held.txt --out out"
     assert main(shlex.split(words)) == 0
     printed = capsys.readouterr().out
-    assert "the most attended key held" in printed and "of them sinks by Excess(epsilon=3.0" in printed
+    assert "the most attended key held" in printed and "of them sinks by excess (epsilon = 3, scale = sum)" in printed
     run = open_run("out")
     rows, cells = run.table("ablation"), run.table("map")
     assert run.info.parts == {"ablation.parquet": [0, 1]}
@@ -95,7 +95,7 @@ def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys: pytest.Cap
     assert main(shlex.split(f"{words} --resume --figures")) == 0
     assert main(shlex.split(f"{words} --resume --k 2")) == 2
     assert main(shlex.split(words.replace("--out out", "--sink-rule excess:epsilon=3 --out ruled --figures"))) == 0
-    assert "at most 1 key that Excess(epsilon=3.0, scale='sum') calls a sink" in capsys.readouterr().out
+    assert "at most 1 key that excess (epsilon = 3, scale = sum) calls a sink" in capsys.readouterr().out
 
 
 def made_up(folder: Path, deltas: np.ndarray, twin: np.ndarray | None = None, **settings_: object) -> list[str]:

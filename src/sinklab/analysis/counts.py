@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
+from sinklab.registry import rules
 from sinklab.sinks.normalize import LAST, WIDE, even_share, fitted, main_sink, only, widened
 from sinklab.sinks.rules import Rule, flagged, threshold
 
@@ -172,12 +173,13 @@ class Slab:
         found = alike(self.visible)
         return None if np.isnan(found).any() else found
 
-    def sinks(self, rule: Rule) -> np.ndarray:
+    def sinks(self, rule: Rule | str) -> np.ndarray:
         """Which keys are sinks under the rule."""
         return self.found(rule).flags
 
-    def found(self, rule: Rule) -> Found:
-        """The sinks under the rule, and what is counted of them."""
+    def found(self, rule: Rule | str) -> Found:
+        """The sinks under the rule, or the rule of this text, and what is counted of them."""
+        rule = rules.parsed(rule)
         # rules need not be hashable
         for known, _, found in self._found:
             if known == rule:

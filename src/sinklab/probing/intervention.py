@@ -16,6 +16,7 @@ from sinklab.probing.call import AttentionCall
 from sinklab.probing.dose import MEASURED, Dose
 from sinklab.probing.listener import Listener
 from sinklab.probing.tap import tapped
+from sinklab.registry import interventions
 
 
 @dataclass(frozen=True)
@@ -213,13 +214,15 @@ class Intervention(Protocol):
 
 @contextmanager
 def intervene(
-    model: Any, *edits: Intervention, forwards_per_step: int = 1, measure: bool = True, allow_idle: bool = False
+    model: Any, *edits: Intervention | str, forwards_per_step: int = 1, measure: bool = True, allow_idle: bool = False
 ) -> Iterator[InterventionLog]:
     """Apply edits to every attention call of the model inside the block; the model itself is never touched.
 
         with intervene(model, MaskSinks(k=5)) as log, trace(model) as recording:
             …
         log.summary()
+
+    An edit may be its text: ``intervene(model, "mask_sinks:k=5")``.
 
     Edits apply in the order given, each to the call the one before it left, and those of an outer block first. A
     sampler that runs several forwards a step (guidance: two) says so in `forwards_per_step`, so that each is compared
@@ -239,7 +242,8 @@ def intervene(
     key, and at the end of the block when the model ran and never called `scaled_dot_product_attention` (the edits would
     have changed nothing), or an edit had no opportunity to act.
     """
-    for edit in edits:
+    wanted = [interventions.parsed(edit) for edit in edits]
+    for edit in wanted:
         if isinstance(edit, type) or not hasattr(edit, "handler"):
             raise ValueError(f"intervene takes edits such as MaskSinks(k=1), got {edit!r}: pass instances, not classes")
     check_count("forwards_per_step", forwards_per_step, "it counts the forwards of a step")
@@ -248,7 +252,7 @@ def intervene(
         tap = stack.enter_context(tapped(model, log))
         named = [getattr(getattr(module, "config", None), "num_hidden_layers", None) for module in model.modules()]
         log.layer_count = next((number for number in named if isinstance(number, int)), None)
-        for edit in edits:
+        for edit in wanted:
             stack.enter_context(tapped(model, edit.handler(log, forwards_per_step)))
         seen_before = tap.forwards
         yield log

@@ -22,6 +22,7 @@ from sinklab.reports import sentences as say
 from sinklab.reports.charts import Chart
 from sinklab.reports.drawing import figure_of, save
 from sinklab.reports.payload import data_block, payload, script, script_hash
+from sinklab.reports.recorded import recorded_statistics, words_of_statistic
 from sinklab.reports.runs import Runs, as_shown
 from sinklab.reports.samples import ADDED, MASK, NotRecorded
 from sinklab.reports.study import Study
@@ -34,6 +35,8 @@ from sinklab.sinks.rules import Rule
 SHOWN_TOKENS = 15
 # The rest of a page is its script, sentences and tables.
 ARRAYS = 0.93
+SMALL = 500_000
+"""characters of the arrays of a study below which a page leaves out pictures of single statistics"""
 MOST = 12
 """samples whose texts are shown; more stand behind a line"""
 
@@ -102,15 +105,16 @@ def _part(anchor: str, cards: list[Card], sentences: Sequence[str] = ()) -> Part
     return {"anchor": anchor, "cards": cards, "sentences": sentences, "how": ""} | words_of("parts", anchor)
 
 
-def picture(name: str, runs: Any, words: str, top: float | None = None) -> list[Picture]:
-    """A figure of the runs, which ends at ``top``; none where they did not record enough for it."""
+def picture(name: str, runs: Any, words: str, top: float | None = None, **options: Any) -> list[Picture]:
+    """A figure of the runs, with its own options, which ends at ``top``; none where they did not record enough for it.
+    """
     addresses = []
     for theme, look in THEMES.items():
         written = io.BytesIO()
         # Letters stay letters: a tenth of the size of their outlines.
         with themed(look), matplotlib.rc_context({"svg.fonttype": "none"}):
             try:
-                save(figure_of(registered[name](runs, theme=theme, top=top)), "svg", written)
+                save(figure_of(registered[name](runs, theme=theme, top=top, **options)), "svg", written)
             except NotRecorded:
                 return []
         addresses.append(f"data:image/svg+xml;base64,{base64.b64encode(written.getvalue()).decode('ascii')}")
@@ -173,13 +177,13 @@ def judged(studies: list[Study]) -> list[tuple[str, bool | None, str]]:
     ]
 
 
-def parts_of(runs: list[Any]) -> list[Part]:
-    """Everything below the findings, in reading order; what was run closes the page."""
-    middle = _of_trainings(runs) if isinstance(runs[0], Training) else _of_studies(runs)
+def parts_of(runs: list[Any], *, is_small: bool = False) -> list[Part]:
+    """Everything below the findings, in reading order; what was run closes the page. A small one has fewer pictures."""
+    middle = _of_trainings(runs) if isinstance(runs[0], Training) else _of_studies(runs, is_small=is_small)
     return [*middle, _part("runs", [Card(run.label, run=run.run) for run in runs])]
 
 
-def _of_studies(studies: list[Study]) -> list[Part]:
+def _of_studies(studies: list[Study], *, is_small: bool) -> list[Part]:
     recorded = [study for study in studies if study.layers]
     found = measured("study", studies)
     if len(recorded) == 2:
@@ -194,7 +198,21 @@ def _of_studies(studies: list[Study]) -> list[Part]:
     if recorded:
         tables = [table_of("rules", rules_table(study).set_index("rule")) for study in recorded]
         found.append(_part("rules", [Card(run.label, tables=[one]) for run, one in zip(recorded, tables, strict=True)]))
+    others = [] if is_small else _recorded_cards(recorded)
+    if others:
+        found.append(_part("statistics", others))
     return [*found, _part("text", [Card(study.label, texts=_texts(study)) for study in studies])]
+
+
+def _recorded_cards(studies: list[Study]) -> list[Card]:
+    """A card for every recorded statistic that no figure of its own shows, those of plug-ins among them."""
+    cards: list[Card] = []
+    for study in studies:
+        for name in recorded_statistics(study):
+            title = f"{study.label}: {name}" if len(studies) > 1 else name
+            drawn = picture("statistics", study, f"{title} by layer and step", only=name)
+            cards.append(Card(title, f"statistic-{len(cards) + 1}", words_of_statistic(name), pictures=drawn))
+    return cards
 
 
 def _beside_twins(study: Study) -> pd.DataFrame:
@@ -259,7 +277,7 @@ def report(
     runs: Runs,
     out: str | Path,
     *,
-    rule: Rule | None = None,
+    rule: Rule | str | None = None,
     received: str = "",
     tables: Sequence[str] = ("parquet", "csv", "md"),
     megabytes: float = 3.0,
@@ -273,13 +291,15 @@ def report(
     Args:
         runs: run folders that were opened, of one kind.
         out: folder, made where it is not there.
-        rule: what counts as a sink in studies; None for `sinklab.sinks.rules.DEFAULT`.
+        rule: what counts as a sink in studies, or its text such as "excess:epsilon=5"; None for
+            `sinklab.sinks.rules.DEFAULT`.
         received: what the rule reads: "received" (where it is empty), from all queries, or "received_from_masked", if
             the runs recorded it: from the masked queries, which decide the tokens. Steps with fewer than 8 of them
             count as if they had not been recorded.
         tables: formats of the tables in the folder of this name; empty writes none.
         megabytes: how large the part of each study on the page may be. A larger page holds more samples, and more keys
-            of every head; it says what it holds.
+            of every head; it says what it holds. One of less than half a megabyte leaves out the pictures of statistics
+            that have no figure of their own.
 
     Raises:
         ValueError: when there is no run, for runs of another kind, and for studies and training runs together.
@@ -301,7 +321,7 @@ def report(
     return target
 
 
-def summary(runs: Runs, *, rule: Rule | None = None) -> list[str]:
+def summary(runs: Runs, *, rule: Rule | str | None = None) -> list[str]:
     """The findings that open the page, a sentence each. Raises ValueError like ``report``."""
     return say.in_short(as_shown(runs, rule=rule))
 
@@ -311,7 +331,7 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
     is_study = isinstance(runs[0], Study)
     words = words_of("page", "study" if is_study else "training")
     names = " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
-    parts = parts_of(runs)
+    parts = parts_of(runs, is_small=budget < SMALL)
     charts = {card.anchor: card.chart.as_json() for part in parts for card in part["cards"] if card.chart}
     data = payload(runs, budget) if is_study else {"runs": []}
     explored = [run for run in data["runs"] if run["samples"]]

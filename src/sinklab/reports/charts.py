@@ -102,6 +102,8 @@ class Chart:
     lines: Sequence[Line]
     marks: Sequence[Mark] = ()
     title: str = ""
+    words: str = ""
+    """what a panel shows, in a sentence of the caption"""
 
     @property
     def entries(self) -> list[str]:
@@ -198,6 +200,8 @@ class Map:
     unsure_RC: np.ndarray | None = None
     """cells with a dot"""
     title: str = ""
+    words: str = ""
+    """what a panel shows, in a sentence of the caption"""
 
     @property
     def top(self) -> float:

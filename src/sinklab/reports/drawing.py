@@ -355,10 +355,12 @@ def draw_all(
 def caption(drawn: Figure, readers: list[Any]) -> str:
     """What stands below a figure: what is seen, and of which runs, with their samples, seeds and settings."""
     shown = drawn.prepare(readers) if drawn.y or drawn.prepared else []
-    has_intervals = any(isinstance(one, Chart) and one.has_intervals for one in (shown if drawn.columns else [shown]))
+    panels = shown if drawn.columns else [shown]
+    has_intervals = any(isinstance(one, Chart) and one.has_intervals for one in panels)
     said = " ".join(inspect.cleandoc(drawn.__doc__ or "").partition("\nArgs:")[0].partition("\nRaises:")[0].split())
     # but for what is said to whoever calls it
     words = " ".join(one for one in re.split(r"(?<=\.) (?=[A-Z(])", said) if "`" not in one and "Raises" not in one)
+    words = " ".join([words, *(one.words for one in panels if isinstance(one, Chart | Map) and one.words)])
     told = statements("sinklab.reports", (), file="captions.jinja")
     return " ".join(told("caption", words=words, runs=readers, has_intervals=has_intervals))
 

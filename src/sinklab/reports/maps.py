@@ -11,6 +11,7 @@ from sinklab.errors import near
 from sinklab.reports.charts import Axis, Chart, Map, Mark
 from sinklab.reports.drawing import Look, drawn_as, figure
 from sinklab.reports.figures import heldout_loss, mobility_by_layer, sink_share
+from sinklab.reports.recorded import by_layer_and_step, recorded_statistics, words_of_statistic
 from sinklab.reports.samples import NotRecorded, Sample
 from sinklab.reports.study import Study
 from sinklab.reports.training import Training
@@ -79,6 +80,39 @@ def emergence_map(run: Training) -> Map:
     causal = run.causal_steps
     marks = [Mark("x", float(np.searchsorted(share_LT.columns, causal)))] if causal else []
     return Map(share_LT.to_numpy(), "share of attention, %", *axes, marks=marks, title=words)
+
+
+@figure("statistics", alone=True, needs="attention", prepared=True, columns=2, share="own", size=(2.75, 1.9))
+def statistics_maps(run: Study, *, only: str | None = None) -> list[Map]:
+    """Recorded statistics that have no figure of their own, by layer and step.
+
+    Means over samples and all other axes that a statistic has.
+
+    Args:
+        only: the name of one of them.
+    """
+    axes_of = recorded_statistics(run)
+    names = [name for name in axes_of if only in (None, name)]
+    if not names:
+        raise NotRecorded(
+            f"This figure needs a statistic without a figure of its own, and {run.run.path} recorded none. Trace with "
+            "--statistics and the name of one: key_norm, row_entropy, or one of a plug-in."
+        )
+    return [_statistic_map(run, name, axes_of[name]) for name in names]
+
+
+def _statistic_map(run: Study, name: str, axes: tuple[str, ...]) -> Map:
+    found = by_layer_and_step(run, name).pivot(index="layer", columns="step", values="mean")
+    over = [f"{axis}s" for axis in axes if axis not in ("step", "layer")]
+    *others, last = ["samples", *over]
+    scale = f"mean over {', '.join(others)} and {last}" if others else f"mean over {last}"
+    rows = Axis("layer", names=_numbers(found.index))
+    columns = Axis("step", names=_numbers(found.columns))
+    values_LT = found.to_numpy()
+    is_signed = bool((np.nan_to_num(values_LT) < 0).any())
+    words = words_of_statistic(name)
+    caption = f"{name}: {words}" if words else ""
+    return Map(values_LT, scale, rows, columns, both=is_signed, title=name, words=caption)
 
 
 def _numbers(of: Any) -> list[str]:
@@ -152,19 +186,25 @@ def figure_1(run: Study, *, sample: int = 0) -> list[Chart | Map]:
     """What a run shows, in four panels.
 
     (a) Received attention in the head whose strong sink moves most. (b) Main sinks of the three such heads over steps.
-    (c) Share of attention by layer. (d) What hiding the most attended keys costs beside random ones; where that was not
-    measured, how much main sinks move, by layer.
+    (c) Share of attention by layer.
+
+    Args:
+        sample: whose attention (a) and (b) show. (d) is what hiding keys costs, and how much main sinks move where that
+            was not measured.
     """
     watched, ((layer, head), _), (one,) = recorded_sample(run, sample), most_mobile(run)[0], drawn_as([run])
     moving = [
         (replace(one, colour=nth, marker=nth), watched, place) for nth, (place, _) in enumerate(most_mobile(run)[:3])
     ]
-    last = heldout_loss if run.heldout is not None else mobility_by_layer
+    has_cost = run.heldout is not None
+    last = (heldout_loss if has_cost else mobility_by_layer).prepare(run)
+    hiding = "(d) What hiding the most attended keys costs, beside as many random ones."
+    last = replace(last, words=hiding if has_cost else "(d) How much main sinks move, by layer: 0 static to 1 moving.")
     shown = {
         f"received in {_named(run, layer, head)}": _map_of(run, watched, run.layers[layer], run.heads[head]),
         "where main sinks are": _paths(moving),
         "how much they take": sink_share.prepare(run),
-        "what hiding them costs" if last is heldout_loss else "how much they move": last.prepare(run),
+        "what hiding them costs" if has_cost else "how much they move": last,
     }
     named = zip("abcd", shown.items(), strict=True)
     return [replace(panel, title=f"({letter}) {title}") for letter, (title, panel) in named]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from sinklab.records.reading import Run
+from sinklab.registry import rules
 from sinklab.reports.samples import Reader
 from sinklab.reports.study import Study
 from sinklab.reports.training import FREE, Training, variant
@@ -19,14 +20,14 @@ READERS: dict[str, type[Reader]] = {"study": Study, "training": Training}
 
 
 def as_shown(
-    sources: Runs, kind: str | None = None, *, rule: Rule | None = None, received: str = "", any_kind: bool = False
+    sources: Runs, kind: str | None = None, *, rule: Rule | str | None = None, received: str = "", any_kind: bool = False
 ) -> list[Any]:
     """Several runs of one kind with labels that tell them apart: the model's name, and the folder where names repeat.
 
     Args:
         sources: runs, or readers of runs, which stay as they are.
         kind: what they must be; None for studies or training runs, whichever they are.
-        rule: what counts as a sink in studies; None for the default.
+        rule: what counts as a sink in studies, or its text such as "excess:epsilon=5"; None for the default.
         received: what the rule reads, "received" (where it is empty) or "received_from_masked".
         any_kind: runs of a kind that has no page are let through too.
 
@@ -55,7 +56,7 @@ def as_shown(
     names = labels(runs)
     alike = repeats(runs, names) if expected == "training" else names
     reader: Any = READERS.get(expected, Reader)
-    settings = {name: given for name, given in (("rule", rule), ("received", received)) if given}
+    settings = {name: given for name, given in (("rule", rules.parsed(rule)), ("received", received)) if given}
     if settings and reader is not Study:
         raise ValueError(f"a rule is for runs of kind 'study': what {runs[0].path} calls a sink was decided as it ran")
     return [
@@ -64,7 +65,7 @@ def as_shown(
     ]
 
 
-def as_studies(sources: Runs, *, rule: Rule | None = None) -> list[Study]:
+def as_studies(sources: Runs, *, rule: Rule | str | None = None) -> list[Study]:
     """Runs of kind "study" as their reader; see `as_shown`."""
     return as_shown(sources, "study", rule=rule)
 

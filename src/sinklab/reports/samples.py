@@ -24,9 +24,9 @@ from sinklab.sinks.rules import Rule, threshold
 
 
 def rule_name(rule: Rule) -> str:
-    """A rule as text, as the command line takes it; of one that is not registered, its repr."""
+    """A rule in words, with its options, such as "excess (epsilon = 5, scale = sum)"; its repr if not registered."""
     try:
-        return rules.as_text(rule)
+        return rules.words(rule)
     except ValueError:
         return repr(rule)
 

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from sinklab.errors import one_of
@@ -23,6 +24,8 @@ DPI = 170
 PAPERS = {"neurips": (5.5, 2.7, 8), "icml": (6.75, 3.25, 8), "acl": (6.3, 3.03, 8), "thesis": (6.0, 4.4, 10)}
 """what figures are for -> inches of the text and of a column, points of letters"""
 _letters = ContextVar("letters", default=1.0)
+ROOM = 0.09
+"""inches beside a plot"""
 MARKERS = ("o", "s", "D", "^", "v", "P")
 
 
@@ -117,7 +120,8 @@ def own_axes(axes: Axes | None, width: float = 4.6, height: float = 3.0) -> Axes
     """``axes``, or new ones on a figure of their own (inches), without pyplot's global state."""
     if axes is not None:
         return axes
-    return Figure(figsize=(width, height), layout="constrained").subplots()
+    # letters are a little wider in a file than where they are measured: some room keeps them inside
+    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=ROOM)).subplots()
 
 
 def legend_above(axes: Axes, columns: int = 0, *, grow: bool, extra: Sequence[tuple[str, str]] = ()) -> None:

@@ -15,6 +15,7 @@ from sinklab.analysis.tokens import Enrichment
 from sinklab.errors import unknown
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
+from sinklab.reports.recorded import statistics_table
 from sinklab.reports.runs import Runs, as_shown, as_studies
 from sinklab.reports.samples import MASK
 from sinklab.reports.study import Study
@@ -110,6 +111,8 @@ TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
     # failure signatures and statements: whether they hold, the number that decides, what it is held against
     "verdicts": verdicts_table,
     "twins": twins_table,
+    # what a run recorded that no figure of its own shows, statistics of plug-ins among it
+    "statistics": statistics_table,
 }
 """Tables of a report by name, of a run that traced texts."""
 

@@ -59,7 +59,7 @@ class EditedLosses:
 def edited_losses(
     loaded: Loaded,
     ids_RS: Tensor,
-    arms: Sequence[Sequence[Intervention]],
+    arms: Sequence[Sequence[Intervention | str]],
     *,
     seed: int = 0,
     batch: int = BATCH,
@@ -226,7 +226,7 @@ def check_heldout(loaded: Loaded, *, rows: int, length: int, ks: Iterable[int]) 
 
 
 def row_losses(
-    loaded: Loaded, ids_RS: Tensor, *, edits: Sequence[Intervention] = (), seed: int = 0, batch: int = BATCH
+    loaded: Loaded, ids_RS: Tensor, *, edits: Sequence[Intervention | str] = (), seed: int = 0, batch: int = BATCH
 ) -> Tensor:
     """Loss of each row, nats per token, (R,) float32, under the same noise whatever the edits; see `edited_losses`."""
     return edited_losses(loaded, ids_RS, [edits], seed=seed, batch=batch)[0].losses_R

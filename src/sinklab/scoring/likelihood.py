@@ -66,7 +66,7 @@ class Scorer:
     taken_BN2: Any = 0
     """What edits took in the last forward."""
 
-    def __init__(self, loaded: Loaded, settings: LikelihoodSettings, edits: Sequence[Intervention] = ()) -> None:
+    def __init__(self, loaded: Loaded, settings: LikelihoodSettings, edits: Sequence[Intervention | str] = ()) -> None:
         """Raises ValueError for a model, guidance or edits that cannot score."""
         asked.needs_mask(loaded, "a score")
         if settings.cfg_scale and loaded.family != "diffusion":
@@ -256,7 +256,7 @@ def score(
     settings: LikelihoodSettings | None = None,
     *,
     groups: Sequence[int] | None = None,
-    edits: Sequence[Intervention] = (),
+    edits: Sequence[Intervention | str] = (),
     greedy: bool = False,
     measure: bool = True,
     progress: Callable[[], object] | None = None,
@@ -321,7 +321,7 @@ def rolling(
     ids: Ids,
     settings: LikelihoodSettings | None = None,
     *,
-    edits: Sequence[Intervention] = (),
+    edits: Sequence[Intervention | str] = (),
     measure: bool = True,
     progress: Callable[[], object] | None = None,
 ) -> Scored:
@@ -347,7 +347,7 @@ def rolling(
 
 
 def exact(
-    loaded: Loaded, context: Ids, continuation: Ids, *, cfg_scale: float = 0.0, edits: Sequence[Intervention] = ()
+    loaded: Loaded, context: Ids, continuation: Ids, *, cfg_scale: float = 0.0, edits: Sequence[Intervention | str] = ()
 ) -> float:
     """The number that the Monte Carlo estimates of a diffusion model mean: all 2^L - 1 masks of the continuation.
 
@@ -360,13 +360,13 @@ def exact(
         raise ValueError(
             f"only scores of diffusion models are estimates, but {loaded.name} is {loaded.family}: its score is exact"
         )
-    if is_random(edits):
+    scorer = Scorer(loaded, LikelihoodSettings(cfg_scale=cfg_scale), edits)
+    if is_random(scorer.edits):
         raise ValueError("a random control has no exact score; score it with many samples")
     if len(continuation) > MOST_EXACT:
         raise ValueError(
             f"exact goes through all masks of at most {MOST_EXACT} tokens, got {len(continuation)}; score them"
         )
-    scorer = Scorer(loaded, LikelihoodSettings(cfg_scale=cfg_scale), edits)
     (request,) = scorer.read([(context, continuation)])
     (job,) = scorer.run([Job(request, asked.every_mask(len(continuation)))])
     return job.plan.result(job.sums_N)[0]

@@ -227,7 +227,7 @@ def without_steps(edits: Sequence[Intervention]) -> tuple[Intervention, ...]:
     return tuple(edit.without_steps() if hasattr(edit, "without_steps") else edit for edit in edits)
 
 
-def scoring_edits(edits: Sequence[Intervention], *, is_diffusion: bool) -> tuple[Intervention, ...]:
+def scoring_edits(edits: Sequence[Intervention | str], *, is_diffusion: bool) -> tuple[Intervention, ...]:
     """The edits as scoring carries them out: those that say how a text is read once (`read_once`) as they say.
 
     `MaskSinks` without a source chooses in a clean pass over the same row.
@@ -235,13 +235,14 @@ def scoring_edits(edits: Sequence[Intervention], *, is_diffusion: bool) -> tuple
     Raises:
         ValueError: for an edit that begins after the first step, or chooses by one before.
     """
-    for edit in edits:
+    wanted = [interventions.parsed(edit) for edit in edits]
+    for edit in wanted:
         if (first := extent_of(edit)[0]) > 0:
             raise ValueError(
                 f"a text is scored in one step, but {interventions.name_of(edit)} begins at step {first} and would "
                 "change nothing; leave out its step"
             )
-    return tuple(edit.read_once(is_causal=not is_diffusion) if hasattr(edit, "read_once") else edit for edit in edits)
+    return tuple(edit.read_once(is_causal=not is_diffusion) if hasattr(edit, "read_once") else edit for edit in wanted)
 
 
 def extent_of(edit: Intervention) -> tuple[int, int]:

@@ -113,7 +113,12 @@ class LM(loading.Loaded):
         return text_of(self, written_1S[0, len(ids) if chat else 0 :])
 
     def loss(
-        self, text: str | Sequence[int], *, edits: Sequence[Intervention | str] = (), samples: int = 32, seed: int = 0
+        self,
+        text: str | Sequence[int],
+        *,
+        edits: Sequence[Intervention | str] | str = (),
+        samples: int = 32,
+        seed: int = 0,
     ) -> Loss:
         """What a text costs, in nats per token: the negative of its log-likelihood, with or without edits.
 
@@ -126,7 +131,7 @@ class LM(loading.Loaded):
 
         Args:
             text: text, or token ids.
-            edits: interventions, or their text such as ``"mask_sinks:k=1"``.
+            edits: interventions, or their text such as ``"mask_sinks:k=1"``; a single text is one edit.
             samples: masks of a diffusion model; more of them, less noise.
             seed: of the masks.
 
@@ -134,12 +139,12 @@ class LM(loading.Loaded):
             ValueError: for an empty text, a model without mask token or (for text) tokenizer, and edits that do not
                 fit a text that is read once.
         """
-        from sinklab.registry import interventions
         from sinklab.scoring import LikelihoodSettings, rolling, score
         from sinklab.scoring.requests import limit_of
 
         ids = list(self.needed_tokenizer()(text)["input_ids"] if isinstance(text, str) else text)
-        how, given = LikelihoodSettings(samples=samples, seed=seed), [interventions.parse(edit) for edit in edits]
+        how = LikelihoodSettings(samples=samples, seed=seed)
+        given = [edits] if isinstance(edits, str) else edits
         # a start token is given, and not what the text costs
         start = ids[: ids[:1] == [self.special.bos]]
         if start and 1 < len(ids) <= limit_of(self):

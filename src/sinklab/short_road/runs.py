@@ -113,20 +113,26 @@ class Run(reading.Run):
         """The run as reports read it, such as a `sinklab.reports.Study`; it keeps what it measured."""
         return as_shown(self, any_kind=True)[0]
 
-    def sinks(self, rule: Rule | None = None) -> pd.DataFrame:
-        """Every sink at every recorded step of every head, a row each, with the columns of `to_pandas`."""
+    def sinks(self, rule: Rule | str | None = None) -> pd.DataFrame:
+        """Every sink at every recorded step of every head, a row each, with the columns of `to_pandas`.
+
+            run.sinks("excess:epsilon=5")
+
+        Args:
+            rule: what counts as a sink, or its text; that of the published figures when left out.
+        """
         return self._table(rule, only_sinks=True).drop(columns="sink")
 
-    def to_pandas(self, rule: Rule | None = None) -> pd.DataFrame:
+    def to_pandas(self, rule: Rule | str | None = None) -> pd.DataFrame:
         """What every key received, a row per sample, step, layer, head and position: millions for a large model.
 
         Columns: ``token`` (its text, [MASK] or "added sink") and ``state`` before the step, ``received`` (multiples of
-        an even share, as if all positions had run as queries), ``sink`` (under the rule), ``main`` (the head's
-        greatest).
+        an even share, as if all positions had run as queries), ``weight`` (0 to 1: the mean weight that the queries
+        which may see the key give it), ``sink`` (under the rule), ``main`` (the head's greatest).
         """
         return self._table(rule, only_sinks=False)
 
-    def _table(self, rule: Rule | None, *, only_sinks: bool) -> pd.DataFrame:
+    def _table(self, rule: Rule | str | None, *, only_sinks: bool) -> pd.DataFrame:
         study, frames = as_studies(self, rule=rule)[0], []
         for sample in map(study.sample, study.recorded):
             for slab in sample.slabs():
@@ -136,13 +142,15 @@ class Run(reading.Run):
                 rows = {"sample": sample.index, "step": sample.step_numbers_T[step]}
                 rows |= {"layer": np.array(study.layers)[layer], "head": np.array(study.heads)[head]}
                 rows |= {"position": key - sample.added, "token": sample.labels_TK[step, key]}
-                rows |= {"state": sample.ages_TK[step, key], "received": slab.received[at]}
+                # both are scaled alike, as if all positions had run
+                received, visible = slab.received[at], np.broadcast_to(slab.visible, slab.received.shape)[at]
+                rows |= {"state": sample.ages_TK[step, key], "received": received, "weight": received / visible}
                 frames.append(pd.DataFrame(rows | {"sink": sinks_TLHK[at], "main": main}))
         if not frames:
             raise ValueError(f"{self!r} recorded no attention; choose other steps to record")
         return pd.concat(frames, ignore_index=True).astype({"token": "category", "state": "category"})
 
-    def mobility(self, rule: Rule | None = None) -> pd.DataFrame:
+    def mobility(self, rule: Rule | str | None = None) -> pd.DataFrame:
         """How mobile the main sink of each head is, layer × head, a mean over samples.
 
         The chance that it stands at different places at two of the steps at which it is a sink under the rule: 0 static

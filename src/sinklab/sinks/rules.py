@@ -141,16 +141,16 @@ DEFAULT = Excess(3.0)
 def threshold(rule: Any, queries: Any) -> Any:
     """The a_j to exceed under the rule where ``queries`` see the key; NaN under one that is no such bound."""
     try:
-        return rule.threshold(queries)
+        return rules.parsed(rule).threshold(queries)
     except (AttributeError, ValueError):
         return float("nan")
 
 
-def find_sinks(received: Array, rule: Rule, visible: Any = None, positions: Any = None) -> Array:
+def find_sinks(received: Array, rule: Rule | str, visible: Any = None, positions: Any = None) -> Array:
     """Boolean array of the shape of ``received`` (..., key): which keys are sinks under ``rule``.
 
     received: column sums a_j, numpy array or torch tensor; the answer is of the same kind. Half precision is widened.
-    rule: any object that is called as `Rule` says.
+    rule: any object that is called as `Rule` says, or its text such as "excess:epsilon=5".
     visible: number of queries that may see each key, broadcastable to ``received`` (insert axes for layers and heads:
     ``visible[:, :, None, None]``); keys that no query sees are never sinks. None means S queries see every key, where S
     is the number of keys that are not NaN: right for full attention without padding or added sink columns. What cannot
@@ -160,10 +160,11 @@ def find_sinks(received: Array, rule: Rule, visible: Any = None, positions: Any 
     Time O(size) (Top: O(k size)). Beyond boolean arrays, "sum", "mean", "percent" and Gu need at most one copy of
     received. Raises ValueError when the shapes do not fit, for what is no rule, and where a rule refuses.
     """
+    rule = rules.parsed(rule)
     if not callable(rule) or isinstance(rule, type):
         raise ValueError(
             f"A rule is one of Excess, Gu, Top: got {rule!r}. A rule of your own is an object that is called with "
-            "received, queries and exists; sinklab.registry.rules.parse makes rules of text."
+            'received, queries and exists; text such as "excess:epsilon=5" is a rule too.'
         )
     xp = namespace(received)
     a: Any

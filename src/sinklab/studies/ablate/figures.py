@@ -39,8 +39,8 @@ def cells_of(run: Run) -> pd.DataFrame:
 
 def ablation_sentences(runs: Iterable[Run]) -> list[str]:
     """Of each run: how many cells cost something and which most, and whether weight and cost go together."""
-    known: dict[str, Any] = {"fewest": FEWEST, "fewest_cells": FEWEST_CELLS, "rule": DEFAULT}
-    told = statements("sinklab.studies.ablate", (_change, rules.parse), **known)
+    known: dict[str, Any] = {"fewest": FEWEST, "fewest_cells": FEWEST_CELLS, "rule": rules.words(DEFAULT)}
+    told = statements("sinklab.studies.ablate", (_change, rules.words), **known)
     return [sentence for run in runs for sentence in _of_one(run, told)]
 
 

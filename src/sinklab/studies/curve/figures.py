@@ -89,7 +89,7 @@ def masking_curve_sentences(runs: Curves) -> list[str]:
     Verdicts are corrected for the number of all of them together; what an untrained twin shows as well is marked.
     """
     curves = as_curves(runs)
-    filters = (_signed, _points, _change, _relative, rules.parse, unlike, contrasts)
+    filters = (_signed, _points, _change, _relative, rules.words, unlike, contrasts)
     told = statements("sinklab.studies.curve", filters, matched=MATCHED, fewest=FEWEST)
     watched = {curve.label: curve.run for curve in curves if curve.main is not None}
     return told("page", curves, judged(curves)) + no_twins(watched)
