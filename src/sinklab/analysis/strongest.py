@@ -98,11 +98,11 @@ def strongest(
     if windows_WLHK is not None:
         mobility_LH = window_mobility(windows_WLHK)
     if mobility_LH is None:
-        mobility_LH = mobility(key, key >= 0)
+        mobility_LH = chance_elsewhere(key, key >= 0)
     return Strongest(weight, key, added, np.asarray(mobility_LH))
 
 
-def mobility(key: np.ndarray, here: np.ndarray) -> np.ndarray:
+def chance_elsewhere(key: np.ndarray, here: np.ndarray) -> np.ndarray:
     """Chance (...) that at two of the steps ``here`` the keys (step, ...) differ; NaN with fewer than two.
 
     1 - sum over places of n (n - 1) / (N (N - 1)): the unbiased Gini-Simpson index of the places.
