@@ -13,8 +13,6 @@ from sinklab.analysis.counts import ratio
 
 STRONG = 0.3
 """mean attention weight above which a key is strong (Gu et al. 2410.10781, 3.2)"""
-WINDOW = 8
-"""queries of a window of an autoregressive text"""
 
 
 @dataclass(frozen=True)
