@@ -267,7 +267,7 @@ def test_heads_that_wander_together_are_one_observation():
 
 
 def test_motion_words_and_errors():
-    assert [motion_word(m) for m in (0, 0.199, 0.2, 0.6, 0.601, 1)] == ["static"] * 2 + ["mixed"] * 2 + ["moving"] * 2
+    assert [motion_word(m) for m in (0, 0.249, 0.25, 0.6, 0.601, 1)] == ["static"] * 2 + ["mixed"] * 2 + ["moving"] * 2
     with pytest.raises(ValueError, match=r"between 0 and 1: got 1\.2"):
         motion_word(1.2)
     with pytest.raises(ValueError, match=r"step, layer, head, key\): got shape \(3, 4, 5\)"):

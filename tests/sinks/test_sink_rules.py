@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sinklab.sinks import Excess, Gu, Top, find_sinks
+from sinklab.sinks.normalize import even_weight, is_defined, main_sink, mean_weight
 
 
 def one_hot(keys: int, at: int = 1) -> np.ndarray:
@@ -36,7 +37,8 @@ def test_threshold_is_strict_and_in_closed_form():
     assert find_sinks(one_hot(3), Excess(2.999)).any()
     a = np.array([3.953125, np.nextafter(3.953125, 4)] + [0.9] * 62)
     assert Excess().threshold(64) == 3.953125
-    assert find_sinks(a, Excess()).tolist() == [False, True] + [False] * 62
+    # a causal call could have left these sums, so that the number of queries has to be said
+    assert find_sinks(a, Excess(), 64).tolist() == [False, True] + [False] * 62
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
@@ -51,7 +53,7 @@ def test_closed_form_equals_the_printed_equation(epsilon, scale):
     mean_of_others = (score.sum(-1, keepdims=True) - score) / 39
     expected = score > mean_of_others + epsilon
     assert expected.any() and not expected.all()
-    assert (find_sinks(a, Excess(epsilon, scale)) == expected).all()
+    assert (find_sinks(a, Excess(epsilon, scale), 40) == expected).all()
 
 
 def test_literal_mean_warns_that_it_cannot_fire():
@@ -60,18 +62,73 @@ def test_literal_mean_warns_that_it_cannot_fire():
     assert not find_sinks(one_hot(64), rule).any()
 
 
+def causal(map_QS):
+    """What a causal map leaves: column sums, and how many queries see each key."""
+    keys = len(map_QS)
+    return map_QS.sum(0), np.arange(keys, 0, -1)
+
+
+def uniform_rows(keys):
+    return np.tril(np.ones((keys, keys))) / np.arange(1, keys + 1)[:, None]
+
+
 def test_visible_counts_replace_the_number_of_keys():
-    # Causal attention over 4 keys, all on the first: key j is seen by 4 - j queries.
-    a = np.array([4.0, 0.0, 0.0, 0.0])
-    visible = np.array([4, 3, 2, 1])
-    assert find_sinks(a, Excess(), visible).tolist() == [True, False, False, False]
-    # The last key gets everything from the only query that sees it: the mean weight is 1, the excess 0.
-    last = np.array([2.0, 1.0, 0.0, 1.0])
-    assert find_sinks(last, Gu(0.9), visible).tolist() == [False, False, False, True]
-    assert not find_sinks(last, Excess(), visible).any()
+    # Causal attention over 24 keys, all on the first: key j is seen by 24 - j queries.
+    a, visible = causal(np.eye(24)[[0] * 24])
+    assert find_sinks(a, Excess(), visible).tolist() == [True] + [False] * 23
     # Added sink columns: 6 keys, 4 queries. Without the counts the threshold would be 1 + 3 * 5/6 = 3.5.
     prefix = np.array([3.4, 0.0, 0.6, 0.0, 0.0, 0.0])
     assert find_sinks(prefix, Excess(), np.full(6, 4)).tolist() == [True] + [False] * 5
+
+
+@pytest.mark.parametrize("keys", [24, 64, 500])
+def test_uniform_causal_attention_and_previous_tokens_have_no_sinks(keys):
+    even, visible = causal(uniform_rows(keys))
+    # the column sum of the first key is that of the harmonic series, above the threshold of a full canvas
+    assert even[0] > Excess().threshold(64) or keys < 64
+    before = 0.9 * np.eye(keys)[np.maximum(np.arange(keys) - 1, 0)] + 0.1 * uniform_rows(keys)
+    for rule in (Excess(), Gu(0.3)):
+        assert not find_sinks(even, rule, visible).any()
+        assert not find_sinks(before.sum(0), rule, visible).any()
+    first = 0.5 * np.eye(keys)[[0] * keys] + 0.5 * before
+    for rule in (Excess(), Gu(0.3), Top(1)):
+        assert np.flatnonzero(find_sinks(first.sum(0), rule, visible)).tolist() == [0]
+
+
+def test_the_even_weight_is_the_mean_of_one_over_the_keys_that_are_seen():
+    keys = 40
+    # of a causal mask, of one of blocks of 5, with 3 keys of padding on the left, and with two that every query sees
+    sees = [np.tril(np.ones((keys, keys), bool)), np.arange(keys)[:, None] // 5 >= np.arange(keys) // 5]
+    sees.append(sees[0] & (np.arange(keys) >= 3))
+    sees.append(np.concatenate([np.ones((keys, 2), bool), sees[0]], 1))
+    for sees_QS in sees:
+        number_Q = sees_QS.sum(1)
+        inverse_Q = 1 / np.maximum(number_Q, 1)
+        visible = (sees_QS & (number_Q > 0)[:, None]).sum(0).astype(float)
+        with np.errstate(invalid="ignore"):
+            expected = (sees_QS * inverse_Q[:, None]).sum(0) / visible
+        np.testing.assert_allclose(even_weight(visible), expected, rtol=1e-12)
+        np.testing.assert_allclose(even_weight(torch.from_numpy(visible)).numpy(), expected, rtol=1e-12)
+        # counts that were scaled say the same
+        np.testing.assert_allclose(even_weight(1.5 * visible), expected, rtol=1e-12)
+    assert even_weight(np.array([8.0, 8.0, 0.0])).tolist()[:2] == [1 / 8, 1 / 8]
+
+
+def test_keys_that_few_queries_see_are_never_sinks():
+    keys = 60
+    visible = np.arange(keys, 0, -1)
+    # every query looks at itself alone: the last key has a mean weight of 1, from one row
+    a = np.ones(keys)
+    assert is_defined(visible).tolist() == [True] * 41 + [False] * 19
+    assert find_sinks(1.0 * visible, Gu(0.9), visible).tolist() == is_defined(visible).tolist()
+    assert not find_sinks(a, Excess(), visible).any()
+    assert np.isnan(mean_weight(a, visible)[41:]).all() and mean_weight(a, visible)[40] == 1 / 20
+    assert main_sink(a, visible) == 40 and main_sink(a) == 0
+    assert main_sink(torch.tensor(a), torch.tensor(visible)).item() == 40
+    # fewer than eight keys, each seen by another number: none is defined
+    assert main_sink(np.ones(7), np.arange(7, 0, -1)) == -1
+    # where all are seen by the same queries, however few, all are
+    assert is_defined(np.array([1.0, 1.0, 0.0, np.nan])).tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
@@ -107,14 +164,20 @@ def test_padding_is_never_a_sink_and_does_not_count():
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
 def test_counts_that_are_forgotten_are_missed_where_the_answer_would_be_another(kind):
-    # causal: four queries, the last sees itself alone
-    causal, visible = kind([2.0, 1.0, 0.1, 0.9]), kind([4, 3, 2, 1])
+    # causal: of 24 keys the ninth has a mean weight of a half, and less than that of all 24 queries
+    rows = uniform_rows(24)
+    rows[8:] = 0.5 * np.eye(24)[[8] * 16] + 0.5 * rows[8:]
+    sums, counts = causal(rows)
+    sums, visible = kind(sums), kind(counts)
     with pytest.raises(ValueError, match=r"a causal call may have left .* another: pass recording\.visible"):
-        find_sinks(causal, Gu(0.4))
-    assert find_sinks(causal, Gu(0.4), visible).tolist() == [True, False, False, True]
-    assert find_sinks(causal, Gu(0.4), 4).tolist() == [True, False, False, False]
+        find_sinks(sums, Gu(0.4))
+    assert np.flatnonzero(find_sinks(sums, Gu(0.4), visible)).tolist() == [8]
+    assert not find_sinks(sums, Gu(0.4), 24).any()
+    # a first key that uniform causal attention makes look like a sink
+    with pytest.raises(ValueError, match=r"a causal call may have left .* another: pass recording\.visible"):
+        find_sinks(kind(uniform_rows(64).sum(0)), Excess())
     # either way the same; and what no causal call leaves
-    assert find_sinks(causal, Excess(0.5)).tolist() == find_sinks(causal, Excess(0.5), visible).tolist()
+    assert find_sinks(sums, Excess(5.0)).tolist() == find_sinks(sums, Excess(5.0), visible).tolist()
     assert find_sinks(kind([2.0, 0.6, 0.2, 1.2]), Gu(0.4)).tolist() == [True, False, False, False]
     assert find_sinks(kind([[2.0, 1.0, 0.1, 0.9], [0.5, 0.5, 2.0, 1.0]]), Gu(0.4)).sum() == 2
     # two added sinks, or two queries of four under a cache

@@ -1,4 +1,4 @@
-"""Autoregressive models on the same footing: one step is one new token, read by the last row of its attention."""
+"""Autoregressive models on the same footing: one step is one new token, and all queries so far are read."""
 
 import copy
 from dataclasses import replace
@@ -34,7 +34,7 @@ def written(run: Run) -> list[int]:
     return run.table("generations")["token_ids"][0].tolist()
 
 
-def test_each_step_records_the_last_row(tmp_path: Path) -> None:
+def test_each_step_records_all_queries_so_far(tmp_path: Path) -> None:
     loaded = tiny_llama()
     said: list[str] = []
     study(loaded, tmp_path / "run", QUICK, progress=said.append)
@@ -55,10 +55,13 @@ def test_each_step_records_the_last_row(tmp_path: Path) -> None:
     for step in range(5):
         keys = start + step
         maps = eager_maps(loaded, text[:keys])
-        last_LHK = torch.stack([layer_HQS[:, -1] for layer_HQS in maps]).numpy()
-        assert np.allclose(arrays["received"][step][..., :keys], last_LHK, atol=1e-3)
+        whole_LHQK = torch.stack(maps).numpy()
+        last_LHK = whole_LHQK[:, :, -1]
+        assert np.allclose(arrays["received"][step][..., :keys], whole_LHQK.sum(-2), rtol=1e-3, atol=1e-3)
         assert np.isnan(arrays["received"][step][..., keys:]).all()
-        assert (arrays["visible"][step][:keys] == 1).all()
+        assert arrays["visible"][step][:keys].tolist() == list(range(keys, 0, -1))
+        assert (arrays["last_row_main"][step] == last_LHK.argmax(-1)).all()
+        # the state of queries is that of the one that runs
         state = 2 if step == 0 else 1
         assert (arrays["main_by_state"][step][state] == last_LHK.argmax(-1)).all()
         assert np.allclose(arrays["share_by_state"][step][state], last_LHK.max(-1), atol=1e-3)
@@ -70,6 +73,14 @@ def test_each_step_records_the_last_row(tmp_path: Path) -> None:
         assert (arrays["output_norm"][step][state] <= arrays["noop_bound"][step][state] * 1.01).all()
         assert np.isfinite(arrays["value_norm"][step][:, :keys]).all()
         assert np.isfinite(arrays["key_norm"][step][:, :keys]).all()
+
+    windows = whole_LHQK.shape[-1] // 8
+    assert arrays["window_received"].shape == (windows, 2, 4, start + 4)
+    for window in range(windows):
+        rows_LHQK = whole_LHQK[:, :, 8 * window : 8 * window + 8]
+        seen = 8 * window + 1
+        assert np.allclose(arrays["window_received"][window][..., :seen], rows_LHQK.mean(-2)[..., :seen], atol=1e-3)
+        assert np.isnan(arrays["window_received"][window][..., seen:]).all()
 
     tokens = run.table("tokens")
     last = tokens[tokens["step"] == 4]
@@ -96,11 +107,12 @@ def test_a_full_forward_records_column_sums(tmp_path: Path) -> None:
         assert np.allclose(arrays["received"][step][..., :keys], maps_LHQS.sum(-2), rtol=2e-3, atol=2e-3)
         assert arrays["visible"][step][:keys].tolist() == list(range(keys, 0, -1))
         prompt_LHK = maps_LHQS[:, :, :start].sum(-2)
-        assert (arrays["main_by_state"][step][2] == prompt_LHK.argmax(-1)).all()
+        # the strongest key by the mean weight of the prompt's queries that see it, of those that eight see
+        weight_LHK = prompt_LHK[..., : start - 7] / np.arange(start, 7, -1)
+        assert (arrays["main_by_state"][step][2] == weight_LHK.argmax(-1)).all()
         assert np.allclose(arrays["received_by_state"][step][2][..., :keys], prompt_LHK, rtol=2e-3, atol=2e-3)
         if step:
-            committed_LHK = maps_LHQS[:, :, start:].sum(-2)
-            assert np.allclose(arrays["share_by_state"][step][1], committed_LHK.max(-1) / step, atol=2e-3)
+            assert (arrays["main_by_state"][step][1] == -1).all(), "three queries are too few to judge"
         else:
             assert (arrays["main_by_state"][step][1] == -1).all()
 
@@ -152,11 +164,13 @@ def test_sinks_are_hidden_from_the_last_token(tmp_path: Path) -> None:
     study(loaded, tmp_path / "edited", edited)
     run = open_run(tmp_path / "edited")
     assert written(run) == texts["token_ids"][1].tolist()
-    received = run.array("attention", "received", part=0).astype(np.float32)
+    received = np.nan_to_num(run.array("attention", "received", part=0).astype(np.float32))
+    rows = np.diff(received, axis=0)
     removals = run.table("removals")
     assert removals["removed"].tolist() == [2] * (4 * 2 * 4)
     for row in removals.itertuples():
-        assert (received[row.forward, row.layer, row.head][list(row.keys)] == 0).all()
+        # what was hidden from the row of this step added nothing to what all rows so far gave
+        assert (rows[row.forward - 1, row.layer, row.head][list(row.keys)] == 0).all()
 
 
 def test_a_text_that_ends_before_an_edit_acts_is_recorded_as_such(tmp_path: Path) -> None:
@@ -227,7 +241,8 @@ def test_truncation_hides_the_sink_of_what_was_read(tmp_path: Path, monkeypatch:
     assert (facts["arm"], facts["stop"] - facts["start"], facts["step"]) == ("sink", read // 16, 12)
     table = run.table("truncation")
     assert table["step"].unique().tolist() == [*range(12, 24)]
-    whole = run.array("attention", "received", part=0)[11].astype(np.float32)
+    text = [*loaded.tokenizer(prompt)["input_ids"], *written(run)]
+    whole = torch.stack([layer_HQS[:, -1] for layer_HQS in eager_maps(loaded, text[:read])]).numpy()
     first = table[table["step"] == 12]
     assert first["main_before"].tolist() == np.nan_to_num(whole).argmax(-1).reshape(-1).tolist()
     # one query sees all keys so far: an even share is one in so many

@@ -11,7 +11,17 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 
 from sinklab.registry import rules
-from sinklab.sinks.normalize import LAST, WIDE, even_share, fitted, main_sink, only, widened
+from sinklab.sinks.normalize import (
+    LAST,
+    WIDE,
+    even_share,
+    fitted,
+    is_defined,
+    main_sink,
+    mean_weight,
+    only,
+    widened,
+)
 from sinklab.sinks.rules import Rule, flagged, threshold
 
 SLAB = 1 << 21
@@ -112,15 +122,15 @@ class Slab:
 
     @cached_property
     def whole(self) -> bool:
-        """Whether every key exists."""
-        return bool((self.visible > 0).all() and not np.isnan(self.received.max(initial=0)))
+        """Whether every key is there and defined."""
+        return bool(is_defined(self.visible).all() and not np.isnan(self.received.max(initial=0)))
 
     @cached_property
     def exists(self) -> np.ndarray:
-        """Keys that some query sees."""
+        """Keys that enough queries see to be judged (`is_defined`)."""
         if self.whole:
             return np.ones(self.received.shape, dtype=bool)
-        return ~np.isnan(self.received) & (self.visible > 0)
+        return ~np.isnan(self.received) & is_defined(self.visible)
 
     @cached_property
     def known(self) -> np.ndarray:
@@ -129,19 +139,29 @@ class Slab:
 
     @cached_property
     def total(self) -> np.ndarray:
-        """(step, layer, head) what all keys receive."""
+        """(step, layer, head) what all keys receive, those too that too few queries see to be judged."""
+        known = self.known if self.whole else only(~np.isnan(self.received) & (self.visible > 0), self.received)
         # as a product, quicker than as a sum
-        return np.asarray(self.known @ np.ones(self.known.shape[-1], self.known.dtype))
+        return np.asarray(known @ np.ones(known.shape[-1], known.dtype))
+
+    @cached_property
+    def score(self) -> np.ndarray:
+        """Mean weight of the keys in multiples of an even share, S w_j with S the most queries that see any key; NaN
+        where the key does not exist. Where all keys are seen by as many queries, it is what they receive."""
+        if self.queries is not None:
+            return only(self.exists, self.received, np.nan)
+        most = np.fmax.reduce(self.visible, axis=-1, keepdims=True, initial=0)
+        return only(self.exists, mean_weight(self.received, self.visible) * most, np.nan)
 
     @cached_property
     def main(self) -> np.ndarray:
-        """(step, layer, head) key that receives most, -1 where none exists."""
-        return self.received.argmax(-1) if self.whole else main_sink(only(self.exists, self.received, np.nan))
+        """(step, layer, head) strongest key, -1 where none exists."""
+        return main_sink(self.score)
 
     @cached_property
     def ranked(self) -> np.ndarray:
         """(step, layer, head * key) all scores of a layer, rising, NaN last: a search tells how many exceed a bound."""
-        return ranked(only(self.exists, self.received, np.nan))
+        return ranked(self.score)
 
     @cached_property
     def _codes(self) -> np.ndarray | None:

@@ -12,6 +12,7 @@ import numpy as np
 from sinklab.analysis.counts import Found, Slab, one_pass, ratio, slabs
 from sinklab.analysis.estimates import Estimate, mean_over, median_over
 from sinklab.analysis.intervals import newey_west_error
+from sinklab.analysis.strongest import chance_elsewhere
 from sinklab.sinks.rules import DEFAULT, Rule
 
 CRITICAL = 13.1
@@ -61,14 +62,14 @@ def trend(position: np.ndarray, here: np.ndarray) -> Trend:
     return Trend(slope, slope - reach, slope + reach, scores)
 
 
-STATIC, MOVING = 0.2, 0.6
+STATIC, MOVING = 0.25, 0.6
 """cuts of ``motion_word``"""
 
 
 def motion_word(mobility: float) -> str:
     """«static», «mixed» or «moving» for a mobility; «no sink» when it is NaN.
 
-    static: below 0.2, when one place holds the main sink at about nine steps in ten or more.
+    static: below 0.25, when one place holds the main sink at about seven steps in eight or more.
     moving: above 0.6, which two places cannot reach in a long run (they give at most a half): three or more take turns.
     mixed: between. Raises ValueError for a number outside [0, 1].
     """
@@ -277,7 +278,7 @@ class MotionCounter:
         line = trend(place.astype(float), text)
         with np.errstate(divide="ignore", invalid="ignore"):
             expected = at_risk / deaths
-        fields = {"steps": count, "strength": drawn.sum(0) / np.maximum(count, 1), "mobility": _mobility(place, here)}
+        fields = {"steps": count, "strength": drawn.sum(0) / np.maximum(count, 1), "mobility": chance_elsewhere(place, here)}
         fields |= {"moves": moved.sum(0), "transitions": pairs.sum(0)}
         fields |= {"jumps": jumped.sum(0), "mean_jump": ratio(np.where(jumped, distance, 0).sum(0), jumped.sum(0))}
         fields |= {"births": births, "deaths": deaths, "lasting": lasting}
@@ -285,18 +286,6 @@ class MotionCounter:
         fields |= {"drift": line.slope, "drift_low": line.low, "drift_high": line.high}
         fields |= {"drift_relative": line.slope * crossed}
         return Motion(self.main, self.counted, **fields, overall=summarised(fields, at_risk))
-
-
-def _mobility(main: np.ndarray, here: np.ndarray) -> np.ndarray:
-    """1 - sum over places of n (n - 1) / (N (N - 1)): the unbiased Gini-Simpson index of the places."""
-    flat, flags = main.reshape(len(main), -1), here.reshape(len(main), -1)
-    paths, keys = flat.shape[1], int(main.max(initial=0)) + 1
-    cell = (np.arange(paths) * keys + np.maximum(flat, 0))[flags]
-    visits = np.bincount(cell, minlength=paths * keys).reshape(paths, keys).astype(float)
-    total = visits.sum(-1)
-    same = (visits * (visits - 1)).sum(-1)
-    pairs = np.where(total > 1, total * (total - 1), np.nan)
-    return (1 - same / pairs).reshape(main.shape[1:])
 
 
 class _Lifetimes:

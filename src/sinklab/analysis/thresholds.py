@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sinklab.analysis.counts import Counts, Slab, below, one_pass, ranked, ratio, share, slabs
+from sinklab.sinks.normalize import even_weight
 from sinklab.sinks.rules import Excess, Gu, Rule, Top, bound
 
 Span = tuple[float, float] | None
@@ -87,8 +88,7 @@ class CurveCounter:
         # A threshold that is met exactly is not exceeded. Below NaN are all.
         grid_E = np.append(curve.epsilon, np.nan)
         if curve.scale == "zscore" or slab.queries is None:
-            seen = np.where(slab.visible > 0, slab.visible, 1)
-            excess = _excess(slab.received, seen, slab.exists, curve.scale)
+            excess = _excess(slab.received, slab.visible, slab.exists, curve.scale)
             rising_TLN = ranked(np.where(slab.exists, excess, np.nan))
             fewer_LE = below(rising_TLN, np.nextafter(grid_E, np.inf)).sum(0)
         else:
@@ -98,18 +98,20 @@ class CurveCounter:
         curve.places_L[:] += fewer_LE[:, -1]
 
 
-def _excess(a: np.ndarray, seen: Any, exists: Any, scale: str) -> np.ndarray:
+def _excess(a: np.ndarray, visible: np.ndarray, exists: np.ndarray, scale: str) -> np.ndarray:
     """The epsilon at which a key stops being a sink: ``Excess`` solved for its threshold."""
+    seen = np.where(visible > 0, visible, 1)
     if scale == "zscore":
         share, weight = np.where(exists, a / seen, 0), exists.sum(-1, keepdims=True).clip(1)
         mean = share.sum(-1, keepdims=True) / weight
         deviation = np.sqrt((np.where(exists, share - mean, 0) ** 2).sum(-1, keepdims=True) / weight)
         flat = deviation <= 1e-6 * mean
         return np.where(flat, -1, (share - mean) / np.where(flat, 1, deviation))
-    unit = {"sum": 1.0, "mean": seen, "percent": seen / 100}[scale]
-    room = unit * (seen - 1) / seen
+    most = seen.max(-1, keepdims=True)
+    unit = {"sum": 1.0, "mean": most, "percent": most / 100}[scale]
+    room = unit * (most - 1) / most
     # One query alone gives its whole weight away: the threshold is then 1 whatever epsilon is.
-    return (a - 1) / np.where(room > 0, room, 1)
+    return most * (a / seen - even_weight(visible)) / np.where(room > 0, room, 1)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sinklab.attention.received import STATISTICS, value_norms
 from sinklab.errors import Checked, check_tensor, limited, one_of
 from sinklab.probing.call import AttentionCall
+from sinklab.probing.so_far import WINDOW
 from sinklab.registry import fast_medians, fast_path, statistics
 from sinklab.sinks.states import MASKED, STATES
 
@@ -153,9 +154,32 @@ class ReceivedFromMasked(Statistic, Checked):
         return (received_BHS / masked.clamp_min(1) * every).masked_fill(~told, torch.nan)
 
 
+@statistics.register("received_by_window")
+class ReceivedByWindow(Statistic):
+    """The column sums of the queries of a forward, `WINDOW` after another: of disjoint parts of an autoregressive text.
+
+    Padding does not count: the first window begins with the first real query.
+    """
+
+    axes = ("batch", "window", "layer", "head", "key")
+    by_row = True
+    reads = ("received",)
+
+    def measure(self, view: CallView) -> Tensor:
+        queries, real_BQ = view.call.query_BHQD.shape[2], view.call.visibility.real_BQ
+        if queries <= WINDOW:
+            return view.shared["received"].unsqueeze(1)
+        if real_BQ is None:
+            real_BQ = torch.ones(len(view.call.query_BHQD), queries, dtype=torch.bool, device=view.output_BHQD.device)
+        number_BQ = torch.div(real_BQ.long().cumsum(1) - 1, WINDOW, rounding_mode="floor")
+        windows = range(-(-queries // WINDOW))
+        groups_BGQ = torch.stack([(number_BQ == number) & real_BQ for number in windows], 1)
+        return view.call.measured(("received",), view.heads, groups_BGQ=groups_BGQ)["received"]
+
+
 @statistics.register("last_row")
 class LastRow(Statistic):
-    """The attention row of the last real query: how an autoregressive model is read."""
+    """The attention row of the last real query: what an autoregressive model looks at as it chooses its next token."""
 
     axes = KEYS
     by_row = True

@@ -99,14 +99,79 @@ def fitted(array: Any, a: Any, xp: ModuleType, name: str) -> Any:
     )
 
 
-def main_sink(received: Array) -> Array:
-    """Index of the key that receives most, over the last axis (..., key) -> (...); -1 where every key is NaN.
+LEAST_QUERIES = 8
+"""fewer queries than these say nothing about a key that others than they do not see"""
+UNSEEN = 1e-12
+"""queries of a key that none sees, where 0 could not be divided by"""
+SINGLE_ROW = 3.0
+"""the epsilon of the published figures: a key that fewer than S / epsilon queries see could be a sink by one row"""
 
-    numpy array or torch tensor, the same kind out; ties go to the earlier key. One copy of ``received``.
-    Raises ValueError when there is no key.
+
+def differently_seen(visible: Any) -> Any:
+    """Whether the keys of a row are seen by different numbers of queries, boolean (..., 1); unseen keys apart."""
+    xp = namespace(visible)
+    seen = xp.nan_to_num(visible)
+    most = xp.amax(seen, -1)[..., None]
+    return ((seen > UNSEEN) & (seen < most)).any(-1)[..., None]
+
+
+def is_defined(visible: Any) -> Any:
+    """Keys (..., key) that enough queries see to be judged.
+
+    Where all keys of a row are seen by the same queries, all of them are. Where they are not (a causal mask), a key
+    takes at least max(8, S / 3) queries, S being the most that see any key: of fewer, one row that gives all of its
+    weight away could make it a sink (epsilon = 3).
+    """
+    xp = namespace(visible)
+    seen = xp.nan_to_num(visible)
+    least = (xp.amax(seen, -1)[..., None] / SINGLE_ROW).clip(LEAST_QUERIES)
+    return (seen > UNSEEN) & (~differently_seen(visible) | (seen >= least))
+
+
+def even_weight(visible: Any) -> Any:
+    """e_j (..., key): the weight that a key would get from the queries that may see it if each weighed all keys alike.
+
+    It is the mean of 1 / (keys that the query sees) over these queries, and 1 / S where S queries see every key. The
+    counts alone tell it where keys are seen from some query on, as under a causal or block-causal mask: there the q-th
+    query from the end sees the keys that at least q queries see. A sliding window is not such a mask. NaN where no
+    query sees the key.
+    """
+    xp = namespace(visible)
+    seen = xp.nan_to_num(visible)
+    order = xp.argsort(seen)
+    place = xp.argsort(order)
+    take = np.take_along_axis if xp is np else xp.take_along_dim
+    rising = take(seen, order, -1)
+    steps = xp.diff(rising, 1, -1, rising[..., :1] * 0)
+    keys = seen.shape[-1]
+    numbers = np.arange(keys, 0, -1) if xp is np else xp.arange(keys, 0, -1, device=seen.device)
+    total = take((steps / numbers).cumsum(-1), place, -1)
+    divisor = xp.where(seen > UNSEEN, seen, xp.zeros_like(seen) + float("nan"))
+    return xp.where(differently_seen(visible), total, xp.ones_like(seen)) / divisor
+
+
+def mean_weight(received: Any, visible: Any) -> Any:
+    """w_j (..., key): the mean weight that a key gets from the queries that may see it; NaN where it is not defined.
+
+    Of a causal map it is the alpha of Gu et al. (2410.10781, 3.2), and where all queries see every key the column mean
+    of Rulli et al.; see `is_defined` for the keys that have none.
     """
     xp = namespace(received)
-    a: Any = widened(received, xp)
+    a = widened(received, xp)
+    seen = fitted(widened(visible, xp), a, xp, "visible")
+    nothing = xp.zeros_like(seen) + float("nan")
+    return a / xp.where(is_defined(seen), seen, nothing)
+
+
+def main_sink(received: Array, visible: Any = None) -> Array:
+    """Index of the strongest key, over the last axis (..., key) -> (...); -1 where no key is defined.
+
+    The strongest key has the greatest mean weight (`mean_weight`); without ``visible`` all queries see every key, and
+    it is the one that receives most. numpy array or torch tensor, the same kind out; ties go to the earlier key. A copy
+    of ``received`` or two. Raises ValueError when there is no key.
+    """
+    xp = namespace(received)
+    a: Any = widened(received, xp) if visible is None else mean_weight(received, visible)
     if a.shape[-1] == 0:
         raise ValueError(f"main_sink needs at least one key: received has shape {tuple(a.shape)}.")
     position = a.argmax(-1)

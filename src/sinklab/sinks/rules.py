@@ -1,7 +1,8 @@
 """Rules that say which keys are sinks.
 
 The input is always the received attention a_j = sum over queries i of A_ij, keys on the last axis, with any axes in
-front. NaN marks keys that do not exist (padding of ragged arrays); they are never sinks. A rule is a frozen dataclass
+front, and how many queries see each key: what is judged is the mean weight, so that causal maps are read as others are.
+NaN marks keys that do not exist (padding of ragged arrays); they are never sinks. A rule is a frozen dataclass
 that is called with three arrays; see `Rule`, and ``examples/add_a_rule.py`` for one of your own.
 """
 
@@ -10,9 +11,20 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from sinklab.errors import Checked, check_tensor, limited
 from sinklab.registry import rules
-from sinklab.sinks.normalize import Array, even_share, namespace, only
+from sinklab.sinks.normalize import (
+    UNSEEN,
+    Array,
+    differently_seen,
+    even_share,
+    even_weight,
+    is_defined,
+    namespace,
+    only,
+)
 
 SCALES = ("sum", "mean", "percent", "zscore")
 
@@ -29,7 +41,8 @@ class Rule(Protocol):
 
         Args:
             received: (..., key) column sums a_j in single or double precision; an even share is 1 if all queries ran.
-            queries: number of queries that see the key, at least 1, broadcastable to ``received``.
+            queries: number of queries that see the key, at least 1 and next to 0 where none does, broadcastable to
+                ``received``.
             exists: (..., key) keys that some query sees; elsewhere ``received`` may be anything, NaN among it, and what
                 is answered there does not count.
         """
@@ -47,8 +60,10 @@ def bound(epsilon: Any, scale: str, queries: Any) -> Any:
 class Excess(Checked):
     """A key is a sink when it receives more than the mean of the other keys plus ``epsilon`` (Rulli et al., Eq. 3).
 
-    With S queries that see the key, the column *sum* a_j has mean 1, and the rule is a_j > 1 + epsilon (S-1)/S. As
-    printed (column *mean*, between 0 and 1) epsilon = 3 can never fire; "mean" warns then. Raises ValueError for an
+    With S queries that see every key, the column *sum* a_j has mean 1, and the rule is a_j > 1 + epsilon (S-1)/S. Where
+    keys are seen by different queries (a causal mask), it is S (w_j - e_j) > epsilon (S-1)/S, which is the same where
+    they are not: w_j is the mean weight of the key, e_j what it would be if its queries weighed all keys they see alike
+    (`even_weight`), and S the most queries that see any key. As printed (column *mean*, between 0 and 1) epsilon = 3 can never fire; "mean" warns then. Raises ValueError for an
     unknown scale or a negative epsilon.
     """
 
@@ -68,7 +83,7 @@ class Excess(Checked):
             )
 
     def threshold(self, queries: Any) -> Any:
-        """The a_j to exceed where ``queries`` (number or array) see the key. Raises ValueError for "zscore"."""
+        """The a_j to exceed where ``queries`` (number or array) see every key. Raises ValueError for "zscore"."""
         if self.scale == "zscore":
             raise ValueError("The z-score threshold depends on the scores, not on S alone. Use find_sinks.")
         return bound(self.epsilon, self.scale, queries)
@@ -76,7 +91,7 @@ class Excess(Checked):
     def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
         """Which keys exceed the threshold."""
         if self.scale != "zscore":
-            return received > self.threshold(queries)
+            return received > self._limit(queries)
         xp, known = namespace(received), only(exists, received)
         # a number of queries that all keys of a head share scales them alike
         share = known if getattr(queries, "shape", ())[-1:] == (1,) else known / queries
@@ -87,6 +102,19 @@ class Excess(Checked):
         deviation = (xp.linalg.vecdot(apart, apart)[..., None] / count) ** 0.5
         # Rounding leaves a deviation near 1e-8 where all shares are equal: nothing stands out of such a row.
         return apart > xp.where(deviation > 1e-6 * mean, self.epsilon * deviation, float("inf"))
+
+    def _limit(self, queries: Any) -> Any:
+        """The a_j to exceed where the number of ``queries`` may differ from key to key (the last axis)."""
+        limit = self.threshold(queries)
+        if getattr(queries, "shape", ())[-1:] in ((), (1,)):
+            return limit
+        xp, differs = namespace(queries), differently_seen(queries)
+        # a tensor may be far away, where to ask costs more than to compute
+        if xp is np and not differs.any():
+            return limit
+        most = xp.amax(queries, -1)[..., None]
+        weight = even_weight(queries) + (self.threshold(most) - 1) / most
+        return xp.where(differs, weight * queries, limit)
 
 
 @rules.register("gu")
@@ -114,7 +142,10 @@ class Gu(Checked):
 @rules.register("top")
 @dataclass(frozen=True)
 class Top(Checked):
-    """The ``k`` keys that receive most, however little that is; ties go to the earlier key. Costs k passes."""
+    """The ``k`` strongest keys, however weak they are; ties go to the earlier key. Costs k passes.
+
+    Strength is the mean weight of the queries that see the key; where all see every key, what it receives.
+    """
 
     k: int = limited(1, at_least=1)
     """number of keys, fewer than there are"""
@@ -125,7 +156,10 @@ class Top(Checked):
         if self.k >= keys:
             raise ValueError(f"Top must leave at least one key: k={self.k} of {keys} keys. Choose k < {keys}.")
         chosen = xp.zeros(received.shape, dtype=exists.dtype, device=received.device)
-        rows_NK, left = chosen.reshape(-1, keys), only(exists, received, -float("inf"))
+        strength = received
+        if getattr(queries, "shape", ())[-1:] not in ((), (1,)):
+            strength = xp.where(differently_seen(queries), received / queries, received)
+        rows_NK, left = chosen.reshape(-1, keys), only(exists, strength, -float("inf"))
         row_N = xp.arange(len(rows_NK), device=received.device)
         for _ in range(self.k):
             left = only(~chosen, left, -float("inf"))
@@ -152,7 +186,8 @@ def find_sinks(received: Array, rule: Rule | str, visible: Any = None, positions
     received: column sums a_j, numpy array or torch tensor; the answer is of the same kind. Half precision is widened.
     rule: any object that is called as `Rule` says, or its text such as "excess:epsilon=5".
     visible: number of queries that may see each key, broadcastable to ``received`` (insert axes for layers and heads:
-    ``visible[:, :, None, None]``); keys that no query sees are never sinks. None means S queries see every key, where S
+    ``visible[:, :, None, None]``); keys that no query sees are never sinks, and where keys are seen by different numbers
+    of queries, nor are those that too few see to be judged (`is_defined`). None means S queries see every key, where S
     is the number of keys that are not NaN: right for full attention without padding or added sink columns. What cannot
     be such attention is refused then, and sums that a causal call may have left, where the answer would be another.
     positions: number of canvas positions, broadcastable to ``received`` without its key axis; given, both counts are
@@ -184,7 +219,8 @@ def _why_not_alike(a: Any, rule: Rule, queries: Any, exists: Any, found: Any) ->
     """What speaks against all queries seeing every key; empty where nothing does, or the answer is the same."""
 
     def differs(other: Any) -> bool:
-        return bool((flagged(a, rule, other, exists) != found).any())
+        # keys that too few queries see have no answer that could differ
+        return bool(((flagged(a, rule, other, exists) != found) & is_defined(other)).any())
 
     xp, left = namespace(a), only(exists, a)
     total = left.sum(-1)[..., None]
@@ -205,7 +241,9 @@ def _why_not_alike(a: Any, rule: Rule, queries: Any, exists: Any, found: Any) ->
 def flagged(received: Any, rule: Rule, queries: Any, exists: Any) -> Any:
     """What ``find_sinks`` finds in scores that ``even_share`` scaled, of keys that are known to exist."""
     xp = namespace(received)
-    found = rule(received, xp.where(queries > 0, queries, xp.ones_like(queries)), exists)
+    if getattr(queries, "shape", ())[-1:] not in ((), (1,)):
+        exists = exists & is_defined(queries)
+    found = rule(received, xp.where(queries > 0, queries, xp.zeros_like(queries) + UNSEEN), exists)
     words = "compare received with a bound: received > …"
     check_tensor(f"what the rule {rule} returns", found, received.shape, "bool", words)
     return exists & found

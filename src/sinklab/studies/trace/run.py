@@ -36,7 +36,7 @@ def follow(
     moments: list[Moment] = []
 
     def watch(index: int) -> Any:
-        return recorder.watching(index) if recorder and task.settings.records(index) else nullcontext()
+        return recorder.watching(index) if recorder and recorder.needs(index) else nullcontext()
 
     with task.writing(*more_edits) as writer:
         for step in writer.steps(watch):
@@ -96,7 +96,9 @@ def _write_truncated(
     for stretch in hidden:
         meter.stage(f"writing sample {sample + 1} again with a part of its context hidden: {stretch.arm}")
         where = {"start": stretch.start, "stop": stretch.stop, "step": cut}
-        recorder = Recorder(replace(task, settings=watched), selection) if stretch.arm == "sink" else None
+        # rows of before the cut would keep the hidden keys in what all queries so far give
+        task_seen = replace(task, settings=watched)
+        recorder = Recorder(task_seen, selection, last_row=True) if stretch.arm == "sink" else None
         edit = interventions.make("truncate_context", **where)
         moments, log = follow(replace(task, settings=watched), meter, recorder, edit)
         if recorder is not None:

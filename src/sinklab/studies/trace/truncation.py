@@ -119,9 +119,13 @@ def truncation_table(
 
 
 def looked_at(task: Task, selection: Selection, moment: Moment) -> np.ndarray:
-    """What the keys of one step receive in a forward by itself, (L, H, K) as a multiple of an even share."""
+    """What the keys of one step receive in a forward by itself, (L, H, K) as a multiple of an even share.
+
+    Of an autoregressive model, from its last query alone: rows of before a cut would keep the keys that it hides.
+    """
     settings = replace(task.settings, statistics=("received",), every=1, only_steps=(), maps=())
-    recorder, model = Recorder(replace(task, settings=settings), selection), cast(Any, task.loaded.model)
+    recorder = Recorder(replace(task, settings=settings), selection, last_row=True)
+    model = cast(Any, task.loaded.model)
     ids_1S = _on(model, moment.ids_S[None])
     with torch.inference_mode(), recorder.watching(moment.index) as seen:
         if task.is_diffusion:

@@ -76,7 +76,7 @@ def _write_truncated(work: Work, task: Task, done: Run, sample: int, kind: str) 
     added = getattr(task.loaded.model.config, "sink_count", 0)
     keys = slice(added + hidden[0].start, added + hidden[0].stop)
     edit = TruncateContext(hidden[0].start, hidden[0].stop, step=1)
-    arrays = retraced(task, rest, work.plan.selection, edit).arrays()
+    arrays = retraced(task, rest, work.plan.selection, edit, last_row=True).arrays()
     work.run.table(
         of_twin("truncation", kind), truncation_table(arrays, keys, work.plan.selection, sample), part=sample
     )
@@ -89,14 +89,17 @@ def _write_truncated(work: Work, task: Task, done: Run, sample: int, kind: str) 
         work.run.table(of_twin("recovery", kind), columns, part=sample)
 
 
-def retraced(task: Task, tokens: pd.DataFrame, selection: Selection, *more_edits: Any) -> Recorder:
+def retraced(
+    task: Task, tokens: pd.DataFrame, selection: Selection, *more_edits: Any, last_row: bool = False
+) -> Recorder:
     """What the task's model does on canvases that are there: nothing is chosen or written.
 
     Args:
         tokens: table of that name of one sample, of the steps to run.
         more_edits: besides those of the task.
+        last_row: of an autoregressive model read the last query alone (`Recorder`).
     """
-    recorder = Recorder(replace(task, settings=replace(task.settings, maps=())), selection)
+    recorder = Recorder(replace(task, settings=replace(task.settings, maps=())), selection, last_row=last_row)
     edits = *task.edits, *more_edits
     moments = [_moment(int(step), rows) for step, rows in tokens.groupby("step")]
     alone = bool(edits) or task.settings.full_forward or task.settings.values()["cache"] is not None
@@ -144,7 +147,7 @@ def _denoising(task: Task) -> Callable[[Tensor], object]:
 
 
 def _continuing(task: Task) -> Callable[[Tensor], object]:
-    """A forward over whole texts, without the model's cache: the row of the last token of each is the same."""
+    """A forward over whole texts, without the model's cache: it gives what all queries of each so far give."""
 
     @torch.inference_mode()
     def run(ids_BS: Tensor) -> None:
