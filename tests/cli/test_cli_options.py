@@ -16,7 +16,8 @@ import sinklab
 from sinklab.cli import main
 from sinklab.cli.command import Reading
 from sinklab.cli.main import OTHERS
-from sinklab.cli.options import PERMISSIONS, Given, in_flags
+from sinklab.cli.options import PERMISSIONS, WORDS, Given, in_flags
+from sinklab.cli.overview import GROUPS, grouped
 from sinklab.cli.plans import duration, machine_speed, plan_of
 from sinklab.cli.reports import _opened
 from sinklab.records import open_run
@@ -58,6 +59,96 @@ def test_the_version_and_the_near_command_are_told(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == f"sinklab {sinklab.__version__}\n"
     assert run("trce") == 2
     assert capsys.readouterr().err.endswith("did you mean 'trace'?\n")
+
+
+@pytest.mark.parametrize("asked", [["--help"], ["-h"], []])
+def test_commands_stand_in_groups_a_line_each(
+    asked: list[str], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as end:
+        main(asked)
+    assert end.value.code == (0 if asked else 2)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    places = [lines.index(group) for group in GROUPS]
+    assert places == sorted(places) and [*GROUPS] == ["watch", "intervene", "train", "evaluate", "share", "check"]
+    commands = [*studies, *OTHERS, "train"]
+    assert sorted(name for group in GROUPS.values() for name in group) == sorted(commands)
+    for name in commands:
+        assert len([line for line in lines if line.startswith(f"  {name} ")]) == 1, name
+    assert all(
+        len(about) <= 67 and about.endswith((".", "?", "…")) for group in GROUPS.values() for about in group.values()
+    )
+
+
+def test_the_command_of_a_plug_in_stands_in_a_group_of_its_own() -> None:
+    assert grouped({"trace": "Record.", "mine": "Do it."})["more"] == {"mine": "Do it."}
+    assert "more" not in grouped({"trace": "Record."})
+
+
+@pytest.mark.parametrize(("word", "command"), [("watch", "trace"), ("hide", "curve"), ("benchmark", "eval")])
+def test_another_word_for_a_command_names_it(word: str, command: str, capsys: pytest.CaptureFixture) -> None:
+    assert run(word) == 2
+    assert f"did you mean '{command}'? {GROUPS[group_of(command)][command]}" in capsys.readouterr().err
+
+
+def group_of(command: str) -> str:
+    return next(group for group, lines in GROUPS.items() if command in lines)
+
+
+def test_words_for_commands_name_commands_once() -> None:
+    commands = {*studies, *OTHERS, "train"}
+    words = [word for line in WORDS["meant"].values() for word in line.split()]
+    assert {*WORDS["meant"]} <= commands and len({*words}) == len(words) and not commands.intersection(words)
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("trace --newtokens 3", "did you mean '--new-tokens'?"),
+        ("trace --new_token=3", "did you mean '--new-tokens'"),
+        ("curve --quux", "sinklab curve --help-all"),
+        ("train laptop-scratch --step 3", "did you mean '--steps'"),
+    ],
+)
+def test_an_unknown_option_is_one_line_with_the_near_one(
+    command: str, told: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert run(command) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1 and "─" not in error
+
+
+BOTH = ["ablate {} --rows 2", "distance {} --rows 2", "battery {} --problems 2"]
+
+
+@pytest.mark.parametrize("command", BOTH)
+def test_a_model_is_given_by_its_flag_and_as_once_without(command: str, capsys: pytest.CaptureFixture) -> None:
+    said = []
+    for model in ("--model tiny-sink", "tiny-sink"):
+        assert run(command.format(model) + " --dry-run") == 0
+        said.append(capsys.readouterr().out.partition(": about")[0])
+    assert said[0] == said[1] and "tiny-sink" in said[0]
+
+
+def test_serve_info_and_export_take_a_model_both_ways(model: str, capsys: pytest.CaptureFixture) -> None:
+    said = []
+    for command in (f"info --model {model}", f"info {model}", f"info --no-json {model}"):
+        assert run(command) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] == said[2] and "parameters" in said[0]
+    for command in ("serve --model nowhere", "serve nowhere", "serve --port 0 nowhere"):
+        assert run(command) == 2 and "nowhere" in capsys.readouterr().err
+    for number, command in enumerate((f"--model {model}", model)):
+        assert run(f"export {command} --to out{number}") == 0
+    for command in ("info", "export --to out", "battery"):
+        assert run(command) == 2 and "give --model tiny" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["ablate", "distance", "battery", "serve", "info", "export"])
+def test_the_help_shows_the_flag_of_the_model_alone(command: str, capsys: pytest.CaptureFixture) -> None:
+    told = shown(f"{command} --help", capsys)
+    assert "--model" in told and "MODEL]" not in told and f"sinklab {command} tiny" not in told
 
 
 @pytest.mark.parametrize("command", ["trace", "train", "eval", "generate", "table1"])

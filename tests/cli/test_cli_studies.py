@@ -56,7 +56,7 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model: str, capsys: pytest.
         "next: sinklab report out",
         f"what untrained twins show as well: {again} out --resume --twin",
         f"what it writes with sinks hidden: {again} out-masked --mask-sinks 5",
-        f"what hiding them costs: sinklab curve --model {model}; head by head: sinklab ablate {model}",
+        f"what hiding them costs: sinklab curve --model {model}; head by head: sinklab ablate --model {model}",
     ]
     plan, *stages = [re.sub(r"^ +\d+\.\d s  ", "", line) for line in printed.err.splitlines()]
     assert plan.startswith(f"plan: 2 texts × 3 steps on {model}, 6 evaluations of ")

@@ -139,7 +139,7 @@ def command(name: str, study: Study) -> Callable[..., None]:
         kinds["prompt"] = MARK.Positional[tuple[str, ...]], ()
     of_model: Any = tuple[str, ...] if several else str
     if study.model != "":
-        kinds["model"] = (MARK.Positional[of_model] if study.positional else of_model), study.model
+        kinds["model"] = of_model, study.model
     kinds["out"] = Path, Path("runs") / (study.place or name)
     if study.parts:
         kinds["resume"] = bool, False
@@ -164,6 +164,7 @@ def command(name: str, study: Study) -> Callable[..., None]:
             say(line)
 
     call.__name__, call.hidden = name, study.hidden  # type: ignore[attr-defined]
+    call.positional = ("model",) if study.positional else ()  # type: ignore[attr-defined]
     arguments = "".join(f"    {part}: {WORDS['arguments'][part]}\n" for part in kinds)
     call.__doc__ = f"{inspect.cleandoc(study.__doc__ or '')}\n\nArgs:\n{arguments}"
     call.__annotations__ = {part: kind for part, (kind, _) in kinds.items()}
@@ -199,8 +200,7 @@ def conduct(
     several = isinstance(study.model, tuple)
     # the last model may be hours away: a folder that is taken, and a model that is not there, show now
     if not models:
-        remedy = f"sinklab {study.name} tiny" if study.positional else "--model tiny"
-        raise ValueError(f"a {study.name} needs at least one model; give {remedy}, for example")
+        raise ValueError(f"a {study.name} needs at least one model; give --model tiny, for example")
     places = [Path(out or "") / folder for folder in folder_names(models)] if several else [Path(out or "")]
     worker = worker or Processes.here()
     # of several workers another one may have begun already

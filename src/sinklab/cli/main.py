@@ -19,7 +19,8 @@ import tyro
 from sinklab import __version__, registry
 from sinklab.cli.command import command, say
 from sinklab.cli.models import generate, info, serve, train_command, validate
-from sinklab.cli.options import Given, in_flags, options, values_of
+from sinklab.cli.options import Given, in_flags, known_options, options, values_of
+from sinklab.cli.overview import no_such_command, show
 from sinklab.cli.reports import compare, figures, merge, onetoken, report, table1, tour
 from sinklab.cli.sharing import export, gallery, push
 from sinklab.errors import Terminated, on_sigterm
@@ -29,8 +30,7 @@ from sinklab.studies.base import as_record
 
 ABOUT = (
     "A laboratory for attention sinks in diffusion language models. Start with `sinklab tour`: no download needed. "
-    "With any command, --plugin FILE.py loads rules, interventions, … of your own, --help-all explains every option, "
-    "and --debug traces an error."
+    "With any command, --plugin FILE.py loads rules, interventions, … of your own, and --debug traces an error."
 )
 KINDS: tuple[str, ...] = ("rules", "statistics", "interventions", "sinks", "unmasking_rules", "caches", "schedules")
 KINDS += ("families", "figures", "studies")
@@ -71,6 +71,7 @@ OTHERS: dict[str, Callable[..., None]] = {
     )
 }
 OTHERS["list"] = list_registered
+HELP = frozenset(("--help", "-h", "--help-all"))
 TRAIN = "Train a diffusion language model: from scratch, from a causal model, or its sink alone."
 
 
@@ -102,21 +103,33 @@ def _settings_of(name: str, folder: Path) -> dict[str, Any]:
     return read_info(folder / RUN_FILE).settings
 
 
+def _has(arguments: Sequence[str], flag: str) -> bool:
+    return any(one == flag or one.startswith(f"{flag}=") for one in arguments)
+
+
 def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandApp:
     """All commands by one line each, and the one that is run with its options, whose names are added to `names`."""
     app, called, rest = tyro.extras.SubcommandApp(), next(iter(arguments), ""), arguments[1:]
     completes = called.startswith("--tyro-")
     commands = _commands([] if completes else rest)
-    if called and not called.startswith("-") and called not in commands:
-        raise registry.unknown("command", called, commands)
+    lines = {name: about for name, (about, _) in commands.items()}
+    if not called or called in HELP:
+        show(ABOUT, lines)
+        raise SystemExit(0 if called else 2)
+    if not called.startswith("-") and called not in commands:
+        raise no_such_command(called, lines)
     for name, (about, make) in commands.items():
         if name == called or completes:
-            short = not completes and bool({"--help", "-h"}.intersection(rest))
+            asks = bool(HELP.intersection(rest))
+            short = asks and "--help-all" not in rest
             plain = make()
             given = Given() if completes else Given.by(rest, partial(_settings_of, name))
-            function, options_of, left = options(plain, given, short=short, closed=completes)
+            bare = () if completes or asks or _has(rest, "--model") else getattr(plain, "positional", ())
+            function, options_of, left = options(plain, given, short=short, closed=completes, positional=bare)
             app.command(name=name)(function)
             names += options_of
+            if not (completes or asks):
+                known_options(name, rest, options_of)
             if left:
                 say(f"sinklab: not taken from {given.source}: {', '.join(left)}", sys.stderr)
         else:

@@ -229,7 +229,7 @@ def _written(loaded: Any, text: str, new_tokens: int, settings: DecodingSettings
 
 
 def serve(
-    model: Word = "tiny",
+    model: str = "tiny",
     port: int = 8750,
     chat: bool = False,
     reading: Reading = Reading(),  # noqa: B008 (a frozen record)
@@ -243,8 +243,8 @@ def serve(
 
     Try
         sinklab serve
-        sinklab serve tiny-sink --port 0 --rule low_confidence --temperature 0
-        sinklab serve /models/LLaDA-8B-Instruct --chat --dtype bfloat16 --device cuda
+        sinklab serve --model tiny-sink --port 0 --rule low_confidence --temperature 0
+        sinklab serve --model /models/LLaDA-8B-Instruct --chat --dtype bfloat16 --device cuda
 
     Args:
         model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub; it must fill masks.
@@ -264,13 +264,16 @@ def serve(
     say("ended")
 
 
-def info(model: Word, json: bool = False) -> None:
+serve.positional = ("model",)  # type: ignore[attr-defined]
+
+
+def info(model: str = "", json: bool = False) -> None:
     """Show the architecture of a model and the memory it needs, from its config.json alone; no weights are read.
 
     Try
-        sinklab info tiny-sink
-        sinklab info GSAI-ML/LLaDA-8B-Instruct
-        sinklab info /models/Dream-v0-Instruct-7B --json
+        sinklab info --model tiny-sink
+        sinklab info --model GSAI-ML/LLaDA-8B-Instruct
+        sinklab info --model /models/Dream-v0-Instruct-7B --json
 
     Args:
         model: "tiny", "tiny-sink" or "tiny-causal" (inside the package), a folder, a config.json, or a name on the Hub.
@@ -280,8 +283,13 @@ def info(model: Word, json: bool = False) -> None:
 
     from sinklab.checkpoints.info import describe
 
+    if not model:
+        raise ValueError("info needs a model; give --model tiny, for example")
     facts = describe(model)
     say(dumps(facts.as_dict(), indent=2) if json else "\n".join(facts.lines()))
+
+
+info.positional = ("model",)  # type: ignore[attr-defined]
 
 
 def validate(

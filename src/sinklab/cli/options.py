@@ -11,7 +11,7 @@ import re
 import textwrap
 import tomllib
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from typeguard import TypeCheckError, check_type
 
-from sinklab.errors import known_fields, read_json, refused
+from sinklab.errors import known_fields, near, read_json, refused
 from sinklab.records.storage import RUN_FILE
 from sinklab.studies.base import from_record, leaves
 
@@ -136,6 +136,22 @@ def values_of(arguments: Sequence[str], flag: str) -> tuple[list[str | None], li
     return given.values, rest
 
 
+def known_options(command: str, arguments: Sequence[str], names: Iterable[str]) -> None:
+    """Raises ValueError for the first flag that is no option of the command, with the near ones.
+
+    Args:
+        names: of the options, as fields.
+    """
+    flags = {name.replace("_", "-") for name in (*names, *FILES)}
+    for argument in arguments:
+        flag = argument.removeprefix("--").partition("=")[0].replace("_", "-")
+        if not argument.startswith("--") or argument == "--" or flag in flags or flag.removeprefix("no-") in flags:
+            continue
+        found = near(f"--{flag}", [f"--{one}" for one in flags])
+        remedy = found or f"sinklab {command} --help-all lists its options"
+        raise ValueError(f"unknown option '--{flag}' of sinklab {command}; {remedy}")
+
+
 @dataclass(frozen=True)
 class Given:
     """What a file says of settings."""
@@ -190,7 +206,12 @@ def _hints(settings: Any) -> dict[str, Any]:
 
 
 def options(
-    function: Callable[..., None], given: Given, *, short: bool = False, closed: bool = False
+    function: Callable[..., None],
+    given: Given,
+    *,
+    short: bool = False,
+    closed: bool = False,
+    positional: Collection[str] = (),
 ) -> tuple[Callable[..., None], list[str], list[str]]:
     """A command as tyro takes it, the names of its options, and of what it leaves of a file.
 
@@ -199,6 +220,7 @@ def options(
         given: what a file says, which becomes the defaults.
         short: leave out rare options, for the help.
         closed: as for `typed`.
+        positional: arguments that are taken without their flag, here, though the function has an option for each.
     """
     own = inspect.signature(function).parameters
     hidden = {*own, *getattr(function, "hidden", ())}
@@ -220,10 +242,13 @@ def options(
             hint = MARK.OmitArgPrefixes[type(value)]
         elif name in taken:
             value = given.value(name, hint)
+        hint = MARK.Positional[hint] if name in positional else hint
         if name not in groups:
             of, *marks = typing.get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
             how: dict[str, Any] = {"metavar": _word(name, of, positional=MARK.Positional in marks)}
-            no_default = value is None or value == () or (value is one.empty and typing.get_origin(of) is tuple)
+            no_default = (
+                value is None or value == () or value == "" or (value is one.empty and typing.get_origin(of) is tuple)
+            )
             how |= {"help_behavior_hint": ""} if no_default else {}
             hint = Annotated[hint, MARK.arg(**how)]
         hint = MARK.Suppress[hint] if short and name in RARE else hint

@@ -18,7 +18,7 @@ RUN, CONFIG = "run.json", "config.json"
 AS_STORED = Reading(dtype="auto")
 
 
-def export(model: Word, to: Path, reading: tyro.conf.OmitArgPrefixes[Reading] = AS_STORED) -> None:
+def export(to: Path, model: str = "", reading: tyro.conf.OmitArgPrefixes[Reading] = AS_STORED) -> None:
     """Write a model into a folder that plain transformers loads, without sinklab.
 
     The folder holds the weights, the tokenizer, and the modules of sinklab's core that compute the model and its
@@ -26,21 +26,26 @@ def export(model: Word, to: Path, reading: tyro.conf.OmitArgPrefixes[Reading] = 
     padding and caches give the same numbers. sinklab reads the folder too, and runs no code of it.
 
     Try
-        sinklab export tiny-sink --to exported
-        sinklab export runs/laptop-scratch-sink --to exported
-        sinklab export /models/LLaDA-8B-Instruct --to exported --dtype bfloat16
+        sinklab export --model tiny-sink --to exported
+        sinklab export --model runs/laptop-scratch-sink --to exported
+        sinklab export --model /models/LLaDA-8B-Instruct --to exported --dtype bfloat16
 
     Args:
-        model: "tiny" or "tiny-sink" (inside the package), a run of `sinklab train`, a folder, or a name on the Hub.
         to: folder to write; it must be empty or absent.
+        model: "tiny" or "tiny-sink" (inside the package), a run of `sinklab train`, a folder, or a name on the Hub.
         reading: how the weights are read, and in which type they are written.
     """
     from sinklab.checkpoints.exporting import export as write
 
+    if not model:
+        raise ValueError("export needs a model; give --model tiny, for example")
     folder = write(reading.load(_model_of(model)), to)
     say(f"exported: {folder}")
     say(f'to load it: AutoModelForMaskedLM.from_pretrained("{folder}", trust_remote_code=True), or sinklab.load')
     say(f"next: sinklab push {folder} OWNER/NAME")
+
+
+export.positional = ("model",)  # type: ignore[attr-defined]
 
 
 def _model_of(model: str) -> str:

@@ -208,7 +208,7 @@ class Study:
     place: ClassVar[str] = ""
     """Folder below runs/ that the command writes by default; its own name when left empty."""
     positional: ClassVar[bool] = False
-    """Whether the command takes its models without ``--model``."""
+    """Whether the command also takes its models without ``--model``, as it did before there was one."""
     parts: ClassVar[str] = ""
     """Table whose parts mark samples as written; empty for a study that is written at once."""
     keeps: ClassVar[bool] = False

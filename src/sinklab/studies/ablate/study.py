@@ -63,9 +63,9 @@ class Ablate(Study):
     as well is marked. Writes a run folder, ablation.md, ablation.csv and the two maps.
 
     Try
-        sinklab ablate tiny --rows 12 --length 128
-        sinklab ablate tiny --sink-rule excess:epsilon=3 --out runs/ablate-rule
-        sinklab ablate runs/laptop-causal/model --by layer --k 5
+        sinklab ablate --model tiny --rows 12 --length 128
+        sinklab ablate --model tiny --sink-rule excess:epsilon=3 --out runs/ablate-rule
+        sinklab ablate --model runs/laptop-causal/model --by layer --k 5
     """
 
     Settings = AblateSettings
@@ -147,8 +147,8 @@ class DistanceStudy(Study):
     another text may be as good. All paired by text. Writes a run folder with distance.md.
 
     Try
-        sinklab distance tiny --rows 6 --ks 1 5
-        sinklab distance tiny --protocols paper held rule clean --controls sinks equal_mass
+        sinklab distance --model tiny --rows 6 --ks 1 5
+        sinklab distance --model tiny --protocols paper held rule clean --controls sinks equal_mass
     """
 
     Settings = DistanceSettings
