@@ -394,6 +394,6 @@ def canvas_of(loaded: Loaded, requests: Sequence[WritingRequest], new_tokens: in
     """The prompts, padded to the left, with so many masks behind. Raises ValueError where they do not fit the model."""
     config: Any = loaded.model.config
     prompts = [list(request.ids) for request in requests]
-    how = {"mask_id": config.mask_token_id, "pad_id": 0, "context": config.text_positions}
-    how["multiple"] = config.block_columns
+    how: dict[str, Any] = {"mask_id": config.mask_token_id, "pad_id": 0, "context": config.text_positions}
+    how |= {"multiple": config.block_columns, "closing": config.closing_ids}
     return Canvas.from_prompts(prompts, new_tokens=new_tokens, **how)

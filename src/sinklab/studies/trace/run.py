@@ -126,10 +126,14 @@ def agreement(one: np.ndarray, other: np.ndarray) -> float:
 
 def _generation(task: Task, sample: int, moments: list[Moment], k: int, log: InterventionLog) -> dict[str, Any]:
     written = moments[-1].written
+    completion = text_of(task.loaded, written)
+    if task.loaded.tokenizer is None:
+        # ids, which stand apart from those of the prompt
+        completion = f" {completion}"
     return {
         "sample": sample,
         "prompt": task.prompt.text,
-        "completion": text_of(task.loaded, written),
+        "completion": completion,
         "rule": task.settings.rule if task.is_diffusion else "next_token",
         "masked_sinks": k,
         "edits": " ".join(map(interventions.as_text, task.settings.edits)),
