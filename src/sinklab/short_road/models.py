@@ -61,7 +61,7 @@ class LM(loading.Loaded):
 
         Args:
             prompts: a text to continue, or several, a sample each.
-            new_tokens: to write behind each.
+            new_tokens: to write behind each; 0 fills the masks of the prompts.
             progress: called with a short text at each stage.
             settings: other fields of :class:`sinklab.studies.trace.study.StudySettings`: ``edits``, ``statistics``,
                 ``seed``, ``rule``, …; the run is that of ``sinklab trace`` with the same ones.
