@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sinklab.sampling.canvas import Canvas as Canvas
     from sinklab.sampling.loop import denoise as denoise
     from sinklab.short_road.models import load as load
+    from sinklab.short_road.models import wrap as wrap
     from sinklab.short_road.runs import open_run as open_run
     from sinklab.short_road.runs import report as report
     from sinklab.sinks.rules import Excess as Excess
@@ -28,6 +29,6 @@ __getattr__, __dir__, __all__ = exports(
     models="DiffusionLM DiffusionLMConfig",
     probing="MaskSinks intervene trace",
     sampling="Canvas denoise",
-    short_road="load open_run report",
+    short_road="load open_run report wrap",
     sinks="Excess find_sinks",
 )

@@ -144,7 +144,7 @@ def test_each_sample_has_a_seed_of_its_own(settings: StudySettings, tmp_path: Pa
         ({"prompts": (TEXT * 5,)}, r"fit the model's context of 63 positions"),
         ({"new_tokens": 64}, r"fit the model's context of 63 positions"),
         ({"prompts": ("The <|mask|> man",)}, "must not contain the mask id"),
-        ({"new_tokens": 0}, "new_tokens must be at least 1, but is 0"),
+        ({"new_tokens": -1}, "new_tokens must be at least 0, but is -1"),
         ({"steps": 11}, "steps must not exceed the open positions"),
         ({"steps": 1}, "each block needs at least 1 step"),
         ({"rule": "low_confidense"}, "did you mean 'low_confidence'"),

@@ -216,7 +216,7 @@ def test_a_clean_pass_reads_its_own_past(tmp_path: Path) -> None:
         ({"rule": "random", "cache": "dual"}, "rule, cache can be set for diffusion models only; leave it out"),
         ({"heldout": "somewhere"}, "because it is defined for diffusion models; leave out heldout"),
         ({"new_tokens": 61}, "fit the model's context of 64 positions, got"),
-        ({"new_tokens": 0}, "new_tokens must be at least 1, but is 0"),
+        ({"new_tokens": -1}, "new_tokens must be at least 0, but is -1"),
         ({"temperature": -1.0}, "temperature must be at least 0 and finite"),
         ({"mask_sinks": (20,)}, "is to hide 20 of the .* keys of 'The old man sat' at the first step"),
         ({"edits": ("mask_sinks:k=5,control=random",)}, "control=random hides .* is to hide 10 of the"),

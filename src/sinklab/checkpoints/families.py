@@ -262,7 +262,8 @@ def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> 
         listed = ", ".join(" ".join([one, *map("({})".format, known[one].architectures)]) for one in known)
         raise ValueError(
             f"{name} is a {config.get('model_type')!r} model ({named}), but sinklab loads {listed}; if a plug-in "
-            "defines its family, install that or name its file: --plugin"
+            "defines its family, install that or name its file: --plugin; or load it by the code that knows it, and "
+            "give it to sinklab.wrap(model, tokenizer)"
         )
     if len(found) > 1:
         both = " and ".join(family.name for family in found)

@@ -225,15 +225,17 @@ def initialised(loaded: Loaded, seed: int = 0) -> Loaded:
     Raises:
         ValueError: for a class that cannot be made from the model's config, or makes other tensors than the model has.
     """
+    kind = type(getattr(loaded.model, "foreign", loaded.model)).__name__
     fault = (
-        f"{type(loaded.model).__name__} cannot be initialised from the config of {loaded.name} alone, so there is no "
+        f"{kind} cannot be initialised from the config of {loaded.name} alone, so there is no "
         "freshly initialised twin; the one with permuted weights needs no class"
     )
     twin = copy.deepcopy(parallel.undivided(loaded.model, parallel.NO_TWIN)).eval()
+    made: Any = getattr(twin, "foreign", twin)
     with refused(fault), torch.random.fork_rng(devices=[]):
         # not the seed itself: a model made under it would be its own twin
         torch.manual_seed(int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(seed))))
-        twin.load_state_dict(type(loaded.model)(copy.deepcopy(loaded.model.config)).state_dict())
+        made.load_state_dict(type(made)(copy.deepcopy(made.config)).state_dict())
     return replace(loaded, model=twin, name=f"{loaded.name} (freshly initialised)")
 
 

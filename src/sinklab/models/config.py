@@ -222,6 +222,11 @@ class DiffusionLMConfig(PreTrainedConfig):
         return self.sink_positions if self.sink_side == "front" else 0
 
     @property
+    def closing_ids(self) -> tuple[int, ...]:
+        """Ids that end every text behind what is written: none, unlike those of a masked language model."""
+        return ()
+
+    @property
     def block_columns(self) -> int:
         """What the columns of a prompt must be a multiple of for the completion to begin a block; 1 for any number."""
         return self.block_length if self.block_length and self.blocks_from == "column" else 1

@@ -67,7 +67,8 @@ class GenerateByDenoising:
                 ``temperature``, ``threshold``, ``seed`` and the others.
 
         Returns:
-            token ids (B, P + max_new_tokens), or (B, P) when infilling; under ``elastic`` of another length.
+            token ids (B, P + max_new_tokens), or (B, P) when infilling; under ``elastic`` of another length. Behind
+            what a masked language model writes stands its [SEP].
 
         Raises:
             ValueError: for a model without mask token, ids outside its vocabulary, and settings that make no sense.
@@ -82,16 +83,18 @@ class GenerateByDenoising:
         with torch.inference_mode():
             ids_BP = token_rows("input_ids", input_ids).to(self.device)
             real_BP = None if attention_mask is None else token_rows("attention_mask", attention_mask)
-            limits = {"mask_id": mask_id, "context": self.config.text_positions}
+            limits: dict[str, Any] = {"mask_id": mask_id, "context": self.config.text_positions}
+            behind = max_new_tokens or 0
             if max_new_tokens is None:
                 canvas = Canvas.infill(ids_BP, attention_BS=real_BP, **limits)
                 if self.config.expand_token_id is not None and schedule is settings.schedule is None:
                     chosen["schedule"] = "elastic"
             else:
-                limits["multiple"] = self.config.block_columns
+                limits |= {"multiple": self.config.block_columns, "closing": self.config.closing_ids}
+                behind += len(self.config.closing_ids)
                 canvas = Canvas.from_prompts(ids_BP, new_tokens=max_new_tokens, attention_BP=real_BP, **limits)
             decoding = self.denoise(canvas, settings, **chosen)
-            width = canvas.ids_BS.shape[1] - (max_new_tokens or 0)
+            width = canvas.ids_BS.shape[1] - behind
             # what a streamer shows as prompt stays on the screen: nothing of a text that is still to be filled
             written_BS = _shown(decoding, canvas, width if max_new_tokens else 0, streamer)
         return written_BS[:, width - ids_BP.shape[-1] :].clone()

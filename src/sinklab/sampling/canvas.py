@@ -92,6 +92,7 @@ class Canvas:
         context: int | None = None,
         attention_BP: Tensor | None = None,
         multiple: int = 1,
+        closing: Sequence[int] = (),
     ) -> Canvas:
         """Prompts on the left, `new_tokens` masks on the right of each.
 
@@ -104,6 +105,7 @@ class Canvas:
             context: the most positions the model can read; None for no limit.
             attention_BP: for a tensor of prompts that is already padded on the left, True or 1 at real tokens.
             multiple: pad further, to a multiple of so many columns (`DiffusionLMConfig.block_columns`).
+            closing: ids that stand behind the masks and are not decoded, such as BERT's [SEP].
 
         Raises ValueError for no prompts, new_tokens < 1, ragged prompts without pad_id, padding on the right, a canvas
         longer than context, and masks in a prompt.
@@ -123,11 +125,12 @@ class Canvas:
             ids_BP, real_BP = left_padded(prompts, pad_id)
         ids_BP, real_BP = (pad(part_BP, (-part_BP.shape[1] % multiple, 0)) for part_BP in (ids_BP, real_BP))
         rows, width = ids_BP.shape
-        if context is not None and width + new_tokens > context:
+        length = width + new_tokens + len(closing)
+        if context is not None and length > context:
             raise ValueError(
                 f"prompt and new tokens must fit the model's context of {context} positions, got a prompt of {width} "
-                f"and {new_tokens} new tokens ({width + new_tokens}); shorten the prompt or ask for "
-                f"{width + new_tokens - context} tokens fewer."
+                f"and {new_tokens} new tokens ({length}); shorten the prompt or ask for {length - context} tokens "
+                "fewer."
             )
         if ((ids_BP == mask_id) & real_BP).any():
             raise ValueError(
@@ -136,10 +139,12 @@ class Canvas:
             )
         masks_BN = ids_BP.new_full((rows, new_tokens), mask_id)
         real_BN = torch.ones_like(masks_BN, dtype=torch.bool)
+        end_BC = ids_BP.new_tensor([*closing]).expand(rows, -1)
+        real_BC = torch.ones_like(end_BC, dtype=torch.bool)
         return cls(
-            torch.cat([ids_BP, masks_BN], 1),
-            torch.cat([real_BP, real_BN], 1),
-            torch.cat([torch.zeros_like(real_BP), real_BN], 1),
+            torch.cat([ids_BP, masks_BN, end_BC], 1),
+            torch.cat([real_BP, real_BN, real_BC], 1),
+            torch.cat([torch.zeros_like(real_BP), real_BN, ~real_BC], 1),
             mask_id,
         )
 

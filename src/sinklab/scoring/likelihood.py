@@ -144,13 +144,15 @@ class Scorer:
             places: of each row, for what random controls draw.
         """
         mask_id = self.model.config.mask_token_id if self.denoises else 0
-        clean_BS = pad_sequence([torch.tensor(each.context + each.continuation) for each in requests], True)
-        begins = [len(request.context) for request in requests]
+        closing = self.model.config.closing_ids if self.denoises else ()
+        texts = [torch.tensor(each.context + each.continuation + closing) for each in requests]
+        clean_BS = pad_sequence(texts, True)
+        begins, end = [len(request.context) for request in requests], len(closing)
         masked_BS, wanted_BS = (
-            pad_sequence([F.pad(flags_L, (begin, 0)) for flags_L, begin in zip(some, begins, strict=True)], True)
+            pad_sequence([F.pad(flags_L, (begin, end)) for flags_L, begin in zip(some, begins, strict=True)], True)
             for some in (masked, wanted)
         )
-        real_BS = torch.arange(clean_BS.shape[1]) < torch.tensor([[request.length] for request in requests])
+        real_BS = torch.arange(clean_BS.shape[1]) < torch.tensor([[len(text_S)] for text_S in texts])
         ids_BS = clean_BS.masked_fill(masked_BS, mask_id)
         labels_M, rows_M = clean_BS[wanted_BS], wanted_BS.nonzero()[:, 0]
         if not self.cfg_scale:

@@ -41,8 +41,16 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
     """
     with refused("a prompt is text in UTF-8", UnicodeError):
         text.encode()
+    opening = getattr(loaded.model.config, "opening_ids", ())
     if loaded.tokenizer is None:
         ids = _as_ids(loaded, text, chat)
+        if ids[: len(opening)] != opening:
+            ids = (*opening, *ids)
+        return Prompt(text, ids, (False,) * len(ids))
+    if opening and not chat:
+        # of [CLS] … [SEP] the first alone: what is written stands between
+        own: Any = loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = (*opening, *own)
         return Prompt(text, ids, (False,) * len(ids))
     if not chat:
         # a text begins as the tokenizer says where the model was trained so; an autoregressive model has its sink there

@@ -61,8 +61,10 @@ def limit_of(loaded: Loaded) -> int:
     """Tokens that a text may have: what the authors state, else what the positions allow."""
     needs_mask(loaded, "a text to be read")
     config: Any = loaded.model.config
-    positions = config.text_positions if loaded.family == "diffusion" else config.max_position_embeddings
-    return min(loaded.context or positions, positions)
+    if loaded.family != "diffusion":
+        return min(loaded.context or config.max_position_embeddings, config.max_position_embeddings)
+    positions = config.text_positions
+    return min(loaded.context or positions, positions) - len(config.closing_ids)
 
 
 def read_requests(loaded: Loaded, requests: Sequence[tuple[Ids, Ids]], groups: Sequence[int] | None) -> list[Request]:

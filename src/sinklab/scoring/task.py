@@ -68,7 +68,10 @@ class Task:
     @property
     def most_steps(self) -> int:
         """Steps that the text may take at most."""
-        return max(self.settings.steps or 0, self.settings.new_tokens)
+        tokens = self.settings.new_tokens
+        if tokens == 0 and self.is_diffusion:
+            tokens = self.prompt.ids.count(cast(Any, self.loaded.model.config).mask_token_id)
+        return max(self.settings.steps or 0, tokens)
 
     def writing(self, *more_edits: Any) -> AbstractContextManager[Writer]:
         """A writer of the text, under its edits and these for the length of the block."""
@@ -110,6 +113,11 @@ class Task:
                 )
             model.denoise(self.canvas().to(model.device), settings)
             return
+        if settings.new_tokens == 0:
+            raise ValueError(
+                f"0 new tokens fill the masks of a prompt, and {self.loaded.name}, which is autoregressive, has none; "
+                "ask for new tokens"
+            )
         check_context(self.loaded, self.positions)
         self.started()
         TokenSampling(settings.temperature, settings.top_p, settings.top_k)

@@ -391,9 +391,16 @@ def check_context(loaded: Loaded, positions: int) -> None:
 
 
 def canvas_of(loaded: Loaded, requests: Sequence[WritingRequest], new_tokens: int) -> Canvas:
-    """The prompts, padded to the left, with so many masks behind. Raises ValueError where they do not fit the model."""
+    """The prompts, padded to the left, with so many masks behind; with 0 their own masks are to be filled.
+
+    Raises ValueError where they do not fit the model, or have no masks to fill.
+    """
     config: Any = loaded.model.config
     prompts = [list(request.ids) for request in requests]
-    how = {"mask_id": config.mask_token_id, "pad_id": 0, "context": config.text_positions}
-    how["multiple"] = config.block_columns
+    if new_tokens == 0:
+        ids_BS, real_BS = left_padded([[*ids, *config.closing_ids] for ids in prompts], 0)
+        limit = config.text_positions
+        return Canvas.infill(ids_BS, mask_id=config.mask_token_id, attention_BS=real_BS, context=limit)
+    how: dict[str, Any] = {"mask_id": config.mask_token_id, "pad_id": 0, "context": config.text_positions}
+    how |= {"multiple": config.block_columns, "closing": config.closing_ids}
     return Canvas.from_prompts(prompts, new_tokens=new_tokens, **how)

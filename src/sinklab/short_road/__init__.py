@@ -2,4 +2,4 @@
 
 from sinklab.registry import exports
 
-__getattr__, __dir__, __all__ = exports(__name__, models="LM Loss load", runs="Page Run open_run report")
+__getattr__, __dir__, __all__ = exports(__name__, models="LM Loss load wrap", runs="Page Run open_run report")

@@ -1,4 +1,4 @@
-"""What `sinklab.load` returns: a loaded model that answers common questions by itself."""
+"""What `sinklab.load` and `sinklab.wrap` return: a model that answers common questions by itself."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from html import escape
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from sinklab.checkpoints import loading
+from sinklab.checkpoints import loading, wrapping
 from sinklab.errors import known_fields
 from sinklab.probing.intervention import Intervention
 
 if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
     from sinklab.scoring.settings import Scored
     from sinklab.short_road.runs import Run
 
@@ -58,7 +61,7 @@ class LM(loading.Loaded):
 
         Args:
             prompts: a text to continue, or several, a sample each.
-            new_tokens: to write behind each.
+            new_tokens: to write behind each; 0 fills the masks of the prompts.
             progress: called with a short text at each stage.
             settings: other fields of :class:`sinklab.studies.trace.study.StudySettings`: ``edits``, ``statistics``,
                 ``seed``, ``rule``, …; the run is that of ``sinklab trace`` with the same ones.
@@ -70,6 +73,11 @@ class LM(loading.Loaded):
         from sinklab.studies.trace.study import StudySettings, study
 
         known_fields("watch", settings, (one.name for one in fields(StudySettings)))
+        if self._continues_by_rereading:
+            settings.setdefault("full_forward", True)
+        if not getattr(self.model.config, "gives_states", True):
+            without = tuple(one for one in StudySettings.statistics if one != "massive_activations")
+            settings.setdefault("statistics", without)
         chosen = StudySettings(prompts=cast(Any, prompts), new_tokens=new_tokens, **settings)
         return in_memory(lambda folder: study(self, folder, chosen, progress=progress))
 
@@ -100,17 +108,39 @@ class LM(loading.Loaded):
         from sinklab.studies.base import text_of
 
         ids, model = encode(self, prompt, chat).ids if isinstance(prompt, str) else prompt, cast(Any, self.model)
+        if new_tokens == 0 and isinstance(prompt, str) and not chat:
+            ids = (*ids, *getattr(model.config, "closing_ids", ()))
         if new_tokens == 0 and not hasattr(model, "denoise"):
             raise ValueError(f"0 new tokens fill the masks of a prompt, and {self.name} has none; leave new_tokens out")
         ids_1P = torch.tensor([[*ids]], dtype=torch.int64, device=model.device)
         length = {} if new_tokens is None else {"max_new_tokens": new_tokens or None}
-        if self.family == "diffusion" and not hasattr(model, "denoise"):
+        if self._continues_by_rereading:
+            written_1S = self._reread(ids, new_tokens or 64, options)
+        elif self.family == "diffusion" and not hasattr(model, "denoise"):
             *_, last = renoise(model, ids_1P, Renoising.of(model, **length, **options))
             written_1S = last.ids_BS
         else:
             real = {"attention_mask": torch.ones_like(ids_1P)}
             written_1S = model.generate(ids_1P, **{"max_new_tokens": 64, **length, **real, **options})
         return text_of(self, written_1S[0, len(ids) if chat else 0 :])
+
+    @property
+    def _continues_by_rereading(self) -> bool:
+        """Whether this is a wrapped autoregressive module, which reads the whole text again for every token."""
+        return self.family == "autoregressive" and hasattr(self.model, "foreign")
+
+    def _reread(self, ids: Sequence[int], new_tokens: int, options: dict[str, Any]) -> Any:
+        """Ids (1, S) of a text continued token after token; options are fields of `DecodingSettings`."""
+        from sinklab.sampling.settings import DecodingSettings
+        from sinklab.scoring.writing import Writing, WritingRequest
+
+        known_fields("generate", options, (one.name for one in fields(DecodingSettings)))
+        request = WritingRequest(tuple(ids))
+        texts = Writing(self, [request], DecodingSettings(**options), new_tokens, full_forward=True)
+        with texts.begin() as writer:
+            for _ in writer.steps():
+                pass
+        return writer.ids_BS
 
     def loss(
         self,
@@ -126,8 +156,8 @@ class LM(loading.Loaded):
 
         A diffusion model's is the Monte Carlo bound of :func:`sinklab.scoring.rolling` over random masks, the same
         masks whatever the edits are, so that differences are paired. An autoregressive model's is exact, given the
-        beginning (or else end) of text. Edits that choose by attention do so in a clean pass over the same text; what
-        they took away is ``lm.loss(…).scored.dose``.
+        beginning (or else end) of text, or where the model names neither, the first token. Edits that choose by
+        attention do so in a clean pass over the same text; what they took away is ``lm.loss(…).scored.dose``.
 
         Args:
             text: text, or token ids.
@@ -143,10 +173,16 @@ class LM(loading.Loaded):
         from sinklab.scoring.requests import limit_of
 
         ids = list(self.needed_tokenizer()(text)["input_ids"] if isinstance(text, str) else text)
+        # of [CLS] … [SEP] the scores put the second behind every text
+        if closing := list(getattr(self.model.config, "closing_ids", ())):
+            ids = ids[: -len(closing)] if ids[-len(closing) :] == closing else ids
         how = LikelihoodSettings(samples=samples, seed=seed)
         given = [edits] if isinstance(edits, str) else edits
-        # a start token is given, and not what the text costs
-        start = ids[: ids[:1] == [self.special.bos]]
+        # a start token is given, and not what the text costs; so is the first one of a model that names none
+        is_given = ids[:1] == [self.special.bos]
+        if self.family == "autoregressive" and self.special.bos is None and self.special.eos is None:
+            is_given = True
+        start = ids[:is_given]
         if start and 1 < len(ids) <= limit_of(self):
             (scored,) = score(self, [(start, ids[1:])], how, edits=given)
         else:
@@ -158,5 +194,74 @@ class LM(loading.Loaded):
 
 @wraps(loading.load)
 def load(*args: Any, **settings: Any) -> LM:  # noqa: D103 (the docstring is the wrapped one)
+    if args and hasattr(args[0], "forward"):
+        raise TypeError(
+            f"load reads a model by its name or folder, got a {type(args[0]).__name__} that is there already; use "
+            "sinklab.wrap(model, tokenizer)"
+        )
     loaded = loading.load(*args, **settings)
     return LM(**{field.name: getattr(loaded, field.name) for field in fields(loaded)})
+
+
+def wrap(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    mask_id: int | None = None,
+    kind: Literal["autoregressive", "diffusion", "masked"] | None = None,
+) -> LM:
+    """Any module that maps token ids (B, S) to logits (B, S, V), as what `load` returns.
+
+        lm = sinklab.wrap(BertForMaskedLM.from_pretrained("…"), tokenizer)
+        lm.watch("Paris is the capital of", 8).explore()
+
+    The module stays as it is and computes what it computes. Its attention must go through torch's
+    ``scaled_dot_product_attention`` or the attention functions of transformers. It takes ``attention_mask`` where texts
+    of unequal length are to ride in one batch.
+
+    Args:
+        model: a model of transformers, or any other module.
+        tokenizer: of its texts; without one prompts are token ids ("5 17 3") and pages show ids.
+        mask_id: id of [MASK]; when left out, what tokenizer or config say.
+        kind: ``"autoregressive"`` reads from left to right; ``"masked"`` fills masks between [CLS] and [SEP], which it
+            always sees; ``"diffusion"`` fills masks, with nothing around a text. When left out, what the class says
+            (…ForCausalLM, …ForMaskedLM).
+
+    Raises:
+        ValueError: where the kind cannot be told, a model that fills masks names no [MASK], and a module without a
+            config does not give logits or attends unseen.
+    """
+    if isinstance(model, loading.Loaded):
+        raise TypeError(f"wrap takes a bare module, but {model.name} answers by itself already; use it as it is")
+    chosen = wrapping.kind_of(model) if kind is None else kind
+    sizes = wrapping.sizes_of(model) or _looked_at(model)
+    return LM(**wrapping.wrapped(model, tokenizer, mask_id, chosen, sizes), name=_name_of(model), revision=None)
+
+
+def _name_of(model: nn.Module) -> str:
+    """The folder or Hub name that a model of transformers was read from, else its class."""
+    return str(getattr(model, "name_or_path", "") or type(model).__name__)
+
+
+def _looked_at(model: nn.Module) -> dict[str, int]:
+    """Sizes of a module without a config: those that one forward over four tokens shows."""
+    import torch
+
+    from sinklab.models.wrapped import logits_of
+    from sinklab.probing.tracing import trace
+
+    device = next((one.device for one in model.parameters()), torch.device("cpu"))
+    ids_1S = torch.zeros(1, 4, dtype=torch.int64, device=device)
+    with torch.inference_mode(), trace(model) as recording:
+        logits_1SV = logits_of(model(ids_1S), ids_1S, model)
+    shape = recording.array("received").shape
+    widths = [one.embedding_dim for one in model.modules() if isinstance(one, torch.nn.Embedding)]
+    sizes = {"num_hidden_layers": shape[2], "num_attention_heads": shape[3], "vocab_size": logits_1SV.shape[-1]}
+    gives_states = all(_is_in_list(model, path.split("#")[0]) for path in recording.layers)
+    return sizes | {"hidden_size": widths[0] if widths else 0, "gives_states": gives_states}
+
+
+def _is_in_list(model: nn.Module, path: str) -> bool:
+    """Whether the module at this path is an item of an ``nn.ModuleList``, or inside of one."""
+    parts = path.split(".")
+    around = [".".join(parts[:end]) for end in range(len(parts))]
+    return any(type(model.get_submodule(one)).__name__ == "ModuleList" for one in around)

@@ -128,10 +128,18 @@ def agreement(one: np.ndarray, other: np.ndarray) -> float:
 
 def _generation(task: Task, sample: int, moments: list[Moment], k: int, log: InterventionLog) -> dict[str, Any]:
     written = moments[-1].written
+    completion = text_of(task.loaded, written)
+    prompt = task.prompt.text
+    if task.settings.new_tokens == 0:
+        # the masks stood in the prompt: the text is whole with what fills them
+        prompt, completion = "", text_of(task.loaded, _filled(moments[-1]))
+    elif task.loaded.tokenizer is None:
+        # ids, which stand apart from those of the prompt
+        completion = f" {completion}"
     return {
         "sample": sample,
-        "prompt": task.prompt.text,
-        "completion": text_of(task.loaded, written),
+        "prompt": prompt,
+        "completion": completion,
         "rule": task.settings.rule if task.is_diffusion else "next_token",
         "masked_sinks": k,
         "edits": " ".join(map(interventions.as_text, task.settings.edits)),
@@ -140,6 +148,13 @@ def _generation(task: Task, sample: int, moments: list[Moment], k: int, log: Int
         "steps": len(moments),
         "seed": task.seed,
     }
+
+
+def _filled(last: Moment) -> np.ndarray:
+    """The ids of the whole canvas behind the last step, int64 (S,)."""
+    whole_S = last.ids_S.copy()
+    whole_S[last.state_S != STATES.index("prompt")] = last.written
+    return whole_S
 
 
 def _tokens(task: Task, moments: list[Moment], sample: int, roles: Mapping[int, str]) -> dict[str, Any]:
@@ -265,7 +280,7 @@ def write_samples(work: Work) -> None:
     """Write this process's samples."""
     settings, tasks, roles = work.settings, work.plan.tasks, special_roles(work.loaded)
     texts = len(work.samples) * (1 + len(settings.mask_sinks) + 2 * settings.truncate)
-    meter = Meter(work.progress, texts, settings.steps or settings.new_tokens)
+    meter = Meter(work.progress, texts, settings.steps or max(task.most_steps for task in tasks))
     for sample in work.samples:
         meter.stage(f"writing sample {sample + 1} of {len(tasks)} under observation")
         write_sample(work.run, tasks[sample], sample, work.plan.selection, roles, meter)

@@ -47,8 +47,8 @@ class StudySettings(DecodingSettings):
     """Prompts that the model continues, one sample each."""
     chat: bool = False
     """Put each prompt into the model's chat format; the tokens around it are recorded as template."""
-    new_tokens: int = limited(64, at_least=1)
-    """Tokens to write per sample."""
+    new_tokens: int = limited(64, at_least=0)
+    """Tokens to write per sample; 0 fills the masks of the prompt."""
     block_length: int | None = 32
     """Tokens per block (semi-autoregressive decoding); None decodes everything as one block."""
     seed: int | None = 0
@@ -196,10 +196,11 @@ class Trace(Study):
     def amount(self, settings: StudySettings, info: Any) -> Amount:
         """Every step of every text, and of held-out text the passes over it in steps of the same size."""
         texts = len(settings.prompts) * (1 + len(settings.mask_sinks) + 2 * settings.truncate + 2 * settings.twin)
-        steps = settings.steps or settings.new_tokens
         # a token of text has some four letters
+        longest = max(map(len, settings.prompts), default=0) // 4
+        steps = settings.steps or settings.new_tokens or longest
         written = 1 if info.family == "autoregressive" and not settings.full_forward else settings.new_tokens
-        positions = written + (max(map(len, settings.prompts), default=0) // 4 if written > 1 else 0)
+        positions = max(1, written + (0 if written == 1 else longest))
         passes = (1 + 2 * len({*settings.ks} - {0})) * (settings.heldout != "")
         scored = passes * settings.heldout_rows * settings.heldout_length // positions
         # guidance reads twice
