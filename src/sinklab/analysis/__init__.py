@@ -4,6 +4,7 @@ from sinklab.registry import exports
 
 __getattr__, __dir__, __all__ = exports(
     __name__,
+    answers="Answer Answers",
     estimates="Estimate jackknife mean_over median_over",
     explained="Explained explained_mass",
     movement="Motion MotionSummary motion motion_word",

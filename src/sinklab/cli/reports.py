@@ -6,12 +6,12 @@ import dataclasses
 import os
 import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module, resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -25,7 +25,7 @@ from sinklab.cli.plans import plan_of
 from sinklab.records.storage import RUN_FILE
 from sinklab.studies.base import folder_names
 from sinklab.studies.benchmarks.study import EvalSettings, Plan
-from sinklab.studies.processes import Processes
+from sinklab.studies.processes import Processes, Progress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,27 +46,42 @@ MORE_PROMPTS = (
 """Beside those of `trace`: of fewer than seven samples no verdict outlives the correction for two statements."""
 
 
-def tour(out: Path = Path("sinklab-tour"), quick: bool = False, dtype: str = "float32") -> None:
+class _Counted(Progress):
+    """A part of the tour: it moves the bar, and its stages are not printed."""
+
+    def __init__(self, shown: Progress) -> None:
+        super().__init__()
+        self._shown = shown
+
+    def count(self, done: int, total: int) -> None:
+        """Move the bar."""
+        self._shown.count(done, total)
+
+
+def tour(out: Path = Path("sinklab-tour"), quick: bool = False, all: bool = False, dtype: str = "float32") -> None:
     """See attention sinks in a real diffusion language model, in about a minute and without a download.
 
     Three small models come with this package, trained alike on public-domain English books: diffusion without and with
-    one sink token, and autoregressive. Each writes eight texts while attention is recorded; what untrained twins show
-    as well is marked. The result is one page, report.html. What takes longer was measured beforehand and comes with the
-    models: what hiding keys costs, beside other keys that hold as much attention, and diffusion against causal.
+    one sink token, and autoregressive. Each writes eight texts while attention is recorded, and the same model with
+    shuffled and with fresh weights reads them as a control. Three questions are answered for each: whether sinks exist,
+    which they are and whether they stay, and what masking them costs. The result is one page, report.html. What masking
+    costs takes longer; it was measured beforehand and comes with the models.
 
     Try
         sinklab tour
         sinklab tour --quick --out first-look
+        sinklab tour --all
 
     Args:
         out: folder for the run folders and the report; it must be empty or absent.
         quick: one short sample, for a first look in seconds.
+        all: print everything that was found, and not the three answers alone.
         dtype: type of the weights; "machine" is bfloat16 where this machine multiplies it in hardware, else float32.
     """
     from sinklab.checkpoints.loading import load
     from sinklab.records.reading import open_run
     from sinklab.reports.build import report, summary
-    from sinklab.reports.runs import as_studies
+    from sinklab.reports.runs import as_shown
     from sinklab.studies.curve.figures import masking_curve_sentences, write_masking_curves
     from sinklab.studies.trace.study import PROMPTS, StudySettings, study
 
@@ -75,37 +90,57 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False, dtype: str = "fl
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"the tour writes into an empty folder, but {out} holds files; pass --out with another name")
     prompts = (*PROMPTS, *MORE_PROMPTS)[: 1 if quick else None]
-    plain = StudySettings(prompts=prompts, new_tokens=24 if quick else 32, twin=True)
-    diffusion = {**SAMPLING, "block_length": None if quick else 16}
+    plain = StudySettings(prompts=prompts, new_tokens=24, twin=True)
+    diffusion = {**SAMPLING, "block_length": None if quick else 8}
     measured = resources.files("sinklab.checkpoints").joinpath("packaged", "curves")
     curves = [open_run(Path(str(measured.joinpath(name)))) for name in MODELS.values()]
     runs = []
     with working() as say:
         for label, name in MODELS.items():
-            say.stage(f"loading {name!r} ({label})")
+            say.stage(f"{name} writes {len(prompts)} texts, its controls read them")
             loaded = load(name, dtype=dtype)
             # order and blocks are for diffusion models only
             fields = diffusion if loaded.family == "diffusion" else {"temperature": SAMPLING["temperature"]}
             settings = dataclasses.replace(plain, **fields)
-            runs.append(open_run(study(loaded, out / label, settings, progress=say)))
+            runs.append(open_run(study(loaded, out / label, settings, progress=_Counted(say))))
         say.stage("writing the page")
         # once for the page and for what is printed
-        read = as_studies(runs)
+        read = as_shown([*runs, *curves])
         page = report(read, out / "report")
         drawn = write_masking_curves(curves, out / "masking")
-    for label, run in zip(MODELS, runs, strict=True):
+    texts = []
+    for run in runs:
         written = run.table("generations").iloc[0]
-        prompt, completion = (escape(text.translate(RAW)) for text in (written.prompt, written.completion))
-        console.print(f"\n[bold]{label}[/bold] wrote: [dim]{prompt}[/dim]{completion}")
-    told = {"In short": summary(read), "What hiding keys costs (measured beforehand)": masking_curve_sentences(curves)}
-    for heading, sentences in told.items():
-        console.print(f"\n[bold]{heading}[/bold]")
-        for sentence in sentences:
-            console.print(f"• {escape(sentence)}")
+        prompt, completion = (
+            escape(" ".join(text.translate(RAW).split())) for text in (written.prompt, written.completion)
+        )
+        texts.append(f"it wrote: [dim]{prompt}[/dim] {completion}")
+    _answer(console, read, texts)
+    if all:
+        found = {"In short": summary(read), "What masking keys costs": masking_curve_sentences(curves)}
+        for heading, sentences in found.items():
+            console.print(f"\n[bold]{heading}[/bold]")
+            for sentence in sentences:
+                console.print(f"• {escape(sentence)}", soft_wrap=True)
     console.print(f"\ntook {time.perf_counter() - started:.0f} s; open [bold]{escape(str(page))}[/bold] in a browser")
-    console.print(f"costs over keys and over attention: {escape(str(drawn[0].parent))}")
+    console.print(f"costs over keys and over attention: {escape(str(drawn[0].parent))}", soft_wrap=True)
     command = shlex.join(["sinklab", "figures", str(out), "--out", str(out / "figures")])
     console.print(f"figures for a paper: {escape(command)}", soft_wrap=True)  # one line, to be copied
+
+
+def _answer(console: Console, studies: Any, texts: Sequence[str] = ()) -> None:
+    """The three answers about the model of each run, below its name and what it wrote, and how the models differ."""
+    from sinklab.reports.build import answers
+
+    found, contrast = answers(studies)
+    for place, one in enumerate(found):
+        console.print(f"\n[bold]{escape(one.model)}[/bold]", soft_wrap=True)
+        for line in texts[place : place + 1]:
+            console.print(line, soft_wrap=True)
+        for sentence in one.sentences:
+            console.print(escape(sentence), soft_wrap=True)
+    if contrast:
+        console.print(f"\n{escape(contrast)}", soft_wrap=True)
 
 
 def report(
@@ -114,39 +149,51 @@ def report(
     tables: tuple[str, ...] = ("parquet", "csv", "md"),
     sink_rule: str | None = None,
     sink_input: Literal["received", "received_from_masked"] | None = None,
+    all: bool = False,
 ) -> None:
     """Turn run folders into one page, report.html, with tables beside it.
 
     Several runs are shown side by side, e.g. without and with a sink token. Runs of `sinklab trace` give a page to
-    explore; runs of `sinklab train` give training curves: losses, when sinks emerge, which tokens they are. Figures for
-    a paper are drawn by `sinklab figures`.
+    explore, and three answers about each model, which are printed too: whether sinks exist, which they are and whether
+    they stay, and what masking them costs (from a run of `sinklab curve` beside that of the trace). Runs of `sinklab
+    train` give training curves: losses, when sinks emerge, which tokens they are. Figures for a paper are drawn by
+    `sinklab figures`.
 
     Try
         sinklab report runs/plain runs/sink --out runs/report
-        sinklab report runs/house --tables csv
+        sinklab report runs/house runs/curve --tables csv
         sinklab report runs/laptop-scratch runs/laptop-scratch-sink --out runs/curves
         sinklab report runs/house --sink-rule excess:epsilon=6
         sinklab report runs/masked --sink-input received_from_masked
 
     Args:
         runs: run folders of `sinklab trace`, or of `sinklab train`, or one that holds them, such as that of `sinklab
-            tour`; one kind at a time.
+            tour`; one kind at a time, but for those of `sinklab curve`, which stand beside those of `sinklab trace`.
         out: folder for the page and its tables.
         tables: formats of the tables beside the page, of parquet, csv and md; none after a bare --tables.
         sink_rule: what counts as a sink in runs of `sinklab trace`, NAME:field=value; excess:epsilon=3 when left out.
         sink_input: what that rule reads: received (from all queries) when left out, or received_from_masked, from the
             masked queries alone, which decide the tokens; `sinklab trace --statistics value_norm received_from_masked`
             records it. Steps with fewer than 8 masked queries are left out.
+        all: print everything that was found, and not the three answers alone.
     """
     from sinklab.registry import rules
     from sinklab.reports.build import report as build
+    from sinklab.reports.build import summary
+    from sinklab.reports.runs import as_shown
 
     if not runs:
         raise ValueError("report needs at least one run folder; make one with `sinklab trace` or `sinklab train`")
     rule = None if sink_rule is None else rules.parse(sink_rule)
     opened = _opened(runs)
     replaced = " in place of the one that was there (--out names another folder)" * (out / "report.html").is_file()
-    page = build(opened, out, rule=rule, received=sink_input or "", tables=tables)
+    read = as_shown(opened, rule=rule, received=sink_input or "")
+    page, console = build(read, out, tables=tables), Console(highlight=False)
+    if read[0].kind == "study":
+        _answer(console, read)
+    if all:
+        for sentence in summary(read):
+            console.print(f"• {escape(sentence)}", soft_wrap=True)
     say(f"report: {page}{replaced}")
 
 

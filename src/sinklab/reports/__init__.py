@@ -4,7 +4,7 @@ from sinklab.registry import exports
 
 __getattr__, __dir__, __all__ = exports(
     __name__,
-    build="report summary",
+    build="answers report summary",
     charts="Axis Chart Line Map Mark",
     drawing="Curve Drawn Figure draw_all figure figures_of",
     figures=(

@@ -14,11 +14,13 @@ import matplotlib
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
+from sinklab.analysis.answers import Answers
 from sinklab.analysis.verdicts import holm
 from sinklab.records.reading import Run
 from sinklab.records.storage import remove_leftovers, write_beside
 from sinklab.registry import figures as registered
 from sinklab.reports import sentences as say
+from sinklab.reports.answered import contrast_of
 from sinklab.reports.charts import Chart
 from sinklab.reports.drawing import figure_of, save
 from sinklab.reports.payload import data_block, payload, script, script_hash
@@ -322,8 +324,17 @@ def report(
 
 
 def summary(runs: Runs, *, rule: Rule | str | None = None) -> list[str]:
-    """The findings that open the page, a sentence each. Raises ValueError like ``report``."""
+    """The findings of the page below its answers, a sentence each. Raises ValueError like ``report``."""
     return say.in_short(as_shown(runs, rule=rule))
+
+
+def answers(runs: Runs, *, rule: Rule | None = None) -> tuple[list[Answers], str]:
+    """The answers to the three questions about the model of each run, and how the models differ; "" for one model.
+
+    Raises ValueError like ``report``, and for runs that are no studies.
+    """
+    studies = as_shown(runs, "study", rule=rule)
+    return [study.answers for study in studies], contrast_of(studies)
 
 
 def _content(runs: list[Any], budget: int) -> dict[str, Any]:
@@ -340,6 +351,7 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
     return {
         "title": words["title"].replace("{names}", names),
         "story": story,
+        "contrast": contrast_of(runs) if is_study else "",
         "lead": words["lead"].replace("{names}", names),
         "sentences": say.in_short(runs),
         "verdicts": judged(runs) if is_study else [],

@@ -22,6 +22,7 @@ from sinklab.analysis.estimates import Estimate, mean_over
 from sinklab.analysis.explained import Explained, explained_mass
 from sinklab.analysis.movement import Motion, MotionCounter, MotionSummary, motion_word
 from sinklab.analysis.tokens import Enrichment, enriched, tallied
+from sinklab.reports.answered import seen_of
 from sinklab.reports.samples import Sample, rule_name
 from sinklab.reports.seen import TextMotion
 from sinklab.sinks.normalize import only
@@ -134,6 +135,8 @@ class Measured:
         self.motions, self.bounds = map(_joined, (parts["motions"], parts["bounds"]))
         self.events_NS = pd.DataFrame(parts["events_S"]).to_numpy(float)
         """sinks of a sample by text position; NaN beyond its length"""
+        self.strongest_keys: list[dict[str, Any]] = parts["strongest_keys"]
+        """of each sample, what `sinklab.reports.answered` says of the strongest keys of its heads"""
         self.norm_ratio: Estimate = mean_over(parts["norm_ratio"])
         """over samples: sink_norm / rest_norm of a sample, mean over layers (`by_layer`)"""
         self.filtered_NE = np.array([curve.filtered for curve in parts["curve"]])
@@ -174,6 +177,7 @@ class Measured:
                 (seen.events_TLK > 0).sum((0, 2)), seen.taken_TLH.sum((0, 2), dtype=float),
             ),
             "bounds": drawn_bounds(sample, samples),
+            "strongest_keys": seen_of(sample),
         }  # fmt: skip
         self._states(sample, means)
         norms = pd.DataFrame([_compared(means, "norm", layer) for layer in self._layers.tolist()])

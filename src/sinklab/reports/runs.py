@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from sinklab.records.reading import Run
 from sinklab.registry import rules
+from sinklab.reports.masked import curve_of
 from sinklab.reports.samples import Reader
 from sinklab.reports.study import Study
 from sinklab.reports.training import FREE, Training, variant
@@ -24,6 +26,8 @@ def as_shown(
 ) -> list[Any]:
     """Several runs of one kind with labels that tell them apart: the model's name, and the folder where names repeat.
 
+    Masking curves, of kind "curve", may stand beside studies: each says what masking costs its model.
+
     Args:
         sources: runs, or readers of runs, which stay as they are.
         kind: what they must be; None for studies or training runs, whichever they are.
@@ -35,6 +39,7 @@ def as_shown(
         ValueError: without a run, for another kind, for runs of several kinds.
     """
     given = [sources] if isinstance(sources, Run) or hasattr(sources, "run") else list(cast("Iterable[Any]", sources))
+    given, curves = _parted(given, kind)
     runs = [source if isinstance(source, Run) else source.run for source in given]
     if not runs:
         raise ValueError("A report needs at least one run: got none. Pass open_run(folder).")
@@ -59,10 +64,24 @@ def as_shown(
     settings = {name: given for name, given in (("rule", rules.parsed(rule)), ("received", received)) if given}
     if settings and reader is not Study:
         raise ValueError(f"a rule is for runs of kind 'study': what {runs[0].path} calls a sink was decided as it ran")
-    return [
-        reader(run, name, same, **settings) if isinstance(source, Run) else source
-        for source, run, name, same in zip(given, runs, names, alike, strict=True)
-    ]
+    shown = []
+    for source, run, name, same in zip(given, runs, names, alike, strict=True):
+        beside = {"curve_run": curve_of(run, curves)} if curves else {}
+        if isinstance(source, Run):
+            shown.append(reader(run, name, same, **settings, **beside))
+        else:
+            shown.append(replace(source, **beside) if beside else source)
+    return shown
+
+
+def _parted(given: list[Any], kind: str | None) -> tuple[list[Any], list[Run]]:
+    """What is shown, and the masking curves that stand beside traces, where both are given."""
+    kinds = [(source if isinstance(source, Run) else source.run).info.kind for source in given]
+    if kind == "curve" or "study" not in kinds:
+        return given, []
+    shown = [source for source, one in zip(given, kinds, strict=True) if one != "curve"]
+    curves = [source for source, one in zip(given, kinds, strict=True) if one == "curve"]
+    return shown, [source if isinstance(source, Run) else source.run for source in curves]
 
 
 def as_studies(sources: Runs, *, rule: Rule | str | None = None) -> list[Study]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sinklab.analysis.answers import QUESTIONS
 from sinklab.analysis.estimates import FEWEST, Estimate, mean_over
 from sinklab.analysis.movement import motion_word
 from sinklab.registry import figures as registered
@@ -128,12 +129,13 @@ def in_short(runs: list[Any]) -> list[str]:
 
 
 def story_of(studies: list[Study], shown: list[str]) -> list[dict[str, Any]]:
-    """What opens the page: three sentences with their pictures, or where nothing was measured the command for it.
+    """What opens the page: three questions with the answer of each run, word for word that of `Study.answers`, and a
+    picture where one can be drawn.
 
     shown: labels of the runs in the explorer.
     """
     found = []
-    for name, row in words_of("story", "").items():
+    for question, (name, row) in zip(QUESTIONS, words_of("story", "").items(), strict=True):
         runs = [run for run in studies if (run.heldout is not None if name == "cost" else run.layers)]
         link, explored = row.get("proof", ""), [run for run in runs if run.label in shown][:2]
         if not link and explored:
@@ -142,11 +144,11 @@ def story_of(studies: list[Study], shown: list[str]) -> list[dict[str, Any]]:
             views = [(shown.index(run.label), *head) for run, head in zip(explored, heads, strict=True)]
             fields = zip(("run", "layer", "head"), zip(*views, strict=True), strict=True)
             link = "&".join(f"{field}={','.join(map(str, at))}" for field, at in fields)
-        command = row["command"].replace("{name}", str(studies[0].run.info.model.get("name", "MODEL")))
         chart = registered[row["figure"]].prepare(runs) if runs else None
-        sentences = [text for run in runs for text in told(name, run)]
-        about = {"title": row["title"], "anchor": f"story-{name}", "link": f"#{link}"}
-        found.append(about | {"sentences": sentences, "chart": chart, "command": command})
+        names = [run.label if len(studies) > 1 else "" for run in studies]
+        sentences = [(name, run.answers[question].sentence) for name, run in zip(names, studies, strict=True)]
+        about = {"title": QUESTIONS[question], "anchor": f"story-{name}", "link": f"#{link}"}
+        found.append(about | {"sentences": sentences, "chart": chart})
     return found
 
 

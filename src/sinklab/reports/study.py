@@ -10,10 +10,14 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pandas as pd
 
+from sinklab.analysis.answers import Answers
 from sinklab.analysis.estimates import mean_over
 from sinklab.analysis.verdicts import Verdict, holm, masking_cost, new_sinks, ninety_six, recovery, start_only
 from sinklab.records.info import of_twin
+from sinklab.records.reading import Run
+from sinklab.reports.answered import answers_of
 from sinklab.reports.findings import Finding, findings_of, in_twins
+from sinklab.reports.masked import heldout_of
 from sinklab.reports.measured import Measured
 from sinklab.reports.samples import Reader, Sample, Samples, rule_name
 from sinklab.sinks.rules import DEFAULT, Rule
@@ -69,7 +73,9 @@ class Study(Reader):
     received: str = "received"
     """what the rule reads, "received" or "received_from_masked" """
     twin: str = ""
-    """whose numbers these are: of the run's own model, or of this untrained twin on the same canvases"""
+    """whose numbers these are: of the run's own model, or of this control on the same canvases"""
+    curve_run: Run | None = None
+    """run of kind "curve" of the same model: what masking costs, where the run did not measure it itself"""
 
     kind: ClassVar[str] = "study"
     origin: ClassVar[str] = "a study"
@@ -91,8 +97,11 @@ class Study(Reader):
         return words if self.received == "received" else f"{words}, of masked queries alone"
 
     def table(self, name: str) -> pd.DataFrame | None:
-        """A table of the run, or of its twin."""
-        return super().table(of_twin(name, self.twin))
+        """A table of the run, or of its twin; ``heldout`` of the masking curve where the run has none."""
+        found = super().table(of_twin(name, self.twin))
+        if found is None and name == "heldout" and self.curve_run is not None:
+            return heldout_of(self.curve_run, self.twin)
+        return found
 
     @cached_property
     def twins(self) -> dict[str, Self]:
@@ -101,6 +110,8 @@ class Study(Reader):
         names = [] if made is None or self.twin else made.loc[made["made"], "twin"]
         return {name: replace(self, twin=name) for name in names}
 
+    answers = cached_property[Answers](answers_of)
+    """What the study says to the three questions of its page."""
     findings = cached_property[dict[str, Finding]](findings_of)
     """What statements may say of the study, by name."""
     in_twins = cached_property[dict[str, bool]](in_twins)

@@ -18,6 +18,7 @@ from weakref import finalize
 import numpy as np
 import pandas as pd
 
+from sinklab.analysis.answers import Answers
 from sinklab.analysis.counts import one_pass
 from sinklab.analysis.movement import MotionCounter
 from sinklab.errors import near
@@ -187,6 +188,15 @@ class Run(reading.Run):
         over = ("step", "key")
         return data.assign_coords(axes | {"token": (over, sample.labels_TK), "state_of_key": (over, sample.ages_TK)})
 
+    def summary(self, rule: Rule | None = None) -> Answers:
+        """Three questions and their answers: whether sinks exist, which they are and whether they stay, and what
+        masking them costs. Printed, it is three sentences; ``.table`` has the numbers, a row a question.
+
+        Raises:
+            ValueError: for a run that traced no texts.
+        """
+        return as_studies(self, rule=rule)[0].answers
+
     @property
     def plot(self) -> Plot:
         """The figures of the run by name: ``run.plot.paths()``."""
@@ -210,7 +220,7 @@ class Run(reading.Run):
         if not getattr(self.read, "layers", None):
             return parts[0]
         picture = f"data:image/png;base64,{base64.b64encode(_png(self.plot.paths())).decode('ascii')}"
-        parts += [f"<p>{escape(text)}</p>" for text in (*self.texts[:1], *build.summary(self.read)[:2])]
+        parts += [f"<p>{escape(text)}</p>" for text in (*self.texts[:1], *self.read.answers.sentences)]
         parts += [f'<img alt="paths of main sinks" width="480" src="{picture}">']
         shown = "\n".join([*parts, self.explore(megabytes=0.05)._repr_html_()])
         return shown if len(shown.encode()) <= MOST_SHOWN else "\n".join([*parts, "<p>Too large: run.explore()</p>"])
