@@ -300,7 +300,7 @@ caches = Registry("cache", *_in("caching", "blocks policies"))
 backbones = Registry("backbone", *_in("checkpoints", "dit llada_moe"))
 """Decoders of our own, where transformers has none."""
 # llada2 brings llada_moe
-_FORMATS = "adapted causal dit dream gemma llada llada2 families smdm"
+_FORMATS = "adapted causal dit dream gemma llada llada2 masked families smdm"
 families = Registry("checkpoint family", *_in("checkpoints", _FORMATS))
 """Formats of checkpoints: `sinklab.checkpoints.Family`."""
 figures = Registry("figure", *_in("reports", "figures maps"))

@@ -16,6 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from sinklab.checkpoints import families, materialize, parallel, published, sinkfile, tokens
 from sinklab.checkpoints import weights as weightfiles
 from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
+from sinklab.checkpoints.masked import MaskedLanguageModel
 from sinklab.checkpoints.materialize import DeviceMap
 from sinklab.errors import refused
 from sinklab.models.config import DiffusionLMConfig, refuse_unknown
@@ -100,7 +101,17 @@ def load(
     folder = published.resolve(name, revision, weightfiles.SAFE + (weightfiles.PICKLED if allow_pickle else ()))
     raw = families.read_config(folder / "config.json", name)
     # an unknown architecture is refused before its weights are looked for
-    families.read(raw, name)
+    plan = families.read(raw, name)
+    if isinstance(plan.family, MaskedLanguageModel):
+        if settings or as_diffusion or sink is not None or tensor_parallel != 1 or set(device_map) != {""}:
+            raise ValueError(
+                f"{name} is a masked language model that transformers' own {plan.family.own_class} runs on one device: "
+                "it takes dtype, device, revision and allow_pickle; leave out the other options"
+            )
+        kind = materialize.weight_type(dtype, raw, device_map)
+        parts = plan.family.fields_of(folder, plan, kind, allow_pickle, name)
+        parts["model"].to(device_map[""])
+        return Loaded(name=name, revision=revision, **parts)
     stored = raw["quantization_config"].get("quant_method", "unnamed") if raw.get("quantization_config") else ""
     if tensor_parallel != 1 and (stored or dtype in ("int8", "int4")):
         raise ValueError(f"quantised weights are not divided over processes; leave out tensor_parallel or {dtype=}")

@@ -20,7 +20,7 @@ from sinklab.errors import near, refused
 from sinklab.models.config import DiffusionLMConfig
 
 PACKAGED = ("tiny", "tiny-sink", "tiny-causal")
-DATA = ("*.json", "*.jinja", "merges.txt", "tokenizer.model")
+DATA = ("*.json", "*.jinja", "merges.txt", "vocab.txt", "tokenizer.model")
 """Files of a repository that are read besides its weights."""
 PUBLISHED: dict[str, Published] = {}
 """Name on the Hub -> what is known of the checkpoint: what the families say, those of plug-ins when they are loaded."""

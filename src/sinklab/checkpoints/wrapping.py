@@ -97,10 +97,14 @@ def wrapped(
             tokenizer = _with_rows(tokenizer)
     is_framed = kind == "masked" and not notes
     limit, first = position_limits(model, config)
+    everywhere = _global_layers(config)
+    if everywhere is not None:
+        notes += (f"studies record the layers {', '.join(map(str, everywhere))}: the others see a window alone",)
     about = WrappedConfig(
         **sizes,
         max_position_embeddings=limit,
         first_position=first,
+        global_layers=everywhere,
         mask_token_id=special.mask,
         pad_token_id=special.pad,
         eos_ids=special.stop,
@@ -121,6 +125,14 @@ def _fields(
 ) -> dict[str, Any]:
     found = {"model": model, "tokenizer": tokenizer, "family": family, "special": special, "notes": notes}
     return found | {"context": context, "published_family": "wrapped"}
+
+
+def _global_layers(config: Any) -> tuple[int, ...] | None:
+    """Numbers of the layers with full attention, where a config says that others have windows."""
+    kinds = getattr(config, "layer_types", None) or ()
+    if "sliding_attention" not in kinds:
+        return None
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == "full_attention")
 
 
 def _of_vocabulary(special: SpecialIds, rows: int) -> SpecialIds:

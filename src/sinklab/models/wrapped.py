@@ -36,6 +36,9 @@ class WrappedConfig:
     pad_token_id: int | None = None
     gives_states: bool = True
     """Whether attention is inside items of an ``nn.ModuleList``, whose outputs are its hidden states."""
+    global_layers: tuple[int, ...] | None = None
+    """Layers in which every token sees all others, where those of other layers see a window alone (ModernBERT): a study
+    records these, as its page counts with one number of queries per key. None where all layers are so."""
     eos_ids: tuple[int, ...] = ()
     opening_ids: tuple[int, ...] = ()
     """Ids that begin every text that the model reads, such as BERT's [CLS]."""

@@ -51,7 +51,9 @@ class Selection:
         layers, heads = backbone.num_hidden_layers, backbone.num_attention_heads
         _numbers("the layer of maps", tuple(layer for _, layer, _ in settings.map_keys), layers)
         _numbers("the head of maps", tuple(head for _, _, head in settings.map_keys), heads)
-        chosen = _numbers("layers", settings.layers, layers), _numbers("heads", settings.heads, heads)
+        # where some layers see a window alone, those that see everything
+        wanted = settings.layers or getattr(config, "global_layers", None) or ()
+        chosen = _numbers("layers", wanted, layers), _numbers("heads", settings.heads, heads)
         return cls(*chosen, layers, heads)
 
     def for_trace(self) -> dict[str, Any]:

@@ -128,12 +128,12 @@ def agreement(one: np.ndarray, other: np.ndarray) -> float:
 
 def _generation(task: Task, sample: int, moments: list[Moment], k: int, log: InterventionLog) -> dict[str, Any]:
     written = moments[-1].written
-    completion = text_of(task.loaded, written)
+    completion = _completion(task, written)
     prompt = task.prompt.text
     if task.settings.new_tokens == 0:
         # the masks stood in the prompt: the text is whole with what fills them
         prompt, completion = "", text_of(task.loaded, _filled(moments[-1]))
-    elif task.loaded.tokenizer is None:
+    elif task.loaded.tokenizer is None and not completion.startswith(" "):
         # ids, which stand apart from those of the prompt
         completion = f" {completion}"
     return {
@@ -148,6 +148,16 @@ def _generation(task: Task, sample: int, moments: list[Moment], k: int, log: Int
         "steps": len(moments),
         "seed": task.seed,
     }
+
+
+def _completion(task: Task, written: np.ndarray) -> str:
+    """What was written, as text that goes on from the prompt."""
+    if not getattr(task.loaded.model.config, "opening_ids", ()):
+        return text_of(task.loaded, written)
+    # the tokenizer of a masked language model writes the space between words, and none before the first
+    given_P = np.array(task.prompt.ids)
+    whole = text_of(task.loaded, np.concatenate([given_P, written]))
+    return whole.removeprefix(text_of(task.loaded, given_P))
 
 
 def _filled(last: Moment) -> np.ndarray:

@@ -1,0 +1,228 @@
+"""Any module that maps ids to logits becomes a model of ours, and computes what it computed."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import sinklab
+from sinklab.checkpoints.loading import initialised, permuted
+from sinklab.sampling import Canvas
+from sinklab.scoring import LikelihoodSettings, heldout_rows, row_losses, score
+from sinklab.studies.curve.study import Curve, CurveSettings
+from tiny_masked import CLS, FAMILIES, LENGTH, MASK, PAD, ROWS, SEP, SIZES, save_masked, tiny_masked, word_tokenizer
+
+TEXT = "the house stood at the end of a lane"
+
+
+class Plain(nn.Module):
+    """Attention without a config, a mask or a list of layers."""
+
+    def __init__(self, *, causal: bool) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.embed, self.first, self.second = nn.Embedding(ROWS, 16), nn.Linear(16, 48), nn.Linear(16, 48)
+        self.head, self.causal = nn.Linear(16, ROWS), causal
+
+    def forward(self, ids: Tensor) -> Tensor:
+        states_BSD = self.embed(ids)
+        for layer in (self.first, self.second):
+            q, k, v = (one.unflatten(-1, (2, 8)).transpose(1, 2) for one in layer(states_BSD).chunk(3, -1))
+            states_BSD = states_BSD + scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(
+                1, 2
+            ).flatten(2)
+        return self.head(states_BSD)
+
+
+def logits_of(lm: Any, ids_BS: Tensor, real_BS: Tensor | None = None) -> Tensor:
+    """Of every position, through the denoiser."""
+    everywhere_BS = torch.ones_like(ids_BS, dtype=torch.bool)
+    return lm.model.denoiser(real_BS)(ids_BS, everywhere_BS).view(*ids_BS.shape, -1)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_logits_are_those_of_transformers_own_class(kind: str, tmp_path: Path) -> None:
+    """Read from a folder or wrapped; with masks, with padding on either side, in a batch and alone."""
+    lm = sinklab.load(save_masked(kind, tmp_path / kind))
+    theirs = tiny_masked(kind)
+    torch.manual_seed(0)
+    ids_BS = torch.randint(5, ROWS, (2, 12))
+    ids_BS[:, 0], ids_BS[:, -1], ids_BS[0, 3:6], ids_BS[1, 4] = CLS, SEP, MASK, MASK
+    with torch.no_grad():
+        plain_BSV = theirs(ids_BS, attention_mask=torch.ones_like(ids_BS)).logits
+        assert torch.allclose(logits_of(lm, ids_BS), plain_BSV, atol=1e-5)
+        assert torch.allclose(logits_of(sinklab.wrap(theirs, mask_id=MASK), ids_BS), plain_BSV, atol=1e-5)
+        # ids under padding are those of whoever made the canvas, here [CLS]; they are not read
+        for padding in ((3, 0), (0, 3)):
+            wide_BS = nn.functional.pad(ids_BS, padding, value=CLS)
+            real_BS = nn.functional.pad(torch.ones_like(ids_BS), padding)
+            found_BSV = logits_of(lm, wide_BS, real_BS)[real_BS.bool()].view_as(plain_BSV)
+            assert torch.allclose(found_BSV, plain_BSV, atol=1e-5)
+    assert (lm.family, lm.published_family, lm.special.mask) == ("diffusion", kind, MASK)
+    assert f"{SIZES['num_hidden_layers']} layers × 4 heads" in repr(lm)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_masked_model_writes_between_its_fixed_ends(kind: str) -> None:
+    lm = sinklab.wrap(tiny_masked(kind), word_tokenizer())
+    run = lm.watch([TEXT], 6)
+    tokens = run.table("tokens")
+    at = tokens[tokens["step"] == 0].sort_values("position")
+    length = len(TEXT.split())
+    assert at["token_id"].tolist()[::15] == [CLS, MASK] and at["token_id"].iloc[-1] == SEP
+    assert at["state"].tolist() == ["prompt"] * (1 + length) + ["masked"] * 6 + ["prompt"]
+    last = tokens[tokens["step"] == 5].sort_values("position")["token_id"]
+    assert last.iloc[0] == CLS and last.iloc[-1] == SEP
+    assert run.texts[0].startswith(TEXT)
+    whole = lm.generate(TEXT, 6, block_length=6)
+    assert whole == run.texts[0]
+    ids = lm.model.generate([CLS, 7, 8], max_new_tokens=4)[0].tolist()
+    assert (ids[:3], len(ids), ids[-1]) == ([CLS, 7, 8], 8, SEP)
+
+
+def test_masks_in_a_prompt_are_filled_step_by_step_and_the_page_is_written(tmp_path: Path) -> None:
+    lm = sinklab.wrap(tiny_masked("bert"), word_tokenizer())
+    holes = "the [MASK] stood at [MASK] end of a [MASK]"
+    run = lm.watch([holes], 0)
+    words, filled = holes.split(), run.texts[0].split()
+    assert len(filled) == len(words) and "[MASK]" not in filled
+    assert all(theirs == ours for theirs, ours in zip(words, filled, strict=True) if theirs != "[MASK]")
+    assert run.table("steps")["masked"].tolist() == [3, 2, 1]
+    assert lm.generate(holes, 0) == run.texts[0]
+    page = run.explore(tmp_path / "page").path.read_text("utf-8")
+    assert "[CLS]" in page and "[SEP]" in page
+    with pytest.raises(ValueError, match="at least one open position"):
+        lm.watch([TEXT], 0)
+
+
+def test_a_trace_of_a_local_layer_knows_that_it_sees_a_window() -> None:
+    lm = sinklab.wrap(tiny_masked("modernbert"), word_tokenizer())
+    canvas = Canvas.infill([[CLS, *[MASK] * 10, SEP]], mask_id=MASK)
+    with sinklab.trace(lm) as recording:
+        next(sinklab.denoise(lm, canvas))
+    visible_LK = recording.visible_by_layer[0][0]
+    # the first layer sees everything, the others two tokens on either side
+    assert visible_LK[0].tolist() == [12.0] * 12
+    assert visible_LK[1].tolist() == visible_LK[2].tolist() == [3.0, 4.0, *[5.0] * 8, 4.0, 3.0]
+    run = lm.watch([TEXT], 4)
+    assert run.read.layers == [0] and run.to_pandas()["layer"].unique().tolist() == [0]
+    assert "layers 0" in lm.notes[-1]
+
+
+def test_its_likelihoods_are_those_of_the_text_between_its_ends() -> None:
+    """Of one token there is one mask: the score is the log-probability that transformers' class gives."""
+    theirs = tiny_masked("esm")
+    lm = sinklab.wrap(theirs, word_tokenizer())
+    (scored,) = score(lm, [((CLS, 7, 8), (9,))], LikelihoodSettings(samples=4))
+    with torch.no_grad():
+        logits_V = theirs(torch.tensor([[CLS, 7, 8, MASK, SEP]]), attention_mask=torch.ones(1, 5)).logits[0, 3]
+    assert scored.logprob == pytest.approx(-cross_entropy(logits_V, torch.tensor(9)).item(), rel=1e-4)
+    # texts of unequal length ride in one batch
+    two = [((CLS, 7, 8), (9,)), ((CLS,), (9, 10, 11, 12))]
+    both = [one.logprob for one in score(lm, two, LikelihoodSettings(samples=4))]
+    alone = [score(lm, [one], LikelihoodSettings(samples=4))[0].logprob for one in two]
+    assert both == pytest.approx(alone, rel=1e-4)
+    ids = word_tokenizer()(TEXT)["input_ids"]
+    assert lm.loss(TEXT) == pytest.approx(lm.loss(ids)) == pytest.approx(lm.loss(ids[:-1]))
+    assert lm.loss(TEXT).scored.tokens == len(TEXT.split())
+    assert lm.loss(TEXT, edits=["mask_sinks:k=2"]) != pytest.approx(lm.loss(TEXT), rel=1e-6)
+
+
+def test_rows_of_held_out_text_begin_with_cls_and_a_curve_is_measured(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer()
+    lm = sinklab.wrap(tiny_masked("bert"), tokenizer)
+    corpus = tmp_path / "text.txt"
+    corpus.write_text("\n\n".join([TEXT] * 40), "utf-8")
+    rows = heldout_rows(lm, corpus, rows=4, length=16)
+    assert rows.ids_RS[:, 0].tolist() == [CLS] * 4
+    losses_R = row_losses(lm, rows.ids_RS)
+    assert bool(losses_R.isfinite().all())
+    settings = CurveSettings(heldout=str(corpus), rows=4, length=16, ks=(0, 1), twin=False, draws=1)
+    table = sinklab.open_run(Curve()(lm, tmp_path / "curve", settings)).table("curve")
+    assert set(table["k"]) == {0, 1} and np.isfinite(table["loss"]).all()
+    assert tokenizer.eos_token is None, "the tokenizer that was given stays as it is"
+
+
+def test_its_untrained_controls_are_made() -> None:
+    lm = sinklab.wrap(tiny_masked("bert"), word_tokenizer())
+    ids_BS = torch.tensor([[CLS, 7, MASK, SEP]])
+    fresh, shuffled = initialised(lm), permuted(lm)
+    own = logits_of(lm, ids_BS)
+    for other in (fresh, shuffled):
+        assert not torch.allclose(logits_of(other, ids_BS), own, atol=1e-3)
+    with pytest.raises(ValueError, match="Plain cannot be initialised"):
+        initialised(sinklab.wrap(Plain(causal=False), mask_id=MASK, kind="diffusion"))
+
+
+def test_a_causal_model_of_transformers_writes_through_its_own_cache() -> None:
+    config = GPT2Config(vocab_size=ROWS, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH, bos_token_id=CLS)
+    torch.manual_seed(2)
+    model = GPT2LMHeadModel(config).eval()
+    lm = sinklab.wrap(model)
+    assert lm.model is model and lm.family == "autoregressive" and lm.context == LENGTH
+    ids_1S = torch.tensor([[CLS, 7, 8, 9, 10]])
+    with torch.no_grad():
+        loss = cross_entropy(model(ids_1S).logits[0, :-1], ids_1S[0, 1:]).item()
+    assert lm.loss([7, 8, 9, 10]) == pytest.approx(loss, rel=1e-5)
+    assert lm.watch(["7 8 9"], 4).texts == [lm.generate("7 8 9", 4)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_module_without_a_config_is_looked_at(causal: bool, tmp_path: Path) -> None:
+    module, kind = Plain(causal=causal), "autoregressive" if causal else "diffusion"
+    lm = sinklab.wrap(module, mask_id=None if causal else MASK, kind=kind)
+    assert "2 layers × 2 heads" in repr(lm) and lm.model.config.vocab_size == ROWS
+    run = lm.watch(["7 8 9 10"], 5)
+    assert run.texts == [lm.generate("7 8 9 10", 5)]
+    assert run.to_pandas().groupby(["layer", "head"]).ngroups == 4
+    assert run.explore(tmp_path / "page").path.stat().st_size > 10_000
+    ids_1S = torch.tensor([[7, 8, 9, 10]])
+    if causal:
+        with torch.no_grad():
+            loss = cross_entropy(module(ids_1S)[0, :-1], ids_1S[0, 1:]).item()
+        assert lm.loss([7, 8, 9, 10]) == pytest.approx(loss, rel=1e-5)
+        with pytest.raises(ValueError, match="full_forward=True"):
+            lm.watch(["7 8"], 2, full_forward=False)
+    assert lm.loss([7, 8, 9, 10], edits=["mask_sinks:k=1"]) != pytest.approx(lm.loss([7, 8, 9, 10]), rel=1e-7)
+    with pytest.raises(ValueError, match="takes no attention_mask"):
+        score(lm, [((7,), (8, 9)), ((7,), (8, 9, 10))])
+
+
+def test_what_cannot_be_told_is_asked_for() -> None:
+    with pytest.raises(ValueError, match=r'neither the class Plain .*kind="masked"'):
+        sinklab.wrap(Plain(causal=False))
+    with pytest.raises(ValueError, match=r"pass mask_id="):
+        sinklab.wrap(Plain(causal=False), kind="diffusion")
+    with pytest.raises(ValueError, match=f"0 to {ROWS - 1}, but is {ROWS}"):
+        sinklab.wrap(tiny_masked("bert"), mask_id=ROWS)
+    with pytest.raises(ValueError, match="must be one of|autoregressive"):
+        sinklab.wrap(tiny_masked("bert"), kind="bidirectional")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must map token ids"):
+        sinklab.wrap(tiny_masked("bert").bert, mask_id=MASK, kind="masked").loss([7, 8])
+    with pytest.raises(TypeError, match=r"sinklab\.wrap\(model, tokenizer\)"):
+        sinklab.load(tiny_masked("bert"))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="already"):
+        sinklab.wrap(sinklab.load("tiny"))  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_of_no_family_is_pointed_to_wrap(tmp_path: Path) -> None:
+    tmp_path.joinpath("config.json").write_text('{"hidden_size": 8}', "utf-8")
+    with pytest.raises(ValueError, match=r"sinklab\.wrap\(model, tokenizer\)"):
+        sinklab.load(tmp_path)
+
+
+def test_padding_is_hidden_from_a_module_that_knows_another_padding_id() -> None:
+    """A canvas pads with 0, which is RoBERTa's <s> and counts as a position of its text."""
+    lm = sinklab.wrap(tiny_masked("roberta"), word_tokenizer())
+    prompts = [[CLS, 7, 8, 9, 10], [CLS, 11]]
+    canvas = Canvas.from_prompts(prompts, new_tokens=4, mask_id=MASK, pad_id=0, closing=(SEP,))
+    *_, both = lm.model.denoise(canvas)
+    for row, prompt in enumerate(prompts):
+        *_, alone = lm.model.denoise(Canvas.from_prompts([prompt], new_tokens=4, mask_id=MASK, closing=(SEP,)))
+        assert both.ids_BS[row, 5 - len(prompt) :].tolist() == alone.ids_BS[0].tolist()
+    assert lm.model.config.pad_token_id == PAD and lm.model.config.first_position == PAD + 1
