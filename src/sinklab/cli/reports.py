@@ -21,7 +21,7 @@ from rich.text import Text
 
 from sinklab.cli.command import RAW, SAMPLING, Reading, say, working
 from sinklab.cli.options import checked
-from sinklab.cli.plans import plan_of
+from sinklab.cli.plans import plan_for
 from sinklab.records.storage import RUN_FILE
 from sinklab.studies.base import folder_names
 from sinklab.studies.benchmarks.study import EvalSettings, Plan
@@ -363,7 +363,11 @@ def _scored(model: tuple[str, ...], out: Path, plan: Plan, reading: Reading, set
             missing = [one for one in cells_of(out / folder, settings, plan) if not (one / RUN_FILE).is_file()]
             count = partial(amount_of, cells=len(missing) / len(settings.tasks))
             if missing or plan.dry_run:
-                (say if plan.dry_run else progress.stage)(plan_of(count, settings, name, reading))
+                told = plan_for(count, settings, name, reading)
+                if plan.dry_run:
+                    say(told.line)
+                else:
+                    progress.planned(told)
         if plan.dry_run:
             return []
         return scored(loaders, settings, out, plan, progress=progress)

@@ -48,10 +48,13 @@ def finish(work: Work) -> None:
 
 def _write_twin(work: Work, twin: Loaded, done: Run, kind: str) -> None:
     run, selection, settings = work.run, work.plan.selection, work.settings
+    texts = range(len(work.plan.tasks))
+    steps = sum(done.table("tokens", part=sample)["step"].nunique() for sample in texts)
+    count = work.progress.counter(steps)
     for sample, task in enumerate(work.plan.tasks):
         tokens = done.table("tokens", part=sample)
         task = replace(task, loaded=twin)
-        recorder = retraced(task, tokens, selection)
+        recorder = retraced(task, tokens, selection, progress=count)
         if arrays := recorder.arrays():
             dims = {name: recorder.dims(name) for name in arrays}
             run.arrays(of_twin("attention", kind), arrays, dims, dtype=DTYPES, part=sample)
@@ -89,12 +92,19 @@ def _write_truncated(work: Work, task: Task, done: Run, sample: int, kind: str) 
         work.run.table(of_twin("recovery", kind), columns, part=sample)
 
 
-def retraced(task: Task, tokens: pd.DataFrame, selection: Selection, *more_edits: Any) -> Recorder:
+def retraced(
+    task: Task,
+    tokens: pd.DataFrame,
+    selection: Selection,
+    *more_edits: Any,
+    progress: Callable[[], object] = lambda: None,
+) -> Recorder:
     """What the task's model does on canvases that are there: nothing is chosen or written.
 
     Args:
         tokens: table of that name of one sample, of the steps to run.
         more_edits: besides those of the task.
+        progress: called after every step.
     """
     recorder = Recorder(replace(task, settings=replace(task.settings, maps=())), selection)
     edits = *task.edits, *more_edits
@@ -115,6 +125,7 @@ def retraced(task: Task, tokens: pd.DataFrame, selection: Selection, *more_edits
                     run(ids_BS)
             for row, moment in enumerate(some):
                 recorder.add(recording, moment, row)
+                progress()
     return recorder
 
 
