@@ -105,12 +105,13 @@ class Shown(Progress):
         self._started = self._told = clock()
         self._task = bars.add_task("starting", total=None)
         self._pace: Pace | None = None
-        self._plan: Plan | None = None
+        self._plans: tuple[Plan, ...] = ()
 
-    def planned(self, plan: Plan) -> None:
-        """Print the plan; the first part of what follows may correct it, once."""
-        self.stage(plan.line)
-        self._plan = plan
+    def planned(self, *plans: Plan) -> None:
+        """Print the plans of what follows, in its order; its first part may correct them together, once."""
+        for plan in plans:
+            self.stage(plan.line)
+        self._plans = plans
 
     def stage(self, text: str) -> None:
         """Print the stage, and put it before the bar."""
@@ -135,12 +136,17 @@ class Shown(Progress):
             self._print(f"{done:.0f} of {total:.0f}, {rate}, about {left} left")
 
     def _correct(self, pace: Pace, total: float) -> None:
-        if self._plan is None or not pace.is_sure:
+        if not self._plans or not pace.is_sure:
             return
-        plan, self._plan = self._plan, None
-        seconds = plan.of_a_pass(pace.whole(total))
-        if not 1 / OFF <= seconds / plan.seconds <= OFF:
-            self._print(f"plan, corrected by its first part: about {duration(seconds)}, not {duration(plan.seconds)}")
+        plans, self._plans = self._plans, ()
+        if not plans[0].seconds:
+            return
+        # the others are off as far as the first is
+        off = plans[0].of_a_pass(pace.whole(total)) / plans[0].seconds
+        planned = sum(plan.seconds for plan in plans)
+        if not 1 / OFF <= off <= OFF:
+            corrected = duration(off * planned)
+            self._print(f"plan, corrected by its first part: about {corrected}, not {duration(planned)}")
 
     def _print(self, text: str) -> None:
         self._told = self._clock()

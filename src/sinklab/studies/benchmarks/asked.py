@@ -68,32 +68,58 @@ def named(settings: EvalSettings, names: Sequence[str]) -> list[Any]:
     return offline.tasks(names, settings.data, include_path=settings.include_path, **how)[0]
 
 
-def amount_of(settings: EvalSettings, info: Any, cells: float = 1) -> Amount:
-    """What the tasks ask for, so many times: every step of every answer, and every noisy copy of every continuation.
+def amount_of(settings: EvalSettings, info: Any, cells: Sequence[EvalSettings] | None = None) -> Amount:
+    """What the tasks ask for: every step of every answer, and every noisy copy of every continuation.
 
-    Raises ValueError as `questions` does.
+    Args:
+        settings: whose tasks are read.
+        info: of the model.
+        cells: settings of the runs that ask for it, of a task each; these settings, once, when left out.
+
+    Raises:
+        ValueError: as `questions` does.
     """
     _read.pop(settings, None)
     _read[settings] = _, given, documents = questions(settings, None)
+    runs = [settings] if cells is None else cells
+    counted = [_of_run(one, info, given["tasks"] if given else {}, len(documents)) for one in runs]
+    evaluations = sum(number for number, _ in counted)
+    positions = sum(number for _, number in counted)
     words = [f"{TWO_STAGE} ({len(documents)} documents)"] if documents else []
-    # each of two stages takes its own steps over the whole length
-    evaluations = 2 * LENGTH * math.ceil(len(documents) / settings.batch)
-    positions = 2.0 * LENGTH * LENGTH * len(documents)
     for name, task in given["tasks"].items() if given else ():
-        docs = min(len(task.eval_docs), settings.limit or len(task.eval_docs))
-        words.append(f"{name} ({docs} documents)")
-        count = _writing if task.OUTPUT_TYPE == "generate_until" else _scoring
-        more = count(settings, info, name, task, docs)
-        evaluations, positions = evaluations + more[0], positions + more[1]
-    count = max(round(cells * evaluations), 1)
-    first = 1 / max(cells * (len(words) or 1), 1)
-    return Amount(f"{', '.join(words)} × {cells:g}", count, round(cells * positions / count) or 1, first=first)
+        words.append(f"{name} ({_documents(settings, task)} documents)")
+    count = max(round(evaluations), 1)
+    times = 1.0 if cells is None else len(cells) / len(settings.tasks)
+    # tasks are counted one after the other, and so are cells
+    first = 1 / len(words) if cells is None else counted[0][0] / evaluations if cells else 1.0
+    return Amount(f"{', '.join(words)} × {times:g}", count, round(positions / count) or 1, first=first)
 
 
-def _letters(settings: EvalSettings, task: Any, docs: int) -> tuple[float, float, float]:
+def _documents(settings: EvalSettings, task: Any) -> int:
+    return min(len(task.eval_docs), settings.limit or len(task.eval_docs))
+
+
+def _of_run(settings: EvalSettings, info: Any, tasks: dict[str, Any], documents: int) -> tuple[float, float]:
+    """Evaluations of one run, and their positions together."""
+    evaluations = positions = 0.0
+    if TWO_STAGE in settings.tasks:
+        # each of two stages takes its own steps over the whole length
+        evaluations += 2 * LENGTH * math.ceil(documents / settings.batch)
+        positions += 2 * LENGTH**2 * documents
+    # a group has tasks of other names than its own
+    own = {name: task for name, task in tasks.items() if name in settings.tasks} or tasks
+    for name, task in own.items():
+        if settings.tasks != (TWO_STAGE,):
+            count = _writing if task.OUTPUT_TYPE == "generate_until" else _scoring
+            more, of_more = count(settings, info, name, task)
+            evaluations, positions = evaluations + more, positions + of_more
+    return evaluations, positions
+
+
+def _letters(settings: EvalSettings, task: Any) -> tuple[float, float, float]:
     """Of the first documents, means: letters of a prompt, of a continuation, and choices of a question."""
     prompts, answers, choices = [], [], []
-    for document in itertools.islice(task.eval_docs, min(docs, SAMPLED)):
+    for document in itertools.islice(task.eval_docs, SAMPLED):
         is_choice = task.OUTPUT_TYPE == "multiple_choice"
         given = task.doc_to_choice(document) if is_choice else [task.doc_to_target(document)]
         prompts.append(len(str(task.doc_to_text(document))))
@@ -105,24 +131,25 @@ def _letters(settings: EvalSettings, task: Any, docs: int) -> tuple[float, float
     return prompt * shots + answer * (shots - 1) + CHAT_LETTERS * settings.chat, answer, mean(choices)
 
 
-def _writing(settings: EvalSettings, info: Any, name: str, task: Any, docs: int) -> tuple[float, float]:
+def _writing(settings: EvalSettings, info: Any, name: str, task: Any) -> tuple[float, float]:
     """Evaluations of a task that asks for texts, and their positions: every step of every answer."""
     asks = (task.get_config("generation_kwargs") or {}).get("max_gen_toks", DEFAULT_TOKENS)
     length = settings.new_tokens or TOKENS.get(name, asks)
-    rows = docs * (settings.steps or length)
-    prompt = _letters(settings, task, docs)[0] / LETTERS
+    rows = _documents(settings, task) * (settings.steps or length)
+    prompt = _letters(settings, task)[0] / LETTERS
     # an autoregressive model reads what it has read from its cache
     each = 1 if info.family != "diffusion" else prompt + length
     return rows / settings.batch, rows * each
 
 
-def _scoring(settings: EvalSettings, info: Any, name: str, task: Any, docs: int) -> tuple[float, float]:
+def _scoring(settings: EvalSettings, info: Any, name: str, task: Any) -> tuple[float, float]:
     """Evaluations of a task that asks for likelihoods, and their positions: every noisy copy of every continuation.
 
     Watched continuations are read by themselves; with edits all are, once more before, where these choose in a clean
     pass.
     """
-    prompt, answer, choices = _letters(settings, task, docs)
+    prompt, answer, choices = _letters(settings, task)
+    docs = _documents(settings, task)
     watched = docs if settings.record_sinks is None else min(docs, settings.record_sinks)
     # equal masks of a short continuation run once
     longest = 2.0 ** min(answer / LETTERS, 20)
