@@ -157,7 +157,7 @@ class Registry(Mapping[str, Any]):
         return self.parse(given) if isinstance(given, str) else given
 
     def words(self, value: Any) -> str:
-        """The value, or that of a text, as it is named to a reader, "heavy (w = 0.2)": with all its options, so that two
+        """The value, or that of a text, as a reader is told of it, "heavy (w = 0.2)": with all its options, so that two
         can be told apart.
 
         Raises ValueError for a value that is not registered.

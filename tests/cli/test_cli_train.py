@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sinklab.cli import main
+from sinklab.cli.plans import Plan
 from sinklab.records import open_run
 from sinklab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
 from tiny_diffusion import TEXT
@@ -22,13 +23,13 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TrainSetti
     monkeypatch.chdir(tmp_path)
     seen: list[TrainSettings] = []
 
-    def train(given: TrainSettings, progress: object) -> Path:
+    def train(given: TrainSettings, progress: object, count: object) -> Path:
         seen.append(given)
         return Path(given.out) / "model"
 
     monkeypatch.setattr("sinklab.training.run.train", train)
     # of the model that a recipe starts from
-    monkeypatch.setattr("sinklab.cli.models.plan_of", lambda *_, **__: "plan")
+    monkeypatch.setattr("sinklab.cli.models.plan_for", lambda *_, **__: Plan("plan"))
     return seen
 
 

@@ -73,7 +73,10 @@ def test_statistics_without_a_figure_of_their_own_are_drawn_by_layer_and_step(ma
 
 
 def test_a_caption_says_what_is_drawn(make_study, tmp_path):
-    for name, run in (("cost", make_study("plain")), ("none", make_study("plain", leave_out=("heldout",), folder="bare"))):
+    for name, run in (
+        ("cost", make_study("plain")),
+        ("none", make_study("plain", leave_out=("heldout",), folder="bare")),
+    ):
         draw_all(run, tmp_path / name, ("png",), names=["figure_1"], paper="icml")
     cost, none = (next((tmp_path / name).glob("*.txt")).read_text() for name in ("cost", "none"))
     assert "(d) What hiding" in cost and "(d) How much main sinks move" not in cost

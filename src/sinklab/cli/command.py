@@ -5,23 +5,21 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 
 from sinklab.cli.options import MARK, WORDS, checked
-from sinklab.cli.plans import plan_of
+from sinklab.cli.plans import plan_for
+from sinklab.cli.progress import RAW as RAW
+from sinklab.cli.progress import say as say
+from sinklab.cli.progress import working as working
 from sinklab.studies.base import Study, folder_names, leaves
-from sinklab.studies.processes import Processes, Progress, refuse_taken
+from sinklab.studies.processes import Processes, refuse_taken
 
 if TYPE_CHECKING:
     from sinklab.checkpoints.loading import Loaded
@@ -87,46 +85,6 @@ class Inputs:
         if self.samples is not None and self.prompts is None:
             raise ValueError("--samples takes the first prompts of a file; give it with --prompts FILE")
         return prompt if self.prompts is None else read_prompts(self.prompts, self.samples)
-
-
-RAW = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""How control characters are spelt, which a terminal would obey, whoever wrote them."""
-
-
-def say(text: str, stream: TextIO | None = None) -> None:
-    """Print a text; on a terminal without control characters."""
-    stream = stream or sys.stdout
-    print(text.translate(RAW) if stream.isatty() else text, file=stream)
-
-
-class Shown(Progress):
-    """Stages stay above the bar as they pass; away from a terminal only they are printed."""
-
-    def __init__(self, console: Console, bars: Bars) -> None:
-        self._console, self._bars = console, bars
-        self._started = time.perf_counter()
-        self._task = bars.add_task("starting", total=None)
-
-    def stage(self, text: str) -> None:
-        """Print the stage, and put it before the bar."""
-        text = text.translate(RAW)
-        self._bars.update(self._task, description=text)
-        elapsed = time.perf_counter() - self._started
-        self._console.print(f"{elapsed:6.1f} s  {text}", style="dim", highlight=False, markup=False, soft_wrap=True)
-
-    def count(self, done: int, total: int) -> None:
-        """Move the bar."""
-        self._bars.update(self._task, completed=done, total=total)
-
-
-@contextmanager
-def working() -> Iterator[Shown]:
-    """A bar on the terminal for the length of the block; of several processes only the first one shows it."""
-    console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
-    stage = SpinnerColumn(), TextColumn("{task.description}", markup=False)
-    columns = (*stage, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        yield Shown(console, bars)
 
 
 def command(name: str, study: Study) -> Callable[..., None]:
@@ -208,12 +166,12 @@ def conduct(
         for place in places:
             refuse_taken(place)
     each = study.of_models(models, settings)
-    plans = [plan_of(study.amount, own, model, reading) for model, own in zip(models, each, strict=True)]
+    plans = [plan_for(study.amount, own, model, reading) for model, own in zip(models, each, strict=True)]
     if out is None:
-        return plans
+        return [plan.line for plan in plans]
     with working() as progress:
         for model, place, own, plan in zip(models, places, each, plans, strict=True):
-            progress.stage(plan)
+            progress.planned(plan)
             loaded = partial(reading.load, model) if study.model != "" else None
             study(loaded, place, own, progress=progress, resume=resume, worker=worker)
         if int(os.environ.get("RANK", "0")) % reading.tensor_parallel:

@@ -2,6 +2,7 @@
 
 # B batch rows, P prompt positions
 import inspect
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,13 +13,16 @@ import tyro
 
 from sinklab.cli.command import RAW, SAMPLING, Reading, say, working
 from sinklab.cli.options import checked, value_of
-from sinklab.cli.plans import plan_of
+from sinklab.cli.plans import Plan, plan_for
+from sinklab.cli.progress import waiting
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.studies.base import leaves, text_of
 from sinklab.studies.processes import Amount, refuse_taken
 from sinklab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
 
 DEFAULT = "laptop-scratch"
+ROWS_OF_A_STEP = 2
+"""Rows that are read alone in the time in which one is learned from."""
 Word = Annotated[str, tyro.conf.Positional]
 
 
@@ -67,12 +71,12 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         """
         if recipe != name:
             raise ValueError(f"the recipe comes first: sinklab train {recipe} …")
-        plan = plan_of(_amount, chosen := checked(settings), chosen.init_from or "", Reading(), trained=_type(chosen))
+        plan = plan_for(_amount, chosen := checked(settings), chosen.init_from or "", Reading(), trained=_type(chosen))
         if dry_run:
             from sinklab.training.checks import check
 
             check(chosen)
-            say(plan)
+            say(plan.line)
         else:
             _train(chosen, None if again is None else Path(again), plan)
 
@@ -95,10 +99,19 @@ def _amount(settings: TrainSettings, info: Any) -> Amount:
     if settings.epochs is not None:
         steps = f"{settings.epochs} passes over the text, counted as {steps}"
     words = f"{steps} × {settings.batch} rows × {settings.length} tokens"
-    return Amount(words, settings.steps, settings.batch * settings.length, **how)
+    evaluations = settings.steps + math.ceil(_rows_read(settings) / (ROWS_OF_A_STEP * settings.batch))
+    return Amount(words, evaluations, settings.batch * settings.length, **how)
 
 
-def _train(settings: TrainSettings, again: Path | None, plan: str) -> None:
+def _rows_read(settings: TrainSettings) -> int:
+    """Rows of held-out text that are read beside the steps: for the loss, and by the monitor at five mask ratios."""
+    rows = settings.heldout_rows * (1 + settings.steps // settings.eval_every)
+    if settings.monitor_every:
+        rows += 5 * settings.monitor_rows * (1 + settings.steps // settings.monitor_every)
+    return rows
+
+
+def _train(settings: TrainSettings, again: Path | None, plan: Plan) -> None:
     from transformers.utils import logging
 
     from sinklab.training.run import train as run
@@ -107,8 +120,8 @@ def _train(settings: TrainSettings, again: Path | None, plan: str) -> None:
         raise ValueError(f"a run is reproduced in a folder of its own, but --out is {again} too; give another --out")
     logging.disable_progress_bar()
     with working() as progress:
-        progress.stage(plan)
-        folder = run(settings, progress=progress.stage)
+        progress.planned(plan)
+        folder = run(settings, progress=progress.stage, count=progress.count)
     if os.environ.get("RANK", "0") != "0":
         return
     say(f"model: {folder}")
@@ -259,7 +272,10 @@ def serve(
         raise ValueError(f"the live page needs {error.name}: pip install 'sinklab[serve]'") from error
     if reading.tensor_parallel > 1:
         raise ValueError("the live page runs a model in one process; leave out --tensor-parallel")
-    settings, loaded = checked(decoding), reading.load(model)
+    settings = checked(decoding)
+    with working() as progress:
+        progress.stage(f"loading {model}")
+        loaded = reading.load(model)
     run(loaded, settings, port=port, chat=chat, ready=lambda address: say(f"open {address}\nCtrl-C ends it"))
     say("ended")
 
@@ -285,7 +301,8 @@ def info(model: str = "", json: bool = False) -> None:
 
     if not model:
         raise ValueError("info needs a model; give --model tiny, for example")
-    facts = describe(model)
+    with waiting(f"reading the config of {model}"):
+        facts = describe(model)
     say(dumps(facts.as_dict(), indent=2) if json else "\n".join(facts.lines()))
 
 

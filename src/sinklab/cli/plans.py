@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,35 +16,87 @@ EXTRA = 2.0
 """What a forward takes beside its products: attention, an edit, the loop around it."""
 START = 1.0
 """Seconds for weights to be read and folders to be written."""
+PROBE = 0.15
+"""Seconds for which each speed of the machine is measured: others may work on it too."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command would take."""
+
+    line: str
+    """For a reader."""
+    seconds: float = 0.0
+    """In all; 0 where it is not known beforehand."""
+    first: float = 1.0
+    """The share of its evaluations in the pass that is counted first; see `Amount.first`."""
+    twins: bool | None = False
+    """As `Amount.twins`."""
+
+    def of_a_pass(self, seconds: float) -> float:
+        """What all takes, where the first counted pass takes so many seconds."""
+        return START + _with_twins(seconds / self.first, self.twins)
+
+
+def _with_twins(seconds: float, twins: bool | None) -> float:
+    """With those of two twins, which are made where they are asked for, or take little."""
+    from sinklab.studies.twins import LITTLE
+
+    return 3 * seconds if twins or (twins is None and 2 * seconds < LITTLE) else seconds
 
 
 @cache
-def machine_speed(dtype: str, device: str) -> tuple[float, float]:
+def machine_speed(dtype: str, device: str, rows: int = 256, width: int = 1024) -> tuple[float, float]:
     """Floating point operations a second in a product of matrices, and the seconds of a product that has almost none.
+
+    Means over a moment, not the best of it: what others take of the machine now they will take of a run too.
 
     Args:
         dtype: of torch.
         device: of torch.
+        rows: of the left matrix; those that a model runs at once.
+        width: of both; its hidden size.
     """
     import torch
 
-    def best(rows: int, width: int) -> float:
+    def mean(rows: int, width: int) -> float:
         left, right = (torch.ones(size, width, dtype=getattr(torch, dtype), device=device) for size in (rows, width))
-        taken = []
-        for _ in range(4):
-            started = time.perf_counter()
+        # the first product makes ready what the others find
+        (left @ right).sum().item()
+        count, started = 0, time.perf_counter()
+        while time.perf_counter() - started < PROBE:
             (left @ right).sum().item()
-            taken.append(time.perf_counter() - started)
-        return min(taken)
+            count += 1
+        return (time.perf_counter() - started) / max(count, 1)
 
-    least, rows, width = best(1, 8), 256, 1024
-    return 2 * rows * width**2 / max(best(rows, width) - least, 1e-6), least
+    least = mean(1, 8)
+    return 2 * rows * width**2 / max(mean(rows, width) - least, 1e-6), least
+
+
+@cache
+def memory_speed(device: str) -> float:
+    """Bytes a second that are read from memory, as the weights of a model are at every evaluation."""
+    import torch
+
+    numbers = torch.ones(1 << 24, device=device)
+    count, started = 0, time.perf_counter()
+    while time.perf_counter() - started < PROBE:
+        numbers.sum().item()
+        count += 1
+    return 4 * len(numbers) * max(count, 1) / (time.perf_counter() - started)
 
 
 def plan_of(
     amount: Callable[[Any, Any], Amount | None], settings: Any, model: str, reading: Any, *, trained: str = ""
 ) -> str:
-    """One line: what is evaluated, how long it may take, and how much memory.
+    """The line of `plan_for`."""
+    return plan_for(amount, settings, model, reading, trained=trained).line
+
+
+def plan_for(
+    amount: Callable[[Any, Any], Amount | None], settings: Any, model: str, reading: Any, *, trained: str = ""
+) -> Plan:
+    """What is evaluated, how long it may take, and how much memory.
 
     Args:
         amount: as `Study.amount`.
@@ -57,32 +110,38 @@ def plan_of(
     """
     from sinklab.checkpoints.info import describe
     from sinklab.checkpoints.materialize import usable_device, weight_type
-    from sinklab.studies.twins import LITTLE
 
     info = describe(model, revision=reading.revision) if model else None
     found = amount(settings, info)
     where = f" on {info.name}" if info else ""
     if found is None:
-        return f"plan: how much {where.lstrip() or 'this'} takes is not known beforehand"
+        return Plan(f"plan: how much {where.lstrip() or 'this'} takes is not known beforehand")
     device = reading.device or "cpu"
     usable_device(device)
     loaded = weight_type(reading.dtype, {"dtype": info.stored if info else None}, {"": device})
     dtype = "bfloat16" if "16" in (trained or str(loaded)) else "float32"
+    bytes_each = {"bfloat16": 2, "float32": 4}[dtype]
     active, layers = (info.active_parameters, info.layers) if info else (found.parameters or 0, found.layers)
-    speed, least = machine_speed(dtype, device)
-    # a backward pass is two forward ones
-    passes, bytes_each = (3, 16) if found.trains else (EXTRA, {"bfloat16": 2, "float32": 4}[dtype])
-    small = WATCHED if found.is_watched else SMALL_PRODUCTS
-    seconds = found.evaluations * (passes * 2 * active * found.positions / speed + layers * small * least)
-    seconds *= 3 if found.twins or (found.twins is None and 2 * seconds < LITTLE) else 1
-    seconds += START
-    size = (info.parameters if info else active) * bytes_each
+    one = _seconds_of_one(found, active, layers, dtype, device, info.hidden if info else 1024)
+    seconds = START + _with_twins(found.evaluations * one, found.twins)
+    size = (info.parameters if info else active) * (16 if found.trains else bytes_each)
     size += info.canvas_bytes(dtype, found.positions) if info else 0
     apart = ", activations not counted," if found.trains else ""
-    return (
+    line = (
         f"plan: {found.words}{where}, {found.evaluations:,} evaluations of {found.positions:,} positions: about "
         f"{duration(seconds)} and {_rounded(size / 1e9)} GB{apart} on {device} (estimated)"
     )
+    return Plan(line, seconds, found.first, found.twins)
+
+
+def _seconds_of_one(found: Amount, active: int, layers: int, dtype: str, device: str, hidden: int) -> float:
+    """Of an evaluation: its products, or reading the weights where that takes longer, and what each layer takes."""
+    speed, least = machine_speed(dtype, device, min(found.positions, 1024), hidden)
+    # a backward pass is two forward ones
+    products = (3 if found.trains else EXTRA) * 2 * active * found.positions / speed
+    reading = active * (2 if dtype == "bfloat16" else 4) / memory_speed(device)
+    small = WATCHED if found.is_watched else SMALL_PRODUCTS
+    return max(products, reading) + layers * small * least
 
 
 def duration(seconds: float) -> str:

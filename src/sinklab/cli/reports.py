@@ -21,7 +21,7 @@ from rich.text import Text
 
 from sinklab.cli.command import RAW, SAMPLING, Reading, say, working
 from sinklab.cli.options import checked
-from sinklab.cli.plans import plan_of
+from sinklab.cli.plans import plan_for
 from sinklab.records.storage import RUN_FILE
 from sinklab.studies.base import folder_names
 from sinklab.studies.benchmarks.study import EvalSettings, Plan
@@ -406,11 +406,16 @@ def _scored(model: tuple[str, ...], out: Path, plan: Plan, reading: Reading, set
         raise ValueError("the table needs at least one model; give --model tiny, for example")
     loaders = {folder: partial(reading.load, name) for name, folder in zip(model, folder_names(model), strict=True)}
     with working() as progress:
+        plans = []
         for name, folder in zip(model, loaders, strict=True):
-            missing = [one for one in cells_of(out / folder, settings, plan) if not (one / RUN_FILE).is_file()]
-            count = partial(amount_of, cells=len(missing) / len(settings.tasks))
+            cells = cells_of(out / folder, settings, plan)
+            missing = [cell for place, cell in cells.items() if not (place / RUN_FILE).is_file()]
+            count = partial(amount_of, cells=missing)
             if missing or plan.dry_run:
-                (say if plan.dry_run else progress.stage)(plan_of(count, settings, name, reading))
+                plans.append(plan_for(count, settings, name, reading))
         if plan.dry_run:
+            for one in plans:
+                say(one.line)
             return []
+        progress.planned(*plans)
         return scored(loaders, settings, out, plan, progress=progress)

@@ -14,7 +14,9 @@ __getattr__, __dir__, __all__ = exports(
         "training_loss value_norms value_norms_by_state"
     ),
     gallery="shareable without_places write_data_set write_gallery",
-    maps="attention_map emergence_map figure_1 layer_head_map received_map sink_path_of_head sink_paths statistics_maps",
+    maps=(
+        "attention_map emergence_map figure_1 layer_head_map received_map sink_path_of_head sink_paths statistics_maps"
+    ),
     runs="as_studies as_trainings",
     samples="NotRecorded Reader Sample",
     study="Study",

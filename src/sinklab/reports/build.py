@@ -108,8 +108,7 @@ def _part(anchor: str, cards: list[Card], sentences: Sequence[str] = ()) -> Part
 
 
 def picture(name: str, runs: Any, words: str, top: float | None = None, **options: Any) -> list[Picture]:
-    """A figure of the runs, with its own options, which ends at ``top``; none where they did not record enough for it.
-    """
+    """A figure of the runs, with its options, which ends at ``top``; none where they did not record enough for it."""
     addresses = []
     for theme, look in THEMES.items():
         written = io.BytesIO()

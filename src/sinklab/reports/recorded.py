@@ -12,10 +12,10 @@ from sinklab.registry import statistics
 from sinklab.reports.samples import Sample
 from sinklab.reports.study import Study
 
-DRAWN = frozenset(
-    "received received_by_state main_by_state share_by_state value_norm output_norm noop_bound "
-    "visible positions step_number".split()
-)
+DRAWN = frozenset((
+    *("received", "received_by_state", "main_by_state", "share_by_state", "value_norm", "output_norm", "noop_bound"),
+    *("visible", "positions", "step_number"),
+))  # fmt: skip
 """Arrays of a trace that figures of their own show, or that say when and for how many queries the others hold."""
 COLUMNS = ("statistic", "layer", "step", "mean", "samples")
 
@@ -42,6 +42,7 @@ def statistics_table(study: Study) -> pd.DataFrame:
 
 
 def by_layer_and_step(study: Study, name: str) -> pd.DataFrame:
+    """The rows of `statistics_table` of one statistic."""
     each = []
     for place in study.recorded:
         sample = study.sample(place)
@@ -70,7 +71,7 @@ def _means(sample: Sample, name: str) -> np.ndarray:
 
 
 def words_of_statistic(name: str) -> str:
-    """What the statistic of this name is: the first line of its docstring; empty where no such one is registered now."""
+    """What the statistic of this name is: the first line of its docstring; empty where none such is registered now."""
     try:
         kind = type(statistics.parse(name))
     except ValueError:

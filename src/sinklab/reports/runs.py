@@ -22,7 +22,12 @@ READERS: dict[str, type[Reader]] = {"study": Study, "training": Training}
 
 
 def as_shown(
-    sources: Runs, kind: str | None = None, *, rule: Rule | str | None = None, received: str = "", any_kind: bool = False
+    sources: Runs,
+    kind: str | None = None,
+    *,
+    rule: Rule | str | None = None,
+    received: str = "",
+    any_kind: bool = False,
 ) -> list[Any]:
     """Several runs of one kind with labels that tell them apart: the model's name, and the folder where names repeat.
 

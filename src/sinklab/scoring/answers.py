@@ -2,7 +2,7 @@
 
 # B batch rows, L layers, H heads, K keys (sink columns first), S positions, N numbers of `MEASURED`
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -186,7 +186,9 @@ class Answer:
     """What the edits took: the totals of a `Dose`, with what was really removed where the run was watched."""
 
 
-def followed(writer: Writer, *, watch: bool) -> tuple[Tensor, SinkFacts | None, list[Totals]]:
+def followed(
+    writer: Writer, *, watch: bool, progress: Callable[[], object] = lambda: None
+) -> tuple[Tensor, SinkFacts | None, list[Totals]]:
     """Write everything: evaluations of each row, (B,), what sinks did where that is watched, and each row's dose."""
     model: Any = writer.loaded.model
     counts_B = torch.zeros(len(writer.over_B), dtype=torch.int64)
@@ -199,6 +201,7 @@ def followed(writer: Writer, *, watch: bool) -> tuple[Tensor, SinkFacts | None, 
             facts.add(step.seen, writer.statistic, step.state_BS, step.active_B, writer.log)
         # what is not read would fill the memory of a long run
         writer.log.removals.clear()
+        progress()
     rows = taken_BN2 if isinstance(taken_BN2, Tensor) else [0] * len(counts_B)
     return counts_B, facts, [totals(row) for row in rows]
 
@@ -211,6 +214,7 @@ def write_batch(
     edits: Sequence[Any] = (),
     *,
     watch: bool = False,
+    progress: Callable[[], object] = lambda: None,
 ) -> list[Answer]:
     """Write the answers to several prompts of any lengths.
 
@@ -219,6 +223,7 @@ def write_batch(
 
     Args:
         watch: trace every step, and say what sinks did (`Answer.sinks`).
+        progress: called after every step.
 
     Raises:
         ValueError: for what the decoder, the model or the interventions refuse, and NaN logits.
@@ -226,7 +231,7 @@ def write_batch(
     seed = requests[0].seed
     texts = Writing(loaded, requests, replace(settings, seed=seed), new_tokens, seeded(edits, seed))
     with texts.begin(measure=watch) as writer:
-        counts_B, facts, doses = followed(writer, watch=watch)
+        counts_B, facts, doses = followed(writer, watch=watch, progress=progress)
     answers = []
     for row, request in enumerate(requests):
         ids, text = ended(loaded, writer.row(row), request.until, request.ids[-1:])

@@ -1,7 +1,6 @@
 """The loss of held-out rows while edits change attention: one clean pass serves all that choose by it."""
 
 # R rows, B batch, L layers, H query heads, S sequence, M masked positions, V vocabulary
-import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -247,15 +246,10 @@ def heldout_curve(
     """
     if loaded.family != "diffusion":
         raise ValueError(f"the masked-token loss is defined for diffusion models, but {loaded.name} is {loaded.family}")
-    tokens, batches, calls = text.ids_RS.numel(), math.ceil(len(text.ids_RS) / BATCH), itertools.count(1)
-
-    def told() -> None:
-        if next(calls) % batches == 0 and progress is not None:
-            progress()
-
+    tokens = text.ids_RS.numel()
     choices = [(k, control) for k in sorted({0, *ks}) for control in (("sinks", "random") if k else ("none",))]
     arms = [[MaskSinks(k=k, control=control, seed=seed)] if k else [] for k, control in choices]
-    scored = edited_losses(loaded, text.ids_RS, arms, seed=seed, progress=told)
+    scored = edited_losses(loaded, text.ids_RS, arms, seed=seed, progress=progress)
     rows = []
     for (k, control), one in zip(choices, scored, strict=True):
         delta_R = one.losses_R - scored[0].losses_R

@@ -35,6 +35,9 @@ class Amount:
     """Whether most evaluations run under all statistics of a trace."""
     twins: bool | None = False
     """Whether two untrained twins are evaluated as well; None where they take little."""
+    first: float = 1.0
+    """The share of all evaluations, but for those of twins, in the pass that is counted first: its pace tells the rest.
+    """
 
 
 class Progress:
@@ -47,8 +50,11 @@ class Progress:
         """A new stage begins."""
         self._say(text)
 
-    def count(self, done: int, total: int) -> None:
-        """`done` of `total` model evaluations are done; the total may shrink where a text ends early."""
+    def count(self, done: float, total: float) -> None:
+        """`done` of `total` parts of the pass in work are done; the total may shrink where a text ends early.
+
+        Less than before begins another pass. A part that takes long may be counted while it is done, as a fraction.
+        """
 
     def counter(self, total: int) -> Callable[[], None]:
         """A function to call after each of `total` evaluations."""

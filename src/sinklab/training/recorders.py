@@ -184,6 +184,21 @@ class History(Recorder):
         return f", about {minutes:.0f} min left" if minutes >= 1 else ", less than a minute left"
 
 
+class Counted(TrainerCallback):
+    """Tells how far a run is after each step."""
+
+    def __init__(self, count: Callable[[float, float], object]) -> None:
+        self._count = count
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Nothing is done, or what the run that is resumed has done."""
+        self._count(state.global_step, state.max_steps)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """One more step."""
+        self._count(state.global_step, state.max_steps)
+
+
 class Stop(TrainerCallback):
     """SIGTERM ends a run with a checkpoint behind the step in work: in all processes the same one."""
 

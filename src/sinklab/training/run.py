@@ -22,7 +22,7 @@ from sinklab.training import checkpoints
 from sinklab.training import model as models
 from sinklab.training.checks import arguments, check, explained, tensorboard, variant
 from sinklab.training.model import freeze, merge_lora
-from sinklab.training.recorders import History, Recorder, SinkMonitor, Stop
+from sinklab.training.recorders import Counted, History, Recorder, SinkMonitor, Stop
 from sinklab.training.settings import TrainSettings
 from sinklab.training.text import Text, prepare
 from sinklab.training.trainer import DiffusionTrainer, NoisyCollator, Objective, Phases
@@ -31,7 +31,12 @@ NEVER = 2**62
 """A step that no run reaches."""
 
 
-def train(settings: TrainSettings, *, progress: Callable[[str], object] | None = None) -> Path:
+def train(
+    settings: TrainSettings,
+    *,
+    progress: Callable[[str], object] | None = None,
+    count: Callable[[float, float], object] | None = None,
+) -> Path:
     """Train and write a run folder: ``run.json``, tables ``history``, ``heldout``, ``heldout_rows`` and ``monitor``,
     ``model/`` (weights, config, tokenizer), ``sink.safetensors`` where the sink alone was trained, ``checkpoints/``.
 
@@ -41,6 +46,7 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     Args:
         settings: what to train, on what.
         progress: called with a short text before each stage and at each row of the history; None is silent.
+        count: called with the steps done and all steps, after each of them.
 
     Returns:
         the folder of the trained model, ready for :func:`sinklab.models.load`.
@@ -84,6 +90,8 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     with _leaving_together(args), run as record, explained(settings), on_sigterm(stop.want):
         trainer, recorders = _trainer(settings, args, text, model, checkpoint, say)
         trainer.add_callback(stop)
+        if count is not None and main:
+            trainer.add_callback(Counted(count))
         with _kept(recorders, record):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             if stop.wanted:

@@ -2,8 +2,9 @@
 
 # B batch rows, L layers, H heads
 import itertools
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,7 +127,13 @@ def asked_of(loaded: Loaded, problems: Sequence[Problem], seed: int) -> list[Wri
 
 
 def answer(
-    loaded: Loaded, cell: Cell, problems: Sequence[Problem], new_tokens: int, seed: int, removed: Removed
+    loaded: Loaded,
+    cell: Cell,
+    problems: Sequence[Problem],
+    new_tokens: int,
+    seed: int,
+    removed: Removed,
+    progress: Callable[[], object] = lambda: None,
 ) -> list[dict[str, Any]]:
     """Write the answers to some problems in one batch, of unequal lengths if need be.
 
@@ -134,6 +141,7 @@ def answer(
 
     Args:
         removed: what was taken away is added to it.
+        progress: called after every step.
 
     Returns:
         per problem: question, answer, written (up to the end of text), right, ended (whether there was an end of text)
@@ -148,6 +156,7 @@ def answer(
         for step in writer.steps():
             steps_B += step.active_B
             removed.add(writer.log, step.active_B)
+            progress()
     stops, written = stop_ids(loaded), [writer.row(row) for row in range(len(asked))]
     # vocabularies of whole words begin them with a space
     texts = [ended(loaded, ids, ())[1].strip() for ids in written]
@@ -204,36 +213,60 @@ def _check_conditions(loaded: Loaded, settings: BatterySettings, conditions: Seq
 def write_answers(work: Work) -> None:
     """Write the cells that are missing; what k keys do not fit into is named in the table ``skipped``."""
     skipped = list[dict[str, Any]]()
-    count = work.progress.counter(len(work.samples))
+    cells = CellCounter(work, len(work.samples))
     for stage, parts in itertools.groupby(work.samples, lambda part: work.plan[part].stage):
         work.progress.stage(stage)
         for part in parts:
             cell = work.plan[part]
             if (why := cell.misfit(work.loaded, work.settings.new_tokens)) is None:
-                _write_cell(work, part, cell)
+                _write_cell(work, part, cell, cells)
             else:
                 skipped.append(cell.facts | {"why": why})
-            count()
+            cells.end()
     if skipped:
         work.run.table("skipped", columns_of(skipped))
 
 
-def _write_cell(work: Work, part: int, cell: Cell) -> None:
+class CellCounter:
+    """Counts cells, and while one is answered the part of its steps that is done."""
+
+    def __init__(self, work: Work, cells: int) -> None:
+        self._progress, self._cells = work.progress, cells
+        self._done = self._steps = 0
+        batches = math.ceil(work.settings.problems / work.settings.batch)
+        self._most = batches * work.settings.new_tokens
+        self._progress.count(0, cells)
+
+    def step(self) -> None:
+        """One more step of the cell in work."""
+        self._steps += 1
+        self._progress.count(self._done + min(self._steps / self._most, 1), self._cells)
+
+    def end(self) -> None:
+        """The cell is done."""
+        self._done += 1
+        self._steps = 0
+        self._progress.count(self._done, self._cells)
+
+
+def _write_cell(work: Work, part: int, cell: Cell, cells: CellCounter) -> None:
     removed = Removed()
-    answers = _answers(work, work.loaded, cell, removed)
+    answers = _answers(work, work.loaded, cell, removed, cells.step)
     if taken := removed.rows():
         work.run.table("removed", columns_of(cell.facts | row for row in taken), part=part)
     # last, so that it marks the end
     work.run.table("answers", columns_of(answers), part=part)
 
 
-def _answers(work: Work, loaded: Loaded, cell: Cell, removed: Removed) -> list[dict[str, Any]]:
+def _answers(
+    work: Work, loaded: Loaded, cell: Cell, removed: Removed, progress: Callable[[], object] = lambda: None
+) -> list[dict[str, Any]]:
     """Rows of the table ``answers``, of a model or its twin."""
     rows, size, some = list[dict[str, Any]](), work.settings.batch, cell.problems
     for start in range(0, len(some), size):
         # the same draws whatever the condition and however many keys, so that these alone differ
         seed = request_number(work.settings.seed, f"{cell.skill} {cell.level} {start}")
-        rows += answer(loaded, cell, some[start : start + size], work.settings.new_tokens, seed, removed)
+        rows += answer(loaded, cell, some[start : start + size], work.settings.new_tokens, seed, removed, progress)
     return [cell.facts | {"problem": place} | row for place, row in enumerate(rows)]
 
 
@@ -253,7 +286,10 @@ def count_right(work: Work) -> None:
         return (time.perf_counter() - started) * len(cells)
 
     def write(twin: Loaded, kind: str) -> None:
-        answers = [row for cell in cells for row in _answers(work, twin, cell, Removed())]
+        answers, counter = list[dict[str, Any]](), CellCounter(work, len(cells))
+        for cell in cells:
+            answers += _answers(work, twin, cell, Removed(), counter.step)
+            counter.end()
         work.run.table(of_twin("answers", kind), columns_of(answers))
         work.run.table(of_twin("accuracy", kind), columns_of(accuracy(answers)))
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Sequence
+from statistics import mean
 from typing import Any
 
 from sinklab.studies.benchmarks import offline, two_stage
 from sinklab.studies.benchmarks.requests import DEFAULT_TOKENS
 from sinklab.studies.benchmarks.study import TWO_STAGE, EvalSettings
+from sinklab.studies.benchmarks.two_stage import LENGTH
 from sinklab.studies.processes import Amount
 
 FEWSHOT_SEED = 1234
 """lm-eval's own, so that the worked examples in a prompt are the ones that others meet."""
 TOKENS = {"gsm8k": 256, "humaneval": 512, "humaneval_instruct": 512}
 """Tokens to write per answer, as in the paper (section 4.3); other tasks say it themselves."""
+SAMPLED = 16
+"""Documents whose lengths stand for all."""
+LETTERS, CHAT_LETTERS = 4, 160
+"""Letters of a token of text, and of what a chat format puts around a question."""
 _read: dict[EvalSettings, Any] = {}
 """What an estimate has read, for the run that follows it."""
 
@@ -60,26 +68,94 @@ def named(settings: EvalSettings, names: Sequence[str]) -> list[Any]:
     return offline.tasks(names, settings.data, include_path=settings.include_path, **how)[0]
 
 
-def amount_of(settings: EvalSettings, info: Any, cells: float = 1) -> Amount:
-    """What the tasks ask for, so many times: every step of every answer, and every noisy copy of every continuation.
+def amount_of(settings: EvalSettings, info: Any, cells: Sequence[EvalSettings] | None = None) -> Amount:
+    """What the tasks ask for: every step of every answer, and every noisy copy of every continuation.
 
-    Raises ValueError as `questions` does.
+    Args:
+        settings: whose tasks are read.
+        info: of the model.
+        cells: settings of the runs that ask for it, of a task each; these settings, once, when left out.
+
+    Raises:
+        ValueError: as `questions` does.
     """
     _read.pop(settings, None)
     _read[settings] = _, given, documents = questions(settings, None)
-    copies, evaluations, positions = settings.mc_samples if info.family == "diffusion" else 1, 0.0, 0.0
+    runs = [settings] if cells is None else cells
+    counted = [_of_run(one, info, given["tasks"] if given else {}, len(documents)) for one in runs]
+    evaluations = sum(number for number, _ in counted)
+    positions = sum(number for _, number in counted)
     words = [f"{TWO_STAGE} ({len(documents)} documents)"] if documents else []
-    evaluations += len(documents) * DEFAULT_TOKENS
     for name, task in given["tasks"].items() if given else ():
-        docs = min(len(task.eval_docs), settings.limit or len(task.eval_docs))
-        words.append(f"{name} ({docs} documents)")
-        # a token of text has some four letters, a question some four choices
-        prompt = len(str(task.doc_to_text(task.eval_docs[0]))) // 4 * (1 + (task.get_config("num_fewshot") or 0))
-        asks = (task.get_config("generation_kwargs") or {}).get("max_gen_toks", DEFAULT_TOKENS)
-        length = settings.new_tokens or TOKENS.get(name, asks)
-        writes = task.OUTPUT_TYPE == "generate_until"
-        rows = docs * ((settings.steps or length) if writes else 4 * copies)
-        evaluations += rows / (settings.batch if writes else settings.likelihood_batch)
-        positions += rows * (1 if writes and info.family != "diffusion" else prompt + writes * length)
-    count = max(round(cells * evaluations), 1)
-    return Amount(f"{', '.join(words)} × {cells:g}", count, round(cells * positions / count) or 1)
+        words.append(f"{name} ({_documents(settings, task)} documents)")
+    count = max(round(evaluations), 1)
+    times = 1.0 if cells is None else len(cells) / len(settings.tasks)
+    # tasks are counted one after the other, and so are cells
+    first = 1 / len(words) if cells is None else counted[0][0] / evaluations if cells else 1.0
+    return Amount(f"{', '.join(words)} × {times:g}", count, round(positions / count) or 1, first=first)
+
+
+def _documents(settings: EvalSettings, task: Any) -> int:
+    return min(len(task.eval_docs), settings.limit or len(task.eval_docs))
+
+
+def _of_run(settings: EvalSettings, info: Any, tasks: dict[str, Any], documents: int) -> tuple[float, float]:
+    """Evaluations of one run, and their positions together."""
+    evaluations = positions = 0.0
+    if TWO_STAGE in settings.tasks:
+        # each of two stages takes its own steps over the whole length
+        evaluations += 2 * LENGTH * math.ceil(documents / settings.batch)
+        positions += 2 * LENGTH**2 * documents
+    # a group has tasks of other names than its own
+    own = {name: task for name, task in tasks.items() if name in settings.tasks} or tasks
+    for name, task in own.items():
+        if settings.tasks != (TWO_STAGE,):
+            count = _writing if task.OUTPUT_TYPE == "generate_until" else _scoring
+            more, of_more = count(settings, info, name, task)
+            evaluations, positions = evaluations + more, positions + of_more
+    return evaluations, positions
+
+
+def _letters(settings: EvalSettings, task: Any) -> tuple[float, float, float]:
+    """Of the first documents, means: letters of a prompt, of a continuation, and choices of a question."""
+    prompts, answers, choices = [], [], []
+    for document in itertools.islice(task.eval_docs, SAMPLED):
+        is_choice = task.OUTPUT_TYPE == "multiple_choice"
+        given = task.doc_to_choice(document) if is_choice else [task.doc_to_target(document)]
+        prompts.append(len(str(task.doc_to_text(document))))
+        answers.append(sum(len(str(one)) for one in given) / len(given))
+        choices.append(len(given))
+    shots = 1 + (task.get_config("num_fewshot") or 0)
+    prompt, answer = mean(prompts), mean(answers)
+    # the worked examples have their answers too
+    return prompt * shots + answer * (shots - 1) + CHAT_LETTERS * settings.chat, answer, mean(choices)
+
+
+def _writing(settings: EvalSettings, info: Any, name: str, task: Any) -> tuple[float, float]:
+    """Evaluations of a task that asks for texts, and their positions: every step of every answer."""
+    asks = (task.get_config("generation_kwargs") or {}).get("max_gen_toks", DEFAULT_TOKENS)
+    length = settings.new_tokens or TOKENS.get(name, asks)
+    rows = _documents(settings, task) * (settings.steps or length)
+    prompt = _letters(settings, task)[0] / LETTERS
+    # an autoregressive model reads what it has read from its cache
+    each = 1 if info.family != "diffusion" else prompt + length
+    return rows / settings.batch, rows * each
+
+
+def _scoring(settings: EvalSettings, info: Any, name: str, task: Any) -> tuple[float, float]:
+    """Evaluations of a task that asks for likelihoods, and their positions: every noisy copy of every continuation.
+
+    Watched continuations are read by themselves; with edits all are, once more before, where these choose in a clean
+    pass.
+    """
+    prompt, answer, choices = _letters(settings, task)
+    docs = _documents(settings, task)
+    watched = docs if settings.record_sinks is None else min(docs, settings.record_sinks)
+    # equal masks of a short continuation run once
+    longest = 2.0 ** min(answer / LETTERS, 20)
+    copies = min(settings.mc_samples, longest) if info.family == "diffusion" else 1
+    passes = 2 if settings.mask_sinks else 1
+    rows = choices * copies * passes
+    evaluations = watched * choices * passes * math.ceil(copies / settings.likelihood_batch)
+    evaluations += (docs - watched) * rows / settings.likelihood_batch
+    return evaluations, docs * rows * (prompt + answer) / LETTERS

@@ -3,7 +3,7 @@
 Importing this module registers it: `lm_eval --model sinklab --model_args pretrained=tiny,mask_sinks=5`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -89,6 +89,8 @@ class SinklabLM(TemplateLM):
         self._rank, self._world_size = self.processes.rank, self.processes.world
         self._device = torch.device("cpu")
         self.progress = as_progress(progress)
+        self.moved: Callable[[float], object] = lambda answers: None
+        """Told how many of the answers that are in work are done, a part of one too."""
         self.told: dict[tuple[str, int, int], dict[str, Any]] = {}
         """(task, document, number of the request) -> answer."""
 
@@ -159,9 +161,10 @@ class SinklabLM(TemplateLM):
         """
         names = {each.key: each for each in asked}
         units = {request_key(*keys): (keys, run) for keys, run in answer(self, [*names.values()])}
-        total, done = len(names), sum(self.cache.get(key) is not None for key in names)
+        total, done = len(names), self._answered(names)
         self.progress.stage(doing.format(total) + (f", {done} of them there already" if done else ""))
         self.progress.count(done, total)
+        self.moved = lambda answers: self.progress.count(done + answers, total)
 
         def is_done(name: str) -> bool:
             return self.cache.has(units[name][0])
@@ -172,10 +175,15 @@ class SinklabLM(TemplateLM):
         with Units(self.claims, missing, is_done, self.cache.refresh) as todo:
             for name in todo:
                 self.cache.add(units[name][1]())
-                self.progress.count(sum(self.cache.get(key) is not None for key in names), total)
+                done = self._answered(names)
+                self.progress.count(done, total)
         for each in asked:
             self.told[(*each.document, each.number)] = self.cache.get(each.key) or {}
         return [self.cache.get(each.key) or {} for each in asked]
+
+    def _answered(self, keys: Iterable[str]) -> int:
+        """How many of these requests have an answer."""
+        return sum(self.cache.get(key) is not None for key in keys)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The answers, each up to its end.

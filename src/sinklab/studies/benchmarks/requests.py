@@ -2,6 +2,7 @@
 
 # B rows of a forward, L layers, H heads, K keys, S positions
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -98,6 +99,19 @@ def parts_of(asked: list[Any], size: int) -> list[list[Any]]:
     return [asked[start : start + size] for start in range(0, len(asked), size)]
 
 
+class Steps:
+    """Tells a model after every step how far the answers are that are written together."""
+
+    def __init__(self, model: Any, answers: int, most: int) -> None:
+        """`most`: steps that they take, if none ends before."""
+        self._model, self._answers, self._most, self._done = model, answers, most, 0
+
+    def __call__(self) -> None:
+        """One more step."""
+        self._done += 1
+        self._model.moved(self._answers * min(self._done / self._most, 1))
+
+
 def writing_jobs(model: Any, requests: Iterable[Any]) -> list[Job]:
     """Every request as a job. A repeated one has a name, and so noise, of its own only where noise decides."""
     loaded, settings = model.loaded, model.settings
@@ -136,7 +150,8 @@ def written(model: Any, jobs: Iterable[Job]) -> Iterator[Unit]:
 def _write(model: Any, batch: list[Job], settings: EvalSettings, new_tokens: int, watched: bool) -> Part:
     numbers = [request_number(model.settings.seed or 0, job.key) for job in batch]
     asked = [WritingRequest(job.ids, job.until, number) for job, number in zip(batch, numbers, strict=True)]
-    texts = write_batch(model.loaded, asked, settings, new_tokens, model.edits, watch=watched)
+    step = Steps(model, len(batch), settings.steps or new_tokens)
+    texts = write_batch(model.loaded, asked, settings, new_tokens, model.edits, watch=watched, progress=step)
     return {
         job.key: {"text": one.text, "tokens": len(one.ids), "steps": one.steps, "new_tokens": new_tokens}
         | {
@@ -206,6 +221,8 @@ def _score(model: Any, part: list[Continuation]) -> Part:
     first, pairs = part[0], [(each.ids, each.continuation) for each in part]
     how: dict[str, Any] = {"groups": [each.group for each in part], "greedy": first.greedy}
     how |= {"edits": model.scored_edits, "measure": first.watched}
+    done = itertools.count(1)
+    how["progress"] = lambda: model.moved(next(done))
     run = partial(score, model.loaded, pairs, likelihood_settings(model.settings), **how)
     context = max(len(first.ids), not model.is_diffusion)
     found, sinks = _watched(model, context, run) if first.watched else (run(), [])

@@ -26,7 +26,7 @@ from sinklab.scoring.answers import SinkFacts, Totals, followed, needs_own_batch
 from sinklab.scoring.writing import Writing, ended, ending, sample_seed, seeded
 from sinklab.studies.benchmarks.code import marked_answer, same_answer
 from sinklab.studies.benchmarks.offline import tasks
-from sinklab.studies.benchmarks.requests import Asked, Part, Unit, parts_of
+from sinklab.studies.benchmarks.requests import Asked, Part, Steps, Unit, parts_of
 from sinklab.studies.benchmarks.study import TWO_STAGE
 from sinklab.studies.request_cache import request_key
 
@@ -112,6 +112,8 @@ class TwoStage(Checked):
     """Questions that are answered together where their answers do not depend on it; as published always 64."""
     watch: Callable[[int], bool] = lambda number: False
     """Whether the sinks of a question are traced, by its number; never as published."""
+    progress: Callable[[], object] = lambda: None
+    """Called after every step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,7 +226,7 @@ class TwoStage(Checked):
         settings, edits = replace(self.decoding, seed=seed), seeded(self.edits, seed)
         texts = Writing(self.loaded, (), settings, 0, edits, ends=False, canvas=canvas)
         with torch.inference_mode(), texts.begin(measure=watch) as writer:
-            _, facts, doses = followed(writer, watch=watch)
+            _, facts, doses = followed(writer, watch=watch, progress=self.progress)
         rows, taken = (dict(zip(prompts, some, strict=True)) for some in (writer.ids_BS.tolist(), doses))
         return rows, writer.evaluations, facts, taken
 
@@ -275,11 +277,13 @@ def answer_all(model: SinklabLM, documents: list[dict[str, Any]]) -> None:
     def units(model: SinklabLM, asked: Sequence[Asked]) -> Iterator[Unit]:
         how: dict[str, Any] = {"published": settings.published, "edits": model.edits, "batch": settings.batch}
         how["settings"] = two_stage_settings(settings, published=settings.published)
-        protocol = TwoStage(model.loaded, watch=settings.watches, **how)
         keys = {each.document[1]: each.key for each in asked}
+        protocol = TwoStage(model.loaded, watch=settings.watches, **how)
+        most = 2 * (how["settings"].steps or LENGTH)
 
         def answered(numbers: list[int]) -> Part:
-            found = protocol.answers([documents[number]["question"] for number in numbers], numbers)
+            told = replace(protocol, progress=Steps(model, len(numbers), most))
+            found = told.answers([documents[number]["question"] for number in numbers], numbers)
             kept = [asdict(answer) | {"sinks": list(answer.sinks)} for answer in found]
             return {keys[answer.pop("number")]: answer for answer in kept}
 

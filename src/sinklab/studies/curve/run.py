@@ -53,7 +53,8 @@ def write_scores(work: Work, loaded: Loaded, kind: str = "") -> None:
     work.run.table(of_twin("curve_rows", kind), {**columns, "loss": np.concatenate(list(losses.values()))})
     # Gu et al.'s metric (arXiv 2410.10781), of the key that receives most
     look = [MaskSinks(k=1, counted_by=Gu())]
-    (found,) = edited_losses(loaded, text.ids_RS, [look], seed=settings.seed, batch=settings.batch)
+    count = work.progress.counter(math.ceil(rows / settings.batch))
+    (found,) = edited_losses(loaded, text.ids_RS, [look], seed=settings.seed, batch=settings.batch, progress=count)
     seen = found.doses_by_row()
     columns = {"row": np.arange(rows), "main": seen["held"].numpy(), "gu": seen["sinks"].numpy()}
     work.run.table(of_twin("phenomenon", kind), columns)

@@ -1,6 +1,7 @@
 """A trace, run: texts written under observation, then with sinks or context hidden, and held-out text scored."""
 
 # T recorded steps, L layers, H heads, K keys, S canvas positions
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from sinklab.probing.statistics import STATES
 from sinklab.records.reading import Run
 from sinklab.records.writing import RunWriter
 from sinklab.registry import interventions
-from sinklab.scoring.heldout import HeldoutRows, check_heldout, heldout_curve, heldout_rows
+from sinklab.scoring.heldout import BATCH, HeldoutRows, check_heldout, heldout_curve, heldout_rows
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.task import Task
 from sinklab.scoring.writing import Moment, sample_seed, seeded
@@ -302,7 +303,8 @@ def score(work: Work) -> None:
     if work.plan.text is None or work.run.has("heldout"):
         return
     work.progress.stage("scoring held-out text with sinks hidden")
-    count = work.progress.counter(1 + 2 * len(set(settings.ks) - {0}))
+    batches = math.ceil(len(work.plan.text.ids_RS) / BATCH)
+    count = work.progress.counter((1 + 2 * len(set(settings.ks) - {0})) * batches)
     table = heldout_curve(work.loaded, work.plan.text, ks=settings.ks, seed=settings.seed or 0, progress=count)
     work.run.table("heldout", table)
 

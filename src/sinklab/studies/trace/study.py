@@ -195,7 +195,8 @@ class Trace(Study):
 
     def amount(self, settings: StudySettings, info: Any) -> Amount:
         """Every step of every text, and of held-out text the passes over it in steps of the same size."""
-        texts = len(settings.prompts) * (1 + len(settings.mask_sinks) + 2 * settings.truncate + 2 * settings.twin)
+        own = len(settings.prompts) * (1 + len(settings.mask_sinks) + 2 * settings.truncate)
+        texts = own + 2 * len(settings.prompts) * settings.twin
         # a token of text has some four letters
         longest = max(map(len, settings.prompts), default=0) // 4
         steps = settings.steps or settings.new_tokens or longest
@@ -206,7 +207,8 @@ class Trace(Study):
         # guidance reads twice
         evaluations = texts * steps * (2 if settings.cfg_scale else 1) + scored
         words = f"{texts} text{'s' * (texts != 1)} × {steps} steps"
-        return Amount(words, evaluations, positions, is_watched=True)
+        first = own / texts * (evaluations - scored) / evaluations if texts else 1.0
+        return Amount(words, evaluations, positions, is_watched=True, first=first)
 
     def samples(self, plan: Any) -> int:
         """One a prompt."""

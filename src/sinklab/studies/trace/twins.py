@@ -48,10 +48,13 @@ def finish(work: Work) -> None:
 
 def _write_twin(work: Work, twin: Loaded, done: Run, kind: str) -> None:
     run, selection, settings = work.run, work.plan.selection, work.settings
+    texts = range(len(work.plan.tasks))
+    steps = sum(done.table("tokens", part=sample)["step"].nunique() for sample in texts)
+    count = work.progress.counter(steps)
     for sample, task in enumerate(work.plan.tasks):
         tokens = done.table("tokens", part=sample)
         task = replace(task, loaded=twin)
-        recorder = retraced(task, tokens, selection)
+        recorder = retraced(task, tokens, selection, progress=count)
         if arrays := recorder.arrays():
             dims = {name: recorder.dims(name) for name in arrays}
             run.arrays(of_twin("attention", kind), arrays, dims, dtype=DTYPES, part=sample)
@@ -90,7 +93,12 @@ def _write_truncated(work: Work, task: Task, done: Run, sample: int, kind: str) 
 
 
 def retraced(
-    task: Task, tokens: pd.DataFrame, selection: Selection, *more_edits: Any, last_row: bool = False
+    task: Task,
+    tokens: pd.DataFrame,
+    selection: Selection,
+    *more_edits: Any,
+    last_row: bool = False,
+    progress: Callable[[], object] = lambda: None,
 ) -> Recorder:
     """What the task's model does on canvases that are there: nothing is chosen or written.
 
@@ -98,6 +106,7 @@ def retraced(
         tokens: table of that name of one sample, of the steps to run.
         more_edits: besides those of the task.
         last_row: of an autoregressive model read the last query alone (`Recorder`).
+        progress: called after every step.
     """
     recorder = Recorder(replace(task, settings=replace(task.settings, maps=())), selection, last_row=last_row)
     edits = *task.edits, *more_edits
@@ -118,6 +127,7 @@ def retraced(
                     run(ids_BS)
             for row, moment in enumerate(some):
                 recorder.add(recording, moment, row)
+                progress()
     return recorder
 
 

@@ -1,0 +1,181 @@
+"""What a command says while it works: stages, how far a pass is, and its plan, which the first part corrects."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bars
+from rich.text import Text
+
+from sinklab.cli.plans import Plan, duration
+from sinklab.studies.processes import Progress
+
+RAW = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""How control characters are spelt, which a terminal would obey, whoever wrote them."""
+FIRST = 2.0
+"""Seconds of a pass before a line tells how far it is, away from a terminal."""
+EVERY = 5.0
+"""Seconds between two such lines at first; of a long pass a tenth of what it has taken so far, which is more."""
+SURE = 3.0
+"""Seconds after which a pass of which at least two parts are done corrects the plan."""
+SURE_OF_ONE = 10.0
+"""The same where one is done, which may have been slower than the others will be."""
+OFF = 1.5
+"""How many times too long or too short a plan has to be for a corrected one to be said."""
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a text; on a terminal without control characters."""
+    stream = stream or sys.stdout
+    print(text.translate(RAW) if stream.isatty() else text, file=stream)
+
+
+class Pace:
+    """How fast a pass goes. Its first part is slower than the others and does not count once there are more."""
+
+    def __init__(self, done: float, now: float) -> None:
+        self._began = self._from = (done, now)
+        self.done, self.now = done, now
+
+    def move(self, done: float, now: float) -> None:
+        """So much is done now."""
+        if self.done == self._began[0] < done:
+            self._from = (done, now)
+        self.done, self.now = done, now
+
+    @property
+    def seconds(self) -> float:
+        """Since the pass began."""
+        return self.now - self._began[1]
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the rate says enough of the rest."""
+        return self.seconds >= (SURE if self.done > self._from[0] else SURE_OF_ONE)
+
+    @property
+    def rate(self) -> float:
+        """Parts a second; 0 before the first."""
+        done, since = self._from if self.done > self._from[0] else self._began
+        return (self.done - done) / (self.now - since) if self.done > done and self.now > since else 0.0
+
+    def left(self, total: float) -> float:
+        """Seconds that the rest takes, of so many parts in all."""
+        return (total - self.done) / self.rate
+
+    def whole(self, total: float) -> float:
+        """Seconds that so many parts take, those that were there before the pass began among them."""
+        return self.seconds + self.left(total) + self._began[0] / self.rate
+
+
+def rate_in_words(rate: float) -> str:
+    """Parts a second, or what each takes."""
+    return f"{rate:.2g} a second" if rate >= 1 else f"{duration(1 / rate)} each"
+
+
+class RateColumn(ProgressColumn):
+    """The rate, in the bar of a terminal."""
+
+    def render(self, task: Task) -> Text:
+        """As `rate_in_words`."""
+        return Text(rate_in_words(task.speed) if task.speed else "")
+
+
+class Shown(Progress):
+    """Stages stay above the bar as they pass; away from a terminal a line now and then tells how far a pass is."""
+
+    def __init__(self, console: Console, bars: Bars, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._console, self._bars, self._clock = console, bars, clock
+        self._started = self._told = clock()
+        self._task = bars.add_task("starting", total=None)
+        self._pace: Pace | None = None
+        self._plans: tuple[Plan, ...] = ()
+
+    def planned(self, *plans: Plan) -> None:
+        """Print the plans of what follows, in its order; its first part may correct them together, once."""
+        for plan in plans:
+            self.stage(plan.line)
+        self._plans = plans
+
+    def stage(self, text: str) -> None:
+        """Print the stage, and put it before the bar."""
+        text = text.translate(RAW)
+        self._bars.update(self._task, description=text)
+        self._print(text)
+
+    def count(self, done: float, total: float) -> None:
+        """Move the bar, or away from a terminal say how far it is, where that was not said a moment ago."""
+        now = self._clock()
+        if self._pace is None or done < self._pace.done:
+            self._pace = Pace(done, now)
+            self._bars.reset(self._task, total=total, completed=int(done))
+        self._pace.move(done, now)
+        self._bars.update(self._task, completed=done, total=total)
+        if not self._pace.rate or done >= total:
+            return
+        self._correct(self._pace, total)
+        due = max(EVERY, self._pace.seconds / 10)
+        if not self._console.is_terminal and self._pace.seconds >= FIRST and now - self._told >= due:
+            rate, left = rate_in_words(self._pace.rate), duration(self._pace.left(total))
+            self._print(f"{done:.0f} of {total:.0f}, {rate}, about {left} left")
+
+    def _correct(self, pace: Pace, total: float) -> None:
+        if not self._plans or not pace.is_sure:
+            return
+        plans, self._plans = self._plans, ()
+        if not plans[0].seconds:
+            return
+        # the others are off as far as the first is
+        off = plans[0].of_a_pass(pace.whole(total)) / plans[0].seconds
+        planned = sum(plan.seconds for plan in plans)
+        if not 1 / OFF <= off <= OFF:
+            corrected = duration(off * planned)
+            self._print(f"plan, corrected by its first part: about {corrected}, not {duration(planned)}")
+
+    def _print(self, text: str) -> None:
+        self._told = self._clock()
+        elapsed = self._told - self._started
+        self._console.print(f"{elapsed:6.1f} s  {text}", style="dim", highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def working() -> Iterator[Shown]:
+    """A bar on the terminal for the length of the block; of several processes only the first one shows it."""
+    console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
+    stage = SpinnerColumn(), TextColumn("{task.description}", markup=False)
+    columns = (*stage, BarColumn(), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        yield Shown(console, bars)
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Says the text while the block lasts: on a terminal it goes with it, elsewhere it is printed after two seconds."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with console.status(Text(text.translate(RAW))):
+            yield
+        return
+    timer = threading.Timer(FIRST, say, (text, sys.stderr))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,114 @@
+"""How far a pass is, said while it lasts; and the plan that its first part corrects."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress as Bars
+
+from sinklab.cli.plans import Plan
+from sinklab.cli.progress import Pace, Shown, waiting
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def shown(clock: Clock) -> Iterator[Shown]:
+    """Progress away from a terminal."""
+    console = Console(file=io.StringIO(), width=200)
+    with Bars(console=console, disable=True) as bars:
+        yield Shown(console, bars, clock)
+
+
+def lines(shown: Shown) -> list[str]:
+    return [line[10:].strip() for line in shown._console.file.getvalue().splitlines()]
+
+
+def test_a_long_pass_says_how_far_it_is_but_not_often(shown: Shown, clock: Clock) -> None:
+    shown.stage("scoring")
+    for done in range(101):
+        shown.count(done, 100)
+        clock.now += 1
+    told = lines(shown)
+    assert told[0] == "scoring" and told[1] == "5 of 100, 1 a second, about 95 s left"
+    # every five seconds at first, later every tenth of what has passed
+    assert 8 < len(told) < 21
+    assert all(re.fullmatch(r"\d+ of 100, 1 a second, about \d+ (s|min) left", line) for line in told[1:])
+
+
+def test_a_short_pass_says_nothing(shown: Shown, clock: Clock) -> None:
+    for done in range(10):
+        shown.count(done, 10)
+        clock.now += 0.1
+    assert lines(shown) == []
+
+
+def test_a_terminal_shows_a_bar_and_no_lines(clock: Clock) -> None:
+    console = Console(file=io.StringIO(), width=200, force_terminal=True)
+    with Bars(console=console, auto_refresh=False) as bars:
+        shown = Shown(console, bars, clock)
+        for done in range(60):
+            shown.count(done, 100)
+            clock.now += 1
+        assert bars.tasks[0].completed == 59 and bars.tasks[0].total == 100
+    assert "left" not in console.file.getvalue()
+
+
+def test_a_slow_part_is_counted_while_it_is_done_and_names_what_it_takes(shown: Shown, clock: Clock) -> None:
+    for part in range(9):
+        shown.count(part / 8, 4)
+        clock.now += 10
+    # eighths of ten seconds each: eighty seconds a part
+    assert "0 of 4, 80 s each, about 5" in lines(shown)[0]
+
+
+@pytest.mark.parametrize(
+    ("planned", "said"), [(10.0, "about 101 s, not 10 s"), (1000.0, "about 101 s, not 17 min"), (80.0, "")]
+)
+def test_a_plan_is_corrected_once_where_it_is_off(shown: Shown, clock: Clock, planned: float, said: str) -> None:
+    shown.planned(Plan("plan: much", planned))
+    for done in range(60):
+        shown.count(done, 100)
+        clock.now += 1
+    corrected = [line for line in lines(shown) if line.startswith("plan, corrected")]
+    assert len(corrected) == bool(said) and (not said or said in corrected[0])
+
+
+def test_a_plan_of_several_passes_is_told_by_the_first() -> None:
+    assert Plan("", 1.0, first=0.25).of_a_pass(10.0) == pytest.approx(41.0)
+    # twins are made where they are asked for, or take less than a minute
+    assert Plan("", 1.0, twins=True).of_a_pass(100.0) == pytest.approx(301.0)
+    assert Plan("", 1.0, twins=None).of_a_pass(100.0) == pytest.approx(101.0)
+    assert Plan("", 1.0, twins=None).of_a_pass(10.0) == pytest.approx(31.0)
+
+
+def test_the_first_part_is_no_measure_of_the_others() -> None:
+    pace = Pace(0, 0.0)
+    pace.move(1, 20.0)
+    assert pace.rate == pytest.approx(1 / 20)
+    pace.move(2, 21.0)
+    pace.move(5, 24.0)
+    assert pace.rate == pytest.approx(1.0) and pace.left(10) == pytest.approx(5.0)
+    assert pace.whole(10) == pytest.approx(29.0)
+
+
+def test_what_is_quick_is_not_announced(capsys: pytest.CaptureFixture) -> None:
+    with waiting("reading a config"):
+        pass
+    assert capsys.readouterr().err == ""
