@@ -139,6 +139,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def _prose(text: str, origin: str, uri: str, files: Files) -> str:
     text = re.sub(r"^<!--.*?-->\n", "\n", text, flags=re.M | re.S)  # marks for tests and scripts
+    text = re.sub(r"<!-- (?:findings:|as in) [^>]*-->", "", text)  # and those behind a number
     text = re.sub(r"`[^`\n]*\\\|[^`\n]*`", lambda code: code[0].replace(r"\|", "|"), text)
     return LINK.sub(lambda link: _link(link, origin, uri, files), text)
 

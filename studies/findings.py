@@ -1,11 +1,14 @@
 """The findings on the packaged models in docs/findings.md, by one command.
 
     python studies/findings.py           measure below runs/findings (or $SINKLAB_STUDY) what is not there yet, write
-    python studies/findings.py write     its tables from findings.json again
+    python studies/findings.py write     its tables, and marked numbers of all pages, from findings.json again
 
 Every model continues twelve passages of the held-out excerpt and is traced, its untrained twins on the same canvases;
 then held-out rows are scored with keys hidden. findings.json keeps the numbers, checkpoints/packaged/curves/ the runs
 that `sinklab tour` shows.
+
+A page that tells one of them has a mark behind it, 17.3<!-- findings: ROW | MODEL -->, so that all pages tell the same:
+ROW is one of the first table, or of the second "change by most attended keys, k = 1" (held, removed, keys, sinks).
 """
 
 import argparse
@@ -35,6 +38,7 @@ MODELS = ("tiny", "tiny-sink", "tiny-causal")
 CURVE = CurveSettings(ks=(0, 1, 2, 5, 10), rows=64, twin=True)  # the excerpt has 53
 PASSAGES, WORDS = 12, 24
 BEGIN, END = "<!-- findings: `python studies/findings.py` -->", "<!-- end -->"
+MARK = re.compile(r"(?P<sign>[+−]?)(?P<number>\d+(?:\.\d+)?)<!-- findings: (?P<row>[^|>]+?) \| (?P<model>[^|>]+?) -->")
 TRACED = (
     "sinks per head and step",
     "heads with a sink, %",
@@ -112,8 +116,36 @@ def as_markdown(found: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *(f"- {sentence}" for sentence in found["sentences"])])
 
 
+def number_of(found: dict[str, Any], row: str, model: str) -> float:
+    """A number of the two tables. Raises KeyError where there is none."""
+    if row in found["measures"]:
+        return float({name.replace("`", ""): value for name, value in found["measures"][row].items()}[model])
+    for cells in found["masking"]:
+        for field in ("change", "held", "removed", "keys", "sinks"):
+            if (row, model) == (f"{field} by {cells['hidden']}, k = {cells['k']}", cells["model"].split()[0]):
+                return float(cells[field].split()[0].replace("−", "-"))
+    raise KeyError(f"{row} | {model}")
+
+
+def filled(text: str, found: dict[str, Any]) -> str:
+    """A page with the numbers before its marks as they were measured, with as many decimals as there are."""
+
+    def fill(mark: re.Match[str]) -> str:
+        decimals = len(mark["number"].partition(".")[2])
+        sign = "+" if mark["sign"] else ""
+        number = f"{number_of(found, mark['row'], mark['model']):{sign}.{decimals}f}".replace("-", "−")
+        return f"{number}<!-- findings: {mark['row']} | {mark['model']} -->"
+
+    return MARK.sub(fill, text)
+
+
+def pages() -> list[Path]:
+    """The README, docs/ and the pages of studies, where marks may stand."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "studies").glob("*.md"))]
+
+
 def write(found: dict[str, Any]) -> None:
-    """Put the tables between the markers of docs/findings.md."""
+    """Put the tables between the markers of docs/findings.md, and the numbers before the marks of all pages."""
     page = ROOT / "docs" / "findings.md"
     text = re.sub(
         f"{re.escape(BEGIN)}.*?{re.escape(END)}",
@@ -122,6 +154,8 @@ def write(found: dict[str, Any]) -> None:
         flags=re.S,
     )
     page.write_text(text, "utf-8")
+    for page in pages():
+        page.write_text(filled(page.read_text("utf-8"), found), "utf-8")
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ process that has imported the package: the imports of fifty processes took longe
 
 import ast
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -21,10 +22,12 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from forked import Forks
+from sinklab import registry
 from sinklab.registry import caches, families, interventions, rules, sinks, statistics, studies, unmasking_rules
 
 ALL = (caches, families, interventions, rules, sinks, statistics, studies, unmasking_rules)
@@ -117,18 +120,108 @@ ASKED = "run.mobility().loc[2].idxmax()"
 
 @pytest.mark.parametrize(
     ("page", "place", "asks", "lines"),
-    [("README.md", 0, ".watch(", 3), ("README.md", 1, ASKED, 6), ("docs/guide.md", 0, ASKED, 6)],
+    [("README.md", 0, 'control="random"', 7), ("README.md", 1, ".watch(", 2), ("docs/guide.md", 0, ASKED, 6)],
 )
 def test_the_short_road_is_short(page: str, place: int, asks: str, lines: int) -> None:
     blocks = [block for block in BLOCK.finditer((ROOT / page).read_text("utf-8")) if block["language"] == "python"]
     code = blocks[place]["code"]
     assert asks in code and len([line for line in code.splitlines() if line.strip()]) <= lines
-    assert (blocks[place]["marker"] == "printed") == (asks == ASKED)
+    assert (blocks[place]["marker"] == "printed") == (asks != ".watch(")
 
 
-def test_the_readme_is_short() -> None:
-    assert len(PAGES[0].read_text("utf-8").splitlines()) <= 110
-    assert (ROOT / "docs" / "canvas.gif").stat().st_size <= 400_000
+def test_the_readme_is_short_and_shows_a_strong_effect_on_its_first_screen() -> None:
+    text = PAGES[0].read_text("utf-8")
+    assert len(text.splitlines()) <= 110
+    for name, most in (("canvas.gif", 400_000), ("live.png", 150_000), ("example_page.html", 1_000_000)):
+        assert (ROOT / "docs" / name).stat().st_size <= most and f"(docs/{name})" in text
+    first = text.partition("## Install")[0]
+    plain, sink, other = map(float, NUMBER.findall(PRINTED.search(first)["text"]))  # type: ignore[index]
+    assert sink - plain > 1 and abs(other - plain) < 0.05
+
+
+def test_the_page_to_look_at_asks_nothing_of_others_and_names_no_folder() -> None:
+    page = (ROOT / "docs" / "example_page.html").read_text("utf-8")
+    assert not re.findall(r"<(?:script|img|link|iframe)\b[^>]*(?:src|href)=\"?(?:https?:)?//", page)
+    assert not re.findall(r"/(?:root|home|tmp|work)/|\\\\Users", page)
+    assert "tiny" in page and "<!doctype html>" in page[:200].lower()
+
+
+METHODS = ("statistics", "rules", "interventions", "sinks", "unmasking_rules", "schedules", "caches")
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_every_method_has_its_line_with_the_file_that_defines_it(kind: str) -> None:
+    text = (ROOT / "docs" / "methods.md").read_text("utf-8")
+    section = next(part for part in text.split("\n## ") if f"`registry.{kind}`" in part)
+    lines = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| \[(.+?)\]\(\.\./src/sinklab/(.+?)\) \|$", section, re.M)
+    known = dict(getattr(registry, kind).items())
+    assert sorted(name for name, *_ in lines) == sorted(known), f"docs/methods.md: {kind}"
+    for name, about, _, label, file in lines:
+        value = known[name]
+        defined = inspect.getsourcefile(value if isinstance(value, type) else type(value))
+        assert label == file and Path(str(defined)).as_posix().endswith(f"src/sinklab/{file}"), name
+        assert about.strip() != ""
+
+
+CHECKED_PAGES = [*PAGES, *sorted((ROOT / "studies").glob("*.md"))]
+BEHIND = re.compile(r"([+−]?\d+(?:\.\d+)?)<!-- as in (\S+) -->")
+EXPLAINS = re.compile(r"explains? \d+(?:\.\d+)?(?!\d|\.\d|<!-- findings)")
+
+
+@pytest.fixture(scope="module")
+def findings() -> ModuleType:
+    path = ROOT / "studies" / "findings.py"
+    spec = importlib.util.spec_from_file_location("findings", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", CHECKED_PAGES, ids=lambda path: path.name)
+def test_numbers_of_the_packaged_models_come_from_one_file(page: Path, findings: ModuleType) -> None:
+    text, measured = page.read_text("utf-8"), json.loads(findings.RESULTS.read_text("utf-8"))
+    assert findings.filled(text, measured) == text
+    assert text.count("<!-- findings: ") == len(findings.MARK.findall(text)) + text.count(findings.BEGIN)
+    for number, other in BEHIND.findall(text):
+        assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d|\.\d)", (ROOT / other).read_text("utf-8")), (
+            number,
+            other,
+        )
+    # a study is of its day, and its numbers are those of that day
+    if page in PAGES and page.name not in ("decisions.md", "benchmarks.md"):
+        assert unmarked(text, findings, measured) == []
+
+
+def unmarked(text: str, findings: ModuleType, measured: dict) -> list[str]:
+    """Numbers beside the name of a packaged model that are in the findings, or said of what is, without a mark."""
+    table = text.partition(findings.BEGIN)[2].partition(findings.END)[0]
+    shown = {f"{value:.3g}" for row in measured["measures"].values() for value in row.values() if value is not None}
+    distinct = {number for number in shown if len(number.replace(".", "")) >= 3 and number != "100"}
+    wrong = []
+    for paragraph in re.split(r"\n\n|\n(?=[|-] )", BLOCK.sub("", text).replace(table, "")):
+        if not re.search(r"`tiny(?:-sink|-causal)?`", paragraph):
+            continue
+        plain = re.findall(r"(?<![\d.,−+-])\d+\.\d+(?!\d|\.\d|<!--)", paragraph)
+        wrong += [f"{number}: {paragraph}" for number in plain if number in distinct]
+        wrong += [f"{found[0]}: {paragraph}" for found in EXPLAINS.finditer(paragraph)]
+    return wrong
+
+
+def test_a_number_that_contradicts_the_findings_is_found(findings: ModuleType) -> None:
+    measured = json.loads(findings.RESULTS.read_text("utf-8"))
+    said = "On `tiny`, class explains {} % of the variance."
+    mark = "<!-- findings: attention explained by class of token, % | tiny -->"
+    right = f"{measured['measures']['attention explained by class of token, %']['`tiny`']:.1f}"
+    assert unmarked(said.format("50"), findings, measured) and unmarked(f"`tiny` has {right} %.", findings, measured)
+    assert unmarked(said.format(right + mark), findings, measured) == []
+    assert findings.filled(said.format("50.0" + mark), measured) == said.format(right + mark)
+    with pytest.raises(KeyError):
+        findings.filled(said.format("50.0" + mark.replace("tiny", "huge")), measured)
+    cost = "+1.9<!-- findings: change by most attended keys, k = 1 | tiny -->"
+    assert findings.filled(cost, measured).startswith("+") and findings.number_of(
+        measured, "held by random keys, k = 10", "tiny-causal"
+    ) == pytest.approx(2.8, abs=1)
 
 
 ADDED = ("rule", "statistic", "intervention", "sink", "unmasking_rule", "cache", "family", "figure", "study")
@@ -213,12 +306,7 @@ def test_a_failing_block_fails_its_page(tmp_path: Path, python: str, bash: str) 
         run_page(page, tmp_path)
 
 
-def test_the_findings_are_those_that_were_measured() -> None:
-    path = ROOT / "studies" / "findings.py"
-    spec = importlib.util.spec_from_file_location("findings", path)
-    assert spec is not None and spec.loader is not None
-    findings = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(findings)
+def test_the_findings_are_those_that_were_measured(findings: ModuleType) -> None:
     measured = json.loads(findings.RESULTS.read_text("utf-8"))
     shown = (ROOT / "docs" / "findings.md").read_text("utf-8").partition(findings.BEGIN)[2].partition(findings.END)[0]
     assert shown.strip() == findings.as_markdown(measured) and "| sinks per head and step |" in shown

@@ -326,7 +326,7 @@ def test_a_mistake_is_one_line_on_stderr_and_status_2(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [["generate", "x", "--temprature", "1"], ["train", "--steps", "x"]])
+@pytest.mark.parametrize("arguments", [["generate", "x", "--temperature", "warm"], ["train", "--steps", "x"]])
 def test_what_cannot_be_parsed_is_refused_with_status_2(arguments: list[str], capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as end:
         main(arguments)

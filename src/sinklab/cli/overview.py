@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sinklab.cli.options import WORDS
-from sinklab.errors import near, unknown
+from sinklab.errors import unknown
 
 GROUPS: dict[str, dict[str, str]] = WORDS["groups"]
 MORE = "more"
@@ -48,7 +48,4 @@ def no_such_command(name: str, commands: Mapping[str, str]) -> ValueError:
         if name in words.split():
             lines = {one: line for group in grouped(commands).values() for one, line in group.items()}
             return ValueError(f"unknown command {name!r}; did you mean {command!r}? {lines[command]}")
-    found = near(name, commands)
-    if found:
-        return ValueError(f"unknown command {name!r}; {found}")
     return unknown("command", name, commands, "sinklab --help says what each is for")
