@@ -305,8 +305,8 @@ families = Registry("checkpoint family", *_in("checkpoints", _FORMATS))
 """Formats of checkpoints: `sinklab.checkpoints.Family`."""
 figures = Registry("figure", *_in("reports", "figures maps"))
 """Figures of run folders: `sinklab.reports.figure`."""
-_STUDIES = ("ablate", "backcopy", "battery", "benchmarks", "caches", "contents", "curve", "referee", "trace")
-studies = Registry("study", *(f"studies.{name}.study" for name in _STUDIES))
+_STUDIES = "ablate backcopy battery benchmarks caches contents curve referee strength trace"
+studies = Registry("study", *(f"studies.{name}.study" for name in _STUDIES.split()))
 """Kinds of runs, each with a command: `sinklab.studies.base.Study`."""
 fast_decoders = Registry("fast decoder", "fast.decoder")
 """Faster forwards for decoding."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from sinklab.checkpoints import families, materialize, published
+from sinklab.checkpoints import families, gguf_files, materialize, published
 from sinklab.checkpoints.families import SpecialIds
 from sinklab.errors import one_of
 from sinklab.models.sinks.base import sink_of
@@ -106,7 +106,7 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
     """What a model is, without reading its weights. Raises ValueError where its config cannot be represented.
 
     Args:
-        name_or_folder: as for :func:`sinklab.load`, or a ``config.json`` itself.
+        name_or_folder: as for :func:`sinklab.load`, or a ``config.json`` itself. Of a GGUF file the header is read.
         revision: commit, branch or tag on the Hub.
     """
     name = str(name_or_folder)
@@ -145,5 +145,21 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         sink=f"{config.sink_count} ({config.sink_kind}, {config.sink_side})" if sink_of(config) else "none",
         gate=getattr(config, "gate", "none"),
         stored=str(materialize.weight_type("auto", raw, "auto")).removeprefix("torch."),
-        details=plan.family.details(plan),
+        details={**plan.family.details(plan), **_of_gguf(name, total)},
     )
+
+
+def _of_gguf(name: str, parameters: int) -> dict[str, str]:
+    """What there is to say of a GGUF file besides; nothing of another checkpoint."""
+    file = gguf_files.find(name)
+    if file is None:
+        return {}
+    header = gguf_files.read_header(file, name)
+    needs = [f"{_readable(header.loading_bytes(parameters, size))} in {dtype}" for dtype, size in BYTES.items()]
+    words = {None: "not said", True: "written in front of texts", False: "not written in front of texts"}
+    return {
+        "GGUF file": f"{_readable(header.size)}, {header.title or 'no name'}: {header.stored}",
+        "loading takes": f"at most {', '.join(needs)}",
+        "start token": words[header.starts_texts],
+        "chat format": "in the file" if header.has_chat_template else "none in the file",
+    }

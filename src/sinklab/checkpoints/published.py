@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from sinklab.checkpoints import families
+from sinklab.checkpoints import families, gguf_files
 from sinklab.checkpoints.families import CheckpointPlan, Published, known_families
 from sinklab.checkpoints.tokens import special_ids
 from sinklab.errors import near, refused
@@ -100,22 +100,26 @@ def facts_of(
 
 
 def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
-    """The folder of a model, fetched from the Hub if need be.
+    """The folder of a model, fetched from the Hub if need be; or its GGUF file.
 
     Args:
-        name: ``tiny``, ``tiny-sink`` or ``tiny-causal``, a folder, or ``owner/name`` on the Hub.
+        name: ``tiny``, ``tiny-sink`` or ``tiny-causal``, a folder, what `gguf_files.find` knows, or ``owner/name`` on
+            the Hub.
         revision: commit, branch or tag on the Hub.
         weights: patterns of the weight files wanted; () fetches the config alone.
 
     Raises:
         ValueError: if there is no such model, with the nearest known name.
     """
+    file = gguf_files.find(name)
+    if file is not None:
+        return file
     if Path(name).is_dir():
         return Path(name)
     if name in PACKAGED:
         return Path(str(resources.files("sinklab.checkpoints").joinpath("packaged", name)))
-    meant = "" if name in known() else near(name, (*PACKAGED, *known()))
-    hint = meant or f"use {', '.join(map(repr, PACKAGED))}, a folder, or a Hub name"
+    meant = "" if name in known() else near(name, (*PACKAGED, *gguf_files.PACKAGES, *known()))
+    hint = meant or f"use {', '.join(map(repr, PACKAGED))}, a folder, a GGUF file, or a Hub name"
     # a mistyped name of a packaged model is not sent to the Hub
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name) or (meant and "/" not in name):
         raise families.unloadable(name, f"it is no folder and no name on the Hub; {hint}")
@@ -146,6 +150,14 @@ def read_plan(name: str, revision: str | None = None) -> tuple[CheckpointPlan, d
         name: as for :func:`resolve`, or a ``config.json`` itself.
         revision: commit, branch or tag on the Hub.
     """
-    file = Path(name) if Path(name).is_file() else resolve(name, revision, ()) / "config.json"
-    config = families.read_config(file, name)
+    path = Path(name)
+    config_itself = path.is_file() and not gguf_files.is_file(path)
+    config = families.read_config(path, name) if config_itself else config_of(resolve(name, revision, ()), name)
     return families.read(config, name), config
+
+
+def config_of(place: Path, name: str) -> dict[str, Any]:
+    """The config of what :func:`resolve` found. Raises ValueError where it cannot be read."""
+    if gguf_files.is_file(place):
+        return gguf_files.read_config(place, name)
+    return families.read_config(place / "config.json", name)

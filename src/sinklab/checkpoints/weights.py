@@ -79,17 +79,15 @@ class Safetensors:
             yield slice(start - first.start, stop - first.start), opened[(slice(start, stop), *others)]
 
 
-class Pickles:
-    """Tensors of pickled state dicts, unpickled with ``weights_only=True`` and mapped where the format allows it."""
+class Tensors:
+    """Tensors that are in memory, or mapped."""
 
-    def __init__(self, files: list[Path]) -> None:
-        self.tensors: dict[str, Tensor] = {}
-        for file in files:
-            self.tensors |= _unpickle(file)
-        for name, tensor in self.tensors.items():
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
             if tensor.dtype not in FLOATING.values():
                 raise _not_floating(name, tensor.dtype)
-        self.shapes: Shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+        self.tensors = tensors
+        self.shapes: Shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
     def whole(self, name: str) -> Tensor:
         """One tensor."""
@@ -98,6 +96,28 @@ class Pickles:
     def pieces(self, name: str, part: Part | None = None) -> Iterator[tuple[slice, Tensor]]:
         """All rows at once."""
         yield slice(None), self.tensors[name][part or ...]
+
+
+class GivenAway(Tensors):
+    """Tensors in memory, each of which is let go when it has been read: a model is filled without a second copy."""
+
+    def whole(self, name: str) -> Tensor:
+        """One tensor, for the last time."""
+        return self.tensors.pop(name)
+
+    def pieces(self, name: str, part: Part | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """All rows at once, for the last time."""
+        yield slice(None), self.tensors.pop(name)[part or ...]
+
+
+class Pickles(Tensors):
+    """Tensors of pickled state dicts, unpickled with ``weights_only=True`` and mapped where the format allows it."""
+
+    def __init__(self, files: list[Path]) -> None:
+        tensors: dict[str, Tensor] = {}
+        for file in files:
+            tensors |= _unpickle(file)
+        super().__init__(tensors)
 
 
 def _unpickle(file: Path) -> dict[str, Tensor]:
@@ -113,7 +133,7 @@ def _unpickle(file: Path) -> dict[str, Tensor]:
     return content
 
 
-Weights = Safetensors | Pickles
+Weights = Safetensors | Tensors
 
 
 def open_weights(folder: Path, name: str, allow_pickle: bool = False) -> Weights:
