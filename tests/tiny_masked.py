@@ -19,9 +19,9 @@ from transformers import (
 
 # RoBERTa's padding must have the id 1, as its positions begin behind it
 SPECIAL = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
-WORDS = "the house stood at end of a lane and sea was dark old man said my dear sir it night stormy".split()
+WORDS = ("the", "house", "stood", "at", "end", "of", "a", "lane", "and", "sea", "was", "dark", "old", "man", "said")
 CLS, PAD, SEP, UNK, MASK = range(5)
-ROWS = 40
+ROWS = len(SPECIAL) + len(WORDS)
 LENGTH = 30
 """Tokens that a text may have."""
 SIZES: dict[str, Any] = {"vocab_size": ROWS, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import transformers
@@ -17,7 +17,7 @@ TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")
 
 
 class MaskedLanguageModel(Family):
-    """A class …ForMaskedLM: it reads a text from both sides between [CLS] and [SEP], and predicts what is masked."""
+    """What all have in common: a class …ForMaskedLM of transformers, which reads [CLS] … [SEP] from both sides."""
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
         """By the class: a decoder may have the same ``model_type``."""
@@ -46,9 +46,7 @@ class MaskedLanguageModel(Family):
         with refused(f"the weights of {name} cannot be read{hint}"):
             model, found = build.from_pretrained(str(folder), **how)
         if lacking := sorted({*found["missing_keys"], *map(str, found["mismatched_keys"])}):
-            raise ValueError(
-                f"{name} lacks {lacking[0]}, which {self.own_class} needs; take a checkpoint with its head"
-            )
+            raise ValueError(f"{name} lacks {lacking[0]}, which {self.own_class} has; take a checkpoint with its head")
         sizes = sizes_of(model)
         if sizes is None:
             raise ValueError(f"the config.json of {name} does not say its layers, heads and sizes; use sinklab.wrap")
@@ -66,7 +64,7 @@ def _tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:
 
 @families.register("bert")
 class Bert(MaskedLanguageModel):
-    """BERT (Devlin et al. 2018)."""
+    """BERT (1810.04805)."""
 
     architectures = ("BertForMaskedLM",)
     model_types = ("bert",)
@@ -101,6 +99,6 @@ class ModernBert(MaskedLanguageModel):
 class Esm(MaskedLanguageModel):
     """ESM-2, of proteins; the share of masks scales its embeddings (``token_dropout``), so the input says the noise."""
 
-    architectures: ClassVar = ("EsmForMaskedLM",)
+    architectures = ("EsmForMaskedLM",)
     model_types = ("esm",)
     own_class = "EsmForMaskedLM"

@@ -15,7 +15,7 @@ from sinklab.models.wrapped import WrappedConfig, WrappedLM, position_limits
 
 KINDS = ("autoregressive", "diffusion", "masked")
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
-HOW = "sinklab.wrap(model, tokenizer, kind=…)"
+HOW = "sinklab.wrap(model, tokenizer)"
 _MARKS = {"masked": ("ForMaskedLM",), "autoregressive": ("ForCausalLM", "LMHeadModel")}
 """What the names of transformers' classes say of a model's kind."""
 
@@ -71,12 +71,13 @@ def wrapped(
         sizes: those of :data:`SIZES`.
 
     Raises:
-        ValueError: for an unknown kind, and a model that fills masks without a mask id in its vocabulary.
+        ValueError: for an unknown kind, a mask id outside the vocabulary, and one of a model that has no masks.
     """
     one_of("kind", kind, KINDS)
     config = config_of(model)
     special = _of_vocabulary(special_ids(config, tokenizer, None, Family()), sizes["vocab_size"])
     notes: tuple[str, ...] = ()
+    is_framed = False
     if kind == "autoregressive":
         if mask_id is not None:
             raise ValueError(f"an autoregressive model has no [MASK], got mask_id={mask_id}; leave it out, or say kind")
@@ -86,16 +87,20 @@ def wrapped(
             return _fields(model, tokenizer, "autoregressive", replace(special, mask=None), limit, notes)
         special = replace(special, mask=None)
     else:
-        given = special.mask if mask_id is None else mask_id
-        special = replace(special, mask=_mask(given, model, sizes))
+        rows = sizes["vocab_size"]
+        if mask_id is not None and not 0 <= mask_id < rows:
+            raise ValueError(f"mask_id must be an id of the vocabulary, 0 to {rows - 1}, but is {mask_id}")
+        special = replace(special, mask=special.mask if mask_id is None else mask_id)
+        if special.mask is None:
+            notes = (f"neither tokenizer nor config says which id is [MASK]: give {HOW} a mask_id to denoise",)
     if kind == "masked":
-        opening, closing = _around(config, tokenizer)
+        opening, closing = _around(config, tokenizer, sizes["vocab_size"])
         if opening is None or closing is None:
-            notes = ("no tokenizer or config names [CLS] and [SEP]: nothing is put around its texts; write them",)
+            notes += ("no tokenizer or config names [CLS] and [SEP]: nothing is put around its texts; write them",)
         else:
+            is_framed = True
             special = replace(special, bos=opening, eos=closing, stop=(closing,))
             tokenizer = _with_rows(tokenizer)
-    is_framed = kind == "masked" and not notes
     limit, first = position_limits(model, config)
     everywhere = _global_layers(config)
     if everywhere is not None:
@@ -142,24 +147,12 @@ def _of_vocabulary(special: SpecialIds, rows: int) -> SpecialIds:
     return SpecialIds(**known, stop=tuple(one for one in special.stop if 0 <= one < rows))
 
 
-def _mask(mask_id: int | None, model: nn.Module, sizes: Mapping[str, int]) -> int:
-    rows = sizes["vocab_size"]
-    if mask_id is None:
-        raise ValueError(
-            f"{type(model).__name__} is to fill masks, but neither its tokenizer nor its config says which id is "
-            f"[MASK]; pass mask_id="
-        )
-    if not 0 <= mask_id < rows:
-        raise ValueError(f"mask_id must be an id of the vocabulary, 0 to {rows - 1}, but is {mask_id}; pass mask_id=")
-    return mask_id
-
-
-def _around(config: Any, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int | None, int | None]:
+def _around(config: Any, tokenizer: PreTrainedTokenizerBase | None, rows: int) -> tuple[int | None, int | None]:
     """Ids that stand before and behind a text of a masked language model: [CLS] and [SEP], or <s> and </s>."""
     around = []
     for names in (("cls_token_id", "bos_token_id"), ("sep_token_id", "eos_token_id")):
         said = [getattr(source, name, None) for source in (tokenizer, config) for name in names]
-        around.append(next((one for one in said if isinstance(one, int)), None))
+        around.append(next((one for one in said if isinstance(one, int) and one < rows), None))
     return around[0], around[1]
 
 

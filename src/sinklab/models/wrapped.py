@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -148,6 +149,13 @@ class WrappedLM(GenerateByDenoising, nn.Module):
             start = self.config.first_position
             given["position_ids"] = masks.position_ids(real_BS, real_BS.shape[1], start=start, device=real_BS.device)
         return given
+
+    def save_pretrained(self, folder: str | Path, **how: Any) -> None:
+        """Save the module, where it is one of transformers, as that saves it. Raises ValueError for another one."""
+        save: Any = getattr(self.foreign, "save_pretrained", None)
+        if save is None:
+            raise ValueError(f"{type(self.foreign).__name__} has no save_pretrained; save its state_dict() yourself")
+        save(folder, **how)
 
     def denoiser(self, attention_mask: Tensor | None = None, *, plain: bool = False) -> WrappedDenoiser:
         """The module as a function from (ids, wanted positions) to logits, for canvases with this padding."""

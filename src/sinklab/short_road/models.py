@@ -229,7 +229,13 @@ def wrap(
         raise TypeError(f"wrap takes a bare module, but {model.name} answers by itself already; use it as it is")
     chosen = wrapping.kind_of(model) if kind is None else kind
     sizes = wrapping.sizes_of(model) or _looked_at(model)
-    return LM(**wrapping.wrapped(model, tokenizer, mask_id, chosen, sizes), name=_name_of(model), revision=None)
+    parts = wrapping.wrapped(model, tokenizer, mask_id, chosen, sizes)
+    if parts["family"] == "diffusion" and parts["special"].mask is None:
+        raise ValueError(
+            f"{type(model).__name__} is to fill masks, but neither its tokenizer nor its config says which id is "
+            "[MASK]; pass mask_id="
+        )
+    return LM(**parts, name=_name_of(model), revision=None)
 
 
 def _name_of(model: nn.Module) -> str:
