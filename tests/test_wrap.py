@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, ModernBertConfig, ModernBertForMaskedLM
 
 import sinklab
 from sinklab.checkpoints.loading import initialised, permuted
 from sinklab.sampling import Canvas
 from sinklab.scoring import LikelihoodSettings, heldout_rows, row_losses, score
+from sinklab.scoring.prompts import in_chat
 from sinklab.studies.curve.study import Curve, CurveSettings
 from tiny_masked import CLS, FAMILIES, LENGTH, MASK, PAD, ROWS, SEP, SIZES, save_masked, tiny_masked, word_tokenizer
 
@@ -160,6 +161,20 @@ def test_a_chat_stands_without_cls_and_sep() -> None:
     assert ids == [*tokenizer("said the sea and", add_special_tokens=False)["input_ids"], MASK, MASK, MASK]
     # and so is a text of ids that does not begin with [CLS]
     assert lm.model.generate([7, 8], max_new_tokens=3).shape == (1, 5)  # type: ignore[operator]
+
+
+def test_the_chats_of_dllm_have_its_format_and_its_end(tmp_path: Path) -> None:
+    folder = tmp_path / "ModernBERT-base-chat-v0.1"
+    config = ModernBertConfig(**{**SIZES, "vocab_size": 50368, "num_hidden_layers": 1, "pad_token_id": 50283})
+    ModernBertForMaskedLM(config).save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
+    lm = sinklab.load(folder)
+    assert (lm.chat_template, lm.special.mask, lm.special.eos, lm.special.bos) == ("modernbert", 50284, 50283, CLS)
+    messages = [{"role": "system", "content": " s "}, {"role": "user", "content": "q"}]
+    said = in_chat(lm, [*messages, {"role": "assistant", "content": "a"}, messages[1]])
+    asked, answered = "[Question]\nq\n[/Question]\n\n", "[Answer]\na\n[/Answer]\n\n"
+    assert said == f"[SYS]\ns\n[/SYS]\n\n{asked}{answered}{asked}[Answer]\n"
+    assert "taken for dllm-hub/ModernBERT-base-chat-v0.1" in lm.notes[-1]
 
 
 def test_a_diffusion_model_of_ours_is_taken_as_it_is() -> None:

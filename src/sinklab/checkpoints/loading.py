@@ -110,8 +110,10 @@ def load(
                 "it takes dtype, device, revision and allow_pickle; leave out the other options"
             )
         kind = materialize.weight_type(dtype, raw, device_map)
-        parts = plan.family.fields_of(folder, plan, kind, allow_pickle, name)
+        row, notes = published.row_of(name, raw.get("_name_or_path"), plan)
+        parts = plan.family.fields_of(folder, plan, row, dtype=kind, allow_pickle=allow_pickle)
         parts["model"].to(device_of_all)
+        parts["notes"] = (*parts["notes"], *notes)
         return Loaded(name=name, revision=_commit(folder, revision), **parts)
     stored = raw["quantization_config"].get("quant_method", "unnamed") if raw.get("quantization_config") else ""
     if tensor_parallel != 1 and (stored or dtype in ("int8", "int4")):

@@ -1,14 +1,15 @@
 """Masked language models of transformers as denoisers: BERT, RoBERTa, ModernBERT, ESM-2, each run by its own class."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
-from sinklab.checkpoints.families import CheckpointPlan, Family, Shapes
+from sinklab.checkpoints.families import FORMATS, CheckpointPlan, Family, Published, Shapes, published
 from sinklab.checkpoints.wrapping import sizes_of, wrapped
 from sinklab.errors import refused
 from sinklab.registry import families
@@ -32,14 +33,22 @@ class MaskedLanguageModel(Family):
         return CheckpointPlan(self, whole, whole=whole)
 
     def fields_of(
-        self, folder: Path, plan: CheckpointPlan, dtype: torch.dtype, allow_pickle: bool, name: str
+        self, folder: Path, plan: CheckpointPlan, row: Published | None, *, dtype: torch.dtype, allow_pickle: bool
     ) -> dict[str, Any]:
         """Fields of what `sinklab.load` returns, but for its name; the weights are read by transformers.
+
+        Args:
+            folder: of the checkpoint.
+            plan: of the checkpoint.
+            row: what is known of it by its name.
+            dtype: of the weights.
+            allow_pickle: also read ``.bin`` files.
 
         Raises:
             ValueError: if transformers cannot read the folder, or a tensor of the model is not there.
         """
         build: Any = getattr(transformers, self.own_class)
+        name = folder.name
         how: dict[str, Any] = {"config": plan.whole, "dtype": dtype, "attn_implementation": "sdpa"}
         how |= {"use_safetensors": None if allow_pickle else True, "output_loading_info": True}
         hint = "" if allow_pickle else " (allow_pickle=True reads .bin files too)"
@@ -50,8 +59,16 @@ class MaskedLanguageModel(Family):
         sizes = sizes_of(model)
         if sizes is None:
             raise ValueError(f"the config.json of {name} does not say its layers, heads and sizes; use sinklab.wrap")
-        parts = wrapped(model, _tokenizer(folder, name), None, "masked", sizes)
-        return parts | {"published_family": self.name}
+        tokenizer = _tokenizer(folder, name)
+        if row is None:
+            return wrapped(model, tokenizer, None, "masked", sizes) | {"published_family": self.name}
+        if tokenizer is not None and not tokenizer.chat_template:
+            tokenizer.chat_template = FORMATS[self.name]["chat_template"]
+        parts = wrapped(model, tokenizer, row.special.mask, "masked", sizes)
+        # a chat ends otherwise than a text between [CLS] and [SEP]
+        parts["special"] = replace(parts["special"], eos=row.special.eos, stop=row.special.stop)
+        parts["model"].config.eos_ids = row.special.stop
+        return parts | {"published_family": self.name, "chat_template": row.chat_template}
 
 
 def _tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:
@@ -82,11 +99,12 @@ class Roberta(MaskedLanguageModel):
 
 @families.register("modernbert")
 class ModernBert(MaskedLanguageModel):
-    """ModernBERT: two of three layers see a window alone, so no key further away is a sink there."""
+    """ModernBERT, also dLLM's chats: two of three layers see a window alone, so no key further away is a sink there."""
 
     architectures = ("ModernBertForMaskedLM",)
     model_types = ("modernbert",)
     own_class = "ModernBertForMaskedLM"
+    published: ClassVar = published("modernbert")
 
     def details(self, plan: CheckpointPlan) -> dict[str, str]:
         """How many layers see a window alone."""
