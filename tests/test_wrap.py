@@ -1,19 +1,20 @@
 """Any module that maps ids to logits becomes a model of ours, and computes what it computed."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, ModernBertConfig, ModernBertForMaskedLM
 
 import sinklab
 from sinklab.checkpoints.loading import initialised, permuted
 from sinklab.sampling import Canvas
 from sinklab.scoring import LikelihoodSettings, heldout_rows, row_losses, score
+from sinklab.scoring.prompts import in_chat
 from sinklab.studies.curve.study import Curve, CurveSettings
 from tiny_masked import CLS, FAMILIES, LENGTH, MASK, PAD, ROWS, SEP, SIZES, save_masked, tiny_masked, word_tokenizer
 
@@ -69,7 +70,7 @@ def test_logits_are_those_of_transformers_own_class(kind: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_masked_model_writes_between_its_fixed_ends(kind: str) -> None:
-    lm = sinklab.wrap(tiny_masked(kind), word_tokenizer())
+    lm: Any = sinklab.wrap(tiny_masked(kind), word_tokenizer())
     run = lm.watch([TEXT], 6)
     tokens = run.table("tokens")
     at = tokens[tokens["step"] == 0].sort_values("position")
@@ -88,12 +89,13 @@ def test_a_masked_model_writes_between_its_fixed_ends(kind: str) -> None:
 def test_masks_in_a_prompt_are_filled_step_by_step_and_the_page_is_written(tmp_path: Path) -> None:
     lm = sinklab.wrap(tiny_masked("bert"), word_tokenizer())
     holes = "the [MASK] stood at [MASK] end of a [MASK]"
-    run = lm.watch([holes], 0)
+    words_alone: dict[str, Any] = {"suppress_ids": (CLS, PAD, SEP, 3)}
+    run = lm.watch([holes], 0, **words_alone)
     words, filled = holes.split(), run.texts[0].split()
     assert len(filled) == len(words) and "[MASK]" not in filled
     assert all(theirs == ours for theirs, ours in zip(words, filled, strict=True) if theirs != "[MASK]")
     assert run.table("steps")["masked"].tolist() == [3, 2, 1]
-    assert lm.generate(holes, 0) == run.texts[0]
+    assert lm.generate(holes, 0, **words_alone) == run.texts[0]
     page = run.explore(tmp_path / "page").path.read_text("utf-8")
     assert "[CLS]" in page and "[SEP]" in page
     with pytest.raises(ValueError, match="at least one open position"):
@@ -111,7 +113,7 @@ def test_a_trace_of_a_local_layer_knows_that_it_sees_a_window() -> None:
     assert visible_LK[1].tolist() == visible_LK[2].tolist() == [3.0, 4.0, *[5.0] * 8, 4.0, 3.0]
     run = lm.watch([TEXT], 4)
     assert run.read.layers == [0] and run.to_pandas()["layer"].unique().tolist() == [0]
-    assert "layers 0" in lm.notes[-1]
+    assert "(0)" in lm.notes[-1]
 
 
 def test_its_likelihoods_are_those_of_the_text_between_its_ends() -> None:
@@ -148,6 +150,40 @@ def test_rows_of_held_out_text_begin_with_cls_and_a_curve_is_measured(tmp_path: 
     assert tokenizer.eos_token is None, "the tokenizer that was given stays as it is"
 
 
+def test_a_chat_stands_without_cls_and_sep() -> None:
+    """As dLLM trains its ModernBERT: the template is all that stands around a question."""
+    tokenizer = word_tokenizer()
+    template = "{% for message in messages %}{{ 'said ' + message['content'] + ' and' }}{% endfor %}"
+    tokenizer.chat_template = template
+    lm = sinklab.wrap(tiny_masked("modernbert"), tokenizer)
+    tokens = lm.watch(["the sea"], 3, chat=True).table("tokens")
+    ids = tokens[tokens["step"] == 0].sort_values("position")["token_id"].tolist()
+    assert ids == [*tokenizer("said the sea and", add_special_tokens=False)["input_ids"], MASK, MASK, MASK]
+    # and so is a text of ids that does not begin with [CLS]
+    assert lm.model.generate([7, 8], max_new_tokens=3).shape == (1, 5)  # type: ignore[operator]
+
+
+def test_the_chats_of_dllm_have_its_format_and_its_end(tmp_path: Path) -> None:
+    folder = tmp_path / "ModernBERT-base-chat-v0.1"
+    config = ModernBertConfig(**{**SIZES, "vocab_size": 50368, "num_hidden_layers": 1, "pad_token_id": 50283})
+    ModernBertForMaskedLM(config).save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
+    lm = sinklab.load(folder)
+    assert (lm.chat_template, lm.special.mask, lm.special.eos, lm.special.bos) == ("modernbert", 50284, 50283, CLS)
+    messages = [{"role": "system", "content": " s "}, {"role": "user", "content": "q"}]
+    said = in_chat(lm, [*messages, {"role": "assistant", "content": "a"}, messages[1]])
+    asked, answered = "[Question]\nq\n[/Question]\n\n", "[Answer]\na\n[/Answer]\n\n"
+    assert said == f"[SYS]\ns\n[/SYS]\n\n{asked}{answered}{asked}[Answer]\n"
+    assert "taken for dllm-hub/ModernBERT-base-chat-v0.1" in lm.notes[-1]
+
+
+def test_a_diffusion_model_of_ours_is_taken_as_it_is() -> None:
+    own = sinklab.load("tiny")
+    lm = sinklab.wrap(own.model, own.tokenizer)
+    assert lm.model is own.model and lm.special.mask == own.special.mask
+    assert lm.generate("The house", 4) == own.generate("The house", 4)
+
+
 def test_its_untrained_controls_are_made() -> None:
     lm = sinklab.wrap(tiny_masked("bert"), word_tokenizer())
     ids_BS = torch.tensor([[CLS, 7, MASK, SEP]])
@@ -175,7 +211,7 @@ def test_a_causal_model_of_transformers_writes_through_its_own_cache() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_module_without_a_config_is_looked_at(causal: bool, tmp_path: Path) -> None:
     module, kind = Plain(causal=causal), "autoregressive" if causal else "diffusion"
-    lm = sinklab.wrap(module, mask_id=None if causal else MASK, kind=kind)
+    lm: Any = sinklab.wrap(module, mask_id=None if causal else MASK, kind=cast(Any, kind))
     assert "2 layers × 2 heads" in repr(lm) and lm.model.config.vocab_size == ROWS
     run = lm.watch(["7 8 9 10"], 5)
     assert run.texts == [lm.generate("7 8 9 10", 5)]
@@ -200,12 +236,12 @@ def test_what_cannot_be_told_is_asked_for() -> None:
         sinklab.wrap(Plain(causal=False), kind="diffusion")
     with pytest.raises(ValueError, match=f"0 to {ROWS - 1}, but is {ROWS}"):
         sinklab.wrap(tiny_masked("bert"), mask_id=ROWS)
-    with pytest.raises(ValueError, match="must be one of|autoregressive"):
+    with pytest.raises(ValueError, match="bidirectional"):
         sinklab.wrap(tiny_masked("bert"), kind="bidirectional")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must map token ids"):
         sinklab.wrap(tiny_masked("bert").bert, mask_id=MASK, kind="masked").loss([7, 8])
     with pytest.raises(TypeError, match=r"sinklab\.wrap\(model, tokenizer\)"):
-        sinklab.load(tiny_masked("bert"))  # type: ignore[arg-type]
+        sinklab.load(tiny_masked("bert"))
     with pytest.raises(TypeError, match="already"):
         sinklab.wrap(sinklab.load("tiny"))  # type: ignore[arg-type]
 
@@ -218,7 +254,7 @@ def test_a_checkpoint_of_no_family_is_pointed_to_wrap(tmp_path: Path) -> None:
 
 def test_padding_is_hidden_from_a_module_that_knows_another_padding_id() -> None:
     """A canvas pads with 0, which is RoBERTa's <s> and counts as a position of its text."""
-    lm = sinklab.wrap(tiny_masked("roberta"), word_tokenizer())
+    lm: Any = sinklab.wrap(tiny_masked("roberta"), word_tokenizer())
     prompts = [[CLS, 7, 8, 9, 10], [CLS, 11]]
     canvas = Canvas.from_prompts(prompts, new_tokens=4, mask_id=MASK, pad_id=0, closing=(SEP,))
     *_, both = lm.model.denoise(canvas)

@@ -19,9 +19,9 @@ from transformers import (
 
 # RoBERTa's padding must have the id 1, as its positions begin behind it
 SPECIAL = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
-WORDS = "the house stood at end of a lane and sea was dark old man said my dear sir it night stormy".split()
+WORDS = ("the", "house", "stood", "at", "end", "of", "a", "lane", "and", "sea", "was", "dark", "old", "man", "said")
 CLS, PAD, SEP, UNK, MASK = range(5)
-ROWS = 40
+ROWS = len(SPECIAL) + len(WORDS)
 LENGTH = 30
 """Tokens that a text may have."""
 SIZES: dict[str, Any] = {"vocab_size": ROWS, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -32,14 +32,14 @@ FAMILIES = ("bert", "roberta", "modernbert", "esm")
 def tiny_masked(kind: str) -> Any:
     """A model of a family with random weights, large enough to tell tokens apart; in evaluation mode."""
     torch.manual_seed(3)
-    with_ends = {"bos_token_id": CLS, "eos_token_id": SEP}
+    with_ends: dict[str, Any] = {"bos_token_id": CLS, "eos_token_id": SEP}
     model: Any
     if kind == "bert":
         model = BertForMaskedLM(BertConfig(**SIZES, max_position_embeddings=LENGTH))
     elif kind == "roberta":
         model = RobertaForMaskedLM(RobertaConfig(**SIZES, **with_ends, max_position_embeddings=LENGTH + PAD + 1))
     elif kind == "modernbert":
-        ends = {**with_ends, "cls_token_id": CLS, "sep_token_id": SEP}
+        ends: dict[str, Any] = {**with_ends, "cls_token_id": CLS, "sep_token_id": SEP}
         config = ModernBertConfig(**SIZES, **ends, local_attention=4, max_position_embeddings=LENGTH)
         model = ModernBertForMaskedLM(config)
     else:

@@ -26,6 +26,8 @@ from sinklab.registry import families, load_plugin
 from sinklab.testing import check_family
 from tiny_diffusion import save_tiny
 from tiny_gemma import save_gemma
+from tiny_masked import FAMILIES as MASKED
+from tiny_masked import save_masked
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SIZES = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -34,6 +36,7 @@ EXPERTS = {"moe_intermediate_size": 12, "num_experts_per_tok": 2}
 OWN = {"shared_expert_intermediate_size": 20, "moe_router_enable_expert_bias": True}
 FAMILIES = {
     "bd3lm": lambda folder: toys.bd3lm(folder)[0],
+    **{name: functools.partial(save_masked, name) for name in MASKED},
     **{name: functools.partial(toys.adapted, name=name) for name in toys.ADAPTED},
     "diffusion_gemma": save_gemma,
     "dream": lambda folder: toys.dream(folder)[0],

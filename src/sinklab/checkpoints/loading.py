@@ -105,15 +105,18 @@ def load(
     # an unknown architecture is refused before its weights are looked for
     plan = families.read(raw, name)
     if isinstance(plan.family, MaskedLanguageModel):
-        if settings or as_diffusion or sink is not None or tensor_parallel != 1 or set(device_map) != {""}:
+        device_of_all = device_map.get("") if isinstance(device_map, dict) else None
+        if settings or as_diffusion or sink is not None or tensor_parallel != 1 or device_of_all is None:
             raise ValueError(
                 f"{name} is a masked language model that transformers' own {plan.family.own_class} runs on one device: "
                 "it takes dtype, device, revision and allow_pickle; leave out the other options"
             )
         kind = materialize.weight_type(dtype, raw, device_map)
-        parts = plan.family.fields_of(place, plan, kind, allow_pickle, name)
-        parts["model"].to(device_map[""])
-        return Loaded(name=name, revision=revision, **parts)
+        row, notes = published.row_of(name, raw.get("_name_or_path"), plan)
+        parts = plan.family.fields_of(place, plan, row, dtype=kind, allow_pickle=allow_pickle)
+        parts["model"].to(device_of_all)
+        parts["notes"] = (*parts["notes"], *notes)
+        return Loaded(name=name, revision=_commit(place, revision), **parts)
     stored = raw["quantization_config"].get("quant_method", "unnamed") if raw.get("quantization_config") else ""
     if tensor_parallel != 1 and (stored or dtype in ("int8", "int4")):
         raise ValueError(f"quantised weights are not divided over processes; leave out tensor_parallel or {dtype=}")
@@ -233,8 +236,12 @@ def _assembled(
     if is_diffusion and config.mask_token_id is None:
         unknown = "neither config.json nor a tokenizer says which id is [MASK]: pass mask_token_id= to denoise"
         facts["notes"] = (*facts["notes"], unknown)
-    commit = folder.name if folder.parent.name == "snapshots" else revision
-    return Loaded(model, tokenizer, name, commit, **facts)
+    return Loaded(model, tokenizer, name, _commit(folder, revision), **facts)
+
+
+def _commit(folder: Path, revision: str | None) -> str | None:
+    """The commit that a folder of the Hub's cache is named after; of another folder, what the caller said."""
+    return folder.name if folder.parent.name == "snapshots" else revision
 
 
 def initialised(loaded: Loaded, seed: int = 0) -> Loaded:

@@ -1,6 +1,7 @@
 """Masked language models of transformers as denoisers: BERT, RoBERTa, ModernBERT, ESM-2, each run by its own class."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -8,7 +9,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
-from sinklab.checkpoints.families import CheckpointPlan, Family, Shapes
+from sinklab.checkpoints.families import FORMATS, CheckpointPlan, Family, Published, Shapes, published
 from sinklab.checkpoints.wrapping import sizes_of, wrapped
 from sinklab.errors import refused
 from sinklab.registry import families
@@ -17,7 +18,7 @@ TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")
 
 
 class MaskedLanguageModel(Family):
-    """A class …ForMaskedLM: it reads a text from both sides between [CLS] and [SEP], and predicts what is masked."""
+    """What all have in common: a class …ForMaskedLM of transformers, which reads [CLS] … [SEP] from both sides."""
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
         """By the class: a decoder may have the same ``model_type``."""
@@ -32,28 +33,42 @@ class MaskedLanguageModel(Family):
         return CheckpointPlan(self, whole, whole=whole)
 
     def fields_of(
-        self, folder: Path, plan: CheckpointPlan, dtype: torch.dtype, allow_pickle: bool, name: str
+        self, folder: Path, plan: CheckpointPlan, row: Published | None, *, dtype: torch.dtype, allow_pickle: bool
     ) -> dict[str, Any]:
         """Fields of what `sinklab.load` returns, but for its name; the weights are read by transformers.
+
+        Args:
+            folder: of the checkpoint.
+            plan: of the checkpoint.
+            row: what is known of it by its name.
+            dtype: of the weights.
+            allow_pickle: also read ``.bin`` files.
 
         Raises:
             ValueError: if transformers cannot read the folder, or a tensor of the model is not there.
         """
         build: Any = getattr(transformers, self.own_class)
+        name = folder.name
         how: dict[str, Any] = {"config": plan.whole, "dtype": dtype, "attn_implementation": "sdpa"}
         how |= {"use_safetensors": None if allow_pickle else True, "output_loading_info": True}
         hint = "" if allow_pickle else " (allow_pickle=True reads .bin files too)"
         with refused(f"the weights of {name} cannot be read{hint}"):
             model, found = build.from_pretrained(str(folder), **how)
         if lacking := sorted({*found["missing_keys"], *map(str, found["mismatched_keys"])}):
-            raise ValueError(
-                f"{name} lacks {lacking[0]}, which {self.own_class} needs; take a checkpoint with its head"
-            )
+            raise ValueError(f"{name} lacks {lacking[0]}, which {self.own_class} has; take a checkpoint with its head")
         sizes = sizes_of(model)
         if sizes is None:
             raise ValueError(f"the config.json of {name} does not say its layers, heads and sizes; use sinklab.wrap")
-        parts = wrapped(model, _tokenizer(folder, name), None, "masked", sizes)
-        return parts | {"published_family": self.name}
+        tokenizer = _tokenizer(folder, name)
+        if row is None:
+            return wrapped(model, tokenizer, None, "masked", sizes) | {"published_family": self.name}
+        if tokenizer is not None and not tokenizer.chat_template:
+            tokenizer.chat_template = FORMATS[self.name]["chat_template"]
+        parts = wrapped(model, tokenizer, row.special.mask, "masked", sizes)
+        # a chat ends otherwise than a text between [CLS] and [SEP]
+        parts["special"] = replace(parts["special"], eos=row.special.eos, stop=row.special.stop)
+        parts["model"].config.eos_ids = row.special.stop
+        return parts | {"published_family": self.name, "chat_template": row.chat_template}
 
 
 def _tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:
@@ -66,7 +81,7 @@ def _tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:
 
 @families.register("bert")
 class Bert(MaskedLanguageModel):
-    """BERT (Devlin et al. 2018)."""
+    """BERT (1810.04805)."""
 
     architectures = ("BertForMaskedLM",)
     model_types = ("bert",)
@@ -84,11 +99,12 @@ class Roberta(MaskedLanguageModel):
 
 @families.register("modernbert")
 class ModernBert(MaskedLanguageModel):
-    """ModernBERT: two of three layers see a window alone, so no key further away is a sink there."""
+    """ModernBERT, also dLLM's chats: two of three layers see a window alone, so no key further away is a sink there."""
 
     architectures = ("ModernBertForMaskedLM",)
     model_types = ("modernbert",)
     own_class = "ModernBertForMaskedLM"
+    published: ClassVar = published("modernbert")
 
     def details(self, plan: CheckpointPlan) -> dict[str, str]:
         """How many layers see a window alone."""
@@ -101,6 +117,6 @@ class ModernBert(MaskedLanguageModel):
 class Esm(MaskedLanguageModel):
     """ESM-2, of proteins; the share of masks scales its embeddings (``token_dropout``), so the input says the noise."""
 
-    architectures: ClassVar = ("EsmForMaskedLM",)
+    architectures = ("EsmForMaskedLM",)
     model_types = ("esm",)
     own_class = "EsmForMaskedLM"

@@ -11,11 +11,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from sinklab.checkpoints.families import Family, SpecialIds
 from sinklab.checkpoints.tokens import special_ids
 from sinklab.errors import one_of
+from sinklab.models.diffusion_lm import DiffusionLM
 from sinklab.models.wrapped import WrappedConfig, WrappedLM, position_limits
 
 KINDS = ("autoregressive", "diffusion", "masked")
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
-HOW = "sinklab.wrap(model, tokenizer, kind=…)"
+HOW = "sinklab.wrap(model, tokenizer)"
 _MARKS = {"masked": ("ForMaskedLM",), "autoregressive": ("ForCausalLM", "LMHeadModel")}
 """What the names of transformers' classes say of a model's kind."""
 
@@ -26,6 +27,8 @@ def kind_of(model: nn.Module) -> str:
     Raises:
         ValueError: where neither does.
     """
+    if isinstance(model, DiffusionLM):
+        return "diffusion"
     config = config_of(model)
     names = [type(model).__name__, *(getattr(config, "architectures", None) or ())]
     for name in names:
@@ -43,14 +46,15 @@ def kind_of(model: nn.Module) -> str:
 
 def config_of(model: nn.Module) -> Any:
     """The config of a model's text decoder as transformers has it; None for a module without."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def sizes_of(model: nn.Module) -> dict[str, int] | None:
     """Layers, heads, hidden size and vocabulary as the config says; None where it lacks one of them."""
     config = config_of(model)
-    found = {name: getattr(config, name, None) for name in SIZES}
+    config = getattr(config, "backbone", config)
+    found: dict[str, Any] = {name: getattr(config, name, None) for name in SIZES}
     return found if all(isinstance(value, int) for value in found.values()) else None
 
 
@@ -59,7 +63,7 @@ def wrapped(
     tokenizer: PreTrainedTokenizerBase | None,
     mask_id: int | None,
     kind: str,
-    sizes: Mapping[str, int],
+    sizes: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Fields of what `sinklab.load` returns, but for names, about this module.
 
@@ -71,60 +75,61 @@ def wrapped(
         sizes: those of :data:`SIZES`.
 
     Raises:
-        ValueError: for an unknown kind, and a model that fills masks without a mask id in its vocabulary.
+        ValueError: for an unknown kind, a mask id outside the vocabulary, and one of a model that has no masks.
     """
     one_of("kind", kind, KINDS)
-    config = config_of(model)
-    special = _of_vocabulary(special_ids(config, tokenizer, None, Family()), sizes["vocab_size"])
-    notes: tuple[str, ...] = ()
+    config, rows = config_of(model), sizes["vocab_size"]
+    special = _of_vocabulary(special_ids(config, tokenizer, None, Family()), rows)
+    model = model.eval()
+    found: dict[str, Any] = {"tokenizer": tokenizer, "published_family": "wrapped"}
     if kind == "autoregressive":
         if mask_id is not None:
             raise ValueError(f"an autoregressive model has no [MASK], got mask_id={mask_id}; leave it out, or say kind")
+        found |= {"family": "autoregressive", "special": replace(special, mask=None)}
         if isinstance(model, PreTrainedModel) and model.can_generate() and hasattr(config, "max_position_embeddings"):
             # it is one already, with its own cache
-            limit: int | None = config.max_position_embeddings
-            return _fields(model, tokenizer, "autoregressive", replace(special, mask=None), limit, notes)
-        special = replace(special, mask=None)
-    else:
-        given = special.mask if mask_id is None else mask_id
-        special = replace(special, mask=_mask(given, model, sizes))
-    if kind == "masked":
-        opening, closing = _around(config, tokenizer)
-        if opening is None or closing is None:
-            notes = ("no tokenizer or config names [CLS] and [SEP]: nothing is put around its texts; write them",)
-        else:
-            special = replace(special, bos=opening, eos=closing, stop=(closing,))
-            tokenizer = _with_rows(tokenizer)
-    is_framed = kind == "masked" and not notes
+            return found | {"model": model, "context": config.max_position_embeddings}
+        about = _about(model, config, sizes, found["special"])
+        return found | {"model": WrappedLM(model, about), "context": about.text_positions}
+    if isinstance(model, DiffusionLM):
+        if mask_id not in (None, config.mask_token_id):
+            raise ValueError(f"a DiffusionLM has its [MASK] in its config, got mask_id={mask_id}; leave it out")
+        known = {"family": "diffusion", "model": model, "context": config.context or config.text_positions}
+        return found | known | {"special": special, "published_family": "sinklab"}
+    if mask_id is not None and not 0 <= mask_id < rows:
+        raise ValueError(f"mask_id must be an id of the vocabulary, 0 to {rows - 1}, but is {mask_id}")
+    notes = []
+    special = replace(special, mask=special.mask if mask_id is None else mask_id)
+    if special.mask is None:
+        notes.append(f"neither tokenizer nor config says which id is [MASK]: give {HOW} a mask_id to denoise")
+    around = _around(config, tokenizer, rows) if kind == "masked" else None
+    if around is not None:
+        special = replace(special, bos=around[0], eos=around[1], stop=(around[1],))
+        found["tokenizer"] = _with_rows(tokenizer)
+    elif kind == "masked":
+        notes.append("no tokenizer or config names [CLS] and [SEP]: nothing is put around its texts; write them")
+    about = _about(model, config, sizes, special)
+    if around is not None:
+        about.opening_ids, about.closing_ids = around[:1], around[1:]
+    if about.global_layers is not None:
+        layers = ", ".join(map(str, about.global_layers))
+        notes.append(f"some layers see a window alone: studies record those that see everything ({layers})")
+    found |= {"family": "diffusion", "special": special, "notes": tuple(notes)}
+    return found | {"model": WrappedLM(model, about), "context": about.text_positions}
+
+
+def _about(model: nn.Module, config: Any, sizes: Mapping[str, Any], special: SpecialIds) -> WrappedConfig:
+    """The config of a wrapped module that puts nothing around its texts."""
     limit, first = position_limits(model, config)
-    everywhere = _global_layers(config)
-    if everywhere is not None:
-        notes += (f"studies record the layers {', '.join(map(str, everywhere))}: the others see a window alone",)
-    about = WrappedConfig(
+    return WrappedConfig(
         **sizes,
         max_position_embeddings=limit,
         first_position=first,
-        global_layers=everywhere,
+        global_layers=_global_layers(config),
         mask_token_id=special.mask,
         pad_token_id=special.pad,
         eos_ids=special.stop,
-        opening_ids=(special.bos,) if is_framed else (),
-        closing_ids=(special.eos,) if is_framed else (),
     )
-    family = "autoregressive" if kind == "autoregressive" else "diffusion"
-    return _fields(WrappedLM(model, about).eval(), tokenizer, family, special, limit, notes)
-
-
-def _fields(
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase | None,
-    family: str,
-    special: SpecialIds,
-    context: int | None,
-    notes: tuple[str, ...],
-) -> dict[str, Any]:
-    found = {"model": model, "tokenizer": tokenizer, "family": family, "special": special, "notes": notes}
-    return found | {"context": context, "published_family": "wrapped"}
 
 
 def _global_layers(config: Any) -> tuple[int, ...] | None:
@@ -142,25 +147,13 @@ def _of_vocabulary(special: SpecialIds, rows: int) -> SpecialIds:
     return SpecialIds(**known, stop=tuple(one for one in special.stop if 0 <= one < rows))
 
 
-def _mask(mask_id: int | None, model: nn.Module, sizes: Mapping[str, int]) -> int:
-    rows = sizes["vocab_size"]
-    if mask_id is None:
-        raise ValueError(
-            f"{type(model).__name__} is to fill masks, but neither its tokenizer nor its config says which id is "
-            f"[MASK]; pass mask_id="
-        )
-    if not 0 <= mask_id < rows:
-        raise ValueError(f"mask_id must be an id of the vocabulary, 0 to {rows - 1}, but is {mask_id}; pass mask_id=")
-    return mask_id
-
-
-def _around(config: Any, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int | None, int | None]:
+def _around(config: Any, tokenizer: PreTrainedTokenizerBase | None, rows: int) -> tuple[int, int] | None:
     """Ids that stand before and behind a text of a masked language model: [CLS] and [SEP], or <s> and </s>."""
     around = []
     for names in (("cls_token_id", "bos_token_id"), ("sep_token_id", "eos_token_id")):
         said = [getattr(source, name, None) for source in (tokenizer, config) for name in names]
-        around.append(next((one for one in said if isinstance(one, int)), None))
-    return around[0], around[1]
+        around += [one for one in said if isinstance(one, int) and one < rows][:1]
+    return (around[0], around[1]) if len(around) == 2 else None
 
 
 def _with_rows(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase | None:

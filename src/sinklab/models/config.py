@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
@@ -221,9 +221,8 @@ class DiffusionLMConfig(PreTrainedConfig):
         """Position of the first token of text: behind the sinks that stand in front."""
         return self.sink_positions if self.sink_side == "front" else 0
 
-    @property
-    def closing_ids(self) -> tuple[int, ...]:
-        """Ids that end every text behind what is written: none, unlike those of a masked language model."""
+    def closing_of(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """What ends a text that begins with these ids, behind what is written: nothing, unlike BERT's [SEP]."""
         return ()
 
     @property

@@ -90,8 +90,10 @@ class GenerateByDenoising:
                 if self.config.expand_token_id is not None and schedule is settings.schedule is None:
                     chosen["schedule"] = "elastic"
             else:
-                limits |= {"multiple": self.config.block_columns, "closing": self.config.closing_ids}
-                behind += len(self.config.closing_ids)
+                first_P = ids_BP[0] if real_BP is None else ids_BP[0][real_BP[0].bool()]
+                closing = self.config.closing_of(first_P.tolist())
+                limits |= {"multiple": self.config.block_columns, "closing": closing}
+                behind += len(closing)
                 canvas = Canvas.from_prompts(ids_BP, new_tokens=max_new_tokens, attention_BP=real_BP, **limits)
             decoding = self.denoise(canvas, settings, **chosen)
             width = canvas.ids_BS.shape[1] - behind

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,9 +43,9 @@ class WrappedConfig:
     records these, as its page counts with one number of queries per key. None where all layers are so."""
     eos_ids: tuple[int, ...] = ()
     opening_ids: tuple[int, ...] = ()
-    """Ids that begin every text that the model reads, such as BERT's [CLS]."""
+    """Ids that begin a text, such as BERT's [CLS]."""
     closing_ids: tuple[int, ...] = ()
-    """Ids that end every text that the model reads, such as BERT's [SEP]; they are never masked."""
+    """Ids that end a text which begins so, such as BERT's [SEP]; they are never masked."""
     logit_shift = False
     sink_count = 0
     block_length = None
@@ -55,6 +57,11 @@ class WrappedConfig:
     def text_positions(self) -> int:
         """Tokens of text that the positions reach."""
         return self.max_position_embeddings
+
+    def closing_of(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """What ends a text that begins with these ids: one that is not opened by [CLS], such as a chat, has no end."""
+        size = len(self.opening_ids)
+        return self.closing_ids if tuple(ids[:size]) == self.opening_ids else ()
 
     @property
     def decoding(self) -> dict[str, Any]:
@@ -84,7 +91,7 @@ class WrappedLM(GenerateByDenoising, nn.Module):
         self.takes_positions = "position_ids" in parameters
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         """Where the weights are."""
         return next((one.device for one in self.parameters()), torch.device("cpu"))
 
@@ -148,6 +155,13 @@ class WrappedLM(GenerateByDenoising, nn.Module):
             start = self.config.first_position
             given["position_ids"] = masks.position_ids(real_BS, real_BS.shape[1], start=start, device=real_BS.device)
         return given
+
+    def save_pretrained(self, folder: str | Path, **how: Any) -> None:
+        """Save the module, where it is one of transformers, as that saves it. Raises ValueError for another one."""
+        save: Any = getattr(self.foreign, "save_pretrained", None)
+        if save is None:
+            raise ValueError(f"{type(self.foreign).__name__} has no save_pretrained; save its state_dict() yourself")
+        save(folder, **how)
 
     def denoiser(self, attention_mask: Tensor | None = None, *, plain: bool = False) -> WrappedDenoiser:
         """The module as a function from (ids, wanted positions) to logits, for canvases with this padding."""

@@ -144,12 +144,15 @@ class Scorer:
             places: of each row, for what random controls draw.
         """
         mask_id = self.model.config.mask_token_id if self.denoises else 0
-        closing = self.model.config.closing_ids if self.denoises else ()
-        texts = [torch.tensor(each.context + each.continuation + closing) for each in requests]
+        closings = [self.model.config.closing_of(each.context) if self.denoises else () for each in requests]
+        texts = [
+            torch.tensor(each.context + each.continuation + closing)
+            for each, closing in zip(requests, closings, strict=True)
+        ]
         clean_BS = pad_sequence(texts, True)
-        begins, end = [len(request.context) for request in requests], len(closing)
+        begins, ends = [len(request.context) for request in requests], [len(closing) for closing in closings]
         masked_BS, wanted_BS = (
-            pad_sequence([F.pad(flags_L, (begin, end)) for flags_L, begin in zip(some, begins, strict=True)], True)
+            pad_sequence([F.pad(flags_L, around) for *around, flags_L in zip(begins, ends, some, strict=True)], True)
             for some in (masked, wanted)
         )
         real_BS = torch.arange(clean_BS.shape[1]) < torch.tensor([[len(text_S)] for text_S in texts])

@@ -64,7 +64,7 @@ def limit_of(loaded: Loaded) -> int:
     if loaded.family != "diffusion":
         return min(loaded.context or config.max_position_embeddings, config.max_position_embeddings)
     positions = config.text_positions
-    return min(loaded.context or positions, positions) - len(config.closing_ids)
+    return min(loaded.context or positions, positions) - len(getattr(config, "closing_ids", ()))
 
 
 def read_requests(loaded: Loaded, requests: Sequence[tuple[Ids, Ids]], groups: Sequence[int] | None) -> list[Request]:

@@ -390,6 +390,12 @@ def check_context(loaded: Loaded, positions: int) -> None:
         )
 
 
+def closed(config: Any, ids: Sequence[int]) -> list[int]:
+    """The ids of a whole text with what ends it ([SEP] of a masked language model), unless that is there."""
+    closing = config.closing_of(ids)
+    return [*ids] if closing and tuple(ids[-len(closing) :]) == closing else [*ids, *closing]
+
+
 def canvas_of(loaded: Loaded, requests: Sequence[WritingRequest], new_tokens: int) -> Canvas:
     """The prompts, padded to the left, with so many masks behind; with 0 their own masks are to be filled.
 
@@ -398,9 +404,9 @@ def canvas_of(loaded: Loaded, requests: Sequence[WritingRequest], new_tokens: in
     config: Any = loaded.model.config
     prompts = [list(request.ids) for request in requests]
     if new_tokens == 0:
-        ids_BS, real_BS = left_padded([[*ids, *config.closing_ids] for ids in prompts], 0)
+        ids_BS, real_BS = left_padded([closed(config, ids) for ids in prompts], 0)
         limit = config.text_positions
         return Canvas.infill(ids_BS, mask_id=config.mask_token_id, attention_BS=real_BS, context=limit)
     how: dict[str, Any] = {"mask_id": config.mask_token_id, "pad_id": 0, "context": config.text_positions}
-    how |= {"multiple": config.block_columns, "closing": config.closing_ids}
+    how |= {"multiple": config.block_columns, "closing": config.closing_of(prompts[0])}
     return Canvas.from_prompts(prompts, new_tokens=new_tokens, **how)

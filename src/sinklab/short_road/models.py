@@ -105,13 +105,15 @@ class LM(loading.Loaded):
 
         from sinklab.scoring import Renoising, renoise
         from sinklab.scoring.prompts import encode
+        from sinklab.scoring.writing import closed
         from sinklab.studies.base import text_of
 
         ids, model = encode(self, prompt, chat).ids if isinstance(prompt, str) else prompt, cast(Any, self.model)
-        if new_tokens == 0 and isinstance(prompt, str) and not chat:
-            ids = (*ids, *getattr(model.config, "closing_ids", ()))
-        if new_tokens == 0 and not hasattr(model, "denoise"):
-            raise ValueError(f"0 new tokens fill the masks of a prompt, and {self.name} has none; leave new_tokens out")
+        if new_tokens == 0:
+            if self.family != "diffusion" or not hasattr(model, "denoise"):
+                fact = f"0 new tokens fill the masks of a prompt, and {self.name} has none"
+                raise ValueError(f"{fact}; leave new_tokens out")
+            ids = closed(model.config, ids)
         ids_1P = torch.tensor([[*ids]], dtype=torch.int64, device=model.device)
         length = {} if new_tokens is None else {"max_new_tokens": new_tokens or None}
         if self._continues_by_rereading:
@@ -214,7 +216,7 @@ def wrap(
         lm = sinklab.wrap(BertForMaskedLM.from_pretrained("…"), tokenizer)
         lm.watch("Paris is the capital of", 8).explore()
 
-    The module stays as it is and computes what it computes. Its attention must go through torch's
+    The module, put into evaluation mode, computes what it computes. Its attention must go through torch's
     ``scaled_dot_product_attention`` or the attention functions of transformers. It takes ``attention_mask`` where texts
     of unequal length are to ride in one batch.
 
@@ -234,7 +236,13 @@ def wrap(
         raise TypeError(f"wrap takes a bare module, but {model.name} answers by itself already; use it as it is")
     chosen = wrapping.kind_of(model) if kind is None else kind
     sizes = wrapping.sizes_of(model) or _looked_at(model)
-    return LM(**wrapping.wrapped(model, tokenizer, mask_id, chosen, sizes), name=_name_of(model), revision=None)
+    parts = wrapping.wrapped(model, tokenizer, mask_id, chosen, sizes)
+    if parts["family"] == "diffusion" and parts["special"].mask is None:
+        raise ValueError(
+            f"{type(model).__name__} is to fill masks, but neither its tokenizer nor its config says which id is "
+            "[MASK]; pass mask_id="
+        )
+    return LM(**parts, name=_name_of(model), revision=None)
 
 
 def _name_of(model: nn.Module) -> str:

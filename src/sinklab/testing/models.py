@@ -18,6 +18,7 @@ from sinklab.attention.context import watching
 from sinklab.checkpoints import families as readers
 from sinklab.checkpoints.info import describe
 from sinklab.checkpoints.loading import load
+from sinklab.checkpoints.masked import MaskedLanguageModel
 from sinklab.checkpoints.materialize import empty_model, names_of, tensor_plan
 from sinklab.checkpoints.sinkfile import attach_sink, save_sink
 from sinklab.checkpoints.weights import open_weights
@@ -198,7 +199,9 @@ def check_family(name: str, folder: str | Path) -> None:
         config = readers.read_config(here / "config.json", name)
         assert describe(here / "config.json").published_family == name, f"the config is not recognised as {name}"
         _check_fields(name, here, config)
-        _check_tensors(here, config)
+        # the tensors of a masked language model are read by transformers, under names old and new
+        if not isinstance(readers.known_families()[name], MaskedLanguageModel):
+            _check_tensors(here, config)
         loaded, again = load(here), Path(temporary, "again")
         loaded.model.save_pretrained(again)
         ids = torch.arange(min(8, loaded.model.config.get_text_config().vocab_size))[None]
