@@ -13,6 +13,7 @@ from pathlib import Path
 import sinklab
 from sinklab.cli.command import SAMPLING
 from sinklab.cli.reports import MORE_PROMPTS
+from sinklab.records import Run
 from sinklab.reports import report
 from sinklab.studies.trace.study import PROMPTS
 
@@ -21,12 +22,17 @@ WRITING = {"new_tokens": 24, "block_length": 24, **SAMPLING}
 """As the tour writes: at a temperature, so that there is something to read."""
 
 
+def watched(name: str) -> list[Run]:
+    """A packaged model that was watched beside its controls, and its packaged curve."""
+    run = sinklab.load(name).watch((*PROMPTS, *MORE_PROMPTS), twin=True, progress=print, **WRITING)
+    curve = resources.files("sinklab.checkpoints").joinpath("packaged", "curves", name)
+    return [run, sinklab.open_run(str(curve))]
+
+
 def main() -> None:
     """Watch, and write the page."""
-    run = sinklab.load("tiny").watch((*PROMPTS, *MORE_PROMPTS), twin=True, progress=print, **WRITING)
-    curve = sinklab.open_run(str(resources.files("sinklab.checkpoints").joinpath("packaged", "curves", "tiny")))
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copyfile(report([run, curve], folder), OUT)
+        shutil.copyfile(report(watched("tiny"), folder), OUT)
     print(f"{OUT}: {OUT.stat().st_size:,} bytes")
 
 

@@ -15,9 +15,8 @@ import torch
 import sinklab
 from sinklab.cli import main
 from sinklab.cli.command import Reading
-from sinklab.cli.main import OTHERS
+from sinklab.cli.main import GROUPS, OTHERS, grouped
 from sinklab.cli.options import PERMISSIONS, WORDS, Given, in_flags
-from sinklab.cli.overview import GROUPS, grouped
 from sinklab.cli.plans import duration, machine_speed, plan_of
 from sinklab.cli.reports import _opened
 from sinklab.records import open_run

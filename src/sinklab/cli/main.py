@@ -8,19 +8,21 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from sinklab import __version__, registry
 from sinklab.cli.command import command, say
 from sinklab.cli.models import generate, info, serve, train_command, validate
-from sinklab.cli.options import Given, in_flags, known_options, options, values_of
-from sinklab.cli.overview import no_such_command, show
+from sinklab.cli.options import WORDS, Given, in_flags, known_options, options, values_of
 from sinklab.cli.reports import compare, figures, merge, onetoken, report, table1, tour
 from sinklab.cli.sharing import export, gallery, push
 from sinklab.errors import Terminated, on_sigterm
@@ -34,6 +36,9 @@ ABOUT = (
 )
 KINDS: tuple[str, ...] = ("rules", "statistics", "interventions", "sinks", "unmasking_rules", "caches", "schedules")
 KINDS += ("families", "figures", "studies")
+GROUPS: dict[str, dict[str, str]] = WORDS["groups"]
+MORE = "more"
+"""Group of what no group names: the studies of a plug-in."""
 
 
 def list_registered(kind: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) -> None:
@@ -92,6 +97,43 @@ def _first(described: Any) -> str:
     return (described.__doc__ or "").partition("\n")[0]
 
 
+def grouped(commands: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """The commands with their lines by group.
+
+    Args:
+        commands: name -> first line of the docstring, which stands for a command that no group names.
+    """
+    groups = {
+        group: {name: line for name, line in lines.items() if name in commands} for group, lines in GROUPS.items()
+    }
+    named = {name for lines in groups.values() for name in lines}
+    rest = {name: line for name, line in commands.items() if name not in named}
+    return groups | {MORE: rest} if rest else groups
+
+
+def _show(about: str, commands: Mapping[str, str]) -> None:
+    """Print what the package is and every command in its group."""
+    console = Console(highlight=False)
+    console.print(Text("usage: sinklab COMMAND …\n"))
+    console.print(Text(about))
+    for group, lines in grouped(commands).items():
+        table = Table.grid(padding=(0, 2))
+        for name, line in lines.items():
+            table.add_row(Text(f"  {name:9}", style="bold"), Text(line))
+        console.print(Text(f"\n{group}", style="bold"))
+        console.print(table)
+    console.print(Text("\nsinklab COMMAND --help has examples and the options; --help-all has all options."))
+
+
+def _no_such_command(name: str, commands: Mapping[str, str]) -> ValueError:
+    """The error for a command that is not there, with the one that was meant where that is known."""
+    for command, words in WORDS["meant"].items():
+        if name in words.split():
+            lines = {one: line for group in grouped(commands).values() for one, line in group.items()}
+            return ValueError(f"unknown command {name!r}; did you mean {command!r}? {lines[command]}")
+    return registry.unknown("command", name, commands, "sinklab --help says what each is for")
+
+
 def _settings_of(name: str, folder: Path) -> dict[str, Any]:
     """What a run folder says of the settings of a command. Raises ValueError where another one wrote it."""
     if name in registry.studies:
@@ -114,10 +156,10 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
     commands = _commands([] if completes else rest)
     lines = {name: about for name, (about, _) in commands.items()}
     if not called or called in HELP:
-        show(ABOUT, lines)
+        _show(ABOUT, lines)
         raise SystemExit(0 if called else 2)
     if not called.startswith("-") and called not in commands:
-        raise no_such_command(called, lines)
+        raise _no_such_command(called, lines)
     for name, (about, make) in commands.items():
         if name == called or completes:
             asks = bool(HELP.intersection(rest))

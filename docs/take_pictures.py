@@ -1,0 +1,86 @@
+"""The pictures of pages in docs/, as headless chromium shows them: explorer.png, its two siblings, and live.png.
+
+python docs/take_pictures.py           all of them; docs/example_page.py comes first, since two show that page
+python docs/take_pictures.py live      live.png alone: one sink taken away with one click
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from example_page import OUT, watched
+from PIL import Image
+
+from sinklab.reports import report
+
+DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS.parent / "tests" / "reports"))
+from chromium import Page  # noqa: E402 (the browser of the tests)
+
+PROMPT, NEW_TOKENS = "It was a dark and stormy night, and", 32
+COLOURS = 256
+
+
+def keep(browser: Page, name: str) -> None:
+    """The window as a small file."""
+    file = DOCS / f"{name}.png"
+    browser.settle()
+    browser.picture(file)
+    shown = Image.open(file).convert("RGB")
+    shown.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, optimize=True)
+
+
+def take_explorer(browser: Page, folder: Path) -> None:
+    """The page of one run, wide and on a phone, and that of two."""
+    browser.size(1280, 1340)
+    browser.open(OUT.as_uri())
+    keep(browser, "explorer")
+    browser.size(390, 1100, phone=True, dark=True)
+    browser.open(OUT.as_uri())
+    keep(browser, "explorer-phone")
+    pair = report([*watched("tiny"), *watched("tiny-sink")], folder / "pair")
+    browser.size(1280, 1760)
+    browser.open(pair.as_uri())
+    keep(browser, "explorer-pair")
+
+
+def take_live(browser: Page) -> None:
+    """The live page after one click: the main sink of one head gone from the middle of the text on."""
+    command = [sys.executable, "-m", "sinklab", "serve", "--model", "tiny", "--port", "0"]
+    served = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    try:
+        assert served.stdout is not None
+        browser.size(1200, 548)
+        browser.call("Page.navigate", url=served.stdout.readline().split()[1])
+        browser.wait("document.getElementById('write')?.disabled === false")
+        browser.run("document.getElementById('prompt').select()")
+        browser.call("Input.insertText", text=PROMPT)
+        browser.run(f"document.getElementById('tokens').value = {NEW_TOKENS}")
+        browser.press("Enter")
+        browser.wait(f"document.getElementById('state').textContent === '{NEW_TOKENS} steps'")
+        browser.wait("!document.getElementById('take').hidden")
+        browser.run("document.getElementById('take-head').click()")
+        browser.wait("!document.getElementById('cost').hidden")
+        browser.run("window.scrollTo(0, 0)")
+        keep(browser, "live")
+    finally:
+        served.terminate()
+        served.wait()
+
+
+def main() -> None:
+    """Take them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("which", choices=["all", "live"], nargs="?", default="all")
+    which = parser.parse_args().which
+    with tempfile.TemporaryDirectory() as folder, Page(Path(folder)) as browser:
+        take_live(browser)
+        if which == "all":
+            take_explorer(browser, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
