@@ -60,7 +60,7 @@ def test_a_cached_repository_loads_without_a_network(tmp_path: Path, environment
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
         f"True someone/toy {COMMIT}",
-        *[f"no model can be loaded from 'someone/absent'; use {names}, a folder, or a Hub name"] * 2,
+        *[f"no model can be loaded from 'someone/absent'; use {names}, a folder, a GGUF file, or a Hub name"] * 2,
     ]
 
 

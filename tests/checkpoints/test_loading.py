@@ -89,7 +89,7 @@ def test_an_autoregressive_model_is_a_baseline(tmp_path: Path) -> None:
         ("gpt2", r"from 'gpt2'.*it is no folder, and the Hub cannot be asked, since this machine is offline"),
         ("a b", r"from 'a b': it is no folder and no name on the Hub"),
         ("GSAI-ML/LLaDA-8B-Instuct", r"did you mean 'GSAI-ML/LLaDA-8B-Instruct' or "),
-        ("someone/something-else", r"'tiny', 'tiny-sink', 'tiny-causal', a folder, or a Hub name"),
+        ("someone/something-else", r"'tiny', 'tiny-sink', 'tiny-causal', a folder, a GGUF file, or a Hub name"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_near_ones(name: str, message: str) -> None:

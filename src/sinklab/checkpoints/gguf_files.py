@@ -186,8 +186,12 @@ def _config_text(file: Path, size: int, changed_at: int) -> str:
 
 def read_tokenizer(file: Path, name: str) -> PreTrainedTokenizerBase:
     """The tokenizer in the header, with its chat format and start token. Raises ValueError where there is none."""
+    options: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
+    starts = read_header(file, name).starts_texts
+    if starts is not None:
+        options["add_bos_token"] = starts
     with refused(f"{name} has a model but no tokenizer that can be read"):
-        tokenizer: Any = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, trust_remote_code=False)
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(file.parent), **options)
     return tokenizer
 
 
@@ -208,9 +212,10 @@ def read_weights(file: Path, name: str, config: PreTrainedConfig, dtype: torch.d
     if hasattr(transformers, "GgufConfig"):
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     with refused(f"the weights of {name} cannot be read, the file may be cut short or damaged"):
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(file.parent), gguf_file=file.name, output_loading_info=True, **options
         )
+    model, found = loaded
     wrong = {kind: sorted(map(str, names)) for kind, names in found.items() if names}
     if wrong:
         raise ValueError(f"the tensors of {name} do not fit its header ({wrong}); fetch the file again")

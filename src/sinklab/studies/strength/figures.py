@@ -118,7 +118,8 @@ def _written(run: Run, formats: Iterable[str]) -> list[Path]:
     explained = (
         f"\nStrong: more than {epsilon} of the attention of the queries that may see it. First token: weights averaged "
         "over the sequences first, as Gu et al. do (arXiv 2410.10781); by sequence: each by itself, with the 95 % "
-        "interval over these sequences.\n\nPublished, read in the first way:\n\n"
+        "interval over these sequences. Strongest key: the one of each head and sequence that gets most of all "
+        "attention there, and its share of that.\n\nPublished, read in the first way:\n\n"
     )
     more = explained + markdown(published_table())
     page = write_page(run.path / "strength.md", strength_table(run), strength_sentences([run]), more)

