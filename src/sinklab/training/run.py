@@ -127,7 +127,8 @@ def _finish(trainer: DiffusionTrainer, record: RunWriter | None, text: Text, set
     heldout, folder = trainer.heldout_losses(), Path(settings.out)
     written = models.whole(trainer)
     if record is not None:
-        if settings.train_only == "lora":
+        # a gate that starts anew is in no base and in no file of adapters
+        if settings.train_only == "lora" and settings.gate == "none":
             adapters.write(written, settings, trainer.state.global_step)
         merge_lora(written)
         record.table("heldout", _heldout(heldout, written, text))
