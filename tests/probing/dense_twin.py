@@ -17,10 +17,12 @@ Hide = Callable[[int, Tensor], Tensor | None]
 
 
 class DenseTwin:
-    """One forward. Each of `edits` sees the map that the one before it left; `zeroed` says whose values add nothing."""
+    """One forward. Each of `edits` sees the map that the one before it left; `zeroed` says whose values add nothing,
+    `values` (layer, map, values) gives others.
+    """
 
-    def __init__(self, *edits: Hide, zeroed: Hide | None = None) -> None:
-        self.edits, self.zeroed = edits, zeroed
+    def __init__(self, *edits: Hide, zeroed: Hide | None = None, values: Any = None) -> None:
+        self.edits, self.zeroed, self.values = edits, zeroed, values
         self.before: list[list[Tensor]] = []
         self.maps: list[Tensor] = []
 
@@ -42,13 +44,16 @@ class DenseTwin:
                 x = torch.where((less == -math.inf).all(-1, keepdim=True), x, less)
         a = torch.softmax(x, -1).nan_to_num()
         self.maps.append(a)
+        v = v if self.values is None else self.values(layer, a, v)
         zero = None if self.zeroed is None else self.zeroed(layer, a)
         return a @ (v if zero is None else v.masked_fill(zero.unsqueeze(-1), 0.0))
 
 
-def dense(model: Any, run: Callable[[], Any], *edits: Hide, zeroed: Hide | None = None) -> tuple[Any, DenseTwin]:
+def dense(
+    model: Any, run: Callable[[], Any], *edits: Hide, zeroed: Hide | None = None, values: Any = None
+) -> tuple[Any, DenseTwin]:
     """The output of `run()` with the twin in place of SDPA, and the twin."""
-    twin = DenseTwin(*edits, zeroed=zeroed)
+    twin = DenseTwin(*edits, zeroed=zeroed, values=values)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(F, "scaled_dot_product_attention", twin)
         return run(), twin

@@ -4,11 +4,11 @@ from sinklab.registry import exports
 
 __getattr__, __dir__, __all__ = exports(
     __name__,
-    convert="from_causal",
+    adapters="AdapterFile read_adapters",
     exporting="export",
     families="CheckpointPlan Family Published SpecialIds",
     info="ModelInfo describe",
-    loading="Loaded load untrained_twins",
+    loading="Loaded from_causal load load_adapters untrained_twins",
     published="PUBLISHED",
     sinkfile="SinkFile attach_sink save_sink sink_file_of",
     tokens="check_vocabulary",

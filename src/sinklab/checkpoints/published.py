@@ -7,13 +7,14 @@ the vocabulary agree.
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from sinklab.checkpoints import families, gguf_files
+from sinklab.checkpoints import adapters, families, gguf_files
 from sinklab.checkpoints.families import CheckpointPlan, Published, known_families
 from sinklab.checkpoints.tokens import special_ids
 from sinklab.errors import near, refused
@@ -150,6 +151,8 @@ def read_plan(name: str, revision: str | None = None) -> tuple[CheckpointPlan, d
         name: as for :func:`resolve`, or a ``config.json`` itself.
         revision: commit, branch or tag on the Hub.
     """
+    if name in adapters.PACKAGED:
+        return _adapted_plan(name)
     path = Path(name)
     config_itself = path.is_file() and not gguf_files.is_file(path)
     config = families.read_config(path, name) if config_itself else config_of(resolve(name, revision, ()), name)
@@ -161,3 +164,12 @@ def config_of(place: Path, name: str) -> dict[str, Any]:
     if gguf_files.is_file(place):
         return gguf_files.read_config(place, name)
     return families.read_config(place / "config.json", name)
+
+
+def _adapted_plan(name: str) -> tuple[CheckpointPlan, dict[str, Any]]:
+    """The plan of packaged adapters, and the config of their base."""
+    facts, _ = adapters.read_adapters(adapters.packaged_file(name))
+    plan, config = read_plan(adapters.PACKAGED[name][0])
+    rows = facts.base_rows if facts.mask_token_id is None else max(facts.base_rows, facts.mask_token_id + 1)
+    plan.backbone.vocab_size = rows
+    return replace(plan, settings={"mask_token_id": facts.mask_token_id, **facts.settings}), config

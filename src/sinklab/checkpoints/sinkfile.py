@@ -62,10 +62,14 @@ def backbone_hash(model: Any) -> str:
 
     Reads every weight once.
     """
-    digest = hashlib.sha256()
     skipped = {*tensors_of(model.config), *(["lm_head.weight"] if model.config.tie_word_embeddings else [])}
-    state = model.state_dict()
-    for name in sorted(state.keys() - skipped):
+    return hash_of({name: tensor for name, tensor in model.state_dict().items() if name not in skipped})
+
+
+def hash_of(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 (hex) of tensors, their names and their shapes, rounded to bfloat16; their order does not matter."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
         digest.update(json.dumps([name, list(state[name].shape)]).encode())
         # of a model that is divided over processes the whole tensor, for which they meet
         tensor = getattr(state[name], "full_tensor", state[name].detach)()

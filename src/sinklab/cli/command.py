@@ -46,6 +46,8 @@ class Reading:
     """Also read .bin and .pth files, without running what they hold."""
     sink: str | None = None
     """File of a sink that was trained for this model (`sinklab train retrofit`), to be attached."""
+    base: str | None = None
+    """Folder or GGUF file of the model below packaged adapters (smollm2-diffusion), where its package is absent."""
 
     def load(self, model: str, *, fills_masks: bool = True) -> Loaded:
         """The model, which must have a mask token if it denoises and fills masks; of several processes on one machine

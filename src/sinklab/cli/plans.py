@@ -111,7 +111,8 @@ def plan_for(
     from sinklab.checkpoints.info import describe
     from sinklab.checkpoints.materialize import usable_device, weight_type
 
-    info = describe(model, revision=reading.revision) if model else None
+    # of packaged adapters on a base that was given, the base has the size
+    info = describe(reading.base or model, revision=reading.revision) if model else None
     found = amount(settings, info)
     where = f" on {info.name}" if info else ""
     if found is None:

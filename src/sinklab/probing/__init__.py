@@ -15,6 +15,7 @@ __getattr__, __dir__, __all__ = exports(
     **{"interventions.base": "CallSite LayerIntervention"},
     **{"interventions.keys": "KeyIntervention KeyScores"},
     **{"interventions.mask_sinks": "MaskSinks"},
-    **{"interventions.positions": "MaskPositions TruncateContext WindowAttention"},
+    **{"interventions.positions": "LoneRows MaskPositions TruncateContext WindowAttention"},
+    **{"interventions.values": "save_reference_values"},
     **{"interventions.states": "ClipChannel StateRecord state_records"},
 )

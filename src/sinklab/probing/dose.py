@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-MEASURED = ("removed", "mass", "realised", "overlap", "left", "chosen", "sinks", "matched")
+CHOSEN = ("removed", "mass", "realised", "overlap", "left", "chosen", "sinks", "matched")
+MEASURED = (*CHOSEN, "alone", "strongest", "strongest_at")
 """What a `RemovalRecord` says of each head, as `removed_BLH`, …"""
 
 
@@ -77,6 +78,8 @@ class Dose:
     overlap = _mean_of("overlap", "Jaccard overlap (0 to 1) of what was gone in one step and the next.")
     matched = _mean_of("matched", "The share (0 to 1) of heads with something to match that have an equal control.")
     left = _mean_of("left", "Keys that stay for a query.")
+    alone = _mean_of("alone", "Queries of a head that lost every other key that they saw.")
+    strongest = _mean_of("strongest", "The share of attention (0 to 1) of a head's strongest key after the edit.")
 
     @property
     def weight(self) -> int:

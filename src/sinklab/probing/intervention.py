@@ -51,6 +51,14 @@ class RemovalRecord:
     """How many of these the rule called sinks when they were chosen: the edit's own rule, or `DEFAULT`."""
     matched_BLH: Tensor = field(repr=False)
     """1 where the head has a control of equal mass, 0 where it has none and loses nothing; NaN where none is sought."""
+    alone_BLH: Tensor = field(repr=False)
+    """Number of queries (padding not counted) that lost every other key that they saw: they keep their own, or without
+    `queries` what they had. NaN for windows and rows."""
+    strongest_BLH: Tensor = field(repr=False)
+    """The share of attention (0 to 1, mean over queries) of the key that receives most after all edits: whether a new
+    sink has grown. NaN with `intervene(…, measure=False)`."""
+    strongest_at_BLH: Tensor = field(repr=False)
+    """Which key that is, sink columns included."""
     layer_numbers: tuple[int, ...] = field(repr=False)
     """The same layers as numbers in the order of execution, from 0."""
     heads: tuple[int, ...] = field(repr=False)
@@ -172,8 +180,9 @@ class InterventionLog(Listener):
 
         forward: index since its run began; edit: registered name, "#2" for the second of that name; layer: number in
         the order of execution; head: query head; row: of the batch; removed: number of keys; mass, realised, overlap,
-        left, chosen, sinks, matched as in `RemovalRecord`. With `keys=True` a list column "keys" holds the keys
-        themselves, sink columns included. Numpy arrays, "edit" and "keys" lists. No rows when nothing was removed.
+        left, chosen, sinks, matched, alone, strongest, strongest_at as in `RemovalRecord`. With `keys=True` a list
+        column "keys" holds the keys themselves, sink columns included. Numpy arrays, "edit" and "keys" lists. No rows
+        when nothing was removed.
         """
         parts = [removal.columns() for removal in self.removals]
         table: dict[str, Any] = {

@@ -86,7 +86,7 @@ def check_intervention(edit: Intervention | str, model: Any = None) -> None:
 
     It is written as text and read again; it changes the model's outputs inside the block, twice the same way,
     measured or not; afterwards weights, outputs and hooks are as before; its log names it, counts what is gone, and a
-    key that it hides receives nothing.
+    key that it blocks for all queries receives nothing.
 
     Args:
         edit: a value such as ``MaskSinks(k=2)``, or its text, that acts within three forwards of 16 tokens.
@@ -155,7 +155,8 @@ def _check_log(name: str, edit: Any, log: InterventionLog, recording: Recording)
             assert ((known > -1e-4) & (known < 1 + 1e-4)).all(), f"{name}: a share in the log outside 0 to 1"
         if columns_BLHM.shape[-1]:
             assert torch.equal((columns_BLHM >= 0).sum(-1), removed_BLH.long()), f"{name}: columns and counts differ"
-            if getattr(edit, "removal", "zero_value") != "zero_value":
+            is_blocked_for_all = getattr(edit, "queries", None) is None
+            if is_blocked_for_all and getattr(edit, "removal", "zero_value") in ("mask", "evict"):
                 received_BLHS = recording.received[entry.forward][:, list(entry.layer_numbers)][:, :, list(entry.heads)]
                 left_BLHM = received_BLHS.gather(-1, columns_BLHM.clamp(min=0)).masked_fill(columns_BLHM < 0, 0.0)
                 assert not left_BLHM.any(), f"{name}: keys that are logged as gone receive attention"

@@ -73,6 +73,8 @@ def _check_together(settings: TrainSettings) -> None:
         raise ValueError(
             f"train_only={settings.train_only!r} leaves the backbone as it is, so there must be one: give init_from"
         )
+    if settings.adapters is not None and settings.train_only != "lora":
+        raise ValueError(f"adapters go on with train_only='lora', got {settings.train_only!r}; give that")
     if settings.train_only == "sink" and not settings.sink_count:
         raise ValueError("train_only='sink' needs a sink to train; give sink_kind and sink_count")
     if settings.muon_lr is not None and settings.optimizer != "muon":

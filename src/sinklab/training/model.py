@@ -11,8 +11,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from sinklab.checkpoints.convert import MASK_TOKEN, from_causal
-from sinklab.checkpoints.loading import Loaded, load
+from sinklab.checkpoints.convert import MASK_TOKEN
+from sinklab.checkpoints.loading import Loaded, from_causal, load
 from sinklab.checkpoints.materialize import compute_rotary
 from sinklab.checkpoints.published import read_plan
 from sinklab.checkpoints.sinkfile import save_sink

@@ -18,7 +18,7 @@ from sinklab.errors import Terminated, on_sigterm
 from sinklab.records.reading import lost_files, open_run
 from sinklab.records.writing import RunWriter
 from sinklab.registry import rules
-from sinklab.training import checkpoints
+from sinklab.training import adapters, checkpoints
 from sinklab.training import model as models
 from sinklab.training.checks import arguments, check, explained, tensorboard, variant
 from sinklab.training.model import freeze, merge_lora
@@ -38,7 +38,8 @@ def train(
     count: Callable[[float, float], object] | None = None,
 ) -> Path:
     """Train and write a run folder: ``run.json``, tables ``history``, ``heldout``, ``heldout_rows`` and ``monitor``,
-    ``model/`` (weights, config, tokenizer), ``sink.safetensors`` where the sink alone was trained, ``checkpoints/``.
+    ``model/`` (weights, config, tokenizer), ``sink.safetensors`` where the sink alone was trained,
+    ``adapters.safetensors`` where adapters were, ``checkpoints/``.
 
     Started by ``torchrun`` or ``accelerate launch``, every process calls this with the same settings. SIGTERM to any of
     them ends the run behind the step in work: with a checkpoint, and by ``SystemExit(143)``.
@@ -79,6 +80,9 @@ def train(
     models.check_fit(model, text.tokenizer, settings)
     facts = {"name": folder.name, "family": settings.objective, "data_sha256": text.sha256}
     facts |= variant(settings) | (models.source_of(start) if start else {})
+    if settings.adapters is not None:
+        earlier_facts = adapters.check_start(model, settings)
+        facts["adapters"] = {"file": Path(settings.adapters).name, **dataclasses.asdict(earlier_facts)}
     _choose_parameters(model, settings, text, say)
     # every process has looked at the folder before the first one takes it
     args.distributed_state.wait_for_everyone()
@@ -118,6 +122,9 @@ def _choose_parameters(model: Any, settings: TrainSettings, text: Text, say: Cal
     model.get_input_embeddings().padding_idx = None
     torch.manual_seed(settings.seed)
     trained = set(freeze(model, settings.train_only, settings.lora_rank))
+    if settings.adapters is not None:
+        adapters.put_in(model, settings)
+        say(f"going on from the adapters in {settings.adapters}, with a fresh optimizer")
     count = sum(weight.numel() for name, weight in model.named_parameters() if name in trained)
     size = "" if isinstance(text.training, StreamedRows) else f" on {math.prod(text.training.ids_RS.shape):,} tokens"
     say(f"training {count:,} parameters{size}, computing in {'bfloat16' if settings.bf16 else 'float32'}")
@@ -128,6 +135,9 @@ def _finish(trainer: DiffusionTrainer, record: RunWriter | None, text: Text, set
     heldout, folder = trainer.heldout_losses(), Path(settings.out)
     written = models.whole(trainer)
     if record is not None:
+        # a gate that starts anew is in no base and in no file of adapters
+        if settings.train_only == "lora" and settings.gate == "none":
+            adapters.write(written, settings, trainer.state.global_step)
         merge_lora(written)
         record.table("heldout", _heldout(heldout, written, text))
         tokens = heldout["tokens"].tolist()
@@ -137,7 +147,8 @@ def _finish(trainer: DiffusionTrainer, record: RunWriter | None, text: Text, set
             models.save(written, text.tokenizer, folder, settings)
         # also what an earlier process left behind
         checkpoints.prune(folder / "checkpoints", settings.keep)
-        record.keep(path for path in [*(folder / "model").iterdir(), *folder.glob("sink.*")] if path.is_file())
+        kept = [*(folder / "model").iterdir(), *folder.glob("sink.*"), *folder.glob(adapters.FILE)]
+        record.keep(path for path in kept if path.is_file())
     trainer.accelerator.wait_for_everyone()
 
 

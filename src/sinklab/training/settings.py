@@ -134,6 +134,9 @@ class ObjectiveSettings(Checked):
     """all weights; sink (retrofit: the backbone is frozen, the sink alone learns); or lora (adapters, and the sink)."""
     lora_rank: int = limited(8, at_least=1)
     """Rank of the adapters."""
+    adapters: str | None = None
+    """File of adapters (adapters.safetensors of a run) to go on from, on init_from, the model that they were trained
+    on; the optimizer starts anew."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from sinklab.errors import Checked
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.dose import MEASURED
 from sinklab.probing.intervention import InterventionLog, RemovalRecord
-from sinklab.probing.interventions.removal import at_once, extended, keys_seen, lost_share
+from sinklab.probing.interventions.removal import at_once, extended, keys_seen, lost_share, real_queries_B1
 from sinklab.probing.listener import Listener
 from sinklab.probing.scope import RecordingScope, chosen
 from sinklab.registry import interventions
@@ -177,6 +177,16 @@ class InterventionHandler(Listener):
         total = call.query_BHQD.shape[1]
         return CallSite(sorted(scope.heads_of(call.layer, total) or range(total)), log.prefix or 0, self.forward.step)
 
+    def observe(self, call: AttentionCall, out: Tensor) -> None:
+        """After every edit: note the strongest key of the heads that were edited, be it one that has grown anew."""
+        effect = self.forward.effects.get(call.layer)
+        if effect is None or not self.is_open or not self.log.measure or self.log.is_probing:
+            return
+        with torch.no_grad():
+            share_BHS = call.received_BHS[:, effect.heads] / _of_each_head(real_queries_B1(call))
+            strongest = share_BHS.max(-1)
+        effect.numbers.update(strongest=strongest.values, strongest_at=strongest.indices)
+
     def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
         """The edited call and what it lost; None where nothing was to be done."""
         edited = self.options.edit(call, site)
@@ -263,6 +273,10 @@ class InterventionHandler(Listener):
             columns_BLHM=last_BLHM,
             **{f"{name}_BLH": found for name, found in zip(numbers, read, strict=True)},
         )
+
+
+def _of_each_head(queries_B1: Tensor | int) -> Tensor | int:
+    return queries_B1 if isinstance(queries_B1, int) else queries_B1.unsqueeze(-1)
 
 
 def _jaccard(now: Effect, before: Effect | None) -> Tensor:

@@ -16,6 +16,7 @@ from sinklab.errors import limited
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.interventions.base import CallSite, Effect, InterventionHandler, LayerIntervention
+from sinklab.probing.interventions.queries import check_queries, chosen_queries, own_keys, query_positions
 from sinklab.probing.interventions.removal import (
     REMOVALS,
     Doubt,
@@ -24,9 +25,11 @@ from sinklab.probing.interventions.removal import (
     at_once,
     extended,
     keys_seen,
+    lost_share,
     real_queries_B1,
+    reference_values,
+    replaced_values,
     restricted,
-    zero_values,
 )
 from sinklab.probing.listener import Listener
 from sinklab.probing.scope import as_int
@@ -101,6 +104,8 @@ class KeyIntervention(LayerIntervention):
     """"mask": before the softmax, the mass goes to other keys. "zero_value": the mass stays, the value adds nothing.
     "evict": keys and values leave the memory. In one forward that is a mask; under a cache the keys stay gone, those of
     recomputed columns too, until everything is computed anew (under an autoregressive cache: to the end).
+    "mean_value": the mass stays, the value becomes the mean of that head's sinks in reference texts (`values`).
+    "pool_value": it becomes the mean of the other keys that are seen.
     A query that would lose every key it may see (the first rows of a causal map) keeps its own."""
     source: str | None = limited("now", one_of=SOURCES)
     """"now": chosen in the forward that loses them, from the call as it is given. "closed_loop": forward t loses what
@@ -109,11 +114,18 @@ class KeyIntervention(LayerIntervention):
     its own until `limit` keys are gone. None: "clean_pass" where a whole text is scored, else "closed_loop"."""
     selector: str = limited("received", one_of=SELECTORS)
     """"received": column sums over all queries. "last_row": the last query's row (the autoregressive reading)."""
+    queries: str | None = None
+    """For whom keys are blocked: "all", "from32" (canvas positions from 32 on), "masked", "committed" or "prompt"; a
+    query then never loses its own key. None: for all, their own key included (arXiv 2510.15731)."""
+    values: str | None = None
+    """With removal="mean_value": a file of `save_reference_values`."""
     limit: int | None = None
     """The most keys a head may have lost at a time; needed by "carried", where sets grow, and open to "evict"."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_queries(self.queries, self.removal)
+        check_values(self.values, self.removal)
         object.__setattr__(self, "limit", checked_count("limit", self.limit))
         grows = self.source == "carried" or self.removal == "evict"
         if (self.source == "carried" and self.limit is None) or (self.limit is not None and not grows):
@@ -141,6 +153,15 @@ class KeyIntervention(LayerIntervention):
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         return SelectionHandler(self if self.source else replace(self, source="closed_loop"), log, forwards_per_step)
+
+
+def check_values(values: str | None, removal: str) -> None:
+    """Raises ValueError unless a file of reference values is named where, and only where, it is needed."""
+    if (removal == "mean_value") != (values is not None):
+        raise ValueError(
+            "values names a file of save_reference_values for removal='mean_value', which needs it, got removal="
+            f"{removal!r} and values={values!r}"
+        )
 
 
 def checked_count(name: str, given: Any) -> int | None:
@@ -212,7 +233,7 @@ class Selection:
 
 
 class KeyHandler(InterventionHandler):
-    """Takes the same keys from all queries of a head. A subclass says which, in `selection`."""
+    """Takes keys from the queries of a head. A subclass says which, in `selection`."""
 
     def selection(self, call: AttentionCall, site: CallSite) -> Selection | None:
         """What to take away in this layer and forward; None for nothing."""
@@ -227,28 +248,45 @@ class KeyHandler(InterventionHandler):
         if selected is None:
             return call, None
         edited, every_BHS = call, selected.gone_BHS
-        spared_BH = torch.zeros((), device=call.query_BHQD.device)
-        is_any = selected.choice.columns_BHM.shape[-1] > 0
-        if is_any and removal == "zero_value":
-            edited = zero_values(call, every_BHS)
-        elif is_any:
-            # Flags expanded over heads stay one row of them: so does the mask.
-            gone_BHS = every_BHS[:, :1] if every_BHS.stride(1) == 0 else every_BHS
-            edited, spared_BH = restricted(call, ~gone_BHS.unsqueeze(2), self.doubt)
+        keeps_values = removal in ("mask", "evict")
+        spared_BH = torch.zeros(call.query_BHQD.shape[:2], device=call.query_BHQD.device)
+        if selected.choice.columns_BHM.shape[-1] > 0:
+            if keeps_values:
+                edited, spared_BH = self._blocked(call, every_BHS, site.prefix)
+            else:
+                means_HD = reference_values(self.options.values)[call.layer] if self.options.values else None
+                edited = replaced_values(call, every_BHS, removal, means_HD)
         if not self.is_open:
             return edited, None
         heads, choice, gone_BHS = site.heads, selected.choice, of_heads(every_BHS, site.heads)
         realised_BH = left_BH = torch.full_like(choice.mass_BH, math.nan)
         if self.log.measure:
             with torch.no_grad():
-                # What a spared query saw was nothing but these keys: it gives them a mass of 1.
-                held_BH = call.received_BHS.masked_fill(~every_BHS, 0.0).sum(-1) - spared_BH
-                realised_BH = of_heads(held_BH / real_queries_B1(call), heads)
-                left_BH = keys_seen(call, every_BHS) if removal == "zero_value" else keys_seen(edited)
-                left_BH = of_heads(left_BH, heads)
+                if self.options.queries is not None:
+                    share_BH = lost_share(call, edited)
+                else:
+                    # What a spared query saw was nothing but these keys: it gives them a mass of 1.
+                    held_BH = call.received_BHS.masked_fill(~every_BHS, 0.0).sum(-1) - spared_BH
+                    share_BH = held_BH / real_queries_B1(call)
+                realised_BH = of_heads(share_BH, heads)
+                left_BH = of_heads(keys_seen(edited) if keeps_values else keys_seen(call, every_BHS), heads)
         numbers = {"mass": choice.mass_BH, "realised": realised_BH, "left": left_BH, "removed": gone_BHS.sum(-1)}
+        numbers |= {"alone": of_heads(spared_BH, heads)}
         numbers |= {"chosen": choice.chosen_BH, "sinks": choice.sinks_BH, "matched": choice.matched_BH}
         return edited, Effect(heads, choice.columns_BHM, gone_BHS, numbers)
+
+    def _blocked(self, call: AttentionCall, gone_BHS: Tensor, prefix: int) -> tuple[AttentionCall, Tensor]:
+        """The call with these keys blocked for the queries that are meant, and how many were left alone (B, H)."""
+        # Flags expanded over heads stay one row of them: so does the mask.
+        gone_BHS = gone_BHS[:, :1] if gone_BHS.stride(1) == 0 else gone_BHS
+        gone_BH1S, queries = gone_BHS.unsqueeze(2), self.options.queries
+        if queries is None:
+            return restricted(call, ~gone_BH1S, self.doubt)
+        positions_Q = query_positions(call, prefix)
+        meant_BQ = chosen_queries(queries, call, positions_Q, self.log.tap)
+        own_QS = own_keys(positions_Q, prefix, call.key_BKSD.shape[2])
+        keep_BHQS = ~(gone_BH1S & meant_BQ[:, None, :, None])
+        return restricted(call, keep_BHQS, self.doubt, own_QS=own_QS)
 
     def gone_before(self, call: AttentionCall) -> Tensor | None:
         """Evicted keys of this layer that are gone still, bool (B, H, S) for all heads; None for none."""
@@ -322,6 +360,7 @@ class SelectionHandler(KeyHandler):
         return replace(found, gone_BHS=extended(found.gone_BHS, call.key_BKSD.shape[2]))
 
     def observe(self, call: AttentionCall, out: Tensor) -> None:
+        super().observe(call, out)
         source = self.options.source
         chooses = source != "now" and self.log.is_probing == (source == "clean_pass")
         if not chooses or (site := self.site_of(call)) is None:

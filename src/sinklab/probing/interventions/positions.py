@@ -1,17 +1,16 @@
-"""Edits by canvas position: `MaskPositions`, `TruncateContext` from some step on, and `WindowAttention`."""
+"""Edits by position: `MaskPositions`, `TruncateContext` from some step on, `WindowAttention` and `LoneRows`."""
 
 # B batch, H query heads, Q queries, S keys, M keys taken away; a position is a canvas column, sink columns not counted
 from dataclasses import KW_ONLY, dataclass
 
 import torch
-from torch import Tensor
 
-from sinklab.attention.context import running_canvas
 from sinklab.errors import limited
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.interventions.base import CallSite, LayerIntervention
-from sinklab.probing.interventions.keys import Choice, KeyHandler, Selection
+from sinklab.probing.interventions.keys import Choice, KeyHandler, Selection, check_values
+from sinklab.probing.interventions.queries import check_queries, own_keys, query_positions
 from sinklab.probing.interventions.removal import REMOVALS, as_columns, restricted
 from sinklab.probing.listener import Listener
 from sinklab.probing.scope import whole_numbers
@@ -35,7 +34,11 @@ class MaskPositions(LayerIntervention):
     added: tuple[int, ...] = ()
     """Added sinks to take as well, from 0: the model's own columns in front of the canvas."""
     removal: str = limited("mask", one_of=REMOVALS)
-    """"mask", "zero_value" or "evict", as for `MaskSinks`."""
+    """"mask", "zero_value", "evict", "mean_value" or "pool_value", as for `MaskSinks`."""
+    queries: str | None = None
+    """For whom: "all", "from32", "masked", "committed" or "prompt", as for `MaskSinks`."""
+    values: str | None = None
+    """With removal="mean_value": a file of `save_reference_values`."""
     steps: tuple[int | None, ...] | None = None
     """(start, stop): only in steps start, …, stop - 1 of the sequence; stop None means to the end."""
 
@@ -47,6 +50,8 @@ class MaskPositions(LayerIntervention):
         if self.steps is not None:
             object.__setattr__(self, "steps", _span(self.steps))
         super().__post_init__()
+        check_queries(self.queries, self.removal)
+        check_values(self.values, self.removal)
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -188,18 +193,45 @@ class WindowAttention(LayerIntervention):
         return restricted(call, near_11QS)[0]
 
 
-def query_positions(call: AttentionCall, prefix: int) -> Tensor:
-    """The canvas position of every query of the call, int64 (Q,). Raises ValueError where they are unknown."""
-    queries, keys, device = call.query_BHQD.shape[2], call.key_BKSD.shape[2] - prefix, call.query_BHQD.device
-    if call.visibility.running is not None:
-        return call.visibility.running.columns_Q.to(device)
-    if queries == keys:
-        return torch.arange(keys, device=device)
-    if running_canvas() is not None:
-        raise ValueError(
-            f"{call.layer} got {queries} queries and {keys} keys, which are not the columns of the canvas that the "
-            "denoiser announces: announce those that become queries with sinklab.attention.running(ids, columns)"
-        )
-    # A model with room at the end of its memory writes where its mask ends.
-    seen = int((call.visibility.visible_BHS > 0).any(1).any(0).nonzero().max()) + 1 - prefix
-    return torch.arange(seen - queries, seen, device=device)
+@interventions.register("lone_rows")
+@dataclass(frozen=True, kw_only=True)
+class LoneRows(LayerIntervention):
+    """These queries see their own key alone, as the first token does under a causal mask; all others see what they saw.
+
+    The constraint of the sink token (2601.19657, Eq. 6) on a token of the text. The mask it makes is (Q, S), one for
+    all heads and layers.
+
+    Raises ValueError for no row, a negative one, and in the run for one that the canvas never has.
+    """
+
+    rows: tuple[int, ...] = (0,)
+    """Canvas positions of the queries."""
+    keep_prefix: bool = True
+    """Whether they still see the model's own sink columns in front."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", tuple(sorted(set(whole_numbers("rows", self.rows)))))
+        if not self.rows:
+            raise ValueError("rows name the queries that are to see themselves alone, got none: leave out the edit")
+        super().__post_init__()
+
+    def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+        """The call with these rows of its mask left to their own key; the same one where none of them runs."""
+        device, every = call.query_BHQD.device, call.query_BHQD.shape[1]
+        positions_Q = query_positions(call, site.prefix)
+        canvas = call.key_BKSD.shape[2] - site.prefix
+        if call.visibility.running is not None and self.rows[-1] >= canvas:
+            raise ValueError(f"rows are canvas positions 0 to {canvas - 1}, got {self.rows[-1]}: name one of those")
+        lone_Q = torch.isin(positions_Q, torch.tensor(self.rows, device=device))
+        if not bool(lone_Q.any()):
+            return call
+        own_QS = own_keys(positions_Q, site.prefix, call.key_BKSD.shape[2])
+        keep_QS = ~lone_Q[:, None] | own_QS
+        if self.keep_prefix:
+            keep_QS[:, : site.prefix] = True
+        keep_11QS = keep_QS[None, None]
+        if len(site.heads) < every:
+            free_H = torch.ones(every, dtype=torch.bool, device=device)
+            free_H[site.heads] = False
+            keep_11QS = keep_11QS | free_H[:, None, None]
+        return restricted(call, keep_11QS, own_QS=own_QS)[0]

@@ -1,20 +1,24 @@
-"""The three ways to take keys away from an attention call, what that really took, and keys as flags and as columns."""
+"""The ways to take keys away from an attention call, what that really took, and keys as flags and as columns."""
 
 # B batch, H query heads, K key/value heads, Q queries, S keys, D head dim, M keys taken away; an axis may be 1
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.attention.context import reads_wait
 from sinklab.attention.received import row_logsumexp
 from sinklab.attention.scores import allowed
+from sinklab.errors import refused
 from sinklab.probing.call import AttentionCall, narrowed
 
-REMOVALS = ("mask", "zero_value", "evict")
+REMOVALS = ("mask", "zero_value", "evict", "mean_value", "pool_value")
 
 
 Doubt = Callable[[Tensor, Callable[[], None]], None]
@@ -27,21 +31,28 @@ def at_once(wrong: Tensor, check: Callable[[], None]) -> None:
         check()
 
 
-def restricted(call: AttentionCall, keep_BHQS: Tensor, doubt: Doubt = at_once) -> tuple[AttentionCall, Tensor]:
+def restricted(
+    call: AttentionCall, keep_BHQS: Tensor, doubt: Doubt = at_once, *, own_QS: Tensor | None = None
+) -> tuple[AttentionCall, Tensor]:
     """The call with keys hidden where `keep_BHQS` is False, and the number of queries (B, H) that were left alone.
 
     A query that would lose every key it may see keeps what it had before this edit (the first rows of a causal map).
-    The mask stays (B, H, 1, S) unless the call's own, or what is to be kept, differs by query.
+    With `own_QS`, each query's own key, it never loses that one, and left alone is who has no other any more. The mask
+    stays (B, H, 1, S) unless the call's own, or what is to be kept, differs by query.
 
     Raises ValueError when in some row and head no query would see a key any more.
     """
     mask = _own_mask(call)
     before_BHQS = allowed(mask)
+    if own_QS is not None:
+        keep_BHQS = keep_BHQS | own_QS
+        others_BHQS = before_BHQS & ~own_QS
+        alone_BHQ = others_BHQS.any(-1) & ~(others_BHQS & keep_BHQS).any(-1)
+        return replace(call, mask=narrowed(mask, keep_BHQS), is_causal=False), _real_queries(call, alone_BHQ)
     after_BHQS = before_BHQS & keep_BHQS
     lost_BHQ = before_BHQS.any(-1) & ~after_BHQS.any(-1)
     hidden = narrowed(mask, keep_BHQS)
     edited = replace(call, mask=hidden, is_causal=False)
-    queries = call.query_BHQD.shape[2]
     if not reads_wait(lost_BHQ.device) and not bool(lost_BHQ.any()):
         return edited, torch.zeros(call.query_BHQD.shape[:2], device=keep_BHQS.device)
     sees_BH = after_BHQS.any(-1).any(-1).expand(call.query_BHQD.shape[:2])
@@ -54,10 +65,16 @@ def restricted(call: AttentionCall, keep_BHQS: Tensor, doubt: Doubt = at_once) -
         )
 
     doubt(~sees_BH.all(), check)
+    edited = replace(edited, mask=torch.where(lost_BHQ.unsqueeze(-1), mask, hidden))
+    return edited, _real_queries(call, lost_BHQ)
+
+
+def _real_queries(call: AttentionCall, some_BHQ: Tensor) -> Tensor:
+    """How many of these queries are not padding, (B, H)."""
+    batch, heads, queries, _ = call.query_BHQD.shape
+    some_BHQ = some_BHQ.expand(batch, heads, queries)
     real_BQ = call.visibility.real_BQ
-    spared_BHQ = lost_BHQ.expand(*call.query_BHQD.shape[:2], queries)
-    spared_BHQ = spared_BHQ if real_BQ is None else spared_BHQ & real_BQ.unsqueeze(1)
-    return replace(edited, mask=torch.where(lost_BHQ.unsqueeze(-1), mask, hidden)), spared_BHQ.sum(-1)
+    return (some_BHQ if real_BQ is None else some_BHQ & real_BQ.unsqueeze(1)).sum(-1)
 
 
 def _own_mask(call: AttentionCall) -> Tensor:
@@ -72,14 +89,55 @@ def _own_mask(call: AttentionCall) -> Tensor:
     return mask[:, :, :1] if is_same else mask
 
 
-def zero_values(call: AttentionCall, gone_BHS: Tensor) -> AttentionCall:
-    """The call with the values of these keys set to zero: attention stays as it is, and they add nothing."""
+def replaced_values(call: AttentionCall, gone_BHS: Tensor, removal: str, means_HD: Tensor | None) -> AttentionCall:
+    """The call with other values for these keys: attention stays as it is.
+
+    Args:
+        call: the attention call.
+        gone_BHS: the keys, of every query head.
+        removal: "zero_value", nothing; "pool_value", the mean of the other keys seen; "mean_value", `means_HD`.
+        means_HD: of each query head, as :func:`reference_values` reads it.
+
+    Raises:
+        ValueError: for pooled values where queries see different keys, and for a head without a reference.
+    """
     value, key = call.value_BKSD, call.key_BKSD
     groups = call.query_BHQD.shape[1] // key.shape[1]
     if groups > 1:
         # Query heads of one value head lose different keys: each needs its own values from here on.
         value, key = value.repeat_interleave(groups, 1), key.repeat_interleave(groups, 1)
-    return replace(call, key_BKSD=key, value_BKSD=value.masked_fill(gone_BHS.unsqueeze(-1), 0.0))
+    if removal == "zero_value":
+        new = torch.zeros_like(value[:, :, :1])
+    elif removal == "pool_value":
+        new = _pooled(call, value, gone_BHS)
+    else:
+        assert means_HD is not None, "mean_value has its means"
+        lacking_H = means_HD.isnan().any(-1) & gone_BHS.any(-1).any(0).to(means_HD.device)
+        if bool(lacking_H.any()):
+            head = int(lacking_H.nonzero()[0])
+            raise ValueError(f"{call.layer}, head {head} has no sink in the reference texts; leave out that head")
+        new = means_HD.nan_to_num().to(value)[None, :, None]
+    return replace(call, key_BKSD=key, value_BKSD=torch.where(gone_BHS.unsqueeze(-1), new, value))
+
+
+def _pooled(call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor) -> Tensor:
+    """Mean value (B, H, 1, D) of the keys that are seen and stay."""
+    mask = _own_mask(call)
+    if mask.shape[2] > 1:
+        raise ValueError(
+            f"pool_value is the mean of the values that a query sees, but in {call.layer} queries see different keys "
+            "(a causal model, blocks): take removal='mean_value' or 'zero_value'"
+        )
+    others_BHS = allowed(mask)[:, :, 0] & ~gone_BHS
+    weights_BHS = others_BHS.to(value_BHSD) / others_BHS.sum(-1, keepdim=True).clamp(min=1)
+    return (weights_BHS.unsqueeze(-1) * value_BHSD).sum(2, keepdim=True)
+
+
+@lru_cache(maxsize=4)
+def reference_values(file: str) -> dict[str, Tensor]:
+    """Mean values (H, D) by layer, of a file of `save_reference_values`. Raises ValueError where it is none."""
+    with refused(f"no reference values can be read from {file}, which is absent or damaged", SafetensorError, OSError):
+        return load_file(file)
 
 
 def real_queries_B1(call: AttentionCall) -> Tensor | int:

@@ -1,0 +1,220 @@
+"""For whom keys are blocked, lone rows, and values that stand in; against dense float64 attention."""
+
+# B batch, H heads, Q queries, S keys
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from dense_twin import dense, received, top
+
+from sinklab.attention import running
+from sinklab.attention.context import decoding
+from sinklab.probing import LoneRows, MaskPositions, MaskSinks, intervene, save_reference_values
+from sinklab.sampling import Canvas
+from tiny_diffusion import tiny_model
+from tiny_models import Prefixed, llama
+
+IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
+PADDED = torch.ones(2, 12, dtype=torch.long)
+PADDED[0, :4] = 0
+EXACT = {"rtol": 1e-9, "atol": 1e-9}
+OWN = torch.eye(12, dtype=torch.bool)
+QUERIES = {"all": range(12), "from5": range(5, 12)}
+
+
+def rows(*numbers):
+    lone_Q = torch.zeros(12, dtype=torch.bool)
+    lone_Q[list(numbers)] = True
+    return lone_Q
+
+
+def blocked(columns_BH1S, queries):
+    """What is hidden where keys are blocked for these queries, but for their own key."""
+    return columns_BH1S & rows(*queries)[:, None] & ~OWN
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads", [None, (1, 3)])
+def test_lone_rows_see_themselves_alone(causal, heads):
+    model = llama(causal=causal).double()
+    with torch.no_grad(), intervene(model, LoneRows(rows=(5, 0), heads=heads)) as log:
+        ours = model(IDS).logits
+    hidden_HQS = (rows(0, 5)[:, None] & ~OWN).expand(4, 12, 12).clone()
+    for head in range(4) if heads else ():
+        hidden_HQS[head] &= head in heads
+    theirs, twin = dense(model, lambda: model(IDS).logits, lambda layer, a: hidden_HQS)
+    torch.testing.assert_close(ours, theirs, **EXACT)
+    some = list(heads or range(4))
+    lost = torch.stack([layer[0].masked_fill(~hidden_HQS, 0.0).sum(-1).mean(-1)[:, some] for layer in twin.before], 1)
+    torch.testing.assert_close(log.removals[0].realised_BLH, lost.float())
+    assert LoneRows().rows == (0,)
+
+
+def test_a_lone_row_is_the_form_of_attention_that_is_trained():
+    lone, full = tiny_model(1, attention="first_alone").double(), tiny_model(1).double()
+    full.load_state_dict(lone.state_dict())
+    with torch.no_grad(), intervene(full, LoneRows()):
+        inside = full(IDS).logits
+    with torch.no_grad():
+        torch.testing.assert_close(inside, lone(IDS).logits, **EXACT)
+        assert not torch.allclose(inside, full(IDS).logits)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_lone_row_and_the_models_own_sink_columns(keep):
+    model = Prefixed().double()
+    with torch.no_grad(), intervene(model, LoneRows(keep_prefix=keep)):
+        ours = model(IDS)
+    seen_QS = torch.cat([torch.full((12, 2), keep), OWN], 1)
+    theirs, _ = dense(model, lambda: model(IDS), lambda layer, a: rows(0)[:, None] & ~seen_QS)
+    torch.testing.assert_close(ours, theirs, **EXACT)
+
+
+@pytest.mark.parametrize("queries", QUERIES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_keys_are_blocked_for_some_queries(queries, causal, padded):
+    model, given = llama(causal=causal).double(), {"attention_mask": PADDED} if padded else {}
+    real = PADDED.bool() if padded else torch.ones(2, 12, dtype=torch.bool)
+    with torch.no_grad(), intervene(model, MaskSinks(2, source="now", queries=queries)) as log:
+        ours = model(IDS, **given).logits
+    hidden = []
+
+    def hide(layer, a):
+        hidden.append(blocked(top(received(a, real), 2), QUERIES[queries]))
+        return hidden[-1]
+
+    theirs, twin = dense(model, lambda: model(IDS, **given).logits, hide)
+    torch.testing.assert_close(ours[real], theirs[real], **EXACT)
+    (removal,) = log.removals
+    count_B1 = real.sum(-1)[:, None]
+    for layer in range(2):
+        before = twin.before[layer][0] * real[:, None, :, None]
+        lost_BH = before.masked_fill(~hidden[layer], 0.0).sum((-1, -2)) / count_B1
+        torch.testing.assert_close(removal.realised_BLH[:, layer], lost_BH.float(), rtol=1e-5, atol=1e-6)
+        strongest = (received(twin.maps[layer], real) / count_B1.unsqueeze(-1)).max(-1)
+        torch.testing.assert_close(removal.strongest_BLH[:, layer], strongest.values.float(), rtol=1e-5, atol=1e-6)
+        assert torch.equal(removal.strongest_at_BLH[:, layer].long(), strongest.indices)
+        others = (before > 0) & ~OWN
+        alone = others.any(-1) & ~(others & ~hidden[layer]).any(-1)
+        assert torch.equal(removal.alone_BLH[:, layer], alone.sum(-1).float())
+
+
+def test_who_lost_every_other_key_is_counted():
+    model = llama(causal=True).double()
+    with intervene(model, MaskPositions((0, 1), queries="all")) as log:
+        model(IDS)
+    # rows 1 and 2 saw 0 and 1 beside themselves; row 0 never saw another
+    assert log.removals[0].alone_BLH.unique().tolist() == [2.0]
+    assert log.dose().alone == 2.0
+    with intervene(model, MaskPositions((0, 1), queries="from4")) as log:
+        model(IDS)
+    assert log.dose().alone == 0.0
+    assert set(log.table()) >= {"alone", "strongest", "strongest_at"}
+    with intervene(model, MaskPositions((0,), queries="all"), measure=False) as log:
+        model(IDS)
+    assert math.isnan(log.dose().strongest)
+
+
+@pytest.mark.parametrize("queries", ["masked", "committed", "prompt"])
+def test_states_of_queries(queries):
+    model = tiny_model().double()
+    mask_id = model.config.mask_token_id
+    canvas = Canvas.from_prompts([[5, 6, 7]] * 2, new_tokens=9, mask_id=mask_id)
+    ids_BS = canvas.ids_BS.clone()
+    ids_BS[0, 4:6], ids_BS[1, 8] = 9, 10
+    state = {"masked": ids_BS == mask_id, "prompt": ~canvas.open_BS}
+    state["committed"] = ~state["masked"] & canvas.open_BS
+    edit = MaskPositions((1, 4), queries=queries)
+    with torch.no_grad(), intervene(model, edit), decoding(SimpleNamespace(canvas=canvas)), running(ids_BS):
+        ours = model(ids_BS).logits
+    gone_S = torch.zeros(12, dtype=torch.bool)
+    gone_S[[1, 4]] = True
+    hidden = (state[queries][:, :, None] & gone_S & ~OWN)[:, None]
+    theirs, _ = dense(model, lambda: model(ids_BS).logits, lambda layer, a: hidden)
+    torch.testing.assert_close(ours, theirs, **EXACT)
+    # without a canvas masks are seen in the ids, and nobody knows what was given
+    if queries == "prompt":
+        with pytest.raises(ValueError, match="queries='prompt'"), intervene(model, edit):
+            model(ids_BS)
+        return
+    with torch.no_grad(), intervene(model, edit):
+        ours = model(ids_BS).logits
+    if queries == "committed":
+        hidden = (~state["masked"][:, :, None] & gone_S & ~OWN)[:, None]
+    theirs, _ = dense(model, lambda: model(ids_BS).logits, lambda layer, a: hidden)
+    torch.testing.assert_close(ours, theirs, **EXACT)
+
+
+def test_pooled_values_are_the_mean_of_the_other_keys():
+    model = llama().double()
+    with torch.no_grad(), intervene(model, MaskSinks(2, source="now", removal="pool_value")) as log:
+        ours = model(IDS, attention_mask=PADDED).logits
+    real = PADDED.bool()
+
+    def pooled(layer, a, v):
+        gone = top(received(a, real), 2)[:, :, 0]
+        others = real[:, None] & ~gone
+        mean = (v * others[..., None]).sum(2) / others.sum(-1)[..., None]
+        return torch.where(gone[..., None], mean[:, :, None], v)
+
+    theirs, twin = dense(model, lambda: model(IDS, attention_mask=PADDED).logits, values=pooled)
+    torch.testing.assert_close(ours[real], theirs[real], **EXACT)
+    # attention stays as it is
+    held = torch.stack([received(a, real).topk(2).values.sum(-1) / real.sum(-1)[:, None] for a in twin.maps], 1)
+    torch.testing.assert_close(log.removals[0].realised_BLH, held.float())
+    with (
+        pytest.raises(ValueError, match="see different keys"),
+        intervene(llama(causal=True), MaskPositions((0,), removal="pool_value")) as log,
+    ):
+        llama_ = log.tap.model
+        llama_(IDS)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_mean_values_come_from_reference_texts(causal, tmp_path):
+    model = llama(causal=causal).double()
+    texts = [torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(seed)) for seed in (3, 4, 5)]
+    file = save_reference_values(model, MaskSinks(1), texts, tmp_path / "values.safetensors")
+    kept: list[list[torch.Tensor]] = [[], []]
+
+    def collect(layer, a, v):
+        kept[layer].append(v.gather(2, received(a).argmax(-1)[..., None, None].expand(-1, -1, 1, v.shape[-1]))[:, :, 0])
+        return v
+
+    for ids_BS in texts:
+        dense(model, lambda ids_BS=ids_BS: model(ids_BS), values=collect)
+    means = [torch.cat(parts).mean(0).float().double() for parts in kept]
+    edit = MaskSinks(1, source="now", removal="mean_value", values=str(file))
+    with torch.no_grad(), intervene(model, edit):
+        ours = model(IDS).logits
+
+    def replaced(layer, a, v):
+        gone = top(received(a), 1)[:, :, 0]
+        return torch.where(gone[..., None], means[layer][None, :, None], v)
+
+    theirs, _ = dense(model, lambda: model(IDS).logits, values=replaced)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="values names a file"):
+        MaskSinks(1, removal="mean_value")
+    with (
+        pytest.raises(ValueError, match="no reference values"),
+        intervene(model, MaskPositions((0,), removal="mean_value", values=str(tmp_path / "absent"))),
+    ):
+        model(IDS)
+
+
+def test_what_makes_no_sense_is_refused():
+    with pytest.raises(ValueError, match="choice of queries 'late'"):
+        MaskSinks(1, queries="late")
+    with pytest.raises(ValueError, match="removal='evict'"):
+        MaskSinks(1, queries="from3", removal="evict")
+    with pytest.raises(ValueError, match="rows name"):
+        LoneRows(rows=())
+    model = tiny_model()
+    far = LoneRows(rows=(12,))
+    with pytest.raises(ValueError, match="positions 0 to 11, got 12"), intervene(model, far), running(IDS):
+        model(IDS)

@@ -1,0 +1,140 @@
+"""Adapters by themselves: written by a run, read on their base, gone on from, packaged under a name."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import sinklab
+from sinklab.checkpoints import adapters as adapter_files
+from sinklab.checkpoints import loading, published
+from sinklab.checkpoints.adapters import read_adapters
+from sinklab.checkpoints.loading import load_adapters
+from sinklab.training import TrainSettings, train
+from sinklab.training.adapters import FILE, extract
+from tiny_training import tiny_settings, uneven_documents
+
+VARIANTS = {
+    "plain": {},
+    "sink": {"sink_kind": "token", "sink_count": 1, "logit_shift": True},
+    "causal": {"attention": "causal", "mask_token": "7"},
+    "next token": {"objective": "autoregressive"},
+}
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
+    corpus = uneven_documents(tmp_path_factory.mktemp("corpus"))
+    return tiny_settings(corpus, heads=4, steps=4, eval_every=4, save_every=2, heldout_rows=6)
+
+
+@pytest.fixture(scope="module")
+def parent(settings: TrainSettings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("parent") / "run"
+    return train(replace(settings, objective="autoregressive", out=str(out)))
+
+
+@pytest.fixture(scope="module")
+def adapted(settings: TrainSettings, parent: Path) -> TrainSettings:
+    return replace(settings, tokenizer=None, init_from=str(parent), train_only="lora", lora_rank=4, seed=3)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_base_and_a_small_file_are_the_saved_model(name: str, adapted: TrainSettings, tmp_path: Path) -> None:
+    here = replace(adapted, out=str(tmp_path / "run"), **VARIANTS[name])
+    folder = train(here)
+    file = tmp_path / "run" / FILE
+    facts, tensors = read_adapters(file)
+    assert (facts.base, facts.rank, facts.tokens, facts.seed) == ("model", 4, 4 * 4 * 16, 3)
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    saved, merged = sinklab.load(folder), load_adapters(str(adapted.init_from), file)
+    assert merged.family == saved.family == ("autoregressive" if name == "next token" else "diffusion")
+    before = load_file(Path(str(adapted.init_from)) / "model.safetensors")
+    changed = 0
+    for key, expected in saved.model.state_dict().items():
+        found, room = merged.model.state_dict()[key], 0.0
+        if ".self_attn." in key:
+            # of the change bfloat16 keeps eight binary digits, in both halves
+            room = float((expected - before[key]).abs().max()) / 64
+            changed += bool((expected != before[key]).any())
+        elif key == "sink_embeddings":
+            room = float(expected.abs().max()) / 256
+        torch.testing.assert_close(found, expected, rtol=0, atol=room + 1e-6)
+    assert changed == 8
+    if name != "next token":
+        for setting, value in VARIANTS[name].items():
+            assert setting == "mask_token" or getattr(merged.model.config, setting) == value
+        assert merged.special.mask == saved.special.mask
+    half = load_adapters(str(adapted.init_from), file, dtype=torch.bfloat16)
+    assert half.model.dtype == torch.bfloat16
+    # the last checkpoint has what the run wrote at its end, and an earlier one has less
+    last = extract(tmp_path / "run" / "checkpoints" / "checkpoint-4", tmp_path / "last.safetensors", base="parent")
+    assert read_adapters(last)[0] == replace(facts, base="parent")
+    assert all(torch.equal(tensors[key], tensor) for key, tensor in load_file(last).items())
+    early = read_adapters(extract(tmp_path / "run" / "checkpoints" / "checkpoint-2"))
+    assert early[0].tokens == 2 * 4 * 16
+    assert not all(torch.equal(tensors[key], tensor) for key, tensor in early[1].items())
+
+
+def test_another_base_is_refused_in_two_lines(adapted: TrainSettings, settings: TrainSettings, tmp_path: Path) -> None:
+    train(replace(adapted, out=str(tmp_path / "run")))
+    other = train(replace(settings, objective="autoregressive", seed=9, out=str(tmp_path / "other")))
+    with pytest.raises(ValueError, match=r"were trained on model with weights of SHA-256 \w{12}") as raised:
+        load_adapters(other, tmp_path / "run" / FILE)
+    assert str(raised.value).count("\n") == 1
+    # in bfloat16 the base is still the same
+    half = tmp_path / "half"
+    loaded = sinklab.load(str(adapted.init_from), dtype=torch.bfloat16)
+    loaded.model.save_pretrained(half)
+    loaded.tokenizer.save_pretrained(half)
+    assert load_adapters(half, tmp_path / "run" / FILE).family == "diffusion"
+    weights = tmp_path / "weights.safetensors"
+    save_file({"a": torch.zeros(2)}, weights)
+    with pytest.raises(ValueError, match="holds no adapters"):
+        read_adapters(weights)
+
+
+@pytest.mark.parametrize("name", ["sink", "causal"])
+def test_a_run_goes_on_from_adapters(name: str, adapted: TrainSettings, tmp_path: Path) -> None:
+    first = replace(adapted, out=str(tmp_path / "first"), **VARIANTS[name])
+    train(first)
+    file = tmp_path / "first" / FILE
+    said: list[str] = []
+    # almost nothing is learned: what is saved is what it began with
+    second = replace(first, adapters=str(file), steps=1, lr=1e-12, out=str(tmp_path / "second"))
+    train(second, progress=said.append)
+    assert any("adapters" in line and "fresh optimizer" in line for line in said)
+    facts, tensors = read_adapters(tmp_path / "second" / FILE)
+    assert facts.tokens == 5 * 4 * 16
+    assert all(torch.equal(tensors[key], tensor) for key, tensor in load_file(file).items())
+    assert sinklab.open_run(tmp_path / "second").info.model["adapters"]["tokens"] == 4 * 4 * 16
+    with pytest.raises(ValueError, match="--lora-rank 4"):
+        train(replace(second, lora_rank=2, out=str(tmp_path / "third")))
+    with pytest.raises(ValueError, match="train_only='lora', got 'all'"):
+        train(replace(second, train_only="all", out=str(tmp_path / "third")))
+
+
+def test_a_packaged_name_takes_its_base(
+    adapted: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(replace(adapted, logit_shift=True, out=str(tmp_path / "run")))
+    base = str(adapted.init_from)
+    monkeypatch.setitem(adapter_files.PACKAGED, "toy-diffusion", (str(tmp_path / "absent"), "toy==1"))
+    monkeypatch.setattr(adapter_files, "packaged_file", lambda name: tmp_path / "run" / FILE)
+    loaded = sinklab.load("toy-diffusion", base=base)
+    assert (loaded.name, loaded.model.config.logit_shift) == ("toy-diffusion", True)
+    assert len(loaded.generate("The", 4)) > 3
+    with pytest.raises(ValueError, match="pip install toy==1 --no-deps") as raised:
+        loading.load("toy-diffusion")
+    assert str(raised.value).count("\n") == 1
+    monkeypatch.setitem(adapter_files.PACKAGED, "toy-diffusion", (base, "toy==1"))
+    torch.testing.assert_close(
+        loading.load("toy-diffusion").model.lm_head.weight, loaded.model.lm_head.weight, rtol=0, atol=0
+    )
+    assert published.read_plan("toy-diffusion")[0].settings["logit_shift"] is True
+    with pytest.raises(ValueError, match="got sink_kind"):
+        loading.load("toy-diffusion", sink_kind="token", sink_count=1)
+    with pytest.raises(ValueError, match="tiny is a whole model"):
+        loading.load("tiny", base=base)
