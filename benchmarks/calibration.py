@@ -25,11 +25,11 @@ HEAD = """\
 | verdict | where nothing is due; where it is | false alarms | found | covered, nothing | covered, effect |
 |---|---|---|---|---|---|
 """
-SAMPLES = (6, 12, 30)
+SAMPLES = (8, 12, 30)
 
 
 def line(row: Row, worlds: int) -> str:
-    """A row of the table: percentages for 6, 12 and 30 samples."""
+    """A row of the table: percentages for 8, 12 and 30 samples."""
     wrong = [row.null(worlds, samples) for samples in SAMPLES]
     found = [row.effect(worlds, samples) for samples in SAMPLES]
     cells = [row.verdict, row.world, *(" / ".join(f"{rate:.1f}" for rate in rates) for rates in (

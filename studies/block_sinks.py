@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sinklab.analysis.estimates import mean_over
+from sinklab.analysis.estimates import SEEDS, mean_over
 from sinklab.analysis.movement import motion, motion_word
 from sinklab.models.diffusion_lm import DiffusionLM
 from sinklab.probing.tracing import trace
@@ -269,7 +269,7 @@ def flipped(gaps: np.ndarray) -> float:
 def verdict(words: str, gaps: pd.Series, refused: str = "", twins: dict[str, pd.Series] | None = None) -> str:
     """A paired difference in words, with its interval, its test, and what untrained twins show of it."""
     gaps = gaps.dropna()
-    told, found = f"{words}: ", mean_over(gaps.to_numpy())
+    told, found = f"{words}: ", mean_over(gaps.to_numpy(), fewest=SEEDS)
     numbers = f"{found.value:+.3f} ({gaps.min():+.3f} … {gaps.max():+.3f}, {found.samples} seeds)"
     if not found.is_interval:
         return told + f"described only, {numbers}"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.estimates import FEWEST, mean_over
+from sinklab.analysis.estimates import SEEDS, mean_over
 from sinklab.reports.tables import markdown
 from sinklab.studies.backcopy.figures import at_equal_dose
 
@@ -59,10 +59,10 @@ def verdict(values_S: np.ndarray, what: str, unit: str, words: tuple[str, str]) 
         return (
             f"- {what}: cannot tell, since {np.isnan(values_S).sum()} of {len(values_S)} seeds have no dose in common"
         )
-    if len(values_S) < FEWEST:
+    if len(values_S) < SEEDS:
         points = ", ".join(f"{value:+.4f}" for value in values_S) or "none"
-        return f"- {what}: no verdict, since {len(values_S)} of {FEWEST} seeds are complete ({points} {unit})"
-    found = mean_over(values_S)
+        return f"- {what}: no verdict, since {len(values_S)} of {SEEDS} seeds are complete ({points} {unit})"
+    found = mean_over(values_S, fewest=SEEDS)
     said = {True: words[0], False: words[1], None: "cannot tell"}[found.above()]
     reach = (found.high - found.low) / 2
     interval = f"{found.value:+.4f} {unit}, 95 % {found.low:+.4f} to {found.high:+.4f}, {found.samples} seeds"

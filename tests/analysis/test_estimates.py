@@ -8,6 +8,7 @@ from scipy import stats
 
 from sinklab.analysis.estimates import (
     FEWEST,
+    SEEDS,
     jackknife,
     mean_interval,
     mean_over,
@@ -28,10 +29,17 @@ def test_too_few_samples_are_a_range_and_no_verdict() -> None:
         mean_over([[1, 2], [3, 4]])
 
 
-def test_six_samples_that_agree_are_enough_and_five_are_not() -> None:
-    assert FEWEST == 6 and 2 * 0.5**6 < 0.05 < 2 * 0.5**5
-    assert median_over([1.0] * 6).above(0.9) is True and median_over([1.0] * 5).above(0.9) is None
-    assert median_over([0.1] * 6).above(0.9) is False and median_over([0.1] * 5 + [1.0]).above(0.9) is None
+def test_eight_samples_that_agree_are_enough_for_all_four_verdicts_of_a_page() -> None:
+    assert FEWEST == 8 and 2 * 0.5**8 < 0.05 / 4 < 2 * 0.5**7
+    assert median_p([1.0] * 8, 0.9) == 2 * 0.5**8
+    assert median_over([1.0] * 8).above(0.9) is True and median_over([1.0] * 7).above(0.9) is None
+    assert median_over([0.1] * 8).above(0.9) is False and median_over([0.1] * 6 + [1.0, 1.0]).above(0.9) is None
+
+
+def test_seeds_of_trained_models_are_judged_from_six_on() -> None:
+    agree = [0.9, 1.0, 1.1, 1.0, 0.9, 1.1]
+    assert mean_over(agree).above() is None and mean_over(agree, fewest=SEEDS).above() is True
+    assert mean_over(agree[:5], fewest=SEEDS).above() is None
 
 
 def test_the_interval_of_the_median_is_that_of_the_sign_test() -> None:
@@ -64,7 +72,7 @@ def test_samples_that_are_all_alike() -> None:
 
 def test_a_p_value_is_the_level_at_which_the_interval_meets_the_threshold() -> None:
     rng = np.random.default_rng(4)
-    for samples in (6, 9, 30, 250):
+    for samples in (8, 9, 30, 250):
         for values in (*rng.normal(0.6, 1, (40, samples)), *rng.exponential(1.3, (40, samples)) - 0.7):
             for over, p in ((mean_over, mean_p), (median_over, median_p)):
                 found = p(values)
@@ -75,20 +83,20 @@ def test_a_p_value_is_the_level_at_which_the_interval_meets_the_threshold() -> N
     values = rng.normal(0.5, 1, 250)
     assert mean_p(values) == pytest.approx(stats.ttest_1samp(values, 0).pvalue)
     agree = [1.0] * 7 + [-1.0]
-    assert median_p(agree) == pytest.approx(stats.binomtest(1, 8).pvalue) and median_p([0.5] * 6, 0.5) == 1
-    assert mean_p([0.5] * 6) == 0 and mean_p([0.5] * 6, 0.5) == 1 and math.isnan(mean_p([1.0] * 5))
+    assert median_p(agree) == pytest.approx(stats.binomtest(1, 8).pvalue) and median_p([0.5] * 8, 0.5) == 1
+    assert mean_p([0.5] * 8) == 0 and mean_p([0.5] * 8, 0.5) == 1 and math.isnan(mean_p([1.0] * 7))
 
 
 @pytest.mark.slow
 def test_what_could_have_been_seen_is_seen_four_times_in_five() -> None:
     rng = np.random.default_rng(5)
-    for samples in (6, 12, 30):
+    for samples in (8, 12, 30):
         worlds = rng.normal(size=(800, samples))
         for over, interval in ((mean_over, mean_interval), (median_over, median_interval)):
             reach = np.median([over(values).reach for values in worlds[:400]])
             low, _ = interval(worlds + reach)
             assert 74 <= 100 * (low > 0).mean() <= 97, (samples, over.__name__)
-    assert math.isnan(mean_over([1.0] * 3).reach) and mean_over([1.0] * 7).reach == 0
+    assert math.isnan(mean_over([1.0] * 3).reach) and mean_over([1.0] * 9).reach == 0
 
 
 def test_the_jackknife_of_a_mean_is_the_samples() -> None:

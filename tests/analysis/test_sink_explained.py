@@ -57,7 +57,7 @@ def test_mixed_in_known_parts():
 
 def test_what_class_and_position_share_is_told_by_either():
     # The beginning of text stands only at position 0, and attention goes there: either explains all of it.
-    classes = np.full((6, 20, 10), "words", dtype=object)
+    classes = np.full((8, 20, 10), "words", dtype=object)
     classes[:, :, 0] = "bos"
     found = together(np.where(classes == "bos", 5.0, 0.5), classes)
     np.testing.assert_allclose(values(found), 1)
@@ -68,19 +68,19 @@ def test_sinks_that_stand_still_at_places_of_their_own_explain_nothing():
     rng = np.random.default_rng(2)
     shares = []
     for _ in range(200):
-        places = rng.random((6, 1, 40)) < 0.1
-        received = np.broadcast_to(0.5 + 6.0 * places, (6, 10, 40))
+        places = rng.random((8, 1, 40)) < 0.1
+        received = np.broadcast_to(0.5 + 6.0 * places, (8, 10, 40))
         shares.append(values(together(received, rng.choice(["a", "b"], received.shape))))
     assert np.abs(np.mean(shares, axis=0)).max() < 0.01
 
 
 def test_the_fits_are_least_squares_on_the_other_samples():
     rng = np.random.default_rng(3)
-    classes, place = rng.choice(["a", "b", "c"], (6, 300)), rng.integers(0, 7, (6, 300))
+    classes, place = rng.choice(["a", "b", "c"], (8, 300)), rng.integers(0, 7, (8, 300))
     received = rng.normal(size=classes.shape) + (classes == "a") * 2 + place * 0.3
     told, spread = np.zeros(2), ((received - received.mean()) ** 2).sum()
-    for out in range(6):
-        others = np.arange(6) != out
+    for out in range(8):
+        others = np.arange(8) != out
         by_class, by_place = ((labels[..., None] == kinds).astype(float) for labels, kinds in (
             (classes, ["a", "b", "c"]), (place, np.arange(7))))  # fmt: skip
         mean = received[others].mean()
@@ -94,7 +94,7 @@ def test_the_fits_are_least_squares_on_the_other_samples():
 def test_another_notion_of_position():
     # The sink sits two to the left of the front, and the front moves: only the distance to it explains the sink.
     steps, width = 40, 50
-    received = np.full((6, steps, width), 0.5)
+    received = np.full((8, steps, width), 0.5)
     received[:, np.arange(steps), np.arange(steps) + 5] = 9
     signed = np.broadcast_to(np.arange(width) - np.arange(steps)[:, None] + steps, received.shape)
     classes = np.full(received.shape, "words")

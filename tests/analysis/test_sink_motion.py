@@ -45,9 +45,9 @@ def test_mobility_of_known_paths(positions, mobility, word):
     found = motion(path(positions))
     np.testing.assert_allclose(found.mobility.item(), mobility, atol=1e-12)
     assert motion_word(found.mobility.item()) == word
-    # One sample is none too many for a word; six that agree are enough.
-    six = motion(np.stack([path(positions)] * 6)).overall
-    assert six.word == word and found.overall.word == (word if word == "no sink" else None)
+    # One sample is none too many for a word; eight that agree are enough.
+    eight = motion(np.stack([path(positions)] * 8)).overall
+    assert eight.word == word and found.overall.word == (word if word == "no sink" else None)
     np.testing.assert_allclose(found.overall.mobility, mobility, atol=1e-12)
     # Leaving and coming back in another order makes no difference to where the sink is.
     shuffled = list(np.random.default_rng(0).permutation(positions))
@@ -171,7 +171,7 @@ def test_drift_is_relative_to_the_length_of_the_sequence():
     np.testing.assert_allclose([found.drift_low.item(), found.drift_high.item()], 1, atol=1e-9)
     assert found.overall.drift_word is None, "one sample"
     right, left, rest = (list(range(33)), list(range(33, 0, -1)), [9] * 33)
-    words = [motion(np.stack([path(way)] * 6)).overall.drift_word for way in (right, left, rest)]
+    words = [motion(np.stack([path(way)] * 8)).overall.drift_word for way in (right, left, rest)]
     assert words == ["right", "left", None]
 
 

@@ -42,7 +42,7 @@ def test_a_battery_without_random_keys_is_told_beside_its_twins(
     small = SMALL | {"ks": (0, 2), "skills": ("copying",), "controls": ("sinks",), "twin": True}
     battery(models[:1], tmp_path / "out", settings=BatterySettings(**small))
     said = capsys.readouterr().out
-    assert "most attended keys" in said and "random keys" not in said and "No untrained twin" not in said
+    assert "most attended keys" in said and "random keys" not in said and "No untrained control" not in said
 
 
 @pytest.mark.slow

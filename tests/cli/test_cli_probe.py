@@ -51,7 +51,7 @@ def test_the_command_says_what_was_found(
     assert lines[0].endswith("the strongest keys of each head, sinks or not, in 4 texts.")
     assert [line.split()[0] for line in lines[1:5]] == ["block", "future", "committed", "prompt"]
     assert "Added sinks: " in lines[5] and lines[5].endswith("a constant.")
-    assert lines[6].startswith("No untrained twin")
+    assert lines[6].startswith("No untrained control")
     assert lines[7] == f"run folder: {tmp_path / 'run'}"
     assert lines[8] == f"drawn: {tmp_path / 'run' / 'contents-future.png'}"
     assert (tmp_path / "run" / "contents-future.png").read_bytes()[:4] == b"\x89PNG"

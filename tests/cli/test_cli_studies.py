@@ -54,7 +54,7 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model: str, capsys: pytest.
     assert printed.out.splitlines() == [
         "run folder: out",
         "next: sinklab report out",
-        f"what untrained twins show as well: {again} out --resume --twin",
+        f"controls, with shuffled and with fresh weights: {again} out --resume --twin",
         f"what it writes with sinks hidden: {again} out-masked --mask-sinks 5",
         f"what hiding them costs: sinklab curve --model {model}; head by head: sinklab ablate --model {model}",
     ]
@@ -84,7 +84,7 @@ def test_untrained_twins_are_asked_for_left_out_and_reproduced(model: str, capsy
         folder = flags.strip("-").replace(" ", "-")
         assert run(f"trace The --model {model} --out {folder} {'' if 'reproduce' in flags else QUICK} {flags}") == 0
         assert open_run(folder).array_files == ("attention", *expected)
-    assert ("measuring an untrained twin (permuted) on the same canvases" in capsys.readouterr().err) == bool(twins)
+    assert ("a control (shuffled weights) reads the same canvases" in capsys.readouterr().err) == bool(twins)
     # the flag that was left out may come later
     assert run(f"trace The --model {model} --out no-twin {QUICK} --twin --resume") == 0
     assert open_run("no-twin").array_files == ("attention", *twins)

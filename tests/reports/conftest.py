@@ -142,7 +142,7 @@ def heldout(loss: float, sinks: float) -> dict[str, list[Any]]:
         "delta_stderr": [0.0, 0.004, 0.004, 0.004, 0.004],
         "tokens": [1000] * 5,
         "losses": [
-            [loss + change + wobble * (0.2 + change) for wobble in (-0.05, 0.03, 0.02, -0.01, 0.04, -0.03)]
+            [loss + change + wobble * (0.2 + change) for wobble in (-0.05, 0.03, 0.02, -0.01, 0.04, -0.03, 0.01, -0.01)]
             for change in (0.0, sinks / 5, 0.01, sinks, 0.02)
         ],
         "bits_per_byte": [1.5] + [float("nan")] * 4,

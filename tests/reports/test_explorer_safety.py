@@ -34,7 +34,7 @@ def test_without_its_script_the_page_still_says_what_was_found(browser, one):
     finally:
         browser.call("Emulation.setScriptExecutionDisabled", value=False)
     assert "static figures are drawn by sinklab figures" in text
-    assert "In short" in text and "the added sink receives" in text and "What was run" in text
+    assert "Do sinks exist?" in text and "the strongest token of a head receives" in text and "What was run" in text
 
 
 def test_signs_that_cannot_be_seen_are_named(page, make_study, tmp_path):

@@ -33,6 +33,7 @@ from sinklab.studies.benchmarks.onetoken import (
 from sinklab.studies.benchmarks.table1_contrasts import contrasts
 from sinklab.studies.benchmarks.table1_report import (
     VERDICT,
+    table1_doses,
     table1_figure,
     table1_numbers,
     table1_text,
@@ -135,16 +136,14 @@ def test_each_masked_score_has_its_dose_in_its_cell_and_protocols_are_columns(tm
     assert list(text.columns) == ["task", "model", "source", "none", "2, rule", "2, clean", VERDICT]
     row = text.iloc[0]
     # likelihoods know the clean pass alone, whatever was asked for
-    assert row["2, clean"] == (
-        "0.300 ± 0.046; 2.00 keys a head (25\u00a0% sinks), held 30.0\u00a0% of the attention, 20.0\u00a0% removed"
-    )
+    assert row["2, clean"] == "0.300 ± 0.046"
+    doses = table1_doses(numbers).set_index("masked")
+    assert doses.loc["2, clean"].tolist()[2:] == ["2.00", "25.0\u00a0%", "30.0\u00a0%", "20.0\u00a0%", "–"]
     # a dose of zero is a result
-    assert row["2, rule"].endswith(
-        "0.00 keys a head, held 0.0\u00a0% of the attention, 0.0\u00a0% removed, matched in 0.0\u00a0% of heads"
-    )
+    assert doses.loc["2, rule"].tolist()[2:] == ["0.00", "–", *["0.0\u00a0%"] * 3]
     assert row[VERDICT] == "at 2, clean"
     said = contrasts(found_in([tmp_path]).benchmarks)
-    assert said == ["piqa: likelihoods have no step before: a clean pass over each text chooses"]
+    assert said == ["piqa: multiple choice has no decoding steps, so the keys are chosen in one unmasked forward pass"]
 
 
 def test_keys_are_held_against_others_of_equal_mass_where_enough_heads_have_such(tmp_path: Path) -> None:
@@ -161,8 +160,7 @@ def test_keys_are_held_against_others_of_equal_mass_where_enough_heads_have_such
     dosed(few / "m", flags(100, 90, lost=40), 2, "matched", dose=DOSE | {"matched": 0.49})
     dosed(few / "e", flags(100, 90, lost=10), 2, "equal_mass", dose=DOSE)
     assert (
-        contrasts(found_in([few]).benchmarks)[1]
-        == f"{what}: cannot tell, 49 % of heads have other keys that hold as much"
+        contrasts(found_in([few]).benchmarks)[1] == f"{what}: cannot tell, 49 % of heads have other keys of equal mass"
     )
 
 
@@ -338,7 +336,7 @@ def test_where_nothing_is_right_nothing_can_be_lost(tmp_path: Path) -> None:
         benchmark(tmp_path / str(k), {"humaneval": [0] * 100}, k=k)
     printed = write_table1([tmp_path], tmp_path / "out", ())
     assert printed.text[VERDICT][0] == "not 5 points right"
-    assert "HumanEval, tiny: too little is right with nothing masked for a loss to be told" in printed.notes
+    assert "tiny is near zero on HumanEval, so no loss can be measured" in printed.notes
 
 
 def test_latex_escapes() -> None:
@@ -565,16 +563,16 @@ def test_a_curve_as_figure_table_and_words(tmp_path: Path) -> None:
     assert table.loc[("llama (AR)", 0, "nothing")]["loss"] == "4.000"
     said = masking_curve_sentences(runs)
     assert said[0].startswith(
-        "tiny (DLM): hiding the 5 most attended keys per layer and head (5.00 keys a head, 25.0\u00a0% of them sinks, "
-        "held 10.0\u00a0% of the attention, 10.0\u00a0% removed) changes the masked-token bound of 4.00 by +0.500 (+0.4"
+        "tiny (DLM): hiding the 5 most attended keys of each head (10.0\u00a0% of the attention) moves the "
+        "masked-token bound from 4.00 to 4.50 nats per token (+0.500 (+0.4"
     )
     assert said[1] == (
         "tiny: the loss rises from k = 1 on; the 5 most attended keys cost more than as many "
         "random ones (+0.050, 10 times)."
     )
-    assert "llama: at no k can a rise of the loss be told" in said[3]
+    assert "llama: no rise of the loss at any k is distinguishable from 0" in said[3]
     assert said[4].startswith(
-        "tiny (DLM) against llama (AR), keys chosen by a clean pass (protocol clean): at equal count, the most "
+        "tiny (DLM) against llama (AR), keys chosen in one unmasked forward pass: at equal count, the most "
         "attended key a head, it loses more (+2.50 % against +0.05 % of the loss; difference 95 %"
     )
     assert "at equal removed attention, 10.0\u00a0%, it loses more (+12.50 % against +0.25 % of the loss" in said[4]
@@ -590,14 +588,14 @@ def test_models_are_contrasted_where_both_have_the_phenomenon_and_a_dose_in_comm
     # four times as much a key, of which each takes four times as much
     alike = against("alike", mass=0.08)
     assert "a head, it loses less (+2.50 % against +10.00 % of the loss" in alike
-    assert "at equal removed attention, 10.0\u00a0%, cannot tell which loses more" in alike
-    assert "cannot tell, since no share of it was removed from both" in against("heavy", mass=0.15)
+    assert "at equal removed attention, 10.0\u00a0%, inconclusive which loses more" in alike
+    assert "no comparison: no share of it was removed from both" in against("heavy", mass=0.15)
     assert against("none", gu=0.0).endswith(
-        "cannot tell, since none does not have the phenomenon: one key gets more than 30 % in 0.0\u00a0% of its heads "
-        "(median of rows; 5.0\u00a0% are wanted), the most attended one 2.0\u00a0% on average."
+        "no comparison: no head of none gives any key more than 30 % of the attention (we require 5 % of the heads; "
+        "the most attended key gets 2.0\u00a0% on average)."
     )
     ruled = against("ruled", controls=("sinks",), sink_rule="excess")
-    assert ruled.endswith("cannot tell, since not the same keys were hidden in both.")
+    assert ruled.endswith("no comparison: not the same keys were hidden in both.")
 
 
 def test_curves_without_controls_or_of_one_family(tmp_path: Path) -> None:
@@ -605,7 +603,7 @@ def test_curves_without_controls_or_of_one_family(tmp_path: Path) -> None:
     assert masking_curve_sentences(alone)[1:] == [
         "a: the loss rises from k = 1 on.",
         "Verdicts are corrected for the 2 that are judged here (Holm), intervals are not.",
-        "No untrained twin of a was measured: what is said may be true of untrained weights as well.",
+        "No untrained control of a was run.",
     ]
     assert masking_curve_sentences(curve(tmp_path / "b", "diffusion", 0.1, controls=("lowest",))) == []
 
@@ -614,12 +612,12 @@ def test_keys_of_equal_mass_need_half_of_the_heads(tmp_path: Path) -> None:
     controls = ("sinks", "equal_mass", "matched")
     ruled = masking_curve_sentences(curve(tmp_path / "a", "diffusion", 0.1, controls=controls, sink_rule="excess"))
     assert "hiding at most 5 keys that excess (epsilon = 3, scale = sum) calls sinks" in ruled[0]
-    assert "cost more than keys that are no sinks and hold as much, in the 75.0\u00a0% of heads" in ruled[2]
-    assert "(+0.250 (" in ruled[2]
+    assert "cost more than non-sinks of equal mass, by +0.250 (" in ruled[2]
+    assert "in the 75.0\u00a0% of heads that have such." in ruled[2]
     few = masking_curve_sentences(curve(tmp_path / "b", "diffusion", 0.1, controls=("top", *controls[1:]), matched=0.4))
     assert few[2] == (
-        "b: cannot tell whether these keys cost more than others that hold as much, since at most 40.0\u00a0% of heads "
-        "have such others (a verdict takes half)."
+        "b: inconclusive whether these keys cost more than others of equal mass: at most 40.0\u00a0% of heads have "
+        "such others (a verdict takes half)."
     )
 
 
@@ -634,9 +632,9 @@ def test_curves_without_doses_or_losses_of_rows_are_refused_by_name(tmp_path: Pa
         masking_curve_sentences(open_run(tmp_path / "rows"))
 
 
-def test_what_an_untrained_twin_shows_as_well_is_marked(tmp_path: Path) -> None:
-    """A twin that loses a fifth of what the model loses, and one that loses half."""
-    for rise, is_marked in ((0.02, False), (0.05, True)):
+def test_what_controls_show_stands_beside_every_finding(tmp_path: Path) -> None:
+    """A control that loses a fifth of what the model loses, and one that loses exactly as much."""
+    for rise, is_same in ((0.02, False), (0.1, True)):
         controls = ("top", "random", "equal_mass", "matched")
         runs = []
         for name, family in (("a", "diffusion"), ("b", "autoregressive")):
@@ -653,10 +651,12 @@ def test_what_an_untrained_twin_shows_as_well_is_marked(tmp_path: Path) -> None:
                 )
             runs.append(open_run(run.path))
         said = masking_curve_sentences(runs)
-        assert not any("No untrained twin" in line for line in said)
-        marks = [line.count("(an untrained twin shows as much)") for line in said]
+        assert not any("No untrained control" in line for line in said)
         # rise and random, equal mass, twice; then the contrast at both doses
-        assert marks == ([0, 2, 1, 0, 2, 1, 2, 0] if is_marked else [0] * 8), said
+        assert [line.count("(shuffled weights ") for line in said] == [0, 2, 1, 0, 2, 1, 2, 0], said
+        same = [line.count("(not distinguishable)") for line in said]
+        # two models have no rows in common: the contrast has numbers alone
+        assert same == ([0, 2, 1, 0, 2, 1, 0, 0] if is_same else [0] * 8), said
 
 
 def test_verdicts_of_a_curve_are_corrected_for_all_that_are_judged(tmp_path: Path) -> None:
@@ -675,7 +675,11 @@ def test_verdicts_of_a_curve_are_corrected_for_all_that_are_judged(tmp_path: Pat
     assert 0.05 / 6 < mean_p(costs) < 0.05 / 2
     assert "a: the loss rises from k = 5 on" in masking_curve_sentences(runs[0])[1]
     told = masking_curve_sentences(runs)
-    assert [line for line in told if "at no k can a rise of the loss be told" in line] == [told[1], told[3], told[5]]
+    assert [line for line in told if "no rise of the loss at any k is distinguishable" in line] == [
+        told[1],
+        told[3],
+        told[5],
+    ]
     assert "corrected for the 6 that are judged here" in told[6]
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from sinklab.records import RunWriter, open_run
-from sinklab.reports import as_studies, report, summary
-from sinklab.reports.sentences import told
+from sinklab.reports import report, summary
 
 VOID = {"meta", "link", "img", "source", "br", "input"}
 RAW = {"style", "script"}
@@ -92,12 +91,7 @@ def test_the_page_prints_the_numbers_of_the_runs(pair, tmp_path):
 
 def test_numbers_stand_in_tables(pair, tmp_path):
     content = read(alone(pair, tmp_path / "out")).content
-    for heading in (
-        "Side by side",
-        "What other rules call a sink",
-        "Which tokens are sinks",
-        "Held against the papers",
-    ):
+    for heading in ("Side by side", "What other rules call a sink", "Which tokens are sinks", "What the papers claim"):
         assert heading in content
     assert "plain: greatest text" in content and "excess, sum, 3" in content
     assert "2 of 2 samples, every recorded step, every key of every recorded head" in content
@@ -112,7 +106,7 @@ def test_verdicts_say_which_statement_and_how_much_was_hidden(make_study, tmp_pa
     runs = [make_study("dear", sinks=2.0), make_study("unknown", leave_out=("heldout",))]
     content = read(alone(runs, tmp_path / "dear")).content
     assert "dear: failure signature “masking is costly” (K = 1 per layer and head, held-out text): seen" in content
-    assert "unknown: failure signature “masking is costly”: cannot tell" in content
+    assert "unknown: failure signature “masking is costly”: inconclusive" in content
 
 
 def test_a_run_under_an_intervention_says_so(tmp_path):
@@ -146,7 +140,7 @@ def test_equal_shares_are_called_equal_and_small_differences_no_difference(make_
     runs = [make_study("plain", sinks=0.02), make_study("sink", added=1, share=0.2)]
     content = read(alone(runs, tmp_path / "out")).content
     assert "about as much with the added sink (30.0 %) as without (30.0 %)" in content
-    assert "the two cannot be told apart (could have seen ±" in content
+    assert "not distinguishable (detectable difference: " in content
 
 
 def test_one_file_that_loads_nothing_and_runs_one_script(pair, tmp_path):
@@ -306,18 +300,10 @@ def test_full_disk_leaves_no_half_page(make_study, tmp_path, monkeypatch):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_the_story_describes_one_sample_and_judges_six(make_study, tmp_path):
-    # sinks of visible text, which stand out: 0.5 of the attention of 24 positions
-    few = " ".join(told("exist", as_studies(make_study("few", samples=1, text_share=0.5))[0]))
-    assert "gives 50.0\u00a0% of its attention to one token, 12 times an even share (1 sample: a description, no" in few
-    many = as_studies(make_study("many", samples=6, text_share=0.5))[0]
-    assert ": sinks exist (95 %" in " ".join(told("exist", many))
-    assert "the sinks are moving (6 samples)" in " ".join(told("move", many))
-    even = as_studies(make_study("even", samples=6, text_share=1 / 24))[0]
-    assert "no sink beyond 2 times an even share" in " ".join(told("exist", even))
+def test_what_was_not_measured_is_a_card_with_the_command_that_measures_it(make_study, tmp_path):
     bare = make_study("<b>/bare", folder="bare", leave_out=("attention", "heldout"))
     html = report(bare, tmp_path / "out", tables=()).read_text("utf-8")
-    assert html.count("Not measured in this run.") == 3 and "sinklab curve --model &lt;b&gt;/bare" in html
+    assert html.count("Not measured") == 3 and "sinklab curve --model &lt;b&gt;/bare" in html
 
 
 def test_shares_of_tokens_are_bars(pair, tmp_path):

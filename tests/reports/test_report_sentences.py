@@ -4,7 +4,7 @@ from scipy import stats
 
 from sinklab.reports import as_studies
 from sinklab.reports import sentences as say
-from sinklab.reports.findings import trend_word
+from sinklab.reports.findings import hiding, trend_word
 
 STEPS, TEXT, PROMPT = 12, 24, 6
 
@@ -22,23 +22,22 @@ def one(run):
 
 
 def test_motion_is_told_with_its_numbers(make_study):
-    runs = [make_study("plain", samples=6), make_study("sink", added=1, text_share=0.2, samples=6)]
+    runs = [make_study("plain", samples=8), make_study("sink", added=1, text_share=0.2, samples=8)]
     plain, added = as_studies(runs)
     text = spoken(told("motion", plain))
-    assert text.startswith("The sinks of plain are moving: at two steps taken at random, a head has its main sink at")
+    assert text.startswith("The sinks of plain are moving: at two random steps, a head's strongest token differs")
     assert (
-        "with a chance of 100.0 % (0 is static; 6 samples); a key stays a sink for 1.00 steps; the main sinks drift to "
-        "the right" in text
+        "100.0 % of the time (8 samples); a key stays a sink for 1.00 steps. The main sinks drift to the right" in text
     )
     text = spoken(told("motion", added))
-    assert "The sinks of sink are static" in text and "chance of 0.0 %" in text
+    assert "The sinks of sink are static" in text and "differs 0.0 % of the time" in text
     assert text.endswith("Among text positions alone that chance is 100.0 %.")
     none = told("motion", one(make_study("none", text_share=0.05)))
     assert none == "No head of none has a sink at two steps, so motion cannot be measured."
     kept = spoken(told("motion", one(make_study("ar", family="autoregressive", text_share=0.8))))
     assert kept == (
-        "In ar, at two steps taken at random, a head has its main sink at different places with a chance of 0.0 % "
-        "(0 is static; 2 samples, too few for a verdict); no sink ended during the trace."
+        "In ar, at two random steps, a head's strongest token differs 0.0 % of the time (2 samples; a verdict takes "
+        "8); no sink ended during the trace."
     )
 
 
@@ -72,6 +71,16 @@ def test_depth_is_told_with_its_direction(make_study):
     assert told("depth", one(make_study("none", text_share=0.05))) == ""
 
 
+def drawn_by(numbers_L):
+    return numbers_L[-1] - numbers_L[0]
+
+
+def test_a_trend_that_its_ends_deny_is_none():
+    falling = np.array([1.27, 3.0, 2.9, 2.8, 2.7, 2.6, 2.5, 2.4, 2.3, 2.2, 2.16])
+    assert stats.kendalltau(np.arange(11), falling).pvalue < 0.05
+    assert trend_word(falling) == "" and trend_word(falling[1:]) == "falls"
+
+
 def test_a_trend_over_depth_is_that_of_kendall():
     rng, found = np.random.default_rng(0), set()
     for count in (1, 2, 5, 12, 33, 34, 60):
@@ -80,6 +89,9 @@ def test_a_trend_over_depth_is_that_of_kendall():
                 test = stats.kendalltau(np.arange(count), numbers_L) if count > 1 else None
                 sure = test is not None and test.pvalue < 0.05
                 expected = "" if not sure else "rises" if test.statistic > 0 else "falls"
+                # the word says what the first and the last number do
+                if expected and (drawn_by(numbers_L) > 0) != (expected == "rises"):
+                    expected = ""
                 assert trend_word(numbers_L) == expected
                 found.add(expected)
     assert len(found) == 3 and trend_word(np.array([1.0, np.nan, 3.0])) == ""
@@ -103,7 +115,7 @@ def test_blocks_and_split_sinks_are_told_with_their_rates(make_study):
 
 @pytest.mark.parametrize(
     ("what", "verdict"),
-    [("class", "rather semantic"), ("position", "rather positional"), ("neither", "which of the two counts more")],
+    [("class", "rather semantic"), ("position", "rather positional"), ("neither", "too few to separate them")],
 )
 def test_what_explains_attention_is_told_either_way(make_study, what, verdict):
     def change(sample, arrays):
@@ -115,17 +127,20 @@ def test_what_explains_attention_is_told_either_way(make_study, what, verdict):
         received[:] = (0.2 + score)[:, None, None]
 
     text = spoken(told("explained", one(make_study(change=change, samples=8))))
-    assert text.startswith("In tiny, the class of a token (masks are one) explains")
-    assert f"{verdict} (8 samples" in text and ("could have seen ±" in text) == (what == "neither")
+    assert text.startswith("In tiny, token class (with [MASK] as a class) explains")
+    assert verdict in text and "8 samples" in text and ("detectable difference" in text) == (what == "neither")
     if what == "class":
         assert "explains 100.0 % of the variance" in text
     few = spoken(told("explained", one(make_study("few", change=change))))
-    assert few == "In few, what explains where attention lands cannot be told from so few samples (at least 6)."
+    assert few == "In few, what explains where attention lands takes 8 samples to tell; there are 2."
 
 
 def test_classes_that_sinks_favour_are_named(make_study):
     text = spoken(told("classes", one(make_study())))
-    assert "sinks favour tokens of class mask (100.0 % of sinks, 54.0 % of positions: 1.9 times what chance" in text
+    assert (
+        "sinks favour tokens of class mask (100.0 % of sinks, 54.0 % of positions: 1.9 times as often as by chance"
+        in text
+    )
     assert "and tokens that are masked (100.0 % of sinks, 54.0 %" in text
     # The added sink is no class of tokens, and here it is the only sink.
     assert told("classes", one(make_study("sink", added=1, text_share=0.1))) == ""
@@ -158,8 +173,10 @@ def test_in_short_holds_for_runs_that_recorded_little(make_study):
     assert say.in_short([bare]) == []
     few = one(make_study("few", leave_out=("value_norm", "tokens", "heldout", "main_by_state", "share_by_state")))
     short = [spoken(text) for text in say.in_short([few])]
-    assert short.pop().startswith("No untrained twin of few")
-    assert len(short) == 2 and short[0].startswith("In few, which has no added sink") and "too few for a" in short[1]
+    assert short.pop().startswith("No untrained control of few was run.")
+    assert (
+        len(short) == 2 and short[0].startswith("In few, which has no added sink") and "a verdict takes 8" in short[1]
+    )
 
 
 def test_whether_hidden_sinks_matter_more_is_told_by_an_interval_over_rows(make_study):
@@ -171,17 +188,17 @@ def test_whether_hidden_sinks_matter_more_is_told_by_an_interval_over_rows(make_
         losses[3] = losses[4][: len(change)] + change
         rows = table.assign(losses=[one[: len(change)].tolist() for one in losses])
         study = one(make_study(name, leave_out=("heldout",), whole={"heldout": rows}))
-        return study.findings["hiding"], told("heldout", study)
+        return hiding(study)["gap"], told("heldout", study)
 
-    spread = np.array([-0.05, 0.03, 0.02, -0.01, 0.04, -0.03])
+    spread = np.array([-0.05, 0.03, 0.02, -0.01, 0.04, -0.03, 0.02, -0.02])
     for name, mean, verdict in (("more", 0.1, "they matter more"), ("less", -0.1, "they matter less")):
         found, said = words(name, mean + spread)
-        assert found.said and found.size == pytest.approx(mean) and verdict in said
-    # one standard error and a half above zero
-    found, said = words("unsure", 0.024 + spread)
-    assert not found.said and "the two cannot be told apart (could have seen ±0.0" in said
+        assert found.above() is not None and found.value == pytest.approx(mean) and verdict in said
+    # less than two standard errors above zero
+    found, said = words("unsure", 0.02 + spread)
+    assert found.above() is None and "not distinguishable (detectable difference: 0.0" in said
     found, said = words("few", 0.1 + spread[:5])
-    assert not found.said and "5 rows are too few to compare them by" in said
+    assert found.above() is None and "inconclusive with 5 rows (8 needed)" in said
     rowless = one(make_study("old", leave_out=("heldout",), whole={"heldout": table.drop(columns="losses")}))
-    assert not rowless.findings["hiding"].said
-    assert "the run kept no losses of single rows to compare them by" in told("heldout", rowless)
+    assert not hiding(rowless)["gap"].samples
+    assert "inconclusive, since the run kept no losses of single rows" in told("heldout", rowless)

@@ -51,7 +51,7 @@ def test_tables_hold_the_numbers_of_the_study(make_study):
 def test_tables_are_written_with_the_run_in_front(make_study, tmp_path):
     runs = [make_study("plain"), make_study("sink", added=1)]
     written = write_tables(runs, tmp_path / "tables")
-    # neither has untrained twins
+    # neither has controls
     names = [name for name in TABLES if name != "twins"]
     assert {path.name for path in written} == {f"{name}.{form}" for name in names for form in ("parquet", "csv", "md")}
     assert {path.name for path in (tmp_path / "tables").iterdir()} == {path.name for path in written}
@@ -67,7 +67,7 @@ def test_tables_are_written_with_the_run_in_front(make_study, tmp_path):
 
 def test_what_a_run_lacks_makes_no_table(make_study, tmp_path):
     written = write_tables(make_study(leave_out=("attention", "heldout")), tmp_path, formats=("csv",))
-    assert [path.name for path in written] == ["verdicts.csv"]
+    assert [path.name for path in written] == ["verdicts.csv", "answers.csv"]
 
 
 def test_markdown_keeps_cells_apart():

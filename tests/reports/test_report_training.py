@@ -181,7 +181,7 @@ def test_a_variant_is_judged_over_seeds(tmp_path: Path) -> None:
     plain = [made(tmp_path / f"p{seed}", seed=seed, loss=4 + 0.1 * seed) for seed in range(6)]
     for name, gaps, said in (
         ("worse", (0.1, 0.12, 0.09, 0.11, 0.1, 0.08), ": worse)"),
-        ("even", (0.1, -0.12, 0.09, -0.11, 0.1, -0.08), ": cannot tell, could have seen ±0.1"),
+        ("even", (0.1, -0.12, 0.09, -0.11, 0.1, -0.08), ": inconclusive, detectable difference 0.1"),
     ):
         more = [
             made(tmp_path / f"{name}{seed}", added=1, seed=seed, loss=4 + 0.1 * seed + gaps[seed]) for seed in range(6)
@@ -206,7 +206,7 @@ def test_repeats_share_their_sentences(tmp_path: Path) -> None:
     # each is held against the plain run of its own seed
     assert "against p0 and p1 on the same rows that is +0.1" in sentences
     assert "and −0.2" in sentences
-    assert "(± is over rows; over 2 seeds from −0.2000 to +0.1000, too few for a verdict)." in sentences
+    assert "(± is over rows; over 2 seeds from −0.2000 to +0.1000, a verdict takes 6)." in sentences
     assert (
         "In 2 sinks (2 runs), the 2 added sinks draw more than 2 times an even share (of 7.7 %) "
         "from the first measurement on (step 0) and from step 30 on; at the end 30.0 % of all attention, "

@@ -24,7 +24,7 @@ REQUESTS = [(ids(9, 1), ids(5, 2)), ([], ids(4, 3)), (ids(3, 4), ids(1, 5)), (id
 @pytest.mark.parametrize("noise", ["llada", "smdm"])
 def test_monte_carlo_equals_a_plain_loop_over_the_same_masks(model: str, noise: str) -> None:
     loaded = tiny_loaded(**MODELS[model])
-    settings = LikelihoodSettings(noise=noise, samples=6, batch=5)
+    settings = LikelihoodSettings(noise=noise, samples=8, batch=5)
     found = score(loaded, REQUESTS, settings, groups=[3, 3, 4, 5])
     for (context, continuation), group, one in zip(REQUESTS, [3, 3, 4, 5], found, strict=True):
         plan = monte_carlo(len(continuation), group, settings)

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
+from sinklab.analysis.answers import CONTROLS
 from sinklab.checkpoints.loading import UNTRAINED
 from sinklab.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.probing import MaskPositions, MaskSinks, WindowAttention, intervene
@@ -205,7 +206,7 @@ def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
     kinds = ("initialised", "permuted")
     assert said == [
         f"scoring 4 rows of 20 tokens with {loaded.name}",
-        *(f"measuring an untrained twin ({kind}) on the same canvases" for kind in kinds),
+        *(f"a control ({CONTROLS[kind]}) reads the same canvases" for kind in kinds),
     ]
     rows, table = run.table("curve_rows"), run.table("curve")
     arms = ["top", "random", "equal_mass", "matched"]

@@ -273,12 +273,12 @@ def test_untrained_twins_read_the_texts_of_the_run(run: Run, tmp_path: Path) -> 
         assert both and all(row.token == written[row.text, row.position] for row in both), "the texts are the run's"
         assert set(done.table(f"probes-{kind}")["target"]) == set(TARGETS)
         assert not done.table(f"lens-{kind}")["value"].equals(done.table("lens")["value"])
-    assert "No untrained twin" not in " ".join(contents_sentences([done]))
-    assert contents_sentences([run])[-1].startswith("No untrained twin of")
+    assert "No untrained control" not in " ".join(contents_sentences([done]))
+    assert contents_sentences([run])[-1].startswith("No untrained control of")
 
 
-def test_what_an_untrained_twin_shows_as_well_is_marked(tmp_path: Path) -> None:
-    """Four differences, two of them told; the largest is in a twin too, where both signs count."""
+def test_what_a_control_shows_stands_beside_it(tmp_path: Path) -> None:
+    """Four differences, two of them told; of the control's four one is."""
     targets, names = ["token", "block", "next", "position"], ("probes", "probes-permuted")
     values = dict(zip(names, ([0.5, -0.4, 0.01, 0.02], [-0.2, -0.1, 0.01, 0.02]), strict=True))
     with RunWriter(tmp_path, kind="contents", model={"name": "x"}, settings=vars(SETTINGS), seed=0) as writer:
@@ -292,9 +292,9 @@ def test_what_an_untrained_twin_shows_as_well_is_marked(tmp_path: Path) -> None:
             value = np.array(values[name])
             writer.table(name, rows.assign(value=value, low=value - 0.15, high=value + 0.15))
     said = next(line for line in contents_sentences([open_run(tmp_path)]) if line.startswith("future"))
-    mark = " (an untrained twin shows as much)"
-    assert f"where there is none){mark}; the largest is token at layer 1, +0.50 [+0.35, +0.65]{mark}; " in said
-    assert said.endswith("the lowest is block at layer 1, -0.40 [-0.55, -0.25].")
+    assert "(chance gives about 0) (shuffled weights 1 of 4); the largest is token at layer 1, +0.50 " in said
+    assert "[+0.35, +0.65] (shuffled weights -0.20); " in said
+    assert said.endswith("the lowest is block at layer 1, -0.40 [-0.55, -0.25] (shuffled weights -0.10).")
 
 
 @pytest.mark.parametrize(

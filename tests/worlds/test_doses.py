@@ -28,7 +28,7 @@ def percent(flags) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [{}, {"shared": 0.3}, {"tails": True}])
-@pytest.mark.parametrize(("rows", "cells"), [(6, 24), (12, 10), (12, 36)])
+@pytest.mark.parametrize(("rows", "cells"), [(8, 24), (12, 10), (12, 36)])
 def test_where_nothing_costs_anything_maps_seldom_say_so(rows: int, cells: int, world: dict) -> None:
     worlds = [heads(seed, rows, cells, **world) for seed in range(WORLDS)]
     # 7 %, and two standard errors of 200 worlds

@@ -54,9 +54,8 @@ def told(study: Study, statement: str) -> str:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_page_of_a_world_without_effect_finds_none(tmp_path: Path, seed: int) -> None:
     study = study_of(tmp_path / "run", *planted.tokens(np.random.default_rng(seed), 8, steps=8))
-    said = "it cannot be told which of the two counts more (8 samples; could have seen ±"
-    assert said in told(study, "explained")
-    assert "no drift to the left or right that stands out of the error (could have seen ±" in told(study, "motion")
+    assert "8 samples are too few to separate them (detectable difference: " in told(study, "explained")
+    assert "No drift to the left or right stands out (detectable: " in told(study, "motion")
     # one sink in twelve is at the start; nothing was hidden
     assert [verdict.holds for verdict in study.verdicts[:3]] == [False, None, None]
 
@@ -89,8 +88,8 @@ def test_sinks_by_renormalisation_are_no_recovery(tmp_path: Path, beyond: float,
 
 def test_a_page_of_three_samples_says_so(tmp_path: Path) -> None:
     study = study_of(tmp_path / "run", *planted.tokens(np.random.default_rng(1), 3, steps=8, at_place=0.95))
-    assert "cannot be told from so few samples" in told(study, "explained")
-    assert "3 samples, too few for a verdict" in told(study, "motion")
+    assert "takes 8 samples to tell; there are 3" in told(study, "explained")
+    assert "(3 samples; a verdict takes 8)" in told(study, "motion")
     assert [verdict.holds for verdict in study.verdicts] == [None] * 4
 
 

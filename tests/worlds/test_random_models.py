@@ -1,4 +1,4 @@
-"""Pages of models that learned nothing: what they say, an untrained twin says as well."""
+"""Pages of models that learned nothing: the numbers of their controls stand beside what they say."""
 
 from pathlib import Path
 
@@ -15,10 +15,9 @@ from sinklab.studies.ablate.study import Ablate, AblateSettings
 from sinklab.studies.curve.curves import as_curves, judged
 from sinklab.studies.curve.study import CurveSettings, masking_curve
 from sinklab.studies.trace.study import StudySettings, study
-from sinklab.studies.twins import SHARED
 from tiny_diffusion import TEXT, tiny_backbone, tiny_tokenizer
 
-PROMPTS = ("The old man", "", "The sea", "He said", "Will it", "boats and")
+PROMPTS = ("The old man", "", "The sea", "He said", "Will it", "boats and", "In the", "The house")
 WIDTHS = (0.02, 0.2, 0.3, 0.5)
 """deviations of fresh weights: from even attention to sinks in most heads"""
 
@@ -44,7 +43,7 @@ def page_of(folder: Path, seed: int) -> Study:
         statistics=("value_norm",),
         ks=(0, 1, 4),
         heldout=str(folder / "held.txt"),
-        heldout_rows=6,
+        heldout_rows=8,
         heldout_length=24,
         seed=seed,
         twin=True,
@@ -54,36 +53,29 @@ def page_of(folder: Path, seed: int) -> Study:
 
 
 @pytest.mark.slow
-def test_what_random_weights_show_is_marked(tmp_path: Path) -> None:
+def test_controls_stand_beside_what_random_weights_show(tmp_path: Path) -> None:
     pages, said = [], 0
     for seed in range(20):
         (folder := tmp_path / str(seed)).mkdir()
         page = page_of(folder, seed)
-        said += len(page.in_twins)
-        pages.append([name for name, is_shown in page.in_twins.items() if not is_shown])
+        said += len(page.in_controls)
+        pages.append(page.answers["exist"].word)
     assert said > 50, "these pages find a lot"
-    assert sum(map(bool, pages)) <= 2, pages
+    # random weights are told from the same weights in another order as rarely as chance does that, 5 %
+    assert sum(word in ("yes", "weak") for word in pages) <= 3, pages
 
 
 @pytest.mark.slow
-def test_what_curves_and_maps_of_random_weights_show_is_marked(tmp_path: Path) -> None:
+def test_controls_stand_beside_what_curves_and_maps_of_random_weights_show(tmp_path: Path) -> None:
     (tmp_path / "held.txt").write_text(TEXT * 60)
     text = {"heldout": str(tmp_path / "held.txt"), "rows": 32, "length": 24, "twin": True}
-    unmarked, told = {"curve": 0, "map": 0}, 0
-    for seed in range(20):
+    told = 0
+    for seed in range(8):
         loaded = random_model(seed)
         run = masking_curve(loaded, tmp_path / f"curve-{seed}", CurveSettings(ks=(1, 8), seed=seed, **text))
         found = [one for one in judged(as_curves(open_run(run))).values() if one.holds is not None]
         told += len(found)
-        unmarked["curve"] += any(not one.shared for one in found)
+        assert all(one.controls.startswith(" (shuffled weights ") for one in found)
         run = Ablate()(loaded, tmp_path / f"map-{seed}", AblateSettings(k=8, seed=seed, **text))
-        said = " ".join(ablation_sentences([open_run(run)]))
-        some = (
-            "rises in 0 and falls in 0" not in said,
-            "these keys more weight lose" in said and ": whether" not in said,
-        )
-        told += sum(some)
-        unmarked["map"] += sum(some) > said.count(SHARED)
-    print(f"{told} findings; pages with an unmarked one: {unmarked}")
-    assert told > 10, "random weights show a lot"
-    assert max(unmarked.values()) <= 2, unmarked
+        assert "(shuffled weights " in ablation_sentences([open_run(run)])[0]
+    assert told > 4, "random weights show a lot"

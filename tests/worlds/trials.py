@@ -295,7 +295,7 @@ def _no(rates: Rates) -> float:
 
 
 NOT_TRIED = Rates(*[float("nan")] * 3)
-EFFECTS = {6: 2.0, 12: 1.0, 30: 0.6}
+EFFECTS = {8: 1.5, 12: 1.0, 30: 0.6}
 """differences that are to be found, in standard deviations"""
 
 VERDICTS = (
@@ -312,23 +312,23 @@ VERDICTS = (
     Row(
         "sinks only at the start",
         "90 % in the typical sample, samples alike or not; 97 %",
-        lambda worlds, n: starts(worlds, n, 0.9, 0.3), lambda worlds, n: starts(worlds, n, 0.97, 0.02), _yes, enough=6,
+        lambda worlds, n: starts(worlds, n, 0.9, 0.3), lambda worlds, n: starts(worlds, n, 0.97, 0.02), _yes, enough=8,
     ),
     Row(
         "sinks not only at the start",
         "90 % in the typical sample, most have all or none; 50 %",
-        lambda worlds, n: starts(worlds, n, 0.9, 0.7), lambda worlds, n: starts(worlds, n, 0.5, 0.2), _no, enough=6,
+        lambda worlds, n: starts(worlds, n, 0.9, 0.7), lambda worlds, n: starts(worlds, n, 0.5, 0.2), _no, enough=8,
     ),
     Row(
         "96 % filtered",
         "96 % in the typical sample; 97.5 %",
         lambda worlds, n: filters(worlds, n, 0.96, 0.005), lambda worlds, n: filters(worlds, n, 0.975, 0.0015), _yes,
-        enough=6,
+        enough=8,
     ),
     Row(
         "the model does not recover",
         "tokens lose 0.1 nats beyond the control, the threshold; they lose 0.3 nats",
-        lambda worlds, n: recoveries(worlds, n, 0.1), lambda worlds, n: recoveries(worlds, n, 0.3), _yes, enough=6,
+        lambda worlds, n: recoveries(worlds, n, 0.1), lambda worlds, n: recoveries(worlds, n, 0.3), _yes, enough=8,
     ),
     Row(
         "the model recovers",
@@ -338,12 +338,12 @@ VERDICTS = (
     Row(
         "masking is costly",
         "5 % of the loss, the threshold, rows easy and hard; 10 %",
-        lambda worlds, n: costs(worlds, n, 0.05), lambda worlds, n: costs(worlds, n, 0.1), _yes, enough=6,
+        lambda worlds, n: costs(worlds, n, 0.05), lambda worlds, n: costs(worlds, n, 0.1), _yes, enough=8,
     ),
     Row(
         "masking is cheap",
         "the same; nothing",
-        lambda worlds, n: costs(worlds, n, 0.05), lambda worlds, n: costs(worlds, n, 0.0), _no, enough=6,
+        lambda worlds, n: costs(worlds, n, 0.05), lambda worlds, n: costs(worlds, n, 0.0), _no, enough=8,
     ),
     Row(
         "masking costs right answers",
@@ -354,34 +354,34 @@ VERDICTS = (
     *(
         Row(
             f"a difference of losses ({kind})",
-            "none; 2, 1, 0.6 standard deviations at 6, 12, 30 samples",
+            "none; 1.5, 1, 0.6 standard deviations at 8, 12, 30 samples",
             lambda worlds, n, kind=kind: differences(worlds, n, kind),
-            lambda worlds, n, kind=kind: differences(worlds, n, kind, EFFECTS[n]), _yes, enough=6,
+            lambda worlds, n, kind=kind: differences(worlds, n, kind, EFFECTS[n]), _yes, enough=8,
         )
         for kind in ("normal", "heavy", "skewed")
     ),
     Row(
         "main sinks drift",
         "random walks, heads of a sample alike; from left to right",
-        lambda worlds, n: drifts(worlds, n, "wandering"), lambda worlds, n: drifts(worlds, n, "right"), _yes, enough=6,
+        lambda worlds, n: drifts(worlds, n, "wandering"), lambda worlds, n: drifts(worlds, n, "right"), _yes, enough=8,
     ),
     Row(
         "sinks are static",
         "no sinks (alarm: any word for their motion); one place each",
         lambda worlds, n: words(worlds, n, "none", "no sink"),
-        lambda worlds, n: words(worlds, n, "static", "static"), _yes, alarms=_no, enough=6, covers=False,
+        lambda worlds, n: words(worlds, n, "static", "static"), _yes, alarms=_no, enough=8, covers=False,
     ),
     Row(
         "sinks are partly moving",
         "moving ones (alarm: another word); two places in turn",
         lambda worlds, n: words(worlds, n, "moving", "moving"),
-        lambda worlds, n: words(worlds, n, "split", "mixed"), _yes, alarms=_no, enough=6,
+        lambda worlds, n: words(worlds, n, "split", "mixed"), _yes, alarms=_no, enough=8,
     ),
     Row(
         "sinks are moving",
         "static ones (alarm: another word); elsewhere at each step",
         lambda worlds, n: words(worlds, n, "static", "static"),
-        lambda worlds, n: words(worlds, n, "moving", "moving"), _yes, alarms=_no, enough=6, covers=False,
+        lambda worlds, n: words(worlds, n, "moving", "moving"), _yes, alarms=_no, enough=8, covers=False,
     ),
     Row(
         "a probe reads the target",

@@ -196,7 +196,7 @@ def stays(own: Staying, controls: Mapping[str, Staying]) -> Answer:
         value = values[name]
         beside = f" ({name} {whole(value)})" if not math.isnan(value) else f" ({name}: no sinks)"
     word = staying_word(found)
-    moving = f"at two steps a head's strongest token differs {whole(found.value)} of the time{beside}"
+    moving = f"a head's strongest token differs {whole(found.value)} of the time{beside}"
     mostly = f"; mostly {_together([label for label, _ in leading(own.holders)])}" if own.holders else ""
     if word == "stay" and own.holders:
         label, share = own.holders[0]
@@ -210,7 +210,7 @@ def stays(own: Staying, controls: Mapping[str, Staying]) -> Answer:
         sentence = f"Inconclusive with {counted(found.samples, 'sample')} ({ends}): {moving}{mostly}."
     else:
         start = {"stay": "They stay", "move": "They move", "partly": "Partly"}[word]
-        sentence = f"{start}: {moving}{mostly}."
+        sentence = f"{start}: at two random steps {moving}{mostly}."
     threshold = min((STAYS, MOVES), key=lambda each: abs(each - found.value))
     seen = _reached(own.mobility_S, threshold)
     return Answer("stay", word, sentence, found.value, found.low, found.high, found.samples, seen, values)
@@ -324,31 +324,27 @@ def contrast(models: Sequence[Compared]) -> str:
     return f"The sinks of {more} move more than those of {less}: {shown} (difference 95\u00a0% {ends} points)."
 
 
-def beside(
-    own: Any, controls: Mapping[str, Any], shown: Any = None, *, values: Mapping[str, float] | None = None
-) -> str:
-    """Numbers of the controls, as they stand behind a number in a sentence: «shuffled weights 6.3 %, fresh weights …».
+def beside(texts: Mapping[str, str], own: Any = (), theirs: Mapping[str, Any] | None = None) -> str:
+    """Numbers of the controls as they stand behind that of the model: «shuffled weights 6.3 %, fresh weights 2.6 %».
 
-    Where the numbers of samples are given, a control from which the model's cannot be told (the 95 % interval of the
+    Where there is a number for each sample, a control from which the model cannot be told (the 95 % interval of the
     paired difference holds 0) is marked «not distinguishable».
 
     Args:
-        own: the model's number, or (S,) numbers of its samples.
-        controls: the same of each control, by its name in a run folder.
-        shown: writes a number; as a percentage when left out.
-        values: numbers of controls to write, where they are not the means of those of samples.
+        texts: the number of each control as it is written, by the control's name in a run folder; empty for none.
+        own: (S,) the numbers of the model's samples.
+        theirs: (S,) those of each control.
     """
-    write, said = shown or percent, []
-    for kind in sorted(controls, key=[*CONTROLS].index):
-        theirs = controls[kind]
-        value = float(np.nanmean(theirs)) if np.size(theirs) and not np.isnan(theirs).all() else math.nan
-        value = (values or {}).get(kind, value)
-        if math.isnan(value):
+    said = []
+    for kind in sorted(texts, key=[*CONTROLS].index):
+        if not texts[kind]:
             continue
-        words = f"{CONTROLS.get(kind, kind)} {write(value)}"
-        if np.ndim(own) and np.shape(own) == np.shape(theirs):
-            difference = mean_over(np.asarray(own, dtype=float) - np.asarray(theirs, dtype=float))
-            words += " (not distinguishable)" if difference.is_interval and difference.above() is None else ""
+        words = f"{CONTROLS[kind]} {texts[kind]}"
+        others = (theirs or {}).get(kind, ())
+        if np.size(own) and np.shape(own) == np.shape(others):
+            difference = mean_over(np.asarray(own, dtype=float) - np.asarray(others, dtype=float))
+            if difference.is_interval and difference.above() is None:
+                words += " (not distinguishable)"
         said.append(words)
     return ", ".join(said)
 

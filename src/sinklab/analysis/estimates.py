@@ -16,8 +16,11 @@ from typing import Any
 import numpy as np
 import scipy  # its modules load where they are first used
 
-FEWEST = 6
-"""samples that a verdict takes: with fewer, even an exact test cannot reach 5 % (2 of the 2^5 signs are 6 %)"""
+FEWEST = 8
+"""samples that a verdict takes: with them the least p of an exact test, 2 / 2^8 = 0.8 %, outlives the correction for
+the four verdicts of a page (5 % / 4); six samples reach 3.1 % and could not"""
+SEEDS = 6
+"""trained models, a seed each, that a verdict takes: one difference of means was registered before they were trained"""
 LEVEL, POWER = 0.95, 0.8
 RESAMPLES, MANY, GROUPS = 2000, 200, 50
 
@@ -34,11 +37,13 @@ class Estimate:
     """upper end; with fewer than ``FEWEST`` samples the greatest sample"""
     samples: int
     """how many there are"""
+    fewest: int = FEWEST
+    """how many an interval takes"""
 
     @property
     def is_interval(self) -> bool:
         """Whether low and high are an interval, not the range of too few samples."""
-        return self.samples >= FEWEST
+        return self.samples >= self.fewest
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -63,12 +68,12 @@ class Estimate:
         return None
 
 
-def mean_over(values_S: Any) -> Estimate:
+def mean_over(values_S: Any, *, fewest: int = FEWEST) -> Estimate:
     """The mean over samples (S,), NaN left out; for numbers whose size counts, such as differences of losses.
 
-    See ``mean_interval``.
+    See ``mean_interval``. fewest: samples that an interval takes; `SEEDS` of trained models.
     """
-    return _estimate(values_S, np.mean, mean_interval)
+    return _estimate(values_S, np.mean, mean_interval, fewest)
 
 
 def median_over(values_S: Any) -> Estimate:
@@ -80,12 +85,12 @@ def median_over(values_S: Any) -> Estimate:
     return _estimate(values_S, np.median, median_interval)
 
 
-def _estimate(values_S: Any, centre: Any, interval: Any) -> Estimate:
+def _estimate(values_S: Any, centre: Any, interval: Any, fewest: int = FEWEST) -> Estimate:
     known = _known(values_S)
     if not len(known):
-        return Estimate(math.nan, math.nan, math.nan, 0)
-    ends = interval(known) if len(known) >= FEWEST else (known.min(), known.max())
-    return Estimate(float(centre(known)), float(ends[0]), float(ends[1]), len(known))
+        return Estimate(math.nan, math.nan, math.nan, 0, fewest)
+    ends = interval(known) if len(known) >= fewest else (known.min(), known.max())
+    return Estimate(float(centre(known)), float(ends[0]), float(ends[1]), len(known), fewest)
 
 
 def _known(values_S: Any) -> np.ndarray:

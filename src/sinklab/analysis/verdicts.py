@@ -46,7 +46,7 @@ def holm(found: Sequence[Verdict]) -> list[Verdict]:
         worst = max(worst, left * p)
         verdict = found[place]
         if verdict.holds is not None and worst > 1 - LEVEL:
-            words = f"p = {p:.2g}, which cannot tell among the {len(ranked)} statements that are judged here"
+            words = f"inconclusive, as one of {len(ranked)} statements judged together (p = {p:.2g})"
             kept[place] = replace(verdict, holds=None, sentence=f"{verdict.sentence.rpartition(': ')[0]}: {words}.")
     return kept
 
@@ -235,7 +235,7 @@ def _judged(
     holds = found.above(threshold)
     said = words[0] if holds else words[1]
     if not found.is_interval:
-        said = f"too few samples to tell (at least {FEWEST})"
+        said = f"inconclusive with fewer than {FEWEST} samples ({FEWEST - found.samples} more are needed)"
     elif holds is None:
-        said = f"cannot tell on which side of {shown(threshold)} (could have seen ±{shown(found.reach)})"
+        said = f"inconclusive about {shown(threshold)} (detectable difference: {shown(found.reach)})"
     return verdict(holds=holds, value=found.value, sentence=f"{numbers}: {said}.", estimate=found, p=p)

@@ -272,7 +272,7 @@ def _told(function: Callable[..., None], more: dict[str, str], short: bool) -> s
     """The docstring with each argument in one line: tyro keeps line breaks of the source."""
     text, _, arguments = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")
     if short:
-        text += "\nThe less common options stand in --help-all.\n"
+        text += "\nSee --help-all for all options.\n"
     lines = re.sub(r"\n {5,}", " ", arguments) + "".join(f"\n    {name}: {about}" for name, about in more.items())
     return f"{text}\nArgs:\n{lines}"
 

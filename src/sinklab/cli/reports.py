@@ -388,6 +388,8 @@ def _show(tables: list[Printed]) -> None:
     said: list[str] = []
     for one in tables:
         console.print(_table(one.text, one.title))
+        for title, table in one.beside.items():
+            console.print(_table(table, title))
         # tables of one paper share notes
         for note in [note for note in one.notes if note not in said]:
             said.append(note)

@@ -172,7 +172,7 @@ def judged(studies: list[Study]) -> list[tuple[str, bool | None, str]]:
         (
             say.told("answer", study, verdict, len(studies) == 1)[0],
             verdict.holds,
-            " ".join([verdict.sentence, *say.told("as_much", study, verdict.name)]),
+            " ".join([verdict.sentence, *say.told("beside", study, verdict.name)]),
         )
         for (study, _), verdict in zip(found, corrected, strict=True)
     ]

@@ -1,88 +1,145 @@
-"""What the statements of a page find in a study (a `Study` everywhere), and whether untrained twins show as much."""
+"""What the statements of a page find in a study (a `Study` everywhere), and what its controls show of it."""
 
-# L layers
+# L layers, N samples, R rows of held-out text
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
+from sinklab.analysis.answers import beside
 from sinklab.analysis.counts import ratio
-from sinklab.analysis.estimates import FEWEST, Estimate, mean_over
-from sinklab.analysis.movement import motion_word
+from sinklab.analysis.estimates import mean_over
 from sinklab.analysis.tokens import Enrichment
+from sinklab.reports.answered import mobility_of
 from sinklab.reports.samples import ADDED
-from sinklab.reports.words import same
+from sinklab.reports.words import number, percent, same
 
 # A class with fewer places or events than this share is too rare to speak of.
 RARE = 0.01
-AS_MUCH = 1 / 3
-"""A twin shows as much as the run when what it shows is at least this part of it, in whichever direction."""
 
 
-class Finding(NamedTuple):
-    """One thing that a statement may say of a study."""
+class Shown(NamedTuple):
+    """A number of a study as it is written beside that of its controls, and of each of its samples."""
 
-    said: bool
-    """whether it does"""
-    size: float
-    """how far the study is from nothing of it; NaN where that was not measured"""
-
-
-def findings_of(study: Any) -> dict[str, Finding]:
-    """Everything that statements may say of a study, by name; nothing of one without attention."""
-    if not study.layers:
-        return {}
-    measured, motion, gap = study.measured, study.motion, hiding(study)["gap"]
-    numbers_L = measured.layer_sinks.number
-    pace = motion_word(motion.mobility)
-    found = {
-        "greatest share": _share(study, "text_share"),
-        "drift": Finding(bool(motion.drift_word), motion.drift_over.value),
-        "depth": Finding(bool(trend_word(numbers_L)), float(ratio(measured.layer_sinks.trend, numbers_L.mean()))),
-        "norms": _length(study, with_sinks(study) >= FEWEST, "sink_norm", "rest_norm"),
-        "hiding": Finding(gap.above() is not None, gap.value),
-    }
-    # a word for the pace is shown or not; there is no more or less of it
-    found |= {word: Finding(motion.word == word, float(pace == word)) for word in ("static", "mixed", "moving")}
-    if study.sink_count:
-        found["added share"] = _share(study, "added_share")
-        found["added norms"] = _length(study, True, "added_norm", "text_norm")
-    if (shares := study.explained) is not None:
-        found["semantic"] = Finding(shares.word == "semantic", shares.by_class.value)
-        found["positional"] = Finding(shares.word == "positional", shares.by_position.value)
-    for name, labels in (("class", study.classes), ("age", study.ages)):
-        is_said = bool(richest(labels, name)) and with_sinks(study) >= FEWEST
-        found[name] = Finding(is_said, _unevenness(labels))
-    return found
+    text: str
+    """empty where it was not measured"""
+    each_N: Any = ()
+    """the number of each sample; empty where it is none of samples"""
 
 
-def in_twins(study: Any) -> dict[str, bool]:
-    """Of every finding and every verdict of a study, by name, whether an untrained twin shows as much.
+def controls_of(study: Any) -> dict[str, str]:
+    """Of every number that statements say of a study, and of every verdict, what its controls show, in words.
 
-    A verdict is shown by a twin whose own number lies on the same side of the threshold, whether or not it is sure of
-    it. Empty for a study without twins.
+    Empty for a study without controls.
     """
-    if not (twins := study.twins.values()):
+    if not study.twins or not study.layers:
         return {}
-    found = {
-        name: any(abs(twin.findings[name].size) >= AS_MUCH * abs(one.size) for twin in twins)
-        for name, one in study.findings.items()
-        if one.said and not math.isnan(one.size)
-    }
-    others = [{verdict.name: verdict.value for verdict in twin.verdicts} for twin in twins]
-    for one in study.verdicts:
-        if one.holds is not None:
-            values = [values[one.name] for values in others if not math.isnan(values[one.name])]
-            found[one.name] = any((value > one.threshold) == (one.value > one.threshold) for value in values)
-    return found
+    found = {}
+    for name, shown in NUMBERS.items():
+        own = shown(study, study)
+        others = {kind: shown(twin, study) for kind, twin in study.twins.items()}
+        each = {kind: other.each_N for kind, other in others.items()}
+        found[name] = beside({kind: other.text for kind, other in others.items()}, own.each_N, each)
+    for verdict in study.verdicts:
+        texts = {kind: _value_of(verdict.name, twin) for kind, twin in study.twins.items()}
+        found[verdict.name] = beside(texts)
+    return {name: words for name, words in found.items() if words}
 
 
-def _unevenness(found: Enrichment | None) -> float:
-    """By how much the share of sinks on one label is above its share of positions, at most."""
-    rows = zip(found.label, found.frequency, found.occupancy, strict=True) if found else ()
-    return max((float(mine - there) for label, mine, there in rows if label not in (ADDED, "sink")), default=0.0)
+def _value_of(verdict: str, study: Any) -> str:
+    value = next(one.value for one in study.verdicts if one.name == verdict)
+    if math.isnan(value):
+        return ""
+    return f"{number(value, 2)} nats" if verdict == "no recovery" else percent(value)
+
+
+def _greatest_share(study: Any, _: Any) -> Shown:
+    return _mean_of(study, "text_share")
+
+
+def _added_share(study: Any, _: Any) -> Shown:
+    return _mean_of(study, "added_share") if study.sink_count else Shown("")
+
+
+def _mean_of(study: Any, share: str) -> Shown:
+    each = study.each("layer").groupby("sample")[share].mean().to_numpy()
+    return Shown(percent(float(study.over("layer")[share].mean())), each)
+
+
+def _mobility(study: Any, _: Any) -> Shown:
+    motion = study.motion
+    return Shown("" if math.isnan(motion.mobility) else percent(motion.mobility), mobility_of(motion))
+
+
+def _drift(study: Any, _: Any) -> Shown:
+    motion = study.motion
+    each = ratio(motion.sums["drift_relative"], motion.sums["drift_relative_weight"])
+    value = motion.drift_over.value
+    return Shown("" if math.isnan(value) else f"{100 * value:+.1f}\u00a0%".replace("-", "−"), each)
+
+
+def _depth(study: Any, _: Any) -> Shown:
+    numbers_L = study.measured.layer_sinks.number
+    return Shown(f"from {number(numbers_L[0])} to {number(numbers_L[-1])}")
+
+
+def _norms(study: Any, _: Any) -> Shown:
+    found = study.measured.norm_ratio
+    return Shown(f"{number(found.value)} times" if found.samples else "", study.measured.norm_ratio_N)
+
+
+def _added_norms(study: Any, _: Any) -> Shown:
+    both = study.over("layer").dropna(subset=["added_norm", "text_norm"])
+    if both.empty:
+        return Shown("")
+    return Shown(f"{number(both['added_norm'].mean())} and {number(both['text_norm'].mean())}")
+
+
+def _hiding(study: Any, _: Any) -> Shown:
+    found = hiding(study)
+    if found["hidden"] is None:
+        return Shown("")
+    return Shown(f"{found['hidden']['delta']:+.2f}".replace("-", "−"), found["gap_R"])
+
+
+def _explained(study: Any, _: Any) -> Shown:
+    shares = study.explained
+    if shares is None or not shares.by_class.is_interval:
+        return Shown("")
+    return Shown(f"{percent(shares.by_class.value)} and {percent(shares.by_position.value)}")
+
+
+def _favoured(what: str) -> Callable[[Any, Any], Shown]:
+    """How often, in multiples of chance, sinks are of the class or the age that they favour in the study of a page."""
+
+    def shown(study: Any, page: Any) -> Shown:
+        best = richest(getattr(page, what), "")
+        labels = getattr(study, what)
+        if not best or labels is None or best[0][1] not in labels.label:
+            return Shown("")
+        enrichment = float(labels.enrichment[list(labels.label).index(best[0][1])])
+        return Shown("" if math.isnan(enrichment) else f"{number(enrichment, 2)} times")
+
+    return shown
+
+
+NUMBERS: dict[str, Callable[[Any, Any], Shown]] = {
+    "greatest share": _greatest_share,
+    "added share": _added_share,
+    "mobility": _mobility,
+    "drift": _drift,
+    "depth": _depth,
+    "norms": _norms,
+    "added norms": _added_norms,
+    "hiding": _hiding,
+    "explained": _explained,
+    "class": _favoured("classes"),
+    "age": _favoured("ages"),
+}
+"""Numbers that statements say, by name -> how a study shows them beside that of the page."""
 
 
 def with_sinks(study: Any) -> int:
@@ -90,30 +147,17 @@ def with_sinks(study: Any) -> int:
     return int((np.nan_to_num(study.measured.events_NS).sum(-1) > 0).sum())
 
 
-def strength(study: Any) -> tuple[Estimate, float]:
-    """Over samples, the attention that a head gives to its greatest key; and an even share."""
-    positions = np.mean([study.sample(place).positions_T.mean() for place in study.recorded])
-    return mean_over(study.each("layer").groupby("sample")["main_share"].mean()), 1 / float(positions)
-
-
-def _share(study: Any, share: str) -> Finding:
-    """How far a mean share of the attention is above an even one, as a multiple of that; said from twice of it on."""
-    positions = np.mean([study.sample(place).positions_T.mean() for place in study.recorded])
-    excess = float(study.over("layer")[share].mean() * positions - 1)
-    return Finding(excess > 1, excess)
-
-
-def _length(study: Any, is_known: bool, one: str, other: str) -> Finding:
-    """How much longer some value vectors are than others, on a logarithmic scale; said from a fifth on."""
-    both = study.over("layer").dropna(subset=[one, other])
-    size = math.log(both[one].mean() / both[other].mean()) if len(both) else math.nan
-    return Finding(is_known and abs(size) > 0.2, size)
-
-
 def trend_word(numbers_L: Any) -> str:
-    """rises or falls, of numbers by layer; empty where layers in random order would often look like it (Kendall)."""
-    found = stats.kendalltau(np.arange(len(numbers_L)), numbers_L) if len(numbers_L) > 1 else None
-    return "" if found is None or not found.pvalue < 0.05 else "rises" if found.statistic > 0 else "falls"
+    """rises or falls, of numbers by layer, as the first and the last of them do; empty where these go the other way,
+    and where layers in random order would often look like it (Kendall).
+    """
+    if len(numbers_L) < 2:
+        return ""
+    found = stats.kendalltau(np.arange(len(numbers_L)), numbers_L)
+    ends = numbers_L[-1] - numbers_L[0]
+    if not found.pvalue < 0.05 or not ends * found.statistic > 0:
+        return ""
+    return "rises" if ends > 0 else "falls"
 
 
 def richest(found: Enrichment | None, what: str) -> list[tuple[Any, ...]]:
@@ -126,19 +170,19 @@ def richest(found: Enrichment | None, what: str) -> list[tuple[Any, ...]]:
 
 def hiding(study: Any) -> dict[str, Any]:
     """Loss with nothing hidden, with the most sinks hidden and with as many random columns; and gap, what the sinks
-    cost more, an `Estimate` over rows of text, of no samples where the run kept no losses of single rows.
+    cost more, an `Estimate` over rows of text, of no samples where the run kept no losses of single rows (gap_R).
     """
-    frame, gap = study.heldout, mean_over([])
+    frame, gap_R = study.heldout, np.array([])
     if frame is None:
-        return {"base": None, "hidden": None, "gap": gap}
+        return {"base": None, "hidden": None, "gap": mean_over(gap_R), "gap_R": gap_R}
     frame = frame.reindex(columns=frame.columns.union(["bits_per_byte"])).sort_values("k")
     base, hidden = _row(frame[frame["k"] == 0], 0), _row(frame[frame["control"] == "sinks"], -1)
     random = None if hidden is None else _row(frame[(frame["control"] == "random") & (frame["k"] == hidden["k"])], 0)
     rows = study.table("heldout")
     if hidden is not None and random is not None and "losses" in rows:
         losses = rows.set_index(["control", "k"])["losses"]
-        gap = mean_over(np.subtract(losses["sinks", hidden["k"]], losses["random", hidden["k"]]))
-    return {"base": base, "hidden": hidden, "random": random, "gap": gap}
+        gap_R = np.subtract(losses["sinks", hidden["k"]], losses["random", hidden["k"]])
+    return {"base": base, "hidden": hidden, "random": random, "gap": mean_over(gap_R), "gap_R": gap_R}
 
 
 def _row(frame: pd.DataFrame, place: int) -> pd.Series | None:

@@ -137,8 +137,10 @@ class Measured:
         """sinks of a sample by text position; NaN beyond its length"""
         self.strongest_keys: list[dict[str, Any]] = parts["strongest_keys"]
         """of each sample, what `sinklab.reports.answered` says of the strongest keys of its heads"""
-        self.norm_ratio: Estimate = mean_over(parts["norm_ratio"])
-        """over samples: sink_norm / rest_norm of a sample, mean over layers (`by_layer`)"""
+        self.norm_ratio_N = np.array(parts["norm_ratio"], dtype=float)
+        """of each sample: sink_norm / rest_norm, mean over layers (`by_layer`)"""
+        self.norm_ratio: Estimate = mean_over(self.norm_ratio_N)
+        """the same over samples"""
         self.filtered_NE = np.array([curve.filtered for curve in parts["curve"]])
         """share of a sample's tokens that each threshold leaves out"""
         self.filtered_N = [curve.at(3.0) for curve in parts["curve"]]

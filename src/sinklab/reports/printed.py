@@ -1,7 +1,7 @@
 """Tables of text as files, Markdown, LaTeX and CSV, and the figure beside one."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +39,31 @@ class Printed:
     text: pd.DataFrame
     notes: tuple[str, ...]
     paths: tuple[Path, ...]
+    beside: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    """Tables that stand below it, by their titles."""
 
 
 def write_printed(
-    stem: Path, title: str, text: pd.DataFrame, numbers: pd.DataFrame, notes: Sequence[str] = ()
+    stem: Path,
+    title: str,
+    text: pd.DataFrame,
+    numbers: pd.DataFrame,
+    notes: Sequence[str] = (),
+    beside: Mapping[str, pd.DataFrame] | None = None,
 ) -> Printed:
-    """Write STEM.md and STEM.tex of the table as people read it, and STEM.csv of its numbers."""
+    """Write STEM.md and STEM.tex of the table as people read it and of those beside it, and STEM.csv of its numbers."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    whole = f"# {title}\n\n{markdown(text, most=10_000)}\n" + "".join(f"- {note}\n" for note in notes)
+    more = beside or {}
+    whole = f"# {title}\n\n{markdown(text, most=10_000)}\n"
+    for name, table in more.items():
+        whole += f"## {name}\n\n{markdown(table, most=10_000)}\n"
+    whole += "".join(f"- {note}\n" for note in notes)
+    tables = "\n".join([latex(text, title), *(latex(table, name) for name, table in more.items())])
     paths = tuple(stem.with_name(f"{stem.name}.{suffix}") for suffix in ("md", "tex", "csv"))
     write_beside(paths[0], lambda path: path.write_text(whole, encoding="utf-8"))
-    write_beside(paths[1], lambda path: path.write_text(latex(text, title), encoding="utf-8"))
+    write_beside(paths[1], lambda path: path.write_text(tables, encoding="utf-8"))
     write_beside(paths[2], lambda path: numbers.to_csv(path, index=False))
-    return Printed(title, text, tuple(notes), paths)
+    return Printed(title, text, tuple(notes), paths, more)
 
 
 def write_page(path: Path, table: pd.DataFrame, sentences: Iterable[str], more: str = "") -> Path:

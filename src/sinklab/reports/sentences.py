@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 
 from sinklab.analysis.answers import QUESTIONS
-from sinklab.analysis.estimates import FEWEST, Estimate, mean_over
+from sinklab.analysis.estimates import FEWEST, SEEDS, Estimate, mean_over
 from sinklab.analysis.movement import motion_word
 from sinklab.registry import figures as registered
-from sinklab.reports.findings import hiding, richest, strength, trend_word, with_sinks
+from sinklab.reports.findings import hiding, richest, trend_word, with_sinks
 from sinklab.reports.maps import most_mobile
 from sinklab.reports.study import Study
 from sinklab.reports.training import OVER_EVEN, Training
@@ -26,15 +26,9 @@ from sinklab.reports.words import interval, number, quoted, same, statements, ti
 @lru_cache(maxsize=1)
 def _statements() -> Callable[..., list[str]]:
     filters: list[Any] = [quoted, times_chance, listed, moving, named, since, last_rows, richest, mean_of_edits]
-    filters += [groups, hiding, losses_of, np.nanmean, strength, trend_word, with_sinks]
-    tests = {"in_twins": _is_in_twins, "infinite": math.isinf, "close_to": same, "many": are_many}
+    filters += [groups, hiding, losses_of, np.nanmean, trend_word, with_sinks]
+    tests = {"infinite": math.isinf, "close_to": same, "many": are_many}
     return statements("sinklab.reports", filters, tests, over_even=OVER_EVEN, fewest=FEWEST)
-
-
-def _is_in_twins(study: Study, *names: str) -> bool:
-    """Whether untrained twins show as much of all that was found of these."""
-    shown = [study.in_twins[name] for name in names if name in study.in_twins]
-    return bool(shown) and all(shown)
 
 
 def told(statement: str, *about: Any, **facts: Any) -> list[str]:
@@ -79,14 +73,16 @@ def losses_of(group: list[Training], trainings: list[Training]) -> dict[str, Any
 
 def _over_seeds(gaps: list[float], partners: int) -> str:
     """What differences of pairs of runs, a seed each, say of a variant; errors over rows say nothing of that."""
-    found = mean_over(gaps)
+    found = mean_over(gaps, fewest=SEEDS)
     if partners < 2:
         return " (± is over rows: seeds are not in it)"
     span = f"from {found.low:+.4f} to {found.high:+.4f}".replace("-", "−")
     if not found.is_interval:
-        return f" (± is over rows; over {found.samples} seeds {span}, too few for a verdict)"
-    words = {True: "worse", False: "better", None: f"cannot tell, could have seen ±{found.reach:.4f}"}[found.above()]
-    return f" (± is over rows; over {found.samples} seeds 95\u00a0% {span}: {words})"
+        return (
+            f" (± is over rows; over {found.samples} seed{'s' * (found.samples != 1)} {span}, a verdict takes {SEEDS})"
+        )
+    words = {True: "worse", False: "better", None: f"inconclusive, detectable difference {found.reach:.4f}"}
+    return f" (± is over rows; over {found.samples} seeds 95\u00a0% {span}: {words[found.above()]})"
 
 
 def last_rows(group: list[Training]) -> dict[Any, list[float]]:
@@ -95,12 +91,12 @@ def last_rows(group: list[Training]) -> dict[Any, list[float]]:
 
 
 def since(group: list[Training], event: str) -> list[str]:
-    """From when on it held, "takeover" or "emergence", in each run."""
+    """From when on it held, "takeover" or "emergence", in each run; "never" where it did not last to the end."""
     found = []
     for run in group:
         step, first = getattr(run, event), run.over("step")["step"].iloc[0]
         on = f"from the first measurement on (step {step})" if step == first else f"from step {step} on"
-        found.append("at no step permanently" if step is None else on)
+        found.append("never" if step is None else on)
     return found
 
 

@@ -16,7 +16,7 @@ from sinklab.analysis.verdicts import Verdict, holm, masking_cost, new_sinks, ni
 from sinklab.records.info import of_twin
 from sinklab.records.reading import Run
 from sinklab.reports.answered import answers_of
-from sinklab.reports.findings import Finding, findings_of, in_twins
+from sinklab.reports.findings import controls_of
 from sinklab.reports.masked import heldout_of
 from sinklab.reports.measured import Measured
 from sinklab.reports.samples import Reader, Sample, Samples, rule_name
@@ -112,10 +112,8 @@ class Study(Reader):
 
     answers = cached_property[Answers](answers_of)
     """What the study says to the three questions of its page."""
-    findings = cached_property[dict[str, Finding]](findings_of)
-    """What statements may say of the study, by name."""
-    in_twins = cached_property[dict[str, bool]](in_twins)
-    """Of each finding that is said and each verdict, by name, whether an untrained twin shows as much."""
+    in_controls = cached_property[dict[str, str]](controls_of)
+    """Of each number that is said and each verdict, by name, what the controls show."""
 
     samples = cached_property[Samples](
         lambda study: Samples(study.run, study.sink_count, study.rule, study.received, study.twin)
@@ -244,6 +242,6 @@ class Study(Reader):
         if not len(base) or not len(hidden):
             return masking_cost([], [])
         if "losses" not in table:
-            why = "The run kept no losses of single rows, so it cannot be told whether masking the sinks is costly."
+            why = "The run kept no losses of single rows, so whether masking the sinks is costly is inconclusive."
             return _unknown("masking is costly", why)
         return masking_cost(base["losses"].iloc[0], hidden["losses"].iloc[0])

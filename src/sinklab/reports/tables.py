@@ -94,9 +94,9 @@ def _side_by_side(names: Sequence[str], studies: Sequence[Study]) -> pd.DataFram
 
 
 def verdicts_table(study: Study) -> pd.DataFrame:
-    """Verdicts; ``in_twins``: whether an untrained twin shows as much, missing where that is not known."""
-    shown = [study.in_twins.get(verdict.name) for verdict in study.verdicts]
-    return pd.DataFrame(study.verdicts).assign(in_twins=shown).astype({"holds": "boolean", "in_twins": "boolean"})
+    """Verdicts; ``controls``: the numbers of the controls in words, empty where there are none."""
+    shown = [study.in_controls.get(verdict.name, "") for verdict in study.verdicts]
+    return pd.DataFrame(study.verdicts).assign(controls=shown).astype({"holds": "boolean"})
 
 
 TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
@@ -110,6 +110,8 @@ TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
     "curve": curve_table,
     # failure signatures and statements: whether they hold, the number that decides, what it is held against
     "verdicts": verdicts_table,
+    # the three questions: word, number, interval, samples, detectable difference, controls, sentence
+    "answers": lambda study: study.answers.table,
     "twins": twins_table,
     # what a run recorded that no figure of its own shows, statistics of plug-ins among it
     "statistics": statistics_table,

@@ -56,8 +56,8 @@ def quoted(label: str) -> str:
 def times_chance(enrichment: float) -> str:
     """An enrichment in words."""
     if same(enrichment, 1):
-        return "about what chance would give"
-    return f"{number(enrichment, 2)} times what chance would give"
+        return "about as expected by chance"
+    return f"{number(enrichment, 2)} times as often as by chance"
 
 
 def statements(

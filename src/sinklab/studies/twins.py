@@ -1,12 +1,11 @@
-"""Untrained twins in a study: made where that costs little or is asked for, listed in the run, and what they show."""
+"""Controls of a study, untrained twins of its model: run where that costs little or is asked for; what they show."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
+from sinklab.analysis.answers import CONTROLS, beside
 from sinklab.studies.base import Work, columns_of
 
 if TYPE_CHECKING:
@@ -17,8 +16,6 @@ LITTLE = 60.0
 """Seconds: twins that take less are made without being asked for."""
 MAKING = 1e-7
 """Seconds that it takes to initialise or permute a parameter."""
-SHARED = " (an untrained twin shows as much)"
-"""Behind what a sentence says, where that is so."""
 
 
 def write_twins(work: Work, seconds: Callable[[], float], write: Callable[[Loaded, str], None]) -> None:
@@ -41,7 +38,7 @@ def write_twins(work: Work, seconds: Callable[[], float], write: Callable[[Loade
     for kind, make in UNTRAINED.items():
         why, own_hash = hindrance, None
         if not why:
-            work.progress.stage(f"measuring an untrained twin ({kind}) on the same canvases")
+            work.progress.stage(f"a control ({CONTROLS[kind]}) reads the same canvases")
             try:
                 twin = make(work.loaded, seed)
             except ValueError as error:
@@ -50,20 +47,17 @@ def write_twins(work: Work, seconds: Callable[[], float], write: Callable[[Loade
                 own_hash = weights_hash(twin.model.state_dict())
                 write(twin, kind)
         if why:
-            work.progress.stage(f"no untrained twin ({kind}): {why}")
+            work.progress.stage(f"no control ({CONTROLS[kind]}): {why}")
         rows.append({"twin": kind, "made": not why, "seed": seed, "weights_sha256": own_hash, "why": why})
     run.table("twins", columns_of(rows))
 
 
 def _too_long(work: Work, one: float) -> str:
-    """Why no twins are made that nobody asked for, in words; empty where they take little."""
+    """Why no controls are run that nobody asked for, in words; empty where they take little."""
     seconds = 2 * (one + MAKING * work.loaded.model.num_parameters())
     if seconds < LITTLE:
         return ""
-    return (
-        f"both would take about {seconds / 60:.0f} min; they are made where they are asked for (--twin, in Python "
-        "twin=True)"
-    )
+    return f"both would take about {seconds / 60:.0f} min; pass --twin to run them, in Python twin=True"
 
 
 def twins_of(run: Run) -> list[str]:
@@ -73,16 +67,14 @@ def twins_of(run: Run) -> list[str]:
 
 
 def no_twins(runs: Mapping[str, Run]) -> list[str]:
-    """What is said of those of these models that have no twins; nothing where all have."""
+    """What is said of those of these models that have no controls; nothing where all have."""
     alone = {label: run for label, run in runs.items() if not twins_of(run)}
     tables = [run.table("twins") for run in alone.values() if "twins" in run.tables]
     why = f" ({tables[0]['why'].iloc[0]})" if tables else ""
-    said = f"was measured{why}: what is said may be true of untrained weights as well."
-    return [f"No untrained twin of {' and '.join(alone)} {said}"] if alone else []
+    return [f"No untrained control of {' and '.join(alone)} was run{why}."] if alone else []
 
 
-def shared(own: float, others: Iterable[float]) -> str:
-    """`SHARED` where what some twin shows is, in whichever direction, at least a third of what the model shows."""
-    from sinklab.reports.findings import AS_MUCH
-
-    return SHARED if any(abs(other) >= AS_MUCH * abs(own) > 0 for other in others if pd.notna(other)) else ""
+def shown_by(texts: Mapping[str, str], own: Any = (), theirs: Mapping[str, Any] | None = None) -> str:
+    """What controls show, in brackets behind a number; empty without any. See `sinklab.analysis.answers.beside`."""
+    words = beside(texts, own, theirs)
+    return f" ({words})" if words else ""

@@ -23,7 +23,7 @@ from sinklab.reports.samples import NotRecorded, Reader
 from sinklab.reports.words import number, percent, statements
 from sinklab.sinks.rules import DEFAULT
 from sinklab.studies.ablate.run import by_row
-from sinklab.studies.twins import no_twins, shared, twins_of
+from sinklab.studies.twins import no_twins, shown_by, twins_of
 
 SHOWN = 20
 """Cells in the Markdown table; the CSV has all."""
@@ -46,15 +46,15 @@ def ablation_sentences(runs: Iterable[Run]) -> list[str]:
 
 def _of_one(run: Run, told: Callable[..., list[str]]) -> list[str]:
     cells, settings, name, kinds = cells_of(run), run.info.settings, run.info.model["name"], twins_of(run)
-    maps = [run.table(of_twin("map", kind)) for kind in kinds] if cells["told"].any() else []
-    said = told("ablation", name, settings, cells, _clean(cells), shared(_furthest(cells), map(_furthest, maps)))
+    changes = {kind: _furthest(run.table(of_twin("map", kind))) for kind in kinds}
+    most = shown_by({kind: f"{change:+.4f}".replace("-", "−") for kind, change in changes.items()})
+    said = told("ablation", name, settings, cells, _clean(cells), most)
     if cells["rows"].iloc[0] < FEWEST:
         return said
     found = _correlation(run)
-    # without an effect a correlation over so few cells is often large: a twin's has to be told, too
-    others = [_correlation(run, kind) for kind in kinds] if found.above() is not None else []
-    as_much = shared(found.value, [one.value for one in others if one.above() is not None])
-    return [*said, *told("together", settings["by"], found, as_much), *no_twins({name: run})]
+    others = {kind: _correlation(run, kind).value for kind in kinds}
+    texts = {kind: "" if np.isnan(value) else number(value, 2) for kind, value in others.items()}
+    return [*said, *told("together", settings["by"], found, shown_by(texts)), *no_twins({name: run})]
 
 
 def _clean(cells: pd.DataFrame) -> float:
@@ -62,8 +62,8 @@ def _clean(cells: pd.DataFrame) -> float:
 
 
 def _furthest(cells: pd.DataFrame) -> float:
-    """The greatest change of a cell, in shares of the loss."""
-    return float(cells["delta"].abs().max() / _clean(cells))
+    """The greatest change of a cell, in nats per token."""
+    return float(cells.loc[cells["delta"].abs().idxmax(), "delta"])
 
 
 def _correlation(run: Run, twin: str = "") -> Estimate:

@@ -45,8 +45,8 @@ class AblateSettings(Checked):
     seed: int = 0
     """Seed of the noise."""
     twin: bool | None = limited(None, free=True)
-    """Map two untrained twins on the same rows too, of the model freshly initialised and with its weights permuted;
-    what they show as well is no finding. When left out, where both take less than a minute."""
+    """Map two controls on the same rows too, the model with shuffled weights and with fresh ones; their numbers stand
+    beside its own. When left out, where both take less than a minute."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,8 +59,8 @@ class Ablate(Study):
 
     For every layer and head, beside the share of attention that these keys hold there; with --by layer in all heads of
     a layer at once. For diffusion models the masked-token loss, for autoregressive ones the next-token loss; a clean
-    pass over the same text chooses the keys. Costs a forward pass a head and batch of rows. What untrained twins show
-    as well is marked. Writes a run folder, ablation.md, ablation.csv and the two maps.
+    pass over the same text chooses the keys. Costs a forward pass a head and batch of rows. What controls show
+    stands beside it. Writes a run folder, ablation.md, ablation.csv and the two maps.
 
     Try
         sinklab ablate --model tiny --rows 12 --length 128

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.estimates import FEWEST, mean_over
+from sinklab.analysis.estimates import SEEDS, mean_over
 from sinklab.records.reading import Run
 from sinklab.reports.charts import Axis, Chart, Line, Mark
 from sinklab.reports.drawing import figure
@@ -93,14 +93,14 @@ def backcopy_sentences(run: Run) -> list[str]:
         if (kinds[kind]["added"] > 0).any():
             group = kinds[kind]
             # less an even share of a row's keys
-            beyond = mean_over(group["shared"].to_numpy() - 1 / (Source().length + 1))
+            beyond = mean_over(group["shared"].to_numpy() - 1 / (Source().length + 1), fewest=SEEDS)
             lines += told("added", kind, group, beyond if _is_able(group) else None)
     return lines + (_masking(told, run.table("masking"), kinds) if "masking" in run.tables else [])
 
 
 def _is_able(group: pd.DataFrame) -> bool:
     """Whether there are seeds for a verdict, all of them near the best loss."""
-    return len(group) >= FEWEST and bool((group["over"] <= NEAR).all())
+    return len(group) >= SEEDS and bool((group["over"] <= NEAR).all())
 
 
 def _refusal(kinds: Kinds, one: Any, other: Any) -> str | None:
@@ -108,8 +108,8 @@ def _refusal(kinds: Kinds, one: Any, other: Any) -> str | None:
     groups = {" ".join(kind): kinds[kind] for kind in (one, other)}
     if far := [name for name, group in groups.items() if (group["over"] > NEAR).any()]:
         return f"cannot tell, since {' and '.join(far)} did not come within 5 % of the best loss in every seed"
-    if (seeds := len(kinds[one].index.intersection(kinds[other].index))) < FEWEST:
-        return f"cannot tell from {seeds} seeds; {FEWEST} make a verdict"
+    if (seeds := len(kinds[one].index.intersection(kinds[other].index))) < SEEDS:
+        return f"cannot tell from {seeds} seeds; {SEEDS} make a verdict"
     if CAUSAL in (one, other) and not (kinds[CAUSAL]["first"] > WEIGHT).all():
         return "cannot tell, since causal plain has no sink there in every seed"
     return None
@@ -123,10 +123,10 @@ def _gaps(kinds: Kinds, one: Any, other: Any, name: str) -> pd.Series:
 def _contrast(told: Said, kinds: Kinds, one: Any, other: Any, name: str, twins: dict[str, Kinds]) -> list[str]:
     """A measure of the heads, paired over seeds, with what untrained twins show of it."""
     gaps = _gaps(kinds, one, other, name)
-    found = mean_over(gaps.to_numpy())
+    found = mean_over(gaps.to_numpy(), fewest=SEEDS)
     apart = {state: _gaps(each, one, other, name) for state, each in twins.items() if {one, other} <= each.keys()}
     # no more than what the twins show
-    same = [mean_over((gaps - each).to_numpy()).above() is not found.above() for each in apart.values()]
+    same = [mean_over((gaps - each).to_numpy(), fewest=SEEDS).above() is not found.above() for each in apart.values()]
     is_shared = found.above() is not None and any(same)
     beside = {state: each.mean() for state, each in apart.items()}
     return told("contrast", name, one, other, _refusal(kinds, one, other), found, beside, is_shared)
@@ -139,10 +139,12 @@ def _masking(told: Said, table: pd.DataFrame, kinds: Kinds) -> list[str]:
     for task, protocol in dict.fromkeys(zip(table["task"], table["protocol"], strict=True)) if both else ():
         costs = [_costs(asked.loc[objective], task, protocol) for objective in ("causal", "diffusion")]
         pairs = [*zip(*costs, strict=True)]
-        count = mean_over([one[1, "sinks"][1] - other[1, "sinks"][1] for one, other in pairs])
+        count = mean_over([one[1, "sinks"][1] - other[1, "sinks"][1] for one, other in pairs], fewest=SEEDS)
         equal = [at_equal_dose([*_doses(one)], [*_doses(other)], one[1, "sinks"][0]) for one, other in pairs]
         doses, gaps = (pd.Series(part) for part in zip(*equal, strict=True))
-        lines += told("masking", task, protocol, _refusal(kinds, CAUSAL, DIFFUSION), count, mean_over(gaps), doses)
+        lines += told(
+            "masking", task, protocol, _refusal(kinds, CAUSAL, DIFFUSION), count, mean_over(gaps, fewest=SEEDS), doses
+        )
     return lines + [
         text for objective in asked.index.unique(0) for text in _control(told, asked.loc[objective], objective, kinds)
     ]
@@ -171,8 +173,8 @@ def _control(told: Said, table: pd.DataFrame, objective: str, kinds: Kinds) -> l
     """The most attended key against keys that are no sinks and hold as much."""
     costs, group = _costs(table, "rows", "clean"), kinds[objective, "plain"]
     share = float(np.nanmean([cells[1, "equal_mass"][2] for cells in costs]))
-    found = mean_over([cells[1, "matched"][1] - cells[1, "equal_mass"][1] for cells in costs])
-    is_able = len(costs) >= FEWEST and _is_able(group)
+    found = mean_over([cells[1, "matched"][1] - cells[1, "equal_mass"][1] for cells in costs], fewest=SEEDS)
+    is_able = len(costs) >= SEEDS and _is_able(group)
     return told("control", objective, share, len(costs), (group["over"] <= NEAR).sum(), found if is_able else None)
 
 

@@ -26,7 +26,7 @@ from sinklab.reports.words import statements
 from sinklab.studies.base import hidden_words
 from sinklab.studies.battery.study import ALL, BESIDE
 from sinklab.studies.battery.study import CONTROLS as NAMED
-from sinklab.studies.twins import no_twins, shared, twins_of
+from sinklab.studies.twins import no_twins, shown_by, twins_of
 
 GATE = 0.9
 """A drop can only be seen where more than this share is right with nothing hidden."""
@@ -215,8 +215,11 @@ def _curve(one: Series, control: str) -> tuple[pd.DataFrame, dict[str, str], str
     curve = one.curve(control)
     curve = curve[(curve["n"] == curve["n"].iloc[0]).to_numpy()]
     most = curve.iloc[-1]
-    twins = [replace(one, twin=kind).curve(control).set_index("k").loc[most["k"]] for kind in twins_of(one.run)]
-    marks = {name: shared(most[name], [row[name] for row in twins]) for name in ("delta", "beyond")}
+    twins = {kind: replace(one, twin=kind).curve(control).set_index("k").loc[most["k"]] for kind in twins_of(one.run)}
+    marks = {}
+    for name in ("delta", "beyond"):
+        texts = {kind: "" if math.isnan(row[name]) else f"{100 * row[name]:+.1f}" for kind, row in twins.items()}
+        marks[name] = shown_by(texts)
     scores = battery_scores([one]).query("control == @control and k == @most.k and skill == @ALL")
     dose = scores.iloc[0] if len(scores) else pd.Series({"matched": math.nan, "columns": math.nan})
     beside = "equal_mass" if control in BESIDE and "equal_mass" in BESIDE[control][0] else ""

@@ -137,8 +137,8 @@ class BatterySettings(Checked):
     seed: int = 0
     """Seed of the choice of problems and of all draws."""
     twin: bool | None = limited(None, free=True)
-    """Let two untrained twins answer the same problems too, the model freshly initialised and with its weights
-    permuted; what they show as well is no finding. When left out, where both take less than a minute."""
+    """Let two controls answer the same problems too, the model with shuffled weights and with fresh ones; their numbers
+    stand beside its own. When left out, where both take less than a minute."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sinklab.analysis.intervals import Z
-from sinklab.probing.dose import DOSE_COLUMNS, Dose
+from sinklab.probing.dose import DOSE_COLUMNS
 from sinklab.probing.scope import PROTOCOLS
 from sinklab.reports.charts import Axis, Chart, Line, draw_panels
 from sinklab.reports.printed import Printed, save_figure, write_printed
@@ -64,6 +64,9 @@ def _style(control: str, protocol: str) -> Any:
 
 
 TITLE = "Accuracy with the most attended keys masked (analysis paper, Table 1)"
+DOSE_TITLE = "What was masked"
+DOSES = {"of them sinks": "sinks", "attention held": "held", "attention removed": "removed", "heads matched": "matched"}
+"""Heading of the table of doses -> the number that stands below it."""
 VERDICT = "more than 5 points lost"
 COLUMNS: tuple[str, ...] = ("task", "model", "source", "protocol", "control", "k", "accuracy", "stderr", "samples")
 COLUMNS += ("drop", "drop_low", "drop_high", "relative", "verdict", "floor", "no_answer", *DOSE_COLUMNS)
@@ -138,7 +141,7 @@ def _published(task: str) -> list[dict[str, Any]]:
 
 def table1_text(numbers: pd.DataFrame) -> pd.DataFrame:
     """The table as people read it: a row per model and control, the paper's below those measured, a column per number
-    of keys and protocol, each score with its dose.
+    of keys and protocol. What was masked is `table1_doses`.
 
     Published rows of models that were measured stand first among the published ones.
     """
@@ -171,8 +174,22 @@ def _cell(cell: pd.Series | None) -> str:
     if cell is None:
         return "–"
     digits = 3 if cell["source"] == MEASURED else 2
-    dose = f"; {Dose.from_row(cell)}" if pd.notna(cell["columns"]) else ""
-    return f"{cell['accuracy']:.{digits}f} ± {cell['stderr']:.{digits}f}{dose}"
+    return f"{cell['accuracy']:.{digits}f} ± {cell['stderr']:.{digits}f}"
+
+
+def table1_doses(numbers: pd.DataFrame) -> pd.DataFrame:
+    """What was masked in each cell that was measured, as people read it: keys, sinks among them, their attention."""
+    if numbers.empty or not numbers["columns"].notna().any():
+        return pd.DataFrame()
+    headings, rows = _headings(numbers), []
+    for _, cell in numbers[numbers["columns"].notna()].iterrows():
+        name = cell["model"] if cell["control"] == "sinks" else f"{cell['model']}, {hidden_words(cell['control'], '')}"
+        row = {"task": titled(cell["task"]), "model": name, "masked": headings[int(cell["k"]), cell["protocol"]]}
+        row["keys a head"] = f"{cell['columns']:.2f}"
+        for heading, column in DOSES.items():
+            row[heading] = "–" if pd.isna(cell[column]) else f"{100 * cell[column]:.1f}\u00a0%"
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def _lost(by: dict[str, pd.Series]) -> str:
@@ -214,6 +231,8 @@ def write_table1(folders: Iterable[str | Path], out: str | Path, formats: Iterab
     numbers = table1_numbers(found.benchmarks)
     notes = table1_notes(numbers, found.unfinished) + masked.contrasts(found.benchmarks)
     stem = Path(out) / "table1"
-    printed = write_printed(stem, TITLE, table1_text(numbers), numbers, notes)
+    doses = table1_doses(numbers)
+    beside = {} if doses.empty else {DOSE_TITLE: doses}
+    printed = write_printed(stem, TITLE, table1_text(numbers), numbers, notes, beside)
     drawn = save_figure(lambda: table1_figure(numbers), stem, formats)
     return replace(printed, paths=(*printed.paths, *drawn))

@@ -17,7 +17,7 @@ from sinklab.reports.runs import as_shown
 from sinklab.reports.samples import NotRecorded, Reader
 from sinklab.reports.words import statements
 from sinklab.studies.base import labels_of
-from sinklab.studies.twins import no_twins, shared, twins_of
+from sinklab.studies.twins import no_twins, shown_by, twins_of
 
 PLACES, LENS, PROBES = (labels_of("contents")[name] for name in ("places", "lens", "probes"))
 LEAST = -0.5
@@ -120,16 +120,20 @@ def contents_sentences(runs: list[Run]) -> list[str]:
 
 def _differences(run: Run, place: str) -> dict[str, Any]:
     """What `differences` of sentences.jinja says."""
-    told, beside = _told(run, place), [_told(run, place, kind) for kind in twins_of(run)]
+    told, beside = _told(run, place), {kind: _told(run, place, kind) for kind in twins_of(run)}
     ends = {
         "largest": told[told["low"] > 0].nlargest(1, "value"),
         "lowest": told[told["high"] < 0].nsmallest(1, "value"),
     }
     extremes = []
     for word, row in ((word, row) for word, rows in ends.items() for row in rows.itertuples()):
-        same = [one[(one["target"] == row.target) & (one["layer"] == row.layer)]["value"] for one in beside]
-        extremes.append((word, row, shared(row.value, [value for values in same for value in values])))
-    return {"told": told, "shared": shared(_clear(told), map(_clear, beside)), "extremes": extremes}
+        texts = {}
+        for kind, one in beside.items():
+            same = one[(one["target"] == row.target) & (one["layer"] == row.layer)]["value"]
+            texts[kind] = f"{same.iloc[0]:+.2f}" if len(same) else ""
+        extremes.append((word, row, shown_by(texts)))
+    texts = {kind: f"{_clear(one)} of {len(one)}" for kind, one in beside.items()}
+    return {"told": told, "controls": shown_by(texts), "extremes": extremes}
 
 
 def _told(run: Run, place: str, kind: str = "") -> pd.DataFrame:
@@ -143,9 +147,9 @@ def _told(run: Run, place: str, kind: str = "") -> pd.DataFrame:
     return frame[frame["low"] < frame["high"]]
 
 
-def _clear(frame: pd.DataFrame) -> float:
-    """The share of differences that are told from 0."""
-    return float(((frame["low"] > 0) | (frame["high"] < 0)).mean())
+def _clear(frame: pd.DataFrame) -> int:
+    """How many differences are told from 0."""
+    return int(((frame["low"] > 0) | (frame["high"] < 0)).sum())
 
 
 def _label(run: Run) -> str:

@@ -81,8 +81,8 @@ class ContentsSettings(DecodingSettings):
     resamples: int = limited(1000, at_least=1)
     """Resamples of the texts behind an interval."""
     twin: bool | None = limited(None, free=True)
-    """Let two untrained twins read the same texts too, the model freshly initialised and with its weights permuted;
-    what they show as well is no finding. When left out, where both take less than a minute."""
+    """Let two controls read the same texts too, the model with shuffled weights and with fresh ones; their numbers
+    stand beside its own. When left out, where both take less than a minute."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,7 +105,7 @@ class Probe(Study):
     logit lens says what the model's own head reads in them; ridge probes, tested on texts they have not seen, say what
     else can be: the token finally written there, how much is still masked, the position, the block, what is written,
     what comes next. Everything is in a run folder, with a figure a place beside it; intervals are over texts. What
-    untrained twins show as well is marked.
+    controls show stands beside it.
 
     Sinks are few: where none is found among the masked positions, --choose strongest takes in each head the key of each
     place that receives most.

@@ -1,6 +1,7 @@
 """Masking curves as they are read, and what is judged of them, corrected for the number of all that stand on a page."""
 
 # R rows
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +18,7 @@ from sinklab.records.reading import Run
 from sinklab.reports.runs import as_shown
 from sinklab.reports.samples import NotRecorded, Reader
 from sinklab.reports.words import percent
-from sinklab.studies.twins import shared, twins_of
+from sinklab.studies.twins import shown_by, twins_of
 
 MAIN = ("top", "sinks")
 """What a curve is about, and not a control of it."""
@@ -31,7 +32,7 @@ class MaskingCurve(Reader):
     """One run of kind "curve"."""
 
     twin: str = ""
-    """Whose numbers these are: of the run's own model, or of this untrained twin on the same rows."""
+    """Whose numbers these are: of the run's own model, or of this control on the same rows."""
 
     columns: ClassVar = {"curve": COLUMNS}
     origin = "a masking curve"
@@ -42,7 +43,7 @@ class MaskingCurve(Reader):
 
     @cached_property
     def twins(self) -> dict[str, "MaskingCurve"]:
-        """The untrained twins that the run has, by name."""
+        """The controls that the run has, by name."""
         return {kind: replace(self, twin=kind) for kind in twins_of(self.run)}
 
     def finished(self, name: str) -> pd.DataFrame:
@@ -148,8 +149,8 @@ class Judged(NamedTuple):
 
     holds: bool | None
     """Above zero or below it; None where that cannot be told."""
-    shared: str
-    """Words on untrained twins that show as much; empty where they do not."""
+    controls: str
+    """What the controls show, in brackets; empty without any."""
 
 
 Key = tuple[str, Any]
@@ -162,22 +163,29 @@ def judged(curves: list[MaskingCurve]) -> dict[Key, Judged]:
     for curve in curves:
         for asked in curve.asked():
             answer_R = curve.answer(*asked)
-            others = [mean_over(twin.answer(*asked)).value for twin in curve.twins.values()]
-            found[curve.label, asked] = _verdict(mean_over(answer_R), mean_p(answer_R), others)
+            others = {kind: twin.answer(*asked) for kind, twin in curve.twins.items()}
+            texts = {kind: _points(float(other_R.mean())) for kind, other_R in others.items()}
+            words = shown_by(texts, answer_R, others)
+            found[curve.label, asked] = _verdict(mean_over(answer_R), mean_p(answer_R), words)
     for one, other in pairs(curves):
         kinds = [kind for kind in one.twins if kind in other.twins]
-        beside = [contrasts(one.twins[kind], other.twins[kind]) for kind in kinds]
+        beside = {kind: contrasts(one.twins[kind], other.twins[kind]) for kind in kinds}
         for name, (_, own) in contrasts(one, other).items():
-            others = [twin[name][1].difference.value for twin in beside if name in twin]
-            found[one.label, (other.label, name)] = _verdict(own.difference, own.p, others)
+            texts = {kind: _points(twin[name][1].difference.value) for kind, twin in beside.items() if name in twin}
+            found[one.label, (other.label, name)] = _verdict(own.difference, own.p, shown_by(texts))
     corrected = holm([verdict for verdict, _ in found.values()])
     return {
         key: Judged(verdict.holds, words) for (key, (_, words)), verdict in zip(found.items(), corrected, strict=True)
     }
 
 
-def _verdict(found: Estimate, p: float, others: list[float]) -> tuple[Verdict, str]:
-    return Verdict("", found.above(), found.value, 0.0, "", p=p), shared(found.value, others)
+def _verdict(found: Estimate, p: float, controls: str) -> tuple[Verdict, str]:
+    return Verdict("", found.above(), found.value, 0.0, "", p=p), controls
+
+
+def _points(share: float) -> str:
+    """A change of the loss in percent of it; empty where there is none."""
+    return "" if math.isnan(share) else f"{100 * share:+.1f}\u00a0%".replace("-", "−")
 
 
 def pairs(curves: list[MaskingCurve]) -> list[tuple[MaskingCurve, MaskingCurve]]:
@@ -211,8 +219,9 @@ def lacks(curve: MaskingCurve) -> str | None:
     rate, main = median_over(seen["gu"]), percent(seen["main"].mean())
     if rate.above(PHENOMENON):
         return None
-    sure = "does not have the phenomenon" if rate.above(PHENOMENON) is False else "may not have the phenomenon"
+    heads = f"{percent(rate.value)} of the heads" if rate.value else "no head"
+    sure = "" if rate.above(PHENOMENON) is False else ", and whether that is enough is inconclusive"
     return (
-        f"{curve.label} {sure}: one key gets more than 30 % in {percent(rate.value)} of its heads (median of rows; "
-        f"{percent(PHENOMENON)} are wanted), the most attended one {main} on average"
+        f"{heads} of {curve.label} give{'' if rate.value else 's'} any key more than 30 % of the attention (we require "
+        f"{100 * PHENOMENON:.0f} % of the heads{sure}; the most attended key gets {main} on average)"
     )

@@ -86,7 +86,7 @@ def masking_curve_table(runs: Curves) -> pd.DataFrame:
 def masking_curve_sentences(runs: Curves) -> list[str]:
     """What the curves say: of each model, then of diffusion models against autoregressive ones.
 
-    Verdicts are corrected for the number of all of them together; what an untrained twin shows as well is marked.
+    Verdicts are corrected for the number of all of them together; what the controls show stands beside them.
     """
     curves = as_curves(runs)
     filters = (_signed, _points, _change, _relative, rules.words, unlike, contrasts)

@@ -133,7 +133,7 @@ def curve_table(
 
     loss: mean over rows, nats per token. delta: that less the loss with nothing hidden. excess: delta less that of as
     many random keys, or of "matched" less that of the keys of equal mass; NaN without them. low and high: ends of the
-    95 % interval over rows (`mean_over`), NaN with fewer than 6; differences are paired. relative: delta over the loss.
+    95 % interval over rows (`mean_over`), NaN with fewer than 8; differences are paired. relative: delta over the loss.
     columns, sinks, held, removed, matched: the dose (`Dose`), 0 removed where nothing is hidden. bits_per_byte: of the
     text, comparable across tokenizers.
 

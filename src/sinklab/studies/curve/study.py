@@ -47,9 +47,8 @@ class CurveSettings(Checked):
     seed: int = 0
     """Seed of the noise and of the random columns."""
     twin: bool | None = limited(None, free=True)
-    """Score two untrained twins on the same rows too, of the model freshly initialised and with its weights permuted;
-    what they show as well is no finding. When left out, where both take less than a minute. A curve that is there gets
-    none."""
+    """Score two controls on the same rows too, the model with shuffled weights and with fresh ones; their numbers stand
+    beside its own. When left out, where both take less than a minute. A curve that is there gets none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,9 +64,9 @@ class Curve(Study):
 
     For diffusion models the masked-token loss, for autoregressive ones the next-token loss. A clean pass over the same
     text chooses the most attended keys (with --sink-rule those among them that it calls sinks); controls are as many
-    random ones, and others that hold as much. Beside every loss stand the keys hidden, how many of them are sinks, the
+    random ones, and others of equal mass. Beside every loss stand the keys hidden, how many of them are sinks, the
     attention they held and what was really removed. Models are compared at equal count and at equal removed attention,
-    if they have heavy sinks at all. What untrained twins show as well is marked. Each model gets a run folder
+    if they have heavy sinks at all. What controls show stands beside it. Each model gets a run folder
     OUT/<name>; masking_curve.md, .csv and pictures are written to OUT. A complete curve is not scored again.
 
     Try

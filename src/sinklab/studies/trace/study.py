@@ -91,8 +91,8 @@ class StudySettings(DecodingSettings):
     heldout_length: int = 256
     """Tokens in a row of held-out text."""
     twin: bool = limited(False, free=True)
-    """Trace two untrained twins on the same canvases too, of the model freshly initialised and with its weights
-    permuted; what they show as well is no finding. With --resume, of a run that is there."""
+    """Run two controls on the same canvases too, the model with shuffled weights and with fresh ones; their numbers
+    stand beside its own. With --resume, of a run that is there."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -172,7 +172,7 @@ class Trace(Study):
     The run folder holds run.json, Parquet tables and safetensors arrays; `sinklab report` turns it into a page, pandas
     reads it as it is. Each sample is saved when it is complete: an interrupted run can be read, and --resume continues
     it. Autoregressive models are traced too, on top of their own KV cache. Under `accelerate launch` the prompts are
-    sharded over the processes and their folders merged. More is asked for: untrained twins (--twin), texts with sinks
+    sharded over the processes and their folders merged. More is asked for: two controls (--twin), texts with sinks
     hidden (--mask-sinks), and held-out loss with sinks hidden (--heldout).
 
     Try
@@ -219,12 +219,12 @@ class Trace(Study):
         return describe(loaded, plan.selection.layers, plan.selection.heads)
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
-        """The commands that go on from here: to see the run, to hold it against untrained twins, to hide its sinks."""
+        """The commands that go on from here: to see the run, to run its controls, to hide its sinks."""
         path, name = runs[0].path, runs[0].info.model["name"]
         again = f"sinklab trace --model {name} --reproduce {path} --out"
         lines = [f"next: sinklab report {path}"]
         if "twins" not in runs[0].tables:
-            lines.append(f"what untrained twins show as well: {again} {path} --resume --twin")
+            lines.append(f"controls, with shuffled and with fresh weights: {again} {path} --resume --twin")
         if not runs[0].info.settings["mask_sinks"]:
             lines.append(f"what it writes with sinks hidden: {again} {path}-masked --mask-sinks 5")
         return [*lines, f"what hiding them costs: sinklab curve --model {name}; head by head: sinklab ablate --model {name}"]

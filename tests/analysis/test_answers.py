@@ -1,0 +1,165 @@
+"""The three questions: words by their thresholds, numbers with their controls, sentences of at most 25 words."""
+
+import re
+
+import numpy as np
+import pytest
+
+from sinklab.analysis.answers import (
+    Answer,
+    Answers,
+    Compared,
+    Cost,
+    Existence,
+    Staying,
+    beside,
+    contrast,
+    costs,
+    exists,
+    stays,
+)
+from sinklab.analysis.estimates import mean_over
+
+SPREAD = 0.01 * np.array([-1.0, 1.0, -0.5, 0.5, -0.8, 0.8, -0.2, 0.2])
+
+
+def existence(strongest: float, strong: float = 0.0, ruled: float = 0.0, samples: int = 8) -> Existence:
+    strong_S, ruled_S = (np.full(samples, share) for share in (strong, ruled))
+    return Existence(strongest + SPREAD[:samples], strong_S, ruled_S, even=0.016)
+
+
+def words_in(sentence: str) -> int:
+    """Numbers and words; signs that stand alone are none."""
+    return len(re.findall(r"\S*\w\S*", sentence))
+
+
+def spoken(answer: Answer) -> str:
+    return answer.sentence.replace("\u00a0", " ")
+
+
+@pytest.mark.parametrize(
+    ("own", "control", "word"),
+    [
+        (existence(0.388, strong=0.2, ruled=0.8), existence(0.051), "yes"),
+        (existence(0.1, strong=0.0, ruled=0.3), existence(0.063), "weak"),
+        # strong keys in 4 % of heads are too few, whatever their weight
+        (existence(0.388, strong=0.04, ruled=0.3), existence(0.051), "weak"),
+        (existence(0.1, strong=0.0, ruled=0.01), existence(0.063), "no"),
+        (existence(0.1, strong=0.2, ruled=0.3), existence(0.15), "no"),
+        (existence(0.388, strong=0.2, ruled=0.8, samples=7), existence(0.051, samples=7), "inconclusive"),
+        (existence(0.388, strong=0.2, ruled=0.8), None, "inconclusive"),
+    ],
+)
+def test_whether_sinks_exist_is_a_word_by_its_thresholds(own: Existence, control: Existence | None, word: str) -> None:
+    found = exists(own, {} if control is None else {"initialised": existence(0.02, samples=2), "permuted": control})
+    assert found.word == word and found.sentence.casefold().startswith(word)
+    assert words_in(found.sentence) <= 25
+    if control is not None:
+        assert found.controls["shuffled weights"] == pytest.approx(control.strongest_S.mean())
+        assert f"{100 * control.strongest_S.mean():.1f} %" in spoken(found)
+
+
+def test_the_sentence_on_existence_has_its_numbers_and_the_control() -> None:
+    found = exists(existence(0.388, strong=0.2, ruled=0.8), {"permuted": existence(0.051)})
+    assert spoken(found) == (
+        "Yes: the strongest token of a head receives 38.8 % of its attention (even share 1.6 %); "
+        "with shuffled weights 5.1 %."
+    )
+    # as strong as the control, give or take: a test of the paired difference, whatever part of it that is
+    swapped = Existence(0.1 + SPREAD[::-1], np.zeros(8), np.full(8, 0.3), 0.016)
+    same = exists(existence(0.1, ruled=0.3), {"permuted": swapped})
+    assert same.word == "no" and "not distinguishable from shuffled weights (10.0 %)" in spoken(same)
+    assert same.detectable > 0
+    few = exists(existence(0.1, samples=1), {})
+    assert "Inconclusive with 1 sample (8 needed; --twin runs a control): " in few.sentence
+
+
+@pytest.mark.parametrize(
+    ("mobility", "word", "start"),
+    [
+        (
+            0.07,
+            "stay",
+            "They stay: the first token is strongest in 77 % of heads and steps; two random steps differ 7 %",
+        ),
+        (0.8, "move", "They move: at two random steps a head's strongest token differs 80 % of the time"),
+        (0.4, "partly", "Partly: at two random steps a head's strongest token differs 40 % of the time"),
+        (0.25, "inconclusive", "Inconclusive with 8 samples (95 % 24 … 26): a head's strongest token"),
+    ],
+)
+def test_whether_they_stay_is_said_by_the_whole_interval(mobility: float, word: str, start: str) -> None:
+    holders = [("the first token", 0.77), ("“.”", 0.1)]
+    found = stays(Staying(mobility + SPREAD, holders), {"permuted": Staying(0.55 + SPREAD)})
+    assert found.word == word and spoken(found).startswith(start) and "(shuffled weights 55 %)" in spoken(found)
+    assert words_in(found.sentence) <= 25
+    few = stays(Staying(mobility + SPREAD[:1], holders), {})
+    assert few.word == "inconclusive" and "with 1 sample (8 needed)" in few.sentence
+
+
+def test_the_tokens_that_are_sinks_are_named() -> None:
+    found = stays(Staying(0.8 + SPREAD, [("[MASK]", 0.3), ("“.”", 0.16), ("“the”", 0.15)]), {})
+    assert found.sentence.endswith("; mostly [MASK] and “.”.")
+    assert stays(Staying(np.full(8, np.nan)), {}).word == "nothing to follow"
+
+
+def cost(delta: float, random: float, rows: int = 8, wobble: float = 1.0) -> Cost:
+    masked_R, random_R = delta + wobble * SPREAD[:rows], random + wobble * SPREAD[:rows][::-1]
+    gap = mean_over(masked_R - random_R)
+    return Cost(1, 3.73, 3.73 + delta, mean_over(masked_R), gap, random, equal_mass=0.73)
+
+
+def test_what_masking_costs_is_held_against_random_keys() -> None:
+    found = costs(cost(0.18, 0.0), {"permuted": 0.01}, "sinklab curve")
+    low, high = found.low, found.high
+    assert found.word == "costs" and spoken(found) == (
+        f"Costs +0.18 nats a token (3.73 → 3.91, 95 % +{low:.2f} … +{high:.2f}); as many random tokens +0.00, "
+        "non-sinks of equal mass +0.73."
+    )
+    assert found.controls["shuffled weights"] == 0.01 and words_in(found.sentence) <= 25
+    assert costs(cost(0.0, 0.0), {}, "").word == "free"
+    # of 3.73 nats 5 % are 0.19: with rows that differ so much it may be more
+    assert costs(cost(0.0, 0.0, wobble=40), {}, "").word == "inconclusive"
+    few = costs(cost(0.68, 0.0, rows=4), {}, "")
+    assert few.word == "inconclusive" and few.sentence.startswith("Inconclusive with 4 rows (8 needed): +0.68 nats")
+    none = costs(None, {}, "sinklab curve --model x")
+    assert none.word == "not measured" and "`sinklab curve --model x`" in none.sentence
+
+
+def model(name: str, exist: str, mobility_S: np.ndarray) -> Compared:
+    answers = [Answer("exist", exist, ""), Answer("stay", "", ""), Answer("cost", "", "")]
+    return Compared(Answers(name, tuple(answers)), mobility_S)
+
+
+def test_models_are_compared_once_both_have_strong_sinks() -> None:
+    one, other = model("a", "yes", 0.6 + SPREAD), model("b", "yes", 0.1 - SPREAD)
+    weak = model("c", "weak", 0.9 + SPREAD)
+    assert contrast([one]) == ""
+    assert "only a has strong sinks" in contrast([weak, one]) and "no model here has strong" in contrast([weak, weak])
+    assert contrast([weak, other, one]).startswith("The sinks of a move more than those of b: b 10")
+    same = contrast([one, model("d", "yes", 0.6 + SPREAD[::-1])])
+    assert same.startswith("Inconclusive which model's sinks move more: ") and "8 samples show " in same
+
+
+def test_answers_are_a_table_and_three_sentences() -> None:
+    three = (
+        exists(existence(0.388, strong=0.2, ruled=0.8), {"permuted": existence(0.051)}),
+        stays(Staying(0.07 + SPREAD), {}),
+        costs(cost(0.18, 0.0), {}, ""),
+    )
+    found = Answers("x", three)
+    assert str(found).splitlines() == [one.sentence for one in three] == found.sentences
+    assert found["cost"].word == "costs"
+    table = found.table
+    assert table["word"].tolist() == ["yes", "stay", "costs"] and table["model"].unique() == ["x"]
+    assert table["shuffled weights"].iloc[0] == pytest.approx(0.051) and np.isnan(table["shuffled weights"].iloc[1])
+    assert {"value", "low", "high", "samples", "detectable", "sentence"} <= {*table.columns}
+
+
+def test_controls_in_words() -> None:
+    own_S, same_S = 0.3 + SPREAD, 0.3 + SPREAD[::-1]
+    texts = {"initialised": "3 %", "permuted": "30 %"}
+    assert beside(texts, own_S, {"permuted": same_S, "initialised": 0.03 + SPREAD}) == (
+        "shuffled weights 30 % (not distinguishable), fresh weights 3 %"
+    )
+    # without numbers of samples nothing is tested
+    assert beside(texts) == "shuffled weights 30 %, fresh weights 3 %" and beside({"permuted": ""}) == ""

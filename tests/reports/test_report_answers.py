@@ -1,0 +1,148 @@
+"""The three answers: the same words on page, terminal, notebook and in `run.summary()`, and true of the arrays."""
+
+import html
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+from test_report_twins import beside
+
+from sinklab.cli import main
+from sinklab.records import Run
+from sinklab.reports import answers, as_studies, report
+from sinklab.short_road.runs import open_run as open_short
+
+SAMPLES = 8
+
+
+@pytest.fixture
+def runs(make_study) -> list[Run]:
+    """A model with strong sinks that move, and one whose sinks are weak; with controls."""
+
+    def jittered(seed):
+        def change(sample, arrays):
+            arrays["received"][..., 0] *= 1 + 0.2 * np.random.default_rng([seed, sample]).random()
+
+        return change
+
+    def of(name, seed, **how):
+        return make_study(name, samples=SAMPLES, change=jittered(seed), **how)
+
+    strong = beside(of("strong", 0, text_share=0.5), permuted=of("a", 1, text_share=0.1))
+    weak = beside(of("weak", 2, text_share=0.25), permuted=of("b", 3, text_share=0.1), initialised=of("c", 4))
+    return [strong, weak]
+
+
+def cards(path) -> str:
+    return re.search(r'<section class="story".*?</section>', path.read_text("utf-8"), re.S).group()
+
+
+def test_page_terminal_notebook_and_summary_say_the_same_words(runs, tmp_path, capsys):
+    found, contrast = answers(runs)
+    assert [one.model for one in found] == ["strong", "weak"]
+    assert [[each.word for each in one] for one in found] == [["yes", "move", "costs"], ["weak", "move", "costs"]]
+    folders = [str(run.path) for run in runs]
+    assert main(["report", *folders, "--out", str(tmp_path / "page"), "--tables"]) == 0
+    printed, story = capsys.readouterr().out.splitlines(), html.unescape(cards(tmp_path / "page" / "report.html"))
+    for run, one in zip(runs, found, strict=True):
+        short = open_short(run.path)
+        assert str(short.summary()).splitlines() == one.sentences
+        for sentence in one.sentences:
+            assert sentence in printed and f"<b>{one.model}</b> {sentence}</p>" in story
+            assert sentence in html.unescape(short._repr_html_())
+    assert contrast in printed and contrast in story
+    assert contrast.startswith("No comparison of models: only strong has strong sinks")
+    assert "Not measured" not in story
+
+
+def test_everything_else_is_behind_one_flag(runs, tmp_path, capsys):
+    folder = str(runs[0].path)
+    assert main(["report", folder, "--out", str(tmp_path / "a"), "--tables"]) == 0
+    few = capsys.readouterr().out
+    assert main(["report", folder, "--out", str(tmp_path / "b"), "--tables", "--all"]) == 0
+    every = capsys.readouterr().out
+    assert "the main sinks" not in few.casefold() and "the main sinks drift" in every.casefold()
+    assert len(few.splitlines()) == 6 and len(every.splitlines()) > 10
+    page = (tmp_path / "a" / "report.html").read_text("utf-8")
+    assert re.search(r'<details class="all">.*?<h2>In short</h2>.*?</details>', page, re.S)
+
+
+def numbers_of(run: Run, kind: str = "") -> tuple[float, float]:
+    """Weight on the strongest key, and mobility, of a run's arrays, by plain loops over heads."""
+    name = f"attention-{kind}" if kind else "attention"
+    strongest, moved = [], []
+    for part in run.parts(name):
+        arrays = run.arrays(name, part=part)
+        weight = arrays["received"] / arrays["visible"][:, None, None]
+        strongest.append(weight.max(-1).mean())
+        # an even share is 1: a sink by the rule receives more than 1 + 3 (S - 1) / S
+        size = weight.shape[-1]
+        is_sink = (weight * size).max(-1) > 1 + 3 * (size - 1) / size
+        places, top, bottom = weight.argmax(-1), 0.0, 0.0
+        for layer, head in np.ndindex(places.shape[1:]):
+            here = is_sink[:, layer, head]
+            path, steps = places[here, layer, head], int(here.sum())
+            if steps > 1:
+                alike = sum(count * (count - 1) for count in Counter(path.tolist()).values())
+                strength = weight.max(-1)[here, layer, head].sum()
+                top += strength * (1 - alike / (steps * (steps - 1)))
+                bottom += strength
+        moved.append(top / bottom if bottom else np.nan)
+    return float(np.mean(strongest)), float(np.median(moved))
+
+
+def test_the_sentences_are_true_of_the_arrays(runs):
+    for run, one in zip(runs, answers(runs)[0], strict=True):
+        (weight, mobility), (control, _) = numbers_of(run), numbers_of(run, "permuted")
+        said = one["exist"].sentence.replace("\u00a0", " ")
+        assert f"receives {100 * weight:.1f} % of its attention (even share {100 / 24:.1f} %)" in said
+        assert said.endswith(f"with shuffled weights {100 * control:.1f} %.")
+        said = one["stay"].sentence.replace("\u00a0", " ")
+        assert f"differs {100 * mobility:.0f} % of the time" in said and "mostly [MASK]" in said
+        rows = run.table("heldout").set_index(["control", "k"])["losses"]
+        clean, masked, random = (np.array(rows[key]) for key in (("none", 0), ("sinks", 1), ("random", 1)))
+        said = one["cost"].sentence
+        assert (
+            f"Costs {masked.mean() - clean.mean():+.2f} nats a token ({clean.mean():.2f} → {masked.mean():.2f}," in said
+        )
+        assert f"as many random tokens {random.mean() - clean.mean():+.2f}" in said
+
+
+def test_the_first_token_is_named_by_its_place(make_study):
+    study = as_studies(make_study("ar", family="autoregressive", text_share=0.8, samples=SAMPLES))[0]
+    found = study.answers["stay"]
+    assert found.word == "stay"
+    assert found.sentence.startswith("They stay: the first token is strongest in 100\u00a0% of heads and steps; ")
+    bare = as_studies(make_study("bare", added=1, share=0.6, leave_out=("tokens",), samples=SAMPLES))[0]
+    assert "They stay: the added sink is strongest in 100" in bare.answers["stay"].sentence
+
+
+def test_a_masking_curve_beside_a_trace_is_the_third_answer(make_study, tmp_path):
+    from test_report_benchmarks import curve
+
+    run = make_study("tiny", samples=SAMPLES, leave_out=("heldout",))
+    assert as_studies(run)[0].answers["cost"].word == "not measured"
+    beside_it = curve(tmp_path / "curves" / "tiny", "diffusion", 0.1, controls=("top", "random", "equal_mass"))
+    (found,), _ = answers([run, beside_it])
+    # 0.1 nats a key, a tenth of that for random ones, a half for others of equal mass
+    assert found["cost"].sentence.startswith("Costs +0.10 nats a token (4.00 → 4.10, 95")
+    assert found["cost"].sentence.endswith("as many random tokens +0.01, non-sinks of equal mass +0.05.")
+    story = cards(report([run, beside_it], tmp_path / "page", tables=()))
+    assert found["cost"].sentence in html.unescape(story) and 'data-chart="story-cost"' in story
+    other = curve(tmp_path / "curves" / "other", "diffusion", 0.1)
+    assert answers([run, other])[0][0]["cost"].word == "not measured", "of another model"
+
+
+@pytest.mark.slow
+def test_the_tour_says_everything_once_and_its_page_has_all_answers(tmp_path, capsys):
+    assert main(["tour", "--quick", "--out", str(tmp_path / "tour")]) == 0
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines() + printed.err.splitlines()
+    assert len(lines) <= 40
+    story = html.unescape(cards(tmp_path / "tour" / "report" / "report.html"))
+    assert "Not measured" not in story and story.count("data-chart") == 3
+    for name in ("tiny", "tiny-sink", "tiny-causal"):
+        said = re.findall(rf"<b>{name}</b> (.*?)</p>", story)
+        assert len(said) == 3 and all(sentence in printed.out.splitlines() for sentence in said)
+        assert said[2].startswith("Costs +")
