@@ -121,6 +121,14 @@ class MotionSummary:
         right = self.drift_over.above()
         return None if right is None else "right" if right else "left"
 
+    def of_heads(self, mobility_LH: np.ndarray, counts_LH: np.ndarray) -> MotionSummary:
+        """The same of one sample, with another mobility (layer, head), the plain mean over the heads that count."""
+        counts = counts_LH & ~np.isnan(mobility_LH)
+        weighed = np.where(counts, mobility_LH, 0.0)
+        heads = counts.sum().reshape(1).astype(float)
+        sums = {"mobility": weighed.sum().reshape(1), "mobility_weight": heads, "heads_with_sink": heads}
+        return _of({**self.sums, **sums})
+
     @classmethod
     def pooled(cls, summaries: Iterable[MotionSummary]) -> MotionSummary:
         """One summary of several samples. Raises ValueError for none."""

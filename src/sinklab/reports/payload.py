@@ -274,7 +274,7 @@ def _greatest(sample: Sample, stride: int, count: int) -> Iterator[tuple[np.ndar
     """
     keys, values = [], []
     for slab in sample.slabs():
-        left_TLHK = only(slab.exists, slab.received, -np.inf)[-slab.at[0].start % stride :: stride].copy()
+        left_TLHK = only(slab.exists, slab.score, -np.inf)[-slab.at[0].start % stride :: stride].copy()
         # one after the other is quicker than a partition
         for _ in range(count):
             keys.append(left_TLHK.argmax(-1))
