@@ -249,8 +249,7 @@ def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:
     scale = LogScale(*(content["scale"][key] for key in ("low", "high", "levels")))
     # Deflate has never made a tenth of such maps, so much larger ones need not be tried.
     if math.prod(sample.shape) < 4 * max(room, 0) * content["stride"]:
-        received_TLHK = np.where(sample.exists_TK[:, None, None], sample.received_TLHK, np.nan)[keep]
-        packed = pack(scale.encode(received_TLHK).transpose(1, 2, 0, 3), sample.shape[-1])
+        packed = pack(scale.encode(sample.score_TLHK[keep]).transpose(1, 2, 0, 3), sample.shape[-1])
         if size(packed) <= room:
             content["arrays"]["heads"] = packed
             return

@@ -21,7 +21,7 @@ from sinklab.records.reading import Run
 from sinklab.records.storage import ARRAYS
 from sinklab.registry import rules
 from sinklab.reports.seen import Seen
-from sinklab.sinks.normalize import even_share, is_defined, mean_weight
+from sinklab.sinks.normalize import even_share, is_defined
 from sinklab.sinks.rules import Rule, threshold
 
 
@@ -210,10 +210,14 @@ class Sample:
 
     @property
     def received_TLHK(self) -> np.ndarray:
-        """Mean weight of the keys as a multiple of an even share, which all positions as queries would give as a sum.
-        Whole, and not kept."""
+        """Received attention a_j, as if all positions had run: an even share is 1. Whole, and not kept."""
         counts_TK, positions_T = self._needed("visible"), self.positions_T
-        return mean_weight(self._needed(self.received), counts_TK[:, None, None]) * positions_T[:, None, None, None]
+        return even_share(self._needed(self.received), counts_TK[:, None, None], positions_T[:, None, None])[0]
+
+    @property
+    def score_TLHK(self) -> np.ndarray:
+        """Mean weight of the keys in multiples of an even share; NaN where no key is defined. Whole, and not kept."""
+        return np.concatenate([slab.score for slab in self.slabs()])
 
     exists_TK = cached_property[np.ndarray](lambda sample: is_defined(sample.visible_TK))
     """Whether the key is there, and enough queries see it to be judged (`is_defined`)."""
