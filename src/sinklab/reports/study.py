@@ -12,7 +12,8 @@ import pandas as pd
 
 from sinklab.analysis.estimates import mean_over
 from sinklab.analysis.verdicts import Verdict, holm, masking_cost, new_sinks, ninety_six, recovery, start_only
-from sinklab.records.info import of_twin
+from sinklab.records.info import of_twin, reading_of
+from sinklab.registry import interventions
 from sinklab.reports.findings import Finding, findings_of, in_twins
 from sinklab.reports.measured import Measured
 from sinklab.reports.samples import Reader, Sample, Samples, rule_name
@@ -56,6 +57,31 @@ def _rebuilt(truncation: pd.DataFrame) -> str:
     return new_sinks(*columns, within=WITHIN)
 
 
+@dataclass(frozen=True)
+class ChosenKeys:
+    """Keys that were masked in a run."""
+
+    by: str
+    """the queries that chose them, in words"""
+    share: float
+    """share of them that are sinks of the page, at the step at which they were masked; NaN where it is not known"""
+
+
+def chosen_share(study: "Study", removals: pd.DataFrame) -> float:
+    """Share of the keys masked at recorded steps that are sinks of the page at the recorded step before."""
+    hits = total = 0
+    layers, heads = study.layers, study.heads
+    for sample in map(study.sample, study.recorded):
+        steps = sample.step_numbers_T.tolist()
+        flags_TLHK = np.concatenate([slab.sinks(study.rule) for slab in sample.slabs()])
+        for row in removals[removals["sample"] == sample.index].itertuples():
+            if row.forward - 1 in steps and row.layer in layers and row.head in heads:
+                place = steps.index(row.forward - 1), layers.index(row.layer), heads.index(row.head)
+                keys = [key for key in row.keys if key < flags_TLHK.shape[-1]]
+                hits, total = hits + int(flags_TLHK[place][keys].sum()), total + len(keys)
+    return hits / total if total else math.nan
+
+
 @dataclass(frozen=True, eq=False)
 class Study(Reader):
     """One run of kind "study".
@@ -83,6 +109,19 @@ class Study(Reader):
 
     family = cached_property[str](lambda study: str(study.run.info.model.get("family", "diffusion")))
     """ "diffusion" or "autoregressive"."""
+
+    reading = cached_property[str](lambda study: reading_of(study.run.info))
+    """Whose attention it has: that of "all queries", "all queries so far" of an autoregressive text, or "last row"."""
+
+    @cached_property
+    def chosen_keys(self) -> "ChosenKeys | None":
+        """By which reading an autoregressive model's masked keys were chosen; None where none were."""
+        removals = self.table("removals")
+        selectors = {getattr(edit, "selector", "") for edit in map(interventions.parse, self.run.info.settings.get("edits") or ())} - {""}
+        if self.family == "diffusion" or removals is None or "keys" not in removals or not selectors:
+            return None
+        by = "the last query of the step before" if selectors == {"last_row"} else "all queries of the step before"
+        return ChosenKeys(by, chosen_share(self, removals))
 
     @property
     def rule_words(self) -> str:
