@@ -324,7 +324,7 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
         "sentences": say.in_short(runs),
         "verdicts": judged(runs) if is_study else [],
         "parts": parts,
-        "status": [line for run in runs for name in ("status", "edited", "reading") for line in say.told(name, run)],
+        "status": [line for run in runs for name in ("status", "edited", "reading", "chosen") for line in say.told(name, run)],
         "version": runs[0].run.info.versions.get("sinklab", ""),
         "allowed": f"'sha256-{script_hash()}'" if is_study else "'none'",
         "explored": bool(explored),
