@@ -231,7 +231,9 @@ def test_keys_of_causal_runs_are_shown_by_their_mean_weight(make_study):
         arrays["received"] *= seen / 24
 
     # what every key received was scaled with the queries that see it, so that the mean weights are those of a canvas
-    plain, study = (as_studies(make_study(name, change=change))[0] for name, change in (("a", lambda *of: None), ("b", causal)))
+    plain, study = (
+        as_studies(make_study(name, change=change))[0] for name, change in (("a", lambda *of: None), ("b", causal))
+    )
     shown, whole = (arrays_of(one)["samples"][0] for one in (study, plain))
     np.testing.assert_array_equal(codes(shown["arrays"]["visible"], (12,)), [24] * 12)
     mean = [codes(one["arrays"]["mean"], (2, 12, 24)) for one in (shown, whole)]

@@ -10,17 +10,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
-from sinklab.sinks.normalize import (
-    LAST,
-    WIDE,
-    even_share,
-    fitted,
-    is_defined,
-    main_sink,
-    mean_weight,
-    only,
-    widened,
-)
+from sinklab.sinks.normalize import LAST, WIDE, even_share, fitted, is_defined, main_sink, mean_weight, only, widened
 from sinklab.sinks.rules import Rule, flagged, threshold
 
 SLAB = 1 << 21

@@ -286,7 +286,11 @@ class MotionCounter:
         line = trend(place.astype(float), text)
         with np.errstate(divide="ignore", invalid="ignore"):
             expected = at_risk / deaths
-        fields = {"steps": count, "strength": drawn.sum(0) / np.maximum(count, 1), "mobility": chance_elsewhere(place, here)}
+        fields = {
+            "steps": count,
+            "strength": drawn.sum(0) / np.maximum(count, 1),
+            "mobility": chance_elsewhere(place, here),
+        }
         fields |= {"moves": moved.sum(0), "transitions": pairs.sum(0)}
         fields |= {"jumps": jumped.sum(0), "mean_jump": ratio(np.where(jumped, distance, 0).sum(0), jumped.sum(0))}
         fields |= {"births": births, "deaths": deaths, "lasting": lasting}

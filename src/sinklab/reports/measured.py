@@ -21,8 +21,8 @@ from sinklab.analysis.counts import ratio, spans
 from sinklab.analysis.estimates import Estimate, mean_over
 from sinklab.analysis.explained import Explained, explained_mass
 from sinklab.analysis.movement import Motion, MotionCounter, MotionSummary, motion_word
-from sinklab.analysis.tokens import Enrichment, enriched, tallied
 from sinklab.analysis.strongest import Strongest
+from sinklab.analysis.tokens import Enrichment, enriched, tallied
 from sinklab.records.info import SO_FAR
 from sinklab.reports.samples import Sample, rule_name
 from sinklab.reports.seen import TextMotion
@@ -246,7 +246,7 @@ class Measured:
         columns["first"] = strongest.first_LH.ravel()
         if sample.reading == SO_FAR:
             # a column sum keeps its old rows: what stands still in it may do so by construction
-            overall = overall.of_heads(strongest.mobility_LH, strongest.strong_LH)
+            overall = overall.of_heads(strongest.mobility_LH, strongest.counted_LH)
             columns |= {"so_far_mobility": columns["mobility"], "mobility": strongest.mobility_LH.ravel()}
             columns["word"] = [motion_word(value) for value in columns["mobility"]]
             if sample.last_row_mobility_LH is not None:

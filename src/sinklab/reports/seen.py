@@ -8,7 +8,7 @@ import numpy as np
 from sinklab.analysis.counts import Slab, counted, ratio
 from sinklab.analysis.movement import MotionCounter
 from sinklab.analysis.overlap import overlap_by_head
-from sinklab.sinks.normalize import even_share, main_sink, only
+from sinklab.sinks.normalize import even_share, main_sink
 from sinklab.sinks.rules import Rule
 
 

@@ -117,7 +117,10 @@ class Study(Reader):
     def chosen_keys(self) -> "ChosenKeys | None":
         """By which reading an autoregressive model's masked keys were chosen; None where none were."""
         removals = self.table("removals")
-        selectors = {getattr(edit, "selector", "") for edit in map(interventions.parse, self.run.info.settings.get("edits") or ())} - {""}
+        selectors = {
+            getattr(edit, "selector", "")
+            for edit in map(interventions.parse, self.run.info.settings.get("edits") or ())
+        } - {""}
         if self.family == "diffusion" or removals is None or "keys" not in removals or not selectors:
             return None
         by = "the last query of the step before" if selectors == {"last_row"} else "all queries of the step before"
