@@ -25,9 +25,9 @@ NAMES = ("received", "received_by_window")
 def whole(model: Any, ids: list[int], edit: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Column sums, queries that see each key and the map, of one forward over one text."""
     maps = [(0, layer, head) for layer in range(2) for head in range(4)]
-    with torch.no_grad(), intervene(model, edit, measure=False) if edit else nullcontext():
-        with trace(model, NAMES, maps=maps) as recording:
-            model(torch.tensor([ids]), use_cache=False)
+    edited = intervene(model, edit, measure=False) if edit else nullcontext()
+    with torch.no_grad(), edited, trace(model, NAMES, maps=maps) as recording:
+        model(torch.tensor([ids]), use_cache=False)
     map_LHQS = np.stack([np.stack([recording.map(0, layer, head)[0].numpy() for head in range(4)]) for layer in (0, 1)])
     return recording.received[0][0].numpy(), recording.visible[0][0].numpy(), map_LHQS
 

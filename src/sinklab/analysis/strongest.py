@@ -44,7 +44,7 @@ class Strongest:
 
     @property
     def counted_LH(self) -> np.ndarray:
-        """Whether the mobility of the head counts: it has a strong key, be it another one in every window of queries."""
+        """Whether the mobility of the head counts: it has a strong key, be it another in every window of queries."""
         return self.strong_LH | (np.nan_to_num(self.window_weight_LH) > STRONG)
 
     @property

@@ -94,8 +94,8 @@ LAST_ROW = "last row"
 
 
 def reading_of(info: RunInfo) -> str:
-    """Whose attention the received attention of a study is: that of "all queries" of the canvas, of "all queries so far"
-    of an autoregressive text, or of its "last row" alone.
+    """Whose attention the received attention of a study is: that of "all queries" of the canvas, of "all queries so
+    far" of an autoregressive text, or of its "last row" alone.
 
     Runs of earlier versions do not say: autoregressive models were read by the last row then, or in full forwards.
     """

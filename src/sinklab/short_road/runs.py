@@ -123,9 +123,9 @@ class Run(reading.Run):
     def to_pandas(self, rule: Rule | None = None) -> pd.DataFrame:
         """What every key received, a row per sample, step, layer, head and position: millions for a large model.
 
-        Columns: ``token`` (its text, [MASK] or "added sink") and ``state`` before the step, ``received`` (the mean weight
-        of the queries that see it, in multiples of an even share), ``sink`` (under the rule), ``main`` (the head's
-        strongest). Without keys of an autoregressive text that too few queries see to be judged.
+        Columns: ``token`` (its text, [MASK] or "added sink") and ``state`` before the step, ``received`` (the mean
+        weight of the queries that see it, in multiples of an even share), ``sink`` (under the rule), ``main`` (the
+        head's strongest). Without keys of an autoregressive text that too few queries see to be judged.
         """
         return self._table(rule, only_sinks=False)
 
@@ -149,8 +149,8 @@ class Run(reading.Run):
         """How mobile the main sink of each head is, layer × head, a mean over samples.
 
         The chance that it stands at different places at two of the steps at which it is a sink under the rule: 0 static
-        to 1 everywhere else; NaN with fewer than two such steps (`sinklab.analysis.Motion`). Of an autoregressive model,
-        in two disjoint windows of its queries (`sinklab.analysis.strongest`).
+        to 1 everywhere else; NaN with fewer than two such steps (`sinklab.analysis.Motion`). Of an autoregressive
+        model, in two disjoint windows of its queries (`sinklab.analysis.strongest`).
         """
         study, found = as_studies(self, rule=rule)[0], []
         axes = pd.Index(study.layers, name="layer"), pd.Index(study.heads, name="head")
