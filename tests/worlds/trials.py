@@ -452,7 +452,8 @@ VERDICTS = (
     ),
     Row(
         "sinks of an autoregressive model are static",
-        "previous-token heads alone (alarm: any word for their motion); half on the first token, half on the one before",
+        "previous-token heads alone (alarm: any word for their motion); "
+        "half on the first token, half on the one before",
         lambda worlds, n: causal_words(worlds, n, "previous", "no sink"),
         lambda worlds, n: causal_words(worlds, n, "first", "static"), _yes, alarms=_no, enough=6,
     ),

@@ -12,7 +12,7 @@ import pandas as pd
 
 from sinklab.analysis.estimates import mean_over
 from sinklab.analysis.verdicts import Verdict, holm, masking_cost, new_sinks, ninety_six, recovery, start_only
-from sinklab.records.info import of_twin, reading_of
+from sinklab.records.info import SO_FAR, of_twin, reading_of
 from sinklab.registry import interventions
 from sinklab.reports.findings import Finding, findings_of, in_twins
 from sinklab.reports.measured import Measured
@@ -117,10 +117,8 @@ class Study(Reader):
     def chosen_keys(self) -> "ChosenKeys | None":
         """By which reading an autoregressive model's masked keys were chosen; None where none were."""
         removals = self.table("removals")
-        selectors = {
-            getattr(edit, "selector", "")
-            for edit in map(interventions.parse, self.run.info.settings.get("edits") or ())
-        } - {""}
+        edits = [interventions.parse(text) for text in self.run.info.settings.get("edits") or ()]
+        selectors = {getattr(edit, "selector", "") for edit in edits} - {""}
         if self.family == "diffusion" or removals is None or "keys" not in removals or not selectors:
             return None
         by = "the last query of the step before" if selectors == {"last_row"} else "all queries of the step before"
@@ -129,7 +127,11 @@ class Study(Reader):
     @property
     def rule_words(self) -> str:
         """The sink rule in words."""
-        words = "received attention above 1 + 3 (S−1)/S" if self.rule == DEFAULT else rule_name(self.rule)
+        words = rule_name(self.rule)
+        if self.rule == DEFAULT:
+            words = "received attention above 1 + 3 (S−1)/S"
+            if self.reading == SO_FAR:
+                words = "S (w − e) above 3 (S−1)/S, w the mean weight of a key and e its even share"
         return words if self.received == "received" else f"{words}, of masked queries alone"
 
     def table(self, name: str) -> pd.DataFrame | None:

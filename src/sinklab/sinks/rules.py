@@ -187,9 +187,10 @@ def find_sinks(received: Array, rule: Rule, visible: Any = None, positions: Any 
     rule: any object that is called as `Rule` says.
     visible: number of queries that may see each key, broadcastable to ``received`` (insert axes for layers and heads:
     ``visible[:, :, None, None]``); keys that no query sees are never sinks, and where keys are seen by different
-    numbers of queries, nor are those that too few see to be judged (`is_defined`). None means S queries see every key, where S
-    is the number of keys that are not NaN: right for full attention without padding or added sink columns. What cannot
-    be such attention is refused then, and sums that a causal call may have left, where the answer would be another.
+    numbers of queries, nor are those that too few see to be judged (`is_defined`). None means that S queries see every
+    key, S being the number of keys that are not NaN: right for full attention without padding or added sink columns.
+    What cannot be such attention is refused then, and sums that a causal call may have left, where the answer would be
+    another.
     positions: number of canvas positions, broadcastable to ``received`` without its key axis; given, both counts are
     first scaled as if all positions had run (``even_share``): needed under caches, where only some queries run.
     Time O(size) (Top: O(k size)). Beyond boolean arrays, "sum", "mean", "percent" and Gu need at most one copy of
