@@ -224,16 +224,22 @@ def test_runs_without_tokens_or_norms_or_any_step(make_study):
     assert content["samples"] == [] and content["layers"] == [] and content["shown"] == "No attention was recorded."
 
 
-def test_causal_runs_keep_how_many_queries_see_each_key(make_study):
+def test_keys_of_causal_runs_are_shown_by_their_mean_weight(make_study):
     def causal(sample, arrays):
         seen = np.arange(24, 0, -1.0)
         arrays["visible"][:] = seen
         arrays["received"] *= seen / 24
 
-    study = as_studies(make_study("causal", change=causal))[0]
-    shown = arrays_of(study)["samples"][0]
-    assert shown["visible_per_key"]
-    np.testing.assert_array_equal(codes(shown["arrays"]["visible"], (12, 24))[5], np.arange(24, 0, -1))
+    # what every key received was scaled with the queries that see it, so that the mean weights are those of a canvas
+    plain, study = (
+        as_studies(make_study(name, change=change))[0] for name, change in (("a", lambda *of: None), ("b", causal))
+    )
+    shown, whole = (arrays_of(one)["samples"][0] for one in (study, plain))
+    np.testing.assert_array_equal(codes(shown["arrays"]["visible"], (12,)), [24] * 12)
+    mean = [codes(one["arrays"]["mean"], (2, 12, 24)) for one in (shown, whole)]
+    np.testing.assert_array_equal(mean[0][..., :17], mean[1][..., :17])
+    # fewer than eight queries see the last seven
+    assert (mean[0][..., 17:] == 0).all() and (mean[1][..., 17:] > 0).all()
 
 
 def test_head_maps_of_a_run(make_study):

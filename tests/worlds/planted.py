@@ -3,7 +3,7 @@
 A world is drawn for whole samples (texts, problems, seeds): they are independent, what lies within one is not.
 """
 
-# N samples, T steps, S positions, H heads, K keys, G texts, R rows of a text, D state size, C targets
+# N samples, T steps, S positions and queries, H heads, K keys, G texts, R rows of a text, D state size, C targets
 
 from __future__ import annotations
 
@@ -176,6 +176,31 @@ def _place(rng: np.random.Generator, kind: str, heads: int, steps: int, keys: in
             place_TH[step] = np.where(stays_TH[step], place_TH[step - 1], place_TH[step])
         return place_TH
     return np.broadcast_to(start_H, (steps, heads))
+
+
+def causal_maps(rng: np.random.Generator, kind: str, heads: int = 6, length: int = 64) -> np.ndarray:
+    """Attention (H, S, S) of the heads of an autoregressive model over one text.
+
+    uniform: every query weighs all keys so far about alike. previous: it gives four fifths to the token before it.
+    first: in half of the heads 55 to 85 % goes to the first token, the others are those of previous. moving: in half of
+    the heads as much goes to one of the keys so far, to another one for every window of eight queries.
+    """
+    weight_HSS = np.tril(rng.gamma(4, 0.25, (heads, length, length)))
+    weight_HSS /= weight_HSS.sum(-1, keepdims=True)
+    if kind == "uniform":
+        return weight_HSS
+    before_S = np.maximum(np.arange(length) - 1, 0)
+    target_HS = np.broadcast_to(before_S, (heads, length)).copy()
+    share_HS = np.full((heads, length), 0.8)
+    half = heads // 2
+    if kind != "previous":
+        share_HS[:half] = rng.uniform(0.55, 0.85, (half, 1))
+        target_HS[:half] = 0
+    if kind == "moving":
+        for start in range(0, length, 8):
+            target_HS[:half, start : start + 8] = rng.integers(0, start + 1, (half, 1))
+    aimed_HSS = np.eye(length)[target_HS]
+    return share_HS[..., None] * aimed_HSS + (1 - share_HS[..., None]) * weight_HSS
 
 
 def states(

@@ -11,8 +11,12 @@ import pytest
 import trials
 from trials import PAGES, VERDICTS, Row
 
-QUICK = {row.verdict: row for row in VERDICTS if not row.verdict.startswith(("sinks are", "main sinks", "a probe"))}
-SLOW = {row.verdict: row for row in VERDICTS if row.verdict not in QUICK}
+from sinklab.analysis.movement import MotionSummary
+
+LONG = ("sinks are", "sinks of an", "an autoregressive", "main sinks", "a probe")
+QUICK = {row.verdict: row for row in VERDICTS if not row.verdict.startswith(LONG)}
+AUTOREGRESSIVE = {row.verdict: row for row in VERDICTS if "autoregressive" in row.verdict}
+SLOW = {row.verdict: row for row in VERDICTS if row.verdict not in {**QUICK, **AUTOREGRESSIVE}}
 
 
 def check(row: Row, worlds: int, samples: int) -> None:
@@ -67,3 +71,20 @@ def test_with_fewer_than_six_samples_nothing_is_said() -> None:
             trials.motion(planted.paths(rng, "right")).overall for _ in range(samples)
         )
         assert summary.word is None and summary.drift_word is None
+
+
+@pytest.mark.parametrize("verdict", AUTOREGRESSIVE)
+def test_what_an_autoregressive_model_shows(verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "POOL", 40)
+    check(AUTOREGRESSIVE[verdict], 40, 12)
+
+
+def test_an_autoregressive_model_with_a_first_token_sink_is_static_and_previous_tokens_are_no_sinks() -> None:
+    rng = np.random.default_rng(0)
+    for kind in ("uniform", "previous"):
+        texts = [trials.read_causal(planted.causal_maps(rng, kind)) for _ in range(8)]
+        assert not any(text.sinks for text in texts)
+        assert MotionSummary.pooled(text.motion for text in texts).word == "no sink"
+    texts = [trials.read_causal(planted.causal_maps(rng, "first")) for _ in range(8)]
+    assert all(text.sinks == 3 for text in texts)
+    assert MotionSummary.pooled(text.motion for text in texts).word == "static"

@@ -17,7 +17,11 @@ from sinklab.analysis import linear_probes as probes
 from sinklab.analysis.estimates import Estimate, mean_interval
 from sinklab.analysis.explained import Explained, explained_mass
 from sinklab.analysis.movement import MotionSummary, motion
+from sinklab.analysis.strongest import strongest
 from sinklab.analysis.verdicts import Verdict, holm, masking_cost, ninety_six, recovery, start_only
+from sinklab.probing.so_far import WINDOW
+from sinklab.sinks.normalize import main_sink, mean_weight
+from sinklab.sinks.rules import DEFAULT, find_sinks
 
 
 @dataclass(frozen=True)
@@ -216,6 +220,57 @@ def words(worlds: int, samples: int, kind: str, word: str) -> Rates:
     return _rates(said, [] if kind == "none" else (_covers(one.mobility_over, truth) for one in found))
 
 
+@dataclass(frozen=True)
+class Written:
+    """What an autoregressive model shows of one text."""
+
+    motion: MotionSummary
+    """of the heads with a strong key, by disjoint windows of queries"""
+    sinks: int
+    """sinks by the rule at the last step, of all heads"""
+
+
+def read_causal(map_HSS: np.ndarray, prompt: int = 16) -> Written:
+    """Read a causal map as a recording is read: all queries so far at every step behind the prompt."""
+    heads, length, _ = map_HSS.shape
+    sums_SHS = map_HSS.cumsum(1).swapaxes(0, 1)[prompt - 1 :, None]
+    steps = np.arange(prompt, length + 1)[:, None]
+    visible_TK = np.maximum(steps - np.arange(length), 0)
+    received_TLHK = np.where(visible_TK[:, None, None] > 0, sums_SHS, np.nan)
+    weight_TLHK = mean_weight(received_TLHK, visible_TK[:, None, None])
+    windows_WLHK = np.full((length // WINDOW, 1, heads, length), np.nan, np.float32)
+    for number in range(len(windows_WLHK)):
+        start, seen = WINDOW * number, WINDOW * number + 1
+        windows_WLHK[number, 0, :, :seen] = map_HSS[:, start : start + WINDOW, :seen].mean(1)
+    found = strongest(main_sink(weight_TLHK), np.fmax.reduce(weight_TLHK, axis=-1), windows_WLHK=windows_WLHK)
+    visible = visible_TK[:, None, None]
+    whole = motion(received_TLHK, visible).overall
+    sinks = find_sinks(received_TLHK[-1], DEFAULT, visible[-1]).sum()
+    return Written(whole.of_heads(found.mobility_LH, found.counted_LH), int(sinks))
+
+
+@cache
+def _written(kind: str, pool: int) -> Sequence[Written]:
+    rng = np.random.default_rng(3)
+    return [read_causal(planted.causal_maps(rng, kind)) for _ in range(pool)]
+
+
+def _texts(worlds: int, samples: int, kind: str) -> list[list[Written]]:
+    parts, rng = _written(kind, POOL), np.random.default_rng(4)
+    return [[parts[one] for one in rng.choice(len(parts), samples, replace=False)] for _ in range(worlds)]
+
+
+def causal_words(worlds: int, samples: int, kind: str, word: str) -> Rates:
+    """The word for the motion of an autoregressive model: yes where it is this one, no where it is another."""
+    found = [MotionSummary.pooled(one.motion for one in texts) for texts in _texts(worlds, samples, kind)]
+    return _rates(None if one.word is None else one.word == word for one in found)
+
+
+def causal_sinks(worlds: int, samples: int, kind: str) -> Rates:
+    """Whether any head of an autoregressive model has a sink by the rule in any of the texts."""
+    return _rates(True if any(one.sinks for one in texts) else None for texts in _texts(worlds, samples, kind))
+
+
 # --- all that a page says ---
 
 
@@ -382,6 +437,31 @@ VERDICTS = (
         "static ones (alarm: another word); elsewhere at each step",
         lambda worlds, n: words(worlds, n, "static", "static"),
         lambda worlds, n: words(worlds, n, "moving", "moving"), _yes, alarms=_no, enough=8, covers=False,
+    ),
+    Row(
+        "an autoregressive model has sinks",
+        "previous-token heads alone; half of the heads on the first token",
+        lambda worlds, n: causal_sinks(worlds, n, "previous"), lambda worlds, n: causal_sinks(worlds, n, "first"), _yes,
+        enough=6,
+    ),
+    Row(
+        "an autoregressive model has sinks (uniform)",
+        "uniform causal attention; half of the heads on the first token",
+        lambda worlds, n: causal_sinks(worlds, n, "uniform"), lambda worlds, n: causal_sinks(worlds, n, "first"), _yes,
+        enough=6,
+    ),
+    Row(
+        "sinks of an autoregressive model are static",
+        "previous-token heads alone (alarm: any word for their motion); "
+        "half on the first token, half on the one before",
+        lambda worlds, n: causal_words(worlds, n, "previous", "no sink"),
+        lambda worlds, n: causal_words(worlds, n, "first", "static"), _yes, alarms=_no, enough=6,
+    ),
+    Row(
+        "sinks of an autoregressive model are moving",
+        "static ones (alarm: another word); on another key for every window of eight queries",
+        lambda worlds, n: causal_words(worlds, n, "first", "static"),
+        lambda worlds, n: causal_words(worlds, n, "moving", "moving"), _yes, alarms=_no, enough=6,
     ),
     Row(
         "a probe reads the target",

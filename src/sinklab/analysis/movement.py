@@ -121,6 +121,14 @@ class MotionSummary:
         right = self.drift_over.above()
         return None if right is None else "right" if right else "left"
 
+    def of_heads(self, mobility_LH: np.ndarray, counts_LH: np.ndarray) -> MotionSummary:
+        """The same of one sample, with another mobility (layer, head), the plain mean over the heads that count."""
+        counts = counts_LH & ~np.isnan(mobility_LH)
+        weighed = np.where(counts, mobility_LH, 0.0)
+        heads = counts.sum().reshape(1).astype(float)
+        sums = {"mobility": weighed.sum().reshape(1), "mobility_weight": heads, "heads_with_sink": heads}
+        return _of({**self.sums, **sums})
+
     @classmethod
     def pooled(cls, summaries: Iterable[MotionSummary]) -> MotionSummary:
         """One summary of several samples. Raises ValueError for none."""
@@ -278,7 +286,11 @@ class MotionCounter:
         line = trend(place.astype(float), text)
         with np.errstate(divide="ignore", invalid="ignore"):
             expected = at_risk / deaths
-        fields = {"steps": count, "strength": drawn.sum(0) / np.maximum(count, 1), "mobility": chance_elsewhere(place, here)}
+        fields = {
+            "steps": count,
+            "strength": drawn.sum(0) / np.maximum(count, 1),
+            "mobility": chance_elsewhere(place, here),
+        }
         fields |= {"moves": moved.sum(0), "transitions": pairs.sum(0)}
         fields |= {"jumps": jumped.sum(0), "mean_jump": ratio(np.where(jumped, distance, 0).sum(0), jumped.sum(0))}
         fields |= {"births": births, "deaths": deaths, "lasting": lasting}

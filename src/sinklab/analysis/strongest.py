@@ -28,6 +28,8 @@ class Strongest:
     mobility_LH: np.ndarray
     """chance that at two steps it stands at different places; of an autoregressive model, in two windows of queries,
     among the keys that both see. NaN with fewer than two"""
+    window_weight_LH: np.ndarray
+    """of an autoregressive model the weight of a window's strongest key, mean over windows; NaN otherwise"""
 
     @cached_property
     def weight_LH(self) -> np.ndarray:
@@ -39,6 +41,11 @@ class Strongest:
     def strong_LH(self) -> np.ndarray:
         """Whether the head has a strong key: a mean weight above `STRONG`, mean over steps."""
         return np.nan_to_num(self.weight_LH) > STRONG
+
+    @property
+    def counted_LH(self) -> np.ndarray:
+        """Whether the mobility of the head counts: it has a strong key, be it another in every window of queries."""
+        return self.strong_LH | (np.nan_to_num(self.window_weight_LH) > STRONG)
 
     @property
     def position_TLH(self) -> np.ndarray:
@@ -67,8 +74,8 @@ class Strongest:
 
     @property
     def mobility_strong(self) -> float:
-        """Mean of ``mobility_LH`` over the heads with a strong key; NaN without any."""
-        return _mean(self.mobility_LH[self.strong_LH])
+        """Mean of ``mobility_LH`` over the heads with a strong key (`counted_LH`); NaN without any."""
+        return _mean(self.mobility_LH[self.counted_LH])
 
     @property
     def mobility_all(self) -> float:
@@ -93,11 +100,15 @@ def strongest(
     key, weight = np.asarray(key_TLH), np.asarray(weight_TLH)
     if key.ndim != 3 or key.shape != weight.shape:
         raise ValueError(f"strongest needs keys and weights (step, layer, head): got {key.shape} and {weight.shape}.")
+    window_weight_LH = np.full(key.shape[1:], np.nan)
     if windows_WLHK is not None:
         mobility_LH = window_mobility(windows_WLHK)
+        # the first window sees a single key
+        greatest_WLH = np.nan_to_num(np.fmax.reduce(windows_WLHK[1:], axis=-1))
+        window_weight_LH = ratio(greatest_WLH.sum(0, dtype=float), np.full(key.shape[1:], len(greatest_WLH)))
     if mobility_LH is None:
         mobility_LH = chance_elsewhere(key, key >= 0)
-    return Strongest(weight, key, added, np.asarray(mobility_LH))
+    return Strongest(weight, key, added, np.asarray(mobility_LH), window_weight_LH)
 
 
 def chance_elsewhere(key: np.ndarray, here: np.ndarray) -> np.ndarray:

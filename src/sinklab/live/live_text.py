@@ -178,7 +178,7 @@ class LiveText:
             "keys": self._keys,
             "scale": scale.as_json(),
             "codes": {name: _packed(scale.encode(a)) for name, a in (("heads", a_LHK), ("mean", a_LHK.mean(1)))},
-            "main": (main_sink(a_LHK) + 1).ravel().tolist(),
+            "main": (main_sink(a_LHK, seen_L1K) + 1).ravel().tolist(),
             "visible": np.rint(seen_L1K.max((0, 1))).astype(int).tolist(),
             # as AGES counts, from 1, but for what was committed just now, which the page sees; 0 is padding
             "ages": np.array([1, 3, 4, 0])[position_states(self._canvas, step.before_BS)[0].cpu()].tolist(),

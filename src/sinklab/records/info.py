@@ -88,6 +88,23 @@ class RunInfo:
         write_beside(folder / RUN_FILE, lambda part: part.write_text(text, encoding="utf-8"))
 
 
+ALL_QUERIES = "all queries"
+SO_FAR = "all queries so far"
+LAST_ROW = "last row"
+
+
+def reading_of(info: RunInfo) -> str:
+    """Whose attention the received attention of a study is: that of "all queries" of the canvas, of "all queries so
+    far" of an autoregressive text, or of its "last row" alone.
+
+    Runs of earlier versions do not say: autoregressive models were read by the last row then, or in full forwards.
+    """
+    if info.model.get("family", "diffusion") == "diffusion":
+        return ALL_QUERIES
+    old = SO_FAR if info.settings.get("full_forward") else LAST_ROW
+    return str(info.model.get("reading", old))
+
+
 def read_info(path: Path) -> RunInfo:
     """What the run.json at ``path`` says; ValueError naming it when it is damaged, foreign or of another schema."""
     with undamaged(path):

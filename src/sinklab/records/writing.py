@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from sinklab import __version__
 from sinklab.errors import known_fields, refused
 from sinklab.records import storage
-from sinklab.records.info import RunInfo, read_info
+from sinklab.records.info import RunInfo, read_info, reading_of
 from sinklab.records.leases import CLAIMS, RUN, Claims, Lease
 from sinklab.records.reading import Run, lost_files, open_run
 from sinklab.records.storage import ARRAYS, KINDS, PART_SUFFIX, RUN_FILE, SCHEMA, TABLES, Kind
@@ -32,6 +32,8 @@ def begun_before(path: Path, given: RunInfo) -> RunInfo:
     another run.
     """
     before = read_info(path / RUN_FILE)
+    if "reading" in given.model:
+        before.model.setdefault("reading", reading_of(before))
     for field in ("kind", "seed", "model", "settings"):
         if getattr(before, field) != getattr(given, field):
             name, old, new = _difference(field, getattr(before, field), getattr(given, field))

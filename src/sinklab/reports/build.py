@@ -342,6 +342,7 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
     words = words_of("page", "study" if is_study else "training")
     names = " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
     parts = parts_of(runs, is_small=budget < SMALL)
+    about = ("status", "edited", "reading", "chosen") if is_study else ("status", "edited")
     charts = {card.anchor: card.chart.as_json() for part in parts for card in part["cards"] if card.chart}
     data = payload(runs, budget) if is_study else {"runs": []}
     explored = [run for run in data["runs"] if run["samples"]]
@@ -355,7 +356,7 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
         "sentences": say.in_short(runs),
         "verdicts": judged(runs) if is_study else [],
         "parts": parts,
-        "status": [line for run in runs for name in ("status", "edited") for line in say.told(name, run)],
+        "status": [line for run in runs for name in about for line in say.told(name, run)],
         "version": runs[0].run.info.versions.get("sinklab", ""),
         "allowed": f"'sha256-{script_hash()}'" if is_study else "'none'",
         "explored": bool(explored),

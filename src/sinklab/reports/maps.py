@@ -162,7 +162,7 @@ def received_mean(study: Study, sample: Sample, layer: int | None, head: int | N
         received_TLK = sample.seen.received_TLK
     else:
         place = place_of(study, "head", head)
-        received_TLK = np.concatenate([slab.received[:, :, place] for slab in sample.slabs()])
+        received_TLK = np.concatenate([slab.score[:, :, place] for slab in sample.slabs()])
     return np.where(sample.exists_TK, received_TLK[:, layers].mean(1), np.nan)
 
 

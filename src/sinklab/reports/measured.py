@@ -21,7 +21,9 @@ from sinklab.analysis.counts import ratio, spans
 from sinklab.analysis.estimates import Estimate, mean_over
 from sinklab.analysis.explained import Explained, explained_mass
 from sinklab.analysis.movement import Motion, MotionCounter, MotionSummary, motion_word
+from sinklab.analysis.strongest import Strongest
 from sinklab.analysis.tokens import Enrichment, enriched, tallied
+from sinklab.records.info import SO_FAR
 from sinklab.reports.answered import seen_of
 from sinklab.reports.samples import Sample, rule_name
 from sinklab.reports.seen import TextMotion
@@ -132,6 +134,8 @@ class Measured:
         texts = parts["text_motion"]
         self.text_motion: MotionSummary | None = MotionSummary.pooled(texts) if texts else None
         """the same among text positions alone; None without added sinks"""
+        self.strongest_keys: list[Strongest] = parts["strongest"]
+        """of each sample"""
         self.motions, self.bounds = map(_joined, (parts["motions"], parts["bounds"]))
         self.events_NS = pd.DataFrame(parts["events_S"]).to_numpy(float)
         """sinks of a sample by text position; NaN beyond its length"""
@@ -243,7 +247,17 @@ class Measured:
         columns: dict[str, Any] = {"sample": sample.index, "layer": layer_LH.ravel(), "head": head_LH.ravel()}
         columns |= {name: getattr(found, name).ravel() for name in MOTION_FIELDS}
         columns["word"] = [motion_word(value) for value in columns["mobility"]]
-        parts: dict[str, Any] = {"motion": found.overall, "motions": pd.DataFrame(columns)}
+        overall, strongest = found.overall, sample.strongest
+        columns |= {"weight": strongest.weight_LH.ravel(), "strong": strongest.strong_LH.ravel()}
+        columns["first"] = strongest.first_LH.ravel()
+        if sample.reading == SO_FAR:
+            # a column sum keeps its old rows: what stands still in it may do so by construction
+            overall = overall.of_heads(strongest.mobility_LH, strongest.counted_LH)
+            columns |= {"so_far_mobility": columns["mobility"], "mobility": strongest.mobility_LH.ravel()}
+            columns["word"] = [motion_word(value) for value in columns["mobility"]]
+            if sample.last_row_mobility_LH is not None:
+                columns["last_row_mobility"] = sample.last_row_mobility_LH.ravel()
+        parts: dict[str, Any] = {"motion": overall, "motions": pd.DataFrame(columns), "strongest": strongest}
         if (sample.blocks_T >= 0).all():
             parts["blocks"] = [
                 overlap.block_effects(found.main[:, [place]], sample.blocks_T, found.counted[:, [place]])

@@ -155,12 +155,12 @@ def _base(sample: Sample, vocabulary: dict[Token, int], budget: int) -> dict[str
     scale = LogScale.covering(np.array([seen.greatest]), LOW)
     mean_LTK = np.where(exists_TK, seen.received_TLK[keep].transpose(1, 0, 2), np.nan)
     main_LHT = (sample.main_TLH[keep].transpose(1, 2, 0) + 1).astype(np.uint16)
-    visible_TK = np.rint(np.where(exists_TK, sample.visible_TK[keep], 0)).astype(np.uint16)
-    same = bool((visible_TK == visible_TK.max(1, keepdims=True))[exists_TK].all())
+    # scores are mean weights in multiples of an even share, whatever the number of queries that see the key
+    visible_T = np.rint(np.where(exists_TK, sample.visible_TK[keep], 0).max(1)).astype(np.uint16)
     arrays = {
         "mean": pack(scale.encode(mean_LTK), keys),
         "main": pack(main_LHT),
-        "visible": pack(visible_TK.max(1) if same else visible_TK, 1 if same else keys),
+        "visible": pack(visible_T),
         **_tokens(sample, vocabulary, keep, exists_TK),
     }
     content: dict[str, Any] = {
@@ -170,7 +170,7 @@ def _base(sample: Sample, vocabulary: dict[Token, int], budget: int) -> dict[str
         "steps": sample.step_numbers_T[keep].tolist(),
         "blocks": sample.blocks_T[keep].tolist(),
         "scale": scale.as_json(),
-        "visible_per_key": not same,
+        "visible_per_key": False,
         "arrays": arrays,
     }
     for name, norms_TLK in zip(NORMS, (sample.value_norm_TLK, sample.key_norm_TLK), strict=True):
@@ -249,8 +249,7 @@ def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:
     scale = LogScale(*(content["scale"][key] for key in ("low", "high", "levels")))
     # Deflate has never made a tenth of such maps, so much larger ones need not be tried.
     if math.prod(sample.shape) < 4 * max(room, 0) * content["stride"]:
-        received_TLHK = np.where(sample.exists_TK[:, None, None], sample.received_TLHK, np.nan)[keep]
-        packed = pack(scale.encode(received_TLHK).transpose(1, 2, 0, 3), sample.shape[-1])
+        packed = pack(scale.encode(sample.score_TLHK[keep]).transpose(1, 2, 0, 3), sample.shape[-1])
         if size(packed) <= room:
             content["arrays"]["heads"] = packed
             return
@@ -274,7 +273,7 @@ def _greatest(sample: Sample, stride: int, count: int) -> Iterator[tuple[np.ndar
     """
     keys, values = [], []
     for slab in sample.slabs():
-        left_TLHK = only(slab.exists, slab.received, -np.inf)[-slab.at[0].start % stride :: stride].copy()
+        left_TLHK = only(slab.exists, slab.score, -np.inf)[-slab.at[0].start % stride :: stride].copy()
         # one after the other is quicker than a partition
         for _ in range(count):
             keys.append(left_TLHK.argmax(-1))

@@ -13,13 +13,15 @@ import numpy as np
 import pandas as pd
 
 from sinklab.analysis.counts import Counter, Slab, apart, one_pass, spans
+from sinklab.analysis.movement import Motion, MotionCounter
+from sinklab.analysis.strongest import Strongest, chance_elsewhere, strongest
 from sinklab.analysis.tokens import STATES, characters, token_ages, token_classes
-from sinklab.records.info import STUDY_DIMS, of_twin
+from sinklab.records.info import SO_FAR, STUDY_DIMS, of_twin, reading_of
 from sinklab.records.reading import Run
 from sinklab.records.storage import ARRAYS
 from sinklab.registry import rules
 from sinklab.reports.seen import Seen
-from sinklab.sinks.normalize import even_share
+from sinklab.sinks.normalize import even_share, is_defined
 from sinklab.sinks.rules import Rule, threshold
 
 
@@ -97,7 +99,8 @@ class Sample:
     nothing is. ``slabs`` reads attention step by step; ``seen`` has what one such pass leaves.
 
     Received attention and visible queries are scaled as if all positions had run as queries, so that an even share is
-    1 at every step, under a cache and in a decoder that runs one query a step.
+    1 at every step, under a cache and in a decoder that runs one query a step. Where keys are seen by different numbers
+    of queries, as in an autoregressive text, they are held against each other by their mean weights.
     """
 
     run: Run
@@ -197,6 +200,9 @@ class Sample:
         )
         one_pass(self.slabs(), seen, *counters)
         self.__dict__["seen"] = seen
+        for counter in counters:
+            if isinstance(counter, MotionCounter):
+                self.__dict__["motion"] = counter.motion
         return seen
 
     seen = cached_property[Seen](lambda sample: sample.read())
@@ -208,13 +214,45 @@ class Sample:
         counts_TK, positions_T = self._needed("visible"), self.positions_T
         return even_share(self._needed(self.received), counts_TK[:, None, None], positions_T[:, None, None])[0]
 
-    exists_TK = cached_property[np.ndarray](lambda sample: np.nan_to_num(sample.visible_TK) > 0)
-    """Whether some query sees the key."""
+    @property
+    def score_TLHK(self) -> np.ndarray:
+        """Mean weight of the keys in multiples of an even share; NaN where no key is defined. Whole, and not kept."""
+        return np.concatenate([slab.score for slab in self.slabs()])
+
+    exists_TK = cached_property[np.ndarray](lambda sample: is_defined(sample.visible_TK))
+    """Whether the key is there, and enough queries see it to be judged (`is_defined`)."""
+    reading = cached_property[str](lambda sample: reading_of(sample.run.info))
+    """Whose attention is read: that of "all queries", of "all queries so far", or the "last row"."""
+
+    @cached_property
+    def strongest(self) -> Strongest:
+        """The strongest key of every head. Reads the attention, unless that was done."""
+        windows = self.array("window_received")
+        places = self.seen.main_TLH, self.seen.share_TLH
+        if self.reading == SO_FAR and windows is None:
+            # a text of fewer than eight queries
+            return strongest(*places, added=self.added, mobility_LH=np.full(places[0].shape[1:], np.nan))
+        if self.reading == SO_FAR:
+            return strongest(*places, added=self.added, windows_WLHK=windows)
+        return strongest(*places, added=self.added, mobility_LH=self.motion.mobility)
+
+    @cached_property
+    def motion(self) -> Motion:
+        """How the main sinks move under the rule. Reads the attention, unless that was done."""
+        counter = MotionCounter(self.shape, self.rule, self.added)
+        one_pass(self.slabs(), counter)
+        return counter.motion
+
+    @cached_property
+    def last_row_mobility_LH(self) -> np.ndarray | None:
+        """Chance that the keys to which the last rows of two steps give most differ; None where it was not recorded."""
+        main_TLH = self.array("last_row_main")
+        return None if main_TLH is None else chance_elsewhere(main_TLH.astype(int), main_TLH >= 0)
 
     mean_share_TK = cached_property[np.ndarray](lambda sample: sample.seen.share_TLK.mean(1))
     """Mean weight that the queries which see a key give it, mean over layers and heads; NaN where it is not there."""
     main_TLH = cached_property[np.ndarray](lambda sample: sample.seen.main_TLH)
-    """Key with the greatest share, -1 where nothing is there."""
+    """The strongest key, -1 where none is defined."""
 
     @property
     def threshold_T(self) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 from sinklab.analysis.counts import Slab, counted, ratio
 from sinklab.analysis.movement import MotionCounter
 from sinklab.analysis.overlap import overlap_by_head
-from sinklab.sinks.normalize import even_share, main_sink, only
+from sinklab.sinks.normalize import even_share, main_sink
 from sinklab.sinks.rules import Rule
 
 
@@ -22,7 +22,7 @@ class Seen:
         steps, layers, heads, keys = shape
         self._rule, self._added, self._visible_TK, self._positions_T = rule, added, visible_TK, positions_T
         self.main_TLH = np.full((steps, layers, heads), -1, dtype=np.int32)
-        """key with the greatest share; -1 where nothing is there"""
+        """the strongest key; -1 where none is defined"""
         self.share_TLH = np.full((steps, layers, heads), np.nan, dtype=np.float32)
         """its share"""
         self.text_main_TLH, self.text_share_TLH = self.main_TLH, self.share_TLH
@@ -42,7 +42,7 @@ class Seen:
         self.score_TL = np.zeros((steps, layers))
         """scores of all sinks together, in multiples of an even share"""
         self.received_TLK = np.full((steps, layers, keys), np.nan, dtype=np.float32)
-        """received attention, mean over heads"""
+        """received attention as a multiple of an even share, mean over heads; NaN where no key is defined"""
         self.events_TLK = np.zeros((steps, layers, keys), dtype=np.uint16)
         """number of heads that have a sink at the key"""
 
@@ -54,23 +54,23 @@ class Seen:
         """Take the next steps."""
         (at,), added, found = slab.at, self._added, slab.found(self._rule)
         self.sinks_TLH[at], self.taken_TLH[at], self.total_TLH[at] = found.number, found.taken, slab.total
-        # where all keys are seen by as many queries, what they receive is in the order of their shares
-        queries, weight_TLHK = slab.queries, only(slab.exists, slab.received, np.nan)
-        main_TLH, scored_TLH = slab.main, found.taken
+        score_TLHK, main_TLH = slab.score, slab.main
+        queries, scored_TLH = slab.queries, found.taken
         if queries is None:
-            queries, weight_TLHK = np.ones((1, 1, 1, 1), np.float32), weight_TLHK / self._visible_TK[at, None, None]
-            main_TLH, scored_TLH = main_sink(weight_TLHK), np.vecdot(found.flags, np.nan_to_num(weight_TLHK))
+            queries = np.fmax.reduce(slab.visible, axis=(1, 2, 3), keepdims=True, initial=1)
+            scored_TLH = np.vecdot(found.flags, np.nan_to_num(score_TLHK))
         queries_T11 = queries[..., 0]
         self.score_TL[at] = scored_TLH.sum(2, dtype=float) * self._positions_T[at, None] / queries_T11[..., 0]
-        self.main_TLH[at], self.share_TLH[at] = main_TLH, _at(main_TLH, weight_TLHK) / queries_T11
+        self.main_TLH[at], self.share_TLH[at] = main_TLH, _at(main_TLH, score_TLHK) / queries_T11
         if added:
-            self.text_main_TLH[at] = main_sink(weight_TLHK[..., added:])
-            self.text_share_TLH[at] = _at(self.text_main_TLH[at], weight_TLHK[..., added:]) / queries_T11
-            self.added_share_TLH[at] = weight_TLHK[..., :added].sum(-1) / queries_T11
+            self.text_main_TLH[at] = main_sink(score_TLHK[..., added:])
+            self.text_share_TLH[at] = _at(self.text_main_TLH[at], score_TLHK[..., added:]) / queries_T11
+            self.added_share_TLH[at] = score_TLHK[..., :added].sum(-1) / queries_T11
         heads = slab.received.shape[2]
         # as a product, quicker than as a mean
-        self.received_TLK[at] = np.ones(heads, np.float32) @ slab.received / heads
-        self.greatest = max(self.greatest, float(_at(slab.main, slab.known).max(initial=0)))
+        self.received_TLK[at] = np.ones(heads, np.float32) @ score_TLHK / heads
+        strongest_TLH = np.nan_to_num(_at(main_TLH, score_TLHK))
+        self.greatest = max(self.greatest, float(strongest_TLH.max(initial=0)))
         narrow = np.uint8 if heads < 256 else np.uint16
         self.events_TLK[at] = found.flags.view(np.uint8).sum(2, dtype=narrow)
         self.alike_TL[at] = overlap_by_head(found.flags)
@@ -80,8 +80,11 @@ class Seen:
         self.stays_TLH[:1] = np.nan
         self._before = found.flags[-1].copy()
 
-    share_TLK = cached_property[np.ndarray](lambda seen: seen.received_TLK / seen._visible_TK[:, None])
-    """mean weight over heads; NaN where the key is not there"""
+    @cached_property
+    def share_TLK(self) -> np.ndarray:
+        """Mean weight over heads; NaN where no key is defined."""
+        most_T = np.fmax.reduce(self._visible_TK, axis=1, initial=np.nan)
+        return self.received_TLK / most_T[:, None, None]
 
 
 def _at(main_TLH: np.ndarray, values_TLHK: np.ndarray) -> np.ndarray:

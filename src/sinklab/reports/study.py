@@ -13,8 +13,9 @@ import pandas as pd
 from sinklab.analysis.answers import Answers
 from sinklab.analysis.estimates import mean_over
 from sinklab.analysis.verdicts import Verdict, holm, masking_cost, new_sinks, ninety_six, recovery, start_only
-from sinklab.records.info import of_twin
+from sinklab.records.info import SO_FAR, of_twin, reading_of
 from sinklab.records.reading import Run
+from sinklab.registry import interventions
 from sinklab.reports.answered import answers_of
 from sinklab.reports.findings import controls_of
 from sinklab.reports.masked import heldout_of
@@ -60,6 +61,31 @@ def _rebuilt(truncation: pd.DataFrame) -> str:
     return new_sinks(*columns, within=WITHIN)
 
 
+@dataclass(frozen=True)
+class ChosenKeys:
+    """Keys that were masked in a run."""
+
+    by: str
+    """the queries that chose them, in words"""
+    share: float
+    """share of them that are sinks of the page, at the step at which they were masked; NaN where it is not known"""
+
+
+def chosen_share(study: "Study", removals: pd.DataFrame) -> float:
+    """Share of the keys masked at recorded steps that are sinks of the page at the recorded step before."""
+    hits = total = 0
+    layers, heads = study.layers, study.heads
+    for sample in map(study.sample, study.recorded):
+        steps = sample.step_numbers_T.tolist()
+        flags_TLHK = np.concatenate([slab.sinks(study.rule) for slab in sample.slabs()])
+        for row in removals[removals["sample"] == sample.index].itertuples():
+            if row.forward - 1 in steps and row.layer in layers and row.head in heads:
+                place = steps.index(row.forward - 1), layers.index(row.layer), heads.index(row.head)
+                keys = [key for key in row.keys if key < flags_TLHK.shape[-1]]
+                hits, total = hits + int(flags_TLHK[place][keys].sum()), total + len(keys)
+    return hits / total if total else math.nan
+
+
 @dataclass(frozen=True, eq=False)
 class Study(Reader):
     """One run of kind "study".
@@ -90,10 +116,28 @@ class Study(Reader):
     family = cached_property[str](lambda study: str(study.run.info.model.get("family", "diffusion")))
     """ "diffusion" or "autoregressive"."""
 
+    reading = cached_property[str](lambda study: reading_of(study.run.info))
+    """Whose attention it has: that of "all queries", "all queries so far" of an autoregressive text, or "last row"."""
+
+    @cached_property
+    def chosen_keys(self) -> "ChosenKeys | None":
+        """By which reading an autoregressive model's masked keys were chosen; None where none were."""
+        removals = self.table("removals")
+        edits = [interventions.parse(text) for text in self.run.info.settings.get("edits") or ()]
+        selectors = {getattr(edit, "selector", "") for edit in edits} - {""}
+        if self.family == "diffusion" or removals is None or "keys" not in removals or not selectors:
+            return None
+        by = "the last query of the step before" if selectors == {"last_row"} else "all queries of the step before"
+        return ChosenKeys(by, chosen_share(self, removals))
+
     @property
     def rule_words(self) -> str:
         """The sink rule in words."""
-        words = "received attention above 1 + 3 (S−1)/S" if self.rule == DEFAULT else rule_name(self.rule)
+        words = rule_name(self.rule)
+        if self.rule == DEFAULT:
+            words = "received attention above 1 + 3 (S−1)/S"
+            if self.reading == SO_FAR:
+                words = "S (w − e) above 3 (S−1)/S, w the mean weight of a key and e its even share"
         return words if self.received == "received" else f"{words}, of masked queries alone"
 
     def table(self, name: str) -> pd.DataFrame | None:

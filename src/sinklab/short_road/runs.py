@@ -19,16 +19,17 @@ import numpy as np
 import pandas as pd
 
 from sinklab.analysis.answers import Answers
-from sinklab.analysis.counts import one_pass
-from sinklab.analysis.movement import MotionCounter
 from sinklab.errors import near
 from sinklab.records import reading
+from sinklab.records.info import ALL_QUERIES, LAST_ROW, SO_FAR, reading_of
 from sinklab.reports import build
 from sinklab.reports.drawing import figures_of
 from sinklab.reports.runs import as_shown, as_studies
 from sinklab.sinks.rules import Rule
 from sinklab.studies.processes import refuse_taken
 
+WHOSE = {ALL_QUERIES: "all queries", SO_FAR: "all queries so far", LAST_ROW: "the last query alone"}
+"""a reading in words"""
 MOST_SHOWN = 300_000
 """bytes that a run may add to a notebook; without the page where it is larger"""
 FRAME = '<iframe sandbox="allow-scripts" srcdoc="{}" style="width: 100%; height: {}px; border: 0"></iframe>'
@@ -94,7 +95,9 @@ class Run(reading.Run):
     def __repr__(self) -> str:
         about, kept = self.info, str(self.path)[-80:] if self.is_saved else "in memory until .save(folder)"
         names = ", ".join((*self.tables, *self.array_files))
-        return f"Run ({about.kind} of {about.model.get('name')}, {about.status}; {kept}; {names}"[:298] + ")"
+        reading = "" if about.kind != "study" else f"; attention of {WHOSE[reading_of(about)]}"
+        named = f"{about.kind} of {about.model.get('name')}, {about.status}{reading}"
+        return f"Run ({named}; {kept}; {names}"[:298] + ")"
 
     def save(self, folder: str | Path) -> Run:
         """Keep it in a folder; the run that lies there. Raises ValueError for a folder that is taken."""
@@ -127,9 +130,10 @@ class Run(reading.Run):
     def to_pandas(self, rule: Rule | str | None = None) -> pd.DataFrame:
         """What every key received, a row per sample, step, layer, head and position: millions for a large model.
 
-        Columns: ``token`` (its text, [MASK] or "added sink") and ``state`` before the step, ``received`` (multiples of
-        an even share, as if all positions had run as queries), ``weight`` (0 to 1: the mean weight that the queries
-        which may see the key give it), ``sink`` (under the rule), ``main`` (the head's greatest).
+        Columns: ``token`` (its text, [MASK] or "added sink") and ``state`` before the step, ``received`` (the mean
+        weight of the queries that see it, in multiples of an even share), ``weight`` (that mean weight itself, 0 to 1),
+        ``sink`` (under the rule), ``main`` (the head's strongest). Without keys of an autoregressive text that too few
+        queries see to be judged.
         """
         return self._table(rule, only_sinks=False)
 
@@ -143,9 +147,8 @@ class Run(reading.Run):
                 rows = {"sample": sample.index, "step": sample.step_numbers_T[step]}
                 rows |= {"layer": np.array(study.layers)[layer], "head": np.array(study.heads)[head]}
                 rows |= {"position": key - sample.added, "token": sample.labels_TK[step, key]}
-                # both are scaled alike, as if all positions had run
                 received, visible = slab.received[at], np.broadcast_to(slab.visible, slab.received.shape)[at]
-                rows |= {"state": sample.ages_TK[step, key], "received": received, "weight": received / visible}
+                rows |= {"state": sample.ages_TK[step, key], "received": slab.score[at], "weight": received / visible}
                 frames.append(pd.DataFrame(rows | {"sink": sinks_TLHK[at], "main": main}))
         if not frames:
             raise ValueError(f"{self!r} recorded no attention; choose other steps to record")
@@ -155,14 +158,13 @@ class Run(reading.Run):
         """How mobile the main sink of each head is, layer × head, a mean over samples.
 
         The chance that it stands at different places at two of the steps at which it is a sink under the rule: 0 static
-        to 1 everywhere else; NaN with fewer than two such steps (`sinklab.analysis.Motion`).
+        to 1 everywhere else; NaN with fewer than two such steps (`sinklab.analysis.Motion`). Of an autoregressive
+        model, in two disjoint windows of its queries (`sinklab.analysis.strongest`).
         """
         study, found = as_studies(self, rule=rule)[0], []
         axes = pd.Index(study.layers, name="layer"), pd.Index(study.heads, name="head")
         for sample in map(study.sample, study.recorded):
-            counter = MotionCounter(sample.shape, study.rule, sample.added)
-            one_pass(sample.slabs(), counter)
-            found.append(pd.DataFrame(counter.motion.mobility, *axes))
+            found.append(pd.DataFrame(sample.strongest.mobility_LH, *axes))
         return pd.concat(found).groupby(level="layer").mean()
 
     def to_xarray(self, name: str = "attention", part: int | None = None) -> Any:

@@ -63,8 +63,8 @@ class Excess(Checked):
     With S queries that see every key, the column *sum* a_j has mean 1, and the rule is a_j > 1 + epsilon (S-1)/S. Where
     keys are seen by different queries (a causal mask), it is S (w_j - e_j) > epsilon (S-1)/S, which is the same where
     they are not: w_j is the mean weight of the key, e_j what it would be if its queries weighed all keys they see alike
-    (`even_weight`), and S the most queries that see any key. As printed (column *mean*, between 0 and 1) epsilon = 3 can never fire; "mean" warns then. Raises ValueError for an
-    unknown scale or a negative epsilon.
+    (`even_weight`), and S the most queries that see any key. As printed (column *mean*, between 0 and 1) epsilon = 3
+    can never fire; "mean" warns then. Raises ValueError for an unknown scale or a negative epsilon.
     """
 
     epsilon: float = limited(3.0, at_least=0, remedy="it is a distance above the mean")
@@ -186,10 +186,11 @@ def find_sinks(received: Array, rule: Rule | str, visible: Any = None, positions
     received: column sums a_j, numpy array or torch tensor; the answer is of the same kind. Half precision is widened.
     rule: any object that is called as `Rule` says, or its text such as "excess:epsilon=5".
     visible: number of queries that may see each key, broadcastable to ``received`` (insert axes for layers and heads:
-    ``visible[:, :, None, None]``); keys that no query sees are never sinks, and where keys are seen by different numbers
-    of queries, nor are those that too few see to be judged (`is_defined`). None means S queries see every key, where S
-    is the number of keys that are not NaN: right for full attention without padding or added sink columns. What cannot
-    be such attention is refused then, and sums that a causal call may have left, where the answer would be another.
+    ``visible[:, :, None, None]``); keys that no query sees are never sinks, and where keys are seen by different
+    numbers of queries, nor are those that too few see to be judged (`is_defined`). None means that S queries see every
+    key, S being the number of keys that are not NaN: right for full attention without padding or added sink columns.
+    What cannot be such attention is refused then, and sums that a causal call may have left, where the answer would be
+    another.
     positions: number of canvas positions, broadcastable to ``received`` without its key axis; given, both counts are
     first scaled as if all positions had run (``even_share``): needed under caches, where only some queries run.
     Time O(size) (Top: O(k size)). Beyond boolean arrays, "sum", "mean", "percent" and Gu need at most one copy of

@@ -119,7 +119,7 @@ def measured_heads(
         "sinks": sinks_RTLHK.sum(-1).mean(over),
         "text_sinks": sinks_RTLHK[..., added:].sum(-1).mean(over),
     }
-    layers |= _holders(received_RTLHK, sinks_RTLHK, added)
+    layers |= _holders(main_sink(received_RTLHK, seen), sinks_RTLHK, added)
     layers |= _values(value_RTLK, sinks_RTLHK.sum(3), masked_RTS[:, :, None], received_RTLHK.shape[3], added)
     overall = {}
     for name, start in (("mobility", 0), ("text_mobility", added)):
@@ -130,8 +130,7 @@ def measured_heads(
     return layers, overall
 
 
-def _holders(received: np.ndarray, sinks: np.ndarray, added: int) -> dict[str, np.ndarray]:
-    main_RTLH = main_sink(received)
+def _holders(main_RTLH: np.ndarray, sinks: np.ndarray, added: int) -> dict[str, np.ndarray]:
     counts = np.take_along_axis(sinks, np.maximum(main_RTLH, 0)[..., None], -1)[..., 0] & (main_RTLH >= 0)
     holder = np.digitize(main_RTLH - added, (0, 1, 4))
     shares = {f"main_{name}": (counts & (holder == place)).mean((0, 1, 3)) for place, name in enumerate(HOLDERS)}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from sinklab.errors import Checked, limited, unknown
+from sinklab.records.info import ALL_QUERIES, SO_FAR
 from sinklab.registry import interventions, studies
 from sinklab.registry import statistics as known_statistics
 from sinklab.sampling.settings import DecodingSettings
@@ -71,8 +72,8 @@ class StudySettings(DecodingSettings):
     edits: tuple[Any, ...] = field(default=(), metadata={"registry": interventions})
     """Decode under these interventions, e.g. mask_sinks:k=5 or window_attention:radius=16, in this order."""
     full_forward: bool = False
-    """Autoregressive models: recompute the whole text at every step (column sums of the causal attention map) instead
-    of the last token on top of the KV cache (its last row)."""
+    """Autoregressive models: recompute the whole text at every step instead of the last token on top of the KV cache.
+    What is recorded is the same, unless edits act otherwise on rows that are computed again."""
     truncate: bool = False
     """Also decode each sample with the stretch around its main sink (a sixteenth of the positions) hidden in the second
     half of the steps, and with one where few heads have a sink; score the tokens of the uncut text with either hidden.
@@ -215,8 +216,9 @@ class Trace(Study):
         return len(plan.tasks)
 
     def about(self, loaded: Loaded, plan: Any) -> dict[str, Any]:
-        """The model, with the layers and heads that are recorded."""
-        return describe(loaded, plan.selection.layers, plan.selection.heads)
+        """The model, with the layers and heads that are recorded, and which queries are read (`reading_of`)."""
+        about = describe(loaded, plan.selection.layers, plan.selection.heads)
+        return about | {"reading": ALL_QUERIES if loaded.family == "diffusion" else SO_FAR}
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
         """The commands that go on from here: to see the run, to run its controls, to hide its sinks."""

@@ -1,0 +1,67 @@
+"""Runs of autoregressive models: all queries so far are read, and older ones are told apart."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sinklab import open_run
+from sinklab.records.writing import RunWriter
+from sinklab.reports import as_studies
+from sinklab.reports.sentences import told
+from sinklab.sinks import find_sinks
+from sinklab.sinks.rules import DEFAULT
+from sinklab.studies.trace.study import StudySettings, study
+from tiny_llama import tiny_llama
+
+SETTINGS = StudySettings(prompts=("The old man sat by the sea, and the boy looked at the",), new_tokens=12)
+QUICK = replace(SETTINGS, statistics=())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "run"
+    study(tiny_llama(), path, replace(QUICK, edits=("mask_sinks:k=2,selector=last_row",)))
+    return path
+
+
+def test_the_page_reads_all_queries_so_far_and_says_so(folder: Path) -> None:
+    run = open_run(folder)
+    assert run.info.model["reading"] == "all queries so far" and "attention of all queries so far" in repr(run)
+    shown = as_studies(run)[0]
+    sample = shown.samples[0]
+    received, visible = sample.array("received"), sample.array("visible")
+    weight_TLHK = received / visible[:, None, None]
+    length = received.shape[-1]
+    # of the last step, the keys that at least max(8, S / 3) queries see
+    defined = int(length - max(8, np.ceil(length / 3)) + 1)
+    best_LHK = weight_TLHK[-1, ..., :defined]
+    assert (sample.strongest.key_TLH[-1] == best_LHK.argmax(-1)).all()
+    np.testing.assert_allclose(sample.strongest.weight_TLH[-1], best_LHK.max(-1), rtol=1e-3)
+    assert sample.exists_TK[-1].sum() == defined
+    assert not find_sinks(received, DEFAULT, visible[:, None, None])[-1, ..., defined:].any()
+    motions = shown.measured.motions
+    np.testing.assert_array_equal(motions["mobility"], sample.strongest.mobility_LH.ravel())
+    assert {"so_far_mobility", "last_row_mobility", "weight", "strong", "first"} <= {*motions}
+    assert run.mobility().to_numpy() == pytest.approx(sample.strongest.mobility_LH, nan_ok=True)
+    assert "max(8, S/3)" in told("reading", shown)[0]
+    assert "last query of the step before" in told("chosen", shown)[0]
+    assert 0 <= shown.chosen_keys.share <= 1
+
+
+def test_a_run_of_an_earlier_version_is_that_of_last_rows(folder: Path, tmp_path: Path) -> None:
+    run = open_run(folder).save(tmp_path / "old")
+    about = json.loads((run.path / "run.json").read_text())
+    assert about["model"].pop("reading")
+    (run.path / "run.json").write_text(json.dumps(about))
+    old = open_run(run.path)
+    assert "attention of the last query alone" in repr(old)
+    shown = as_studies(old)[0]
+    assert shown.reading == shown.samples[0].reading == "last row"
+    assert "by the last query of each step alone" in told("reading", shown)[0]
+    given = {name: about[name] for name in ("kind", "settings", "seed")}
+    model = about["model"] | {"reading": "all queries so far"}
+    with pytest.raises(ValueError, match=r"model\['reading'\] is 'last row', and now it is 'all queries so far'"):
+        RunWriter(run.path, model=model, **given, resume=True).__enter__()
