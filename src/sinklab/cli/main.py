@@ -127,10 +127,10 @@ def _show(about: str, commands: Mapping[str, str]) -> None:
 
 def _no_such_command(name: str, commands: Mapping[str, str]) -> ValueError:
     """The error for a command that is not there, with the one that was meant where that is known."""
-    for command, words in WORDS["meant"].items():
+    for meant, words in WORDS["meant"].items():
         if name in words.split():
             lines = {one: line for group in grouped(commands).values() for one, line in group.items()}
-            return ValueError(f"unknown command {name!r}; did you mean {command!r}? {lines[command]}")
+            return ValueError(f"unknown command {name!r}; did you mean {meant!r}? {lines[meant]}")
     return registry.unknown("command", name, commands, "sinklab --help says what each is for")
 
 

@@ -178,7 +178,7 @@ class Battery(Study):
         sinklab train battery-start && sinklab train battery && sinklab train battery-causal
         sinklab battery --model runs/battery/model runs/battery-causal/model
         sinklab battery --model runs/battery/model --conditions pure blocks-6 left_to_right random --ks 10 --levels 1 2
-        sinklab battery --model runs/battery/model --protocols paper held rule --controls sinks random equal_mass --ks 1 5
+        sinklab battery --model runs/battery/model --protocols paper held rule --controls sinks random --ks 1 5
         sinklab battery --model tiny tiny-sink --skills copying --levels 1 --problems 4 --ks 5 --out runs/first
     """
 
