@@ -229,11 +229,8 @@ class Trace(Study):
             lines.append(f"controls, with shuffled and with fresh weights: {again} {path} --resume --twin")
         if not runs[0].info.settings["mask_sinks"]:
             lines.append(f"what it writes with sinks hidden: {again} {path}-masked --mask-sinks 5")
-        return [
-            *lines,
-            f"what hiding them costs: sinklab curve --model {name}",
-            f"the same, head by head: sinklab ablate --model {name}",
-        ]
+        curve, ablate = f"sinklab curve --model {name}", f"sinklab ablate --model {name}"
+        return [*lines, f"what hiding them costs: {curve}; head by head: {ablate}"]
 
 
 @studies.register("mask")
