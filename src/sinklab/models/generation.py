@@ -90,8 +90,7 @@ class GenerateByDenoising:
                 if self.config.expand_token_id is not None and schedule is settings.schedule is None:
                     chosen["schedule"] = "elastic"
             else:
-                first_P = ids_BP[0] if real_BP is None else ids_BP[0][real_BP[0].bool()]
-                closing = self.config.closing_of(first_P.tolist())
+                closing = _ending(self.config, ids_BP, real_BP)
                 limits |= {"multiple": self.config.block_columns, "closing": closing}
                 behind += len(closing)
                 canvas = Canvas.from_prompts(ids_BP, new_tokens=max_new_tokens, attention_BP=real_BP, **limits)
@@ -144,6 +143,14 @@ def _with_options(settings: DecodingSettings, options: dict[str, Any]) -> Decodi
         hint = _INSTEAD.get(name) or near(name, known) or f"options are {', '.join(known)}."
         raise TypeError(f"generate has no option {name!r}; {hint}")
     return replace(settings, **options)
+
+
+def _ending(config: Any, ids_BP: Tensor, real_BP: Tensor | None) -> tuple[int, ...]:
+    """What ends the texts of a batch, as its first begins; nothing for what is no batch, which the canvas refuses."""
+    if ids_BP.ndim != 2 or not len(ids_BP) or (real_BP is not None and real_BP.shape != ids_BP.shape):
+        return ()
+    first_P = ids_BP[0] if real_BP is None else ids_BP[0][real_BP[0].bool().to(ids_BP.device)]
+    return config.closing_of(first_P.tolist())
 
 
 def _shown(decoding: Iterator[Step], canvas: Canvas, prompt: int, streamer: BaseStreamer | None) -> Tensor:
