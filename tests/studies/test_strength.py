@@ -167,16 +167,19 @@ def books() -> Path:
 @pytest.mark.slow
 @pytest.mark.smollm2
 def test_smollm2_has_the_sink_of_models_with_rotary_positions() -> None:
-    """One repeated token without a start token leaves nothing to choose: 0, as Gu et al. have it for such models."""
+    """One repeated token without a start token leaves nothing to choose: 0, as Gu et al. have it for such models.
+
+    With 100 rows of each, which take minutes on one thread: natural 77.4, by sequence 73.0, random 81.1, repeat 0.
+    """
     pytest.importorskip("gguf")
     from tiny_gguf import smollm2
 
     lm, text = sinklab.load(smollm2()), str(books())
-    natural = lm.strength(text, inputs=("natural",), starts=("raw",), twin=False).table("summary").loc[0]
-    assert natural["rows"] == 100
+    natural = lm.strength(text, inputs=("natural",), starts=("raw",), rows=50, twin=False).table("summary").loc[0]
+    assert natural["rows"] == 50
     assert 100 * natural["sink"] == pytest.approx(77.8, abs=3)
     assert 100 * natural["sink_by_text"] == pytest.approx(72.8, abs=3)
-    others = lm.strength(inputs=("random", "repeat"), starts=("raw",), rows=40, twin=False).table("summary")
+    others = lm.strength(inputs=("random", "repeat"), starts=("raw",), rows=16, twin=False).table("summary")
     random, repeat = others["sink"]
     assert 100 * random == pytest.approx(80.7, abs=5)
     assert repeat == 0 and others.loc[1, "sink_by_text"] == 0
