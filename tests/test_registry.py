@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sinklab import errors, registry
-from sinklab.probing import ClipChannel, MaskPositions, MaskSinks, TruncateContext, WindowAttention
+from sinklab.probing import ClipChannel, LoneRows, MaskPositions, MaskSinks, TruncateContext, WindowAttention
 from sinklab.registry import Registry, interventions, load_plugin
 
 toys = Registry("toy")
@@ -136,6 +136,10 @@ EXAMPLES = {
         1, spare_prefix=True, spare=(0, 1, 2), control="random", seed=7
     ),
     "mask_positions:positions=3+8..11,steps=4+none": MaskPositions((3, 8, 9, 10), steps=(4, None)),
+    "mask_positions:positions=3,queries=from32": MaskPositions((3,), queries="from32"),
+    "mask_sinks:k=1,queries=masked,source=now": MaskSinks(1, queries="masked", source="now"),
+    "lone_rows": LoneRows(),
+    "lone_rows:rows=0+30,layers=2": LoneRows(rows=(0, 30), layers=(2,)),
     "window_attention:radius=16,keep=0..4,keep_prefix=false": WindowAttention(16, (0, 1, 2, 3), False),
     "truncate_context:start=8,stop=24,step=4": TruncateContext(8, 24, 4),
     "clip_channel:channels=3+17,limit=2.5,layers=0": ClipChannel(channels=(3, 17), limit=2.5, layers=(0,)),

@@ -165,10 +165,12 @@ class InterventionLog(Listener):
         """Means over everything that was removed, and the counts.
 
         "removed_mass": share of attention the keys held where they were chosen; "realised_mass": share really taken
-        away; "overlap" of successive steps; "left": keys that stay for a query. NaN where nothing was measured.
+        away; "overlap" of successive steps; "left": keys that stay for a query; "alone": queries of a head that have no
+        other key; "strongest": share of the strongest key after the edits. NaN where nothing was measured.
         """
         dose = self.dose()
         means = {"removed_mass": dose.held, "realised_mass": dose.removed, "overlap": dose.overlap, "left": dose.left}
+        means |= {"alone": dose.alone, "strongest": dose.strongest}
         return {"forwards": self.forwards, "removals": len(self.removals), **means}
 
     def dose(self, label: str | None = None) -> Dose:

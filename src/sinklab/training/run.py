@@ -78,7 +78,7 @@ def train(
         checkpoints.same_data(folder, earlier, text.sha256)
     model: Any = start.model if start else models.new_model(settings, text.tokenizer)
     models.check_fit(model, text.tokenizer, settings)
-    facts = {"name": folder.name, "family": settings.objective, "data_sha256": text.sha256}
+    facts: dict[str, Any] = {"name": folder.name, "family": settings.objective, "data_sha256": text.sha256}
     facts |= variant(settings) | (models.source_of(start) if start else {})
     if settings.adapters is not None:
         earlier_facts = adapters.check_start(model, settings)
