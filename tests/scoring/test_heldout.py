@@ -76,7 +76,7 @@ def test_the_curve_is_a_table_of_paired_differences() -> None:
     assert table["k"] == [0, 1, 1, 4, 4]
     assert table["control"] == ["none", "sinks", "random", "sinks", "random"]
     assert {len(column) for column in table.values()} == {5}
-    assert len(calls) == 5
+    assert len(calls) == 5, "once a batch of every arm"
     clean = row_losses(loaded, text.ids_RS, seed=3)
     hidden = row_losses(loaded, text.ids_RS, edits=[MaskSinks(k=4)], seed=3)
     assert table["loss"][0] == pytest.approx(clean.mean().item())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,8 +14,8 @@ SMALL_PRODUCTS, WATCHED = 150, 600
 """Of a layer, whatever its size: what a small model's forward takes, and one under all statistics of a trace."""
 EXTRA = 2.0
 """What a forward takes beside its products: attention, an edit, the loop around it."""
-START = 1.0
-"""Seconds for weights to be read and folders to be written."""
+START, PREPARING = 2.0, 10.0
+"""Seconds for weights to be read, folders to be written and figures to be drawn; and of a training, for its text."""
 PROBE = 0.15
 """Seconds for which each speed of the machine is measured: others may work on it too."""
 
@@ -35,7 +35,14 @@ class Plan:
 
     def of_a_pass(self, seconds: float) -> float:
         """What all takes, where the first counted pass takes so many seconds."""
-        return START + _with_twins(seconds / self.first, self.twins)
+        return _with_twins(seconds / self.first, self.twins)
+
+
+def together(plans: Sequence[Plan], words: str) -> Plan:
+    """One plan of several parts, the first of which is counted first."""
+    seconds = sum(plan.seconds for plan in plans)
+    first = plans[0].first * plans[0].seconds / seconds
+    return Plan(f"plan: {words}: about {duration(seconds)} (estimated)", seconds, first)
 
 
 def _with_twins(seconds: float, twins: bool | None) -> float:
@@ -124,7 +131,7 @@ def plan_for(
     bytes_each = {"bfloat16": 2, "float32": 4}[dtype]
     active, layers = (info.active_parameters, info.layers) if info else (found.parameters or 0, found.layers)
     one = _seconds_of_one(found, active, layers, dtype, device, info.hidden if info else 1024)
-    seconds = START + _with_twins(found.evaluations * one, found.twins)
+    seconds = START + PREPARING * found.trains + _with_twins(found.evaluations * one, found.twins)
     size = (info.parameters if info else active) * (16 if found.trains else bytes_each)
     size += info.canvas_bytes(dtype, found.positions) if info else 0
     apart = ", activations not counted," if found.trains else ""

@@ -60,6 +60,11 @@ class Pace:
         self.done, self.now = done, now
 
     @property
+    def began(self) -> float:
+        """When it began."""
+        return self._began[1]
+
+    @property
     def seconds(self) -> float:
         """Since the pass began."""
         return self.now - self._began[1]
@@ -106,12 +111,13 @@ class Shown(Progress):
         self._task = bars.add_task("starting", total=None)
         self._pace: Pace | None = None
         self._plans: tuple[Plan, ...] = ()
+        self._planned = self._started
 
     def planned(self, *plans: Plan) -> None:
         """Print the plans of what follows, in its order; its first part may correct them together, once."""
         for plan in plans:
             self.stage(plan.line)
-        self._plans = plans
+        self._plans, self._planned = plans, self._clock()
 
     def stage(self, text: str) -> None:
         """Print the stage, and put it before the bar."""
@@ -141,8 +147,9 @@ class Shown(Progress):
         plans, self._plans = self._plans, ()
         if not plans[0].seconds:
             return
-        # the others are off as far as the first is
-        off = plans[0].of_a_pass(pace.whole(total)) / plans[0].seconds
+        # what came before the pass took what it took; other plans are off as far as the first is
+        before = pace.began - self._planned
+        off = (before + plans[0].of_a_pass(pace.whole(total))) / plans[0].seconds
         planned = sum(plan.seconds for plan in plans)
         if not 1 / OFF <= off <= OFF:
             corrected = duration(off * planned)

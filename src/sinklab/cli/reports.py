@@ -21,7 +21,7 @@ from rich.text import Text
 
 from sinklab.cli.command import RAW, SAMPLING, Reading, say, working
 from sinklab.cli.options import checked
-from sinklab.cli.plans import plan_for
+from sinklab.cli.plans import plan_for, together
 from sinklab.records.storage import RUN_FILE
 from sinklab.studies.base import folder_names
 from sinklab.studies.benchmarks.study import EvalSettings, Plan
@@ -96,6 +96,8 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False, all: bool = Fals
     curves = [open_run(Path(str(measured.joinpath(name)))) for name in MODELS.values()]
     runs = []
     with working() as say:
+        plans = [plan_for(study.amount, plain, name, Reading(dtype)) for name in MODELS.values()]
+        say.planned(together(plans, f"{len(prompts)} texts by each of {len(MODELS)} models and their twins"))
         for label, name in MODELS.items():
             say.stage(f"{name} writes {len(prompts)} texts, its controls read them")
             loaded = load(name, dtype=dtype)

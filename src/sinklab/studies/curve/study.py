@@ -85,11 +85,15 @@ class Curve(Study):
     sentences = deferred("sinklab.studies.curve.figures:masking_curve_sentences")
 
     def amount(self, settings: CurveSettings, info: Any) -> Amount:
-        """A pass over all rows clean, and one for every number of keys, control and edit."""
-        ways = 1 + (len(settings.ks) - 1) * len(settings.controls) + len(settings.edits)
-        evaluations = math.ceil(settings.rows / settings.batch) * settings.draws * ways
+        """A pass over all rows clean, one for every number of keys, control and edit, and two over what sinks hold."""
+        # beside keys of equal mass stand the most attended ones of the same heads
+        controls = len(settings.controls) + ("equal_mass" in settings.controls)
+        ways = 1 + (len(settings.ks) - 1) * controls + len(settings.edits)
+        batches = math.ceil(settings.rows / settings.batch)
+        counted, evaluations = batches * settings.draws * ways, batches * (settings.draws * ways + 2)
         positions = min(settings.rows, settings.batch) * settings.length
-        return Amount(f"{settings.rows} rows × {ways} ways", evaluations, positions, twins=settings.twin)
+        first, words = counted / evaluations, f"{settings.rows} rows × {ways} ways"
+        return Amount(words, evaluations, positions, twins=settings.twin, first=first)
 
     @dataclass(frozen=True)
     class Options:
