@@ -35,7 +35,9 @@ def runs(make_study) -> list[Run]:
 
 
 def cards(path) -> str:
-    return re.search(r'<section class="story".*?</section>', path.read_text("utf-8"), re.S).group()
+    """The opening cards of a page, without the marks of words that are explained."""
+    story = re.search(r'<section class="story".*?</section>', path.read_text("utf-8"), re.S).group()
+    return re.sub(r"</?abbr[^>]*>", "", story)
 
 
 def test_page_terminal_notebook_and_summary_say_the_same_words(runs, tmp_path, capsys):

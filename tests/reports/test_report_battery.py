@@ -220,7 +220,7 @@ def test_sentences_and_legends_say_the_dose(tmp_path: Path) -> None:
         legend[1].get_text() == "other keys of equal mass, protocol paper (20 % sinks, 30 % of attention removed at 5)"
     )
     few = planted(tmp_path / "few", marks, dose=dose | {"matched": 0.25})
-    assert ": cannot tell, 25 % of heads have other keys of equal mass; 5.00 keys a head" in battery_sentences(few)[1]
+    assert ": inconclusive, 25 % of heads have other keys of equal mass; 5.00 keys a head" in battery_sentences(few)[1]
 
 
 def test_tables_are_written_as_csv_and_markdown(tmp_path: Path, runs: list[Run]) -> None:

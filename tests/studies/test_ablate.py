@@ -220,7 +220,7 @@ def test_dose_path_protocol_and_outcome_stand_in_one_table(family: str) -> None:
     assert set(table["hidden"]) == {"top k", "lowest"}
     said = distance_sentences([run])
     assert len(said) == 4
-    assert "k = 2 (2.00 keys a head" in said[0] and "3 texts are too few to tell (at least 6)" in said[0]
+    assert "k = 2 (2.00 keys a head" in said[0] and "3 texts are too few to tell (at least 8)" in said[0]
     other = open_run(DistanceStudy()(loaded, "other", shorter(protocols=("held",), ks=(2,), batch=3)))
     again = other.table("outcomes").set_index(arms).loc[("held", "mask", 2, "sinks")]
     assert again["kl"] == pytest.approx(held["kl"], rel=1e-3)
@@ -228,7 +228,7 @@ def test_dose_path_protocol_and_outcome_stand_in_one_table(family: str) -> None:
 
 def test_the_command_of_distances_writes_a_page(capsys: pytest.CaptureFixture) -> None:
     model = str(save_tiny(Path("model")))
-    words = f"distance {model} --rows 6 --prompt-tokens 8 --new-tokens 3 --ks 1 --removals mask --heldout held.txt"
+    words = f"distance {model} --rows 8 --prompt-tokens 8 --new-tokens 3 --ks 1 --removals mask --heldout held.txt"
     assert main(shlex.split(f"{words} --protocols paper rule --sink-rule excess:epsilon=1 --out out")) == 0
     printed = capsys.readouterr().out
     assert "model, protocol rule, mask, k = 1 (" in printed

@@ -22,7 +22,7 @@ from sinklab.testing import check_study
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
 
-PROMPTS = tuple(TEXT[start : start + 12] for start in range(0, 48, 8))
+PROMPTS = tuple(TEXT[start : start + 12] for start in range(0, 64, 8))
 SETTINGS = ContentsSettings(
     prompts=PROMPTS,
     new_tokens=12,
@@ -48,7 +48,7 @@ def test_the_folder_says_what_was_done(run: Run) -> None:
     assert run.info.settings["choose"] == "strongest"
     added = ("added", "added_sinks") if run.info.model["sink_count"] else ()
     assert set(run.tables) == {"samples", "looks", "texts", "lens", "probes", *added}
-    assert run.parts("samples") == run.parts("states") == run.parts("texts") == tuple(range(6))
+    assert run.parts("samples") == run.parts("states") == run.parts("texts") == tuple(range(8))
     assert run.table("texts")["prompt"].tolist() == list(PROMPTS)
 
 
@@ -121,8 +121,8 @@ def test_the_tables_cover_places_layers_and_measures(run: Run) -> None:
     for table, about in ((lens, "measure"), (probes, "target")):
         wide = table.pivot(index=["place", "layer", about], columns="population", values="value")
         assert np.allclose(wide["difference"], wide["sink"] - wide["matched"], atol=1e-9)
-    # fewer than 6 texts in a place have no interval
-    known = probes["texts"] >= 6
+    # fewer than 8 texts in a place have no interval
+    known = probes["texts"] >= 8
     assert known.any() and probes[known][["low", "high"]].notna().all(axis=None)
     assert (probes[known]["low"] <= probes[known]["high"]).all() and probes[~known][["low", "high"]].isna().all(
         axis=None
@@ -149,7 +149,7 @@ def test_an_added_sink_carries_a_constant(tmp_path: Path) -> None:
     run = open_run(sink_contents(tiny_loaded(1), tmp_path / "run", replace(SETTINGS, layers=(1,))))
     added = run.table("added_sinks")
     # attention of two layers, whatever states are kept
-    assert added["layer"].tolist() == [0, 1] and added["texts"].eq(6).all()
+    assert added["layer"].tolist() == [0, 1] and added["texts"].eq(8).all()
     assert added["spread"].eq(0).all() and added["norm"].gt(0).all()
     assert added["share"].between(0.001, 0.999).all()
     lens = run.table("lens")
@@ -195,7 +195,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(run: Run, tmp_path: Path)
         sink_contents(tiny_loaded(), tmp_path / "run", replace(SETTINGS, pairs=3), resume=True)
     told.clear()
     again = open_run(sink_contents(tiny_loaded(), tmp_path / "run", SETTINGS, progress=told.append, resume=True))
-    assert told == [f"writing text {n} of 6 and sampling states" for n in (4, 5, 6)] + ["reading the states"]
+    assert told == [f"writing text {n} of 8 and sampling states" for n in (4, 5, 6, 7, 8)] + ["reading the states"]
     for name in ("samples", "lens", "probes"):
         pd.testing.assert_frame_equal(again.table(name), run.table(name))
 
@@ -316,7 +316,7 @@ def test_settings_that_make_no_sense(changes: dict, message: str) -> None:
         ({"choose": "exces"}, "did you mean 'excess'?"),
         ({"cache": "dual"}, "but cache=dual computes some of them; decode without a cache"),
         ({"layers": (3,)}, "layers are numbers from 0 to 2, which leaves the last layer, but 3 is not"),
-        ({"folds": 7}, "7 folds need as many texts, but there are 6; give more prompts or fewer folds"),
+        ({"folds": 9}, "9 folds need as many texts, but there are 8; give more prompts or fewer folds"),
         ({"prompts": (), "chat": True}, "the beginnings come from a corpus; give prompts"),
         ({"prompts": (), "rows": 10**6}, "beginnings of 32 tokens, but rows=1000000 are to be written"),
         ({"new_tokens": 100}, "100"),

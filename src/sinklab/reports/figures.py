@@ -172,6 +172,10 @@ def value_norms_by_state(axes: Axes, look: Theme) -> None:
     """
 
 
+HIDDEN = {"sinks": "sinks hidden", "random": "random columns hidden", "equal_mass": "non-sinks of equal mass"}
+"""What was hidden in a table of held-out losses -> how a legend calls it."""
+
+
 @figure("heldout_loss", needs="heldout", prepared=True)
 def heldout_loss(runs: list[Study]) -> Chart:
     """Change of held-out loss over the number of hidden columns: sinks (full line), random ones (dotted).
@@ -186,7 +190,7 @@ def heldout_loss(runs: list[Study]) -> Chart:
         controls = dict.fromkeys(frame["control"].loc[frame["control"] != "none"])
         for nth, (control, dashes) in enumerate(zip(controls, ("-", ":", "--", "-."), strict=False)):
             rows = frame[frame["control"].isin(["none", control])].sort_values("k")
-            words = "sinks hidden" if control == "sinks" else f"{control} columns hidden"
+            words = HIDDEN.get(control, f"{control} columns hidden")
             how: dict[str, Any] = {end: rows[f"delta_{end}"].to_numpy(float) for end in ("low", "high")}
             how |= {"words": words, "style": dashes, "kind": "bars"} | ({} if len(runs) > 1 else {"colour": nth})
             across = [ks.index(int(k)) for k in rows["k"]]
