@@ -15,7 +15,6 @@ from sinklab.analysis.estimates import mean_over
 from sinklab.analysis.verdicts import Verdict, holm, masking_cost, new_sinks, ninety_six, recovery, start_only
 from sinklab.records.info import SO_FAR, of_twin, reading_of
 from sinklab.records.reading import Run
-from sinklab.registry import interventions
 from sinklab.reports.answered import answers_of
 from sinklab.reports.findings import controls_of
 from sinklab.reports.masked import heldout_of
@@ -122,13 +121,15 @@ class Study(Reader):
     @cached_property
     def chosen_keys(self) -> "ChosenKeys | None":
         """By which reading an autoregressive model's masked keys were chosen; None where none were."""
-        removals = self.table("removals")
-        edits = [interventions.parse(text) for text in self.run.info.settings.get("edits") or ()]
-        selectors = {getattr(edit, "selector", "") for edit in edits} - {""}
-        if self.family == "diffusion" or removals is None or "keys" not in removals or not selectors:
+        settings, removals = self.run.info.settings, self.table("removals")
+        masking = [text for text in settings.get("edits") or () if str(text).startswith("mask_sinks")]
+        if self.family == "diffusion" or not (masking or settings.get("mask_sinks")):
             return None
-        by = "the last query of the step before" if selectors == {"last_row"} else "all queries of the step before"
-        return ChosenKeys(by, chosen_share(self, removals))
+        # texts that are written again with sinks hidden (mask_sinks) are always masked by the last query
+        by_last = all("selector=last_row" in text for text in masking)
+        by = "the last query of the step before" if by_last else "the queries that ran at the step before"
+        is_known = bool(masking) and removals is not None and "keys" in removals
+        return ChosenKeys(by, chosen_share(self, removals) if is_known else math.nan)
 
     @property
     def rule_words(self) -> str:
