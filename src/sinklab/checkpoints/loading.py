@@ -135,11 +135,9 @@ def load(
                 "it takes dtype, device, revision and allow_pickle; leave out the other options"
             )
         kind = materialize.weight_type(dtype, raw, device_map)
-        row, notes = published.row_of(name, raw.get("_name_or_path"), plan)
-        parts = plan.family.fields_of(place, plan, row, dtype=kind, allow_pickle=allow_pickle)
-        parts["model"].to(device_of_all)
-        parts["notes"] = (*parts["notes"], *notes)
-        return Loaded(name=name, revision=_commit(place, revision), **parts)
+        masked = _masked_language_model(plan, raw, place, name, dtype=kind, allow_pickle=allow_pickle)
+        masked.model.to(device_of_all)
+        return replace(masked, revision=_commit(place, revision))
     stored = raw["quantization_config"].get("quant_method", "unnamed") if raw.get("quantization_config") else ""
     if tensor_parallel != 1 and (stored or dtype in ("int8", "int4")):
         raise ValueError(f"quantised weights are not divided over processes; leave out tensor_parallel or {dtype=}")
@@ -163,6 +161,17 @@ def load(
         stored, notes = str(dtype), (*notes, materialize.store(model, str(dtype), name))
     plan = replace(plan, notes=(*plan.notes, *notes))
     return replace(_assembled(model, plan, place, raw, name, tokenizer, revision), stored=stored)
+
+
+def _masked_language_model(
+    plan: CheckpointPlan, raw: dict[str, Any], place: Path, name: str, *, dtype: torch.dtype, allow_pickle: bool
+) -> Loaded:
+    """A BERT or one of its kin in transformers' own class, on the CPU."""
+    family: Any = plan.family
+    row, notes = published.row_of(name, raw.get("_name_or_path"), plan)
+    parts = family.fields_of(place, plan, row, dtype=dtype, allow_pickle=allow_pickle)
+    parts["notes"] = (*parts["notes"], *notes)
+    return Loaded(name=name, revision=None, **parts)
 
 
 def _placed(device: Any, device_map: DeviceMap | None, tensor_parallel: int) -> DeviceMap:
