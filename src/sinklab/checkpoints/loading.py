@@ -115,10 +115,7 @@ def load(
     if name in adapters.PACKAGED:
         others = {"device_map": device_map, "sink": sink, "as_diffusion": as_diffusion or None, **settings}
         others["tensor_parallel"] = None if tensor_parallel == 1 else tensor_parallel
-        given = [one for one, value in others.items() if value is not None]
-        if given:
-            raise ValueError(f"{name} is adapters on a base and takes dtype, device and base, got {', '.join(given)}")
-        return _packaged_adapters(name, base, dtype, device)
+        return _packaged_adapters(name, base, dtype, device, others)
     if base is not None:
         known = ", ".join(adapters.PACKAGED)
         raise ValueError(f"base= is for packaged adapters ({known}), but {name} is a whole model; leave it out")
@@ -372,8 +369,11 @@ def load_adapters(
     return replace(loaded, name=f"{loaded.name} with {Path(file).name}", notes=(*loaded.notes, note))
 
 
-def _packaged_adapters(name: str, base: str | Path | None, dtype: Any, device: Any) -> Loaded:
+def _packaged_adapters(name: str, base: str | Path | None, dtype: Any, device: Any, others: dict[str, Any]) -> Loaded:
     """A packaged model that is adapters on a base; without one given, on the package that brings it."""
+    given = [one for one, value in others.items() if value is not None]
+    if given:
+        raise ValueError(f"{name} is adapters on a base and takes dtype, device and base, got {', '.join(given)}")
     known, wheel = adapters.PACKAGED[name]
     file = adapters.packaged_file(name)
     try:
