@@ -41,7 +41,7 @@ class Plain(nn.Module):
 
 
 def logits_of(lm: Any, ids_BS: Tensor, real_BS: Tensor | None = None) -> Tensor:
-    """Of every position, through the denoiser."""
+    """Logits of every position, through the denoiser."""
     everywhere_BS = torch.ones_like(ids_BS, dtype=torch.bool)
     return lm.model.denoiser(real_BS)(ids_BS, everywhere_BS).view(*ids_BS.shape, -1)
 

@@ -65,7 +65,7 @@ class WrappedConfig:
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """What `DecodingSettings.decode` has to know of the model."""
+        """Arguments of `DecodingSettings.decode` that belong to the model."""
         return {"eos_ids": self.eos_ids, "text_vocabulary": None, "resizing": {"context": self.text_positions}}
 
     def get_text_config(self) -> WrappedConfig:
@@ -92,7 +92,7 @@ class WrappedLM(GenerateByDenoising, nn.Module):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Where the weights are."""
+        """Place of the weights."""
         return next((one.device for one in self.parameters()), torch.device("cpu"))
 
     @property

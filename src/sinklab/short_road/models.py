@@ -1,4 +1,4 @@
-"""What `sinklab.load` and `sinklab.wrap` return: a model that answers common questions by itself."""
+"""Models that answer common questions by themselves, as `sinklab.load` and `sinklab.wrap` return them."""
 
 from __future__ import annotations
 
