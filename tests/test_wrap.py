@@ -41,7 +41,7 @@ class Plain(nn.Module):
 
 
 def logits_of(lm: Any, ids_BS: Tensor, real_BS: Tensor | None = None) -> Tensor:
-    """Of every position, through the denoiser."""
+    """Logits of every position, through the denoiser."""
     everywhere_BS = torch.ones_like(ids_BS, dtype=torch.bool)
     return lm.model.denoiser(real_BS)(ids_BS, everywhere_BS).view(*ids_BS.shape, -1)
 
@@ -117,7 +117,7 @@ def test_a_trace_of_a_local_layer_knows_that_it_sees_a_window() -> None:
 
 
 def test_its_likelihoods_are_those_of_the_text_between_its_ends() -> None:
-    """Of one token there is one mask: the score is the log-probability that transformers' class gives."""
+    """One token has one mask: the score is the log-probability that transformers' class gives."""
     theirs = tiny_masked("esm")
     lm = sinklab.wrap(theirs, word_tokenizer())
     (scored,) = score(lm, [((CLS, 7, 8), (9,))], LikelihoodSettings(samples=4))
@@ -151,7 +151,7 @@ def test_rows_of_held_out_text_begin_with_cls_and_a_curve_is_measured(tmp_path: 
 
 
 def test_a_chat_stands_without_cls_and_sep() -> None:
-    """As dLLM trains its ModernBERT: the template is all that stands around a question."""
+    """In dLLM's ModernBERT the template is all that stands around a question."""
     tokenizer = word_tokenizer()
     template = "{% for message in messages %}{{ 'said ' + message['content'] + ' and' }}{% endfor %}"
     tokenizer.chat_template = template

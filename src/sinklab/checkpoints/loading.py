@@ -125,12 +125,8 @@ def load(
     # an unknown architecture is refused before its weights are looked for
     plan = families.read(raw, name)
     if isinstance(plan.family, MaskedLanguageModel):
-        device_of_all = device_map.get("") if isinstance(device_map, dict) else None
-        if settings or as_diffusion or sink is not None or tensor_parallel != 1 or device_of_all is None:
-            raise ValueError(
-                f"{name} is a masked language model that transformers' own {plan.family.own_class} runs on one device: "
-                "it takes dtype, device, revision and allow_pickle; leave out the other options"
-            )
+        changed = settings or as_diffusion or sink is not None or tensor_parallel != 1
+        device_of_all = _one_device(device_map, plan, name, is_changed=bool(changed))
         kind = materialize.weight_type(dtype, raw, device_map)
         masked = _masked_language_model(plan, raw, place, name, dtype=kind, allow_pickle=allow_pickle)
         masked.model.to(device_of_all)
@@ -169,6 +165,17 @@ def _masked_language_model(
     parts = family.fields_of(place, plan, row, dtype=dtype, allow_pickle=allow_pickle)
     parts["notes"] = (*parts["notes"], *notes)
     return Loaded(name=name, revision=None, **parts)
+
+
+def _one_device(device_map: DeviceMap, plan: CheckpointPlan, name: str, *, is_changed: bool) -> Any:
+    """The device of a whole masked language model. Raises ValueError where more than that was asked of it."""
+    device = device_map.get("") if isinstance(device_map, dict) else None
+    if is_changed or device is None:
+        raise ValueError(
+            f"{name} is a masked language model that transformers' own {plan.family.own_class} runs on one device: "
+            "it takes dtype, device, revision and allow_pickle; leave out the other options"
+        )
+    return device
 
 
 def _placed(device: Any, device_map: DeviceMap | None, tensor_parallel: int) -> DeviceMap:

@@ -18,7 +18,7 @@ TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")
 
 
 class MaskedLanguageModel(Family):
-    """What all have in common: a class …ForMaskedLM of transformers, which reads [CLS] … [SEP] from both sides."""
+    """Base of these families: a class …ForMaskedLM of transformers, which reads [CLS] … [SEP] from both sides."""
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
         """By the class: a decoder may have the same ``model_type``."""
@@ -54,7 +54,8 @@ class MaskedLanguageModel(Family):
         hint = "" if allow_pickle else " (allow_pickle=True reads .bin files too)"
         with refused(f"the weights of {name} cannot be read{hint}"):
             model, found = build.from_pretrained(str(folder), **how)
-        if lacking := sorted({*found["missing_keys"], *map(str, found["mismatched_keys"])}):
+        lacking = sorted({*found["missing_keys"], *map(str, found["mismatched_keys"])})
+        if lacking:
             raise ValueError(f"{name} lacks {lacking[0]}, which {self.own_class} has; take a checkpoint with its head")
         sizes = sizes_of(model)
         if sizes is None:

@@ -18,7 +18,7 @@ KINDS = ("autoregressive", "diffusion", "masked")
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
 HOW = "sinklab.wrap(model, tokenizer)"
 _MARKS = {"masked": ("ForMaskedLM",), "autoregressive": ("ForCausalLM", "LMHeadModel")}
-"""What the names of transformers' classes say of a model's kind."""
+"""Parts of the names of transformers' classes that say a model's kind."""
 
 
 def kind_of(model: nn.Module) -> str:

@@ -222,7 +222,7 @@ class DiffusionLMConfig(PreTrainedConfig):
         return self.sink_positions if self.sink_side == "front" else 0
 
     def closing_of(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """What ends a text that begins with these ids, behind what is written: nothing, unlike BERT's [SEP]."""
+        """Ids that end a text which begins with these, behind what is written: none, unlike BERT's [SEP]."""
         return ()
 
     @property

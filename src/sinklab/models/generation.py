@@ -146,7 +146,7 @@ def _with_options(settings: DecodingSettings, options: dict[str, Any]) -> Decodi
 
 
 def _ending(config: Any, ids_BP: Tensor, real_BP: Tensor | None) -> tuple[int, ...]:
-    """What ends the texts of a batch, as its first begins; nothing for what is no batch, which the canvas refuses."""
+    """Ids that end the texts of a batch, as its first begins; none for what is no batch, which the canvas refuses."""
     if ids_BP.ndim != 2 or not len(ids_BP) or (real_BP is not None and real_BP.shape != ids_BP.shape):
         return ()
     first_P = ids_BP[0] if real_BP is None else ids_BP[0][real_BP[0].bool().to(ids_BP.device)]

@@ -24,7 +24,7 @@ UNLIMITED = 2**20
 
 @dataclass
 class WrappedConfig:
-    """What is asked of the config of a model, about a module that may have none."""
+    """Sizes and ids that are asked of the config of a model, about a module that may have none."""
 
     num_hidden_layers: int
     num_attention_heads: int
@@ -59,13 +59,13 @@ class WrappedConfig:
         return self.max_position_embeddings
 
     def closing_of(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """What ends a text that begins with these ids: one that is not opened by [CLS], such as a chat, has no end."""
+        """Ids that end a text which begins with these: none where [CLS] does not open it, as in a chat."""
         size = len(self.opening_ids)
         return self.closing_ids if tuple(ids[:size]) == self.opening_ids else ()
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """What `DecodingSettings.decode` has to know of the model."""
+        """Arguments of `DecodingSettings.decode` that belong to the model."""
         return {"eos_ids": self.eos_ids, "text_vocabulary": None, "resizing": {"context": self.text_positions}}
 
     def get_text_config(self) -> WrappedConfig:
@@ -92,7 +92,7 @@ class WrappedLM(GenerateByDenoising, nn.Module):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Where the weights are."""
+        """Place of the weights."""
         return next((one.device for one in self.parameters()), torch.device("cpu"))
 
     @property
@@ -144,7 +144,7 @@ class WrappedLM(GenerateByDenoising, nn.Module):
         return CausalLMOutputWithPast(logits=logits_BSV[:, logits_to_keep])
 
     def _padding(self, real_BS: Tensor) -> dict[str, Tensor]:
-        """What tells the module of padding."""
+        """Arguments that tell the module of padding."""
         if not self.takes_mask:
             raise ValueError(
                 f"texts of unequal length need padding, but {type(self.foreign).__name__}.forward takes no "

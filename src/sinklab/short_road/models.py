@@ -1,4 +1,4 @@
-"""What `sinklab.load` and `sinklab.wrap` return: a model that answers common questions by itself."""
+"""Models that answer common questions by themselves, as `sinklab.load` and `sinklab.wrap` return them."""
 
 from __future__ import annotations
 
@@ -176,10 +176,17 @@ class LM(loading.Loaded):
 
         ids = list(self.needed_tokenizer()(text)["input_ids"] if isinstance(text, str) else text)
         # of [CLS] … [SEP] the scores put the second behind every text
+<<<<<<< HEAD
         if closing := list(getattr(self.model.config, "closing_ids", ())):
             ids = ids[: -len(closing)] if ids[-len(closing) :] == closing else ids
         how = LikelihoodSettings(samples=samples, seed=seed)
         given = [edits] if isinstance(edits, str) else edits
+=======
+        closing = list(getattr(self.model.config, "closing_ids", ()))
+        if closing and ids[-len(closing) :] == closing:
+            ids = ids[: -len(closing)]
+        how, given = LikelihoodSettings(samples=samples, seed=seed), [interventions.parse(edit) for edit in edits]
+>>>>>>> wrap
         # a start token is given, and not what the text costs; so is the first one of a model that names none
         is_given = ids[:1] == [self.special.bos]
         if self.family == "autoregressive" and self.special.bos is None and self.special.eos is None:

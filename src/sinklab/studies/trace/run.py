@@ -152,7 +152,7 @@ def _generation(task: Task, sample: int, moments: list[Moment], k: int, log: Int
 
 
 def _completion(task: Task, written: np.ndarray) -> str:
-    """What was written, as text that goes on from the prompt."""
+    """The written tokens as text that goes on from the prompt."""
     if not getattr(task.loaded.model.config, "opening_ids", ()):
         return text_of(task.loaded, written)
     # the tokenizer of a masked language model writes the space between words, and none before the first
