@@ -176,17 +176,11 @@ class LM(loading.Loaded):
 
         ids = list(self.needed_tokenizer()(text)["input_ids"] if isinstance(text, str) else text)
         # of [CLS] … [SEP] the scores put the second behind every text
-<<<<<<< HEAD
-        if closing := list(getattr(self.model.config, "closing_ids", ())):
-            ids = ids[: -len(closing)] if ids[-len(closing) :] == closing else ids
-        how = LikelihoodSettings(samples=samples, seed=seed)
-        given = [edits] if isinstance(edits, str) else edits
-=======
         closing = list(getattr(self.model.config, "closing_ids", ()))
         if closing and ids[-len(closing) :] == closing:
             ids = ids[: -len(closing)]
-        how, given = LikelihoodSettings(samples=samples, seed=seed), [interventions.parse(edit) for edit in edits]
->>>>>>> wrap
+        how = LikelihoodSettings(samples=samples, seed=seed)
+        given = [edits] if isinstance(edits, str) else edits
         # a start token is given, and not what the text costs; so is the first one of a model that names none
         is_given = ids[:1] == [self.special.bos]
         if self.family == "autoregressive" and self.special.bos is None and self.special.eos is None:
