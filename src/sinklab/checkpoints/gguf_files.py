@@ -33,10 +33,10 @@ _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 @dataclass(frozen=True)
 class Header:
-    """What is written in front of the weights."""
+    """Facts that stand in front of the weights."""
 
     architecture: str
-    """As llama.cpp calls it: llama, qwen2, llada, …"""
+    """In the words of llama.cpp: llama, qwen2, llada, …"""
     title: str
     """``general.name``; empty where there is none."""
     size: int

@@ -150,7 +150,7 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
 
 
 def _of_gguf(name: str, parameters: int) -> dict[str, str]:
-    """What there is to say of a GGUF file besides; nothing of another checkpoint."""
+    """Facts of a GGUF file, for `details`; none of another checkpoint."""
     file = gguf_files.find(name)
     if file is None:
         return {}

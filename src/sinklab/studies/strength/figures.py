@@ -1,4 +1,4 @@
-"""What the strength of a model's sinks says: a table beside published numbers, sentences, and layer × head."""
+"""The page of a run of strength: a table beside published numbers, sentences, and the picture, layer × head."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def published() -> pd.DataFrame:
 
 
 def published_table() -> pd.DataFrame:
-    """The same as text for people."""
+    """Published numbers as text for people."""
     table = published()
     for name in INPUTS:
         table[name] = [("–" if pd.isna(value) else f"{value:.1f} %") for value in table[name]]

@@ -52,7 +52,7 @@ class Cell:
 
     @property
     def words(self) -> str:
-        """What is read, for a line of progress."""
+        """A line of progress."""
         words = f"{len(self.ids_RT)} sequences, {self.input}"
         if self.start:
             words += ", behind the start token"
@@ -61,7 +61,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is read."""
+    """Sequences of every kind."""
 
     cells: tuple[Cell, ...]
 

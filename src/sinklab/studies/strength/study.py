@@ -17,7 +17,7 @@ STARTS = ("raw", "start")
 
 @dataclass(frozen=True)
 class StrengthSettings(Checked):
-    """What the model reads, and from which weight on a token counts as a sink.
+    """Sequences that the model reads, and the weight from which on a token counts as a sink.
 
     Raises ValueError for names and numbers that make no sense with any model.
     """
