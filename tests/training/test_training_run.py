@@ -65,6 +65,7 @@ def test_a_run_learns_and_leaves_a_model_and_a_record(settings: TrainSettings, t
         "sink_count": 0,
         "sink_side": "front",
         "gate": "none",
+        "attention": "full",
     }
     history = record.table("history")
     losses = history.dropna(subset="loss")

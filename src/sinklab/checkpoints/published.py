@@ -119,7 +119,7 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
         return Path(name)
     if name in PACKAGED:
         return Path(str(resources.files("sinklab.checkpoints").joinpath("packaged", name)))
-    meant = "" if name in known() else near(name, (*PACKAGED, *gguf_files.PACKAGES, *known()))
+    meant = "" if name in known() else near(name, (*PACKAGED, *adapters.PACKAGED, *gguf_files.PACKAGES, *known()))
     hint = meant or f"use {', '.join(map(repr, PACKAGED))}, a folder, a GGUF file, or a Hub name"
     # a mistyped name of a packaged model is not sent to the Hub
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name) or (meant and "/" not in name):
