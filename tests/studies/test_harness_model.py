@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +19,12 @@ from sinklab.registry import interventions
 from sinklab.scoring import exact, rolling, score
 from sinklab.sinks import Gu
 from sinklab.studies.base import from_record
+from sinklab.studies.benchmarks import asked as benchmark_asked
 from sinklab.studies.benchmarks import requests
 from sinklab.studies.benchmarks.harness_model import SinklabLM
 from sinklab.studies.benchmarks.requests import likelihood_settings
 from sinklab.studies.benchmarks.study import EvalSettings
+from sinklab.studies.processes import Progress
 from sinklab.studies.request_cache import request_key, request_number
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
@@ -68,6 +71,52 @@ def test_choices_are_scored_under_the_same_noise(make: Any, specs: tuple[str, ..
     assert model.told["toy", 0, 2]["tokens"] == len(pairs[2][1])
     one_at_a_time = [SinklabLM(loaded, settings=settings).loglikelihood([each])[0][0] for each in choices(loaded)]
     assert [logprob for logprob, _ in found] == pytest.approx(one_at_a_time, abs=1e-4)
+
+
+class Counts(Progress):
+    """Keeps what was counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[float, float]] = []
+
+    def count(self, done: float, total: float) -> None:
+        self.found.append((done, total))
+
+
+@pytest.mark.parametrize("make", [tiny_loaded, tiny_llama])
+def test_a_pass_over_many_requests_is_counted_while_it_lasts(make: Any) -> None:
+    loaded, counts = make(), Counts()
+    model = SinklabLM(loaded, settings=replace(SETTINGS, new_tokens=4), progress=counts)
+    asked = [request for document in range(4) for request in choices(loaded, document)]
+    model.loglikelihood(asked)
+    # all of them are one unit of work
+    assert [done for done, _ in counts.found] == [*range(13), 12]
+    counts.found.clear()
+    model.generate_until([instance("generate_until", CONTEXT, {"until": []})])
+    done = [done for done, _ in counts.found]
+    assert done == sorted(done) and 0 < done[1] < 1 and done[-1] == 1 and len(done) > 4
+
+
+def test_the_amount_of_a_likelihood_task_counts_choices_copies_and_clean_passes(monkeypatch: Any) -> None:
+    document = {"q": "a" * 40, "choices": ["b" * 40, "c" * 40]}
+    task = SimpleNamespace(
+        OUTPUT_TYPE="multiple_choice", eval_docs=[document] * 10, doc_to_text=lambda one: one["q"],
+        doc_to_choice=lambda one: one["choices"], get_config=lambda name: None,
+    )  # fmt: skip
+    settings = EvalSettings(tasks=("toy",), mc_samples=16, record_sinks=0, likelihood_batch=4)
+    monkeypatch.setattr(benchmark_asked, "questions", lambda *_: (settings, {"tasks": {"toy": task}}, []))
+    diffusion, causal = (SimpleNamespace(family=family) for family in ("diffusion", "autoregressive"))
+    clean, masked = settings, replace(settings, mask_sinks=5)
+    # 10 documents × 2 choices × 16 copies of 20 tokens, in fours
+    of_one = benchmark_asked.amount_of(settings, diffusion)
+    assert (of_one.evaluations, of_one.positions) == (80, 80)
+    assert benchmark_asked.amount_of(settings, causal).evaluations == 5
+    both = benchmark_asked.amount_of(settings, causal, cells=[clean, masked])
+    assert both.evaluations == 15 and both.first == pytest.approx(1 / 3)
+    # watched documents are read one by one
+    watched = replace(settings, record_sinks=10)
+    assert benchmark_asked.amount_of(watched, causal, cells=[watched]).evaluations == 20
 
 
 def test_what_was_cut_is_not_counted_as_prompt() -> None:

@@ -50,35 +50,26 @@ class Pace:
     """How fast a pass goes. Its first part is slower than the others and does not count once there are more."""
 
     def __init__(self, done: float, now: float) -> None:
-        self._began = self._from = (done, now)
-        self.done, self.now = done, now
+        self.began = now
+        """When it began."""
+        self.done, self.seconds = done, 0.0
+        """How much is done, and the seconds since it began."""
+        self.rate = 0.0
+        """Parts a second; 0 before the first."""
+        self.is_sure = False
+        """Whether the rate says enough of the rest."""
+        self._there = done
+        self._from = (done, now)
 
     def move(self, done: float, now: float) -> None:
         """So much is done now."""
-        if self.done == self._began[0] < done:
+        since, moment = self._from
+        if done > since and now > moment:
+            self.rate = (done - since) / (now - moment)
+        if self.done == self._there < done:
             self._from = (done, now)
-        self.done, self.now = done, now
-
-    @property
-    def began(self) -> float:
-        """When it began."""
-        return self._began[1]
-
-    @property
-    def seconds(self) -> float:
-        """Since the pass began."""
-        return self.now - self._began[1]
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether the rate says enough of the rest."""
-        return self.seconds >= (SURE if self.done > self._from[0] else SURE_OF_ONE)
-
-    @property
-    def rate(self) -> float:
-        """Parts a second; 0 before the first."""
-        done, since = self._from if self.done > self._from[0] else self._began
-        return (self.done - done) / (self.now - since) if self.done > done and self.now > since else 0.0
+        self.done, self.seconds = done, now - self.began
+        self.is_sure = self.seconds >= (SURE if done > self._from[0] else SURE_OF_ONE)
 
     def left(self, total: float) -> float:
         """Seconds that the rest takes, of so many parts in all."""
@@ -86,7 +77,7 @@ class Pace:
 
     def whole(self, total: float) -> float:
         """Seconds that so many parts take, those that were there before the pass began among them."""
-        return self.seconds + self.left(total) + self._began[0] / self.rate
+        return self.seconds + self.left(total) + self._there / self.rate
 
 
 def rate_in_words(rate: float) -> str:
@@ -135,15 +126,14 @@ class Shown(Progress):
         self._bars.update(self._task, completed=done, total=total)
         if not self._pace.rate or done >= total:
             return
-        self._correct(self._pace, total)
+        if self._plans and self._pace.is_sure:
+            self._correct(self._pace, total)
         due = max(EVERY, self._pace.seconds / 10)
         if not self._console.is_terminal and self._pace.seconds >= FIRST and now - self._told >= due:
             rate, left = rate_in_words(self._pace.rate), duration(self._pace.left(total))
             self._print(f"{done:.0f} of {total:.0f}, {rate}, about {left} left")
 
     def _correct(self, pace: Pace, total: float) -> None:
-        if not self._plans or not pace.is_sure:
-            return
         plans, self._plans = self._plans, ()
         if not plans[0].seconds:
             return
