@@ -43,7 +43,7 @@ SHAPES = {
     },
 }
 # what `sinklab trace` has measured unless told otherwise
-STUDY = tuple(name for name in statistics if name != "last_row")
+STUDY = tuple(name for name in statistics if name not in ("last_row", "received_by_window"))
 TRACES = {"default": ("received", "value_norm"), "study": STUDY, "all": tuple(statistics)}
 MODES = ("untraced", *TRACES)
 MASK = 0

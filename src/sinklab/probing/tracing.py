@@ -229,8 +229,9 @@ def trace(
             package: "received" (column sums), "received_by_state" (from masked, committed and prompt queries apart:
             (batch, state, layer, head, key), needs `canvas`), "received_from_masked" (what a rule may read in place of
             "received", from 8 masked queries on; needs `canvas`), "last_row" (the attention row of the last real
-            query), "value_norm", "key_norm" (averaged over all heads), "massive_activations" (of the hidden states
-            after each decoder layer: (batch, layer, rank, number), see `MassiveActivations`), and by query
+            query), "received_by_window" (column sums of every 8 queries: (batch, window, layer, head, key)),
+            "value_norm", "key_norm" (averaged over all heads), "massive_activations" (of the hidden states after each
+            decoder layer: (batch, layer, rank, number), see `MassiveActivations`), and by query
             "row_entropy", "row_logsumexp" (nats), "output_norm" (of what the head gives, edits included) and
             "noop_bound" (what bounds it: arXiv 2601.19657, Eq. 20-22).
         canvas: what is decoded, with `open_BS`, `mask_id` and `attention_BS` (`sinklab.sampling.Canvas`): it tells the
