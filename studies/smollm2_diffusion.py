@@ -1,6 +1,7 @@
 """A diffusion model made of SmolLM2, and what becomes of its sink: smollm2_diffusion.md has the questions.
 
     python studies/smollm2_diffusion.py train       every sibling, in the registered order; stop it and repeat it
+    python studies/smollm2_diffusion.py adapters    the adapters of every measured point, out of the checkpoints
     python studies/smollm2_diffusion.py measure     what is registered, for every point that was reached
     python studies/smollm2_diffusion.py report      tables and figures from the results, without a model
 
@@ -9,13 +10,24 @@ the parent (a Hugging Face folder or the GGUF file), SINKLAB_BOOKS for the publi
 """
 
 import argparse
+import json
 import os
-from dataclasses import replace
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import smollm2_measures as measures
+
+from sinklab.checkpoints import from_causal, load_adapters
 from sinklab.records import open_run
 from sinklab.training import TrainSettings, recipe, train
+from sinklab.training.adapters import extract
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/smollm2-diffusion"))
 BASE = os.environ.get("SINKLAB_BASE", "smollm2")
@@ -31,6 +43,11 @@ SIBLINGS: dict[str, dict[str, Any]] = {
 }
 """Name in the study to what distinguishes it, in the order of training."""
 SEEDS = (0, 1, 2)
+RATIOS = (0.0, 0.15, 0.5, 0.9)
+CURVE = ("iii-0", "iv-0")
+"""Runs of which every point of the curve is measured; of the others the last one."""
+POINTS = (100, 300, 500)
+"""Steps that are measured, of 1,024 tokens each."""
 
 
 def settings_of(sibling: str, seed: int) -> TrainSettings:
@@ -82,18 +99,199 @@ def train_all() -> None:
         for sibling in SIBLINGS:
             settings = settings_of(sibling, seed)
             folder = Path(settings.out)
-            begun = (folder / "run.json").is_file()
-            if begun and open_run(folder).info.status == "complete":
+            if adapters_of(folder.name, POINTS[-1]).is_file():
                 continue
-            print(f"{folder.name}: {'goes on' if begun else 'begins'}", flush=True)
-            train(replace(settings, resume=begun), progress=lambda text: print(text, flush=True))
+            begun = (folder / "run.json").is_file()
+            if not begun or open_run(folder).info.status != "complete":
+                print(f"{folder.name}: {'goes on' if begun else 'begins'}", flush=True)
+                train(replace(settings, resume=begun), progress=lambda text: print(text, flush=True))
+            take_adapters()
+
+
+def adapters_of(run: str, step: int) -> Path:
+    """Where the adapters of a point are kept, beside the results."""
+    return RESULTS / "adapters" / f"{run}-{step}.safetensors"
+
+
+def take_adapters() -> None:
+    """Write the adapters of every point that a checkpoint holds, and the history of its run, beside the results."""
+    for sibling in SIBLINGS:
+        for seed in SEEDS:
+            name = f"{sibling}-{seed}"
+            for step in POINTS if name in CURVE else POINTS[-1:]:
+                checkpoint = RUNS / name / "checkpoints" / f"checkpoint-{step}"
+                file = adapters_of(name, step)
+                if checkpoint.is_dir() and not file.is_file():
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    extract(checkpoint, file, base="SmolLM2-135M-Instruct")
+                    print(f"{file.name}: {file.stat().st_size:,} bytes", flush=True)
+            if (RUNS / name / "history.parquet").is_file():
+                (RESULTS / "history").mkdir(parents=True, exist_ok=True)
+                open_run(RUNS / name).table("history").to_csv(RESULTS / "history" / f"{name}.csv", index=False)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A model that is measured."""
+
+    name: str
+    adapters: Path | None
+    attention: str
+    """Who sees whom, as `measures.sight_of` names it, where the model does not know it itself."""
+
+    @property
+    def result(self) -> Path:
+        return RESULTS / "points" / f"{self.name}.json"
+
+    def load(self) -> Any:
+        """The model with its tokenizer, a `DiffusionLM` that predicts each token from the position before it."""
+        if self.adapters is None:
+            return from_causal(BASE, logit_shift=True)
+        return load_adapters(BASE, self.adapters)
+
+
+def points() -> Iterator[Point]:
+    """Models that can be measured now: the parent, the lifted parent, and every point that has adapters."""
+    yield Point("parent", None, "causal")
+    yield Point("lifted", None, "full")
+    for file in sorted((RESULTS / "adapters").glob("*.safetensors")):
+        sibling = file.name.split("-")[0]
+        # an autoregressive sibling is measured as a model with causal attention
+        yield Point(file.stem, file, "causal" if sibling in ("i", "ii") else "full")
+
+
+def measure(only: list[str]) -> None:
+    """Every point that has no result yet."""
+    for point in points():
+        if point.result.is_file() or (only and point.name not in only) or point.name.startswith("i-"):
+            continue
+        print(f"measuring {point.name}", flush=True)
+        loaded = point.load()
+        model = loaded.model.eval()
+        found = measured(model, loaded.needed_tokenizer(), point.attention)
+        point.result.parent.mkdir(parents=True, exist_ok=True)
+        point.result.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+def measured(model: Any, tokenizer: Any, attention: str) -> dict[str, Any]:
+    """All measures of one model, by name."""
+    mask_id, valid = model.config.mask_token_id, BOOKS / "valid.jsonl.gz"
+    short_NS = measures.book_rows(tokenizer, valid, 64, 8)
+    long_NS = measures.book_rows(tokenizer, valid, 128, 8)
+    seen = measures.sight_of(attention, 64)
+    found: dict[str, Any] = {"strength": {}, "lone": {}}
+    for ratio in RATIOS:
+        noisy_NS = measures.masked_at(short_NS, ratio, mask_id)
+        weights_NLHK = measures.weights_of(model, noisy_NS, seen)
+        found["strength"][str(ratio)] = measures.strength(weights_NLHK, short_NS, noisy_NS, tokenizer, mask_id)
+    for name in ("causal", "all_first", "full", "alone-0", "alone-30"):
+        key = int(name.removeprefix("alone-")) if name.startswith("alone-") else 0
+        sight = measures.sight_of(name, 64)
+        weights_NLHK = measures.weights_of(model, short_NS, sight)
+        added = weights_NLHK.shape[-1] - 64
+        share_N = weights_NLHK[..., added + key].mean((1, 2))
+        found["lone"][name] = {"share": share_N.tolist(), **measures.spikes(model, short_NS, sight)}
+        print(f"  {name}: key {key} {float(share_N.mean()):.3f}", flush=True)
+    found["value_norms"] = measures.value_norms(model, short_NS, seen)
+    found["costs"] = measures.block_costs(model, long_NS, attention, mask_id)
+    return found
+
+
+def results() -> dict[str, dict[str, Any]]:
+    """Measured points by name."""
+    return {file.stem: json.loads(file.read_text("utf-8")) for file in sorted((RESULTS / "points").glob("*.json"))}
+
+
+def report() -> None:
+    """The tables as Markdown, and the figures, from the results."""
+    found = results()
+    lines = [*lone_table(found), "", *strength_table(found), "", *cost_table(found), ""]
+    (RESULTS / "tables.md").write_text("\n".join(lines), "utf-8")
+    draw(found)
+    print("\n".join(lines))
+
+
+def shown(values: Any, digits: int = 3) -> str:
+    """A mean over texts with its interval."""
+    one = measures.interval(values)
+    return f"{one['mean']:.{digits}f} ({one['low']:.{digits}f} … {one['high']:.{digits}f})".replace("-", "−")
+
+
+def lone_table(found: dict[str, Any]) -> list[str]:
+    """What the key of a row that sees itself alone gets, and its spike."""
+    names = ("causal", "all_first", "full", "alone-0", "alone-30")
+    words = ("causal: key 0", "causal, row 0 sees all: key 0", "full: key 0", "full, row 0 alone: key 0")
+    words += ("full, row 30 alone: key 30",)
+    columns = [name for name in ("parent", *found) if name in found and name != "lifted"]
+    lines = ["| attention | " + " | ".join(dict.fromkeys(columns)) + " |"]
+    lines.append("|---" * (1 + len(dict.fromkeys(columns))) + "|")
+    for name, said in zip(names, words, strict=True):
+        cells = []
+        for column in dict.fromkeys(columns):
+            one = found[column]["lone"][name]
+            cells.append(f"{shown(one['share'])}, spike {np.median(one['greatest']):,.0f}")
+        lines.append(f"| {said} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def strength_table(found: dict[str, Any]) -> list[str]:
+    """Strong heads, the strongest key's share and the first token's, by mask ratio."""
+    lines = ["| model | masked | heads with a strong key, % | strongest key | first token | strong keys stand on |"]
+    lines.append("|---|---|---|---|---|---|")
+    for name, one in found.items():
+        for ratio, row in one["strength"].items():
+            tokens = ", ".join(f"{token!r} {share:.0%}" for token, share in list(row["tokens"].items())[:3])
+            strong = shown(100 * np.array(row["strong_heads"]), 1)
+            shares = shown(row["strongest_share"]), shown(row["first_share"])
+            lines.append(f"| {name} | {ratio} | {strong} | {shares[0]} | {shares[1]} | {tokens} |")
+    return lines
+
+
+def cost_table(found: dict[str, Any]) -> list[str]:
+    """What blocking the strongest key of a text costs, less what a random key costs, in nats."""
+    lines = ["| model | loss | blocked for all | for queries from 32 on | random, for all | random, late |"]
+    lines.append("|---|---|---|---|---|---|")
+    for name, one in found.items():
+        loss = {arm: np.array(values) for arm, values in one["costs"]["loss"].items()}
+        arms = ("all", "late", "random all", "random late")
+        cells = [shown(loss[arm] - loss["none"]) for arm in arms]
+        lines.append(f"| {name} | {loss['none'].mean():.2f} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def draw(found: dict[str, Any]) -> None:
+    """The share of the first token and of the strongest key over the mask ratio, for every model."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True, layout="constrained")
+    for name, one in found.items():
+        ratios = [float(ratio) for ratio in one["strength"]]
+        for axis, field in zip(axes, ("strongest_share", "first_share"), strict=True):
+            axis.plot(ratios, [np.mean(row[field]) for row in one["strength"].values()], marker="o", label=name)
+    axes[0].set_ylabel("mean weight")
+    axes[0].set_title("strongest key of a head")
+    axes[1].set_title("first token")
+    for axis in axes:
+        axis.set_xlabel("share of tokens that are masked")
+        axis.set_ylim(0, None)
+    axes[1].legend(fontsize=8)
+    figure.savefig(RESULTS / "strength.png", dpi=150)
+    plt.close(figure)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("train",))
-    parser.parse_args()
-    train_all()
+    parser.add_argument("command", choices=("train", "adapters", "measure", "report"))
+    parser.add_argument("points", nargs="*", help="of measure: names of points; all when left out")
+    given = parser.parse_args()
+    if given.command == "train":
+        train_all()
+    elif given.command == "adapters":
+        take_adapters()
+    elif given.command == "measure":
+        measure(given.points)
+    else:
+        report()
 
 
 if __name__ == "__main__":
