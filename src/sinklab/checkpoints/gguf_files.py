@@ -40,7 +40,7 @@ class Header:
     title: str
     """``general.name``; empty where there is none."""
     size: int
-    """Of the file, in bytes."""
+    """Bytes of the file."""
     parts: int
     """Files that the model is split into; 1 for a whole one."""
     types: Mapping[str, int]

@@ -35,7 +35,7 @@ def summary_of(run: Run) -> pd.DataFrame:
 
 
 def strength_sentences(runs: Iterable[Run]) -> list[str]:
-    """Of each run: how strong its sinks are, and which tokens strong keys of natural text stand on.
+    """Sentences of each run: how strong its sinks are, and which tokens strong keys of natural text stand on.
 
     Of masked sequences natural ones without a start token are told; the table has all.
     """
