@@ -49,7 +49,7 @@ def test_a_curve_is_scored_once(model: str, capsys: pytest.CaptureFixture, monke
         "run folders: out/plain, out/plain-2",
         "drawn: out/masking_curve.md, out/masking_curve.csv",
     ]
-    assert "plain (plain) (DLM): hiding the 2 most attended keys per layer and head (2.00 keys a head" in printed.out
+    assert "plain (plain) (DLM): hiding the 2 most attended keys of each head (" in printed.out
     first = open_run("out/plain")
     assert first.info.kind == "curve"
     assert first.table("curve")["k"].tolist() == [0, 2, 2, 2, 2]
@@ -154,7 +154,7 @@ def test_table1_of_two_models_prints_protocols_doses_and_controls(
     more = "--protocols paper held --controls sinks random --out out --figures"
     assert main(shlex.split(f"table1 --model dlm ar {how} {more}")) == 0
     printed = capsys.readouterr().out
-    for words in ("1, paper", "1, held", "1.00 keys a head", "dlm, random keys", "ar, random keys"):
+    for words in ("1, paper", "1, held", "keys a head", "dlm, random keys", "ar, random keys"):
         assert words in " ".join(printed.split()), words
     assert "GSM8K, dlm and ar: cannot tell which loses more, by any protocol: " in printed
     numbers = pd.read_csv("out/table1.csv").query("source == 'measured' and k == 1")

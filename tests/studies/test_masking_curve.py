@@ -250,7 +250,7 @@ def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
 def test_a_rule_that_no_key_passes_is_a_dose_of_zero_and_said_to_be_one(tmp_path: Path) -> None:
     (tmp_path / "held.txt").write_text(TEXT * 10)
     settings = CurveSettings(
-        ks=(1,), rows=8, length=16, heldout=str(tmp_path / "held.txt"), sink_rule="excess:epsilon=14", batch=6
+        ks=(1,), rows=8, length=16, heldout=str(tmp_path / "held.txt"), sink_rule="excess:epsilon=15", batch=6
     )
     run = open_run(masking_curve(tiny_loaded(), tmp_path / "run", settings))
     table = run.table("curve").set_index("control")
@@ -260,7 +260,7 @@ def test_a_rule_that_no_key_passes_is_a_dose_of_zero_and_said_to_be_one(tmp_path
     said = masking_curve_sentences(run)
     assert len(said) == 3 and "no rise of the loss at any k is distinguishable" in said[1]
     assert "calls sinks of each head (0 keys a head, 0.0\u00a0% of the attention)" in said[0]
-    assert open_run(tmp_path / "run").info.settings["sink_rule"] == "excess:epsilon=14.0"
+    assert open_run(tmp_path / "run").info.settings["sink_rule"] == "excess:epsilon=15.0"
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:

@@ -367,12 +367,12 @@ VERDICTS = (
     Row(
         "sinks only at the start",
         "90 % in the typical sample, samples alike or not; 97 %",
-        lambda worlds, n: starts(worlds, n, 0.9, 0.3), lambda worlds, n: starts(worlds, n, 0.97, 0.02), _yes, enough=8,
+        lambda worlds, n: starts(worlds, n, 0.9, 0.3), lambda worlds, n: starts(worlds, n, 0.97, 0.02), _yes, enough=12,
     ),
     Row(
         "sinks not only at the start",
         "90 % in the typical sample, most have all or none; 50 %",
-        lambda worlds, n: starts(worlds, n, 0.9, 0.7), lambda worlds, n: starts(worlds, n, 0.5, 0.2), _no, enough=8,
+        lambda worlds, n: starts(worlds, n, 0.9, 0.7), lambda worlds, n: starts(worlds, n, 0.5, 0.2), _no, enough=12,
     ),
     Row(
         "96 % filtered",

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from sinklab.analysis.answers import (
-    CONTROLS,
     STRONG,
     Answer,
     Answers,
@@ -84,8 +83,8 @@ def _exists(study: Any) -> Answer:
 
 def _existence(study: Any) -> Existence:
     seen = pd.DataFrame(study.measured.strongest_keys)
-    arrays = (seen[name].to_numpy(float) for name in ("strongest", "strong", "ruled"))
-    return Existence(*arrays, even=1 / float(seen["positions"].mean()))
+    strongest_S, strong_S, ruled_S = (seen[name].to_numpy(float) for name in ("strongest", "strong", "ruled"))
+    return Existence(strongest_S, strong_S, ruled_S, 1 / float(seen["positions"].mean()))
 
 
 def _stays(study: Any) -> Answer:
@@ -152,8 +151,3 @@ def contrast_of(studies: Iterable[Any]) -> str:
     """How the models of a page differ, in one sentence; empty for one."""
     recorded = [study for study in studies if study.layers]
     return contrast([Compared(study.answers, mobility_of(study.motion)) for study in recorded])
-
-
-def control_names(study: Any) -> list[str]:
-    """The controls that a study has, as people read them."""
-    return [CONTROLS.get(kind, kind) for kind in study.twins]

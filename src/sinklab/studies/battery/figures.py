@@ -218,7 +218,7 @@ def _curve(one: Series, control: str) -> tuple[pd.DataFrame, dict[str, str], str
     twins = {kind: replace(one, twin=kind).curve(control).set_index("k").loc[most["k"]] for kind in twins_of(one.run)}
     marks = {}
     for name in ("delta", "beyond"):
-        texts = {kind: "" if math.isnan(row[name]) else f"{100 * row[name]:+.1f}" for kind, row in twins.items()}
+        texts = {kind: "" if pd.isna(row[name]) else f"{100 * row[name]:+.1f}" for kind, row in twins.items()}
         marks[name] = shown_by(texts)
     scores = battery_scores([one]).query("control == @control and k == @most.k and skill == @ALL")
     dose = scores.iloc[0] if len(scores) else pd.Series({"matched": math.nan, "columns": math.nan})
