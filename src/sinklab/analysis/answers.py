@@ -13,17 +13,17 @@ import numpy as np
 import pandas as pd
 
 from sinklab.analysis.estimates import FEWEST, Estimate, mean_over, median_over
+from sinklab.analysis.movement import MOVING, STATIC
+from sinklab.analysis.strongest import STRONG
 
 QUESTIONS = {
     "exist": "Do sinks exist?",
     "stay": "Which are they, and do they stay?",
     "cost": "What does masking them cost?",
 }
-STRONG = 0.30
-"""weight above which the strongest key of a head is a strong sink (Gu et al., arXiv 2410.10781)"""
 HEADS = 0.05
 """share of heads that must have such a key, or one that the sink rule names"""
-STAYS, MOVES = 0.25, 0.6
+STAYS, MOVES = STATIC, MOVING
 """mobility below which sinks stay, and above which they move"""
 FREE = 0.05
 """share of the loss that masking may cost and still be called free (the limit of Rulli et al.)"""
@@ -54,6 +54,8 @@ class Staying:
     """chance that a head's sink is another key at another step; NaN for a sample without sinks at two steps"""
     holders: Sequence[tuple[str, float]] = ()
     """tokens that are the strongest of a head, by falling share of the heads and steps"""
+    compared: str = "steps"
+    """moments that are compared: steps, or of an autoregressive model windows of queries"""
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ def stays(own: Staying, controls: Mapping[str, Staying]) -> Answer:
     """
     found = median_over(own.mobility_S)
     if not found.samples:
-        return Answer("stay", "nothing to follow", "Nothing to follow: no head has a sink at two steps.")
+        return Answer("stay", "nothing to follow", f"Nothing to follow: no head has a sink at two {own.compared}.")
     values = {CONTROLS.get(kind, kind): median_over(one.mobility_S).value for kind, one in controls.items()}
     name = next((CONTROLS[each] for each in CONTROLS if each in controls), "")
     beside = ""
@@ -202,7 +204,7 @@ def stays(own: Staying, controls: Mapping[str, Staying]) -> Answer:
         label, share = own.holders[0]
         sentence = (
             f"They stay: {label} is strongest in {whole(share)} of heads and steps; "
-            f"two random steps differ {whole(found.value)} of the time{beside}."
+            f"two random {own.compared} differ {whole(found.value)} of the time{beside}."
         )
     elif word == "inconclusive":
         # the ends tell between which words
@@ -210,7 +212,7 @@ def stays(own: Staying, controls: Mapping[str, Staying]) -> Answer:
         sentence = f"Inconclusive with {counted(found.samples, 'sample')} ({ends}): {moving}{mostly}."
     else:
         start = {"stay": "They stay", "move": "They move", "partly": "Partly"}[word]
-        sentence = f"{start}: at two random steps {moving}{mostly}."
+        sentence = f"{start}: at two random {own.compared} {moving}{mostly}."
     threshold = min((STAYS, MOVES), key=lambda each: abs(each - found.value))
     seen = _reached(own.mobility_S, threshold)
     return Answer("stay", word, sentence, found.value, found.low, found.high, found.samples, seen, values)

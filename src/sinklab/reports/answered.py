@@ -10,22 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.answers import (
-    STRONG,
-    Answer,
-    Answers,
-    Compared,
-    Cost,
-    Existence,
-    Staying,
-    contrast,
-    costs,
-    exists,
-    stays,
-)
+from sinklab.analysis.answers import Answer, Answers, Compared, Cost, Existence, Staying, contrast, costs, exists, stays
 from sinklab.analysis.counts import ratio
 from sinklab.analysis.estimates import mean_over
 from sinklab.analysis.movement import MotionSummary
+from sinklab.analysis.strongest import STRONG
+from sinklab.records.info import SO_FAR
 from sinklab.reports.samples import ADDED, Sample
 from sinklab.reports.words import quoted, words_of
 
@@ -99,7 +89,8 @@ def _staying(study: Any) -> Staying:
         found.update(one["holders"])
     total = max(found.total(), 1)
     named = [(_named(label), count / total) for label, count in found.most_common(MOST_HOLDERS)]
-    return Staying(mobility_of(study.motion), named)
+    compared = "windows" if study.reading == SO_FAR else "steps"
+    return Staying(mobility_of(study.motion), named, compared)
 
 
 def _named(label: str) -> str:
