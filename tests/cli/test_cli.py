@@ -337,7 +337,7 @@ def test_what_cannot_be_parsed_is_refused_with_status_2(arguments: list[str], ca
 def test_an_interruption_is_said_and_has_its_own_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    def interrupted(settings, progress):
+    def interrupted(settings, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("sinklab.training.run.train", interrupted)

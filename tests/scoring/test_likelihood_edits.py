@@ -205,4 +205,5 @@ def test_edits_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="a random control has no exact score"):
         exact(loaded, *REQUESTS[0], edits=[MaskSinks(k=1, control="random")])
     with pytest.raises(ValueError, match="intervene takes edits"):
-        score(loaded, REQUESTS, edits=["mask_sinks:k=1"])
+        score(loaded, REQUESTS, edits=[MaskSinks])
+    assert score(loaded, REQUESTS, edits=["mask_sinks:k=1"]) == score(loaded, REQUESTS, edits=[MaskSinks(k=1)])

@@ -113,10 +113,8 @@ def test_lines_say_what_was_not_found(finished: Run) -> None:
     rests = "on 4 documents (what was removed: on 2)"
     assert lines[3].startswith("toy_texts: masked by protocol paper (most attended keys): 1.00 keys a head (")
     assert lines[3].endswith(f"removed, {rests}")
-    said = (
-        "masked by protocol clean (most attended keys), chosen in a clean pass over each text, as likelihoods have no"
-    )
-    assert lines[4].startswith(f"toy_choices: {said} step before: 1.00 keys a head (")
+    said = "masked by protocol clean (most attended keys), with the keys chosen in one unmasked forward pass"
+    assert lines[4].startswith(f"toy_choices: {said}: 1.00 keys a head (")
     assert lines[5].endswith(rests)
 
 

@@ -294,24 +294,24 @@ def test_wide_states_keep_their_leading_directions() -> None:
 
 
 def test_resampled_scores_are_those_of_the_texts_written_out() -> None:
-    value, text = torch.randn(50), torch.arange(50) % 7
+    value, text = torch.randn(50), torch.arange(50) % 9
     value[3] = torch.nan
-    score = probes.mean_score(value, text, 7)
+    score = probes.mean_score(value, text, 9)
     assert score.value().item() == pytest.approx(value.nanmean().item(), rel=1e-5)
-    count = probes.resamples(7, 200)
-    assert (count.sum(1) == 7).all()
+    count = probes.resamples(9, 200)
+    assert (count.sum(1) == 9).all()
     values = score.value(count)
     for draw in (0, 99):
-        taken = torch.cat([value[text == one].repeat(int(count[draw, one])) for one in range(7)])
+        taken = torch.cat([value[text == one].repeat(int(count[draw, one])) for one in range(9)])
         assert values[draw].item() == pytest.approx(taken.nanmean().item(), rel=1e-5)
-    low, high = probes.interval(score.value().item(), values, 7, fitted=False)
+    low, high = probes.interval(score.value().item(), values, 9, fitted=False)
     assert low < value.nanmean() < high
     apart = values.quantile(torch.tensor([0.025, 0.975], dtype=values.dtype)) - score.value()
-    # Student's t of 6 degrees of freedom is 1.25 times as wide as the normal distribution
-    wider = 2.4469 / 1.9600 * math.sqrt(7 / 6)
+    # Student's t of 8 degrees of freedom is 1.18 times as wide as the normal distribution
+    wider = 2.3060 / 1.9600 * math.sqrt(9 / 8)
     assert (low, high) == pytest.approx((score.value() + wider * apart).tolist(), rel=1e-3)
-    assert all(map(math.isnan, probes.interval(0.5, values, 5, fitted=False)))
-    assert all(map(math.isnan, probes.interval(math.nan, values, 7, fitted=False)))
+    assert all(map(math.isnan, probes.interval(0.5, values, 7, fitted=False)))
+    assert all(map(math.isnan, probes.interval(math.nan, values, 9, fitted=False)))
 
 
 def test_a_resample_chooses_its_penalty_anew() -> None:

@@ -170,7 +170,7 @@ def test_a_checkpoint_without_tokenizer_is_watched_in_ids(tmp_path: Path) -> Non
     assert tokens["text"][:3].tolist() == ["⟨5⟩", "⟨17⟩", "⟨3⟩"]
     assert tokens["special"][3] == "mask"
     row = run.table("generations").iloc[0]
-    assert row.completion == " ".join(map(str, row.token_ids))
+    assert row.completion == "".join(f" {one}" for one in row.token_ids), "behind the ids of the prompt"
     assert row.prompt == "5 17 3"
 
 

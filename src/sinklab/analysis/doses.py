@@ -24,7 +24,7 @@ def told_apart(deltas_RC: np.ndarray) -> np.ndarray:
 
     The t-tests of all cells together, at a false discovery rate of 5 % (Benjamini and Hochberg 1995; on rows that the
     cells share, it holds under positive dependence too), and the cell's own interval (`mean_over`) must leave out 0.
-    With fewer than 6 rows nothing can be told.
+    With fewer than 8 rows nothing can be told.
     """
     if len(deltas_RC) < FEWEST:
         return np.zeros(deltas_RC.shape[1], dtype=int)

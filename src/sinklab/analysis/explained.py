@@ -34,7 +34,7 @@ class Explained:
     fitted over its variance, summed over the samples left out. Noise that lasts over the steps of a sample, such as a
     sink that stands still at a place of its own, explains 0 on average. R^2 by squared errors is less than that by the
     error of the fit, about 1 / (samples - 1) of the noise. Intervals are the jackknife's over samples. A share may
-    be a little below 0 or above 1. NaN with fewer than 6 samples, and where attention does not vary.
+    be a little below 0 or above 1. NaN with fewer than 8 samples, and where attention does not vary.
     """
 
     cells: tuple[Cells, ...]

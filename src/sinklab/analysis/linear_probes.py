@@ -193,7 +193,7 @@ def interval(value: float, value_R: Tensor, texts: int, *, fitted: bool) -> tupl
 
     The percentiles' distances are stretched: for few texts, as Student's t is wider than the normal distribution, and
     for ``fitted`` scores by `FITTED`. A resample holds what the chosen texts and the choice of the penalty did, the
-    coefficients are those of all texts. NaN with fewer than 6 texts, and without a value.
+    coefficients are those of all texts. NaN with fewer than 8 texts, and without a value.
     """
     apart_R = value_R[value_R.isfinite()] - value
     if texts < FEWEST or not len(apart_R) or not math.isfinite(value):

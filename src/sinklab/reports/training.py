@@ -125,7 +125,7 @@ class Training(Reader):
     def apart(self, other: Training) -> np.ndarray | None:
         """Held-out loss less that of another run, of each row of text (R,): how two runs differ, whatever their seeds.
 
-        None where the rows were not kept, are of other text, or fewer than 6.
+        None where the rows were not kept, are of other text, or fewer than 8.
         """
         mine, theirs = self.heldout_rows, other.heldout_rows
         data = [run.info.model.get("data_sha256") for run in (self.run, other.run)]

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.attention.context import reads_wait
+from sinklab.attention.scores import of_heads
 from sinklab.errors import Checked
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.dose import MEASURED
@@ -183,7 +184,7 @@ class InterventionHandler(Listener):
         if effect is None or not self.is_open or not self.log.measure or self.log.is_probing:
             return
         with torch.no_grad():
-            share_BHS = call.received_BHS[:, effect.heads] / _of_each_head(real_queries_B1(call))
+            share_BHS = of_heads(call.received_BHS, effect.heads) / _of_each_head(real_queries_B1(call))
             strongest = share_BHS.max(-1)
         effect.numbers.update(strongest=strongest.values, strongest_at=strongest.indices)
 

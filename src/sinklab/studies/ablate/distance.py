@@ -117,7 +117,7 @@ def summarize(work: Work) -> None:
 
 
 def outcomes(distances: pd.DataFrame) -> pd.DataFrame:
-    """A line per arm: means over texts with 95 % intervals (NaN with fewer than 6 texts), and the mean dose.
+    """A line per arm: means over texts with 95 % intervals (NaN with fewer than 8 texts), and the mean dose.
 
     told: 1 where texts are worse than without edits, −1 where they are better, 0 where that cannot be told
     (`told_apart`, all arms together).

@@ -140,7 +140,7 @@ def battery_contrasts(runs: Runs, *, reference: int = 0, least: float = GATE) ->
 
     Compared are the problems of those skills and levels in which both have more than ``least`` right with nothing
     hidden. ``difference`` is the drop of the series less that of the reference (negative: it loses more), with a 95 %
-    interval over problems; none with fewer than 6. ``verdict``: which loses more, or why that cannot be told: both need
+    interval over problems; none with fewer than 8. ``verdict``: which loses more, or why that cannot be told: both need
     heavy sinks (`no_phenomenon`).
 
     Args:

@@ -21,7 +21,7 @@ from sinklab.reports.tables import markdown
 from sinklab.reports.words import number, percent, statements
 from sinklab.studies.strength.run import KIND
 from sinklab.studies.strength.study import INPUTS
-from sinklab.studies.twins import no_twins, shared, twins_of
+from sinklab.studies.twins import no_twins, shown_by, twins_of
 
 TOKENS = 4
 """Tokens that a sentence names."""
@@ -45,12 +45,12 @@ def strength_sentences(runs: Iterable[Run]) -> list[str]:
 
 def _of_one(run: Run, told: Callable[..., list[str]]) -> list[str]:
     name, lines, classes = run.info.model["name"], summary_of(run), run.table("classes")
-    others = [float(run.table(of_twin("summary", kind))["sink"].iloc[0]) for kind in twins_of(run)]
+    others = {kind: percent(float(run.table(of_twin("summary", kind))["sink"].iloc[0])) for kind in twins_of(run)}
     plain = (lines["input"] == "natural") & ~lines["start"]
     strengths, places = [], []
     for number_of, line in lines[plain | (lines["ratio"] == 0)].iterrows():
-        as_much = shared(float(line["sink"]), others) if plain[number_of] and line["ratio"] == 0 else ""
-        strengths += told("strength", name, line, run.info.settings["epsilon"], as_much)
+        controls = shown_by(others) if plain[number_of] and line["ratio"] == 0 else ""
+        strengths += told("strength", name, line, run.info.settings["epsilon"], controls)
         if plain[number_of]:
             of_kind = classes[(classes[KIND] == line[KIND].tolist()).all(axis=1)]
             places += told("standing", line, of_kind.head(TOKENS).to_dict("records"))
