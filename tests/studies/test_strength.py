@@ -19,7 +19,7 @@ from sinklab.testing import check_study
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded
 from tiny_llama import tiny_llama
 
-SMALL = {"rows": 7, "length": 12, "batch": 3, "texts": "held.txt"}
+SMALL = {"rows": 9, "length": 12, "batch": 3, "texts": "held.txt"}
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def test_the_weights_are_those_of_the_attention_maps() -> None:
     loaded.model.set_attn_implementation("eager")
     sinks = {}
     for name in asked.inputs:
-        ids_RT = torch.cat([torch.full((7, 1), 7), sequences(loaded, asked, name)[:, :-1]], 1)
+        ids_RT = torch.cat([torch.full((9, 1), 7), sequences(loaded, asked, name)[:, :-1]], 1)
         with torch.no_grad():
             maps_RLHQK = torch.stack(loaded.model(ids_RT, output_attentions=True).attentions, 1)
         first_RLH, share_RLHK = maps_RLHQK[..., 0].mean(-1), maps_RLHQK.mean(-2)
@@ -55,7 +55,7 @@ def test_the_weights_are_those_of_the_attention_maps() -> None:
         assert np.allclose(found["first"], first_RLH.ravel(), atol=1e-5)
         assert np.allclose(found["strongest"], share_RLHK.amax(-1).ravel(), atol=1e-5)
         assert (found["at"] == share_RLHK.argmax(-1).ravel().numpy()).all()
-        places_RN = torch.tensor(found["at"].to_numpy()).view(7, -1)
+        places_RN = torch.tensor(found["at"].to_numpy()).view(9, -1)
         assert found["token_id"].tolist() == ids_RT.gather(1, places_RN).ravel().tolist()
         sinks[name] = first_RLH
     summary = run.table("summary").set_index("input")
@@ -124,10 +124,10 @@ def test_a_diffusion_model_is_read_at_every_ratio_and_added_sinks_are_places() -
 
 def test_the_command_writes_a_page_beside_published_numbers(capsys: pytest.CaptureFixture) -> None:
     model = str(save_tiny(Path("model"), 1))
-    words = ["strength", model, "--rows", "7", "--length", "12", "--texts", "held.txt", "--ratios", "0", "--out", "out"]
+    words = ["strength", model, "--rows", "9", "--length", "12", "--texts", "held.txt", "--ratios", "0", "--out", "out"]
     assert main(words) == 0
     printed = capsys.readouterr().out
-    assert "natural text (7 sequences): the first token is strong (over 0.3) in" in printed
+    assert "natural text (9 sequences): the first token is strong (over 0.3) in" in printed
     page = Path("out/strength.md").read_text()
     assert "LLaMA3-8B | 99.0 %" in page and "2410.10781" in page
     assert len(pd.read_csv("out/strength.csv")) == len(open_run("out").table("summary")) == 3

@@ -1,7 +1,7 @@
 """`intervene`: edits on the attention calls of a model, for the length of a block; and the log of what they did."""
 
 # B batch, L layers, H query heads that were edited, M keys taken away (-1 fills rows that lost fewer)
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -223,6 +223,15 @@ class Intervention(Protocol):
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener: ...
 
 
+def as_edits(edits: Iterable[Intervention | str]) -> list[Intervention]:
+    """Edits, those that are text read from it. Raises ValueError for a class, and for what is no edit."""
+    wanted = [interventions.parsed(edit) for edit in edits]
+    for edit in wanted:
+        if isinstance(edit, type) or not hasattr(edit, "handler"):
+            raise ValueError(f"intervene takes edits such as MaskSinks(k=1), got {edit!r}: pass instances, not classes")
+    return wanted
+
+
 @contextmanager
 def intervene(
     model: Any, *edits: Intervention | str, forwards_per_step: int = 1, measure: bool = True, allow_idle: bool = False
@@ -253,10 +262,7 @@ def intervene(
     key, and at the end of the block when the model ran and never called `scaled_dot_product_attention` (the edits would
     have changed nothing), or an edit had no opportunity to act.
     """
-    wanted = [interventions.parsed(edit) for edit in edits]
-    for edit in wanted:
-        if isinstance(edit, type) or not hasattr(edit, "handler"):
-            raise ValueError(f"intervene takes edits such as MaskSinks(k=1), got {edit!r}: pass instances, not classes")
+    wanted = as_edits(edits)
     check_count("forwards_per_step", forwards_per_step, "it counts the forwards of a step")
     model, log = module_of(model), InterventionLog(measure=measure)
     with ExitStack() as stack:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.rows import place_generator
-from sinklab.probing.intervention import Intervention, InterventionLog, intervene
+from sinklab.probing.intervention import Intervention, InterventionLog, as_edits, intervene
 from sinklab.probing.listener import Listener
 from sinklab.registry import interventions
 from sinklab.scoring.settings import LikelihoodSettings
@@ -237,14 +237,18 @@ def scoring_edits(edits: Sequence[Intervention | str], *, is_diffusion: bool) ->
     Raises:
         ValueError: for an edit that begins after the first step, or chooses by one before.
     """
-    wanted = [interventions.parsed(edit) for edit in edits]
+    wanted = as_edits(edits)
     for edit in wanted:
         if (first := extent_of(edit)[0]) > 0:
             raise ValueError(
                 f"a text is scored in one step, but {interventions.name_of(edit)} begins at step {first} and would "
                 "change nothing; leave out its step"
             )
-    return tuple(edit.read_once(is_causal=not is_diffusion) if hasattr(edit, "read_once") else edit for edit in wanted)
+    found: list[Any] = [*wanted]
+    for place, edit in enumerate(found):
+        if hasattr(edit, "read_once"):
+            found[place] = edit.read_once(is_causal=not is_diffusion)
+    return tuple(found)
 
 
 def extent_of(edit: Intervention) -> tuple[int, int]:
