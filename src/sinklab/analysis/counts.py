@@ -189,13 +189,13 @@ class Slab:
 
     def found(self, rule: Rule | str) -> Found:
         """The sinks under the rule, or the rule of this text, and what is counted of them."""
-        rule = rules.parsed(rule)
+        named: Any = rules.parsed(rule)
         # rules need not be hashable
         for known, _, found in self._found:
-            if known == rule:
+            if known == named:
                 return found
         queries, received = self.visible if self.queries is None else self.queries, self.received
-        bound: Any = np.nan if self.queries is None else np.broadcast_to(threshold(rule, queries), queries.shape)
+        bound: Any = np.nan if self.queries is None else np.broadcast_to(threshold(named, queries), queries.shape)
         above = (found.cells for _, lower, found in self._found if np.all(lower <= bound))
         more = min(above, key=len, default=None)
         if more is not None:
@@ -203,8 +203,8 @@ class Slab:
             limit = bound.flat[0] if (bound == bound[0]).all() else bound.ravel()[more // received[0].size]
             cells = more[received.reshape(-1)[more] > limit]
         else:
-            cells = np.flatnonzero(flagged(received, rule, queries, self.exists))
-        self._found.append((rule, bound, Found(received, cells)))
+            cells = np.flatnonzero(flagged(received, named, queries, self.exists))
+        self._found.append((named, bound, Found(received, cells)))
         return self._found[-1][2]
 
 

@@ -53,15 +53,15 @@ class _Counted(Progress):
         super().__init__()
         self._shown = shown
 
-    def count(self, done: int, total: int) -> None:
+    def count(self, done: float, total: float) -> None:
         """Move the bar."""
         self._shown.count(done, total)
 
 
 def tour(out: Path = Path("sinklab-tour"), quick: bool = False, all: bool = False, dtype: str = "float32") -> None:
-    """See attention sinks in a real diffusion language model, in about a minute and without a download.
+    """See attention sinks in three small trained language models, in about a minute and without a download.
 
-    Three small models come with this package, trained alike on public-domain English books: diffusion without and with
+    The models come with this package, trained alike on public-domain English books: diffusion without and with
     one sink token, and autoregressive. Each writes eight texts while attention is recorded, and the same model with
     shuffled and with fresh weights reads them as a control. Three questions are answered for each: whether sinks exist,
     which they are and whether they stay, and what masking them costs. The result is one page, report.html. What masking

@@ -21,7 +21,6 @@ from sinklab.analysis.counts import ratio, spans
 from sinklab.analysis.estimates import Estimate, mean_over
 from sinklab.analysis.explained import Explained, explained_mass
 from sinklab.analysis.movement import Motion, MotionCounter, MotionSummary, motion_word
-from sinklab.analysis.strongest import Strongest
 from sinklab.analysis.tokens import Enrichment, enriched, tallied
 from sinklab.records.info import SO_FAR
 from sinklab.reports.answered import seen_of
@@ -134,8 +133,6 @@ class Measured:
         texts = parts["text_motion"]
         self.text_motion: MotionSummary | None = MotionSummary.pooled(texts) if texts else None
         """the same among text positions alone; None without added sinks"""
-        self.strongest_keys: list[Strongest] = parts["strongest"]
-        """of each sample"""
         self.motions, self.bounds = map(_joined, (parts["motions"], parts["bounds"]))
         self.events_NS = pd.DataFrame(parts["events_S"]).to_numpy(float)
         """sinks of a sample by text position; NaN beyond its length"""
@@ -257,7 +254,7 @@ class Measured:
             columns["word"] = [motion_word(value) for value in columns["mobility"]]
             if sample.last_row_mobility_LH is not None:
                 columns["last_row_mobility"] = sample.last_row_mobility_LH.ravel()
-        parts: dict[str, Any] = {"motion": overall, "motions": pd.DataFrame(columns), "strongest": strongest}
+        parts: dict[str, Any] = {"motion": overall, "motions": pd.DataFrame(columns)}
         if (sample.blocks_T >= 0).all():
             parts["blocks"] = [
                 overlap.block_effects(found.main[:, [place]], sample.blocks_T, found.counted[:, [place]])
