@@ -105,7 +105,9 @@ def test_counts_that_are_forgotten_never_give_another_answer(name: str, rule: Ru
         except ValueError:
             refused.append(at)
     # all queries see every key of tiny: one head may look like a causal one, all heads do not
-    assert ... not in refused if name == "tiny" else refused or rule in (Excess(), Excess(0.5))
+    # with the added sink no key is both strong by 18 queries and not by 17
+    answers_alike = rule in (Excess(), Excess(0.5)) or (name == "tiny-sink" and rule == Gu(0.3))
+    assert ... not in refused if name == "tiny" else refused or answers_alike
 
 
 @pytest.mark.parametrize("cache", ["prefix", "dual"])

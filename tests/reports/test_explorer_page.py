@@ -199,7 +199,7 @@ def test_a_link_of_the_story_shows_what_it_says(page, one):
     assert (choice(page, "layer"), choice(page, "head")) == (f"layer {wanted['layer']}", f"head {wanted['head']}")
     assert page.run("document.getElementById('explorer').getBoundingClientRect().top") < 200
     # what stands in one card is explained where it first stands
-    assert page.run("document.querySelector('.story abbr').title").startswith("What every token would receive")
+    assert page.run("document.querySelector('.story abbr').title").startswith("A token that receives more than")
 
 
 def test_a_thumbnail_chooses_its_head_and_the_end_is_the_finished_text(page, one):

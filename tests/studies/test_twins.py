@@ -109,11 +109,11 @@ def test_a_killed_run_resumes_with_its_twins(
     study(tiny_loaded(1), tmp_path / "whole", scored)
     left, whole = [times], twins.retraced
 
-    def killed(task, *given):
+    def killed(task, *given, **named):
         left[0] -= task.loaded.name.endswith(("initialised)", "permuted)"))
         if left[0] < 0:
             raise KeyboardInterrupt
-        return whole(task, *given)
+        return whole(task, *given, **named)
 
     monkeypatch.setattr(twins, "retraced", killed)
     with pytest.raises(KeyboardInterrupt):

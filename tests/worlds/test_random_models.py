@@ -78,4 +78,4 @@ def test_controls_stand_beside_what_curves_and_maps_of_random_weights_show(tmp_p
         assert all(one.controls.startswith(" (shuffled weights ") for one in found)
         run = Ablate()(loaded, tmp_path / f"map-{seed}", AblateSettings(k=8, seed=seed, **text))
         assert "(shuffled weights " in ablation_sentences([open_run(run)])[0]
-    assert told > 4, "random weights show a lot"
+    assert told >= 3, "random weights show a lot"

@@ -220,8 +220,9 @@ def _why_not_alike(a: Any, rule: Rule, queries: Any, exists: Any, found: Any) ->
     """What speaks against all queries seeing every key; empty where nothing does, or the answer is the same."""
 
     def differs(other: Any) -> bool:
-        # keys that too few queries see have no answer that could differ
-        return bool(((flagged(a, rule, other, exists) != found) & is_defined(other)).any())
+        # of fewer than eight keys none could be judged then: there is no other answer
+        judged = is_defined(other).any(-1)[..., None]
+        return bool(((flagged(a, rule, other, exists) != found) & judged).any())
 
     xp, left = namespace(a), only(exists, a)
     total = left.sum(-1)[..., None]
