@@ -160,40 +160,50 @@ def points() -> Iterator[Point]:
         yield Point(file.stem, file, "causal" if sibling in ("i", "ii") else "full")
 
 
-def measure(only: list[str]) -> None:
-    """Every point that has no result yet."""
+PARTS = ("strength", "lone", "value_norms", "costs")
+"""What is measured of a point; costs take most of the time."""
+
+
+def measure(only: list[str], parts: list[str]) -> None:
+    """Every point that has no result yet, or lacks a part of it."""
     for point in points():
-        if point.result.is_file() or (only and point.name not in only) or point.name.startswith("i-"):
+        if (only and point.name not in only) or point.name.startswith("i-"):
             continue
-        print(f"measuring {point.name}", flush=True)
+        found = json.loads(point.result.read_text("utf-8")) if point.result.is_file() else {}
+        missing = [part for part in parts or PARTS if part not in found]
+        if not missing:
+            continue
+        print(f"measuring {', '.join(missing)} of {point.name}", flush=True)
         loaded = point.load()
-        model = loaded.model.eval()
-        found = measured(model, loaded.needed_tokenizer(), point.attention)
-        point.result.parent.mkdir(parents=True, exist_ok=True)
-        point.result.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        for part in missing:
+            found[part] = measured(part, loaded.model.eval(), loaded.needed_tokenizer(), point.attention)
+            point.result.parent.mkdir(parents=True, exist_ok=True)
+            point.result.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
-def measured(model: Any, tokenizer: Any, attention: str) -> dict[str, Any]:
-    """All measures of one model, by name."""
+def measured(part: str, model: Any, tokenizer: Any, attention: str) -> dict[str, Any]:
+    """One of `PARTS` of a model."""
     mask_id, valid = model.config.mask_token_id, BOOKS / "valid.jsonl.gz"
-    short_NS = measures.book_rows(tokenizer, valid, 64, 8)
-    long_NS = measures.book_rows(tokenizer, valid, 128, 8)
+    rows_NS = measures.book_rows(tokenizer, valid, 128 if part == "costs" else 64, 8)
     seen = measures.sight_of(attention, 64)
-    found: dict[str, Any] = {"strength": {}, "lone": {}}
-    for ratio in RATIOS:
-        noisy_NS = measures.masked_at(short_NS, ratio, mask_id)
-        weights_NLHK = measures.weights_of(model, noisy_NS, seen)
-        found["strength"][str(ratio)] = measures.strength(weights_NLHK, short_NS, noisy_NS, tokenizer, mask_id)
+    if part == "costs":
+        return measures.block_costs(model, rows_NS, attention, mask_id)
+    if part == "value_norms":
+        return measures.value_norms(model, rows_NS, seen)
+    found = {}
+    if part == "strength":
+        for ratio in RATIOS:
+            noisy_NS = measures.masked_at(rows_NS, ratio, mask_id)
+            weights_NLHK = measures.weights_of(model, noisy_NS, seen)
+            found[str(ratio)] = measures.strength(weights_NLHK, rows_NS, noisy_NS, tokenizer, mask_id)
+        return found
     for name in ("causal", "all_first", "full", "alone-0", "alone-30"):
         key = int(name.removeprefix("alone-")) if name.startswith("alone-") else 0
         sight = measures.sight_of(name, 64)
-        weights_NLHK = measures.weights_of(model, short_NS, sight)
-        added = weights_NLHK.shape[-1] - 64
-        share_N = weights_NLHK[..., added + key].mean((1, 2))
-        found["lone"][name] = {"share": share_N.tolist(), **measures.spikes(model, short_NS, sight)}
+        weights_NLHK = measures.weights_of(model, rows_NS, sight)
+        share_N = weights_NLHK[..., weights_NLHK.shape[-1] - 64 + key].mean((1, 2))
+        found[name] = {"share": share_N.tolist(), **measures.spikes(model, rows_NS, sight)}
         print(f"  {name}: key {key} {float(share_N.mean()):.3f}", flush=True)
-    found["value_norms"] = measures.value_norms(model, short_NS, seen)
-    found["costs"] = measures.block_costs(model, long_NS, attention, mask_id)
     return found
 
 
@@ -220,6 +230,7 @@ def shown(values: Any, digits: int = 3) -> str:
 def lone_table(found: dict[str, Any]) -> list[str]:
     """What the key of a row that sees itself alone gets, and its spike."""
     names = ("causal", "all_first", "full", "alone-0", "alone-30")
+    found = {name: one for name, one in found.items() if "lone" in one}
     words = ("causal: key 0", "causal, row 0 sees all: key 0", "full: key 0", "full, row 0 alone: key 0")
     words += ("full, row 30 alone: key 30",)
     columns = [name for name in ("parent", *found) if name in found and name != "lifted"]
@@ -252,6 +263,8 @@ def cost_table(found: dict[str, Any]) -> list[str]:
     lines = ["| model | loss | blocked for all | for queries from 32 on | random, for all | random, late |"]
     lines.append("|---|---|---|---|---|---|")
     for name, one in found.items():
+        if "costs" not in one:
+            continue
         loss = {arm: np.array(values) for arm, values in one["costs"]["loss"].items()}
         arms = ("all", "late", "random all", "random late")
         cells = [shown(loss[arm] - loss["none"]) for arm in arms]
@@ -283,13 +296,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("train", "adapters", "measure", "report"))
     parser.add_argument("points", nargs="*", help="of measure: names of points; all when left out")
+    parser.add_argument("--parts", nargs="*", default=[], choices=PARTS, help="of measure; all when left out")
     given = parser.parse_args()
     if given.command == "train":
         train_all()
     elif given.command == "adapters":
         take_adapters()
     elif given.command == "measure":
-        measure(given.points)
+        measure(given.points, given.parts)
     else:
         report()
 
