@@ -136,6 +136,10 @@ def test_models_are_compared_once_both_have_strong_sinks() -> None:
     assert contrast([one]) == ""
     assert "only a has strong sinks" in contrast([weak, one]) and "no model here has strong" in contrast([weak, weak])
     assert contrast([weak, other, one]).startswith("The sinks of a move more than those of b: b 10")
+    for pair in ([one, other], [other, one]):
+        # whichever stands first, the difference is that of the one that moves more
+        ends = re.findall(r"[+−]\d+", contrast(pair).split("95")[1])
+        assert len(ends) == 2 and all(end.startswith("+") for end in ends)
     same = contrast([one, model("d", "yes", 0.6 + SPREAD[::-1])])
     assert same.startswith("Inconclusive which model's sinks move more: ") and "8 samples show " in same
 

@@ -322,7 +322,8 @@ def contrast(models: Sequence[Compared]) -> str:
             seen = f"{FEWEST} samples of the same texts would show it"
         return f"Inconclusive which model's sinks move more: {shown} ({seen})."
     more, less = names if side else names[::-1]
-    ends = f"{100 * found.low:+.0f} … {100 * found.high:+.0f}".replace("-", "−")
+    low, high = (found.low, found.high) if side else (-found.high, -found.low)
+    ends = f"{100 * low:+.0f} … {100 * high:+.0f}".replace("-", "−")
     return f"The sinks of {more} move more than those of {less}: {shown} (difference 95\u00a0% {ends} points)."
 
 
