@@ -119,8 +119,7 @@ ASKED = "run.mobility().loc[2].idxmax()"
 
 
 @pytest.mark.parametrize(
-    ("page", "place", "asks", "lines"),
-    [("README.md", 1, 'control="random"', 7), ("docs/guide.md", 0, ASKED, 6)],
+    ("page", "place", "asks", "lines"), [("README.md", 1, 'control="random"', 7), ("docs/guide.md", 0, ASKED, 6)]
 )
 def test_the_short_road_is_short(page: str, place: int, asks: str, lines: int) -> None:
     blocks = [block for block in BLOCK.finditer((ROOT / page).read_text("utf-8")) if block["language"] == "python"]
