@@ -170,7 +170,8 @@ class Visibility:
 
     Padding never counts: a query whose own key no query may see is padding, and does not count as a viewer. Which key
     is a query's own follows from the canvas that runs; without one see ``first_own``. A row in which that would leave
-    no query at all has its keys elsewhere: there every query counts. Causal masks are top-left aligned, as in torch.
+    no query at all has its keys elsewhere: there every query counts. Where the keys are another sequence's (`is_own`)
+    their padding says nothing of queries. Causal masks are top-left aligned, as in torch.
     """
 
     mask: Tensor | None
@@ -181,6 +182,10 @@ class Visibility:
     """The canvas that was announced for this call; None when none was, or when it does not fit the call."""
     device: torch.device | None = None
     """Where counts are made that need no mask; the CPU when left out."""
+    is_own: bool = True
+    """Whether the keys belong to the sequence of the queries; False for cross attention."""
+    query_mask_BQ: Tensor | None = None
+    """Of cross attention: False for queries that are padding; None: none is."""
 
     @cached_property
     def visible_BHS(self) -> Tensor:
@@ -217,6 +222,8 @@ class Visibility:
     def real_BQ(self) -> Tensor | None:
         """False for padding queries; None: all are real, as far as that is known without waiting for a device."""
         _, queries, keys = self.shape
+        if not self.is_own:
+            return self.query_mask_BQ
         if self.mask is None or (self.running is None and queries > keys):
             return None
         seen_BS = self._allowed(self.mask).any(2).any(1)
@@ -233,11 +240,15 @@ class Visibility:
     def first_own(self) -> Tensor | int:
         """Key of the first query, without a canvas: the last Q keys belong to the Q queries, as in a cache that grows.
 
+        0 where the keys are another sequence's.
+
         In a static cache there is room behind them. No query sees into it, and under a causal mask none sees a key
         behind its own: the farthest that one sees beyond its number says where they begin. Where several see equally
         far the mask is not causal, and does not tell. A number on the device of the mask.
         """
         _, queries, keys = self.shape
+        if not self.is_own:
+            return 0
         if self.mask is None or queries >= keys:
             return max(keys - queries, 0)
         allowed_BHQS = self._allowed(self.mask)

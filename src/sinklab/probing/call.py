@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from sinklab.attention.context import running_canvas
 from sinklab.attention.heads import HeadShare
 from sinklab.attention.received import attention_map, attention_statistics
 from sinklab.attention.scores import Scores, Visibility
 from sinklab.compat import attend_and_hear
+from sinklab.errors import check_tensor
+from sinklab.probing.origin import OWN, KeyOrigin
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
@@ -24,6 +27,9 @@ NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"
 @dataclass(frozen=True)
 class AttentionCall:
     """Arguments of one call with all axes present: query (B, H, Q, D), key, value (B, K, S, D), mask 4-D or None.
+
+    Keys are those of all positions: what a cache has dropped in front of a window (`dropped`) stands there as zeros that
+    no query sees, and the call is made without it.
 
     An intervention answers with ``dataclasses.replace(call, query_BHQD=…)`` and leaves tensors as they are: those of
     the call belong to the model. ``layer`` is the path of the attention module, ``mask`` bool (True: seen) or additive,
@@ -43,12 +49,28 @@ class AttentionCall:
     """Of the output where the call was made, but for its last axis: axes may be folded or missing there."""
     share: HeadShare | None = None
     """Of the heads, where the model is divided over processes: the call above is that of all heads."""
+    origin: KeyOrigin = OWN
+    """Whose keys these are."""
+    dropped: int = 0
+    """Keys in front that the cache no longer holds."""
 
     @classmethod
-    def of(cls, layer: str, module: nn.Module, given: dict[str, Any], known: dict[tuple, Any]) -> AttentionCall:
-        """Read the arguments by name. Raises ValueError for axes that are not (batch, [head,] position, dim).
+    def of(
+        cls,
+        layer: str,
+        module: nn.Module,
+        given: dict[str, Any],
+        known: dict[tuple, Any],
+        origin: KeyOrigin = OWN,
+        query_mask_BQ: Tensor | None = None,
+    ) -> AttentionCall:
+        """Read the arguments by name.
 
-        `known` keeps, for a forward, what is found out about a mask that its layers share.
+        `known` keeps, for a forward, what is found out about a mask that its layers share. `query_mask_BQ`: False for
+        queries of cross attention that are padding.
+
+        Raises ValueError for axes that are not (batch, [head,] position, dim), for a mask of other queries than those of
+        cross attention, and for a cache that does not say which keys it gives.
         """
         query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
         output_shape = query.shape[:-1]
@@ -69,16 +91,26 @@ class AttentionCall:
             if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
                 mask = mask.flatten(1, 2).unsqueeze(2)
         is_causal = bool(given.get("is_causal", False))
+        dropped = origin.first_position(layer, key.shape[2])
+        if dropped:
+            mask = _hiding(known, dropped, mask, (query.shape[2], key.shape[2]), is_causal, query.device)
+            key, value, is_causal = pad(key, (0, 0, dropped, 0)), pad(value, (0, 0, dropped, 0)), False
         # by the mask object that all layers share, not by a view of it
         shape = (query.shape[0], query.shape[2], key.shape[2])
-        visibility = _visibility(known, mask, shape, is_causal, query.device)
+        if not origin.is_own and query_mask_BQ is not None:
+            remedy = "name layers= in which these queries attend"
+            check_tensor("query_mask", query_mask_BQ, shape[:2], "bool", remedy=remedy)
+            query_mask_BQ = query_mask_BQ.to(query.device)
+        visibility = _visibility(known, Visibility(mask, shape, is_causal, None, query.device), origin, query_mask_BQ)
         mask = None if mask is None else mask[(None,) * (4 - mask.dim())]
         scale, dropout_p = given.get("scale"), given.get("dropout_p", 0.0)
-        return cls(layer, query, key, value, mask, is_causal, scale, dropout_p, visibility, output_shape, share)
+        options = (is_causal, scale, dropout_p, visibility, output_shape, share, origin, dropped)
+        return cls(layer, query, key, value, mask, *options)
 
     def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries, keys, values and mask that this process makes the call with."""
-        factors, mask = (self.query_BHQD, self.key_BKSD, self.value_BKSD), self.mask
+        """Queries, keys, values and mask that this process makes the call with, without what the cache dropped."""
+        mask = self.mask if self.mask is None else self.mask[..., self.dropped :]
+        factors = (self.query_BHQD, self.key_BKSD[:, :, self.dropped :], self.value_BKSD[:, :, self.dropped :])
         if self.share is None:
             return *factors, mask
         mask = self.share.own(mask) if mask is not None and mask.shape[1] > 1 else mask
@@ -172,21 +204,47 @@ def narrowed(mask: Tensor, keep: Tensor) -> Tensor:
 
 
 def _visibility(
-    known: dict[tuple, Any], mask: Tensor | None, shape: tuple[int, int, int], is_causal: bool, device: torch.device
+    known: dict[tuple, Any], found: Visibility, origin: KeyOrigin, query_mask_BQ: Tensor | None
 ) -> Visibility:
-    """That of this mask, kept for a forward: all layers are given the same one."""
-    running, (batch, queries, keys) = running_canvas(), shape
-    key = (id(mask), id(running), *shape, is_causal, device)
+    """That of this mask, shape and causality, kept for a forward: all layers are given the same one."""
+    running, (batch, queries, keys) = running_canvas(), found.shape
+    key = (id(found.mask), id(running), *found.shape, found.is_causal, found.device, origin.is_own)
     if key not in known:
-        # Another model may run inside the block that announces a canvas.
-        fits = (
-            running is not None
-            and len(running.ids_BS) == batch
-            and running.ids_BS.shape[1] <= keys
-            and len(running.columns_Q) == queries
-        )
+        if origin.is_own:
+            # Another model may run inside the block that announces a canvas.
+            fits = (
+                running is not None
+                and len(running.ids_BS) == batch
+                and running.ids_BS.shape[1] <= keys
+                and len(running.columns_Q) == queries
+            )
+            found = replace(found, running=running if fits else None)
+        else:
+            found = replace(found, is_own=False, query_mask_BQ=query_mask_BQ)
         # The canvas is kept beside it, so that its id cannot be taken by another while it is known.
-        known[key] = running, Visibility(mask, shape, is_causal, running if fits else None, device)
+        known[key] = running, found
+    return known[key][1]
+
+
+def _hiding(
+    known: dict[tuple, Any],
+    dropped: int,
+    mask: Tensor | None,
+    shape: tuple[int, int],
+    is_causal: bool,
+    device: torch.device,
+) -> Tensor:
+    """The mask of (queries, keys) with so many hidden keys in front, kept for a forward."""
+    key = ("dropped", dropped, id(mask), *shape, is_causal)
+    if key not in known:
+        wide = mask
+        if wide is None:
+            wide = torch.ones(shape, dtype=torch.bool, device=device)
+            wide = wide.tril() if is_causal else wide[:1]
+        wide = wide.expand(*wide.shape[:-1], shape[1])
+        hidden = False if wide.dtype == torch.bool else -math.inf
+        # what it is made of is kept beside it, so that its id cannot be taken by another while it is known
+        known[key] = mask, pad(wide, (dropped, 0), value=hidden)
     return known[key][1]
 
 

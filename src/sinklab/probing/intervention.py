@@ -108,7 +108,7 @@ class InterventionLog(Listener):
 
     def edit(self, call: AttentionCall) -> AttentionCall:
         self.layers.setdefault(call.layer, len(self.layers))
-        if self.prefix is None:
+        if self.prefix is None and call.origin.is_own:
             running, queries = call.visibility.running, call.query_BHQD.shape[2]
             if running is not None:
                 self.prefix = call.key_BKSD.shape[2] - running.ids_BS.shape[1]
@@ -118,6 +118,10 @@ class InterventionLog(Listener):
                 seen_B = (call.visibility.visible_BHS.amax(1) > 0).sum(-1).cpu()
                 self.prefix = int((seen_B - (queries if real_BQ is None else real_BQ.sum(-1).cpu())).max())
         return call
+
+    def prefix_of(self, call: AttentionCall) -> int:
+        """Sink columns in front of the keys of this call: none where they are another sequence's."""
+        return (self.prefix or 0) if call.origin.is_own else 0
 
     def finish(self) -> None:
         if self.is_probing:
@@ -234,7 +238,12 @@ def as_edits(edits: Iterable[Intervention | str]) -> list[Intervention]:
 
 @contextmanager
 def intervene(
-    model: Any, *edits: Intervention | str, forwards_per_step: int = 1, measure: bool = True, allow_idle: bool = False
+    model: Any,
+    *edits: Intervention | str,
+    forwards_per_step: int = 1,
+    measure: bool = True,
+    allow_idle: bool = False,
+    query_mask: Tensor | None = None,
 ) -> Iterator[InterventionLog]:
     """Apply edits to every attention call of the model inside the block; the model itself is never touched.
 
@@ -249,6 +258,9 @@ def intervene(
     with its own predecessor. `measure=False` leaves out what the edits really took away (`RemovalRecord.realised_BLH`,
     `left_BLH`), and with it one pass over queries and keys per edit and layer. Without edits the block changes
     nothing. Calls inside `sinklab.attention.unobserved()` are left alone.
+
+    `query_mask`: bool (B, Q), False for the queries of cross attention that are padding; without it all of them count. A
+    trace of the same model is given the same one.
 
     Every run of `sinklab.sampling.denoise` starts afresh: nothing that one has chosen is taken from the next. In a loop
     of your own, call `log.reset()` where a new sequence or batch begins.
@@ -266,11 +278,11 @@ def intervene(
     check_count("forwards_per_step", forwards_per_step, "it counts the forwards of a step")
     model, log = module_of(model), InterventionLog(measure=measure)
     with ExitStack() as stack:
-        tap = stack.enter_context(tapped(model, log))
+        tap = stack.enter_context(tapped(model, log, query_mask))
         named = [getattr(getattr(module, "config", None), "num_hidden_layers", None) for module in model.modules()]
         log.layer_count = next((number for number in named if isinstance(number, int)), None)
         for edit in wanted:
-            stack.enter_context(tapped(model, edit.handler(log, forwards_per_step)))
+            stack.enter_context(tapped(model, edit.handler(log, forwards_per_step), query_mask))
         seen_before = tap.forwards
         yield log
         tap.flush()

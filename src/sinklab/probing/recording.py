@@ -104,6 +104,8 @@ class Frame:
     prefix: int = 0
     length: int = 0
     """Canvas positions, padding included."""
+    is_placed: bool = False
+    """Whether a call has come whose keys are its own sequence, which says where queries stand."""
     _events: list[torch.cuda.Event] = field(default_factory=list)
     """One a device, behind the copies of this forward."""
 
@@ -309,7 +311,8 @@ class Recording:
 
     @property
     def prefix(self) -> int:
-        """Sink columns in front: what the denoiser announced, else keys minus queries of the first forward."""
+        """Sink columns in front: what the denoiser announced, else keys minus queries of the first forward; in front of
+        the keys of cross attention there are none."""
         return self._frames.prefix or 0
 
     @property

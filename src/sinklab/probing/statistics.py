@@ -190,14 +190,16 @@ class LastRow(Statistic):
 
 @statistics.register("value_norm")
 class ValueNorm(Statistic):
-    """The norm of every token's value vector, averaged over all heads."""
+    """The norm of every token's value vector, averaged over all heads; NaN where a cache has dropped it."""
 
     axes = ("batch", "layer", "key")
     by_row = True
     vectors = "value_BKSD"
 
     def measure(self, view: CallView) -> Tensor:
-        return value_norms(getattr(view.call, self.vectors))
+        norms_BS = value_norms(getattr(view.call, self.vectors))
+        norms_BS[:, : view.call.dropped] = torch.nan
+        return norms_BS
 
 
 @statistics.register("key_norm")

@@ -16,9 +16,11 @@ from torch.overrides import TorchFunctionMode
 
 from sinklab.attention.context import Owner, is_observed, watching
 from sinklab.compat import compiled_module, compiles_hooks, is_compiled, is_replayed
+from sinklab.errors import check_tensor
 from sinklab.probing.backends import asking, hold, is_of_torch, read, remade, shown, within
 from sinklab.probing.call import NAMES, AttentionCall
 from sinklab.probing.listener import Listener
+from sinklab.probing.origin import OWN, KeyOrigin, says_more
 
 _SDPA = F.scaled_dot_product_attention
 _HEARD = (_SDPA, F.multi_head_attention_forward)
@@ -40,6 +42,8 @@ class Tap(TorchFunctionMode):
         self.suspended = 0
         self.ids_BS: Tensor | None = None
         """Token ids that the running forward was given, if they are among its arguments."""
+        self.query_mask_BQ: Tensor | None = None
+        """Queries of cross attention that are no padding, by who listens; None: all."""
         self.is_compiled = is_compiled(model)
         self._modules = dict(compiled_module(model).named_modules())
         for path, part in self._modules.items():
@@ -49,6 +53,8 @@ class Tap(TorchFunctionMode):
                     "and trace what torch.compile(model) gives"
                 )
         self._stack: list[str] = []
+        # By path: whose keys the module that runs there reads, where its arguments say so.
+        self._origins: dict[str, KeyOrigin] = {}
         self._visible: dict[tuple, Any] = {}
         # Attention calls made in the decoder layers that run now, by the layer's path.
         self._inside: dict[str, list[str]] = {}
@@ -78,10 +84,19 @@ class Tap(TorchFunctionMode):
         if configs:
             self.leave.enter_context(shown(self._modules, configs, self))
         if self.is_compiled:
+            if any(getattr(config, "is_encoder_decoder", False) for config in configs):
+                raise ValueError(
+                    f"{type(self._modules['']).__name__} is compiled and has cross attention: which layers attend to "
+                    "another sequence is not told there; trace the module that was compiled (compiled._orig_mod)"
+                )
             self._modules[""] = model
             self._hook({""})
         elif configs:
             self._hook({"", *(holder for layer in self._layers for holder in _upwards(layer))} - self._layers)
+            for path, part in self._modules.items():
+                if part._modules and says_more(type(part)):
+                    handle = part.register_forward_pre_hook(_Hook(self._note, path), with_kwargs=True)
+                    self.leave.callback(handle.remove)
         else:
             # a layer of torch without parts (linear, norm, activation) never attends: a hook there is only time
             leaves = {path for path, module in self._modules.items() if is_of_torch(type(module), module._modules)}
@@ -110,6 +125,26 @@ class Tap(TorchFunctionMode):
         self.listeners.append(listener)
         if listener.of_states:
             self._hook(self._layers)
+
+    def take_mask(self, query_mask_BQ: Tensor | None) -> None:
+        """The queries of cross attention that count, from the first who listens.
+
+        Raises ValueError where another one listens with another mask: a trace changes nothing that an edit does.
+        """
+        known_BQ = self.query_mask_BQ
+        if not self.listeners:
+            if query_mask_BQ is not None:
+                check_tensor("query_mask", query_mask_BQ, (None, None), "bool")
+                if not bool(query_mask_BQ.any(1).all()):
+                    raise ValueError("query_mask leaves a row without a query: give rows that have one")
+            self.query_mask_BQ = query_mask_BQ
+        elif query_mask_BQ is not known_BQ and not (
+            known_BQ is not None and query_mask_BQ is not None and torch.equal(known_BQ, query_mask_BQ)
+        ):
+            raise ValueError(
+                "traces and edits of one model count the same queries, but another block on it is open with another "
+                "query_mask: give trace and intervene the same one"
+            )
 
     def inside(self, path: str, base: str, function: Any, module: nn.Module, *given: Any, **options: Any) -> Any:
         """Run the attention function that the module at this path called, and hear what it calls or was given."""
@@ -152,8 +187,21 @@ class Tap(TorchFunctionMode):
             self.__exit__(None, None, None)
             self._listening = False
 
+    def _note(self, path: str, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Keep what the arguments of a module say of the keys that it reads."""
+        module = self._modules[path]
+        if says_more(type(module)):
+            self._origins[path] = KeyOrigin.of(module, args, kwargs)
+
     def _before(self, path: str, args: tuple, kwargs: dict[str, Any]) -> None:
         self.owner.check("runs the model or a part of it")
+        if not self.is_compiled:
+            self._note(path, args, kwargs)
+        elif any(getattr(kwargs.get("past_key_values"), "is_sliding", None) or ()):
+            raise ValueError(
+                "the cache has sliding windows, and in a compiled model nothing tells where they begin: take the module "
+                "that was compiled (compiled._orig_mod), or run it with use_cache=False"
+            )
         if path == "":
             # A root forward starts afresh, also after one that was interrupted.
             self.flush()
@@ -187,6 +235,8 @@ class Tap(TorchFunctionMode):
             if output is not None:
                 self._check_calls()
             self.flush(complete=True)
+            # which hold caches
+            self._origins.clear()
         return edited
 
     def _leave(self, calls: list[str], output: Any) -> Any:
@@ -283,7 +333,9 @@ class Tap(TorchFunctionMode):
         # Gradient checkpointing replays layers inside the backward pass: they need their edits and are no new forward.
         replay = is_replayed()
         layer = path if replay else self._name(path)
-        edited = call = AttentionCall.of(layer, self._modules[path], given, self._visible)
+        origin = self._origins.get(path, OWN)
+        call = AttentionCall.of(layer, self._modules[path], given, self._visible, origin, self.query_mask_BQ)
+        edited = call
         if (doubt := call.visibility.doubt) is not None and not replay:
             self._doubts.setdefault(id(call.visibility), (layer, doubt))
         if holder := next((one for one in _upwards(path) if one in self._layers), None):
@@ -347,11 +399,17 @@ _ATTACHED: dict[int, Tap] = {}
 
 
 @contextmanager
-def tapped(model: nn.Module, listener: Listener) -> Iterator[Tap]:
+def tapped(model: nn.Module, listener: Listener, query_mask_BQ: Tensor | None = None) -> Iterator[Tap]:
     """Hang a listener on the model's tap for the length of the block; the last to leave removes every hook.
 
+    Args:
+        model: whose attention calls to hear.
+        listener: who hears them.
+        query_mask_BQ: bool, False for queries of cross attention that are padding; one for all who listen.
+
     Raises:
-        ValueError: for what is not a module, a compiled one, and one that shares modules with what another thread taps.
+        ValueError: for what is not a module, a compiled one, one that shares modules with what another thread taps, and
+            for another mask of queries than who listens already gave.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"trace and intervene take a torch.nn.Module, got {type(model).__name__}: pass the model")
@@ -361,6 +419,7 @@ def tapped(model: nn.Module, listener: Listener) -> Iterator[Tap]:
                 other.owner.check("asks for one")
         tap = _ATTACHED.get(id(model)) or _ATTACHED.setdefault(id(model), Tap(model))
     try:
+        tap.take_mask(query_mask_BQ)
         tap.flush()
         tap.hear(listener)
         yield tap

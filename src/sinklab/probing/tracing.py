@@ -73,7 +73,7 @@ class FrameRecorder(Listener):
             return
         index = len(frame.paths)
         frame.paths.append(call.layer)
-        if index == 0:
+        if index == 0 or (call.origin.is_own and not frame.is_placed):
             self._locate(frame, call)
         if not frame.is_read:
             return
@@ -158,14 +158,17 @@ class FrameRecorder(Listener):
     def _locate(self, frame: Frame, call: AttentionCall) -> None:
         """Where on the canvas the queries stand: as announced, else the last ones so far."""
         queries, keys, running = call.query_BHQD.shape[2], call.key_BKSD.shape[2], call.visibility.running
+        is_own = call.origin.is_own
         if running is not None:
             self.frames.prefix = keys - running.ids_BS.shape[1]
-        elif self.frames.prefix is None:
+        elif self.frames.prefix is None and is_own:
             # what lies behind the queries is room in a static cache, not a sink column in front
             room = keys - queries - int(call.visibility.first_own) if queries < keys else 0
             self.frames.prefix = 0 if room > 0 else max(keys - queries, 0)
-        frame.prefix, frame.length = self.frames.prefix, keys - self.frames.prefix
-        if running is None and queries > keys and (needed_by := self._by_query()):
+        frame.is_placed = is_own
+        frame.prefix = (self.frames.prefix or 0) if is_own else 0
+        frame.length = keys - frame.prefix
+        if running is None and (queries > keys or not is_own) and (needed_by := self._by_query()):
             raise ValueError(
                 f"{needed_by} is told by canvas position, but {call.layer} has {queries} queries over {keys} keys, as "
                 "cross attention has: they stand at none of them; leave it out, or choose layers= that attend to their "
@@ -209,6 +212,7 @@ def trace(
     canvas: Any = None,
     state_of: str = "predicted",
     allow_empty: bool = False,
+    query_mask: Tensor | None = None,
     **scope: Unpack[Scope],
 ) -> Iterator[Recording]:
     """Record attention statistics of every forward inside the block, on any module that attends through SDPA, on models
@@ -240,6 +244,8 @@ def trace(
         state_of: "predicted": a query is in the state of the position it predicts (the next one where
             `model.config.logit_shift` is set); "own": of the position it stands at.
         allow_empty: the model need not run inside the block: for a loop that finds out there whether a step follows.
+        query_mask: bool (B, Q), False for the queries of cross attention that are padding, which nothing in such a call
+            tells: without it all of them count. Calls of a module over its own sequence tell theirs.
         layers: which to record: numbers in the order they run (from 0; negative from the end), or module paths, their
             ends, or modules that hold them ("layers.3", "*.self_attn"). Of the others nothing is computed.
         heads: numbers of the query heads to record.
@@ -257,7 +263,7 @@ def trace(
     states = None if canvas is None else QueryStates(model, canvas, state_of)
     frames = Frames(chosen, RecordingScope(**scope), states is not None)
     recorder = FrameRecorder(model, frames, states)
-    with tapped(model, recorder) as tap:
+    with tapped(model, recorder, query_mask) as tap:
         seen_before = tap.forwards
         yield Recording(frames, recorder.mark)
     forwards = tap.forwards - seen_before

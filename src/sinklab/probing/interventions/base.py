@@ -176,7 +176,8 @@ class InterventionHandler(Listener):
         if not scope.has_layer(log.layers[call.layer], call.layer):
             return None
         total = call.query_BHQD.shape[1]
-        return CallSite(sorted(scope.heads_of(call.layer, total) or range(total)), log.prefix or 0, self.forward.step)
+        heads = sorted(scope.heads_of(call.layer, total) or range(total))
+        return CallSite(heads, log.prefix_of(call), self.forward.step)
 
     def observe(self, call: AttentionCall, out: Tensor) -> None:
         """After every edit: note the strongest key of the heads that were edited, be it one that has grown anew."""

@@ -294,8 +294,9 @@ class KeyHandler(InterventionHandler):
         known = None if before is None else before.taken.get(call.layer)
         running, columns = call.visibility.running, call.key_BKSD.shape[2]
         # keys and values of the whole canvas are computed anew in this forward
-        own = columns - (self.log.prefix or 0)
+        own = columns - self.log.prefix_of(call)
         is_full = call.query_BHQD.shape[2] == own if running is None else running.columns is None
+        is_full = is_full if call.origin.is_own else call.origin.cache is None
         return None if known is None or is_full else extended(known.gone_BHS, columns)
 
     def _with_evicted(self, selected: Selection | None, call: AttentionCall, site: CallSite) -> Selection | None:

@@ -1,0 +1,199 @@
+"""Keys of another sequence: their padding says nothing of the queries, whatever the lengths."""
+
+# B batch, H heads, Q queries, S keys, D width
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sinklab.probing import MaskPositions, MaskSinks, WindowAttention, intervene, trace
+
+PADS = 4
+
+
+class Spy:
+    """Calls that a model makes, as maps (B, H, Q, S) in float64, made of what SDPA is given."""
+
+    def __init__(self) -> None:
+        self.maps: list[Tensor] = []
+
+    def __call__(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+        out = REAL(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        groups = query.shape[1] // key.shape[1]
+        score = query.double() @ key.double().repeat_interleave(groups, 1).transpose(-1, -2)
+        score = score * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            score = score.masked_fill(~torch.ones(score.shape[-2:], dtype=torch.bool).tril(), -math.inf)
+        if attn_mask is not None:
+            hidden = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask < -1e8
+            score = score.masked_fill(hidden, -math.inf)
+            score = score if attn_mask.dtype == torch.bool else score + attn_mask.double().masked_fill(hidden, 0)
+        self.maps.append(score.softmax(-1).nan_to_num().detach())
+        return out
+
+
+REAL = F.scaled_dot_product_attention
+
+
+def maps_of(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[Tensor]]:
+    spy = Spy()
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(F, "scaled_dot_product_attention", spy)
+        return model(*args, **kwargs), spy.maps
+
+
+def translator(kind: str, **fields: Any) -> Any:
+    from transformers import BartConfig, BartModel, PegasusConfig, PegasusModel, T5Config, T5Model
+
+    torch.manual_seed(0)
+    if kind == "t5":
+        config = T5Config(
+            vocab_size=40, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, pad_token_id=0, **fields
+        )
+        return T5Model(config).eval()
+    build = {"bart": (BartConfig, BartModel), "pegasus": (PegasusConfig, PegasusModel)}[kind]
+    sizes = {"vocab_size": 40, "d_model": 16, "max_position_embeddings": 64, "pad_token_id": 0, "init_std": 0.5}
+    sizes |= {f"{part}_layers": 2 for part in ("encoder", "decoder")}
+    sizes |= {f"{part}_attention_heads": 2 for part in ("encoder", "decoder")}
+    sizes |= {f"{part}_ffn_dim": 24 for part in ("encoder", "decoder")}
+    return build[1](build[0](**sizes | fields)).eval()
+
+
+def source(queries: int, side: str) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    ids_BS, ids_BQ = (torch.randint(3, 40, (2, length), generator=generator) for length in (12, queries))
+    real_BS = torch.ones_like(ids_BS)
+    real_BS[1, slice(0, PADS) if side == "left" else slice(-PADS, None)] = 0
+    return {"input_ids": ids_BS, "attention_mask": real_BS, "decoder_input_ids": ids_BQ}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("queries", [5, 12, 15])
+@pytest.mark.parametrize("kind", ["t5", "bart", "pegasus"])
+def test_a_padded_source_hides_no_query_of_the_decoder(kind: str, queries: int, side: str) -> None:
+    model, given = translator(kind), source(queries, side)
+    plain, maps = maps_of(model, **given)
+    with trace(model) as recording, torch.no_grad():
+        traced = model(**given)
+    assert torch.equal(plain[0], traced[0])
+    received_BLHS = torch.from_numpy(recording.array("received")[0])
+    for number in (3, 5):
+        found_BHS = received_BLHS[:, number, :, :12].double()
+        torch.testing.assert_close(found_BHS, maps[number].sum(2), rtol=1e-5, atol=1e-5)
+        visible_BS = recording.visible_by_layer[0][:, number, :12]
+        assert torch.equal(visible_BS, given["attention_mask"].float() * queries)
+
+
+def test_a_key_hidden_in_cross_attention_is_the_strongest_of_all_queries() -> None:
+    model, given = translator("bart"), source(12, "left")
+    layer = "decoder.layers.1.encoder_attn"
+    _, maps = maps_of(model, **given)
+    top_BHS = torch.zeros_like(maps[5].sum(2), dtype=torch.bool)
+    top_BHS.scatter_(-1, maps[5].sum(2).argmax(-1, keepdim=True), True)
+    with torch.no_grad(), intervene(model, MaskSinks(k=1, source="now", layers=(layer,))) as log:
+        model(**given)
+    (record,) = log.removals
+    assert torch.equal(record.columns_BLHM[:, 0, :, 0], top_BHS.long().argmax(-1))
+    torch.testing.assert_close(record.mass_BLH[:, 0].double(), maps[5].mean(2).amax(-1), rtol=1e-5, atol=1e-6)
+
+
+def test_queries_that_are_padding_are_told_by_a_mask_of_their_own() -> None:
+    model, given = translator("bart"), source(12, "right")
+    real_BQ = torch.ones(2, 12, dtype=torch.bool)
+    real_BQ[0, 7:] = False
+    _, maps = maps_of(model, **given)
+    layers = ("decoder.*.encoder_attn",)
+    with torch.no_grad(), trace(model, query_mask=real_BQ, layers=layers) as recording:
+        model(**given)
+    expected = torch.stack([(maps[number] * real_BQ[:, None, :, None]).sum(2) for number in (3, 5)], 1)
+    torch.testing.assert_close(recording.received[0].double(), expected, rtol=1e-5, atol=1e-5)
+    with torch.no_grad(), pytest.raises(ValueError, match=r"query_mask must be bool of shape \(2, 12\)"):
+        with trace(model, query_mask=real_BQ[:, 1:], layers=layers):
+            model(**given)
+    with pytest.raises(ValueError, match="query_mask leaves a row"), trace(model, query_mask=real_BQ & False):
+        pass
+    # a trace changes nothing that an edit does
+    edit = MaskSinks(k=1, source="now")
+    with pytest.raises(ValueError, match="query_mask"), intervene(model, edit), trace(model, query_mask=real_BQ):
+        pass
+    with torch.no_grad(), intervene(model, edit, query_mask=real_BQ), trace(model, query_mask=real_BQ.clone()):
+        model(**given)
+
+
+class Torch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.layers = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 24, batch_first=True), 2)
+
+    def forward(self, tgt: Tensor, memory: Tensor, padding: Tensor) -> Tensor:
+        return self.layers(tgt, memory, memory_key_padding_mask=padding)
+
+
+@pytest.mark.parametrize("queries", [6, 9])
+def test_a_decoder_of_torch_over_a_padded_memory(queries: int) -> None:
+    model = Torch().eval()
+    tgt_BQD, memory_BSD = torch.randn(2, queries, 16), torch.randn(2, 9, 16)
+    padding_BS = torch.zeros(2, 9, dtype=torch.bool)
+    padding_BS[1, 3:] = True
+    with trace(model) as recording:
+        model(tgt_BQD, memory_BSD, padding_BS)
+    received_BLHS = torch.from_numpy(recording.array("received")[0])
+    assert torch.allclose(received_BLHS[:, 1].sum(-1), torch.full((2, 2), float(queries)), atol=1e-4)
+    assert torch.allclose(received_BLHS[:, 0].nansum(-1), torch.full((2, 2), float(queries)), atol=1e-4)
+
+
+@pytest.mark.parametrize("queries", [4, 9])
+def test_multihead_attention_with_other_keys(queries: int) -> None:
+    attention = nn.MultiheadAttention(16, 2, batch_first=True)
+    x_BQD, y_BSD = torch.randn(2, queries, 16), torch.randn(2, 9, 16)
+    padding_BS = torch.zeros(2, 9, dtype=torch.bool)
+    padding_BS[1, :5] = True
+    with trace(attention) as recording:
+        attention(x_BQD, y_BSD, y_BSD, key_padding_mask=padding_BS, need_weights=False)
+    assert recording.prefix == 0 and recording.columns[0].tolist() == list(range(queries))
+    assert torch.allclose(recording.received[0].sum(-1), torch.full((2, 1, 2), float(queries)), atol=1e-4)
+    assert torch.equal(recording.visible[0], (~padding_BS).long() * queries)
+    # its own sequence: padding tells its queries as before
+    with trace(attention) as recording:
+        attention(y_BSD, y_BSD, y_BSD, key_padding_mask=padding_BS, need_weights=False)
+    assert torch.equal(recording.visible[0], (~padding_BS).long() * torch.tensor([[9], [4]]))
+
+
+def test_added_sinks_are_counted_by_the_first_call_over_the_own_sequence() -> None:
+    class Latents(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cross, self.own = (nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(2))
+
+        def forward(self, x_BQD: Tensor, y_BSD: Tensor) -> Tensor:
+            x_BQD = x_BQD + self.cross(x_BQD, y_BSD, y_BSD, need_weights=False)[0]
+            return x_BQD + self.own(x_BQD, x_BQD, x_BQD, need_weights=False)[0]
+
+    model, x_BQD, y_BSD = Latents(), torch.randn(2, 4, 16), torch.randn(2, 9, 16)
+    with trace(model) as recording, intervene(model, MaskPositions((8,), layers=("cross",))) as log:
+        model(x_BQD, y_BSD)
+    assert recording.prefix == 0 and log.prefix == 0
+    assert recording.columns[0].tolist() == [0, 1, 2, 3]
+    (record,) = log.removals
+    assert record.columns_BLHM.unique().tolist() == [8]
+
+
+def test_edits_by_the_position_of_queries_are_refused_there() -> None:
+    model, given = translator("bart"), source(12, "left")
+    with torch.no_grad(), pytest.raises(ValueError, match=r"encoder_attn attends to another sequence"):
+        with intervene(model, WindowAttention(3)):
+            model(**given)
+    with torch.no_grad(), intervene(model, WindowAttention(3, layers=("self_attn",))):
+        model(**given)
+
+
+def test_a_compiled_model_with_cross_attention_is_refused() -> None:
+    model = torch.compile(translator("bart"), backend="eager")
+    with pytest.raises(ValueError, match="BartModel is compiled and has cross attention"), trace(model):
+        pass
