@@ -112,9 +112,9 @@ def test_queries_that_are_padding_are_told_by_a_mask_of_their_own() -> None:
         model(**given)
     expected = torch.stack([(maps[number] * real_BQ[:, None, :, None]).sum(2) for number in (3, 5)], 1)
     torch.testing.assert_close(recording.received[0].double(), expected, rtol=1e-5, atol=1e-5)
-    with torch.no_grad(), pytest.raises(ValueError, match=r"query_mask must be bool of shape \(2, 12\)"):
-        with trace(model, query_mask=real_BQ[:, 1:], layers=layers):
-            model(**given)
+    wrong = pytest.raises(ValueError, match=r"query_mask must be bool of shape \(2, 12\)")
+    with torch.no_grad(), wrong, trace(model, query_mask=real_BQ[:, 1:], layers=layers):
+        model(**given)
     with pytest.raises(ValueError, match="query_mask leaves a row"), trace(model, query_mask=real_BQ & False):
         pass
     # a trace changes nothing that an edit does
@@ -186,9 +186,9 @@ def test_added_sinks_are_counted_by_the_first_call_over_the_own_sequence() -> No
 
 def test_edits_by_the_position_of_queries_are_refused_there() -> None:
     model, given = translator("bart"), source(12, "left")
-    with torch.no_grad(), pytest.raises(ValueError, match=r"encoder_attn attends to another sequence"):
-        with intervene(model, WindowAttention(3)):
-            model(**given)
+    refused = pytest.raises(ValueError, match=r"encoder_attn attends to another sequence")
+    with torch.no_grad(), refused, intervene(model, WindowAttention(3)):
+        model(**given)
     with torch.no_grad(), intervene(model, WindowAttention(3, layers=("self_attn",))):
         model(**given)
 

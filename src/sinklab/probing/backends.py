@@ -184,10 +184,22 @@ def _of_flash(mask: Tensor | None, query: Tensor, keys: int, causal: bool, windo
     return seen
 
 
+class _Ungrouped:
+    """A module to an attention function that repeats keys by groups of its heads: there is one key head a head."""
+
+    num_key_value_groups = 1
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
 def remade(
-    base: str, call: AttentionCall, edited: AttentionCall, mask: Any, options: dict[str, Any]
+    base: str, module: nn.Module, call: AttentionCall, edited: AttentionCall, mask: Any, options: dict[str, Any]
 ) -> tuple[tuple, dict[str, Any]]:
-    """With what this backend makes an edited call: queries, keys, values and mask, and options by name.
+    """With what this backend makes an edited call: module, queries, keys, values and mask, and options by name.
 
     Raises ValueError for a backend that cannot be told of the edit.
     """
@@ -203,7 +215,8 @@ def remade(
         mask = bias
         if base == "flex_attention":
             mask, options["position_bias"] = None, bias.expand(*q.shape[:3], k.shape[2])
-    return (q, k, v, mask), options
+    heads_differ = k.shape[1] != call.factors()[1].shape[1]
+    return (_Ungrouped(module) if heads_differ else module, q, k, v, mask), options
 
 
 def hold(base: str, module: nn.Module, call: AttentionCall, out: Tensor) -> None:

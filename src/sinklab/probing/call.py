@@ -28,8 +28,8 @@ NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"
 class AttentionCall:
     """Arguments of one call with all axes present: query (B, H, Q, D), key, value (B, K, S, D), mask 4-D or None.
 
-    Keys are those of all positions: what a cache has dropped in front of a window (`dropped`) stands there as zeros that
-    no query sees, and the call is made without it.
+    Keys are those of all positions: what a cache has dropped in front of a window (`dropped`) stands there as zeros
+    that no query sees, and the call is made without it.
 
     An intervention answers with ``dataclasses.replace(call, query_BHQD=…)`` and leaves tensors as they are: those of
     the call belong to the model. ``layer`` is the path of the attention module, ``mask`` bool (True: seen) or additive,
@@ -69,8 +69,8 @@ class AttentionCall:
         `known` keeps, for a forward, what is found out about a mask that its layers share. `query_mask_BQ`: False for
         queries of cross attention that are padding.
 
-        Raises ValueError for axes that are not (batch, [head,] position, dim), for a mask of other queries than those of
-        cross attention, and for a cache that does not say which keys it gives.
+        Raises ValueError for axes that are not (batch, [head,] position, dim), for a mask of other queries than those
+        of cross attention, and for a cache that does not say which keys it gives.
         """
         query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
         output_shape = query.shape[:-1]

@@ -259,8 +259,8 @@ def intervene(
     `left_BLH`), and with it one pass over queries and keys per edit and layer. Without edits the block changes
     nothing. Calls inside `sinklab.attention.unobserved()` are left alone.
 
-    `query_mask`: bool (B, Q), False for the queries of cross attention that are padding; without it all of them count. A
-    trace of the same model is given the same one.
+    `query_mask`: bool (B, Q), False for the queries of cross attention that are padding; without it all of them count.
+    A trace of the same model is given the same one.
 
     Every run of `sinklab.sampling.denoise` starts afresh: nothing that one has chosen is taken from the next. In a loop
     of your own, call `log.reset()` where a new sequence or batch begins.

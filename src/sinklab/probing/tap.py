@@ -155,9 +155,10 @@ class Tap(TorchFunctionMode):
                 with self:
                     return function(module, *given, **options)
             call, edited = self._edit(path, read(base, module, given, options, self._visible))
+            made: tuple[Any, ...] = (module, *given)
             if edited is not call:
-                given, options = remade(base, call, edited, given[3], options)
-            out, weights = function(module, *given, **options)
+                made, options = remade(base, module, call, edited, given[3], options)
+            out, weights = function(*made, **options)
             self._show(base, edited, out.transpose(1, 2))
             return out, weights
         finally:
@@ -199,8 +200,8 @@ class Tap(TorchFunctionMode):
             self._note(path, args, kwargs)
         elif any(getattr(kwargs.get("past_key_values"), "is_sliding", None) or ()):
             raise ValueError(
-                "the cache has sliding windows, and in a compiled model nothing tells where they begin: take the module "
-                "that was compiled (compiled._orig_mod), or run it with use_cache=False"
+                "the cache has sliding windows, and in a compiled model nothing tells where they begin: take the "
+                "module that was compiled (compiled._orig_mod), or run it with use_cache=False"
             )
         if path == "":
             # A root forward starts afresh, also after one that was interrupted.

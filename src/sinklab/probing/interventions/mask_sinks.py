@@ -144,7 +144,10 @@ class MaskSinks(KeyIntervention):
         if self.limit is not None:
             count = (self.limit - gone_BH1).clamp(min=0).clamp_max(count)
         others_BHS = free_BHS if sinks_BHS is None else free_BHS & ~sinks_BHS
-        self._check_enough(count, keys, free_BHS, others_BHS, gone_BH1)
+        # what a cache has dropped since it was taken is no key that a query loses
+        seen_B1S = (keys.visible_BHS.amax(1) > 0).unsqueeze(1)
+        lost_BH1 = gone_BH1 if gone_BHS is None else (gone_BHS & seen_B1S).sum(-1, keepdim=True)
+        self._check_enough(count, keys, free_BHS, others_BHS, lost_BH1)
         if isinstance(count, int):
             most = count
         else:
@@ -191,10 +194,10 @@ class MaskSinks(KeyIntervention):
         return torch.arange(score_BHS.shape[-1], device=score_BHS.device, dtype=torch.float32).expand(score_BHS.shape)
 
     def _check_enough(
-        self, count: int | Tensor, keys: KeyScores, free_BHS: Tensor, others_BHS: Tensor, gone_BH1: Tensor
+        self, count: int | Tensor, keys: KeyScores, free_BHS: Tensor, others_BHS: Tensor, lost_BH1: Tensor
     ) -> None:
         """Every head for itself: rows of unequal length lose unequal numbers of keys."""
-        visible_BH1 = (keys.visible_BHS.amax(1) > 0).sum(-1)[:, None, None] - gone_BH1
+        visible_BH1 = (keys.visible_BHS.amax(1) > 0).sum(-1)[:, None, None] - lost_BH1
         free_BH1 = free_BHS.sum(-1, keepdim=True)
         count_BH1 = torch.zeros_like(free_BH1) + count
         needed_BH1 = count_BH1
@@ -204,7 +207,7 @@ class MaskSinks(KeyIntervention):
             free_BH1 = free_BH1 if self.rule is None else others_BHS.sum(-1, keepdim=True) + count_BH1
         wrong_BH1 = (count_BH1 > 0) & ((count_BH1 >= visible_BH1) | (needed_BH1 > free_BH1))
         numbers = (count_BH1, needed_BH1, visible_BH1, free_BH1)
-        keys.doubt(wrong_BH1.any(), lambda: self._refuse(wrong_BH1, numbers, bool((gone_BH1 > 0).any())))
+        keys.doubt(wrong_BH1.any(), lambda: self._refuse(wrong_BH1, numbers, bool((lost_BH1 > 0).any())))
 
     def _refuse(self, wrong_BH1: Tensor, numbers: Sequence[Tensor], is_again: bool) -> None:
         row, head = wrong_BH1[..., 0].nonzero()[0].tolist()

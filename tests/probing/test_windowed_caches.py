@@ -1,0 +1,200 @@
+"""Caches that drop keys in front of a window: columns are positions all the same."""
+
+# B batch, L layers, H heads, Q queries, S keys
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sinklab.probing import MaskPositions, MaskSinks, intervene, trace
+from sinklab.probing.interventions.base import CallSite
+from sinklab.probing.interventions.keys import KeyScores
+
+WINDOW, STEPS, PROMPT = 5, 6, 7
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "initializer_range": 0.3,
+}
+
+
+def windowed(kind: str, attention: str = "sdpa") -> Any:
+    import transformers
+
+    options: dict[str, Any] = {"num_hidden_layers": 2, "sliding_window": WINDOW, "attn_implementation": attention}
+    if kind == "Qwen2":
+        options |= {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None}
+    if kind in ("Gemma3", "Cohere2"):
+        options |= {"layer_types": ["sliding_attention", "full_attention"], "head_dim": 8}
+    name = "Gemma3Text" if kind == "Gemma3" else kind
+    config = getattr(transformers, f"{name}Config")(**SIZES | options)
+    torch.manual_seed(1)
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+
+
+KINDS = ("Mistral", "Qwen2", "Gemma3", "Cohere2")
+IDS = torch.randint(1, 40, (2, PROMPT), generator=torch.Generator().manual_seed(3))
+PADDED = torch.ones_like(IDS)
+PADDED[0, :2] = 0
+
+
+def generated(model: Any, **options: Any) -> Tensor:
+    options = {"attention_mask": PADDED, "max_new_tokens": STEPS, "do_sample": False} | options
+    with torch.no_grad():
+        return model.generate(IDS, **options)
+
+
+def whole(model: Any, ids_BS: Tensor) -> Any:
+    """A pass without a cache over this text."""
+    real_BS = torch.cat([PADDED, torch.ones(2, ids_BS.shape[1] - PROMPT, dtype=torch.long)], 1)
+    position_ids = (real_BS.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        return model(ids_BS, attention_mask=real_BS, position_ids=position_ids, use_cache=False)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_step_is_the_last_row_of_a_pass_over_the_whole_text(kind: str, attention: str, cache: str) -> None:
+    model = windowed(kind, attention)
+    options = {"cache_implementation": "static"} if cache == "static" else {}
+    options |= {"disable_compile": True}
+    with trace(model, ("received", "value_norm")) as recording:
+        ids_BS = generated(model, **options)
+    assert torch.equal(ids_BS, generated(model, **options))
+    for step, received in enumerate(recording.received):
+        text_BS = ids_BS[:, : PROMPT + step]
+        with trace(model, ("last_row", "received")) as alone:
+            whole(model, text_BS)
+        keys = text_BS.shape[1]
+        expected = alone.received[0] if step == 0 else alone.last_row[0]
+        torch.testing.assert_close(received[..., :keys], expected, rtol=1e-4, atol=1e-5)
+        assert not received[..., keys:].nansum()
+        assert recording.columns[step].tolist() == (list(range(PROMPT)) if step == 0 else [keys - 1])
+        assert recording.prefix == 0
+        if step:
+            seen = recording.visible_by_layer[step][..., :keys].nan_to_num()
+            assert torch.equal(seen > 0, (expected > 0).any(2))
+    # the layers of a mixed model have one axis
+    last = PROMPT + STEPS - 1
+    is_gone = torch.from_numpy(recording.array("value_norm"))[-1, :, :, :last].isnan()
+    for layer in range(2):
+        slides = kind == "Mistral" or layer == (1 if kind == "Qwen2" else 0)
+        assert is_gone[:, layer].sum(-1).tolist() == [last - WINDOW if slides else 0] * 2
+        assert not is_gone[:, layer, last - WINDOW :].any()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("removal", ["mask", "zero_value"])
+def test_a_position_stays_hidden_as_long_as_it_is_there(kind: str, removal: str, attention: str) -> None:
+    model = windowed(kind, attention)
+    with intervene(model, MaskPositions((4,), removal=removal)) as log, trace(model) as recording:
+        ids_BS = generated(model)
+    for record in log.removals:
+        assert set(record.columns_BLHM.unique().tolist()) <= {4, -1}
+    for step in range(1, STEPS):
+        text_BS = ids_BS[:, : PROMPT + step]
+        with intervene(model, MaskPositions((4,), removal=removal)), trace(model, ("last_row",)) as alone:
+            whole(model, text_BS)
+        keys = text_BS.shape[1]
+        torch.testing.assert_close(recording.received[step][..., :keys], alone.last_row[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_tokens_behind_a_window_stand_at_their_positions(kind: str) -> None:
+    from transformers import DynamicCache
+
+    model, text_BS = windowed(kind), torch.cat([IDS, IDS[:, 2:6]], 1)
+    with trace(model, ("row_entropy",)) as alone:
+        whole(model, text_BS)
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad(), trace(model, ("received", "row_entropy")) as recording:
+        position_ids = (PADDED.cumsum(1) - 1).clamp(min=0)
+        model(IDS, attention_mask=PADDED, position_ids=position_ids, past_key_values=cache)
+        real_BS = torch.cat([PADDED, torch.ones(2, 4, dtype=torch.long)], 1)
+        position_ids = (real_BS.cumsum(1) - 1)[:, PROMPT:]
+        model(text_BS[:, PROMPT:], attention_mask=real_BS, position_ids=position_ids, past_key_values=cache)
+    assert recording.columns[1].tolist() == [7, 8, 9, 10]
+    expected = torch.from_numpy(alone.array("row_entropy"))[0, ..., PROMPT:]
+    torch.testing.assert_close(recording.row_entropy[1], expected, rtol=1e-4, atol=1e-5)
+    every = torch.ones(2, 1, 1, 1) * 4
+    torch.testing.assert_close(recording.received[1].nansum(-1, keepdim=True), every.expand(2, 2, 4, 1))
+
+
+@pytest.mark.parametrize("kind", ["Mistral", "Qwen2"])
+def test_the_first_token_taken_once_is_no_other_token_later(kind: str) -> None:
+    model = windowed(kind)
+    edit = MaskSinks(k=1, source="carried", limit=1)
+    with intervene(model, edit) as log, trace(model) as recording:
+        generated(model, attention_mask=torch.ones_like(IDS))
+    first = log.removals[0].columns_BLHM
+    for record in log.removals:
+        assert torch.equal(record.columns_BLHM, first)
+    received = torch.from_numpy(recording.array("received")[1:])
+    taken = first.amax(-1)[None, ..., None].expand(len(received), -1, -1, -1, -1)
+    assert not received.gather(-1, taken).nansum()
+
+
+def test_a_prompt_longer_than_the_window_loses_what_was_chosen_in_it() -> None:
+    model = windowed("Mistral")
+    with intervene(model, MaskSinks(k=1)) as log:
+        generated(model)
+    assert len(log.removals) == STEPS - 1
+
+
+def test_keys_that_were_dropped_are_not_counted_among_those_that_a_query_loses() -> None:
+    seen = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
+    gone = torch.tensor([1, 1, 1, 1, 0, 0, 0, 0]).bool()
+    received = torch.arange(8.0) * seen
+    site = CallSite([0], 0, 3)
+    keys = KeyScores(received[None, None], 1, seen[None, None], site, gone[None, None])
+    assert MaskSinks(k=1, source="carried", limit=6).select(keys).tolist() == [[[7]]]
+
+
+def test_a_cache_that_does_not_say_which_keys_it_keeps_is_refused() -> None:
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    class FirstAndLast(DynamicLayer):
+        seen = 0
+
+        def update(self, key_states, value_states, *args, **kwargs):
+            keys, values = super().update(key_states, value_states)
+            self.seen += key_states.shape[-2]
+            self.keys, self.values = (torch.cat([x[:, :, :1], x[:, :, -3:]], 2) for x in (keys, values))
+            return (keys, values) if key_states.shape[-2] > 1 else (self.keys, self.values)
+
+        def get_seq_length(self):
+            return self.seen
+
+        def get_mask_sizes(self, query_length):
+            return min(self.seen, 4) + query_length, 0
+
+    model = windowed("Mistral")
+    model.config.sliding_window = None
+    cache = DynamicCache()
+    cache.layer_class_to_replicate = FirstAndLast
+    with trace(model), torch.no_grad():
+        model(IDS, past_key_values=cache)
+        with pytest.raises(ValueError, match=r"the cache FirstAndLast has seen 8 positions and gives 4 keys"):
+            model(IDS[:, :1], past_key_values=cache, attention_mask=torch.ones(2, 4))
+
+
+def test_a_compiled_model_is_not_given_windows() -> None:
+    from transformers import DynamicCache
+
+    model = windowed("Mistral")
+    compiled = torch.compile(model, backend="eager")
+    with pytest.raises(ValueError, match="the cache has sliding windows"), trace(compiled), torch.no_grad():
+        compiled(IDS, past_key_values=DynamicCache(config=model.config))
