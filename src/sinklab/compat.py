@@ -3,9 +3,10 @@ when one of them is upgraded.
 """
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -28,6 +29,17 @@ def is_compiled(module: nn.Module) -> bool:
 def compiles_hooks(module: nn.Module) -> bool:
     """Whether hooks on this module would be compiled with it: so after ``module.compile()``."""
     return vars(module).get("_compiled_call_impl") is not None
+
+
+def is_running(module: nn.Module) -> bool:
+    """Whether a hook before this module's forward is called from within another forward of it, in this thread."""
+    frame: FrameType | None = sys._getframe()
+    count = 0
+    while frame is not None:
+        if frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals["self"] is module:
+            count += 1
+        frame = frame.f_back
+    return count > 1
 
 
 def compiled_module(module: nn.Module) -> nn.Module:
@@ -164,6 +176,14 @@ def seen_into(function: Any, attention: Callable[..., torch.Tensor]) -> Callable
 def choose_attention(config: Any, name: str) -> None:
     """Give a transformers config this attention without a look at the Hub, where another name may be a repository."""
     config._attn_implementation = name
+
+
+def lacks_sdpa(model: nn.Module) -> str:
+    """Name of the transformers class in this model that has no SDPA, where to ask for it changes nothing; else ""."""
+    for module in model.modules():
+        if getattr(type(module), "_supports_sdpa", None) is False:
+            return type(module).__name__
+    return ""
 
 
 _WATCHED = "sinklab_"

@@ -27,6 +27,7 @@ from sinklab.compat import (
     attention_of,
     dense_mask,
     is_compiled,
+    lacks_sdpa,
     register_watched,
     seen_into,
     watch_attention,
@@ -208,7 +209,7 @@ def remade(
         if base not in ("eager", "flex_attention"):
             raise ValueError(
                 f"{call.layer}: {base} takes no mask that hides keys of some queries or heads, which this edit needs: "
-                'call model.set_attn_implementation("sdpa")'
+                'call model.set_attn_implementation("eager"), or "sdpa" where the model has it'
             )
         if bias.dtype == torch.bool:
             bias = torch.zeros_like(bias, dtype=q.dtype).masked_fill(~bias, torch.finfo(q.dtype).min)
@@ -219,8 +220,11 @@ def remade(
     return (_Ungrouped(module) if heads_differ else module, q, k, v, mask), options
 
 
-def hold(base: str, module: nn.Module, call: AttentionCall, out: Tensor) -> None:
+@torch.no_grad()
+def hold(base: str, model: nn.Module, module: nn.Module, call: AttentionCall, out: Tensor) -> None:
     """Hold the first call of a kind that a module makes to its slow twin, softmax(q · kᵀ) · v of one head.
+
+    It leaves nothing to a backward pass: checkpointing counts what a forward saves, and its replay is not held.
 
     Raises ValueError where the backend does something else than it was asked.
     """
@@ -234,11 +238,13 @@ def hold(base: str, module: nn.Module, call: AttentionCall, out: Tensor) -> None
     if (real_BQ := call.visibility.real_BQ) is not None:
         off_BQD = off_BQD.masked_fill(~real_BQ[..., None], 0)
     is_exact = torch.get_float32_matmul_precision() == "highest"
-    allowed = {torch.float64: 1e-9, torch.float32: 1e-4 if is_exact else 3e-2}.get(out.dtype, 3e-2)
+    # where it is eager, softmax is taken in float32 whatever the model
+    float64 = 1e-5 if base == "eager" else 1e-9
+    allowed = {torch.float64: float64, torch.float32: 1e-4 if is_exact else 3e-2}.get(out.dtype, 3e-2)
     if not bool(off_BQD.amax() <= allowed * value_BSD.abs().amax().clamp_min(1)):
         raise ValueError(
             f"{call.layer}: what {base} gives is not softmax(q · kᵀ) · v under the mask and scale that it was given "
-            f'(off by {off_BQD.amax():.2g}): call model.set_attn_implementation("sdpa"), and trace that'
+            f"(off by {off_BQD.amax():.2g}): {_remedy(model, 'and trace that')}"
         )
     _held[module].add(kind)
 
@@ -256,14 +262,27 @@ def within(function: Any, attend: Callable[..., Tensor], path: str, module: nn.M
     return seen_into(function, attend)
 
 
+def _remedy(model: nn.Module, behind: str) -> str:
+    """To set SDPA, and what then; or that this changes nothing."""
+    if lacking := lacks_sdpa(model):
+        return (
+            f"{lacking} has an attention of its own in transformers, and no SDPA that could be set in its place; there "
+            "is no recording of this model"
+        )
+    return f'call model.set_attn_implementation("sdpa"), {behind}'
+
+
 def no_call_message(model: nn.Module, forwards: int) -> str:
     """Why nothing was seen, and what to set."""
     if forwards == 0:
         return "nothing to read: the model was not run inside the block; call it there (or the module that was passed)"
     kind = attention_of(getattr(model, "config", None))
     known = f" (attn_implementation is {kind!r})" if kind else ""
+    behind = (
+        'or load it with transformers\' own from_pretrained(..., attn_implementation="sdpa"); nn.MultiheadAttention '
+        "calls it with need_weights=False"
+    )
     return (
         f"the model ran {forwards} times and never called torch.nn.functional.scaled_dot_product_attention{known}: "
-        'call model.set_attn_implementation("sdpa"), or load it with transformers\' own '
-        'from_pretrained(..., attn_implementation="sdpa"); nn.MultiheadAttention calls it with need_weights=False'
+        f"{_remedy(model, behind)}"
     )

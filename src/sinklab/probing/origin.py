@@ -79,12 +79,12 @@ OWN = KeyOrigin()
 
 
 @cache
-def parameters(kind: type[nn.Module]) -> tuple[str, ...]:
+def parameters(kind: Any) -> tuple[str, ...]:
     """Names of the parameters of a module's forward."""
     return tuple(inspect.signature(kind.forward).parameters)[1:]
 
 
-def says_more(kind: type[nn.Module]) -> bool:
+def says_more(kind: Any) -> bool:
     """Whether the arguments of such a module may say that its keys are not simply its own."""
     return not {*OTHERS, *CACHES, "key"}.isdisjoint(parameters(kind))
 

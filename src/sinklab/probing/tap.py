@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sinklab.attention.context import Owner, is_observed, watching
-from sinklab.compat import compiled_module, compiles_hooks, is_compiled, is_replayed
+from sinklab.compat import compiled_module, compiles_hooks, is_compiled, is_replayed, is_running
 from sinklab.errors import check_tensor
 from sinklab.probing.backends import asking, hold, is_of_torch, read, remade, shown, within
 from sinklab.probing.call import NAMES, AttentionCall
@@ -204,6 +204,11 @@ class Tap(TorchFunctionMode):
                 "module that was compiled (compiled._orig_mod), or run it with use_cache=False"
             )
         if path == "":
+            if self._stack and is_running(self._modules[""]):
+                raise ValueError(
+                    f"a forward of {self.owner.model} runs inside another of its forwards: whose layers are which is "
+                    "not told there; trace or edit a part that runs once (model.encoder), or take the inner run out"
+                )
             # A root forward starts afresh, also after one that was interrupted.
             self.flush()
             self._stack.clear()
@@ -353,7 +358,7 @@ class Tap(TorchFunctionMode):
         if is_replayed():
             return
         if base:
-            hold(base, self._modules[call.layer.split("#")[0]], call, out)
+            hold(base, self.model, self._modules[call.layer.split("#")[0]], call, out)
         for listener in self.listeners:
             listener.observe(call, out)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinklab.attention.context import decoding_run
 from sinklab.attention.scores import of_heads
 from sinklab.errors import limited
 from sinklab.probing.call import AttentionCall
@@ -232,6 +234,23 @@ class Selection:
     choice: Choice
 
 
+def is_other_text(before_BS: Tensor, now_BS: Tensor, mask_id: int | None) -> Tensor:
+    """Whether ids are another text's and not those of the same one, a step later: a flag on their device.
+
+    A step writes what was masked, or masks what was written: with a known mask token, each place that changed has it
+    before or after. Without one, all of them had one id before, or have one after.
+    """
+    changed_BS = before_BS != now_BS
+    if mask_id is not None:
+        return (changed_BS & (before_BS != mask_id) & (now_BS != mask_id)).any()
+    limits = torch.iinfo(now_BS.dtype)
+    differ = [
+        ids_BS.masked_fill(~changed_BS, limits.max).amin() != ids_BS.masked_fill(~changed_BS, limits.min).amax()
+        for ids_BS in (before_BS, now_BS)
+    ]
+    return changed_BS.any() & differ[0] & differ[1]
+
+
 class KeyHandler(InterventionHandler):
     """Takes keys from the queries of a head. A subclass says which, in `selection`."""
 
@@ -319,6 +338,7 @@ class SelectionHandler(KeyHandler):
         self.draw = seeded_draw(getattr(options, "seed", 0))
         # Whether a key may be chosen again after it was evicted is known in the next forward: the choice waits for it.
         self.waits = options.removal == "evict" and options.source == "closed_loop"
+        self.warned = False
         super().__init__(options, log, forwards_per_step)
 
     def reset(self, *, run_begins: bool = False) -> None:
@@ -326,6 +346,8 @@ class SelectionHandler(KeyHandler):
         if not (run_begins and self.options.source == "clean_pass"):
             self.slots: dict[int, dict[str, Selection | KeyScores]] = {}
             """By slot and layer: what the next forward loses, or what it is to be chosen from."""
+            self.texts: dict[int, Tensor | None] = {}
+            """By slot: ids (B, S) of the forward in which that was chosen; None where they are not known."""
         super().reset()
 
     def begin(self) -> None:
@@ -354,6 +376,7 @@ class SelectionHandler(KeyHandler):
                 f"the selection was made for {made[0]} rows, {heads} heads and {made[2]} keys, but this forward "
                 f"has {now[0]}, {now[1]} and {now[2]}: call log.reset() where a new sequence or batch begins"
             )
+        self._check_text(call)
         if isinstance(found, KeyScores):
             held_BHS = self.gone_before(call)
             known = found.received_BHS.shape[-1]
@@ -375,6 +398,30 @@ class SelectionHandler(KeyHandler):
         super().finish()
         if self.forward.chosen:
             self.slots[self.forward.slot] = self.forward.chosen
+            ids_BS = self.log.tap.ids_BS
+            # a loop may write into its own
+            self.texts[self.forward.slot] = None if ids_BS is None else ids_BS.clone()
+
+    def _check_text(self, call: AttentionCall) -> None:
+        """Warn, once, where keys chosen in one text are taken from another: no run says where one begins."""
+        before_BS, now_BS = self.texts.get(self.forward.slot), self.log.tap.ids_BS
+        is_known = before_BS is not None and now_BS is not None and decoding_run() is None
+        # once a forward, in the first layer that loses keys
+        if self.warned or not is_known or self.forward.taken:
+            return
+        length = call.key_BKSD.shape[2] - self.log.prefix_of(call)
+        if len(before_BS) != len(now_BS) or now_BS.shape[1] != length or before_BS.shape[1] > length:
+            return
+        mask_id = getattr(getattr(self.log.tap.model, "config", None), "mask_token_id", None)
+        self.doubt(is_other_text(before_BS, now_BS[:, : before_BS.shape[1]], mask_id), self._warn)
+
+    def _warn(self) -> None:
+        self.warned = True
+        warnings.warn(
+            f"{self.label}: this forward has another text than the one in which its keys were chosen, and loses them "
+            "all the same: call log.reset() where a new sequence or batch begins",
+            stacklevel=2,
+        )
 
     def why_idle(self) -> tuple[str, str]:
         if self.options.source in ("now", "clean_pass"):

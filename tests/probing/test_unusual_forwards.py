@@ -1,0 +1,155 @@
+"""Forwards that are run in another way: under checkpointing, inside one another, for another text, in float64."""
+
+# B batch, S sequence
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from sinklab import compat
+from sinklab.attention import attention_map
+from sinklab.probing import MaskSinks, intervene, trace
+from sinklab.probing.interventions.keys import is_other_text
+from tiny_models import HandWritten, checkpointed, llama
+
+IDS = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(1))
+OTHER = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_the_first_backward_of_an_eager_model_under_checkpointing(kind: str) -> None:
+    model = checkpointed(llama(kind=kind, attention="eager"))
+    model(IDS).logits.sum().backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    for _ in range(2):
+        model.zero_grad()
+        with trace(model) as recording:
+            model(IDS).logits.sum().backward()
+        for parameter, gradient in zip(model.parameters(), expected, strict=True):
+            assert torch.equal(parameter.grad, gradient)
+        assert recording.array("received").shape == (1, 2, 2, 4, 10)
+
+
+class Twice(HandWritten):
+    inside = False
+    caught: str | None = None
+
+    def forward(self, ids_BS: Tensor) -> Tensor:
+        if self.inside or ids_BS.shape[1] == 1:
+            return super().forward(ids_BS)
+        return super().forward(ids_BS) + self(ids_BS[:, :1])
+
+
+def test_a_forward_inside_a_forward_is_refused_by_name() -> None:
+    model = Twice()
+    with pytest.raises(ValueError, match="a forward of Twice runs inside another of its forwards"), trace(model):
+        model(IDS)
+    model.inside = True
+    with trace(model) as recording:
+        model(IDS)
+    assert len(recording.received) == 1
+
+
+class Interrupted(HandWritten):
+    stops = True
+
+    def forward(self, ids_BS: Tensor) -> Tensor:
+        if self.stops:
+            raise KeyboardInterrupt
+        return super().forward(ids_BS)
+
+
+def test_a_forward_after_one_that_was_interrupted_is_not_inside_it() -> None:
+    model = Interrupted()
+    with trace(model) as recording:
+        with pytest.raises(KeyboardInterrupt):
+            model(IDS)
+        model.stops = False
+        model(IDS)
+    assert len(recording.received) == 1
+
+
+@pytest.mark.parametrize("source", ["closed_loop", "carried", "clean_pass"])
+def test_another_text_of_the_same_shape_is_spoken_of(source: str) -> None:
+    model, options = llama(causal=True), {"limit": 1} if source == "carried" else {}
+    edit = MaskSinks(k=1, source=source, **options)
+    with torch.no_grad(), intervene(model, edit) as log:
+        if source == "clean_pass":
+            with log.probing():
+                model(IDS)
+        model(IDS)
+        model(IDS)
+        with pytest.warns(UserWarning, match=r"mask_sinks: .* another text .* log\.reset\(\)"):
+            model(OTHER)
+        # once
+        model(IDS)
+
+
+def test_a_text_that_goes_on_and_one_that_begins_after_a_reset_are_not() -> None:
+    model = llama(causal=True)
+    with torch.no_grad(), intervene(model, MaskSinks(k=1)) as log:
+        for length in (6, 7, 8):
+            model(IDS[:, :length])
+        log.reset()
+        model(OTHER)
+        model(OTHER)
+    with torch.no_grad(), intervene(model, MaskSinks(k=1)):
+        model.generate(IDS, max_new_tokens=3, do_sample=False)
+
+
+def test_what_a_step_changes_is_no_other_text() -> None:
+    masked, mask_id = IDS.clone(), 31
+    masked[:, 4:] = mask_id
+    assert not is_other_text(masked, IDS, None) and not is_other_text(masked, IDS, mask_id)
+    assert not is_other_text(IDS, masked, None) and not is_other_text(IDS, IDS, None)
+    assert is_other_text(IDS, OTHER, None) and is_other_text(IDS, OTHER, mask_id)
+    # masks some places and writes others
+    both, after = masked.clone(), IDS.clone()
+    after[:, :2] = mask_id
+    assert not is_other_text(both, after, mask_id)
+
+
+SMALL: dict[str, Any] = {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "hidden_size": 16}
+OWN = {
+    "GPTJForCausalLM": {"rotary_dim": 4, "n_positions": 32, "bos_token_id": 0, "eos_token_id": 0},
+    "GPTNeoForCausalLM": {"num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]]},
+    "CodeGenForCausalLM": {
+        "n_head": 4,
+        "rotary_dim": 4,
+        "n_positions": 32,
+        "n_ctx": 32,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+    "BloomForCausalLM": {},
+    "MptForCausalLM": {"d_model": 16, "n_layers": 2, "n_heads": 2},
+    "DebertaV2Model": {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24},
+    "XLNetModel": {"d_model": 16, "d_inner": 24},
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_no_remedy_is_given_that_changes_nothing(name: str) -> None:
+    kind = getattr(transformers, name)
+    model: nn.Module = kind(kind.config_class(**SMALL | OWN[name])).eval()
+    assert compat.lacks_sdpa(model) == name
+    with torch.no_grad(), pytest.raises(ValueError) as refused, trace(model):
+        model(IDS)
+    assert f"{name} has an attention of its own" in str(refused.value)
+    assert "set_attn_implementation" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_an_eager_model_in_float64_is_read_in_float64(kv_heads: int) -> None:
+    model = llama(causal=True, kv_heads=kv_heads, attention="eager").double()
+    seen: list[Tensor] = []
+    attention = model.model.layers[1].self_attn
+    attention.register_forward_hook(lambda module, args, output: seen.append(output[1]))
+    with torch.no_grad(), trace(model, maps=[(0, 1, 3)]) as recording:
+        model(IDS)
+    torch.testing.assert_close(recording.map(0, 1, 3), seen[0][:, 3].float(), rtol=0, atol=1e-6)
+    assert attention_map(torch.ones(1, 1, 1, 2).double(), torch.ones(1, 1, 1, 2).double()).dtype == torch.float64
