@@ -405,9 +405,10 @@ class SelectionHandler(KeyHandler):
     def _check_text(self, call: AttentionCall) -> None:
         """Warn, once, where keys chosen in one text are taken from another: no run says where one begins."""
         before_BS, now_BS = self.texts.get(self.forward.slot), self.log.tap.ids_BS
-        is_known = before_BS is not None and now_BS is not None and decoding_run() is None
+        if before_BS is None or now_BS is None or decoding_run() is not None:
+            return
         # once a forward, in the first layer that loses keys
-        if self.warned or not is_known or self.forward.taken:
+        if self.warned or self.forward.taken:
             return
         length = call.key_BKSD.shape[2] - self.log.prefix_of(call)
         if len(before_BS) != len(now_BS) or now_BS.shape[1] != length or before_BS.shape[1] > length:

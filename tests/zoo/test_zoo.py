@@ -1,0 +1,33 @@
+"""Every architecture is recorded and edited right, or refused by name; ``benchmarks/zoo.py`` runs all there is."""
+
+import pytest
+from architectures import ZOO
+from checked import WAYS, held
+
+# what transformers says of its own classes while they are built and run
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
+
+REFUSED = {
+    "capped scores": "softcap",
+    "learned sink logits": "s_aux",
+    "an attention of its own": "attention of its own",
+}
+
+
+@pytest.mark.parametrize("number", range(len(ZOO)), ids=[f"{one.name}-{one.form}" for one in ZOO])
+def test_a_draw_of_the_zoo_is_right_or_refused_by_name(number: int) -> None:
+    architecture = ZOO[number]
+    ways = [way for way in WAYS if way != "steps" or architecture.kind != "encoder"]
+    found = held(architecture, ways[number % len(ways)])
+    if "does not support activation checkpointing" in found:
+        # nor is there anything to be wrong
+        found = held(architecture, "left")
+    if architecture.form in REFUSED:
+        assert found.startswith("refused") and REFUSED[architecture.form] in found
+    else:
+        assert found == "right"
+
+
+def test_the_zoo_has_forty_architectures_of_every_kind() -> None:
+    assert len({one.name for one in ZOO}) >= 40
+    assert {one.kind for one in ZOO} == {"decoder", "encoder", "both"}
