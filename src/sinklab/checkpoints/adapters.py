@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
@@ -87,7 +88,7 @@ def save_adapters(facts: AdapterFile, tensors: Mapping[str, Tensor], file: str |
     """Write adapters and their facts into a safetensors file, which is replaced when the new one is whole."""
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.partial")
+    partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
     try:
         partial.write_bytes(save(dict(tensors), metadata={"format": FORMAT, "record": json.dumps(asdict(facts))}))
         os.replace(partial, file)

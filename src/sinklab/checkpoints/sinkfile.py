@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -98,7 +99,7 @@ def save_sink(model: Any, file: str | Path, *, name: str = "") -> Path:
     facts = SinkFile.of(model.config, name, backbone_hash(model))
     metadata = {"format": FORMAT, **{key: str(value) for key, value in asdict(facts).items()}}
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.partial")
+    partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
     try:
         # not save_file: it makes a file that only its owner may read
         partial.write_bytes(save(tensors, metadata=metadata))

@@ -32,6 +32,8 @@ DIMS_KEY = "dims"
 Dims = Mapping[str, tuple[str, ...]] | None
 """Names of the axes of arrays."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_BESIDE = re.compile(rf"\..+\.[0-9a-f]{{8}}{re.escape(PART_SUFFIX)}")
+"""Names of the files through which `write_beside` writes."""
 
 
 class Kind(NamedTuple):
@@ -94,10 +96,16 @@ def write_beside(target: Path, write: Callable[[Path], object]) -> None:
         raise
 
 
-def remove_leftovers(path: Path) -> None:
-    """Remove half-written files that an interrupted writer left in a folder; nobody may be writing there."""
-    # safetensors writes beside its file, too
-    for leftover in [*path.glob(f".*{PART_SUFFIX}"), *path.glob(".tmp??????")]:
+def remove_half_written(path: Path) -> None:
+    """Remove the files that an interrupted `write_beside` left in a folder; nobody may be writing there."""
+    for leftover in path.glob(f".*{PART_SUFFIX}"):
+        if _BESIDE.fullmatch(leftover.name) and leftover.is_file():
+            leftover.unlink()
+
+
+def remove_leftovers(run: Path) -> None:
+    """The same in a run folder, where lm-eval has folders and safetensors files of their own while they write."""
+    for leftover in [*run.glob(f".*{PART_SUFFIX}"), *run.glob(".tmp??????")]:
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 

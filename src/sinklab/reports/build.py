@@ -17,7 +17,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from sinklab.analysis.answers import Answers
 from sinklab.analysis.verdicts import holm
 from sinklab.records.reading import Run
-from sinklab.records.storage import remove_leftovers, write_beside
+from sinklab.records.storage import remove_half_written, write_beside
 from sinklab.registry import figures as registered
 from sinklab.reports import sentences as say
 from sinklab.reports.answered import contrast_of
@@ -313,7 +313,7 @@ def report(
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     for place in (folder, folder / "tables"):
-        remove_leftovers(place)
+        remove_half_written(place)
     written = write_tables(readers, folder / "tables", tables) if tables else []
     page = templates().get_template("page.jinja")
     text = page.render(content, written=len(written)).lstrip()
