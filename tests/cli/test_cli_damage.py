@@ -1,5 +1,6 @@
 """Run folders that are damaged or were made to harm, given to every command that reads one."""
 
+import inspect
 import json
 import re
 import shutil
@@ -99,3 +100,92 @@ def test_runs_that_say_less_than_a_trace_writes(
             texts.iloc[:0].to_parquet(file)
     assert main(["report", str(bad), "--out", str(tmp_path / "page")]) == 2
     assert re.search(named, capsys.readouterr().err)
+
+
+PWN = "\x1b]0;pwn\x07"
+
+
+def hostile(value: Any) -> Any:
+    """A JSON value with an escape sequence in every string and key of its own."""
+    if isinstance(value, dict):
+        return {key: hostile(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [hostile(one) for one in value]
+    return f"{value}{PWN}" if isinstance(value, str) else value
+
+
+def with_escapes(traced: Path, place: Path, *, free: bool) -> Path:
+    """A copy of a run, and of its name, with escapes in texts that may be anything, or in all.
+
+    Args:
+        free: leave alone what is one of a few words, without which the run is refused at once.
+    """
+    run = shutil.copytree(traced, place / f"run{PWN}")
+    told = json.loads((run / "run.json").read_text())
+    named = {key: value for key, value in told.items() if free and key in ("schema", "kind", "status", "parts")}
+    listed = {key: told[key] for key in ("schema", "tables", "arrays", "parts")}
+    told = hostile(told) | listed | named | {"checksums": {}}
+    if free:
+        words = json.loads((traced / "run.json").read_text())["model"]
+        told["model"] |= {key: words[key] for key in ("family", "reading") if key in words}
+    (run / "run.json").write_text(json.dumps(told))
+    for file in run.glob("*.parquet"):
+        table = pd.read_parquet(file)
+        for name in table.select_dtypes(["object", "string"]).columns:
+            if not (free and name in ("state", "special", "query_state", "rule")):
+                table[name] = [f"{one}{PWN}" if isinstance(one, str) else one for one in table[name]]
+        table.to_parquet(file)
+    return run
+
+
+OVER: dict[str, list[str]] = {
+    "report": ["report", "{run}", "--out", "page", "--all"],
+    "compare": ["compare", "{run}", "{run}", "--out", "page"],
+    "gallery": ["gallery", "{run}", "--out", "site"],
+    "figures": ["figures", "{run}", "--out", "drawn", "--only", "sink_share", "--formats", "png"],
+    "push": ["push", "{run}", "me/run", "--dry-run"],
+    "merge": ["merge", "{run}", "--out", "merged"],
+    "referee": ["referee", "{run}", "{run}", "--out", "judged"],
+    "onetoken": ["onetoken", "{run}", "--out", "tables"],
+    "table1": ["table1", "--render", "{run}", "--out", "tables"],
+    "export": ["export", "{run}", "--to", "exported"],
+    "info": ["info", "{run}"],
+    "validate": ["validate", "{run}"],
+    "generate": ["generate", "a", "--model", "{run}"],
+    "config": ["generate", "a", "--config", "{run}/run.json", "--new-tokens", "1"],
+    "reproduce": ["trace", "--reproduce", "{run}", "--out", "again"],
+    "dry run": ["trace", "--reproduce", "{run}", "--dry-run"],
+    "defaults": ["trace", "--reproduce", "{run}", "--help-all"],
+    "resume": ["trace", "--model", "{run}", "--resume", "--out", "{run}"],
+    "train": ["train", "--reproduce", "{run}", "--out", "again"],
+    "curve": ["curve", "--reproduce", "{run}", "--out", "again"],
+    "eval": ["eval", "--config", "{run}/run.json", "--out", "again"],
+    "serve": ["serve", "--model", "{run}"],
+}
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_no_command_prints_the_escapes_of_a_run_folder(
+    traced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, free: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run, told = with_escapes(traced, tmp_path, free=free), 0
+    for name, words in OVER.items():
+        given = shutil.copytree(run, tmp_path / name / run.name) if name in ("merge", "resume") else run
+        try:
+            main([word.format(run=given) for word in words])
+        except SystemExit:
+            assert "--help-all" in words
+        printed = "".join(capsys.readouterr())
+        assert printed and "\x1b" not in printed and "\x07" not in printed, (name, printed)
+        told += "\\x1b]0;pwn\\x07" in printed
+    assert told > 10, "what was found is spelt out"
+
+
+def test_commands_print_through_one_module() -> None:
+    package = Path(inspect.getfile(main)).parent
+    printing = {
+        file.name for file in package.glob("*.py") if re.search(r"\b(print|Console)\(", file.read_text("utf-8"))
+    }
+    assert printing == {"progress.py"}

@@ -6,6 +6,7 @@ import inspect
 import os
 import signal
 import sys
+import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,12 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from sinklab import __version__, registry
-from sinklab.cli.command import command, say
+from sinklab.cli.command import command, say, show
 from sinklab.cli.models import generate, info, serve, train_command, validate
 from sinklab.cli.options import WORDS, Given, in_flags, known_options, options, values_of
 from sinklab.cli.reports import compare, figures, merge, onetoken, report, table1, tour
@@ -56,12 +54,12 @@ def list_registered(kind: Annotated[tuple[str, ...], tyro.conf.Positional] = ())
     for name in kind or KINDS:
         if name not in KINDS:
             raise registry.unknown("registry", name, KINDS)
-        print(f"{name}:")
+        say(f"{name}:")
         for entry, value in getattr(registry, name).items():
             fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
             options = ", ".join(f"{field.name}{_default(field)}" for field in fields if field.init)
             about = (inspect.getdoc(value) or "").partition("\n")[0]
-            print(f"  {entry}{f' ({options})' if options else ''}\n      {about}")
+            say(f"  {entry}{f' ({options})' if options else ''}\n      {about}")
 
 
 def _default(field: dataclasses.Field) -> str:
@@ -113,16 +111,12 @@ def grouped(commands: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 def _show(about: str, commands: Mapping[str, str]) -> None:
     """Print what the package is and every command in its group."""
-    console = Console(highlight=False)
-    console.print(Text("usage: sinklab COMMAND …\n"))
-    console.print(Text(about))
+    say("usage: sinklab COMMAND …\n")
+    say(textwrap.fill(about, 100))
     for group, lines in grouped(commands).items():
-        table = Table.grid(padding=(0, 2))
-        for name, line in lines.items():
-            table.add_row(Text(f"  {name:9}", style="bold"), Text(line))
-        console.print(Text(f"\n{group}", style="bold"))
-        console.print(table)
-    console.print(Text("\nsinklab COMMAND --help has examples and the options; --help-all has all options."))
+        say("\n", (group, "bold"))
+        show((f"  {name:9}", line) for name, line in lines.items())
+    say("\nsinklab COMMAND --help has examples and the options; --help-all has all options.")
 
 
 def _no_such_command(name: str, commands: Mapping[str, str]) -> ValueError:
@@ -173,7 +167,7 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
             if not (completes or asks):
                 known_options(name, rest, options_of)
             if left:
-                say(f"sinklab: not taken from {given.source}: {', '.join(left)}", sys.stderr)
+                say(f"sinklab: not taken from {given.source}: {', '.join(left)}", stream=sys.stderr)
         else:
             # stands in the list of commands for one that is not run
             app.command(name=name, help=about)(lambda: None)
@@ -197,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     debug, arguments = "--debug" in given, [one for one in given if one != "--debug"]
     if arguments == ["--version"]:
-        print(f"sinklab {__version__}")
+        say(f"sinklab {__version__}")
         return 0
     # the models live on this machine or are named by the user; their progress bars are noise here
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -218,10 +212,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             raise
         fault = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}, which --debug traces: "
-        say(f"sinklab: {fault}{in_flags(' '.join(str(error).split()), names)}", sys.stderr)
+        say(f"sinklab: {fault}{in_flags(' '.join(str(error).split()), names)}", stream=sys.stderr)
         return 2
     except (KeyboardInterrupt, Terminated) as end:
-        print("sinklab: interrupted; what was written so far is kept", file=sys.stderr)
+        say("sinklab: interrupted; what was written so far is kept", stream=sys.stderr)
         return 143 if isinstance(end, Terminated) else 130
     return 0
 
