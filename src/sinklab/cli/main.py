@@ -139,6 +139,15 @@ def _settings_of(name: str, folder: Path) -> dict[str, Any]:
     return read_info(folder / RUN_FILE).settings
 
 
+def _needs_model(run: Path, arguments: Sequence[str], bare: Sequence[str]) -> None:
+    """Raises ValueError where a run is to be reproduced and no model is given: the default need not be the run's."""
+    is_first = "model" in bare and not arguments[0].startswith("-")
+    if _has(arguments, "--model") or is_first:
+        return
+    name = str(read_info(run / RUN_FILE).model.get("name"))
+    raise ValueError(f"--reproduce takes settings and no model, and {run} is of {name!r}; give --model {name}")
+
+
 def _has(arguments: Sequence[str], flag: str) -> bool:
     return any(one == flag or one.startswith(f"{flag}=") for one in arguments)
 
@@ -161,6 +170,8 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
             plain = make()
             given = Given() if completes else Given.by(rest, partial(_settings_of, name))
             bare = () if completes or asks or _has(rest, "--model") else getattr(plain, "positional", ())
+            if given.reproduced and not asks and "model" in inspect.signature(plain).parameters:
+                _needs_model(given.reproduced, rest, bare)
             function, options_of, left = options(plain, given, short=short, closed=completes, positional=bare)
             app.command(name=name)(function)
             names += options_of

@@ -160,6 +160,8 @@ class Given:
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     is_run: bool = False
     """Whether a run wrote it, which may hold more than a command has options for."""
+    reproduced: Path | None = None
+    """Folder of the run that is to be reproduced."""
 
     @classmethod
     def by(cls, arguments: Sequence[str], settings_of: Callable[[Path], dict[str, Any]]) -> Given:
@@ -168,7 +170,8 @@ class Given:
         if config and again:
             raise ValueError("--config and --reproduce both say what the defaults are; give one of them")
         if again:
-            return cls(str(Path(again) / RUN_FILE), settings_of(Path(again)), True)
+            run = Path(again)
+            return cls(str(run / RUN_FILE), settings_of(run), is_run=True, reproduced=run)
         if not config:
             return cls()
         with refused(f"{config} cannot be read as settings, a TOML file or a run.json"):
