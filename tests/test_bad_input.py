@@ -76,7 +76,7 @@ def watched(case: str) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, ring)
     # for what waits in C, where no signal is answered
-    faulthandler.dump_traceback_later(4 * LONGEST, exit=True)
+    faulthandler.dump_traceback_later(4 * LONGEST, exit=True, file=sys.__stderr__)
     signal.setitimer(signal.ITIMER_REAL, LONGEST)
     try:
         with warnings.catch_warnings():
@@ -439,3 +439,33 @@ def test_a_terminal_gets_no_control_characters(
     assert "\x1b" not in capsys.readouterr().err
     assert main(["info", evil]) == 2
     assert "\x1b" not in capsys.readouterr().err
+
+
+PIPES: dict[str, list[str]] = {
+    "settings.toml": ["trace", "a", "--config", "{pipe}", "--out", "{work}/out"],
+    "run.json": ["trace", "a", "--config", "{pipe}", "--out", "{work}/out"],
+    "reference/expected.safetensors": ["validate", "{work}/reference"],
+    "reference/cases.json": ["validate", "{work}/reference"],
+    "model/tokenizer_config.json": ["generate", "a", "--model", "{work}/model"],
+    "model/generation_config.json": ["generate", "a", "--model", "{work}/model"],
+    "model/model.safetensors": ["generate", "a", "--model", "{work}/model"],
+    "sink.safetensors": ["generate", "a", "--model", "{model}", "--sink", "{pipe}"],
+    "my.py": ["list", "--plugin", "{pipe}"],
+}
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_no_command_waits_for_a_pipe(
+    name: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In place of any file that a command reads."""
+    shutil.copytree(checkpoint, tmp_path / "model")
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "reference" / "cases.json").write_text(json.dumps({"logits": [{"name": "x"}]}))
+    pipe = tmp_path / name
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    words = [word.format(pipe=pipe, work=tmp_path, model=checkpoint) for word in PIPES[name]]
+    with watched(name):
+        assert main(words) == 2
+    assert pipe.name in capsys.readouterr().err

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from sinklab.checkpoints.sinkfile import hash_of
-from sinklab.errors import from_json, refused
+from sinklab.errors import from_json, ordinary, refused
 from sinklab.models.sinks.base import tensors_of
 
 FORMAT, VERSION = "sinklab-adapters", 1
@@ -104,7 +104,7 @@ def read_adapters(file: str | Path) -> tuple[AdapterFile, dict[str, Tensor]]:
         ValueError: if it is none, damaged, or of another version.
     """
     fault = f"no adapters can be read from {file}, which is absent, cut short or damaged"
-    with refused(fault, SafetensorError, OSError), safe_open(file, "pt") as opened:
+    with refused(fault, SafetensorError, OSError), safe_open(ordinary(file), "pt") as opened:
         metadata: Mapping[str, str] = opened.metadata() or {}
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
     if metadata.get("format") != FORMAT:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from sinklab.errors import refused
+from sinklab.errors import ordinary, refused
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.sinks.base import tensors_of
 from sinklab.registry import sinks
@@ -120,7 +120,7 @@ def sink_file_of(file: str | Path) -> SinkFile:
 
 def _read(file: str | Path) -> tuple[SinkFile, dict[str, Tensor]]:
     fault = f"no sink can be read from {file}, which is absent, cut short or damaged"
-    with refused(fault, SafetensorError, OSError), safe_open(file, "pt") as opened:
+    with refused(fault, SafetensorError, OSError), safe_open(ordinary(file), "pt") as opened:
         metadata: Mapping[str, str] = opened.metadata() or {}
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
     if metadata.get("format") != FORMAT:

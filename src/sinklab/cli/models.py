@@ -360,6 +360,6 @@ def validate(
     held = reference.hold(reading.load(model or reference.model), tolerance)
     for one in held:
         say(one.line())
-    say(verdict(held, reference.tolerance() if tolerance is None else tolerance))
+    say(verdict(held, reference.tolerance() if tolerance is None else tolerance, reference.left_out))
     if not all(one.holds for one in held):
         raise SystemExit(1)

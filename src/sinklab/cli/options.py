@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from typeguard import TypeCheckError, check_type
 
-from sinklab.errors import known_fields, near, read_json, refused
+from sinklab.errors import known_fields, near, ordinary, read_json, refused
 from sinklab.records.storage import RUN_FILE
 from sinklab.studies.base import from_record, leaves
 
@@ -176,7 +176,7 @@ class Given:
             return cls()
         with refused(f"{config} cannot be read as settings, a TOML file or a run.json"):
             is_toml = Path(config).suffix == ".toml"
-            found = tomllib.loads(Path(config).read_text("utf-8")) if is_toml else read_json(Path(config), dict)
+            found = tomllib.loads(ordinary(config).read_text("utf-8")) if is_toml else read_json(Path(config), dict)
             settings = {name.replace("-", "_"): value for name, value in dict(found.get("settings", found)).items()}
         return cls(config, settings, is_run=not is_toml)
 
