@@ -6,6 +6,7 @@ The cases follow from a seed, SINKLAB_FUZZ_SEED, which a failure names; another 
 import contextlib
 import copy
 import faulthandler
+import io
 import json
 import os
 import random
@@ -29,6 +30,7 @@ from sinklab.checkpoints import tokens
 from sinklab.checkpoints.info import describe
 from sinklab.checkpoints.loading import load
 from sinklab.cli.main import main
+from sinklab.cli.progress import show
 from sinklab.data.corpora import read_corpus
 from sinklab.errors import DEEPEST, from_json, read_json
 from sinklab.records import RunWriter, open_run
@@ -416,6 +418,41 @@ def test_the_last_resort(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert capsys.readouterr().err == "sinklab: RecursionError, which --debug traces: too deep\n"
     with pytest.raises(RecursionError):
         main(["info", "tiny", "--debug"])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("Cannot allocate memory (os error 12)"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
+    ],
+)
+def test_too_little_memory_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def fails(*given: object, **named: object) -> None:
+        raise error
+
+    monkeypatch.setattr("sinklab.checkpoints.info.describe", fails)
+    assert main(["info", "tiny"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--dtype bfloat16" in line and "--debug" not in line and str(error) in line
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_signs_that_a_stream_cannot_show_are_spelt(
+    encoding: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text and a table, after minutes of work."""
+    told = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(told, encoding=encoding, write_through=True))
+    folder = shutil.copytree(checkpoint, tmp_path / "läuft…")
+    assert main(["info", "--model", str(folder)]) == 0
+    show([["–", "√2"]], ["measure", "…"])
+    shown = told.getvalue().decode(encoding)
+    assert "uft\\u2026" in shown and "\\u221a2" in shown
 
 
 def test_a_terminal_gets_no_control_characters(

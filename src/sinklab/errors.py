@@ -84,6 +84,23 @@ def from_json(text: str | bytes, kind: type = object) -> Any:
     raise ValueError(f"it is nested more than {DEEPEST} levels deep")
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around the writing of a file or folder: OSError with its name for a disk that refuses, such as a full one.
+
+    The system's own error may name no file, and safetensors has an error of its own.
+    """
+    try:
+        yield
+    except Exception as error:
+        is_nameless = isinstance(error, OSError) and error.filename is None
+        if is_nameless and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        if is_nameless or type(error).__name__ == "SafetensorError":
+            raise OSError(f"{path} cannot be written: {error}") from error
+        raise
+
+
 def ordinary(path: str | Path) -> Path:
     """The path of a file, or of nothing; ValueError for a pipe or a device, to read which could wait for ever."""
     path = Path(path)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -219,6 +220,19 @@ def test_a_folder_that_cannot_be_held_is_refused_by_name(
     spoil(folder)
     with pytest.raises(ValueError, match=message):
         Reference(folder).hold(tiny_loaded())
+
+
+def test_a_full_disk_is_told_with_the_file_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(tensors: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match=r"reference/expected\.safetensors.*No space left"):
+        write_reference(tiny_loaded(), tmp_path / "reference", PROMPTS, DecodingSettings(seed=0), 6)
+    assert not (tmp_path / "reference").exists()
 
 
 def test_an_array_that_is_left_out_is_named(folder: Path) -> None:

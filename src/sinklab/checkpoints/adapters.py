@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from sinklab.checkpoints.sinkfile import hash_of
-from sinklab.errors import from_json, ordinary, refused
+from sinklab.errors import from_json, ordinary, refused, writing
 from sinklab.models.sinks.base import tensors_of
 
 FORMAT, VERSION = "sinklab-adapters", 1
@@ -90,7 +90,8 @@ def save_adapters(facts: AdapterFile, tensors: Mapping[str, Tensor], file: str |
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
     try:
-        partial.write_bytes(save(dict(tensors), metadata={"format": FORMAT, "record": json.dumps(asdict(facts))}))
+        with writing(file):
+            partial.write_bytes(save(dict(tensors), metadata={"format": FORMAT, "record": json.dumps(asdict(facts))}))
         os.replace(partial, file)
     finally:
         partial.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from sinklab import __version__
 from sinklab.checkpoints.loading import Loaded
 from sinklab.checkpoints.parallel import undivided
-from sinklab.errors import one_of
+from sinklab.errors import one_of, writing
 from sinklab.models.config import BACKBONES
 from sinklab.models.diffusion_lm import DiffusionLM
 from sinklab.registry import caches, schedules, sinks, unmasking_rules
@@ -88,7 +88,8 @@ def export(loaded: Loaded, folder: str | Path) -> Path:
     one_of(f"to be exported, the decoder of {loaded.name}", model.config.backbone.model_type, BACKBONES)
     beside = _begun_beside(folder)
     try:
-        _write(loaded, model, beside)
+        with writing(folder):
+            _write(loaded, model, beside)
         if folder.exists():
             folder.rmdir()
         os.replace(beside, folder)

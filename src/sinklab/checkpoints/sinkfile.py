@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from sinklab.errors import ordinary, refused
+from sinklab.errors import ordinary, refused, writing
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.sinks.base import tensors_of
 from sinklab.registry import sinks
@@ -102,7 +102,8 @@ def save_sink(model: Any, file: str | Path, *, name: str = "") -> Path:
     partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
     try:
         # not save_file: it makes a file that only its owner may read
-        partial.write_bytes(save(tensors, metadata=metadata))
+        with writing(file):
+            partial.write_bytes(save(tensors, metadata=metadata))
         os.replace(partial, file)
     finally:
         partial.unlink(missing_ok=True)

@@ -3,13 +3,15 @@
 import _thread
 import dataclasses
 import inspect
+import io
 import os
+import re
 import signal
 import sys
 import textwrap
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -208,6 +210,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.filterwarnings("ignore", category=FutureWarning)
+    for stream in (sys.stdout, sys.stderr):
+        # a sign that the terminal or the pipe cannot show is spelt, and ends no command after its work
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     names: list[str] = []
     try:
         with on_sigterm(_terminate), _no_interrupt_lost():
@@ -222,13 +228,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        fault = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}, which --debug traces: "
-        say(f"sinklab: {fault}{in_flags(' '.join(str(error).split()), names)}", stream=sys.stderr)
+        say(f"sinklab: {_told(error, names)}", stream=sys.stderr)
         return 2
     except (KeyboardInterrupt, Terminated) as end:
         say("sinklab: interrupted; what was written so far is kept", stream=sys.stderr)
         return 143 if isinstance(end, Terminated) else 130
     return 0
+
+
+def _told(error: Exception, names: Iterable[str]) -> str:
+    """What stopped a command, in one line, in the words of its options (`names`)."""
+    said = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or re.search(r"allocate memory|out of memory", said, re.IGNORECASE):
+        return (
+            f"there is not enough memory ({said or 'an object could not be made'}); give a smaller model, a narrower "
+            "type (--dtype bfloat16) or fewer texts at once, or take a machine with more"
+        )
+    fault = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}, which --debug traces: "
+    return fault + in_flags(said, names)
 
 
 def _terminate(*_: object) -> None:

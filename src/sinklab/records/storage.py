@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sinklab.errors import one_of
+from sinklab.errors import one_of, writing
 
 if TYPE_CHECKING:
     import torch
@@ -73,18 +73,22 @@ def cache_folder(name: str) -> Path:
 def write_beside(target: Path, write: Callable[[Path], object]) -> None:
     """Write through a file beside ``target`` and rename it: ``target`` is either whole or what it was before.
 
-    Whatever ``write`` raises (a full disk among others) passes through, and the file beside is removed. Several
-    processes may write the same file, each beside the others.
+    Whatever ``write`` raises passes through, and the file beside is removed. Several processes may write the same file,
+    each beside the others.
 
     Args:
         target: the file.
         write: takes the path to write to.
+
+    Raises:
+        OSError: for a disk that refuses, a full one among others, with the name of the file.
     """
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}{PART_SUFFIX}")
     try:
         part.touch()
         mode = part.stat().st_mode
-        write(part)
+        with writing(target):
+            write(part)
         # some writers (safetensors) make files that only their owner may read
         part.chmod(mode)
         with open(part, "rb+") as handle:
@@ -110,17 +114,13 @@ def remove_leftovers(run: Path) -> None:
 
 
 def write_arrays(target: Path, arrays: Mapping[str, Any], dims: Dims, dtypes: Mapping[str, str | None]) -> None:
-    """Write a safetensors file; OSError when the disk refuses, as of every other file."""
-    from safetensors import SafetensorError
+    """Write a safetensors file. Raises as `write_beside`."""
     from safetensors.numpy import save_file
 
     dense = {key: to_numpy(value, key) for key, value in arrays.items()}
     noted = {DIMS_KEY: json.dumps(checked_dims(dense, dims))}
     dense = {key: stored(array, key, dtypes.get(key)) for key, array in dense.items()}
-    try:
-        write_beside(target, lambda beside: save_file(dense, beside, metadata=noted))
-    except SafetensorError as error:
-        raise OSError(f"{target.parent}: arrays cannot be written: {error}") from error
+    write_beside(target, lambda beside: save_file(dense, beside, metadata=noted))
 
 
 def file_hash(path: Path) -> str:

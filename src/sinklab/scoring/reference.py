@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -270,6 +271,13 @@ def write_reference(
     told |= {"dtype": str(model.dtype).removeprefix("torch."), "logits": [{"name": case} for case in shown]}
     told["generate"] = [{"name": "written", "settings": asdict(settings), "evaluations": len(steps)}]
     folder.mkdir(parents=True, exist_ok=True)
-    write_beside(folder / TENSORS, lambda part: save_file(tensors, part))
-    write_beside(folder / CASES, lambda part: part.write_text(json.dumps(told, indent=2) + "\n", "utf-8"))
+    try:
+        write_beside(folder / TENSORS, lambda part: save_file(tensors, part))
+        write_beside(folder / CASES, lambda part: part.write_text(json.dumps(told, indent=2) + "\n", "utf-8"))
+    except BaseException:
+        # half of it would be in the way of the next attempt
+        with suppress(OSError):
+            (folder / TENSORS).unlink(missing_ok=True)
+            folder.rmdir()
+        raise
     return folder
