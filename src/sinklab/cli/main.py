@@ -19,10 +19,13 @@ from typing import Annotated, Any
 
 import tyro
 
+# private, and made for this: what it raises takes the place of tyro's box
+from tyro._errors import on_parse_error
+
 from sinklab import __version__, registry
 from sinklab.cli.command import command, say, show
 from sinklab.cli.models import generate, info, serve, train_command, validate
-from sinklab.cli.options import WORDS, Given, in_flags, known_options, options, values_of
+from sinklab.cli.options import WORDS, Given, in_flags, known_options, options, refuse, values_of
 from sinklab.cli.reports import compare, figures, merge, onetoken, report, table1, tour
 from sinklab.cli.sharing import export, gallery, push
 from sinklab.errors import Terminated, on_sigterm
@@ -219,7 +222,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with on_sigterm(_terminate), _no_interrupt_lost():
             app = _app(arguments := _plugged(arguments), names)
             arguments = ["--help" if one == "--help-all" else one for one in arguments]
-            app.cli(args=arguments, prog="sinklab", description=ABOUT)
+            with on_parse_error(partial(refuse, command=arguments[0], arguments=arguments[1:])):
+                app.cli(args=arguments, prog="sinklab", description=ABOUT)
             sys.stdout.flush()
     except BrokenPipeError:
         # whoever read has gone (| head); what is left to print goes nowhere

@@ -31,7 +31,7 @@ from sinklab.reports.study import Study
 from sinklab.reports.style import THEMES, asset, printable, themed
 from sinklab.reports.tables import compare, enrichment_table, rules_table, twins_table, write_tables
 from sinklab.reports.training import Training
-from sinklab.reports.words import interval, number, percent, tipped, words_of
+from sinklab.reports.words import coded, interval, number, percent, tipped, words_of
 from sinklab.sinks.rules import Rule
 
 SHOWN_TOKENS = 15
@@ -371,7 +371,7 @@ def templates() -> Environment:
     pages = Environment(
         loader=FunctionLoader(asset), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=True
     )
-    pages.filters |= {"shown": _shown, "tipped": tipped}
+    pages.filters |= {"shown": _shown, "coded": coded, "tipped": tipped}
     pages.tests["share"] = lambda cell: isinstance(cell, Share)
     pages.globals |= {"most": MOST, "style": asset("style.css"), "explorer": asset("explorer.html")}
     return pages
