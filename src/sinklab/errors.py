@@ -93,10 +93,9 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        is_nameless = isinstance(error, OSError) and error.filename is None
-        if is_nameless and error.errno is not None:
+        if isinstance(error, OSError) and error.filename is None and error.errno is not None:
             raise OSError(error.errno, error.strerror, str(path)) from error
-        if is_nameless or type(error).__name__ == "SafetensorError":
+        if type(error).__name__ == "SafetensorError":
             raise OSError(f"{path} cannot be written: {error}") from error
         raise
 

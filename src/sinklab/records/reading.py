@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Run:
     """One run folder, open for reading; nothing is kept in memory.
 
-    A file is held against its checksum when it is first read (`as_written`).
+    Each file is held against its checksum when it is first read (`as_written`).
     """
 
     path: Path

@@ -82,10 +82,11 @@ def as_shown(
 
 def _refuse_lost_samples(run: Run) -> None:
     """Raises ValueError for a study that says that it is complete and lacks the texts of a prompt."""
-    info, prompts = run.info, run.info.settings.get("prompts")
-    is_whole = info.kind == "study" and info.status == "complete" and isinstance(prompts, list)
+    prompts = run.info.settings.get("prompts")
     written = run.parts("generations") if "generations" in run.tables else ()
-    lost = sorted({*range(len(prompts))}.difference(written)) if is_whole and written else []
+    if run.info.kind != "study" or run.info.status != "complete" or not isinstance(prompts, list) or not written:
+        return
+    lost = sorted({*range(len(prompts))}.difference(written))
     if lost:
         raise ValueError(
             f"{run.path / RUN_FILE} is damaged: it says that a run of {len(prompts)} prompts is complete, and lists no "
