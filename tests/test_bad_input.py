@@ -6,6 +6,7 @@ The cases follow from a seed, SINKLAB_FUZZ_SEED, which a failure names; another 
 import contextlib
 import copy
 import faulthandler
+import io
 import json
 import os
 import random
@@ -29,6 +30,7 @@ from sinklab.checkpoints import tokens
 from sinklab.checkpoints.info import describe
 from sinklab.checkpoints.loading import load
 from sinklab.cli.main import main
+from sinklab.cli.progress import show
 from sinklab.data.corpora import read_corpus
 from sinklab.errors import DEEPEST, from_json, read_json
 from sinklab.records import RunWriter, open_run
@@ -76,7 +78,7 @@ def watched(case: str) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, ring)
     # for what waits in C, where no signal is answered
-    faulthandler.dump_traceback_later(4 * LONGEST, exit=True)
+    faulthandler.dump_traceback_later(4 * LONGEST, exit=True, file=sys.__stderr__)
     signal.setitimer(signal.ITIMER_REAL, LONGEST)
     try:
         with warnings.catch_warnings():
@@ -418,6 +420,41 @@ def test_the_last_resort(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         main(["info", "tiny", "--debug"])
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("Cannot allocate memory (os error 12)"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
+    ],
+)
+def test_too_little_memory_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def fails(*given: object, **named: object) -> None:
+        raise error
+
+    monkeypatch.setattr("sinklab.checkpoints.info.describe", fails)
+    assert main(["info", "tiny"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--dtype bfloat16" in line and "--debug" not in line and str(error) in line
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_signs_that_a_stream_cannot_show_are_spelt(
+    encoding: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text and a table, after minutes of work."""
+    told = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(told, encoding=encoding, write_through=True))
+    folder = shutil.copytree(checkpoint, tmp_path / "läuft…")
+    assert main(["info", "--model", str(folder)]) == 0
+    show([["–", "√2"]], ["measure", "…"])
+    shown = told.getvalue().decode(encoding)
+    assert "uft\\u2026" in shown and "\\u221a2" in shown
+
+
 def test_a_terminal_gets_no_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -425,13 +462,47 @@ def test_a_terminal_gets_no_control_characters(
 
     evil = "a\x1b]0;title\x07\x1b[2J\x9b31m\x7f\r\tb\n"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    say(evil)
-    assert capsys.readouterr().out == "a\\x1b]0;title\\x07\\x1b[2J\\x9b31m\\x7f\\x0d\tb\n\n"
+    spelt = "a\\x1b]0;title\\x07\\x1b[2J\\x9b31m\\x7f\\x0d\tb\n\n"
+    say(evil, exact=True)
+    assert capsys.readouterr().out == spelt
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    # what is read through a pipe may end on a terminal too
     say(evil)
+    assert capsys.readouterr().out == spelt
+    say(evil, exact=True)
     assert capsys.readouterr().out == evil + "\n"
     with working() as progress:
         progress.stage(evil)
     assert "\x1b" not in capsys.readouterr().err
     assert main(["info", evil]) == 2
     assert "\x1b" not in capsys.readouterr().err
+
+
+PIPES: dict[str, list[str]] = {
+    "settings.toml": ["trace", "a", "--config", "{pipe}", "--out", "{work}/out"],
+    "run.json": ["trace", "a", "--config", "{pipe}", "--out", "{work}/out"],
+    "reference/expected.safetensors": ["validate", "{work}/reference"],
+    "reference/cases.json": ["validate", "{work}/reference"],
+    "model/tokenizer_config.json": ["generate", "a", "--model", "{work}/model"],
+    "model/generation_config.json": ["generate", "a", "--model", "{work}/model"],
+    "model/model.safetensors": ["generate", "a", "--model", "{work}/model"],
+    "sink.safetensors": ["generate", "a", "--model", "{model}", "--sink", "{pipe}"],
+    "my.py": ["list", "--plugin", "{pipe}"],
+}
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_no_command_waits_for_a_pipe(
+    name: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In place of any file that a command reads."""
+    shutil.copytree(checkpoint, tmp_path / "model")
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "reference" / "cases.json").write_text(json.dumps({"logits": [{"name": "x"}]}))
+    pipe = tmp_path / name
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    words = [word.format(pipe=pipe, work=tmp_path, model=checkpoint) for word in PIPES[name]]
+    with watched(name):
+        assert main(words) == 2
+    assert pipe.name in capsys.readouterr().err

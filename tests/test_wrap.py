@@ -98,6 +98,9 @@ def test_masks_in_a_prompt_are_filled_step_by_step_and_the_page_is_written(tmp_p
     assert lm.generate(holes, 0, **words_alone) == run.texts[0]
     page = run.explore(tmp_path / "page").path.read_text("utf-8")
     assert "[CLS]" in page and "[SEP]" in page
+    # no command loads what was wrapped
+    assert "<code>from sinklab.studies.curve.study import masking_curve; masking_curve(lm, " in page
+    assert "sinklab curve --model" not in page and run.info.model["wrapped"]
     with pytest.raises(ValueError, match="at least one open position"):
         lm.watch([TEXT], 0)
 

@@ -84,6 +84,38 @@ def from_json(text: str | bytes, kind: type = object) -> Any:
     raise ValueError(f"it is nested more than {DEEPEST} levels deep")
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around the writing of a file or folder: OSError with its name for a disk that refuses, such as a full one.
+
+    The system's own error may name no file, and safetensors has an error of its own.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        if type(error).__name__ == "SafetensorError":
+            raise OSError(f"{path} cannot be written: {error}") from error
+        raise
+
+
+def ordinary(path: str | Path) -> Path:
+    """The path of a file, or of nothing; ValueError for a pipe or a device, to read which could wait for ever."""
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} must be an ordinary file, but is a pipe, a device or a folder; give a file")
+    return path
+
+
+def ordinary_files(folder: Path) -> Path:
+    """A folder of which every file is an `ordinary` one. Raises ValueError naming the first that is not."""
+    for path in sorted(folder.iterdir()):
+        if not path.is_dir():
+            ordinary(path)
+    return folder
+
+
 def read_json(path: Path, kind: type = object) -> Any:
     """As `from_json`, of an ordinary file of at most `LARGEST` bytes; OSError where it cannot be read."""
     if path.exists() and not (path.is_file() and path.stat().st_size <= LARGEST):

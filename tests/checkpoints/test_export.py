@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Qwen2Config
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, PythonBackend, Qwen2Config
 
 import published_toys as toys
 import sinklab
@@ -69,7 +69,7 @@ for name, folder in folders.items():
         found[f"{name} {cache}"] = model.generate(ids, real, **options)
     if name == "token":
         model.save_pretrained(folder + "-again")
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
         found["text"] = torch.tensor(tokenizer("The old man")["input_ids"])
 for name, place in (("again", folders["token"] + "-again"), ("hub", "me/token")):
     model = AutoModelForMaskedLM.from_pretrained(place, trust_remote_code=True).eval()
@@ -194,6 +194,72 @@ def test_the_folder_says_what_it_is_and_where_nothing_was(tmp_path: Path) -> Non
     assert ids["eos_token_id"] == config["eos_token_id"] is not None
     for file in folder.iterdir():
         assert b"secret" not in file.read_bytes() and str(tmp_path).encode() not in file.read_bytes(), file.name
+
+
+FOREIGN = {"AutoTokenizer": ["me/evil--evil.Tokenizer", None]}
+
+
+def test_names_of_code_and_unknown_settings_are_left_behind(tmp_path: Path) -> None:
+    """A tokenizer with code of its own, as Dream's is, reads the same as a plain tokenizer.json."""
+    folder, _ = toys.dream(tmp_path / "dream")
+    toys.save_dream_tokenizer(folder)
+    for name, more in (
+        ("tokenizer_config.json", {"auto_map": FOREIGN, "evil": {"run": 1}, "processor_class": "Evil"}),
+        ("config.json", {"custom_generate": "me/evil", "auto_map": {"AutoModel": "me/evil--evil.Model"}}),
+    ):
+        told = json.loads((Path(folder) / name).read_text("utf-8"))
+        (Path(folder) / name).write_text(json.dumps(told | more))
+    loaded = load(folder)
+    loaded.model.config.backbone.custom_generate = "me/evil"
+    exported = export(loaded, tmp_path / "exported")
+    settings = json.loads((exported / "tokenizer_config.json").read_text("utf-8"))
+    assert settings["tokenizer_class"] == "Qwen2Tokenizer" and settings["mask_token"] == "<|mask|>"
+    assert {*settings} <= exporting.KEPT and (exported / "tokenizer.json").is_file()
+    for file in exported.glob("*.json"):
+        assert "evil" not in file.read_text("utf-8").lower(), file.name
+    lines = (exported / "README.md").read_text("utf-8").splitlines()
+    (asks,) = [line for line in lines if "from_pretrained(" in line and "trust_remote_code" in line]
+    assert "AutoModelForMaskedLM" in asks
+    again, text = AutoTokenizer.from_pretrained(exported), "hello <|im_start|>he<|mask|>"
+    assert again(text)["input_ids"] == loaded.needed_tokenizer()(text)["input_ids"]
+    # what a training writes is read as data too, and hands nothing on
+    loaded.needed_tokenizer().save_pretrained(tmp_path / "trained")
+    assert "auto_map" not in (tmp_path / "trained" / "tokenizer_config.json").read_text("utf-8")
+
+
+def test_a_tokenizer_of_a_class_that_only_code_has(tmp_path: Path) -> None:
+    loaded, plain = tiny_loaded(), tiny_tokenizer()
+
+    class Own(PreTrainedTokenizerFast):
+        pass
+
+    class Slow(PythonBackend):
+        vocab_size = 2
+
+        def get_vocab(self) -> dict[str, int]:
+            return {"a": 0, "b": 1}
+
+        def save_vocabulary(self, *_: object, **__: object) -> tuple[str, ...]:
+            return ()
+
+    own = Own(tokenizer_object=plain.backend_tokenizer)
+    folder = export(Loaded(loaded.model, own, "toy", loaded.special, "diffusion"), tmp_path / "own")
+    assert AutoTokenizer.from_pretrained(folder)("The old man")["input_ids"] == plain("The old man")["input_ids"]
+    with pytest.raises(ValueError, match=r"but this is a Slow of .*test_export"):
+        export(Loaded(loaded.model, Slow(), "toy", loaded.special, "diffusion"), tmp_path / "slow")
+    assert not (tmp_path / "slow").exists()
+
+
+def test_only_what_an_export_left_is_removed(tmp_path: Path) -> None:
+    beside = tmp_path / ".mine.partial"
+    beside.mkdir()
+    (beside / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"\.mine\.partial"):
+        export(tiny_loaded(), tmp_path / "mine")
+    assert (beside / "thesis.txt").read_text() == "mine"
+    (beside / exporting.MARKER).touch()
+    folder = export(tiny_loaded(), tmp_path / "mine")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"] and not (folder / exporting.MARKER).exists()
 
 
 def test_without_a_tokenizer_the_card_writes_ids(tmp_path: Path) -> None:

@@ -444,3 +444,23 @@ def test_a_model_that_renoises_canvases_writes_as_it_does(capsys: pytest.Capture
     assert capsys.readouterr().out == sinklab.load("gemma").generate([5, 17, 3], 6, seed=2) + "\n"
     assert run("generate '5 17 3' --model gemma --temperature 0") == 2
     assert "renoises whole canvases: --temperature can be set for models that fill masks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("trace --steps x", r"--steps takes a whole number, but is 'x'; sinklab trace --help"),
+        ("trace --steps=x", r"--steps takes a whole number, but is 'x'"),
+        ("trace --steps", r"--steps takes a whole number, but is ''"),
+        ("curve --ks 1 a", r"--ks takes whole numbers, but is '1 a'"),
+        ("figures r --style ici", r"--style must be one of neurips, icml, acl, thesis, but is 'ici'"),
+        ("merge a", r"sinklab merge needs --out"),
+        ("info a b", r"sinklab info takes no further arguments, but there is 'b'"),
+        ("trace --steps \x1b[2J", r"but is '\\x1b\[2J'"),
+    ],
+)
+def test_a_wrong_value_is_one_sentence(command: str, said: str, capsys: pytest.CaptureFixture) -> None:
+    """As other errors are, and no box of the parser."""
+    assert run(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("sinklab: ") and re.search(said, line), line

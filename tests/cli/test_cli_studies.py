@@ -9,12 +9,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from rich.console import Console
 from transformers.utils import logging
 
 from sinklab.cli import main
 from sinklab.cli.command import Reading, working
-from sinklab.cli.reports import _table
+from sinklab.cli.reports import _show_table
 from sinklab.probing import MaskSinks
 from sinklab.records import open_run
 from sinklab.registry import interventions
@@ -43,6 +42,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def run(command: str) -> int:
     return main(shlex.split(command))
+
+
+def test_a_run_is_not_reproduced_with_the_model_that_is_the_default(model: str, capsys: pytest.CaptureFixture) -> None:
+    assert run(f"trace The --model {model} --out out {QUICK}") == 0
+    capsys.readouterr()
+    for command in ("trace --reproduce out --out again", "trace --reproduce=out --dry-run"):
+        assert run(command) == 2
+        printed = capsys.readouterr()
+        assert f"give --model {model}" in printed.err and "plan" not in printed.err and not printed.out
+    assert not Path("again").exists()
+    assert run(f"trace --reproduce out --model {model} --dry-run") == 0
+    assert f"on {model}" in capsys.readouterr().out
 
 
 def test_trace_takes_prompts_from_a_file_and_resumes(model: str, capsys: pytest.CaptureFixture) -> None:
@@ -177,11 +188,10 @@ def test_report_formats_can_be_left_out(model: str, capsys: pytest.CaptureFixtur
     assert not {".png", ".svg", ".parquet"} & written
 
 
-def test_a_table_of_numbers_is_aligned() -> None:
-    table = pd.DataFrame({"measure": ["a", "longer"], "a": [1.23456, None], "b": [7, 12]})
-    with (console := Console(width=40)).capture() as shown:
-        console.print(_table(table))
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.get().splitlines() if "│" in line]
+def test_a_table_of_numbers_is_aligned(capsys: pytest.CaptureFixture) -> None:
+    _show_table(pd.DataFrame({"measure": ["a", "longer"], "a": [1.23456, None], "b": [7, 12]}))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "│" in line]
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
     assert rows == [["a", "1.235", "7"], ["longer", "–", "12"]]
 
 

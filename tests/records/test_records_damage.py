@@ -1,6 +1,7 @@
 import errno
 import json
 import resource
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,9 @@ import pyarrow.parquet
 import pytest
 import safetensors.numpy
 
-from sinklab.records import RunWriter, open_run, write_beside
+from sinklab.records import RunWriter, merge_runs, open_run, write_beside
+from sinklab.records.info import read_info
+from sinklab.records.reading import lost_files
 
 
 def writer(path: Path, **changes) -> RunWriter:
@@ -125,9 +128,9 @@ def test_full_disk_leaves_nothing_under_the_final_name(tmp_path, monkeypatch):
     monkeypatch.setattr(pyarrow.parquet, "write_table", lambda table, path: full_disk(path))
     monkeypatch.setattr(safetensors.numpy, "save_file", lambda arrays, path, metadata: full_disk(path))
     with writer(tmp_path) as run:
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=r"No space left.*tokens\.parquet"):
             run.table("tokens", {"a": [1]})
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=r"No space left.*attention\.safetensors"):
             run.arrays("attention", {"x": np.zeros(2)}, dims={"x": ("key",)})
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
     assert open_run(tmp_path).tables == ()
@@ -188,7 +191,7 @@ def test_arrays_that_the_disk_refuses_are_an_os_error(tmp_path, monkeypatch):
     """The command line says in one line that the disk is full, whichever file was being written."""
     save, nowhere = safetensors.numpy.save_file, tmp_path / "absent" / "a.safetensors"
     monkeypatch.setattr(safetensors.numpy, "save_file", lambda arrays, path, metadata: save(arrays, nowhere, metadata))
-    with writer(tmp_path) as run, pytest.raises(OSError, match="arrays cannot be written"):
+    with writer(tmp_path) as run, pytest.raises(OSError, match=r"attention\.safetensors cannot be written"):
         run.arrays("attention", {"a": np.ones(5)}, {"a": ("x",)})
 
 
@@ -205,3 +208,74 @@ def test_processes_that_write_the_same_file_do_not_take_each_others_half(tmp_pat
     write_beside(tmp_path / "kept.txt", meanwhile)
     assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
     assert (tmp_path / "kept.txt").read_text() == "the same"
+
+
+def flip(file: Path, place: int = -1) -> None:
+    """Flip a bit of a byte, by default of the last one: the file is as long as before and its head is whole."""
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+READS = {
+    "attention.safetensors": {
+        "arrays": lambda run: run.arrays("attention"),
+        "array": lambda run: run.array("attention", "received"),
+        "rows": lambda run: list(run.rows("attention", "received", None, [slice(0, 1)])),
+        "to_xarray": lambda run: run.to_xarray("attention"),
+    },
+    "tokens.parquet": {"table": lambda run: run.table("tokens")},
+}
+
+
+@pytest.mark.parametrize(("name", "read"), [(name, read) for name, reads in READS.items() for read in reads])
+def test_a_file_that_is_not_what_was_written_is_refused_where_it_is_read(folder, name, read):
+    flip(folder / name, 40 if name == "tokens.parquet" else -1)
+    run = open_run(folder)
+    with pytest.raises(ValueError, match=rf"{name} is damaged .*SHA-256.* --resume"):
+        READS[name][read](run)
+    # runs of earlier versions have no checksums
+    without_checksums = json.loads((folder / "run.json").read_text()) | {"checksums": {}}
+    (folder / "run.json").write_text(json.dumps(without_checksums))
+    if name == "attention.safetensors":
+        READS[name][read](open_run(folder))
+
+
+def test_a_damaged_file_is_not_merged(tmp_path):
+    for number in (0, 1):
+        with writer(tmp_path / str(number)) as run:
+            run.arrays("attention", {"x": np.ones(8)}, dims={"x": ("key",)}, part=number)
+    flip(tmp_path / "1" / "attention-0001.safetensors")
+    with pytest.raises(ValueError, match=r"attention-0001.safetensors is damaged .*--resume"):
+        merge_runs([tmp_path / "0", tmp_path / "1"], tmp_path / "both")
+    assert (tmp_path / "0" / "attention-0000.safetensors").is_file()
+    assert not any((tmp_path / "both").iterdir())
+
+
+def test_a_reader_follows_a_run_that_is_being_written(tmp_path):
+    with writer(tmp_path) as run:
+        run.table("curve", {"loss": [3.0]})
+        reader = open_run(tmp_path)
+        run.table("curve", {"loss": [3.0, 2.0]})
+        assert reader.table("curve")["loss"].tolist() == [3.0, 2.0]
+    assert reader.table("curve")["loss"].tolist() == [3.0, 2.0]
+
+
+@pytest.mark.parametrize("name", ["run.json", "attention.safetensors", "tokens.parquet"])
+def test_a_link_in_place_of_a_file_is_refused(folder, tmp_path, name):
+    shutil.move(folder / name, tmp_path / name)
+    (folder / name).symlink_to(tmp_path / name)
+    with pytest.raises(ValueError, match=rf"{name} is a link"):
+        open_run(folder)
+    if name != "run.json":
+        with pytest.raises(ValueError, match=rf"{name} is a link"):
+            merge_runs([folder], tmp_path / "merged")
+        assert lost_files(folder, read_info(folder / "run.json")) == {name}
+    assert (tmp_path / name).is_file()
+
+
+def test_names_that_are_listed_twice_are_refused(folder):
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(info | {"tables": ["tokens", "tokens"]}))
+    with pytest.raises(ValueError, match=r"run.json is damaged .*tables is"):
+        open_run(folder)

@@ -303,7 +303,8 @@ def test_full_disk_leaves_no_half_page(make_study, tmp_path, monkeypatch):
 def test_what_was_not_measured_is_a_card_with_the_command_that_measures_it(make_study, tmp_path):
     bare = make_study("<b>/bare", folder="bare", leave_out=("attention", "heldout"))
     html = report(bare, tmp_path / "out", tables=()).read_text("utf-8")
-    assert html.count("Not measured") == 3 and "sinklab curve --model &lt;b&gt;/bare" in html
+    assert html.count("Not measured") == 3 and "<code>sinklab curve --model &lt;b&gt;/bare</code>" in html
+    assert "`" not in html[html.index('class="story"') : html.index("</section>")]
 
 
 def test_shares_of_tokens_are_bars(pair, tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from sinklab.checkpoints import load
 from sinklab.cli import main
 from sinklab.sampling import DecodingSettings
 from sinklab.scoring import Reference, write_reference
+from sinklab.scoring.reference import verdict
 from tiny_diffusion import save_tiny, tiny_loaded
 
 PROMPTS = ([9, 14, 30, 7, 21], [12, 8])
@@ -218,6 +220,30 @@ def test_a_folder_that_cannot_be_held_is_refused_by_name(
     spoil(folder)
     with pytest.raises(ValueError, match=message):
         Reference(folder).hold(tiny_loaded())
+
+
+def test_a_full_disk_is_told_with_the_file_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(tensors: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match=r"reference/expected\.safetensors.*No space left"):
+        write_reference(tiny_loaded(), tmp_path / "reference", PROMPTS, DecodingSettings(seed=0), 6)
+    assert not (tmp_path / "reference").exists()
+
+
+def test_an_array_that_is_left_out_is_named(folder: Path) -> None:
+    reference = Reference(folder)
+    assert "not compared" not in verdict(reference.hold(tiny_loaded()), 5e-4, reference.left_out)
+    changed(folder, lambda of: [of.pop(f"logits.{name}") for name in ("start.hidden.1", "half.logits")])
+    reference = Reference(folder)
+    held = reference.hold(tiny_loaded())
+    assert reference.left_out == ["layer 1 of 'start'", "logits of 'half'"]
+    said = verdict(held, 5e-4, reference.left_out)
+    assert said.startswith("it holds: 5 comparisons") and "not compared: layer 1 of 'start', logits of 'half'" in said
 
 
 def test_canvases_are_of_diffusion_models(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
@@ -17,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from sinklab.checkpoints.sinkfile import hash_of
-from sinklab.errors import from_json, refused
+from sinklab.errors import from_json, ordinary, refused, writing
 from sinklab.models.sinks.base import tensors_of
 
 FORMAT, VERSION = "sinklab-adapters", 1
@@ -87,9 +88,10 @@ def save_adapters(facts: AdapterFile, tensors: Mapping[str, Tensor], file: str |
     """Write adapters and their facts into a safetensors file, which is replaced when the new one is whole."""
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.partial")
+    partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
     try:
-        partial.write_bytes(save(dict(tensors), metadata={"format": FORMAT, "record": json.dumps(asdict(facts))}))
+        with writing(file):
+            partial.write_bytes(save(dict(tensors), metadata={"format": FORMAT, "record": json.dumps(asdict(facts))}))
         os.replace(partial, file)
     finally:
         partial.unlink(missing_ok=True)
@@ -103,7 +105,7 @@ def read_adapters(file: str | Path) -> tuple[AdapterFile, dict[str, Tensor]]:
         ValueError: if it is none, damaged, or of another version.
     """
     fault = f"no adapters can be read from {file}, which is absent, cut short or damaged"
-    with refused(fault, SafetensorError, OSError), safe_open(file, "pt") as opened:
+    with refused(fault, SafetensorError, OSError), safe_open(ordinary(file), "pt") as opened:
         metadata: Mapping[str, str] = opened.metadata() or {}
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
     if metadata.get("format") != FORMAT:

@@ -13,12 +13,12 @@ from typing import Any
 
 import transformers
 from jinja2 import Environment, StrictUndefined
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from sinklab import __version__
 from sinklab.checkpoints.loading import Loaded
 from sinklab.checkpoints.parallel import undivided
-from sinklab.errors import one_of
+from sinklab.errors import one_of, writing
 from sinklab.models.config import BACKBONES
 from sinklab.models.diffusion_lm import DiffusionLM
 from sinklab.registry import caches, schedules, sinks, unmasking_rules
@@ -30,9 +30,21 @@ CLASSES = {
     "AutoModel": f"{MODELLING}.DiffusionLM",
     "AutoModelForMaskedLM": f"{MODELLING}.DiffusionLM",
 }
+STRANGERS = ("_name_or_path", "auto_map", "custom_generate", "custom_pipelines")
+"""Entries of a config that name places and code which are not in the folder."""
+KEPT = frozenset((
+    *("tokenizer_class", "backend", "model_max_length", "padding_side", "truncation_side", "model_input_names"),
+    *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
+    *("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens", "added_tokens_decoder"),
+    *("add_bos_token", "add_eos_token", "add_prefix_space", "clean_up_tokenization_spaces", "split_special_tokens"),
+    *("spaces_between_special_tokens", "legacy", "do_lower_case", "errors", "row_start"),
+))  # fmt: skip
+"""Settings of a tokenizer that an exported folder has. What a chat looks like is a file of its own."""
 HEAD = """# {} of sinklab {}, written by `sinklab export`: its imports are siblings here, all else is as it was.
 # Copyright of the sinklab contributors. SPDX-License-Identifier: MIT
 """
+MARKER = ".sinklab-export"
+"""File in a folder that an export has begun, which may be removed therefore."""
 DROPPED = ("if __name__ ==", "import sinklab", "AutoConfig.register", "AutoModel")
 """How statements begin that are left out: classes of sinklab's own may be registered in the same process."""
 TAIL = """
@@ -61,7 +73,7 @@ def export(loaded: Loaded, folder: str | Path) -> Path:
 
     Raises:
         ValueError: for a folder that is taken; a model that is no `DiffusionLM`, whose decoder transformers does not
-            have, or whose weights are divided or stored by a quantiser.
+            have, or whose weights are divided or stored by a quantiser; a tokenizer that only code can read.
     """
     folder, model = Path(folder), undivided(loaded.model, "which cannot be exported")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -74,25 +86,44 @@ def export(loaded: Loaded, folder: str | Path) -> Path:
     if loaded.stored:
         raise ValueError(f"the weights of {loaded.name} are stored in {loaded.stored}; load it with dtype='auto'")
     one_of(f"to be exported, the decoder of {loaded.name}", model.config.backbone.model_type, BACKBONES)
-    beside = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
+    beside = _begun_beside(folder)
     try:
-        _write(loaded, model, beside)
+        with writing(folder):
+            _write(loaded, model, beside)
         if folder.exists():
             folder.rmdir()
         os.replace(beside, folder)
+        (folder / MARKER).unlink()
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return folder
 
 
+def _begun_beside(folder: Path) -> Path:
+    """A new folder beside ``folder``, marked as that of an export; what an earlier one left there is removed.
+
+    Raises ValueError for anything else that is in its place.
+    """
+    beside = folder.with_name(f".{folder.name}.partial")
+    if (beside / MARKER).is_file() and not beside.is_symlink():
+        shutil.rmtree(beside)
+    try:
+        beside.mkdir(parents=True)
+    except FileExistsError as error:
+        raise ValueError(
+            f"an export is written in {beside} first, but something else is there; move it away, or choose another name"
+        ) from error
+    (beside / MARKER).touch()
+    return beside
+
+
 def _write(loaded: Loaded, model: Any, folder: Path) -> None:
     model.save_pretrained(folder)
     if loaded.tokenizer is not None:
-        loaded.tokenizer.save_pretrained(folder)
+        _write_tokenizer(loaded.tokenizer, folder)
     file = folder / "config.json"
-    config = _without_names(json.loads(file.read_text("utf-8")))
-    file.write_text(json.dumps(config | {"auto_map": CLASSES}, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    config = _without_strangers(json.loads(file.read_text("utf-8")))
+    _write_json(file, config | {"auto_map": CLASSES})
     ids = ("bos_token_id", "eos_token_id", "pad_token_id")
     GenerationConfig(**{name: getattr(model.config, name) for name in ids}).save_pretrained(folder)
     for module, text in sources(model.config.sink).items():
@@ -100,11 +131,34 @@ def _write(loaded: Loaded, model: Any, folder: Path) -> None:
     (folder / "README.md").write_text(_card(loaded, model.config), "utf-8")
 
 
-def _without_names(config: Any) -> Any:
-    """A config without the places that it was read from."""
+def _write_json(file: Path, value: Any) -> None:
+    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a tokenizer that transformers reads without any code: its files, and of its settings the `KEPT` ones.
+
+    Raises ValueError for a class that only code has and that is not a tokenizer.json.
+    """
+    own = type(tokenizer).__name__
+    tokenizer.save_pretrained(folder)
+    file = folder / "tokenizer_config.json"
+    settings = {name: one for name, one in json.loads(file.read_text("utf-8")).items() if name in KEPT}
+    if getattr(transformers, own, None) is not type(tokenizer):
+        if not (folder / "tokenizer.json").is_file():
+            raise ValueError(
+                f"an exported tokenizer is one of transformers' own or a tokenizer.json, but this is a {own} of "
+                f"{type(tokenizer).__module__}; export the model without it, or with a tokenizer that transformers has"
+            )
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    _write_json(file, settings)
+
+
+def _without_strangers(config: Any) -> Any:
+    """A config without the places that it was read from, and without names of code."""
     if isinstance(config, dict):
-        return {key: _without_names(one) for key, one in config.items() if key != "_name_or_path"}
-    return [_without_names(one) for one in config] if isinstance(config, list) else config
+        return {key: _without_strangers(one) for key, one in config.items() if key not in STRANGERS}
+    return [_without_strangers(one) for one in config] if isinstance(config, list) else config
 
 
 def _card(loaded: Loaded, config: Any) -> str:

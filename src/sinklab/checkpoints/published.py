@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from sinklab.checkpoints import adapters, families, gguf_files
 from sinklab.checkpoints.families import CheckpointPlan, Published, known_families
 from sinklab.checkpoints.tokens import special_ids
-from sinklab.errors import near, refused
+from sinklab.errors import near, ordinary_files, refused
 from sinklab.models.config import DiffusionLMConfig
 
 PACKAGED = ("tiny", "tiny-sink", "tiny-causal")
@@ -116,7 +116,7 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
     if file is not None:
         return file
     if Path(name).is_dir():
-        return Path(name)
+        return ordinary_files(Path(name))
     if name in PACKAGED:
         return Path(str(resources.files("sinklab.checkpoints").joinpath("packaged", name)))
     meant = "" if name in known() else near(name, (*PACKAGED, *adapters.PACKAGED, *gguf_files.PACKAGES, *known()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from sinklab.errors import refused
+from sinklab.errors import ordinary, refused, writing
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.sinks.base import tensors_of
 from sinklab.registry import sinks
@@ -98,10 +99,11 @@ def save_sink(model: Any, file: str | Path, *, name: str = "") -> Path:
     facts = SinkFile.of(model.config, name, backbone_hash(model))
     metadata = {"format": FORMAT, **{key: str(value) for key, value in asdict(facts).items()}}
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.partial")
+    partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
     try:
         # not save_file: it makes a file that only its owner may read
-        partial.write_bytes(save(tensors, metadata=metadata))
+        with writing(file):
+            partial.write_bytes(save(tensors, metadata=metadata))
         os.replace(partial, file)
     finally:
         partial.unlink(missing_ok=True)
@@ -119,7 +121,7 @@ def sink_file_of(file: str | Path) -> SinkFile:
 
 def _read(file: str | Path) -> tuple[SinkFile, dict[str, Tensor]]:
     fault = f"no sink can be read from {file}, which is absent, cut short or damaged"
-    with refused(fault, SafetensorError, OSError), safe_open(file, "pt") as opened:
+    with refused(fault, SafetensorError, OSError), safe_open(ordinary(file), "pt") as opened:
         metadata: Mapping[str, str] = opened.metadata() or {}
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
     if metadata.get("format") != FORMAT:

@@ -59,6 +59,8 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
         )
     with refused(fault):
         tokenizer = reader.from_pretrained(str(folder), **settings)
+    # it was read without the code that the files name, and nobody to whom it is given shall be asked to run that
+    tokenizer.init_kwargs.pop("auto_map", None)
     if family.chat_template and (family.replaces_chat_template or not tokenizer.chat_template):
         tokenizer.chat_template = family.chat_template
     return tokenizer

@@ -95,7 +95,7 @@ def wrapped(
         if mask_id not in (None, config.mask_token_id):
             raise ValueError(f"a DiffusionLM has its [MASK] in its config, got mask_id={mask_id}; leave it out")
         known = {"family": "diffusion", "model": model, "context": config.context or config.text_positions}
-        return found | known | {"special": special, "published_family": "sinklab"}
+        return found | known | {"special": special}
     if mask_id is not None and not 0 <= mask_id < rows:
         raise ValueError(f"mask_id must be an id of the vocabulary, 0 to {rows - 1}, but is {mask_id}")
     notes = []

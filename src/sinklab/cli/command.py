@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from sinklab.cli.options import MARK, WORDS, checked
 from sinklab.cli.plans import plan_for
-from sinklab.cli.progress import RAW as RAW
 from sinklab.cli.progress import say as say
+from sinklab.cli.progress import show as show
+from sinklab.cli.progress import spelt as spelt
 from sinklab.cli.progress import working as working
 from sinklab.studies.base import Study, folder_names, leaves
 from sinklab.studies.processes import Processes, refuse_taken
@@ -62,8 +62,8 @@ class Reading:
         loaded = load(model, **dataclasses.asdict(self) | {"device": device})
         if fills_masks:
             needs_mask(loaded, "this command")
-        if self.dtype == "machine":
-            Console(stderr=True, quiet=not Processes.here().is_first).print(f"{model}: {loaded.model.dtype}")
+        if self.dtype == "machine" and Processes.here().is_first:
+            say(f"{model}: {loaded.model.dtype}", stream=sys.stderr)
         return loaded
 
 

@@ -3,26 +3,29 @@
 import _thread
 import dataclasses
 import inspect
+import io
 import os
+import re
 import signal
 import sys
+import textwrap
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+
+# private, and made for this: what it raises takes the place of tyro's box
+from tyro._errors import on_parse_error
 
 from sinklab import __version__, registry
-from sinklab.cli.command import command, say
+from sinklab.cli.command import command, say, show
 from sinklab.cli.models import generate, info, serve, train_command, validate
-from sinklab.cli.options import WORDS, Given, in_flags, known_options, options, values_of
+from sinklab.cli.options import WORDS, Given, in_flags, known_options, options, refuse, values_of
 from sinklab.cli.reports import compare, figures, merge, onetoken, report, table1, tour
 from sinklab.cli.sharing import export, gallery, push
 from sinklab.errors import Terminated, on_sigterm
@@ -56,12 +59,12 @@ def list_registered(kind: Annotated[tuple[str, ...], tyro.conf.Positional] = ())
     for name in kind or KINDS:
         if name not in KINDS:
             raise registry.unknown("registry", name, KINDS)
-        print(f"{name}:")
+        say(f"{name}:")
         for entry, value in getattr(registry, name).items():
             fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
             options = ", ".join(f"{field.name}{_default(field)}" for field in fields if field.init)
             about = (inspect.getdoc(value) or "").partition("\n")[0]
-            print(f"  {entry}{f' ({options})' if options else ''}\n      {about}")
+            say(f"  {entry}{f' ({options})' if options else ''}\n      {about}")
 
 
 def _default(field: dataclasses.Field) -> str:
@@ -113,16 +116,12 @@ def grouped(commands: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 def _show(about: str, commands: Mapping[str, str]) -> None:
     """Print what the package is and every command in its group."""
-    console = Console(highlight=False)
-    console.print(Text("usage: sinklab COMMAND …\n"))
-    console.print(Text(about))
+    say("usage: sinklab COMMAND …\n")
+    say(textwrap.fill(about, 100))
     for group, lines in grouped(commands).items():
-        table = Table.grid(padding=(0, 2))
-        for name, line in lines.items():
-            table.add_row(Text(f"  {name:9}", style="bold"), Text(line))
-        console.print(Text(f"\n{group}", style="bold"))
-        console.print(table)
-    console.print(Text("\nsinklab COMMAND --help has examples and the options; --help-all has all options."))
+        say("\n", (group, "bold"))
+        show((f"  {name:9}", line) for name, line in lines.items())
+    say("\nsinklab COMMAND --help has examples and the options; --help-all has all options.")
 
 
 def _no_such_command(name: str, commands: Mapping[str, str]) -> ValueError:
@@ -143,6 +142,15 @@ def _settings_of(name: str, folder: Path) -> dict[str, Any]:
 
         return dataclasses.asdict(settings_of(folder))
     return read_info(folder / RUN_FILE).settings
+
+
+def _needs_model(run: Path, arguments: Sequence[str], bare: Sequence[str]) -> None:
+    """Raises ValueError where a run is to be reproduced and no model is given: the default need not be the run's."""
+    is_first = "model" in bare and not arguments[0].startswith("-")
+    if _has(arguments, "--model") or is_first:
+        return
+    name = str(read_info(run / RUN_FILE).model.get("name"))
+    raise ValueError(f"--reproduce takes settings and no model, and {run} is of {name!r}; give --model {name}")
 
 
 def _has(arguments: Sequence[str], flag: str) -> bool:
@@ -167,13 +175,15 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
             plain = make()
             given = Given() if completes else Given.by(rest, partial(_settings_of, name))
             bare = () if completes or asks or _has(rest, "--model") else getattr(plain, "positional", ())
+            if given.reproduced and not asks and "model" in inspect.signature(plain).parameters:
+                _needs_model(given.reproduced, rest, bare)
             function, options_of, left = options(plain, given, short=short, closed=completes, positional=bare)
             app.command(name=name)(function)
             names += options_of
             if not (completes or asks):
                 known_options(name, rest, options_of)
             if left:
-                say(f"sinklab: not taken from {given.source}: {', '.join(left)}", sys.stderr)
+                say(f"sinklab: not taken from {given.source}: {', '.join(left)}", stream=sys.stderr)
         else:
             # stands in the list of commands for one that is not run
             app.command(name=name, help=about)(lambda: None)
@@ -197,18 +207,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     debug, arguments = "--debug" in given, [one for one in given if one != "--debug"]
     if arguments == ["--version"]:
-        print(f"sinklab {__version__}")
+        say(f"sinklab {__version__}")
         return 0
     # the models live on this machine or are named by the user; their progress bars are noise here
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.filterwarnings("ignore", category=FutureWarning)
+    for stream in (sys.stdout, sys.stderr):
+        # a sign that the terminal or the pipe cannot show is spelt, and ends no command after its work
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     names: list[str] = []
     try:
         with on_sigterm(_terminate), _no_interrupt_lost():
             app = _app(arguments := _plugged(arguments), names)
             arguments = ["--help" if one == "--help-all" else one for one in arguments]
-            app.cli(args=arguments, prog="sinklab", description=ABOUT)
+            with on_parse_error(partial(refuse, command=arguments[0], arguments=arguments[1:])):
+                app.cli(args=arguments, prog="sinklab", description=ABOUT)
             sys.stdout.flush()
     except BrokenPipeError:
         # whoever read has gone (| head); what is left to print goes nowhere
@@ -217,13 +232,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        fault = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}, which --debug traces: "
-        say(f"sinklab: {fault}{in_flags(' '.join(str(error).split()), names)}", sys.stderr)
+        say(f"sinklab: {_told(error, names)}", stream=sys.stderr)
         return 2
     except (KeyboardInterrupt, Terminated) as end:
-        print("sinklab: interrupted; what was written so far is kept", file=sys.stderr)
+        say("sinklab: interrupted; what was written so far is kept", stream=sys.stderr)
         return 143 if isinstance(end, Terminated) else 130
     return 0
+
+
+def _told(error: Exception, names: Iterable[str]) -> str:
+    """What stopped a command, in one line, in the words of its options (`names`)."""
+    said = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or re.search(r"allocate memory|out of memory", said, re.IGNORECASE):
+        return (
+            f"there is not enough memory ({said or 'an object could not be made'}); give a smaller model, a narrower "
+            "type (--dtype bfloat16) or fewer texts at once, or take a machine with more"
+        )
+    fault = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}, which --debug traces: "
+    return fault + in_flags(said, names)
 
 
 def _terminate(*_: object) -> None:

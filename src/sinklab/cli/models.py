@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from sinklab.cli.command import RAW, SAMPLING, Reading, say, working
+from sinklab.cli.command import SAMPLING, Reading, say, spelt, working
 from sinklab.cli.options import checked, value_of
 from sinklab.cli.plans import Plan, plan_for
 from sinklab.cli.progress import waiting
@@ -180,7 +180,7 @@ def generate(
     loaded = reading.load(model, fills_masks=False)
     if loaded.family != "diffusion" or not hasattr(loaded.model, "denoise"):
         for text in prompt:
-            say(_written(loaded, text, new_tokens, settings, chat=chat, stream=stream))
+            say(_written(loaded, text, new_tokens, settings, chat=chat, stream=stream), exact=True)
         return
     _filled(loaded, prompt, settings, new_tokens, chat=chat, stream=stream, one=reading.tensor_parallel == 1)
 
@@ -207,14 +207,14 @@ def _filled(
     is_shown = one or os.environ.get("RANK") == "0"
     # a streamer asks its tokenizer for text, and for nothing else
     tokenizer: Any = loaded.needed_tokenizer() if stream else None
-    plain: Any = SimpleNamespace(decode=lambda row, **how: tokenizer.decode(row, **how).translate(RAW))
+    plain: Any = SimpleNamespace(decode=lambda row, **how: spelt(tokenizer.decode(row, **how)))
     streamer = TextDiffusionStreamer(plain) if stream and is_shown else None
     writer: Any = loaded.model
     written = writer.generate(ids_BP, real_BP, max_new_tokens=new_tokens or None, settings=settings, streamer=streamer)
     if is_shown and not stream:
         for row, real_P in zip(written, real_BP, strict=True):
             # padding on the left is no token of the prompt
-            say(text_of(loaded, row[len(real_P) if chat else int((~real_P).sum()) :]))
+            say(text_of(loaded, row[len(real_P) if chat else int((~real_P).sum()) :]), exact=True)
 
 
 def _written(loaded: Any, text: str, new_tokens: int, settings: DecodingSettings, *, chat: bool, stream: bool) -> str:
@@ -360,6 +360,6 @@ def validate(
     held = reference.hold(reading.load(model or reference.model), tolerance)
     for one in held:
         say(one.line())
-    say(verdict(held, reference.tolerance() if tolerance is None else tolerance))
+    say(verdict(held, reference.tolerance() if tolerance is None else tolerance, reference.left_out))
     if not all(one.holds for one in held):
         raise SystemExit(1)

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from typeguard import TypeCheckError, check_type
 
-from sinklab.errors import known_fields, near, read_json, refused
+from sinklab.errors import known_fields, near, one_of, ordinary, read_json, refused
 from sinklab.records.storage import RUN_FILE
 from sinklab.studies.base import from_record, leaves
 
@@ -123,6 +123,48 @@ def checked(given: Any, **changes: Any) -> Any:
     return kind(**values)
 
 
+KINDS = {"INT": "a whole number", "FLOAT": "a number", "[INT …]": "whole numbers", "[FLOAT …]": "numbers"}
+"""What an option takes, in words, by what stands for its value in the help."""
+
+
+def refuse(event: Any, command: str, arguments: Sequence[str]) -> None:
+    """Say in a sentence what tyro refuses, in place of its box; what this does not know keeps the box.
+
+    Args:
+        event: one of ``tyro._errors``, whose kinds are told apart by their fields.
+        command: its name.
+        arguments: behind the name.
+
+    Raises:
+        ValueError: what was expected, what is given, and what to do.
+    """
+    remedy = f"sinklab {command} --help says what it takes"
+    if missing := getattr(event, "missing_arguments", ()):
+        names = " and ".join(one.arg.display_name() for one in missing)
+        raise ValueError(f"sinklab {command} needs {names}, but it is not given; {remedy}")
+    if surplus := getattr(event, "tokens", ()):
+        raise ValueError(f"sinklab {command} takes no further arguments, but there is {surplus[0]!r}; {remedy}")
+    argument = getattr(event, "argument", None)
+    if argument is None:
+        return
+    flag, word = argument.display_name(), str(argument.lowered.metavar)
+    if choices := getattr(event, "choices", ()):
+        one_of(flag, event.value, choices, remedy)
+    given = " ".join(_behind(flag, arguments))
+    raise ValueError(f"{flag} takes {KINDS.get(word, word)}, but is {given!r}; {remedy}")
+
+
+def _behind(flag: str, arguments: Sequence[str]) -> list[str]:
+    """The words that stand behind a flag, up to the next one."""
+    found: list[str] = []
+    for place, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name.replace("_", "-") == flag:
+            rest = itertools.takewhile(lambda word: not word.startswith("--"), arguments[place + 1 :])
+            found = [value] if equals else [*rest]
+    return found
+
+
 def value_of(arguments: Sequence[str], flag: str) -> str | None:
     """The value of a flag that decides the defaults of all others, so that it is read before them."""
     return next(reversed(values_of(arguments, flag)[0]), None)
@@ -160,6 +202,8 @@ class Given:
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     is_run: bool = False
     """Whether a run wrote it, which may hold more than a command has options for."""
+    reproduced: Path | None = None
+    """Folder of the run that is to be reproduced."""
 
     @classmethod
     def by(cls, arguments: Sequence[str], settings_of: Callable[[Path], dict[str, Any]]) -> Given:
@@ -168,12 +212,13 @@ class Given:
         if config and again:
             raise ValueError("--config and --reproduce both say what the defaults are; give one of them")
         if again:
-            return cls(str(Path(again) / RUN_FILE), settings_of(Path(again)), True)
+            run = Path(again)
+            return cls(str(run / RUN_FILE), settings_of(run), is_run=True, reproduced=run)
         if not config:
             return cls()
         with refused(f"{config} cannot be read as settings, a TOML file or a run.json"):
             is_toml = Path(config).suffix == ".toml"
-            found = tomllib.loads(Path(config).read_text("utf-8")) if is_toml else read_json(Path(config), dict)
+            found = tomllib.loads(ordinary(config).read_text("utf-8")) if is_toml else read_json(Path(config), dict)
             settings = {name.replace("-", "_"): value for name, value in dict(found.get("settings", found)).items()}
         return cls(config, settings, is_run=not is_toml)
 

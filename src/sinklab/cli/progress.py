@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -21,13 +21,14 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress import Progress as Bars
+from rich.table import Table
 from rich.text import Text
 
 from sinklab.cli.plans import Plan, duration
 from sinklab.studies.processes import Progress
 
 RAW = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""How control characters are spelt, which a terminal would obey, whoever wrote them."""
+"""How control characters are spelt, which a terminal would obey."""
 FIRST = 2.0
 """Seconds of a pass before a line tells how far it is, away from a terminal."""
 EVERY = 5.0
@@ -40,10 +41,42 @@ OFF = 1.5
 """How many times too long or too short a plan has to be for a corrected one to be said."""
 
 
-def say(text: str, stream: TextIO | None = None) -> None:
-    """Print a text; on a terminal without control characters."""
+def spelt(text: object) -> str:
+    """A text with its control characters spelt out, whoever wrote them."""
+    return str(text).translate(RAW)
+
+
+def say(*parts: str | tuple[str, str], stream: TextIO | None = None, exact: bool = False) -> None:
+    """Print a text, in lines that are not wrapped. Every command prints through this, `show` and `Shown`.
+
+    Args:
+        parts: stand one behind the other, each a text or (text, style), such as ("3", "bold").
+        stream: standard output when left out.
+        exact: away from a terminal, as it is written: for the text of a model, which goes into a file.
+    """
     stream = stream or sys.stdout
-    print(text.translate(RAW) if stream.isatty() else text, file=stream)
+    texts = [(part, "") if isinstance(part, str) else part for part in parts]
+    if exact and not stream.isatty():
+        print("".join(text for text, _ in texts), file=stream)
+    elif any(style for _, style in texts):
+        styled = Text.assemble(*((spelt(text), style) for text, style in texts))
+        Console(file=stream, highlight=False).print(styled, soft_wrap=True)
+    else:
+        print("".join(spelt(text) for text, _ in texts), file=stream)
+
+
+def show(rows: Iterable[Sequence[object]], columns: Sequence[object] = (), title: str = "") -> None:
+    """Print a table; without names of columns it has no lines, and its first column is bold."""
+    if columns:
+        table = Table(title=Text(spelt(title)) if title else None, title_justify="left")
+        for name in columns:
+            table.add_column(Text(spelt(name)))
+    else:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold")
+    for row in rows:
+        table.add_row(*(Text(spelt(cell)) for cell in row))
+    Console(highlight=False).print(table)
 
 
 class Pace:
@@ -112,7 +145,7 @@ class Shown(Progress):
 
     def stage(self, text: str) -> None:
         """Print the stage, and put it before the bar."""
-        text = text.translate(RAW)
+        text = spelt(text)
         self._bars.update(self._task, description=text)
         self._print(text)
 
@@ -166,10 +199,10 @@ def waiting(text: str) -> Iterator[None]:
     """Says the text while the block lasts: on a terminal it goes with it, elsewhere it is printed after two seconds."""
     console = Console(stderr=True)
     if console.is_terminal:
-        with console.status(Text(text.translate(RAW))):
+        with console.status(Text(spelt(text))):
             yield
         return
-    timer = threading.Timer(FIRST, say, (text, sys.stderr))
+    timer = threading.Timer(FIRST, say, (text,), {"stream": sys.stderr})
     timer.daemon = True
     timer.start()
     try:

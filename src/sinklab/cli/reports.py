@@ -14,12 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
-from sinklab.cli.command import RAW, SAMPLING, Reading, say, working
+from sinklab.cli.command import SAMPLING, Reading, say, show, working
 from sinklab.cli.options import checked
 from sinklab.cli.plans import plan_for, together
 from sinklab.records.storage import RUN_FILE
@@ -85,7 +81,6 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False, all: bool = Fals
     from sinklab.studies.curve.figures import masking_curve_sentences, write_masking_curves
     from sinklab.studies.trace.study import PROMPTS, StudySettings, study
 
-    console = Console()
     started = time.perf_counter()
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"the tour writes into an empty folder, but {out} holds files; pass --out with another name")
@@ -95,17 +90,17 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False, all: bool = Fals
     measured = resources.files("sinklab.checkpoints").joinpath("packaged", "curves")
     curves = [open_run(Path(str(measured.joinpath(name)))) for name in MODELS.values()]
     runs = []
-    with working() as say:
+    with working() as progress:
         plans = [plan_for(study.amount, plain, name, Reading(dtype)) for name in MODELS.values()]
-        say.planned(together(plans, f"{len(prompts)} texts by each of {len(MODELS)} models and their twins"))
+        progress.planned(together(plans, f"{len(prompts)} texts by each of {len(MODELS)} models and their twins"))
         for label, name in MODELS.items():
-            say.stage(f"{name} writes {len(prompts)} texts, its controls read them")
+            progress.stage(f"{name} writes {len(prompts)} texts, its controls read them")
             loaded = load(name, dtype=dtype)
             # order and blocks are for diffusion models only
             fields = diffusion if loaded.family == "diffusion" else {"temperature": SAMPLING["temperature"]}
             settings = dataclasses.replace(plain, **fields)
-            runs.append(open_run(study(loaded, out / label, settings, progress=_Counted(say))))
-        say.stage("writing the page")
+            runs.append(open_run(study(loaded, out / label, settings, progress=_Counted(progress))))
+        progress.stage("writing the page")
         # once for the page and for what is printed
         read = as_shown([*runs, *curves])
         page = report(read, out / "report")
@@ -113,36 +108,34 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False, all: bool = Fals
     texts = []
     for run in runs:
         written = run.table("generations").iloc[0]
-        prompt, completion = (
-            escape(" ".join(text.translate(RAW).split())) for text in (written.prompt, written.completion)
-        )
-        texts.append(f"it wrote: [dim]{prompt}[/dim] {completion}")
-    _answer(console, read, texts)
+        prompt, completion = (" ".join(text.split()) for text in (written.prompt, written.completion))
+        texts.append(("it wrote: ", (prompt, "dim"), f" {completion}"))
+    _answer(read, texts)
     if all:
         found = {"In short": summary(read), "What masking keys costs": masking_curve_sentences(curves)}
         for heading, sentences in found.items():
-            console.print(f"\n[bold]{heading}[/bold]")
+            say("\n", (heading, "bold"))
             for sentence in sentences:
-                console.print(f"• {escape(sentence)}", soft_wrap=True)
-    console.print(f"\ntook {time.perf_counter() - started:.0f} s; open [bold]{escape(str(page))}[/bold] in a browser")
-    console.print(f"costs over keys and over attention: {escape(str(drawn[0].parent))}", soft_wrap=True)
+                say(f"• {sentence}")
+    say(f"\ntook {time.perf_counter() - started:.0f} s; open ", (str(page), "bold"), " in a browser")
+    say(f"costs over keys and over attention: {drawn[0].parent}")
     command = shlex.join(["sinklab", "figures", str(out), "--out", str(out / "figures")])
-    console.print(f"figures for a paper: {escape(command)}", soft_wrap=True)  # one line, to be copied
+    say(f"figures for a paper: {command}")
 
 
-def _answer(console: Console, studies: Any, texts: Sequence[str] = ()) -> None:
+def _answer(studies: Any, texts: Sequence[tuple[Any, ...]] = ()) -> None:
     """The three answers about the model of each run, below its name and what it wrote, and how the models differ."""
     from sinklab.reports.build import answers
 
     found, contrast = answers(studies)
     for place, one in enumerate(found):
-        console.print(f"\n[bold]{escape(one.model)}[/bold]", soft_wrap=True)
-        for line in texts[place : place + 1]:
-            console.print(line, soft_wrap=True)
+        say("\n", (one.model, "bold"))
+        for parts in texts[place : place + 1]:
+            say(*parts)
         for sentence in one.sentences:
-            console.print(escape(sentence), soft_wrap=True)
+            say(sentence)
     if contrast:
-        console.print(f"\n{escape(contrast)}", soft_wrap=True)
+        say(f"\n{contrast}")
 
 
 def report(
@@ -190,12 +183,12 @@ def report(
     opened = _opened(runs)
     replaced = " in place of the one that was there (--out names another folder)" * (out / "report.html").is_file()
     read = as_shown(opened, rule=rule, received=sink_input or "")
-    page, console = build(read, out, tables=tables), Console(highlight=False)
+    page = build(read, out, tables=tables)
     if read[0].kind == "study":
-        _answer(console, read)
+        _answer(read)
     if all:
         for sentence in summary(read):
-            console.print(f"• {escape(sentence)}", soft_wrap=True)
+            say(f"• {sentence}")
     say(f"report: {page}{replaced}")
 
 
@@ -267,23 +260,18 @@ def compare(
     from sinklab.reports.tables import compare as compared
 
     runs = [open_run(run) for run in (a, b)]
-    Console(highlight=False).print(_table(compared(*runs)))
+    _show_table(compared(*runs))
     say(f"report: {build(runs, out)}")
 
 
-def _table(rows: pd.DataFrame, title: str = "") -> Table:
-    shown = Table(title=Text(title) if title else None, title_justify="left")
-    for name in rows.columns:
-        shown.add_column(Text(str(name)))
-    for row in rows.itertuples(index=False):
-        shown.add_row(*(Text(_cell(value)) for value in row))
-    return shown
+def _show_table(rows: pd.DataFrame, title: str = "") -> None:
+    show([[*map(_cell, row)] for row in rows.itertuples(index=False)], [*rows.columns], title)
 
 
 def _cell(value: object) -> str:
     if value is None or value != value:
         return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value).translate(RAW)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def table1(
@@ -356,7 +344,7 @@ def merge(runs: Folders, out: Path) -> None:
     run = merge_runs(runs, out)
     say(f"run folder: {run.path} ({run.info.status})")
     if run.info.status != "complete":
-        print("what is missing: the command that began it, with this --out and --resume")
+        say("what is missing: the command that began it, with this --out and --resume")
 
 
 def onetoken(runs: Folders, out: Path = Path("runs/onetoken"), metric: str | None = None) -> None:
@@ -386,16 +374,15 @@ def onetoken(runs: Folders, out: Path = Path("runs/onetoken"), metric: str | Non
 
 def _show(tables: list[Printed]) -> None:
     """Tables on the terminal, their notes below them, and where they were written."""
-    console = Console(highlight=False, markup=False)
     said: list[str] = []
     for one in tables:
-        console.print(_table(one.text, one.title))
+        _show_table(one.text, one.title)
         for title, table in one.beside.items():
-            console.print(_table(table, title))
+            _show_table(table, title)
         # tables of one paper share notes
         for note in [note for note in one.notes if note not in said]:
             said.append(note)
-            console.print(f"- {note}", soft_wrap=True)
+            say(f"- {note}")
     say(f"written: {', '.join(str(path) for one in tables for path in one.paths)}")
 
 

@@ -125,6 +125,7 @@ def read_info(path: Path) -> RunInfo:
         if not wrong:
             # A name with a path in it would lead out of the folder.
             wrong = [kind.listed for kind in KINDS if not all(_is_plain(name) for name in raw[kind.listed])]
+            wrong += [kind.listed for kind in KINDS if len({*raw[kind.listed]}) < len(raw[kind.listed])]
             wrong += [] if raw["status"] in STATUSES else ["status"]
             known = {kind.file(str(name)) for kind in KINDS for name in raw[kind.listed]}
             wrong += [] if _are_parts(raw["parts"], known) else ["parts"]

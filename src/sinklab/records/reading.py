@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run folder, open for reading; nothing is kept in memory."""
+    """One run folder, open for reading; nothing is kept in memory.
+
+    Each file is held against its checksum when it is first read (`as_written`).
+    """
 
     path: Path
     """the folder"""
@@ -56,7 +61,7 @@ class Run:
 
         frames = []
         for path in self._files(TABLES, name, part):
-            with undamaged(path):
+            with undamaged(path, REMEDY):
                 frames.append(pd.read_parquet(path))
         return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
 
@@ -66,7 +71,7 @@ class Run:
         Raises ValueError for an unknown name or part, a file in parts without ``part``, and a damaged file.
         """
         path = self._array_file(name, part)
-        with undamaged(path):
+        with undamaged(path, REMEDY):
             return load_file(path)
 
     def array(self, name: str, key: str, part: int | None = None) -> np.ndarray:
@@ -89,7 +94,7 @@ class Run:
     @contextmanager
     def _opened(self, name: str, key: str, part: int | None) -> Iterator[Any]:
         path = self._array_file(name, part)
-        with undamaged(path), safe_open(path, framework="numpy") as handle:
+        with undamaged(path, REMEDY), safe_open(path, framework="numpy") as handle:
             keys = sorted(handle.keys())
             if key in keys:
                 yield handle
@@ -99,7 +104,7 @@ class Run:
     def dims(self, name: str, part: int | None = None) -> dict[str, tuple[str, ...]]:
         """Names of the axes of each array of file ``name`` (of one part of it)."""
         path = self._array_file(name, part)
-        with undamaged(path):
+        with undamaged(path, REMEDY):
             return _read_dims(path)
 
     def to_xarray(self, name: str, part: int | None = None) -> xr.Dataset:
@@ -135,7 +140,7 @@ class Run:
             there = f"has the parts {_shown(parts)}" if parts else "is written whole"
             raise ValueError(f"{self.path} has no part {part} of {name!r}, which {there}.")
         files = self.info.files(kind, name) if part is None else [kind.file(name, part)]
-        return [self.path / file for file in files]
+        return [as_written(self.path, self.info, file) for file in files]
 
     def _unknown(self, name: str, known: Sequence[str], what: str) -> ValueError:
         hint = f"; {near(name, known)}".removesuffix("; ")
@@ -159,17 +164,73 @@ def open_run(path: str | Path) -> Run:
     if not info_path.is_file():
         what = "no such folder" if not folder.is_dir() else f"it has no {RUN_FILE}"
         raise ValueError(f"{folder} is not a run folder: {what}. Give the folder that a sinklab run wrote.")
+    _refuse_link(info_path)
     run = Run(folder, read_info(info_path))
     for kind, file in run.info.all_files():
         _check(kind, folder / file)
     return run
 
 
+REMEDY = "Restore it, or repeat the command of the run with --resume, which writes again what is damaged."
+LOOKS, PAUSE = 20, 0.1
+"""How often a file that is not what run.json says is looked at again while its run is being written, and the seconds
+between: the file is replaced first, and noted a moment later."""
+
+
+def as_written(folder: Path, info: RunInfo, file: str) -> Path:
+    """The path of a file of a run, once its content was held against its checksum.
+
+    Whoever reads, copies or moves a file of a run asks for its path here. Each state of a file is read once a process;
+    runs of earlier versions have no checksums, and their files are taken as they are.
+
+    Raises:
+        ValueError: naming the file, for one that is missing, a link, or not what the run wrote.
+    """
+    path = folder / file
+    _refuse_link(path)
+    with undamaged(path, REMEDY):
+        if file in info.checksums and not _is_as_noted(folder, info, file):
+            raise ValueError(f"its SHA-256 is not the one that {RUN_FILE} has")
+    return path
+
+
+def _is_as_noted(folder: Path, info: RunInfo, file: str) -> bool:
+    noted = info.checksums[file]
+    for _ in range(LOOKS):
+        if _hash_of(folder / file) == noted:
+            return True
+        # the run may have gone on since it was opened
+        latest = read_info(folder / RUN_FILE)
+        if latest.status != "running" and latest.checksums.get(file) == noted:
+            return False
+        noted = latest.checksums.get(file, "")
+        time.sleep(PAUSE)
+    return False
+
+
+def _hash_of(path: Path) -> str:
+    state = path.stat()
+    return _hash_of_state(path, state.st_ino, state.st_size, state.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _hash_of_state(path: Path, *_: int) -> str:
+    """The hash of a file, kept for as long as its inode, size and time stay the same."""
+    return file_hash(path)
+
+
+def _refuse_link(path: Path) -> None:
+    """Raises ValueError for a link, through which a folder from elsewhere would name files of this machine."""
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link, which a run never writes. Put the file itself there: cp -rL copies it.")
+
+
 def _check(kind: Kind, path: Path) -> None:
-    """Look at the ends of a file. Raises ValueError for one that is missing, truncated or unreadable."""
+    """Look at the ends of a file. Raises ValueError for one that is missing, a link, truncated or unreadable."""
     import pyarrow.parquet as pq
 
-    with undamaged(path):
+    _refuse_link(path)
+    with undamaged(path, REMEDY):
         if not path.is_file():
             # to open a pipe would wait for ever
             raise FileNotFoundError
@@ -183,11 +244,10 @@ def lost_files(folder: Path, info: RunInfo) -> set[str]:
     """
     lost = {file for file, known in info.checksums.items() if not _is(folder / file, known)}
     for kind, file in info.all_files():
-        if file not in info.checksums:
-            try:
-                _check(kind, folder / file)
-            except ValueError:
-                lost.add(file)
+        try:
+            _check(kind, folder / file)
+        except ValueError:
+            lost.add(file)
     return lost
 
 

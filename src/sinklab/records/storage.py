@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sinklab.errors import one_of
+from sinklab.errors import one_of, writing
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +32,8 @@ DIMS_KEY = "dims"
 Dims = Mapping[str, tuple[str, ...]] | None
 """Names of the axes of arrays."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_BESIDE = re.compile(rf"\..+\.[0-9a-f]{{8}}{re.escape(PART_SUFFIX)}")
+"""Names of the files through which `write_beside` writes."""
 
 
 class Kind(NamedTuple):
@@ -71,18 +73,22 @@ def cache_folder(name: str) -> Path:
 def write_beside(target: Path, write: Callable[[Path], object]) -> None:
     """Write through a file beside ``target`` and rename it: ``target`` is either whole or what it was before.
 
-    Whatever ``write`` raises (a full disk among others) passes through, and the file beside is removed. Several
-    processes may write the same file, each beside the others.
+    Whatever ``write`` raises passes through, and the file beside is removed. Several processes may write the same file,
+    each beside the others.
 
     Args:
         target: the file.
         write: takes the path to write to.
+
+    Raises:
+        OSError: for a disk that refuses, a full one among others, with the name of the file.
     """
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}{PART_SUFFIX}")
     try:
         part.touch()
         mode = part.stat().st_mode
-        write(part)
+        with writing(target):
+            write(part)
         # some writers (safetensors) make files that only their owner may read
         part.chmod(mode)
         with open(part, "rb+") as handle:
@@ -94,25 +100,27 @@ def write_beside(target: Path, write: Callable[[Path], object]) -> None:
         raise
 
 
-def remove_leftovers(path: Path) -> None:
-    """Remove half-written files that an interrupted writer left in a folder; nobody may be writing there."""
-    # safetensors writes beside its file, too
-    for leftover in [*path.glob(f".*{PART_SUFFIX}"), *path.glob(".tmp??????")]:
+def remove_half_written(path: Path) -> None:
+    """Remove the files that an interrupted `write_beside` left in a folder; nobody may be writing there."""
+    for leftover in path.glob(f".*{PART_SUFFIX}"):
+        if _BESIDE.fullmatch(leftover.name) and leftover.is_file():
+            leftover.unlink()
+
+
+def remove_leftovers(run: Path) -> None:
+    """The same in a run folder, where lm-eval has folders and safetensors files of their own while they write."""
+    for leftover in [*run.glob(f".*{PART_SUFFIX}"), *run.glob(".tmp??????")]:
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
 def write_arrays(target: Path, arrays: Mapping[str, Any], dims: Dims, dtypes: Mapping[str, str | None]) -> None:
-    """Write a safetensors file; OSError when the disk refuses, as of every other file."""
-    from safetensors import SafetensorError
+    """Write a safetensors file. Raises as `write_beside`."""
     from safetensors.numpy import save_file
 
     dense = {key: to_numpy(value, key) for key, value in arrays.items()}
     noted = {DIMS_KEY: json.dumps(checked_dims(dense, dims))}
     dense = {key: stored(array, key, dtypes.get(key)) for key, array in dense.items()}
-    try:
-        write_beside(target, lambda beside: save_file(dense, beside, metadata=noted))
-    except SafetensorError as error:
-        raise OSError(f"{target.parent}: arrays cannot be written: {error}") from error
+    write_beside(target, lambda beside: save_file(dense, beside, metadata=noted))
 
 
 def file_hash(path: Path) -> str:

@@ -20,7 +20,7 @@ from sinklab.errors import known_fields, refused
 from sinklab.records import storage
 from sinklab.records.info import RunInfo, read_info, reading_of
 from sinklab.records.leases import CLAIMS, RUN, Claims, Lease
-from sinklab.records.reading import Run, lost_files, open_run
+from sinklab.records.reading import Run, as_written, lost_files, open_run
 from sinklab.records.storage import ARRAYS, KINDS, PART_SUFFIX, RUN_FILE, SCHEMA, TABLES, Kind
 
 if TYPE_CHECKING:
@@ -357,6 +357,7 @@ def _merge(infos: dict[Path, RunInfo], sources: list[Path], target: Path) -> Non
         for _, file in info.all_files():
             # Absent in its folder and present in ours: an earlier merge moved it and was cut short.
             owner = target if not (folder / file).exists() and (target / file).exists() else folder
+            as_written(owner, info, file)
             other = owners.setdefault(file, owner)
             if other != owner and storage.file_hash(other / file) != storage.file_hash(owner / file):
                 raise ValueError(f"{other} and {owner} both hold {file}, and they differ: remove one of them.")

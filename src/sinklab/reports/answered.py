@@ -133,9 +133,11 @@ def _cost(study: Any) -> Cost | None:
 
 
 def command_of(study: Any, name: str) -> str:
-    """The command that measures what a card of the page shows."""
-    model = str(study.run.info.model.get("name", "MODEL"))
-    return str(words_of("story", name)["command"]).replace("{name}", model)
+    """What measures what a card of the page shows: a command, or Python where no command can load the model."""
+    model, words = study.run.info.model, words_of("story", name)
+    if model.get("wrapped"):
+        return str(words["python"])
+    return str(words["command"]).replace("{name}", str(model.get("name", "MODEL")))
 
 
 def contrast_of(studies: Iterable[Any]) -> str:

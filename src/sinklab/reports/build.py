@@ -17,7 +17,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from sinklab.analysis.answers import Answers
 from sinklab.analysis.verdicts import holm
 from sinklab.records.reading import Run
-from sinklab.records.storage import remove_leftovers, write_beside
+from sinklab.records.storage import remove_half_written, write_beside
 from sinklab.registry import figures as registered
 from sinklab.reports import sentences as say
 from sinklab.reports.answered import contrast_of
@@ -31,7 +31,7 @@ from sinklab.reports.study import Study
 from sinklab.reports.style import THEMES, asset, printable, themed
 from sinklab.reports.tables import compare, enrichment_table, rules_table, twins_table, write_tables
 from sinklab.reports.training import Training
-from sinklab.reports.words import interval, number, percent, tipped, words_of
+from sinklab.reports.words import coded, interval, number, percent, tipped, words_of
 from sinklab.sinks.rules import Rule
 
 SHOWN_TOKENS = 15
@@ -313,7 +313,7 @@ def report(
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     for place in (folder, folder / "tables"):
-        remove_leftovers(place)
+        remove_half_written(place)
     written = write_tables(readers, folder / "tables", tables) if tables else []
     page = templates().get_template("page.jinja")
     text = page.render(content, written=len(written)).lstrip()
@@ -371,7 +371,7 @@ def templates() -> Environment:
     pages = Environment(
         loader=FunctionLoader(asset), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=True
     )
-    pages.filters |= {"shown": _shown, "tipped": tipped}
+    pages.filters |= {"shown": _shown, "coded": coded, "tipped": tipped}
     pages.tests["share"] = lambda cell: isinstance(cell, Share)
     pages.globals |= {"most": MOST, "style": asset("style.css"), "explorer": asset("explorer.html")}
     return pages

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from sinklab import __version__
-from sinklab.records.reading import Run
+from sinklab.records.reading import Run, as_written
 from sinklab.records.storage import RUN_FILE, TABLES, write_beside
 from sinklab.reports import sentences as say
 from sinklab.reports.build import Picture, picture, report, templates
@@ -83,7 +83,7 @@ def write_data_set(run: Run, folder: str | Path) -> list[str]:
     copy.mkdir(parents=True, exist_ok=True)
     files = {file for _, file in run.info.all_files()}
     for file in files:
-        shutil.copyfile(run.path / file, copy / file)
+        shutil.copyfile(as_written(run.path, run.info, file), copy / file)
     info = dataclasses.replace(
         clean.info, checksums={file: one for file, one in run.info.checksums.items() if file in files}
     )

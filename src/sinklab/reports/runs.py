@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from sinklab.records.reading import Run
+from sinklab.records.reading import REMEDY, Run
+from sinklab.records.storage import RUN_FILE
 from sinklab.registry import rules
 from sinklab.reports.masked import curve_of
 from sinklab.reports.samples import Reader
@@ -52,17 +53,17 @@ def as_shown(
     expected = kind or ("training" if training else runs[0].info.kind if any_kind else "study")
     for run in runs:
         found = run.info.kind
-        if found == expected:
-            continue
-        if kind is None and training:
+        if found != expected and kind is None and training:
             raise ValueError(
                 f"A report shows runs of one kind: {training.path} is of kind 'training', {run.path} of kind "
                 f"{found!r}. Make a report of each kind."
             )
-        remedy = words_of("kinds", found) or words_of("makes", expected)
-        raise ValueError(
-            f"This shows runs of kind {expected!r}: {run.path} is of kind {found!r}{remedy and '; '}{remedy}."
-        )
+        if found != expected:
+            remedy = words_of("kinds", found) or words_of("makes", expected)
+            raise ValueError(
+                f"This shows runs of kind {expected!r}: {run.path} is of kind {found!r}{remedy and '; '}{remedy}."
+            )
+        _refuse_lost_samples(run)
     names = labels(runs)
     alike = repeats(runs, names) if expected == "training" else names
     reader: Any = READERS.get(expected, Reader)
@@ -77,6 +78,20 @@ def as_shown(
         else:
             shown.append(replace(source, **beside) if beside else source)
     return shown
+
+
+def _refuse_lost_samples(run: Run) -> None:
+    """Raises ValueError for a study that says that it is complete and lacks the texts of a prompt."""
+    prompts = run.info.settings.get("prompts")
+    written = run.parts("generations") if "generations" in run.tables else ()
+    if run.info.kind != "study" or run.info.status != "complete" or not isinstance(prompts, list) or not written:
+        return
+    lost = sorted({*range(len(prompts))}.difference(written))
+    if lost:
+        raise ValueError(
+            f"{run.path / RUN_FILE} is damaged: it says that a run of {len(prompts)} prompts is complete, and lists no "
+            f"texts of sample {lost[0]}. {REMEDY}"
+        )
 
 
 def _parted(given: list[Any], kind: str | None) -> tuple[list[Any], list[Run]]:

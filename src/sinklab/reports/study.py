@@ -14,7 +14,7 @@ from sinklab.analysis.answers import Answers
 from sinklab.analysis.estimates import mean_over
 from sinklab.analysis.verdicts import Verdict, holm, masking_cost, new_sinks, ninety_six, recovery, start_only
 from sinklab.records.info import SO_FAR, of_twin, reading_of
-from sinklab.records.reading import Run
+from sinklab.records.reading import REMEDY, Run
 from sinklab.reports.answered import answers_of
 from sinklab.reports.findings import controls_of
 from sinklab.reports.masked import heldout_of
@@ -214,8 +214,17 @@ class Study(Reader):
         """The same of each sample."""
         return self.measured.each[axis] if axis in self.measured.each else super().each(axis)
 
-    generations = cached_property[pd.DataFrame | None](methodcaller("table", "generations"))
-    """sample, prompt, completion, and what else the run noted."""
+    @cached_property
+    def generations(self) -> pd.DataFrame | None:
+        """sample, prompt, completion, and what else the run noted. ValueError for a table without texts."""
+        if "generations" not in self.run.tables:
+            return None
+        frame = self.table("generations")
+        if frame is None or frame[["prompt", "completion"]].isna().any(axis=None):
+            raise ValueError(
+                f"{self.run.path}: the table generations lacks texts, which a trace always writes. {REMEDY}"
+            )
+        return frame
 
     truncation = cached_property[pd.DataFrame | None](methodcaller("table", "truncation"))
     """What hiding a part of the context did to the main sinks, per step, layer and head."""

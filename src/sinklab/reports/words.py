@@ -108,8 +108,13 @@ def words_of(what: str, name: str) -> Any:
     return _cards()[what].get(name, "") if name else _cards()[what]
 
 
+def coded(text: str) -> Markup:
+    """A sentence with what stands between backticks as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
 def tipped(text: str) -> Markup:
-    """Words of the glossary with what they mean, each where it first stands."""
+    """The same, with what words of the glossary mean, each where it first stands outside code."""
     words, seen = words_of("words", "glossary"), set[str]()
 
     def tip(match: re.Match[str]) -> str:
@@ -119,4 +124,6 @@ def tipped(text: str) -> Markup:
         seen.add(word)
         return f'<abbr tabindex="0" title="{escape(words[word])}">{match[0]}</abbr>'
 
-    return Markup(re.sub(rf"(?<![\w-])({'|'.join(words)})s?\b", tip, str(escape(text)), flags=re.IGNORECASE))
+    pieces = re.split("(<code>.*?</code>)", str(coded(text)))
+    known = re.compile(rf"(?<![\w-])({'|'.join(words)})s?\b", re.IGNORECASE)
+    return Markup("".join(one if one.startswith("<code>") else known.sub(tip, one) for one in pieces))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sinklab.errors import check_tensor, known_fields, read_json, refused, unknown
+from sinklab.errors import check_tensor, known_fields, ordinary, read_json, refused, unknown
 from sinklab.probing.listener import Listener
 from sinklab.probing.tap import tapped
 from sinklab.records.storage import write_beside
@@ -90,9 +91,11 @@ class Reference:
         from safetensors.torch import load_file
 
         self.folder = folder
+        self.left_out: list[str] = []
+        """What `hold` found in our model and not in the folder, such as "layer 3 of 'start'"."""
         with refused(f"{folder} must hold {CASES} and {TENSORS}, as docs/validate.md says"):
             self.told = read_json(folder / CASES, dict)
-            self.tensors = load_file(folder / TENSORS)
+            self.tensors = load_file(ordinary(folder / TENSORS))
             kinds = ("logits", "generate")
             self.cases = {kind: {one["name"]: one for one in self.told.get(kind, [])} for kind in kinds}
 
@@ -128,6 +131,7 @@ class Reference:
         if not any(self.cases.values()):
             raise ValueError(f"{self.folder / CASES} lists no cases under 'logits' or 'generate'; see docs/validate.md")
         limit = self.tolerance() if tolerance is None else tolerance
+        self.left_out = []
         held = [one for case in self.cases["logits"] for one in self._pass(loaded, case, limit)]
         return held + [self._canvases(loaded, *case) for case in self.cases["generate"].items()]
 
@@ -146,11 +150,13 @@ class Reference:
         if not valid_BS.any():
             raise ValueError(f"{prefix}valid leaves no position to compare; mark those that are to hold")
         for name, ours in _passed(loaded, ids_BS, mask_BS).items():
-            if (other := theirs.pop(name, None)) is not None:
-                is_best = name == "logits"
-                width = min(ours.shape[-1], other.shape[-1]) if is_best else ours.shape[-1]
-                check_tensor(f"{prefix}{name}", other[..., :width], (*ids_BS.shape, width), "float")
-                yield _held(case, name, ours[valid_BS][:, :width], other[valid_BS][:, :width].float(), limit)
+            other = theirs.pop(name, None)
+            if other is None:
+                self.left_out.append(f"{_in_words(name)} of {case!r}")
+                continue
+            width = min(ours.shape[-1], other.shape[-1]) if name == "logits" else ours.shape[-1]
+            check_tensor(f"{prefix}{name}", other[..., :width], (*ids_BS.shape, width), "float")
+            yield _held(case, name, ours[valid_BS][:, :width], other[valid_BS][:, :width].float(), limit)
         if surplus := [name for name in theirs if name.startswith("hidden.")]:
             raise ValueError(f"{prefix}{surplus[0]} is of a layer that {loaded.name} does not have; leave it out")
 
@@ -194,24 +200,30 @@ def _apart(step: Step, theirs_BS: Tensor, apart: Tensor) -> str:
     return "; ".join(told)
 
 
+def _in_words(name: str) -> str:
+    """An array as `Held.what` calls it: "logits", or "layer 3" for hidden.3."""
+    return f"layer {name.removeprefix('hidden.')}" if name.startswith("hidden.") else name
+
+
 def _held(case: str, name: str, ours_PV: Tensor, theirs_PV: Tensor, limit: float) -> Held:
     apart_PV = (theirs_PV - ours_PV).abs()
     # where a token is barred (MDLM's [MASK] by 1e6) its logit says nothing of how far others are spread
     relative = float((apart_PV / (ours_PV.abs() + ours_PV[ours_PV > BARRED].std())).max())
     is_logits = name == "logits"
     same = float((ours_PV.argmax(-1) == theirs_PV.argmax(-1)).float().mean()) if is_logits else float("nan")
-    what = name if is_logits else f"layer {name.removeprefix('hidden.')}"
     # not of a comparison with what is no number
-    return Held(case, what, float(apart_PV.max()), relative, same, relative <= limit)
+    return Held(case, _in_words(name), float(apart_PV.max()), relative, same, relative <= limit)
 
 
-def verdict(held: Sequence[Held], tolerance: float) -> str:
-    """In one line whether all of it holds."""
+def verdict(held: Sequence[Held], tolerance: float, left_out: Sequence[str] = ()) -> str:
+    """In one line whether all of it holds, and what was not given: `Reference.left_out`."""
+    more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
+    absent = f"; not given, so not compared: {', '.join(left_out[:3])}{more}" if left_out else ""
     wrong = [one for one in held if not one.holds]
     if not wrong:
-        return f"it holds: {len(held)} comparisons, numbers within {tolerance:g}, canvases equal"
+        return f"it holds: {len(held)} comparisons, numbers within {tolerance:g}, canvases equal{absent}"
     fact = f"{len(wrong)} of {len(held)} comparisons differ, the first in {wrong[0].what} of {wrong[0].case!r}"
-    return f"it does not hold: {fact}; numbers may by {tolerance:g}, canvases not at all"
+    return f"it does not hold: {fact}; numbers may by {tolerance:g}, canvases not at all{absent}"
 
 
 def _writer(loaded: Loaded) -> Any:
@@ -259,6 +271,13 @@ def write_reference(
     told |= {"dtype": str(model.dtype).removeprefix("torch."), "logits": [{"name": case} for case in shown]}
     told["generate"] = [{"name": "written", "settings": asdict(settings), "evaluations": len(steps)}]
     folder.mkdir(parents=True, exist_ok=True)
-    write_beside(folder / TENSORS, lambda part: save_file(tensors, part))
-    write_beside(folder / CASES, lambda part: part.write_text(json.dumps(told, indent=2) + "\n", "utf-8"))
+    try:
+        write_beside(folder / TENSORS, lambda part: save_file(tensors, part))
+        write_beside(folder / CASES, lambda part: part.write_text(json.dumps(told, indent=2) + "\n", "utf-8"))
+    except BaseException:
+        # half of it would be in the way of the next attempt
+        with suppress(OSError):
+            (folder / TENSORS).unlink(missing_ok=True)
+            folder.rmdir()
+        raise
     return folder

@@ -120,6 +120,9 @@ def describe(loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequenc
     # of several processes each may have a device of its own, of the same type
     about |= {"dtype": loaded.stored or str(loaded.model.dtype)[6:], "device": loaded.model.device.type}
     about["weights_sha256"] = weights_hash(loaded.model.state_dict())
+    if loaded.published_family == "wrapped":
+        # no command can load it
+        about["wrapped"] = True
     return about | {name: getattr(config, name, absent) for name, absent in ABSENT.items()}
 
 

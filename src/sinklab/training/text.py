@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -15,7 +16,7 @@ from sinklab.data.corpora import fingerprint, read_corpus
 from sinklab.data.pairs import Pairs, pair_rows, read_pairs
 from sinklab.data.rows import Rows, begin_rows, pack_with_documents, row_start, train_tokenizer
 from sinklab.data.streams import StreamedRows
-from sinklab.errors import refused
+from sinklab.errors import ordinary_files, refused
 from sinklab.training.settings import TrainSettings
 
 Say = Callable[[str], object]
@@ -148,6 +149,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         ValueError: if there is none.
     """
     with refused(f"no tokenizer can be loaded from {name!r}", OSError, ValueError):
+        if Path(name).is_dir():
+            ordinary_files(Path(name))
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from sinklab.attention.context import reads_wait
 from sinklab.attention.received import row_logsumexp
 from sinklab.attention.scores import allowed
-from sinklab.errors import refused
+from sinklab.errors import ordinary, refused
 from sinklab.probing.call import AttentionCall, narrowed
 
 REMOVALS = ("mask", "zero_value", "evict", "mean_value", "pool_value")
@@ -137,7 +137,7 @@ def _pooled(call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor) -> Tensor
 def reference_values(file: str) -> dict[str, Tensor]:
     """Mean values (H, D) by layer, of a file of `save_reference_values`. Raises ValueError where it is none."""
     with refused(f"no reference values can be read from {file}, which is absent or damaged", SafetensorError, OSError):
-        return load_file(file)
+        return load_file(ordinary(file))
 
 
 def real_queries_B1(call: AttentionCall) -> Tensor | int:

@@ -1,0 +1,191 @@
+"""Run folders that are damaged or were made to harm, given to every command that reads one."""
+
+import inspect
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from sinklab.cli import main
+from sinklab.records import RunWriter, open_run
+from sinklab.studies.trace.study import StudySettings, study
+from tiny_diffusion import tiny_loaded
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("traced") / "run"
+    settings = StudySettings(prompts=("The old man", "The sea"), new_tokens=3, block_length=None)
+    return Path(study(tiny_loaded(1), place, settings))
+
+
+def scored(place: Path) -> Path:
+    """A folder as `sinklab eval` leaves it."""
+    model = {"name": "x", "family": "diffusion", "dtype": "float32", "device": "cpu", "weights_sha256": "0"}
+    with RunWriter(place, kind="benchmark", model=model, settings={"seed": 0}, seed=0) as run:
+        columns = {"task": "gsm8k", "filter": "strict", "doc_id": [0, 1], "response": ["a", "b"], "prompt": ["q", "r"]}
+        columns |= {"right": [1.0, 0.0], "answer": "", "target": "7", "cut": 0}
+        run.table("samples", pd.DataFrame(columns | {"logprobs": [[], []], "stderrs": [[], []]}))
+    return place
+
+
+def flip(file: Path, place: int = -1) -> None:
+    """Flip a bit of a byte."""
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+READERS: dict[str, Callable[[Path, Path], list[str]]] = {
+    "report": lambda bad, good: ["report", str(good), str(bad), "--out", "page"],
+    "compare": lambda bad, good: ["compare", str(good), str(bad), "--out", "page"],
+    "gallery": lambda bad, good: ["gallery", str(good), str(bad), "--out", "site"],
+    "figures": lambda bad, good: ["figures", str(bad), "--out", "drawn", "--formats", "png"],
+    "push": lambda bad, good: ["push", str(bad), "me/run", "--dry-run"],
+    "merge": lambda bad, good: ["merge", str(bad), "--out", "merged"],
+}
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_every_reader_names_a_damaged_file(
+    traced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    bad = shutil.copytree(traced, tmp_path / "bad")
+    flip(bad / "attention-0000.safetensors")
+    assert main(READERS[command](bad, traced)) == 2
+    said = capsys.readouterr().err
+    assert "attention-0000.safetensors is damaged" in said and "--resume" in said
+
+
+def test_the_referee_names_a_damaged_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    one, two = scored(tmp_path / "one"), scored(tmp_path / "two")
+    flip(two / "samples.parquet", 40)
+    assert main(["referee", str(one), str(two), "--out", str(tmp_path / "out")]) == 2
+    assert "two/samples.parquet is damaged" in capsys.readouterr().err
+
+
+def rewritten(folder: Path, **changes: Any) -> None:
+    told = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(told | changes))
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        ("lost sample", "run.json is damaged: .*sample 1"),
+        ("null", "generations lacks texts"),
+        ("empty", "generations lacks texts"),
+    ],
+)
+def test_runs_that_say_less_than_a_trace_writes(
+    traced: Path, tmp_path: Path, capsys: pytest.CaptureFixture, damage: str, named: str
+) -> None:
+    """Without checksums, as of an earlier version, so that what is read must speak for itself."""
+    bad = shutil.copytree(traced, tmp_path / "bad")
+    rewritten(bad, checksums={})
+    if damage == "lost sample":
+        rewritten(bad, parts={name: [0] for name in open_run(bad).info.parts})
+    for file in bad.glob("generations-*.parquet"):
+        texts = pd.read_parquet(file)
+        if damage == "null":
+            texts.assign(completion=None).to_parquet(file)
+        if damage == "empty":
+            texts.iloc[:0].to_parquet(file)
+    assert main(["report", str(bad), "--out", str(tmp_path / "page")]) == 2
+    assert re.search(named, capsys.readouterr().err)
+
+
+PWN = "\x1b]0;pwn\x07"
+
+
+def hostile(value: Any) -> Any:
+    """A JSON value with an escape sequence in every string and key of its own."""
+    if isinstance(value, dict):
+        return {key: hostile(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [hostile(one) for one in value]
+    return f"{value}{PWN}" if isinstance(value, str) else value
+
+
+def with_escapes(traced: Path, place: Path, *, free: bool) -> Path:
+    """A copy of a run, and of its name, with escapes in texts that may be anything, or in all.
+
+    Args:
+        free: leave alone what is one of a few words, without which the run is refused at once.
+    """
+    run = shutil.copytree(traced, place / f"run{PWN}")
+    told = json.loads((run / "run.json").read_text())
+    named = {key: value for key, value in told.items() if free and key in ("schema", "kind", "status", "parts")}
+    listed = {key: told[key] for key in ("schema", "tables", "arrays", "parts")}
+    told = hostile(told) | listed | named | {"checksums": {}}
+    if free:
+        words = json.loads((traced / "run.json").read_text())["model"]
+        told["model"] |= {key: words[key] for key in ("family", "reading") if key in words}
+    (run / "run.json").write_text(json.dumps(told))
+    for file in run.glob("*.parquet"):
+        table = pd.read_parquet(file)
+        for name in table.select_dtypes(["object", "string"]).columns:
+            if not (free and name in ("state", "special", "query_state", "rule")):
+                table[name] = [f"{one}{PWN}" if isinstance(one, str) else one for one in table[name]]
+        table.to_parquet(file)
+    return run
+
+
+OVER: dict[str, list[str]] = {
+    "report": ["report", "{run}", "--out", "page", "--all"],
+    "compare": ["compare", "{run}", "{run}", "--out", "page"],
+    "gallery": ["gallery", "{run}", "--out", "site"],
+    "figures": ["figures", "{run}", "--out", "drawn", "--only", "sink_share", "--formats", "png"],
+    "push": ["push", "{run}", "me/run", "--dry-run"],
+    "merge": ["merge", "{run}", "--out", "merged"],
+    "referee": ["referee", "{run}", "{run}", "--out", "judged"],
+    "onetoken": ["onetoken", "{run}", "--out", "tables"],
+    "table1": ["table1", "--render", "{run}", "--out", "tables"],
+    "export": ["export", "{run}", "--to", "exported"],
+    "info": ["info", "{run}"],
+    "validate": ["validate", "{run}"],
+    "generate": ["generate", "a", "--model", "{run}"],
+    "config": ["generate", "a", "--config", "{run}/run.json", "--new-tokens", "1"],
+    "reproduce": ["trace", "--reproduce", "{run}", "--out", "again"],
+    "dry run": ["trace", "--reproduce", "{run}", "--dry-run"],
+    "defaults": ["trace", "--reproduce", "{run}", "--help-all"],
+    "resume": ["trace", "--model", "{run}", "--resume", "--out", "{run}"],
+    "train": ["train", "--reproduce", "{run}", "--out", "again"],
+    "curve": ["curve", "--reproduce", "{run}", "--out", "again"],
+    "eval": ["eval", "--config", "{run}/run.json", "--out", "again"],
+    "serve": ["serve", "--model", "{run}"],
+}
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_no_command_prints_the_escapes_of_a_run_folder(
+    traced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, free: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run, told = with_escapes(traced, tmp_path, free=free), 0
+    for name, words in OVER.items():
+        given = shutil.copytree(run, tmp_path / name / run.name) if name in ("merge", "resume") else run
+        try:
+            main([word.format(run=given) for word in words])
+        except SystemExit:
+            assert "--help-all" in words
+        printed = "".join(capsys.readouterr())
+        assert printed and "\x1b" not in printed and "\x07" not in printed, (name, printed)
+        told += "\\x1b]0;pwn\\x07" in printed
+    assert told > 10, "what was found is spelt out"
+
+
+def test_commands_print_through_one_module() -> None:
+    package = Path(inspect.getfile(main)).parent
+    printing = {
+        file.name for file in package.glob("*.py") if re.search(r"\b(print|Console)\(", file.read_text("utf-8"))
+    }
+    assert printing == {"progress.py"}
