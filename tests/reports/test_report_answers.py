@@ -9,7 +9,7 @@ import pytest
 from test_report_twins import beside
 
 from sinklab.cli import main
-from sinklab.records import Run
+from sinklab.records import Run, RunWriter, open_run
 from sinklab.reports import answers, as_studies, report
 from sinklab.short_road.runs import open_run as open_short
 
@@ -134,6 +134,48 @@ def test_a_masking_curve_beside_a_trace_is_the_third_answer(make_study, tmp_path
     assert found["cost"].sentence in html.unescape(story) and 'data-chart="story-cost"' in story
     other = curve(tmp_path / "curves" / "other", "diffusion", 0.1)
     assert answers([run, other])[0][0]["cost"].word == "not measured", "of another model"
+
+
+def grown(folder, after: np.ndarray, at, before: float = 0.1) -> Run:
+    """A masking curve of 10 rows with 40 heads: what the strongest of the other keys receives then, (10, 40)."""
+    from test_report_benchmarks import curve
+
+    run = curve(folder, "diffusion", 0.1)
+    row, head = np.indices(after.shape).reshape(2, -1)
+    columns = {"row": row, "layer": 0 * row, "head": head, "before": np.full(row.shape, before)}
+    columns |= {"after": after.ravel(), "at": np.broadcast_to(at, after.shape).ravel()}
+    info = run.info
+    about = {"kind": info.kind, "model": info.model, "settings": info.settings, "seed": info.seed}
+    with RunWriter(run.path, **about, resume=True) as writer:
+        writer.table("grown", columns)
+    return open_run(run.path)
+
+
+def test_a_new_sink_is_said_to_grow_where_the_arrays_have_one(make_study, tmp_path):
+    trace = make_study("tiny", samples=SAMPLES, leave_out=("heldout",))
+
+    def said(name: str, *what, **how) -> list[str]:
+        (found,), _ = answers([trace, grown(tmp_path / name / "tiny", *what, **how)])
+        first, *more = found["cost"].sentence.split(". ")
+        assert first.startswith("Costs +0.10 nats")
+        return more
+
+    rng = np.random.default_rng(0)
+    after = np.where(rng.random((10, 40)) < 0.4, 0.5, 0.1)
+    share = 100 * np.median((after > 0.3).mean(1))
+    assert said("one", after, 1) == [f"A new sink grew at the second token, in {share:.0f}\u00a0% of heads."]
+    assert said("added", after, -1) == [f"A new sink grew at the added sink, in {share:.0f}\u00a0% of heads."]
+    places = np.arange(400).reshape(10, 40)
+    assert said("places", after, places) == [f"New sinks grew in {share:.0f}\u00a0% of heads, at several tokens."]
+    assert said("none", np.full((10, 40), 0.29), 1) == ["No new sink grew."]
+    assert said("old", after, 1, before=0.31) == ["No new sink grew."], "they were strong before"
+    # 2 of 40 heads are the threshold itself, which the interval holds
+    some = np.zeros((10, 40))
+    some[:, :2] = 0.5
+    some[:5, 2] = 0.5
+    assert said("unclear", some, 1) == []
+    longest = [f"A new sink grew at the token at position 100, in {share:.0f} % of heads."]
+    assert max(len(sentence.split()) for sentence in longest) <= 25
 
 
 @pytest.mark.slow
