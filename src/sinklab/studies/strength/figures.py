@@ -13,7 +13,7 @@ import pandas as pd
 from sinklab.records.info import of_twin
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
-from sinklab.reports.build import Card, as_it_is, picture, plain_page
+from sinklab.reports.build import Card, Part, as_it_is, picture, plain_page
 from sinklab.reports.charts import Axis, Map
 from sinklab.reports.drawing import figure
 from sinklab.reports.printed import save_figure, write_page
@@ -136,31 +136,29 @@ def _written(run: Run, formats: Iterable[str]) -> list[Path]:
 def strength_page(run: Run) -> Path:
     """Write strength.html into the run folder: the picture, both readings, and published numbers. Returns its path."""
     name = str(run.info.model["name"])
-    maps = Card(
-        "Layer by layer, head by head",
-        "heads",
-        f"The weight of the first token and the share of the strongest key, means over {_kind_of(run)}.",
-        pictures=picture("strength", [run], f"layer × head of {name}: the first token, and the strongest key"),
+    drawn = picture("strength", [run], f"layer × head of {name}: the first token, and the strongest key")
+    heads = f"The weight of the first token and the share of the strongest key, means over {_kind_of(run)}."
+    both = as_it_is(strength_table(run).set_index("sequences"))
+    published = "The share of heads whose first token is strong, weights averaged first. The others were not run here."
+    others = as_it_is(_beside_published(run).set_index("model"))
+    parts = [
+        _part("heads", "Layer by layer, head by head", heads, Card("", pictures=drawn)),
+        _part("found", "What was found", "", Card("", sentences=strength_sentences([run]))),
+        _part("readings", "Both readings", readings_of(run), Card("", tables=[both])),
+        _part("published", "Beside published numbers", published, Card("", tables=[others])),
+    ]
+    epsilon = run.info.settings["epsilon"]
+    lead = (
+        "The protocol of Gu et al. (arXiv 2410.10781): how many heads give the first token more than "
+        f"{epsilon} of their attention, and how many give that to any token."
     )
-    both = Card(
-        "Both readings", "readings", readings_of(run), tables=[as_it_is(strength_table(run).set_index("sequences"))]
-    )
-    others = Card(
-        "Beside published numbers",
-        "published",
-        "The share of heads whose first token is strong, weights averaged first; none of the others was run here.",
-        tables=[as_it_is(_beside_published(run).set_index("model"))],
-    )
-    how = {"anchor": "strength", "title": "How strong the sinks are", "how": "", "sentences": []}
     return plain_page(
-        run.path / "strength.html",
-        run,
-        title=f"Sinks of {name}: how strong they are",
-        lead="The protocol of Gu et al. (arXiv 2410.10781): how many heads give the first token more than "
-        f"{run.info.settings['epsilon']} of their attention, and how many give that to any token.",
-        sentences=strength_sentences([run]),
-        parts=[how | {"cards": [maps, both, others]}],
+        run.path / "strength.html", run, title=f"Sinks of {name}: how strong they are", lead=lead, parts=parts
     )
+
+
+def _part(anchor: str, title: str, how: str, card: Card) -> Part:
+    return {"anchor": anchor, "title": title, "how": how, "sentences": [], "cards": [card]}
 
 
 def _kind_of(run: Run) -> str:
