@@ -179,6 +179,20 @@ def test_a_loaded_model_answers() -> None:
         lm.strength(epsilom=0.2)
 
 
+def test_the_page_on_masked_models_says_what_the_study_measured() -> None:
+    """The table of docs/masked_models.md, columns 2 to 4, is that of studies/smollm2_diffusion/points."""
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "masked_models.md").read_text("utf-8").replace("**", "")
+    head = "| masked | SmolLM2, causal |"
+    rows = page[page.index(head) :].splitlines()[2:6]
+    cells = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:5]] for row in rows}
+    for place, name in enumerate(("parent", "lifted", "iii-0-500")):
+        points = json.loads((root / "studies" / "smollm2_diffusion" / "points" / f"{name}.json").read_text())
+        for ratio, one in points["strength"].items():
+            share, strong = (100 * np.mean(one[key]) for key in ("strongest_share", "strong_heads"))
+            assert cells[f"{float(ratio):.0%}".replace("%", " %")][place] == f"{share:.1f} % ({strong:.1f} %)"
+
+
 def books() -> Path:
     shared = Path(os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared")
     path = shared / "data" / "books_pd" / "valid.jsonl.gz"
