@@ -12,7 +12,7 @@ from pathlib import Path
 
 import sinklab
 from sinklab.cli.command import SAMPLING
-from sinklab.cli.reports import MORE_PROMPTS
+from sinklab.cli.tour import MORE_PROMPTS
 from sinklab.records import Run
 from sinklab.reports import report
 from sinklab.studies.trace.study import PROMPTS

