@@ -209,7 +209,7 @@ def test_the_paper_s_table_on_toys_in_the_published_formats(
     cells = pd.read_csv("out/table1.csv").query("source == 'measured'")
     assert cells.groupby("model")["k"].apply(sorted).tolist() == [[0, 1, 5, 10]] * 3
     kept = open_run("out/LLaDA-8B-Instruct/gsm8k-k10").info
-    assert (kept.settings["mask_sinks"], kept.settings["protocol"], kept.settings["temperature"]) == (10, "paper", 0.0)
+    assert (kept.settings["mask_sinks"], kept.settings["temperature"], kept.settings["control"]) == (10, 0.0, "sinks")
 
 
 def test_the_paper_s_table_is_refused_without_the_weights(capsys: pytest.CaptureFixture) -> None:
