@@ -197,7 +197,6 @@ def table1(
     out: Path = Path("runs/table1"),
     chat: Literal["auto", "yes", "no"] = "auto",
     render: tuple[Path, ...] = (),
-    paper: bool = False,
     figures: tuple[str, ...] = ("png",),
     reading: Reading = Reading(),  # noqa: B008 (a frozen record)
     plan: Plan = Plan(),  # noqa: B008
@@ -231,7 +230,6 @@ def table1(
         out: folder for the cells and the table.
         chat: put questions into the model's chat format; auto: where it has one.
         render: only make the table from the run folders at or below these.
-        paper: the whole protocol of the paper, on its models (those that --model names, or all four).
         figures: formats of the figure, of png, svg and pdf; none after a bare --figures.
         reading: how the weights are read.
         plan: which cells.
@@ -242,7 +240,7 @@ def table1(
     folders = list(render)
     if not render:
         cells, settings = checked(plan, chat={"yes": True, "no": False}.get(chat)), checked(settings)
-        if paper:
+        if cells.paper:
             model, reading = _as_in_the_paper(model, reading, cells, settings)
         folders = _scored(model, out, cells, reading, settings)
     if not folders or not Processes.here().is_first:
