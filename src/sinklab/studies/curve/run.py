@@ -63,7 +63,8 @@ def write_scores(work: Work, loaded: Loaded, kind: str = "") -> None:
     columns = {"row": np.arange(rows), "main": seen["held"].numpy(), "gu": seen["sinks"].numpy()}
     work.run.table(of_twin("phenomenon", kind), columns)
     if len(found) > 1:
-        work.run.table(of_twin("grown", kind), grown_table(*found, getattr(loaded.model.config, "sink_count", 0)))
+        added = getattr(loaded.model.config, "sink_count", 0)
+        work.run.table(of_twin("grown", kind), grown_table(found[0], found[1], added))
 
 
 def grown_table(one: EditedLosses, two: EditedLosses, added: int) -> pd.DataFrame:
