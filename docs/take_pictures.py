@@ -1,6 +1,7 @@
 """The pictures of pages in docs/, as headless chromium shows them: explorer.png, its two siblings, and live.png.
 
 python docs/take_pictures.py           all of them; docs/example_page.py comes first, since two show that page
+python docs/take_pictures.py page      those two alone
 python docs/take_pictures.py live      live.png alone: one sink taken away with one click
 """
 
@@ -9,12 +10,18 @@ import os
 import subprocess
 import sys
 import tempfile
+from importlib import resources
 from pathlib import Path
 
-from example_page import OUT, watched
+from example_page import OUT
 from PIL import Image
 
+import sinklab
+from sinklab.cli.command import SAMPLING
+from sinklab.cli.tour import MORE_PROMPTS
+from sinklab.records import Run
 from sinklab.reports import report
+from sinklab.studies.trace.study import PROMPTS
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "tests" / "reports"))
@@ -33,14 +40,26 @@ def keep(browser: Page, name: str) -> None:
     shown.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, optimize=True)
 
 
-def take_explorer(browser: Page, folder: Path) -> None:
-    """The page of one run, wide and on a phone, and that of two."""
+def watched(name: str) -> list[Run]:
+    """A packaged model that was watched beside its controls, as the tour does, and its packaged masking curve."""
+    how = {"new_tokens": 24, "block_length": 24, **SAMPLING}
+    run = sinklab.load(name).watch((*PROMPTS, *MORE_PROMPTS), twin=True, progress=print, **how)
+    curve = resources.files("sinklab.checkpoints").joinpath("packaged", "curves", name)
+    return [run, sinklab.open_run(str(curve))]
+
+
+def take_page(browser: Page) -> None:
+    """The example page, wide and on a phone."""
     browser.size(1280, 1340)
     browser.open(OUT.as_uri())
     keep(browser, "explorer")
     browser.size(390, 1100, phone=True, dark=True)
     browser.open(OUT.as_uri())
     keep(browser, "explorer-phone")
+
+
+def take_pair(browser: Page, folder: Path) -> None:
+    """The page of the packaged diffusion models, without and with an added sink."""
     pair = report([*watched("tiny"), *watched("tiny-sink")], folder / "pair")
     browser.size(1280, 1760)
     browser.open(pair.as_uri())
@@ -74,12 +93,15 @@ def take_live(browser: Page) -> None:
 def main() -> None:
     """Take them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", choices=["all", "live"], nargs="?", default="all")
+    parser.add_argument("which", choices=["all", "page", "live"], nargs="?", default="all")
     which = parser.parse_args().which
     with tempfile.TemporaryDirectory() as folder, Page(Path(folder)) as browser:
-        take_live(browser)
+        if which != "page":
+            take_live(browser)
+        if which != "live":
+            take_page(browser)
         if which == "all":
-            take_explorer(browser, Path(folder))
+            take_pair(browser, Path(folder))
 
 
 if __name__ == "__main__":

@@ -166,6 +166,68 @@ def test_table1_of_two_models_prints_protocols_doses_and_controls(
     assert overlap.max().to_dict() == {"held": 1.0, "paper": 0.0}
 
 
+def paper_toys() -> list[str]:
+    """Tiny models in the formats of the paper's, in folders that are called as theirs are."""
+    import published_toys as toys
+
+    llada, dream, llama = Path("LLaDA-8B-Instruct"), Path("Dream-v0-Instruct-7B"), Path("Llama-3.1-8B-Instruct")
+    toys.llada(llada, max_sequence_length=200)
+    toys.save_llada_tokenizer(llada)
+    toys.dream(dream, max_position_embeddings=200)
+    toys.save_dream_tokenizer(dream)
+    tiny_llama(200).model.save_pretrained(llama)
+    tiny_tokenizer().save_pretrained(llama)
+    return [str(llada), str(dream), str(llama)]
+
+
+@pytest.mark.slow
+def test_the_paper_s_table_on_toys_in_the_published_formats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    pytest.importorskip("lm_eval")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    models = paper_toys()
+    Path("data/gsm8k").mkdir(parents=True)
+    Path("data/gsm8k/test.jsonl").write_text(json.dumps({"question": "1 and 1?", "answer": "#### 2"}) + "\n")
+    how = "--tasks gsm8k --data data --num-fewshot 0 --new-tokens 4 --block-length 4 --out out --figures"
+    assert main(["table1", "--paper", "--model", *models, *shlex.split(how)]) == 0
+    printed = capsys.readouterr()
+    # what to expect stands before what was measured
+    first, second = printed.out.split("keys masked (analysis paper, Table 1)", 1)
+    assert "To expect" in first and "MMaDA-8B" not in first
+    for name, none, ten in (
+        ("Dream-7B", "0.82", "0.75"),
+        ("LLaDA-8B", "0.76", "0.55"),
+        ("Llama-3.1-8B", "0.85", "0.01"),
+    ):
+        (row,) = [line for line in first.splitlines() if f" {name} " in line]
+        assert none in row and ten in row
+    assert "1,319 questions of gsm8k × 256 steps, each with 4 numbers of keys: 1,350,656 steps a model" in first
+    assert "not as in the paper: block_length=4, new_tokens=4, num_fewshot=0" in first
+    assert printed.err.count("plan: gsm8k (1 documents) × 4") == 3
+    assert second.count("│ measured ") == 3
+    cells = pd.read_csv("out/table1.csv").query("source == 'measured'")
+    assert cells.groupby("model")["k"].apply(sorted).tolist() == [[0, 1, 5, 10]] * 3
+    kept = open_run("out/LLaDA-8B-Instruct/gsm8k-k10").info
+    assert (kept.settings["mask_sinks"], kept.settings["temperature"], kept.settings["control"]) == (10, 0.0, "sinks")
+
+
+def test_the_paper_s_table_is_refused_without_the_weights(capsys: pytest.CaptureFixture) -> None:
+    assert main(["table1", "--paper", "--tasks", "gsm8k"]) == 2
+    printed = capsys.readouterr()
+    assert "To expect" in printed.out and "1,350,656 steps a model" in printed.out
+    for name in ("LLaDA-8B-Instruct", "Dream-v0-Instruct-7B", "MMaDA-8B-MixCoT", "Llama-3.1-8B-Instruct"):
+        assert name in printed.err
+    # a folder that has a config and no weights
+    (llada, *_) = paper_toys()
+    for file in Path(llada).glob("*.safetensors"):
+        file.unlink()
+    assert main(["table1", "--paper", "--model", llada, "--tasks", "gsm8k"]) == 2
+    assert f"the weights of {llada} are not on this machine" in capsys.readouterr().err
+    assert main(["table1", "--paper", "--model", "tiny"]) == 2
+    assert "Dream-7B, LLaDA-8B, MMaDA-8B, Llama-3.1-8B, got tiny" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("no_tasks")
 def test_onetoken_prints_all_five_tables(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     settings = {"tasks": ["arc_easy"], "mask_sinks": None, "init_from": None}

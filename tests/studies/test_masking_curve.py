@@ -19,7 +19,7 @@ from sinklab.records import open_run
 from sinklab.scoring.heldout import HeldoutRows, edited_losses, heldout_rows, row_losses
 from sinklab.sinks.rules import Excess
 from sinklab.studies.curve.figures import masking_curve_sentences
-from sinklab.studies.curve.run import curve_table
+from sinklab.studies.curve.run import curve_table, grown_table
 from sinklab.studies.curve.study import CurveSettings, masking_curve
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
@@ -30,7 +30,7 @@ def text(rows: int = 6, length: int = 24) -> torch.Tensor:
 
 
 def attention_of(model, ids_BS: torch.Tensor, hidden_LBHS: torch.Tensor | None = None):
-    """Logits of a causal model, written out densely, with keys hidden from all queries. And what each key received.
+    """Logits of a causal model, written out densely, with keys hidden from all queries; what each key received then.
 
     A query that would lose all keys that it sees keeps them.
     """
@@ -48,12 +48,12 @@ def attention_of(model, ids_BS: torch.Tensor, hidden_LBHS: torch.Tensor | None =
         turned = [part * cos + torch.cat([-part[..., 4:], part[..., :4]], -1) * sin for part in (query, key)]
         key, value = (part.repeat_interleave(groups, 1) for part in (turned[1], value))
         scores_BHQS = (turned[0] @ key.mT / math.sqrt(8)).masked_fill(~may_QS, -torch.inf)
-        received.append(scores_BHQS.softmax(-1).sum(-2))
         if hidden_LBHS is not None:
             for row, head, query_at in itertools.product(*map(range, scores_BHQS.shape[:3])):
                 gone_S = hidden_LBHS[number][row, head] & may_QS[query_at]
                 if not torch.equal(gone_S, may_QS[query_at]):
                     scores_BHQS[row, head, query_at].masked_fill_(gone_S, -torch.inf)
+        received.append(scores_BHQS.softmax(-1).sum(-2))
         mixed = (scores_BHQS.softmax(-1) @ value).transpose(1, 2).flatten(2)
         assert mixed.shape[-1] == heads * 8
         state = state + layer.self_attn.o_proj(mixed)
@@ -76,6 +76,27 @@ def test_a_causal_model_loses_the_same_keys_as_a_diffusion_model_and_no_query_al
     assert torch.allclose(found.losses_R.double(), expected, rtol=1e-4)
     held_R = received_LBHS.masked_fill(~hidden_LBHS, 0).sum(-1).mean((0, 2)) / 12
     assert torch.allclose(found.doses_by_row()["held"].nan_to_num(), held_R, atol=1e-5)
+
+
+def test_what_grows_is_read_from_the_attention_before_and_after_the_mask() -> None:
+    """Written out densely: the strongest key of every head is hidden, and the others compared before and after."""
+    loaded, ids_BS = tiny_llama(), text(3, 12)
+    with torch.no_grad():
+        _, before_LBHS = attention_of(loaded.model, ids_BS)
+        hidden_LBHS = torch.zeros_like(before_LBHS, dtype=torch.bool)
+        hidden_LBHS.scatter_(-1, before_LBHS.argmax(-1, keepdim=True), True)
+        _, after_LBHS = attention_of(loaded.model, ids_BS, hidden_LBHS)
+    one, two = edited_losses(loaded, ids_BS, [[MaskSinks(k=1)], [MaskSinks(k=2)]], batch=2)
+    table = grown_table(one, two, 0)
+    others_LBH = before_LBHS.masked_fill(hidden_LBHS, 0).amax(-1) / 12
+    order = (1, 0, 2)
+    assert table[["row", "layer", "head"]].to_numpy().tolist() == [
+        list(place) for place in np.ndindex(*others_LBH.permute(order).shape)
+    ]
+    assert np.allclose(table["before"], others_LBH.permute(order).ravel(), atol=1e-5)
+    assert np.allclose(table["after"], after_LBHS.amax(-1).permute(order).ravel() / 12, atol=1e-5)
+    assert table["at"].tolist() == after_LBHS.argmax(-1).permute(order).ravel().tolist()
+    assert (grown_table(one, two, 2)["at"] == table["at"] - 2).all(), "added sinks stand in front"
 
 
 EDITS = {
@@ -240,7 +261,7 @@ def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
     for kind, make in UNTRAINED.items():
         alone = open_run(masking_curve(make(loaded, 0), tmp_path / kind, replace(settings, twin=False)))
         assert "twins" not in alone.tables
-        for name in ("curve", "curve_rows", "phenomenon"):
+        for name in ("curve", "curve_rows", "phenomenon", "grown"):
             assert alone.table(name).equals(run.table(f"{name}-{kind}"))
         assert not np.allclose(alone.table("curve_rows")["loss"], rows["loss"], atol=1e-4)
     again = masking_curve(loaded, path, replace(settings, twin=False), overwrite=True)

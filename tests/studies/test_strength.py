@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 import sinklab
 from sinklab.cli import main
 from sinklab.records import open_run
+from sinklab.reports.words import percent
 from sinklab.studies.strength import Strength, StrengthSettings
 from sinklab.studies.strength.figures import published, strength_figure, strength_sentences, strength_table
 from sinklab.studies.strength.run import masked, natural_rows, sequences, text_ids
@@ -138,6 +140,27 @@ def test_the_command_writes_a_page_beside_published_numbers(capsys: pytest.Captu
     assert main([*words, "--resume", "--figures"]) == 0
 
 
+def test_the_page_holds_both_readings_and_the_published_numbers_and_loads_nothing() -> None:
+    words = ["--rows", "9", "--length", "12", "--texts", "held.txt", "--ratios", "0", "0.5", "--figures"]
+    assert main(["strength", str(save_tiny(Path("model"), 1)), *words, "--no-twin", "--out", "out"]) == 0
+    page = Path("out/strength.html").read_text("utf-8")
+    assert "script-src 'none'" in page and "default-src 'none'" in page and "<script" not in page
+    assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", page)
+    assert page.count("data:image/svg+xml") == 2, "the picture, in both themes"
+    summary = open_run("out").table("summary")
+    cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", page)
+    assert cells.count("natural") == 3, "two kinds of sequence, and the heading of published ones"
+    for line in summary.to_dict("records"):
+        by_text = percent(line["sink_by_text"])
+        assert any(cell.startswith(f"{by_text} (") for cell in cells)
+        assert percent(line["sink"]) in cells and percent(line["strongest"]) in cells
+    for line in published().to_dict("records"):
+        assert line["name"] in cells and line["source"] in cells and f"{line['natural']:.1f} %" in cells
+    own = cells.index("this run")
+    natural = summary[(summary["input"] == "natural") & (summary["ratio"] == 0)]["sink"].iloc[0]
+    assert cells[own - 3] == percent(natural)
+
+
 def test_what_a_model_cannot_do_is_refused() -> None:
     with pytest.raises(ValueError, match="context"):
         Strength()(tiny_llama(), "run", settings(length=65))
@@ -154,6 +177,20 @@ def test_a_loaded_model_answers() -> None:
     assert "50.0\u00a0% masked (3 sequences)" in strength_sentences([run])[0]
     with pytest.raises(ValueError, match="epsilon"):
         lm.strength(epsilom=0.2)
+
+
+def test_the_page_on_masked_models_says_what_the_study_measured() -> None:
+    """The table of docs/masked_models.md, columns 2 to 4, is that of studies/smollm2_diffusion/points."""
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "masked_models.md").read_text("utf-8").replace("**", "")
+    head = "| masked | SmolLM2, causal |"
+    rows = page[page.index(head) :].splitlines()[2:6]
+    cells = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:5]] for row in rows}
+    for place, name in enumerate(("parent", "lifted", "iii-0-500")):
+        points = json.loads((root / "studies" / "smollm2_diffusion" / "points" / f"{name}.json").read_text())
+        for ratio, one in points["strength"].items():
+            share, strong = (100 * np.mean(one[key]) for key in ("strongest_share", "strong_heads"))
+            assert cells[f"{float(ratio):.0%}".replace("%", " %")][place] == f"{share:.1f} % ({strong:.1f} %)"
 
 
 def books() -> Path:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -22,7 +23,11 @@ QUESTIONS = {
     "cost": "What does masking them cost?",
 }
 HEADS = 0.05
-"""share of heads that must have such a key, or one that the sink rule names"""
+"""share of heads that must have such a key, or one that the sink rule names, or in which a new sink must grow"""
+AT_ONE_PLACE = 0.5
+"""share of the new sinks that must stand at one position for it to be named"""
+PLACES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+"""positions of a text, from 0, in words"""
 STAYS, MOVES = STATIC, MOVING
 """mobility below which sinks stay, and above which they move"""
 FREE = 0.05
@@ -74,6 +79,10 @@ class Cost:
     """what as many random keys cost"""
     equal_mass: float = math.nan
     """what keys cost that are no sinks and hold as much attention"""
+    grown_R: np.ndarray = field(default_factory=lambda: np.empty(0))
+    """share of heads in which another key is above `STRONG` then, and was not before; empty where not measured"""
+    grown_at: Sequence[int] = ()
+    """text positions of these keys, one a head and row; below 0 for an added sink"""
 
 
 @dataclass(frozen=True)
@@ -241,7 +250,8 @@ def costs(own: Cost | None, controls: Mapping[str, float], command: str) -> Answ
     """What masking the strongest keys costs: *costs*, *free*, *inconclusive*, or *not measured*.
 
     *Costs*: more than as many random keys, by the interval of the paired difference over rows. *Free*: not told from
-    them, with all of the interval below `FREE` of the loss.
+    them, with all of the interval below `FREE` of the loss. A second sentence says whether a new sink grew
+    (`regrowth`).
 
     Args:
         own: the losses; None where nothing was scored.
@@ -269,6 +279,7 @@ def costs(own: Cost | None, controls: Mapping[str, float], command: str) -> Answ
         sentence = f"Inconclusive{with_rows}: {sentence}"
     else:
         sentence = f"Costs {sentence}" if word == "costs" else f"Free: {sentence}"
+    sentence = " ".join(filter(None, [sentence, regrowth(own)]))
     named = {"random tokens": own.random, "non-sinks of equal mass": own.equal_mass}
     named = {name: value for name, value in named.items() if not math.isnan(value)}
     named |= {CONTROLS.get(kind, kind): value for kind, value in controls.items()}
@@ -283,6 +294,33 @@ def _cost(own: Cost) -> str:
     if gap.above():
         return "costs"
     return "free" if gap.high < FREE * own.clean else "inconclusive"
+
+
+def regrowth(own: Cost) -> str:
+    """Whether a new sink grows when the strongest keys are masked; empty where that was not measured or is unclear.
+
+    One grows where another key is above `STRONG` then, and was not before, in at least `HEADS` of the heads of the
+    typical row (median), by the whole interval. Its position is named where at least `AT_ONE_PLACE` of
+    them stand there.
+    """
+    found = median_over(own.grown_R)
+    has_grown = found.above(HEADS)
+    if has_grown is None:
+        return ""
+    if not has_grown:
+        return "No new sink grew."
+    place, count = Counter(own.grown_at).most_common(1)[0]
+    heads = f"in {whole(found.value)} of heads"
+    if count < AT_ONE_PLACE * len(own.grown_at):
+        return f"New sinks grew {heads}, at several tokens."
+    return f"A new sink grew at the {_ordinal(place)}, {heads}."
+
+
+def _ordinal(place: int) -> str:
+    """A text position in words; «second token» for 1."""
+    if place < 0:
+        return "added sink"
+    return f"{PLACES[place]} token" if place < len(PLACES) else f"token at position {place}"
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ from sinklab import __version__, registry
 from sinklab.cli.command import command, say, show
 from sinklab.cli.models import generate, info, serve, train_command, validate
 from sinklab.cli.options import WORDS, Given, in_flags, known_options, options, refuse, values_of
-from sinklab.cli.reports import compare, figures, merge, onetoken, report, table1, tour
+from sinklab.cli.reports import compare, figures, merge, onetoken, report, table1
 from sinklab.cli.sharing import export, gallery, push
+from sinklab.cli.tour import tour
 from sinklab.errors import Terminated, on_sigterm
 from sinklab.records.info import read_info
 from sinklab.records.storage import RUN_FILE

@@ -1,27 +1,26 @@
-"""`sinklab tour`, `report`, `compare`, `table1` and `onetoken`: run folders to pages, figures and tables."""
+"""`sinklab report`, `figures`, `compare`, `table1` and `onetoken`: run folders to pages, figures and tables."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
-import shlex
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from importlib import import_module, resources
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from sinklab.cli.command import SAMPLING, Reading, say, show, working
+from sinklab.cli.command import Reading, say, show, working
 from sinklab.cli.options import checked
-from sinklab.cli.plans import plan_for, together
+from sinklab.cli.plans import plan_for
 from sinklab.records.storage import RUN_FILE
 from sinklab.studies.base import folder_names
 from sinklab.studies.benchmarks.study import EvalSettings, Plan
-from sinklab.studies.processes import Processes, Progress
+from sinklab.studies.processes import Processes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,99 +30,9 @@ if TYPE_CHECKING:
 
 
 Folders = Annotated[tuple[Path, ...], tyro.conf.Positional]
-MODELS = {"plain": "tiny", "sink": "tiny-sink", "causal": "tiny-causal"}
-MORE_PROMPTS = (
-    "The morning was cold, and the street",
-    "She opened the letter",
-    '"I do not know," he answered,',
-    "In the garden behind the church",
-    "When the ship came in",
-)
-"""Beside those of `trace`: of fewer than seven samples no verdict outlives the correction for two statements."""
 
 
-class _Counted(Progress):
-    """A part of the tour: it moves the bar, and its stages are not printed."""
-
-    def __init__(self, shown: Progress) -> None:
-        super().__init__()
-        self._shown = shown
-
-    def count(self, done: float, total: float) -> None:
-        """Move the bar."""
-        self._shown.count(done, total)
-
-
-def tour(out: Path = Path("sinklab-tour"), quick: bool = False, all: bool = False, dtype: str = "float32") -> None:
-    """See attention sinks in three small trained language models, in about a minute and without a download.
-
-    The models come with this package, trained alike on public-domain English books: diffusion without and with
-    one sink token, and autoregressive. Each writes eight texts while attention is recorded, and the same model with
-    shuffled and with fresh weights reads them as a control. Three questions are answered for each: whether sinks exist,
-    which they are and whether they stay, and what masking them costs. The result is one page, report.html. What masking
-    costs takes longer; it was measured beforehand and comes with the models.
-
-    Try
-        sinklab tour
-        sinklab tour --quick --out first-look
-        sinklab tour --all
-
-    Args:
-        out: folder for the run folders and the report; it must be empty or absent.
-        quick: one short sample, for a first look in seconds.
-        all: print everything that was found, and not the three answers alone.
-        dtype: type of the weights; "machine" is bfloat16 where this machine multiplies it in hardware, else float32.
-    """
-    from sinklab.checkpoints.loading import load
-    from sinklab.records.reading import open_run
-    from sinklab.reports.build import report, summary
-    from sinklab.reports.runs import as_shown
-    from sinklab.studies.curve.figures import masking_curve_sentences, write_masking_curves
-    from sinklab.studies.trace.study import PROMPTS, StudySettings, study
-
-    started = time.perf_counter()
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(f"the tour writes into an empty folder, but {out} holds files; pass --out with another name")
-    prompts = (*PROMPTS, *MORE_PROMPTS)[: 1 if quick else None]
-    plain = StudySettings(prompts=prompts, new_tokens=24, twin=True)
-    diffusion = {**SAMPLING, "block_length": None if quick else 8}
-    measured = resources.files("sinklab.checkpoints").joinpath("packaged", "curves")
-    curves = [open_run(Path(str(measured.joinpath(name)))) for name in MODELS.values()]
-    runs = []
-    with working() as progress:
-        plans = [plan_for(study.amount, plain, name, Reading(dtype)) for name in MODELS.values()]
-        progress.planned(together(plans, f"{len(prompts)} texts by each of {len(MODELS)} models and their twins"))
-        for label, name in MODELS.items():
-            progress.stage(f"{name} writes {len(prompts)} texts, its controls read them")
-            loaded = load(name, dtype=dtype)
-            # order and blocks are for diffusion models only
-            fields = diffusion if loaded.family == "diffusion" else {"temperature": SAMPLING["temperature"]}
-            settings = dataclasses.replace(plain, **fields)
-            runs.append(open_run(study(loaded, out / label, settings, progress=_Counted(progress))))
-        progress.stage("writing the page")
-        # once for the page and for what is printed
-        read = as_shown([*runs, *curves])
-        page = report(read, out / "report")
-        drawn = write_masking_curves(curves, out / "masking")
-    texts = []
-    for run in runs:
-        written = run.table("generations").iloc[0]
-        prompt, completion = (" ".join(text.split()) for text in (written.prompt, written.completion))
-        texts.append(("it wrote: ", (prompt, "dim"), f" {completion}"))
-    _answer(read, texts)
-    if all:
-        found = {"In short": summary(read), "What masking keys costs": masking_curve_sentences(curves)}
-        for heading, sentences in found.items():
-            say("\n", (heading, "bold"))
-            for sentence in sentences:
-                say(f"• {sentence}")
-    say(f"\ntook {time.perf_counter() - started:.0f} s; open ", (str(page), "bold"), " in a browser")
-    say(f"costs over keys and over attention: {drawn[0].parent}")
-    command = shlex.join(["sinklab", "figures", str(out), "--out", str(out / "figures")])
-    say(f"figures for a paper: {command}")
-
-
-def _answer(studies: Any, texts: Sequence[tuple[Any, ...]] = ()) -> None:
+def tell_answers(studies: Any, texts: Sequence[tuple[Any, ...]] = ()) -> None:
     """The three answers about the model of each run, below its name and what it wrote, and how the models differ."""
     from sinklab.reports.build import answers
 
@@ -185,7 +94,7 @@ def report(
     read = as_shown(opened, rule=rule, received=sink_input or "")
     page = build(read, out, tables=tables)
     if read[0].kind == "study":
-        _answer(read)
+        tell_answers(read)
     if all:
         for sentence in summary(read):
             say(f"• {sentence}")
@@ -294,7 +203,12 @@ def table1(
     cost more than 5 points; below, other keys of equal mass (--controls equal_mass), and which of a diffusion and an
     autoregressive model loses more, where both have sinks and a score to lose.
 
+    With --paper the models are those of the paper, in the type of their weights. The rows to expect and the cost come
+    first; what is not on this machine is refused. HumanEval runs what they write: it takes --run-code.
+
     Try
+        sinklab table1 --paper --run-code --device cuda --out runs/paper
+        sinklab table1 --paper --model /models/LLaDA-8B-Instruct --tasks gsm8k --dry-run
         sinklab table1 --tasks gsm8k --data benchmarks --limit 4 --num-fewshot 0 --new-tokens 32 --ks 0 5
         sinklab table1 --model tiny --tasks gsm8k,humaneval --run-code --data benchmarks --limit 2 --num-fewshot 0
         sinklab table1 --tasks piqa --data benchmarks --limit 40 --mc-samples 16 --ks 0 5 --controls sinks equal_mass
@@ -316,11 +230,36 @@ def table1(
 
     folders = list(render)
     if not render:
-        cells = checked(plan, chat={"yes": True, "no": False}.get(chat))
-        folders = _scored(model, out, cells, reading, checked(settings))
+        cells, settings = checked(plan, chat={"yes": True, "no": False}.get(chat)), checked(settings)
+        if cells.paper:
+            model, reading = _as_in_the_paper(model, reading, cells, settings)
+        folders = _scored(model, out, cells, reading, settings)
     if not folders or not Processes.here().is_first:
         return
     _show([write_table1(folders, out, figures)])
+
+
+def _as_in_the_paper(
+    model: tuple[str, ...], reading: Reading, plan: Plan, settings: EvalSettings
+) -> tuple[tuple[str, ...], Reading]:
+    """The paper's models and their type, once it is said what to expect and what it takes."""
+    from sinklab.studies.benchmarks import paper_protocol
+
+    if model == inspect.signature(table1).parameters["model"].default:
+        model = tuple(paper_protocol.MODELS.values())
+    meant = paper_protocol.whose(model)
+    rows = paper_protocol.expected([*meant.values()], settings.tasks)
+    if len(rows):
+        _show_table(rows, "To expect (arXiv 2510.15731v2, Table 1)")
+    say(f"- {paper_protocol.NOT_RUN}")
+    say(f"- {paper_protocol.cost(settings.tasks, plan.ks)}")
+    changed = paper_protocol.deviations(settings, plan)
+    if changed:
+        say(f"- not as in the paper: {', '.join(changed)}")
+    paper_protocol.check_weights(model)
+    if reading.dtype == Reading().dtype:
+        reading = dataclasses.replace(reading, dtype="auto")
+    return model, reading
 
 
 table1.hidden = ("mask_sinks", "control", "protocol", "resume")  # type: ignore[attr-defined]

@@ -128,7 +128,9 @@ def _cost(study: Any) -> Cost | None:
         delta = mean_over(np.subtract(masked["losses"].iloc[0], clean["losses"].iloc[0]))
         if "random" in arms.index:
             beyond = mean_over(np.subtract(masked["losses"].iloc[0], arms["losses"]["random"]))
-    others = {name: float(change.get(name, np.nan)) for name in ("random", "equal_mass")}
+    others: dict[str, Any] = {name: float(change.get(name, np.nan)) for name in ("random", "equal_mass")}
+    if "grown" in table:
+        others |= {"grown_R": np.asarray(masked["grown"].iloc[0]), "grown_at": masked["grown_at"].iloc[0]}
     return Cost(keys, float(clean["loss"].iloc[0]), float(masked["loss"].iloc[0]), delta, beyond, **others)
 
 

@@ -322,6 +322,27 @@ def report(
     return target
 
 
+def plain_page(path: Path, run: Run, *, title: str, lead: str, parts: Sequence[Part]) -> Path:
+    """Write a page without a script, for a kind of run that has none of its own: it loads nothing. Returns its path.
+
+    Args:
+        path: of the file.
+        run: what was run; its facts close the page.
+        title: of the page.
+        lead: what the page shows, below the title.
+        parts: what stands below that, in reading order.
+    """
+    content: dict[str, Any] = {"title": title, "lead": lead}
+    content |= {"parts": [*parts, _part("runs", [Card(run.info.model["name"], run=run)])]}
+    content |= {"version": run.info.versions.get("sinklab", ""), "allowed": "'none'", "written": 0}
+    # what pages of studies have
+    content |= dict.fromkeys(("sentences", "story", "verdicts", "status"), ())
+    content |= dict.fromkeys(("contrast", "shown", "script", "explored"), "")
+    text = templates().get_template("page.jinja").render(content).lstrip()
+    write_beside(path, lambda part: part.write_bytes(text.encode("utf-8")))
+    return path
+
+
 def summary(runs: Runs, *, rule: Rule | str | None = None) -> list[str]:
     """The findings of the page below its answers, a sentence each. Raises ValueError like ``report``."""
     return say.in_short(as_shown(runs, rule=rule))

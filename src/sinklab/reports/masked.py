@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from sinklab.analysis.strongest import STRONG
 from sinklab.records.info import of_twin
 from sinklab.records.reading import Run
 
@@ -19,7 +20,8 @@ ARMS = {"none": "none", "top": "sinks", "random": "random", "equal_mass": "equal
 def heldout_of(curve: Run, twin: str = "") -> pd.DataFrame | None:
     """The table ``heldout`` of a trace, made of a run of kind "curve"; None where it, or its control, is not finished.
 
-    Columns: k, control, loss, stderr, delta, delta_stderr, tokens, losses (R,), bits_per_byte.
+    Columns: k, control, loss, stderr, delta, delta_stderr, tokens, losses (R,), bits_per_byte; grown (R,) and grown_at,
+    of one masked key: the share of heads in which a sink grew, by row, and the places where they did (`grown_of`).
     """
     names = of_twin("curve", twin), of_twin("curve_rows", twin)
     if not {*names} <= {*curve.tables}:
@@ -34,7 +36,27 @@ def heldout_of(curve: Run, twin: str = "") -> pd.DataFrame | None:
         row |= {"delta": cell["delta"], "delta_stderr": _error(losses_R - clean_R), "tokens": cell["tokens"]}
         row |= {"losses": losses_R.tolist(), "bits_per_byte": cell["bits_per_byte"] if cell["k"] == 0 else math.nan}
         rows.append(row)
-    return pd.DataFrame(rows)
+    frame = pd.DataFrame(rows)
+    name = of_twin("grown", twin)
+    if name in curve.tables:
+        grown_R, places = grown_of(curve.table(name))
+        is_one = (frame["k"] == 1) & (frame["control"] == "sinks")
+        frame["grown"] = [grown_R.tolist() if one else [] for one in is_one]
+        frame["grown_at"] = [places if one else [] for one in is_one]
+    return frame
+
+
+def grown_of(table: pd.DataFrame) -> tuple[np.ndarray, list[int]]:
+    """Sinks that grew when the strongest key was masked: the share of heads in each row, (R,), and their positions.
+
+    Such a key is not above `STRONG` before, and above it after. Positions are those in the text, below 0 for added
+    sinks, one for each head and row in which a sink grew.
+
+    Args:
+        table: the table ``grown`` of a curve.
+    """
+    has_grown = (table["before"] <= STRONG) & (table["after"] > STRONG)
+    return has_grown.groupby(table["row"]).mean().to_numpy(), table.loc[has_grown, "at"].tolist()
 
 
 def _error(values_R: np.ndarray) -> float:

@@ -252,7 +252,7 @@ class Study(Reader):
         else:
             apart = [(math.nan, math.nan)] * len(frame)
         frame[["delta_low", "delta_high"]] = apart
-        return frame.drop(columns="losses", errors="ignore")
+        return frame.drop(columns=["losses", "grown", "grown_at"], errors="ignore")
 
     measured = cached_property[Measured](
         lambda study: Measured(study.sample, study.recorded, study.layers, study.heads)

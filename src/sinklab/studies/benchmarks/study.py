@@ -167,6 +167,8 @@ class Plan(Checked):
     """What counts as a sink, e.g. excess:epsilon=3, the default."""
     chat: bool | None = None
     """Put questions into the model's chat format; None: where the model has one."""
+    paper: bool = False
+    """The whole protocol of the paper on its models (all four, or those of --model); what to expect comes first."""
     dry_run: bool = False
     """Say what it would take, and stop: no run is written; documents are read, into the cache."""
 

@@ -89,7 +89,7 @@ def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
     for task in masked.tasks_of(listed):
         for model, group in masked.by_model(listed).items():
             rows += _measured(task, model, masked.cells_of(task, model, group))
-        rows += _published(task)
+        rows += published_numbers(task)
     numbers = pd.DataFrame(rows)
     numbers = numbers.reindex(columns=[*COLUMNS, *(name for name in numbers if name not in COLUMNS)])
     return numbers.fillna({"verdict": "–"})
@@ -126,7 +126,8 @@ def verdict(plain: float, low: float, high: float, floor: float = POINTS) -> str
     return "drops" if low > POINTS else "holds" if high <= POINTS else "undecided"
 
 
-def _published(task: str) -> list[dict[str, Any]]:
+def published_numbers(task: str) -> list[dict[str, Any]]:
+    """The paper's cells of a task, as rows of `table1_numbers`; none for a task that it has not."""
     rows = []
     for model, cells in paper.TABLE1.get(paper.FORMS.get(task, task), {}).items():
         plain, error = cells[0]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from sinklab.analysis.estimates import mean_over
@@ -52,12 +53,48 @@ def write_scores(work: Work, loaded: Loaded, kind: str = "") -> None:
     columns["control"] = np.repeat(np.array([control for _, control in losses], dtype=object), rows)
     work.run.table(of_twin("curve_rows", kind), {**columns, "loss": np.concatenate(list(losses.values()))})
     # Gu et al.'s metric (arXiv 2410.10781), of the key that receives most
-    look = [MaskSinks(k=1, counted_by=Gu())]
-    count = work.progress.counter(math.ceil(rows / settings.batch))
-    (found,) = edited_losses(loaded, text.ids_RS, [look], seed=settings.seed, batch=settings.batch, progress=count)
-    seen = found.doses_by_row()
+    looks = [[MaskSinks(k=1, counted_by=Gu())]]
+    if text.ids_RS.shape[1] > 2:
+        # with two keys masked it is known what the second one received
+        looks.append([MaskSinks(k=2)])
+    count = work.progress.counter(len(looks) * math.ceil(rows / settings.batch))
+    found = edited_losses(loaded, text.ids_RS, looks, seed=settings.seed, batch=settings.batch, progress=count)
+    seen = found[0].doses_by_row()
     columns = {"row": np.arange(rows), "main": seen["held"].numpy(), "gu": seen["sinks"].numpy()}
     work.run.table(of_twin("phenomenon", kind), columns)
+    if len(found) > 1:
+        added = getattr(loaded.model.config, "sink_count", 0)
+        work.run.table(of_twin("grown", kind), grown_table(found[0], found[1], added))
+
+
+def grown_table(one: EditedLosses, two: EditedLosses, added: int) -> pd.DataFrame:
+    """The table ``grown``: what becomes of the other keys of a head when its most attended one is masked.
+
+    A line per row of text, layer and head. before: share of the attention (0 to 1) on the strongest of the others with
+    nothing masked; after: on the strongest of them with one masked; at: the text position of that one, below 0 for an
+    added sink.
+
+    Args:
+        one: what was scored with one key of every head masked.
+        two: the same with two.
+        added: added sinks in front of the text.
+    """
+    first, second = _by_head(one), _by_head(two)
+    table = pd.DataFrame({"before": second["mass"] - first["mass"], "after": first["strongest"]})
+    table["at"] = first["strongest_at"].astype(int) - added
+    return table.reset_index()
+
+
+def _by_head(scored: EditedLosses) -> pd.DataFrame:
+    """The numbers of every `RemovalRecord`, by row of text, layer and head."""
+    parts, start = [], 0
+    for removals in scored.removals:
+        for record in removals:
+            columns = record.columns()
+            columns["row"] = columns["row"] + start
+            parts.append(pd.DataFrame(columns))
+        start += len(removals[0].removed_BLH)
+    return pd.concat(parts).set_index(["row", "layer", "head"]).sort_index()
 
 
 def prepare(loaded: Loaded, settings: CurveSettings, progress: Progress) -> HeldoutRows:

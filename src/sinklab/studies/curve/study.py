@@ -85,12 +85,12 @@ class Curve(Study):
     sentences = deferred("sinklab.studies.curve.figures:masking_curve_sentences")
 
     def amount(self, settings: CurveSettings, info: Any) -> Amount:
-        """A pass over all rows clean, one for every number of keys, control and edit, and two over what sinks hold."""
+        """A pass over all rows clean, one for every number of keys, control and edit, and three for what sinks hold."""
         # beside keys of equal mass stand the most attended ones of the same heads
         controls = len(settings.controls) + ("equal_mass" in settings.controls)
         ways = 1 + (len(settings.ks) - 1) * controls + len(settings.edits)
         batches = math.ceil(settings.rows / settings.batch)
-        counted, evaluations = batches * settings.draws * ways, batches * (settings.draws * ways + 2)
+        counted, evaluations = batches * settings.draws * ways, batches * (settings.draws * ways + 3)
         positions = min(settings.rows, settings.batch) * settings.length
         first, words = counted / evaluations, f"{settings.rows} rows × {ways} ways"
         return Amount(words, evaluations, positions, twins=settings.twin, first=first)
@@ -123,7 +123,8 @@ A diffusion model is scored by its masked-token bound, an autoregressive one by 
 is chosen by a clean pass over the same row, see `edited_losses`. Table ``curve``: one row per (k, control), see
 `curve_table`; table ``curve_rows``: the loss of every row of text, from which all else follows; table
 ``phenomenon``: by row of text, main, the share of attention on the key of a head that receives most, and gu, the share
-of heads that give it more than 30 % (mean over layers and heads). Each of these of untrained twins too, with the name
+of heads that give it more than 30 % (mean over layers and heads); table ``grown``: what becomes of the other keys of
+each head when that one is masked, see `grown_table`. Each of these of untrained twins too, with the name
 of the twin behind it (curve-permuted), as table ``twins`` says.
 
 Args:

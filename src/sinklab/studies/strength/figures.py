@@ -13,6 +13,7 @@ import pandas as pd
 from sinklab.records.info import of_twin
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
+from sinklab.reports.build import Card, Part, as_it_is, picture, plain_page
 from sinklab.reports.charts import Axis, Map
 from sinklab.reports.drawing import figure
 from sinklab.reports.printed import save_figure, write_page
@@ -108,21 +109,71 @@ def strength_figure(one: Reader) -> list[Map]:
     return shown
 
 
+def readings_of(run: Run) -> str:
+    """The words of the table explained: what is strong, and the two ways to read the first token."""
+    return (
+        f"Strong: more than {run.info.settings['epsilon']} of the attention of the queries that may see it. First "
+        "token: weights averaged over the sequences first, as Gu et al. do (arXiv 2410.10781); by sequence: each by "
+        "itself, with the 95 % interval over these sequences. Strongest key: the one of each head and sequence that "
+        "gets most of all attention there, and its share of that."
+    )
+
+
 def draw_strength(runs: Iterable[Run], out: Path, options: Any) -> list[Path]:
-    """strength.md, strength.csv (all numbers) and the picture, in each run folder."""
+    """strength.html, strength.md, strength.csv (all numbers) and the picture, in each run folder."""
     return [path for run in runs for path in _written(run, options.figures)]
 
 
 def _written(run: Run, formats: Iterable[str]) -> list[Path]:
-    epsilon = run.info.settings["epsilon"]
-    explained = (
-        f"\nStrong: more than {epsilon} of the attention of the queries that may see it. First token: weights averaged "
-        "over the sequences first, as Gu et al. do (arXiv 2410.10781); by sequence: each by itself, with the 95 % "
-        "interval over these sequences. Strongest key: the one of each head and sequence that gets most of all "
-        "attention there, and its share of that.\n\nPublished, read in the first way:\n\n"
-    )
-    more = explained + markdown(published_table())
-    page = write_page(run.path / "strength.md", strength_table(run), strength_sentences([run]), more)
+    more = f"\n{readings_of(run)}\n\nPublished, read in the first way:\n\n{markdown(published_table())}"
+    text = write_page(run.path / "strength.md", strength_table(run), strength_sentences([run]), more)
     numbers = run.path / "strength.csv"
     write_beside(numbers, lambda path: summary_of(run).to_csv(path, index=False))
-    return [page, numbers, *save_figure(lambda: strength_figure(run), run.path / "strength", formats)]
+    page = strength_page(run)
+    return [page, text, numbers, *save_figure(lambda: strength_figure(run), run.path / "strength", formats)]
+
+
+def strength_page(run: Run) -> Path:
+    """Write strength.html into the run folder: the picture, both readings, and published numbers. Returns its path."""
+    name = str(run.info.model["name"])
+    drawn = picture("strength", [run], f"layer × head of {name}: the first token, and the strongest key")
+    heads = f"The weight of the first token and the share of the strongest key, means over {_kind_of(run)}."
+    both = as_it_is(strength_table(run).set_index("sequences"))
+    published = "The share of heads whose first token is strong, weights averaged first. The others were not run here."
+    others = as_it_is(_beside_published(run).set_index("model"))
+    parts = [
+        _part("heads", "Layer by layer, head by head", heads, Card("", pictures=drawn)),
+        _part("found", "What was found", "", Card("", sentences=strength_sentences([run]))),
+        _part("readings", "Both readings", readings_of(run), Card("", tables=[both])),
+        _part("published", "Beside published numbers", published, Card("", tables=[others])),
+    ]
+    epsilon = run.info.settings["epsilon"]
+    lead = (
+        "The protocol of Gu et al. (arXiv 2410.10781): how many heads give the first token more than "
+        f"{epsilon} of their attention, and how many give that to any token."
+    )
+    return plain_page(
+        run.path / "strength.html", run, title=f"Sinks of {name}: how strong they are", lead=lead, parts=parts
+    )
+
+
+def _part(anchor: str, title: str, how: str, card: Card) -> Part:
+    return {"anchor": anchor, "title": title, "how": how, "sentences": [], "cards": [card]}
+
+
+def _kind_of(run: Run) -> str:
+    """The kind of sequence that the picture shows, in words."""
+    line = summary_of(run).iloc[0]
+    words = f"{line['rows']} sequences ({line['input']})"
+    if line["start"]:
+        words += " behind the start token"
+    return words if line["ratio"] == 0 else f"{words}, {percent(line['ratio'])} masked"
+
+
+def _beside_published(run: Run) -> pd.DataFrame:
+    """The published numbers below those of this run, of unmasked sequences without a start token."""
+    lines = summary_of(run)
+    plain = lines[~lines["start"] & (lines["ratio"] == 0)].set_index("input")["sink"]
+    own = {name: percent(plain[name]) if name in plain else "–" for name in INPUTS}
+    first = pd.DataFrame([{"name": run.info.model["name"], **own, "source": "this run"}])
+    return pd.concat([first, published_table()]).rename(columns={"name": "model"})

@@ -64,7 +64,8 @@ class Strength(Study):
     tokens. The weight of a token is the mean over the queries that may see it. Read in two ways: weights averaged over
     the texts first, as published, and each text by itself, with the interval over texts. Beside it the strongest key
     wherever it stands, its kind of token, the ratio of massive activations, and published numbers of other models.
-    Writes a run folder, strength.md, strength.csv and the picture, layer × head.
+    Writes a run folder, the page strength.html, strength.md, strength.csv and the
+    picture, layer × head.
 
     Try
         sinklab strength tiny-causal --rows 20
