@@ -28,6 +28,7 @@ from sinklab.checkpoints import from_causal, load_adapters
 from sinklab.records import open_run
 from sinklab.training import TrainSettings, recipe, train
 from sinklab.training.adapters import extract
+from sinklab.training.checkpoints import whole_checkpoints
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/smollm2-diffusion"))
 BASE = os.environ.get("SINKLAB_BASE", "smollm2")
@@ -45,41 +46,93 @@ SIBLINGS: dict[str, dict[str, Any]] = {
 SEEDS = (0, 1, 2)
 RATIOS = (0.0, 0.15, 0.5, 0.9)
 CURVE = ("iii-0", "iv-0")
-"""Runs of which every point of the curve is measured; of the others the last one."""
-POINTS = (100, 300, 500)
-"""Steps that are measured, of 1,024 tokens each."""
+"""Runs of which every point of the curve is measured, and which go on; of the others the last one."""
+POINTS = (100, 300, 500, 1000, 3000, 10000)
+"""Steps in all that are measured, of 1,024 tokens each."""
+FIRST = 500
+"""Steps of the first half million tokens."""
+LONGER = ((500, 3000), (3000, 10000))
+"""Steps in all at which the longer stages begin and end."""
+FILES = {
+    True: ("train-00.jsonl.gz", "train-01.jsonl.gz"),
+    False: ("train-02.jsonl.gz", "train-03.jsonl.gz", "train-04.jsonl.gz", "train-05.jsonl.gz"),
+}
+"""Text of the first half million tokens (True), and of the longer stages."""
 
 
-def settings_of(sibling: str, seed: int) -> TrainSettings:
-    """The registered settings of the first half million tokens."""
-    files = ("train-00.jsonl.gz", "train-01.jsonl.gz")
-    return recipe(
-        "qwen-0.5b",
-        init_from=BASE,
-        corpus=str(together(files)),
-        heldout=str(BOOKS / "valid.jsonl.gz"),
-        heldout_rows=64,
-        length=256,
-        batch=4,
-        micro_batch=4,
-        steps=500,
-        lr=2e-3,
-        warmup=0.04,
-        train_only="lora",
-        lora_rank=32,
-        compile=False,
-        streaming=False,
-        workers=0,
-        save_every=100,
-        eval_every=100,
-        log_every=20,
-        monitor_every=0,
-        keep=5,
-        log_to="none",
-        seed=seed,
-        out=str(RUNS / f"{sibling}-{seed}"),
-        **SIBLINGS[sibling],
-    )
+@dataclass(frozen=True)
+class Stage:
+    """A run of training: the first half million tokens of a sibling and seed, or a longer stage that goes on from it.
+
+    Steps are counted in all, over the stages before too.
+    """
+
+    sibling: str
+    seed: int
+    begins: int = 0
+    ends: int = FIRST
+
+    @property
+    def name(self) -> str:
+        """Sibling and seed, as points and files of adapters are named."""
+        return f"{self.sibling}-{self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return RUNS / (f"{self.name}-{self.ends}" if self.begins else self.name)
+
+    @property
+    def points(self) -> list[int]:
+        """Steps that are measured."""
+        inside = [step for step in POINTS if self.begins < step <= self.ends]
+        return inside if self.name in CURVE else inside[-1:]
+
+    def settings(self) -> TrainSettings:
+        """The registered settings; of a longer stage a lower peak, other text, and the adapters it goes on from."""
+        is_first = self.begins == 0
+        changes = dict(SIBLINGS[self.sibling])
+        if not is_first:
+            changes["adapters"] = str(adapters_of(self.name, self.begins))
+        return recipe(
+            "qwen-0.5b",
+            init_from=BASE,
+            corpus=str(together(FILES[is_first])),
+            heldout=str(BOOKS / "valid.jsonl.gz"),
+            heldout_rows=64,
+            length=256,
+            batch=4,
+            micro_batch=4,
+            steps=self.ends - self.begins,
+            lr=2e-3 if is_first else 1e-3,
+            warmup=0.04,
+            train_only="lora",
+            lora_rank=32,
+            compile=False,
+            streaming=False,
+            workers=0,
+            save_every=100,
+            eval_every=100,
+            log_every=20,
+            monitor_every=0,
+            keep=5,
+            log_to="none",
+            # a stage has order and noise of its own, or the last would begin with the rows of the one before it
+            seed=self.seed + self.begins,
+            out=str(self.folder),
+            **changes,
+        )
+
+
+def stages() -> Iterator[Stage]:
+    """Every run in the registered order: all seeds of the first half million tokens, then the longer stages."""
+    for seed in SEEDS:
+        for sibling in SIBLINGS:
+            yield Stage(sibling, seed, 0, FIRST)
+    for begins, ends in LONGER:
+        for name in CURVE:
+            sibling, seed = name.split("-")
+            yield Stage(sibling, int(seed), begins, ends)
 
 
 def together(names: tuple[str, ...]) -> Path:
@@ -94,18 +147,21 @@ def together(names: tuple[str, ...]) -> Path:
 
 
 def train_all() -> None:
-    """Every sibling of every seed that is not complete; an interrupted one goes on from its last checkpoint."""
-    for seed in SEEDS:
-        for sibling in SIBLINGS:
-            settings = settings_of(sibling, seed)
-            folder = Path(settings.out)
-            if adapters_of(folder.name, POINTS[-1]).is_file():
-                continue
-            begun = (folder / "run.json").is_file()
-            if not begun or open_run(folder).info.status != "complete":
-                print(f"{folder.name}: {'goes on' if begun else 'begins'}", flush=True)
-                train(replace(settings, resume=begun), progress=lambda text: print(text, flush=True))
-            take_adapters()
+    """Every stage that is not complete; an interrupted one goes on from its last checkpoint."""
+
+    def tell(text: str) -> None:
+        print(text, flush=True)
+        # a long stage does not keep all its checkpoints
+        take_adapters()
+
+    for stage in stages():
+        if adapters_of(stage.name, stage.ends).is_file():
+            continue
+        begun = (stage.folder / "run.json").is_file()
+        if not begun or open_run(stage.folder).info.status != "complete":
+            print(f"{stage.folder.name}: {'goes on' if begun else 'begins'}", flush=True)
+            train(replace(stage.settings(), resume=begun), progress=tell)
+        take_adapters()
 
 
 def adapters_of(run: str, step: int) -> Path:
@@ -115,19 +171,19 @@ def adapters_of(run: str, step: int) -> Path:
 
 def take_adapters() -> None:
     """Write the adapters of every point that a checkpoint holds, and the history of its run, beside the results."""
-    for sibling in SIBLINGS:
-        for seed in SEEDS:
-            name = f"{sibling}-{seed}"
-            for step in POINTS if name in CURVE else POINTS[-1:]:
-                checkpoint = RUNS / name / "checkpoints" / f"checkpoint-{step}"
-                file = adapters_of(name, step)
-                if checkpoint.is_dir() and not file.is_file():
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    extract(checkpoint, file, base="SmolLM2-135M-Instruct")
-                    print(f"{file.name}: {file.stat().st_size:,} bytes", flush=True)
-            if (RUNS / name / "history.parquet").is_file():
-                (RESULTS / "history").mkdir(parents=True, exist_ok=True)
-                open_run(RUNS / name).table("history").to_csv(RESULTS / "history" / f"{name}.csv", index=False)
+    for stage in stages():
+        checkpoints = whole_checkpoints(stage.folder / "checkpoints")
+        for step in stage.points:
+            checkpoint = stage.folder / "checkpoints" / f"checkpoint-{step - stage.begins}"
+            file = adapters_of(stage.name, step)
+            if checkpoint in checkpoints and not file.is_file():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                extract(checkpoint, file, base="SmolLM2-135M-Instruct")
+                print(f"{file.name}: {file.stat().st_size:,} bytes", flush=True)
+        if (stage.folder / "history.parquet").is_file():
+            (RESULTS / "history").mkdir(parents=True, exist_ok=True)
+            table = open_run(stage.folder).table("history")
+            table.to_csv(RESULTS / "history" / f"{stage.folder.name}.csv", index=False)
 
 
 @dataclass(frozen=True)
