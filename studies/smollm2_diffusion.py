@@ -6,25 +6,30 @@
     python studies/smollm2_diffusion.py report      tables and figures from the results, without a model
 
 Folders come from the environment: SINKLAB_STUDY for run folders (runs/smollm2-diffusion when unset), SINKLAB_BASE for
-the parent (a Hugging Face folder or the GGUF file), SINKLAB_BOOKS for the public-domain books in .jsonl.gz.
+the parent (a Hugging Face folder or the GGUF file), SINKLAB_BOOKS for the public-domain books in .jsonl.gz,
+SINKLAB_SHARED for a folder whose data/ has the benchmarks.
 """
 
 import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).parent))
 
+import smollm2_costs as costs
 import smollm2_measures as measures
+import smollm2_runs as runs
+from smollm2_report import report
 
-from sinklab.checkpoints import from_causal, load_adapters
+from sinklab.checkpoints import from_causal, load, load_adapters
+from sinklab.checkpoints.adapters import add_adapters, read_adapters
+from sinklab.checkpoints.loading import permuted
 from sinklab.records import open_run
 from sinklab.training import TrainSettings, recipe, train
 from sinklab.training.adapters import extract
@@ -33,6 +38,7 @@ from sinklab.training.checkpoints import whole_checkpoints
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/smollm2-diffusion"))
 BASE = os.environ.get("SINKLAB_BASE", "smollm2")
 BOOKS = Path(os.environ.get("SINKLAB_BOOKS", "../shared/data/books_pd"))
+DATA = Path(os.environ.get("SINKLAB_SHARED", "../shared")) / "data"
 RESULTS = Path(__file__).with_suffix("")
 
 SIBLINGS: dict[str, dict[str, Any]] = {
@@ -191,73 +197,174 @@ class Point:
     """A model that is measured."""
 
     name: str
-    adapters: Path | None
-    attention: str
+    adapters: Path | None = None
+    attention: str = "full"
     """Who sees whom, as `measures.sight_of` names it, where the model does not know it itself."""
+    settings: tuple[tuple[str, Any], ...] = ()
+    """Of an untrained model: fields of its config besides the shift."""
 
     @property
     def result(self) -> Path:
         return RESULTS / "points" / f"{self.name}.json"
 
+    @property
+    def is_autoregressive(self) -> bool:
+        """Whether its objective is the next token."""
+        return self.name == "parent" or self.name.startswith("i-")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What is measured of it unless parts are named."""
+        if self.name == "lifted-sink":
+            return ("added",)
+        has_sink = self.name.startswith("iv-")
+        steps = self.name.split("-")[-1]
+        wanted = CURVE_PARTS if steps.isdecimal() and int(steps) not in WHOLE else PARTS[:-1]
+        return tuple(part for part in wanted if part != "added" or has_sink)
+
     def load(self) -> Any:
         """The model with its tokenizer, a `DiffusionLM` that predicts each token from the position before it."""
         if self.adapters is None:
-            return from_causal(BASE, logit_shift=True)
-        return load_adapters(BASE, self.adapters)
+            return from_causal(BASE, logit_shift=True, **dict(self.settings))
+        if not self.is_autoregressive:
+            return load_adapters(BASE, self.adapters)
+        loaded = from_causal(BASE, logit_shift=True)
+        add_adapters(loaded.model, read_adapters(self.adapters)[1])
+        return loaded
+
+    def as_trained(self) -> Any:
+        """The same, but a model of the next token as an autoregressive one."""
+        if not self.is_autoregressive:
+            return self.load()
+        return load(BASE) if self.adapters is None else load_adapters(BASE, self.adapters)
 
 
 def points() -> Iterator[Point]:
     """Models that can be measured now: the parent, the lifted parent, and every point that has adapters."""
-    yield Point("parent", None, "causal")
-    yield Point("lifted", None, "full")
-    for file in sorted((RESULTS / "adapters").glob("*.safetensors")):
+    yield Point("parent", attention="causal")
+    yield Point("lifted")
+    yield Point("lifted-sink", settings=(("sink_count", 1), ("sink_kind", "token")))
+    for file in sorted((RESULTS / "adapters").glob("*.safetensors"), key=lambda one: (steps_of(one), one.name)):
         sibling = file.name.split("-")[0]
-        # an autoregressive sibling is measured as a model with causal attention
         yield Point(file.stem, file, "causal" if sibling in ("i", "ii") else "full")
 
 
-PARTS = ("strength", "lone", "value_norms", "costs")
-"""What is measured of a point; costs take most of the time."""
+def steps_of(file: Path) -> int:
+    """Steps in all of a file of adapters."""
+    return int(file.stem.split("-")[-1])
 
 
-def measure(only: list[str], parts: list[str]) -> None:
-    """Every point that has no result yet, or lacks a part of it."""
+PARTS = (
+    "strength",
+    "channel",
+    "value_norms",
+    "added",
+    "lone",
+    "controls",
+    "motion",
+    "start",
+    "bound",
+    "costs",
+    "kept",
+    "benchmarks",
+)
+"""What is measured of a point, costs last as they take most of the time; benchmarks only where they are named."""
+CURVE_PARTS = ("strength", "channel", "value_norms", "added", "motion", "bound")
+"""What is measured of the points of the curve that are not `WHOLE`."""
+WHOLE = (500, 10000)
+"""Steps at which all is measured."""
+TEXTS = {"motion": 8}
+"""Texts of a part, where they are not 40."""
+
+
+def measure(only: list[str], parts: list[str], texts: int | None) -> None:
+    """Every point that has no result yet, or lacks a part of it.
+
+    With `texts`, a try on so many: the numbers are printed and not kept.
+    """
     for point in points():
-        if (only and point.name not in only) or point.name.startswith("i-"):
+        if only and point.name not in only:
             continue
         found = json.loads(point.result.read_text("utf-8")) if point.result.is_file() else {}
-        missing = [part for part in parts or PARTS if part not in found]
+        missing = [part for part in parts or point.parts if texts or part not in found]
         if not missing:
             continue
         print(f"measuring {', '.join(missing)} of {point.name}", flush=True)
         loaded = point.load()
+        loaded.model.eval()
         for part in missing:
-            found[part] = measured(part, loaded.model.eval(), loaded.needed_tokenizer(), point.attention)
+            count = texts or TEXTS.get(part, 40)
+            begun = time.perf_counter()
+            one = measured(part, point, loaded, count, found)
+            seconds = time.perf_counter() - begun
+            each = f"{seconds / count:.1f} s a text"
+            print(f"  {part} of {point.name}: {seconds:.0f} s on {count} texts, {each}", flush=True)
+            found[part] = one
+            if texts:
+                print(json.dumps(one)[:3000], flush=True)
+                continue
+            found.setdefault("seconds", {})[part] = round(seconds)
             point.result.parent.mkdir(parents=True, exist_ok=True)
             point.result.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
-def measured(part: str, model: Any, tokenizer: Any, attention: str) -> dict[str, Any]:
-    """One of `PARTS` of a model."""
-    mask_id, valid = model.config.mask_token_id, BOOKS / "valid.jsonl.gz"
-    rows_NS = measures.book_rows(tokenizer, valid, 128 if part == "costs" else 64, 8)
-    seen = measures.sight_of(attention, 64)
+def measured(part: str, point: Point, loaded: Any, count: int, found: dict[str, Any]) -> dict[str, Any]:
+    """One of `PARTS` of a point, on so many texts; `found` has the parts that are there."""
+    model, tokenizer, attention = loaded.model, loaded.needed_tokenizer(), point.attention
+    mask_id, length = model.config.mask_token_id, 128 if part in ("costs", "kept", "bound") else 64
+    every_NS = measures.book_rows(tokenizer, BOOKS / "valid.jsonl.gz", length, 8)
+    # all texts in the order of the books; fewer are spread over them
+    rows_NS = every_NS if count >= len(every_NS) else runs.spread_over_books(every_NS, 8, count)
+    seen = measures.sight_of(attention, length)
     if part == "costs":
-        return measures.block_costs(model, rows_NS, attention, mask_id)
+        return costs.block_costs(model, rows_NS, attention, mask_id)
+    if part == "kept":
+        return costs.kept_costs(model, rows_NS, attention, mask_id, found["costs"])
     if part == "value_norms":
         return measures.value_norms(model, rows_NS, seen)
-    found = {}
+    if part == "added":
+        return measures.added_sink(model, rows_NS)
+    if part == "start":
+        ends = tokenizer.bos_token_id, tokenizer.eos_token_id
+        return measures.starts(model, rows_NS, attention, mask_id, *ends)
+    if part == "lone":
+        return lone(model, rows_NS)
     if part == "strength":
-        for ratio in RATIOS:
-            noisy_NS = measures.masked_at(rows_NS, ratio, mask_id)
-            weights_NLHK = measures.weights_of(model, noisy_NS, seen)
-            found[str(ratio)] = measures.strength(weights_NLHK, rows_NS, noisy_NS, tokenizer, mask_id)
-        return found
+        return strength(model, rows_NS, seen, tokenizer)
+    if part == "controls":
+        return strength(permuted(loaded).model, rows_NS, seen, tokenizer)
+    if part == "channel":
+        pairs = results()["parent"]["strength"]["0.0"]["first_strong_pairs"]
+        noisy = {str(ratio): measures.masked_at(rows_NS, ratio, mask_id) for ratio in (0.0, 0.15)}
+        return {ratio: measures.channels(model, noisy_NS, seen, pairs) for ratio, noisy_NS in noisy.items()}
+    if part == "motion":
+        written = runs.motion(point.as_trained(), rows_NS)
+        return written | {"redrawn": runs.redrawn(model, rows_NS, attention, mask_id)}
+    if part == "bound":
+        return runs.bounds(point.as_trained(), rows_NS)
+    seconds = runs.seconds_of_benchmarks(model, is_diffusion=not point.is_autoregressive)
+    print(f"  benchmarks of {point.name}: about {seconds / 60:.0f} min", flush=True)
+    return runs.benchmarks(point.as_trained, DATA, RUNS / "benchmarks", point.name)
+
+
+def strength(model: Any, rows_NS: Any, seen: Any, tokenizer: Any) -> dict[str, Any]:
+    """How strong the strongest keys are, and where they stand, by mask ratio."""
+    mask_id, found = model.config.mask_token_id, {}
+    for ratio in RATIOS:
+        noisy_NS = measures.masked_at(rows_NS, ratio, mask_id)
+        weights_NLHK = measures.weights_of(model, noisy_NS, seen)
+        found[str(ratio)] = measures.strength(weights_NLHK, rows_NS, noisy_NS, tokenizer, mask_id)
+    return found
+
+
+def lone(model: Any, rows_NS: Any) -> dict[str, Any]:
+    """Weight and spike of a key whose row sees itself alone, and without that."""
+    found, length = {}, rows_NS.shape[1]
     for name in ("causal", "all_first", "full", "alone-0", "alone-30"):
         key = int(name.removeprefix("alone-")) if name.startswith("alone-") else 0
-        sight = measures.sight_of(name, 64)
+        sight = measures.sight_of(name, length)
         weights_NLHK = measures.weights_of(model, rows_NS, sight)
-        share_N = weights_NLHK[..., weights_NLHK.shape[-1] - 64 + key].mean((1, 2))
+        share_N = weights_NLHK[..., weights_NLHK.shape[-1] - length + key].mean((1, 2))
         found[name] = {"share": share_N.tolist(), **measures.spikes(model, rows_NS, sight)}
         print(f"  {name}: key {key} {float(share_N.mean()):.3f}", flush=True)
     return found
@@ -268,100 +375,21 @@ def results() -> dict[str, dict[str, Any]]:
     return {file.stem: json.loads(file.read_text("utf-8")) for file in sorted((RESULTS / "points").glob("*.json"))}
 
 
-def report() -> None:
-    """The tables as Markdown, and the figures, from the results."""
-    found = results()
-    lines = [*lone_table(found), "", *strength_table(found), "", *cost_table(found), ""]
-    (RESULTS / "tables.md").write_text("\n".join(lines), "utf-8")
-    draw(found)
-    print("\n".join(lines))
-
-
-def shown(values: Any, digits: int = 3) -> str:
-    """A mean over texts with its interval."""
-    one = measures.interval(values)
-    return f"{one['mean']:.{digits}f} ({one['low']:.{digits}f} … {one['high']:.{digits}f})".replace("-", "−")
-
-
-def lone_table(found: dict[str, Any]) -> list[str]:
-    """What the key of a row that sees itself alone gets, and its spike."""
-    names = ("causal", "all_first", "full", "alone-0", "alone-30")
-    found = {name: one for name, one in found.items() if "lone" in one}
-    words = ("causal: key 0", "causal, row 0 sees all: key 0", "full: key 0", "full, row 0 alone: key 0")
-    words += ("full, row 30 alone: key 30",)
-    columns = [name for name in ("parent", *found) if name in found and name != "lifted"]
-    lines = ["| attention | " + " | ".join(dict.fromkeys(columns)) + " |"]
-    lines.append("|---" * (1 + len(dict.fromkeys(columns))) + "|")
-    for name, said in zip(names, words, strict=True):
-        cells = []
-        for column in dict.fromkeys(columns):
-            one = found[column]["lone"][name]
-            cells.append(f"{shown(one['share'])}, spike {np.median(one['greatest']):,.0f}")
-        lines.append(f"| {said} | " + " | ".join(cells) + " |")
-    return lines
-
-
-def strength_table(found: dict[str, Any]) -> list[str]:
-    """Strong heads, the strongest key's share and the first token's, by mask ratio."""
-    lines = ["| model | masked | heads with a strong key, % | strongest key | first token | strong keys stand on |"]
-    lines.append("|---|---|---|---|---|---|")
-    for name, one in found.items():
-        for ratio, row in one["strength"].items():
-            tokens = ", ".join(f"{token!r} {share:.0%}" for token, share in list(row["tokens"].items())[:3])
-            strong = shown(100 * np.array(row["strong_heads"]), 1)
-            shares = shown(row["strongest_share"]), shown(row["first_share"])
-            lines.append(f"| {name} | {ratio} | {strong} | {shares[0]} | {shares[1]} | {tokens} |")
-    return lines
-
-
-def cost_table(found: dict[str, Any]) -> list[str]:
-    """What blocking the strongest key of a text costs, less what a random key costs, in nats."""
-    lines = ["| model | loss | blocked for all | for queries from 32 on | random, for all | random, late |"]
-    lines.append("|---|---|---|---|---|---|")
-    for name, one in found.items():
-        if "costs" not in one:
-            continue
-        loss = {arm: np.array(values) for arm, values in one["costs"]["loss"].items()}
-        arms = ("all", "late", "random all", "random late")
-        cells = [shown(loss[arm] - loss["none"]) for arm in arms]
-        lines.append(f"| {name} | {loss['none'].mean():.2f} | " + " | ".join(cells) + " |")
-    return lines
-
-
-def draw(found: dict[str, Any]) -> None:
-    """The share of the first token and of the strongest key over the mask ratio, for every model."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True, layout="constrained")
-    for name, one in found.items():
-        ratios = [float(ratio) for ratio in one["strength"]]
-        for axis, field in zip(axes, ("strongest_share", "first_share"), strict=True):
-            axis.plot(ratios, [np.mean(row[field]) for row in one["strength"].values()], marker="o", label=name)
-    axes[0].set_ylabel("mean weight")
-    axes[0].set_title("strongest key of a head")
-    axes[1].set_title("first token")
-    for axis in axes:
-        axis.set_xlabel("share of tokens that are masked")
-        axis.set_ylim(0, None)
-    axes[1].legend(fontsize=8)
-    figure.savefig(RESULTS / "strength.png", dpi=150)
-    plt.close(figure)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("train", "adapters", "measure", "report"))
     parser.add_argument("points", nargs="*", help="of measure: names of points; all when left out")
-    parser.add_argument("--parts", nargs="*", default=[], choices=PARTS, help="of measure; all when left out")
+    parser.add_argument("--parts", nargs="*", default=[], choices=PARTS, help="of measure; see Point.parts")
+    parser.add_argument("--texts", type=int, help="of measure: a try on so many texts, which keeps no result")
     given = parser.parse_args()
     if given.command == "train":
         train_all()
     elif given.command == "adapters":
         take_adapters()
     elif given.command == "measure":
-        measure(given.points, given.parts)
+        measure(given.points, given.parts, given.texts)
     else:
-        report()
+        report(results(), RESULTS)
 
 
 if __name__ == "__main__":
