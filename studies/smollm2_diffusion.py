@@ -319,7 +319,7 @@ def measured(part: str, point: Point, loaded: Any, count: int, found: dict[str, 
     if part == "costs":
         return costs.block_costs(model, rows_NS, attention, mask_id)
     if part == "kept":
-        return costs.kept_costs(model, rows_NS, attention, mask_id, found["costs"])
+        return costs.kept_costs(model, rows_NS, attention, mask_id, needed("costs", found, point.name))
     if part == "value_norms":
         return measures.value_norms(model, rows_NS, seen)
     if part == "added":
@@ -334,7 +334,7 @@ def measured(part: str, point: Point, loaded: Any, count: int, found: dict[str, 
     if part == "controls":
         return strength(permuted(loaded).model, rows_NS, seen, tokenizer)
     if part == "channel":
-        pairs = results()["parent"]["strength"]["0.0"]["first_strong_pairs"]
+        pairs = needed("strength", results().get("parent", {}), "parent")["0.0"]["first_strong_pairs"]
         noisy = {str(ratio): measures.masked_at(rows_NS, ratio, mask_id) for ratio in (0.0, 0.15)}
         return {ratio: measures.channels(model, noisy_NS, seen, pairs) for ratio, noisy_NS in noisy.items()}
     if part == "motion":
@@ -345,6 +345,13 @@ def measured(part: str, point: Point, loaded: Any, count: int, found: dict[str, 
     seconds = runs.seconds_of_benchmarks(model, is_diffusion=not point.is_autoregressive)
     print(f"  benchmarks of {point.name}: about {seconds / 60:.0f} min", flush=True)
     return runs.benchmarks(point.as_trained, DATA, RUNS / "benchmarks", point.name)
+
+
+def needed(part: str, found: dict[str, Any], name: str) -> Any:
+    """A part that another one is made of. Exits where it is not there."""
+    if part not in found:
+        raise SystemExit(f"this part needs {part} of {name}, which is not there; measure that first")
+    return found[part]
 
 
 def strength(model: Any, rows_NS: Any, seen: Any, tokenizer: Any) -> dict[str, Any]:

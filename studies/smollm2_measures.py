@@ -229,7 +229,7 @@ def value_norms(model: Any, ids_NS: Tensor, visible: Tensor | None) -> dict[str,
 
 
 @torch.inference_mode()
-def added_sink(model: Any, ids_NS: Tensor) -> dict[str, Any]:
+def added_sink(model: Any, ids_NS: Tensor, layer: int = SPIKE_LAYER) -> dict[str, Any]:
     """Mean weight of the added sink token, and its spike, where it sees itself alone and where it sees all.
 
     It is run in the sequence, in front of the text, which is the same as the model's own way where it sees itself.
@@ -244,7 +244,7 @@ def added_sink(model: Any, ids_NS: Tensor) -> dict[str, Any]:
         for ids_BS in ids_NS.split(8):
             sink_BND = model.sink_embeddings.expand(len(ids_BS), -1, -1)
             embeds_BKD = torch.cat([sink_BND, model.model.embed_tokens(ids_BS)], 1)
-            with trace(model.model, ("received",)) as recording, states_behind(model, SPIKE_LAYER, keys) as kept:
+            with trace(model.model, ("received",)) as recording, states_behind(model, layer, keys) as kept:
                 model.model(
                     inputs_embeds=embeds_BKD,
                     attention_mask=seen_KK[None, None].expand(len(ids_BS), 1, -1, -1),

@@ -6,13 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from sinklab.checkpoints.adapters import read_adapters
 from sinklab.records.reading import open_run
 from sinklab.training import recipe, train
 from sinklab.training.checkpoints import whole_checkpoints
+from tiny_diffusion import tiny_model
 from tiny_training import tiny_settings, uneven_documents
 
 STUDIES = Path(__file__).parents[2] / "studies"
@@ -29,7 +32,11 @@ def script(name: str) -> Any:
     return sys.modules[name]
 
 
-study = script("smollm2_diffusion")
+for part in ("measures", "costs", "contrasts", "report", "runs"):
+    script(f"smollm2_{part}")
+study, measures, costs, contrasts = (
+    script(f"smollm2_{name}") for name in ("diffusion", "measures", "costs", "contrasts")
+)
 
 
 @pytest.fixture
@@ -109,4 +116,89 @@ def test_the_order_is_the_registered_one() -> None:
     assert names[-4:] == ["iii-0-3000", "iv-0-3000", "iii-0-10000", "iv-0-10000"]
     assert [stage.points for stage in study.stages()][:2] == [[100, 300, 500], [500]]
     assert study.Stage("iii", 0, 500, 3000).points == [1000, 3000]
-    assert torch.get_num_threads() >= 1
+
+
+@pytest.fixture
+def texts() -> torch.Tensor:
+    return torch.randint(5, 200, (3, 128), generator=torch.Generator().manual_seed(0))
+
+
+def test_kept_rows_of_a_causal_model_are_those_of_a_late_block(texts: torch.Tensor) -> None:
+    model = tiny_model(context=128, logit_shift=True)
+    mask_id = model.config.mask_token_id
+    anew = costs.block_costs(model, texts, "causal", mask_id)
+    kept = costs.kept_costs(model, texts, "causal", mask_id, anew)["loss"]
+    assert kept["none"] == pytest.approx(anew["none"], abs=1e-4)
+    # never for its own query: where the blocked key is a late one, its own row differs
+    early = [all(key < costs.LATE for (key,) in rows) for rows in zip(*anew["keys"]["1"]["blocked"], strict=True)]
+    assert any(early)
+    for row in (row for row, is_early in enumerate(early) if is_early):
+        assert kept["blocked"][row] == pytest.approx(anew["keys"]["1"]["loss"]["late"][row], abs=1e-4)
+    assert model.config.attention == "full"
+
+
+def test_a_model_that_sees_both_sides_reads_other_rows_anew(texts: torch.Tensor) -> None:
+    model = tiny_model(context=128, logit_shift=True)
+    anew = costs.block_costs(model, texts, "full", model.config.mask_token_id)
+    kept = costs.kept_costs(model, texts, "full", model.config.mask_token_id, anew)["loss"]
+    assert kept["none"] != pytest.approx(anew["none"], abs=1e-4)
+    one = anew["keys"]["25 %"]
+    assert one["removed"] >= costs.REMOVED or one["k"] == 32
+    assert len(one["blocked"]) == len(costs.TARGETS)
+
+
+def test_random_keys_have_the_state_and_age_of_those_they_stand_for() -> None:
+    for row in range(20):
+        places = costs.alike(torch.tensor([0, 3, 40, 100, -1]), 62, 128, row).tolist()
+        assert len({*places, 0, 3, 40, 100}) == 9
+        assert [place < 32 for place in places] == [True, True, False, False, True]
+        assert places[2] < 62 <= places[3]
+    # the last position has none beside it
+    assert costs.alike(torch.tensor([127]), 127, 128, 0).tolist() != [127]
+
+
+def test_an_added_token_can_be_blocked_and_has_values(texts: torch.Tensor) -> None:
+    model = tiny_model(1, context=130, logit_shift=True)
+    with torch.no_grad():
+        model.sink_embeddings.mul_(40)
+    sink = torch.full((3, 1), -1)
+    clean = costs.losses(model, texts, texts, None, (40,))[0]
+    late = costs.losses(model, texts, texts, None, (40,), sink, 32)[0]
+    last = costs.losses(model, texts, texts, None, (40,), sink, 127)[0]
+    assert (clean - late).abs().max() > 1e-5
+    assert (last - late).abs().max() > 1e-5
+    seen = measures.added_sink(model, texts, layer=2)
+    own = measures.weights_of(model, texts)[..., 0].mean((1, 2))
+    assert seen["alone"]["share"] == pytest.approx(own.tolist(), abs=1e-5)
+    assert seen["all"]["share"] != pytest.approx(own.tolist(), abs=1e-5)
+    assert len(measures.value_norms(model, texts, None)["ratio"]) == 3
+
+
+def test_hidden_end_tokens_change_nothing(texts: torch.Tensor) -> None:
+    model = tiny_model(context=128, logit_shift=True)
+    told = measures.starts(model, texts[:, :64], "full", model.config.mask_token_id, 1, 2)
+    assert told["end hidden"]["loss"] == pytest.approx(told["as it is"]["loss"], abs=1e-5)
+    assert told["end hidden"]["strongest"] == pytest.approx(told["as it is"]["strongest"], abs=1e-5)
+    assert told["end seen"]["loss"] != pytest.approx(told["as it is"]["loss"], abs=1e-5)
+    assert told["end hidden"]["moved"] == 0
+
+
+def test_one_seed_has_the_interval_over_texts_and_seeds_that_agree_the_same() -> None:
+    text_T = np.random.default_rng(0).normal(1, 1, 40)
+    reach = stats.t.ppf(0.975, 39) * text_T.std(ddof=1) / np.sqrt(40)
+    for seeds in (1, 3):
+        one = contrasts.crossed(np.tile(text_T, (seeds, 1)))
+        assert one.value == pytest.approx(text_T.mean())
+        assert one.high - one.value == pytest.approx(reach)
+    apart = contrasts.crossed(np.tile(text_T, (3, 1)) + np.array([[-3.0], [0.0], [3.0]]))
+    # two degrees of freedom of three seeds that differ
+    assert apart.high - apart.value > 3
+
+
+def test_intervals_over_texts_and_seeds_cover() -> None:
+    rng, inside = np.random.default_rng(1), 0
+    for _ in range(400):
+        values_ST = rng.normal(0, 0.3, (3, 1)) + rng.normal(0, 1, 40) + rng.normal(0, 1, (3, 40))
+        one = contrasts.crossed(values_ST)
+        inside += one.low <= 0 <= one.high
+    assert inside / 400 > 0.93
