@@ -121,10 +121,11 @@ def outcomes(found: dict[str, Any]) -> list[Verdict]:
 
 def _verdict(name: str, word: str, estimate: Crossed, threshold: float, holds: bool | None) -> Verdict:
     """A verdict whose sentence is «word: numbers»."""
-    missing = math.isnan(estimate.p)
-    words = "not measured" if missing else f"{estimate}, {estimate.seeds} seeds × {estimate.texts} texts"
-    sentence = f"{'not measured' if missing else word}: {words}"
-    p = 1.0 if missing else estimate.p
+    missing = estimate.texts == 0
+    sentence = f"{word}: {estimate}, {estimate.seeds} seeds × {estimate.texts} texts"
+    if missing:
+        sentence = "not measured"
+    p = 1.0 if math.isnan(estimate.p) else estimate.p
     return Verdict(name, None if missing else holds, estimate.value, threshold, sentence, p=p)
 
 
@@ -156,10 +157,10 @@ def _moves(found: dict[str, Any]) -> Verdict:
     mobility_ST = of_seeds(found, "iii", lambda one: one["motion"]["mobility"])
     if not len(mobility_ST):
         return _verdict("2 Does it move?", "", NOTHING, STATIC, None)
-    with np.errstate(invalid="ignore"):
-        median = median_over(np.nanmean(mobility_ST, 0))
+    mobility_T = np.ma.masked_invalid(mobility_ST).mean(0).filled(np.nan)
+    median = median_over(mobility_T)
     threshold = min((STATIC, MOVING), key=lambda each: abs(each - median.value))
-    p = median_p(np.nanmean(mobility_ST, 0), threshold)
+    p = median_p(mobility_T, threshold)
     whole = Crossed(median.value, median.low, median.high, p, median.reach, len(mobility_ST), median.samples)
     word = staying_word(median)
     return _verdict("2 Does it move?", word, whole, threshold, None if word == "inconclusive" else True)
