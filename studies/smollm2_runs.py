@@ -11,10 +11,11 @@ import torch
 from smollm2_measures import masked_at, sight_of, weights_of
 from torch import Tensor
 
+from sinklab.analysis.answers import staying_word
+from sinklab.analysis.estimates import median_over
 from sinklab.analysis.strongest import strongest
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.records.reading import open_run
-from sinklab.reports.answered import mobility_of
 from sinklab.reports.runs import as_studies
 from sinklab.scoring.heldout import edited_losses
 from sinklab.short_road.models import LM
@@ -37,20 +38,30 @@ def spread_over_books(rows_NS: Tensor, per_book: int, count: int) -> Tensor:
 
 
 def motion(loaded: Any, rows_NS: Tensor) -> dict[str, Any]:
-    """Mobility of the strongest keys while texts are written, in heads with a strong key: the answer of the package.
+    """Mobility of the strongest keys while texts are written, in heads with a strong key, by the words of the package.
+
+    The chance that a head's strongest keys at two steps differ; of an autoregressive model, in two windows of queries.
 
     Returns:
-        ``mobility`` by text (NaN without strong heads), ``word``, ``low``, ``high`` and ``sentence`` of the answer, and
-        ``reading``, what is compared: steps, or of an autoregressive model windows of queries.
+        ``mobility`` by text (NaN without strong heads), ``word``, ``value``, ``low`` and ``high`` of their median,
+        ``strong_heads`` by text, ``reading``, what is compared, and ``sentence``, the package's own answer, which
+        weighs all heads that have a sink.
     """
     lm = LM(**{one.name: getattr(loaded, one.name) for one in fields(LM)})
     prompts = [lm.needed_tokenizer().decode(row_S[:PROMPT].tolist()) for row_S in rows_NS]
     run = lm.watch(prompts, NEW, statistics=("received",))
     (study,) = as_studies(run)
-    answer = run.summary()["stay"]
-    told = {"word": answer.word, "value": answer.value, "low": answer.low, "high": answer.high}
-    reading = "steps" if loaded.family == "diffusion" else "windows"
-    return {"mobility": mobility_of(study.motion).tolist(), **told, "sentence": answer.sentence, "reading": reading}
+    mobility, strong = [], []
+    for sample in map(study.sample, study.recorded):
+        found = sample.strongest
+        if loaded.family == "diffusion":
+            found = strongest(sample.seen.main_TLH, sample.seen.share_TLH, added=sample.added)
+        mobility.append(found.mobility_strong)
+        strong.append(found.strong_share)
+    median = median_over(mobility)
+    told = {"word": staying_word(median), "value": median.value, "low": median.low, "high": median.high}
+    told |= {"reading": "steps" if loaded.family == "diffusion" else "windows"}
+    return {"mobility": mobility, "strong_heads": strong, **told, "sentence": run.summary()["stay"].sentence}
 
 
 def redrawn(model: Any, rows_NS: Tensor, attention: str, mask_id: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from sinklab.checkpoints.adapters import read_adapters
 from sinklab.records.reading import open_run
 from sinklab.training import recipe, train
 from sinklab.training.checkpoints import whole_checkpoints
-from tiny_diffusion import tiny_model
+from tiny_diffusion import tiny_loaded, tiny_model
 from tiny_training import tiny_settings, uneven_documents
 
 STUDIES = Path(__file__).parents[2] / "studies"
@@ -34,8 +34,8 @@ def script(name: str) -> Any:
 
 for part in ("measures", "costs", "contrasts", "report", "runs"):
     script(f"smollm2_{part}")
-study, measures, costs, contrasts = (
-    script(f"smollm2_{name}") for name in ("diffusion", "measures", "costs", "contrasts")
+study, measures, costs, contrasts, runs = (
+    script(f"smollm2_{name}") for name in ("diffusion", "measures", "costs", "contrasts", "runs")
 )
 
 
@@ -202,3 +202,31 @@ def test_intervals_over_texts_and_seeds_cover() -> None:
         one = contrasts.crossed(values_ST)
         inside += one.low <= 0 <= one.high
     assert inside / 400 > 0.93
+
+
+def test_motion_is_that_of_the_strongest_keys_by_the_words_of_the_package(
+    texts: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "NEW", 4)
+    monkeypatch.setattr(runs, "PROMPT", 8)
+    loaded = tiny_loaded(1, context=130, logit_shift=True)
+    with torch.no_grad():
+        loaded.model.sink_embeddings.mul_(40)
+    told = runs.motion(loaded, texts[:2])
+    assert len(told["mobility"]) == len(told["strong_heads"]) == 2
+    assert told["word"] == "inconclusive"
+    assert told["reading"] == "steps"
+    # the same canvas twice
+    monkeypatch.setattr(runs, "REDRAWN", (0.0,))
+    same = runs.redrawn(loaded.model, texts[:2], "full", loaded.model.config.mask_token_id)["0.0"]
+    assert all(value == 0 or np.isnan(value) for value in same)
+
+
+def test_a_table_and_a_figure_are_made_of_what_there_is(tmp_path: Path) -> None:
+    found = study.results()
+    assert {"parent", "lifted", "iii-0-500"} <= set(found)
+    study.report(found, tmp_path)
+    text = (tmp_path / "tables.md").read_text()
+    assert "3 Is seeing only itself the cause? | yes" in text
+    assert "5 Does the added token become the sink? | not measured" in text or "iv-0-500" in found
+    assert (tmp_path / "strength.png").stat().st_size > 1000
