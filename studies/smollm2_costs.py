@@ -38,38 +38,48 @@ def block_costs(model: Any, ids_NS: Tensor, attention: str, mask_id: int) -> dic
         ``removed``, nats by arm ``loss``, greatest weight of a key by arm ``strongest_after``, and the blocked keys of
         each canvas ``blocked`` and ``random`` (an added sink token is below 0).
     """
-    length = ids_NS.shape[1]
-    seen = sight_of(attention, length)
+    seen = sight_of(attention, ids_NS.shape[1])
     canvases = canvases_of(ids_NS, attention, mask_id)
-    weights, held = [], []
-    for canvas_NS, _ in canvases:
+    weights, held, none = [], [], []
+    for canvas_NS, targets in canvases:
         weight_NK, held_NK = received_over_heads(model, canvas_NS, seen)
         weights.append(weight_NK)
         held.append(held_NK)
-    added = weights[0].shape[1] - length
-    found: dict[str, Any] = {"none": [], "keys": {}}
-    none = [losses(model, canvas_NS, ids_NS, seen, targets) for canvas_NS, targets in canvases]
-    found["none"] = torch.cat([loss_NT for loss_NT, _ in none], 1).mean(1).tolist()
-    for name, count in (("1", 1), ("25 %", fewest_keys(weights, held))):
-        if name != "1" and count == 1:
-            found["keys"][name] = found["keys"]["1"]
-            continue
-        found["keys"][name] = one = {"k": count, "removed": removed(weights, held, count), "blocked": [], "random": []}
-        nats: dict[str, list[Tensor]] = {}
-        after: dict[str, list[Tensor]] = {}
-        for (canvas_NS, targets), weight_NK in zip(canvases, weights, strict=True):
-            top_NM = weight_NK.topk(count).indices - added
-            other_NM = torch.stack([alike(keys_M, min(targets), length, row) for row, keys_M in enumerate(top_NM)])
-            one["blocked"].append(top_NM.tolist())
-            one["random"].append(other_NM.tolist())
-            for arm, keys_NM in (("", top_NM), ("random ", other_NM)):
-                for when, first in (("all", 0), ("late", LATE)):
-                    loss_NT, after_N = losses(model, canvas_NS, ids_NS, seen, targets, keys_NM, first)
-                    nats.setdefault(arm + when, []).append(loss_NT)
-                    after.setdefault(arm + when, []).append(after_N)
-        one["loss"] = {arm: torch.cat(parts, 1).mean(1).tolist() for arm, parts in nats.items()}
-        one["strongest_after"] = {arm: torch.stack(parts).mean(0).tolist() for arm, parts in after.items()}
-    return found
+        none.append(losses(model, canvas_NS, ids_NS, seen, targets)[0])
+    keys = {"1": _with_keys(model, ids_NS, seen, canvases, weights, 1)}
+    more = fewest_keys(weights, held)
+    keys["25 %"] = keys["1"] if more == 1 else _with_keys(model, ids_NS, seen, canvases, weights, more)
+    for one in keys.values():
+        one["removed"] = removed(weights, held, one["k"])
+    return {"none": torch.cat(none, 1).mean(1).tolist(), "keys": keys}
+
+
+def _with_keys(
+    model: Any, ids_NS: Tensor, seen: Tensor | None, canvases: list[Any], weights: list[Tensor], count: int
+) -> dict[str, Any]:
+    """What `block_costs` says of so many blocked keys, but for the share that they hold."""
+    length = ids_NS.shape[1]
+    nats: dict[str, list[Tensor]] = {}
+    after: dict[str, list[Tensor]] = {}
+    blocked_keys, random_keys = [], []
+    for (canvas_NS, targets), weight_NK in zip(canvases, weights, strict=True):
+        # keys of the text count from 0, added sink tokens stand below
+        top_NM = weight_NK.topk(count).indices - (weight_NK.shape[1] - length)
+        other_NM = torch.stack([alike(keys_M, min(targets), length, row) for row, keys_M in enumerate(top_NM)])
+        blocked_keys.append(top_NM.tolist())
+        random_keys.append(other_NM.tolist())
+        for arm, keys_NM in (("", top_NM), ("random ", other_NM)):
+            for when, first in (("all", 0), ("late", LATE)):
+                loss_NT, after_N = losses(model, canvas_NS, ids_NS, seen, targets, keys_NM, first)
+                nats.setdefault(arm + when, []).append(loss_NT)
+                after.setdefault(arm + when, []).append(after_N)
+    return {
+        "k": count,
+        "loss": {arm: torch.cat(parts, 1).mean(1).tolist() for arm, parts in nats.items()},
+        "strongest_after": {arm: torch.stack(parts).mean(0).tolist() for arm, parts in after.items()},
+        "blocked": blocked_keys,
+        "random": random_keys,
+    }
 
 
 def canvases_of(ids_NS: Tensor, attention: str, mask_id: int) -> list[tuple[Tensor, tuple[int, ...]]]:
@@ -239,10 +249,9 @@ def kept_costs(model: Any, ids_NS: Tensor, attention: str, mask_id: int, costs: 
                 inside.append(key < LATE - 1)
                 truth_T = ids_NS[row, list(targets)]
                 for arm, place in (("none", None), ("blocked", key), ("random", other)):
-                    edit = nullcontext() if place is None else intervene(model, _blocking(place, model))
-                    with edit:
-                        wanted_1S = _wanted(canvas_NS[:1], targets)
-                        logits_TV = session(canvas_NS[row : row + 1], wanted_1S, slice(LATE, canvas_NS.shape[1]))
+                    wanted_1S, later = _wanted(canvas_NS[:1], targets), slice(LATE, canvas_NS.shape[1])
+                    with nullcontext() if place is None else intervene(model, _blocking(place, model)):
+                        logits_TV = session(canvas_NS[row : row + 1], wanted_1S, later)
                     of_row[arm] += cross_entropy(logits_TV.float(), truth_T, reduction="none").tolist()
             for arm, values in of_row.items():
                 nats[arm].append(values)

@@ -5,6 +5,7 @@
     python studies/smollm2_diffusion.py measure     what is registered, for every point that was reached
     python studies/smollm2_diffusion.py report      tables and figures from the results, without a model
 
+`measure iii-0-500 --parts costs` measures a part of a point, and with `--texts 2` it is a try that keeps no result.
 Folders come from the environment: SINKLAB_STUDY for run folders (runs/smollm2-diffusion when unset), SINKLAB_BASE for
 the parent (a Hugging Face folder or the GGUF file), SINKLAB_BOOKS for the public-domain books in .jsonl.gz,
 SINKLAB_SHARED for a folder whose data/ has the benchmarks.

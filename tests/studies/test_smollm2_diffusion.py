@@ -230,3 +230,21 @@ def test_a_table_and_a_figure_are_made_of_what_there_is(tmp_path: Path) -> None:
     assert "3 Is seeing only itself the cause? | yes" in text
     assert "5 Does the added token become the sink? | not measured" in text or "iv-0-500" in found
     assert (tmp_path / "strength.png").stat().st_size > 1000
+
+
+def test_the_sibling_of_the_next_token_is_the_same_model_in_both_forms(
+    toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "SIBLINGS", {"i": {"objective": "autoregressive"}})
+    monkeypatch.setattr(study, "CURVE", ())
+    study.train_all()
+    point = next(one for one in study.points() if one.name == "i-0-2")
+    assert point.is_autoregressive
+    ids_BS = torch.randint(5, 200, (2, 24), generator=torch.Generator().manual_seed(0))
+    seen_SS = measures.sight_of(point.attention, 24)
+    with torch.inference_mode():
+        shifted_BSV = point.load().model.eval()(ids_BS, visible=seen_SS).logits
+        plain_BSV = point.as_trained().model.eval()(ids_BS).logits
+    # [MASK] has a row more
+    rows = plain_BSV.shape[-1]
+    torch.testing.assert_close(shifted_BSV[:, 1:, :rows], plain_BSV[:, :-1])
