@@ -208,11 +208,9 @@ def _read(
 
 
 @contextmanager
-def attending(model: Any, attention: str) -> Iterator[None]:
-    """The model with causal attention as its own form, which a memory of keys and values needs to know."""
-    before = model.config.attention
-    if attention == "causal":
-        model.config.attention = "causal"
+def attending(model: Any, form: str) -> Iterator[None]:
+    """The model with another form of attention as its own: full, causal or first_alone."""
+    before, model.config.attention = model.config.attention, form
     try:
         yield
     finally:
@@ -239,7 +237,8 @@ def kept_costs(model: Any, ids_NS: Tensor, attention: str, mask_id: int, costs: 
     inside = []
     start_NS = ids_NS.clone()
     start_NS[:, LATE:] = mask_id
-    with attending(model, attention):
+    # a memory of keys and values needs to know who sees whom from the model itself
+    with attending(model, "causal" if attention == "causal" else model.config.attention):
         for row in range(len(ids_NS)):
             session = model.denoiser(plain=True).session()
             session(start_NS[row : row + 1], _wanted(start_NS[:1], (LATE,)))

@@ -330,7 +330,9 @@ def measured(part: str, point: Point, loaded: Any, count: int, found: dict[str, 
         ends = tokenizer.bos_token_id, tokenizer.eos_token_id
         return measures.starts(model, rows_NS, attention, mask_id, *ends)
     if part == "lone":
-        return lone(model, rows_NS)
+        # a sibling that was trained with a constraint is read without it as well
+        with costs.attending(model, "full"):
+            return lone(model, rows_NS)
     if part == "strength":
         return strength(model, rows_NS, seen, tokenizer)
     if part == "controls":
