@@ -16,8 +16,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,19 +157,20 @@ def together(names: tuple[str, ...]) -> Path:
 def train_all() -> None:
     """Every stage that is not complete; an interrupted one goes on from its last checkpoint."""
 
-    def tell(text: str) -> None:
-        print(text, flush=True)
-        # a long stage does not keep all its checkpoints
-        take_adapters()
-
     for stage in stages():
         if adapters_of(stage.name, stage.ends).is_file():
             continue
         begun = (stage.folder / "run.json").is_file()
         if not begun or open_run(stage.folder).info.status != "complete":
             print(f"{stage.folder.name}: {'goes on' if begun else 'begins'}", flush=True)
-            train(replace(stage.settings(), resume=begun), progress=tell)
-        take_adapters()
+            train(replace(stage.settings(), resume=begun), progress=partial(tell, stage))
+        take_adapters([stage])
+
+
+def tell(stage: Stage, text: str) -> None:
+    """Print a line of a run; a long stage does not keep all its checkpoints, so that its adapters are taken now."""
+    print(text, flush=True)
+    take_adapters([stage])
 
 
 def adapters_of(run: str, step: int) -> Path:
@@ -176,9 +178,9 @@ def adapters_of(run: str, step: int) -> Path:
     return RESULTS / "adapters" / f"{run}-{step}.safetensors"
 
 
-def take_adapters() -> None:
+def take_adapters(of: Iterable[Stage]) -> None:
     """Write the adapters of every point that a checkpoint holds, and the history of its run, beside the results."""
-    for stage in stages():
+    for stage in of:
         checkpoints = whole_checkpoints(stage.folder / "checkpoints")
         for step in stage.points:
             checkpoint = stage.folder / "checkpoints" / f"checkpoint-{step - stage.begins}"
@@ -398,7 +400,7 @@ def main() -> None:
     if given.command == "train":
         train_all()
     elif given.command == "adapters":
-        take_adapters()
+        take_adapters(stages())
     elif given.command == "measure":
         measure(given.points, given.parts, given.texts)
     else:
