@@ -349,7 +349,7 @@ def measured(part: str, point: Point, loaded: Any, count: int, found: dict[str, 
     if part == "bound":
         return runs.bounds(point.as_trained(), rows_NS)
     seconds = runs.seconds_of_benchmarks(model, is_diffusion=not point.is_autoregressive)
-    print(f"  benchmarks of {point.name}: about {seconds / 60:.0f} min", flush=True)
+    print(f"  benchmarks of {point.name}: about {seconds / 60:.0f} min of processor time", flush=True)
     # a try on few texts is one on as many documents, in a folder of its own
     limit, folder = (count, f"benchmarks-{count}") if count < 40 else (None, "benchmarks")
     return runs.benchmarks(point.as_trained, DATA, RUNS / folder, point.name, limit)
