@@ -1,6 +1,7 @@
-"""Measurements of smollm2_diffusion.py: where strongest keys stand, what they carry, what blocking them costs."""
+"""Measurements of smollm2_diffusion.py: where strongest keys stand, what they carry, what a start token changes."""
 
-# N texts, B batch, S positions, L layers, H heads, K keys (added sink columns first), D hidden size, T targets
+# N texts, B batch, S positions, L layers, H heads, K keys (added sink columns first), D hidden size,
+# G key/value heads, M positions that are asked for, V vocabulary, P pairs of layer and head or end tokens
 import gzip
 import json
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 from sinklab import trace
 from sinklab.data.rows import place_generator
@@ -23,10 +24,6 @@ FEWEST_QUERIES = 8
 """Queries that must see a key before its mean weight says anything."""
 SPIKE_LAYER = 20
 """Hidden states behind this many layers are searched for massive activations."""
-TARGETS = tuple(range(36, 128, 13))
-"""Positions whose token is predicted from all that stands before it."""
-LATE = 32
-"""First query of a late block."""
 
 
 def book_rows(tokenizer: Any, file: Path, length: int, per_book: int) -> Tensor:
@@ -118,12 +115,18 @@ def name_of(place: int, noisy_S: Tensor, tokenizer: Any, mask_id: int) -> str:
 
 
 @contextmanager
-def states_behind(model: Any, layer: int) -> Iterator[list[Tensor]]:
-    """Hidden states (B, S, D) that leave this layer, one tensor a forward."""
+def states_behind(model: Any, layer: int, length: int) -> Iterator[list[Tensor]]:
+    """Hidden states (B, S, D) that leave this layer, one tensor a forward over so many positions: an added sink token
+    runs through the layers by itself, and is left out.
+    """
     kept: list[Tensor] = []
-    hook = model.model.layers[layer - 1].register_forward_hook(
-        lambda module, args, out: kept.append((out[0] if isinstance(out, tuple) else out).detach())
-    )
+
+    def keep(module: Any, args: Any, out: Any) -> None:
+        state_BSD = out[0] if isinstance(out, tuple) else out
+        if state_BSD.shape[1] == length:
+            kept.append(state_BSD.detach())
+
+    hook = model.model.layers[layer - 1].register_forward_hook(keep)
     try:
         yield kept
     finally:
@@ -133,10 +136,10 @@ def states_behind(model: Any, layer: int) -> Iterator[list[Tensor]]:
 @torch.inference_mode()
 def spikes(model: Any, ids_NS: Tensor, visible: Tensor | None, layer: int = SPIKE_LAYER) -> dict[str, Any]:
     """The greatest magnitude of the hidden states of each text: its size, position and channel; and the median."""
-    with states_behind(model, layer) as kept:
+    with states_behind(model, layer, ids_NS.shape[1]) as kept:
         for ids_BS in ids_NS.split(8):
             model(ids_BS, visible=visible, logits_to_keep=torch.zeros(0, dtype=torch.int64))
-    size_NSD = torch.cat(kept)[:, -ids_NS.shape[1] :].abs()
+    size_NSD = torch.cat(kept).abs()
     greatest_N, flat_N = size_NSD.flatten(1).max(1)
     width = size_NSD.shape[-1]
     return {
@@ -148,16 +151,59 @@ def spikes(model: Any, ids_NS: Tensor, visible: Tensor | None, layer: int = SPIK
 
 
 @torch.inference_mode()
+def channels(
+    model: Any, noisy_NS: Tensor, visible: Tensor | None, pairs: list[list[int]], layer: int = SPIKE_LAYER
+) -> dict[str, Any]:
+    """The channel in which the hidden state of each strong key peaks, over the strong heads of each text.
+
+    Args:
+        model, noisy_NS, visible: as for `weights_of`.
+        pairs: (layer, head) of the parent whose first token is strong.
+        layer: the hidden states are those that leave so many layers.
+
+    Returns:
+        per text ``channels``, share of strong heads by channel (an added sink token has no state of the text and counts
+        as "added"), ``size``, the median magnitude there, and ``kept_pairs``, the share of the pairs in which the first
+        token is strong.
+    """
+    with states_behind(model, layer, noisy_NS.shape[1]) as kept:
+        weights_NLHK = weights_of(model, noisy_NS, visible)
+    size_NSD = torch.cat(kept).abs()
+    added = weights_NLHK.shape[-1] - noisy_NS.shape[1]
+    top_NLH, place_NLH = weights_NLHK.nan_to_num(-1).max(-1)
+    found: dict[str, list[Any]] = {"channels": [], "size": [], "kept_pairs": []}
+    for row, size_SD in enumerate(size_NSD):
+        counted: Counter[str] = Counter()
+        sizes = []
+        for place in place_NLH[row][top_NLH[row] > STRONG].tolist():
+            if place < added:
+                counted["added"] += 1
+                continue
+            peak, channel = size_SD[place - added].max(-1)
+            counted[str(int(channel))] += 1
+            sizes.append(float(peak))
+        total = max(counted.total(), 1)
+        found["channels"].append({channel: count / total for channel, count in counted.most_common(5)})
+        found["size"].append(float(np.median(sizes)) if sizes else None)
+        is_strong_P = [bool(weights_NLHK[row, one, head, added] > STRONG) for one, head in pairs]
+        found["kept_pairs"].append(float(np.mean(is_strong_P)))
+    return found
+
+
+@torch.inference_mode()
 def value_norms(model: Any, ids_NS: Tensor, visible: Tensor | None) -> dict[str, Any]:
-    """Norm of the strongest key's value over the mean of the other positions', median over strong heads, per text."""
+    """Norm of the strongest key's value over the mean of the others of its text, median over strong heads, per text.
+
+    An added sink token counts among the keys.
+    """
     norms: list[list[Tensor]] = []
     hooks = []
+    groups = model.config.backbone.num_key_value_heads
 
     def keep(module: Any, args: Any, value_BSE: Tensor) -> None:
         if value_BSE.shape[1] == ids_NS.shape[1]:
-            norms[-1].append(value_BSE.unflatten(-1, (heads, -1)).norm(dim=-1).transpose(1, 2))
+            norms[-1].append(value_BSE.unflatten(-1, (groups, -1)).norm(dim=-1).transpose(1, 2))
 
-    heads = model.config.backbone.num_key_value_heads
     for layer in model.model.layers:
         hooks.append(layer.self_attn.v_proj.register_forward_hook(keep))
     try:
@@ -168,93 +214,125 @@ def value_norms(model: Any, ids_NS: Tensor, visible: Tensor | None) -> dict[str,
     finally:
         for hook in hooks:
             hook.remove()
-    norm_NLGS = torch.cat([torch.stack(parts, 1) for parts in norms])
-    weight_NLHS = torch.cat(weights)[..., -ids_NS.shape[1] :].nan_to_num(-1)
-    share = weight_NLHS.shape[2] // norm_NLGS.shape[2]
-    norm_NLHS = norm_NLGS.repeat_interleave(share, 2)
-    top_NLH, place_NLH = weight_NLHS.max(-1)
-    mine_NLH = norm_NLHS.gather(-1, place_NLH[..., None])[..., 0]
-    others_NLH = (norm_NLHS.sum(-1) - mine_NLH) / (norm_NLHS.shape[-1] - 1)
+    norm_NLGK = torch.cat([torch.stack(parts, 1) for parts in norms])
+    sink = model.sink_prefix(ids_NS.shape[1])
+    if sink is not None:
+        sink_LGK = torch.stack([values_1GND[0].norm(dim=-1) for values_1GND in sink.values])
+        norm_NLGK = torch.cat([sink_LGK.expand(len(ids_NS), -1, -1, -1), norm_NLGK], -1)
+    weight_NLHK = torch.cat(weights).nan_to_num(-1)
+    norm_NLHK = norm_NLGK.repeat_interleave(weight_NLHK.shape[2] // groups, 2)
+    top_NLH, place_NLH = weight_NLHK.max(-1)
+    mine_NLH = norm_NLHK.gather(-1, place_NLH[..., None])[..., 0]
+    others_NLH = (norm_NLHK.sum(-1) - mine_NLH) / (norm_NLHK.shape[-1] - 1)
     ratio_NLH = (mine_NLH / others_NLH).masked_fill(top_NLH <= STRONG, torch.nan)
     return {"ratio": ratio_NLH.flatten(1).nanmedian(1).values.tolist()}
 
 
-def blocked(seen: Tensor | None, keys_N: Tensor, first: int, length: int) -> Tensor:
-    """Sight (N, S, S) in which one key of each text is blocked for the queries from `first` on, never for its own."""
-    base_SS = torch.ones(length, length, dtype=torch.bool) if seen is None else seen
-    seen_NSS = base_SS.expand(len(keys_N), -1, -1).clone()
-    for row, key in enumerate(keys_N.tolist()):
-        own = bool(seen_NSS[row, key, key])
-        seen_NSS[row, first:, key] = False
-        seen_NSS[row, key, key] = own
-    return seen_NSS
+@torch.inference_mode()
+def added_sink(model: Any, ids_NS: Tensor, layer: int = SPIKE_LAYER) -> dict[str, Any]:
+    """Mean weight of the added sink token, and its spike, where it sees itself alone and where it sees all.
+
+    It is run in the sequence, in front of the text, which is the same as the model's own way where it sees itself.
+    """
+    count, length = model.config.sink_count, ids_NS.shape[1]
+    keys = count + length
+    own_KK = torch.ones(keys, keys, dtype=torch.bool)
+    own_KK[:count] = torch.eye(count, keys, dtype=torch.bool)
+    found: dict[str, Any] = {}
+    for name, seen_KK in (("alone", own_KK), ("all", torch.ones_like(own_KK))):
+        shares, sizes = [], []
+        for ids_BS in ids_NS.split(8):
+            sink_BND = model.sink_embeddings.expand(len(ids_BS), -1, -1)
+            embeds_BKD = torch.cat([sink_BND, model.model.embed_tokens(ids_BS)], 1)
+            with trace(model.model, ("received",)) as recording, states_behind(model, layer, keys) as kept:
+                model.model(
+                    inputs_embeds=embeds_BKD,
+                    attention_mask=seen_KK[None, None].expand(len(ids_BS), 1, -1, -1),
+                    position_ids=torch.arange(keys)[None],
+                    use_cache=False,
+                    is_causal=False,
+                )
+            # of the text's own queries, as where the sink runs by itself
+            alone = count if name == "alone" else 0
+            share_BLH = (recording.received[0][..., :count].sum(-1) - alone) / (length if alone else keys)
+            shares.append(share_BLH.mean((1, 2)))
+            sizes.append(kept[0][:, :count].abs().amax((1, 2)))
+        found[name] = {"share": torch.cat(shares).tolist(), "spike": torch.cat(sizes).tolist()}
+    return found
 
 
 @torch.inference_mode()
-def block_costs(model: Any, ids_NS: Tensor, attention: str, mask_id: int) -> dict[str, Any]:
-    """Nats of p(x_i | x_<i) at the targets, per text, with the strongest key of a text and a random one blocked for all
-    queries or for late ones; and the greatest weight of any key afterwards.
+def masked_losses(
+    model: Any, ids_NS: Tensor, masked_NS: Tensor, visible: Tensor | None, mask_id: int | None
+) -> list[float]:
+    """Nats per text at the masked positions, mean. `mask_id` None leaves the text as it is, for a causal model."""
+    found = []
+    for row in range(len(ids_NS)):
+        part = slice(row, row + 1)
+        ids_1S = ids_NS[part] if mask_id is None else ids_NS[part].masked_fill(masked_NS[part], mask_id)
+        logits_MV = model(ids_1S, visible=visible, logits_to_keep=masked_NS[part]).logits
+        found.append(float(cross_entropy(logits_MV.float(), ids_NS[part][masked_NS[part]])))
+    return found
 
-    A model whose attention is causal is read in one pass; one that sees both sides is given the prefix and [MASK]
-    behind it, a canvas for each target.
+
+def starts(model: Any, ids_NS: Tensor, attention: str, mask_id: int, bos: int, end: int) -> dict[str, Any]:
+    """Start token and padding: the text as it is, without its first token, behind a start token, and followed by
+    end-of-text tokens that are seen or hidden.
+
+    Args:
+        model: as for `weights_of`.
+        ids_NS: texts.
+        attention: as `sight_of` names it.
+        mask_id: [MASK]; 15 % of the tokens from the third on are masked, the same in all arms.
+        bos, end: ids of the start token and of the end of a text.
+
+    Returns:
+        per arm: ``loss`` at those tokens (of a causal model that of the next token there), ``first`` mean weight of the
+        first column, ``strongest`` that of the strongest key, ``strong_heads``, ``moved``, share of the strong heads
+        whose strongest key is another token of the text than without a change, ``end`` attention on all end tokens.
     """
-    length = ids_NS.shape[1]
-    seen = sight_of(attention, length)
+    length, paddings = ids_NS.shape[1], ids_NS.shape[1] // 2
+    masked_NS = masked_at(ids_NS, 0.15, -1) == -1
+    masked_NS[:, :2] = False
+    ends_NP = torch.full((len(ids_NS), paddings), end)
     is_causal = attention == "causal"
-    canvases = [ids_NS] if is_causal else [_prefix(ids_NS, target, mask_id) for target in TARGETS]
-    costs: dict[str, list[Tensor]] = {}
-    shares: dict[str, list[Tensor]] = {}
-    for number, canvas_NS in enumerate(canvases):
-        targets = TARGETS if is_causal else (TARGETS[number],)
-        weight_NK = weights_of(model, canvas_NS, seen).nan_to_num(0).mean((1, 2))[:, -length:]
-        top_N = weight_NK.argmax(-1)
-        random_N = torch.stack([_alike(int(top), min(targets), length, row) for row, top in enumerate(top_N)])
-        arms = {
-            "none": None,
-            "all": blocked(seen, top_N, 0, length),
-            "late": blocked(seen, top_N, LATE, length),
-            "random all": blocked(seen, random_N, 0, length),
-            "random late": blocked(seen, random_N, LATE, length),
-        }
-        for arm, seen_NSS in arms.items():
-            loss_NT, after_N = _losses(model, canvas_NS, ids_NS, seen if seen_NSS is None else seen_NSS, targets)
-            costs.setdefault(arm, []).append(loss_NT)
-            shares.setdefault(arm, []).append(after_N)
-    return {
-        "loss": {arm: torch.cat(parts, 1).mean(1).tolist() for arm, parts in costs.items()},
-        "strongest_after": {arm: torch.stack(parts).mean(0).tolist() for arm, parts in shares.items()},
+    arms = {
+        "as it is": (ids_NS, masked_NS, 0, None),
+        "first dropped": (ids_NS[:, 1:], masked_NS[:, 1:], -1, None),
+        "start token": (pad(ids_NS, (1, 0), value=bos), pad(masked_NS, (1, 0)), 1, None),
+        "end seen": (torch.cat([ids_NS, ends_NP], 1), pad(masked_NS, (0, paddings)), 0, None),
+        "end hidden": (torch.cat([ids_NS, ends_NP], 1), pad(masked_NS, (0, paddings)), 0, length),
     }
-
-
-def _prefix(ids_NS: Tensor, target: int, mask_id: int) -> Tensor:
-    canvas_NS = ids_NS.clone()
-    canvas_NS[:, target:] = mask_id
-    return canvas_NS
-
-
-def _alike(top: int, target: int, length: int, row: int) -> Tensor:
-    """Another key of the same state: of the prefix where the strongest is, else of the masked part."""
-    low, high = (0, target) if top < target else (target, length)
-    place = int(torch.randint(low, high - 1, (), generator=place_generator(0, row, target)))
-    return torch.tensor(place + (place >= top))
-
-
-def _losses(model: Any, canvas_NS: Tensor, ids_NS: Tensor, seen: Tensor | None, targets: tuple[int, ...]) -> Any:
-    """Nats at the targets (N, T), and the greatest mean weight of a key over layers and heads (N,)."""
-    losses, after = [], []
-    for start in range(0, len(canvas_NS), 8):
-        part = slice(start, start + 8)
-        visible = seen if seen is None or seen.ndim == 2 else seen[part]
-        wanted_BS = torch.zeros_like(canvas_NS[part], dtype=torch.bool)
-        wanted_BS[:, list(targets)] = True
-        with trace(model, ("received",)) as recording:
-            logits_MV = model(canvas_NS[part], visible=visible, logits_to_keep=wanted_BS).logits
-        truth_M = ids_NS[part][wanted_BS]
-        losses.append(cross_entropy(logits_MV.float(), truth_M, reduction="none").view(-1, len(targets)))
-        seen_BK = recording.visible[0].float()
-        mean_BK = (recording.received[0] / seen_BK.clamp_min(FEWEST_QUERIES)[:, None, None]).mean((1, 2))
-        after.append(mean_BK.max(-1).values)
-    return torch.cat(losses), torch.cat(after)
+    found: dict[str, Any] = {}
+    usual_NLH = torch.zeros(0)
+    for arm, (text_NS, wanted_NS, shift, real) in arms.items():
+        seen = sight_of(attention, text_NS.shape[1])
+        if real is not None:
+            hidden_SS = torch.ones(text_NS.shape[1], text_NS.shape[1], dtype=torch.bool)
+            # rows of end tokens see one another, and say nothing of the keys of the text
+            hidden_SS[:real, real:] = False
+            hidden_SS[real:, :real] = False
+            seen = hidden_SS if seen is None else seen & hidden_SS
+        read_NS = text_NS if is_causal else text_NS.masked_fill(wanted_NS, mask_id)
+        weights_NLHK = weights_of(model, read_NS, seen)
+        added = weights_NLHK.shape[-1] - text_NS.shape[1]
+        text_NLHS = weights_NLHK[..., added:].nan_to_num(0)
+        if real is not None:
+            text_NLHS = text_NLHS[..., :real]
+        top_NLH, place_NLH = text_NLHS.max(-1)
+        place_NLH = place_NLH - shift
+        usual_NLH = place_NLH if arm == "as it is" else usual_NLH
+        strong_NLH = top_NLH > STRONG
+        moved_NLH = strong_NLH & (place_NLH != usual_NLH)
+        found[arm] = {
+            "loss": masked_losses(model, text_NS, wanted_NS, seen, None if is_causal else mask_id),
+            "first": text_NLHS[..., 0].mean((1, 2)).tolist(),
+            "strongest": top_NLH.mean((1, 2)).tolist(),
+            "strong_heads": strong_NLH.float().mean((1, 2)).tolist(),
+            "moved": float(moved_NLH.sum() / strong_NLH.sum().clamp_min(1)),
+            "end": text_NLHS[..., length:].sum(-1).mean((1, 2)).tolist() if arm == "end seen" else None,
+        }
+    return found
 
 
 def interval(values: Any, seed: int = 0) -> dict[str, float]:

@@ -1,0 +1,201 @@
+"""The registered outcomes of smollm2_diffusion.py: estimates over texts crossed with seeds, and Holm's correction."""
+
+# S seeds, T texts
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from sinklab.analysis.answers import staying_word
+from sinklab.analysis.estimates import median_over, median_p
+from sinklab.analysis.movement import MOVING, STATIC
+from sinklab.analysis.verdicts import Verdict, holm
+
+SEEDS, STEPS = (0, 1, 2), 500
+"""Seeds of each sibling, and the steps in all at which the outcomes are read."""
+INHERITED, FEW_HEADS, RISE, SHORT, LESS = 0.8, 0.05, 0.1, 0.5, 0.2
+"""Registered limits: share of pairs that keep the first token, share of heads with a strong key, rise of a mean weight,
+ratio of value norms, and how much smaller a rise of the loss must be."""
+POWER = 0.8
+
+
+@dataclass(frozen=True)
+class Crossed:
+    """A mean over texts crossed with seeds, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    p: float
+    """Of the mean against the threshold that was given."""
+    reach: float
+    """Difference from the threshold that so many texts and seeds show with a power of 80 %."""
+    seeds: int
+    texts: int
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} … {self.high:.3f})".replace("-", "−")
+
+
+NOTHING = Crossed(math.nan, math.nan, math.nan, math.nan, math.nan, 0, 0)
+
+
+def crossed(values_ST: np.ndarray, threshold: float = 0.0) -> Crossed:
+    """The mean over seeds and texts, both drawn at random and crossed (two-way layout without replication).
+
+    The variance of the mean is (MS_seeds + MS_texts - MS_rest) / (S T), at least that of one factor alone, with the
+    degrees of freedom of Satterthwaite (1946). With a single seed texts alone are the unit.
+    """
+    seeds, texts = values_ST.shape
+    if seeds == 0 or texts < 2:
+        return NOTHING
+    mean = float(values_ST.mean())
+    by_text_T, by_seed_S = values_ST.mean(0), values_ST.mean(1)
+    of_texts = seeds * float(by_text_T.var(ddof=1))
+    square, freedom = of_texts, float(texts - 1)
+    if seeds > 1:
+        of_seeds = texts * float(by_seed_S.var(ddof=1))
+        rest_ST = values_ST - by_text_T - by_seed_S[:, None] + mean
+        of_rest = float((rest_ST**2).sum()) / ((seeds - 1) * (texts - 1))
+        square = max(of_seeds + of_texts - of_rest, of_seeds, of_texts)
+        parts = (of_seeds**2 / (seeds - 1), of_texts**2 / (texts - 1), of_rest**2 / ((seeds - 1) * (texts - 1)))
+        freedom = max(1.0, min(square**2 / max(sum(parts), 1e-300), texts - 1))
+    error = math.sqrt(square / (seeds * texts))
+    reach = float(stats.t.ppf(0.975, freedom)) * error
+    p = 2 * float(stats.t.sf(abs(mean - threshold) / error, freedom)) if error else float(mean == threshold)
+    seen = reach + float(stats.t.ppf(POWER, freedom)) * error
+    return Crossed(mean, mean - reach, mean + reach, p, seen, seeds, texts)
+
+
+def of_seeds(found: dict[str, Any], sibling: str, read: Callable[[Any], Any]) -> np.ndarray:
+    """What `read` finds in the points of a sibling at 0.5M tokens, (S, T); (0, 0) where none was measured."""
+    rows = []
+    for seed in SEEDS:
+        one = found.get(f"{sibling}-{seed}-{STEPS}")
+        values = None if one is None else _read(one, read)
+        if values is not None:
+            rows.append(values)
+    return np.array(rows) if rows else np.zeros((0, 0))
+
+
+def _read(one: dict[str, Any], read: Callable[[Any], Any]) -> np.ndarray | None:
+    try:
+        return np.asarray(read(one), dtype=float)
+    except KeyError:
+        return None
+
+
+def late(keys: str) -> Callable[[Any], np.ndarray]:
+    """Reads what late blocks of the strongest keys cost beyond random ones, in nats by text; keys "1" or "25 %"."""
+
+    def read(one: Any) -> np.ndarray:
+        loss = one["costs"]["keys"][keys]["loss"]
+        return np.array(loss["late"]) - np.array(loss["random late"])
+
+    return read
+
+
+def contrasts(found: dict[str, Any], keys: str) -> dict[str, Crossed]:
+    """Question 4: what late blocks cost sibling ii less iii, and the parent less iii, over texts crossed with seeds."""
+    read = late(keys)
+    ours_ST, causal_ST = of_seeds(found, "iii", read), of_seeds(found, "ii", read)
+    parent_T = _read(found.get("parent", {}), read)
+    shared = min(len(ours_ST), len(causal_ST))
+    told = {"ii − iii": NOTHING, "parent − iii": NOTHING}
+    if shared:
+        told["ii − iii"] = crossed(causal_ST[:shared] - ours_ST[:shared])
+    if len(ours_ST) and parent_T is not None:
+        told["parent − iii"] = crossed(parent_T - ours_ST)
+    return told
+
+
+def outcomes(found: dict[str, Any]) -> list[Verdict]:
+    """The six primary outcomes, corrected together; a question without a p-value counts among the six with 1."""
+    told = [_survives(found), _moves(found), _alone(found), _recomputed(found), _added(found), _short(found)]
+    return holm(told)
+
+
+def _verdict(name: str, word: str, estimate: Crossed, threshold: float, holds: bool | None) -> Verdict:
+    """A verdict whose sentence is «word: numbers»."""
+    missing = estimate.texts == 0
+    sentence = f"{word}: {estimate}, {estimate.seeds} seeds × {estimate.texts} texts"
+    if missing:
+        sentence = "not measured"
+    p = 1.0 if math.isnan(estimate.p) else estimate.p
+    return Verdict(name, None if missing else holds, estimate.value, threshold, sentence, p=p)
+
+
+def parent_channel(found: dict[str, Any]) -> str:
+    """The channel in which the parent's strong keys peak."""
+    counted: Counter[str] = Counter()
+    for shares in found["parent"]["channel"]["0.0"]["channels"]:
+        counted.update(shares)
+    return counted.most_common(1)[0][0]
+
+
+def _survives(found: dict[str, Any]) -> Verdict:
+    kept = crossed(of_seeds(found, "iii", lambda one: one["channel"]["0.15"]["kept_pairs"]), INHERITED)
+    word = "inherited" if kept.low > INHERITED else "inconclusive"
+    if kept.high < INHERITED:
+        strong = of_seeds(found, "iii", lambda one: one["strength"]["0.15"]["strong_heads"]).mean()
+        channel = parent_channel(found)
+
+        def in_channel(one: Any) -> list[float]:
+            return [shares.get(channel, 0.0) for shares in one["channel"]["0.15"]["channels"]]
+
+        peaks = of_seeds(found, "iii", in_channel).mean()
+        word = "lost" if strong < FEW_HEADS else "relocated" if peaks > 0.5 else "new"
+        word += f", {peaks:.0%} of strong heads peak in the parent's channel {channel}"
+    return _verdict("1 Does the parent's sink survive?", word, kept, INHERITED, kept.low > INHERITED)
+
+
+def _moves(found: dict[str, Any]) -> Verdict:
+    mobility_ST = of_seeds(found, "iii", lambda one: one["motion"]["mobility"])
+    if not len(mobility_ST):
+        return _verdict("2 Does it move?", "", NOTHING, STATIC, None)
+    mobility_T = np.ma.masked_invalid(mobility_ST).mean(0).filled(np.nan)
+    median = median_over(mobility_T)
+    threshold = min((STATIC, MOVING), key=lambda each: abs(each - median.value))
+    p = median_p(mobility_T, threshold)
+    whole = Crossed(median.value, median.low, median.high, p, median.reach, len(mobility_ST), median.samples)
+    word = staying_word(median)
+    return _verdict("2 Does it move?", word, whole, threshold, None if word == "inconclusive" else True)
+
+
+def _alone(found: dict[str, Any]) -> Verdict:
+    lone = found.get("lifted", {}).get("lone")
+    if lone is None:
+        return _verdict("3 Is seeing only itself the cause?", "", NOTHING, RISE, None)
+    rise = crossed(np.array([np.array(lone["alone-0"]["share"]) - np.array(lone["full"]["share"])]))
+    is_yes = rise.value >= RISE and rise.low > 0
+    return _verdict("3 Is seeing only itself the cause?", "yes" if is_yes else "no", rise, 0.0, is_yes)
+
+
+def _recomputed(found: dict[str, Any]) -> Verdict:
+    told = contrasts(found, "1")
+    worse = max(told.values(), key=lambda one: one.p if not math.isnan(one.p) else 2.0)
+    ours, causal = (of_seeds(found, sibling, late("1")) for sibling in ("iii", "ii"))
+    word = "inconclusive"
+    if len(ours) and len(causal):
+        is_less = worse.low > 0 and ours.mean() < (1 - LESS) * causal.mean()
+        word = "less dependent" if is_less else "not less dependent"
+    return _verdict("4 Is robustness recomputation? (nats)", word, worse, 0.0, worse.low > 0)
+
+
+def _added(found: dict[str, Any]) -> Verdict:
+    points = [found[name] for name in (f"iv-{seed}-{STEPS}" for seed in SEEDS) if name in found]
+    shares = [one["strength"]["0.5"]["added_of_strong"] for one in points if "strength" in one]
+    if not shares:
+        return _verdict("5 Does the added token become the sink?", "", NOTHING, 0.5, None)
+    sentence = f"{np.mean(shares):.1%}, range {min(shares):.1%} … {max(shares):.1%} of {len(shares)} seeds: no interval"
+    return Verdict("5 Does the added token become the sink?", None, float(np.mean(shares)), 0.5, sentence, p=1.0)
+
+
+def _short(found: dict[str, Any]) -> Verdict:
+    ratio = crossed(of_seeds(found, "iii", lambda one: one["value_norms"]["ratio"]), SHORT)
+    word = "short" if ratio.high < SHORT else "not short" if ratio.low > SHORT else "inconclusive"
+    return _verdict("6 Are the sink's values short?", word, ratio, SHORT, ratio.high < SHORT)
