@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import sinklab
+from launched import PATIENCE
 from sinklab.cli import main
 from sinklab.cli.command import Reading
 from sinklab.cli.main import GROUPS, OTHERS, grouped
@@ -402,7 +403,9 @@ sys.exit(main(["generate", "The sea"]))
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_one_interrupt_ends_a_command_even_where_python_cannot_raise(name: str, status: int) -> None:
-    done = subprocess.run([sys.executable, "-c", LOST.format(name=name)], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", LOST.format(name=name)], capture_output=True, text=True, timeout=PATIENCE
+    )
     assert (done.returncode, done.stderr) == (status, "sinklab: interrupted; what was written so far is kept\n")
 
 

@@ -21,6 +21,7 @@ from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from launched import PATIENCE
 from sinklab.checkpoints import load
 from sinklab.live import LiveText
 from sinklab.live.server import LONGEST, Guard, Live, parsed
@@ -31,8 +32,6 @@ HERE = f"http://127.0.0.1:{PORT}"
 SOCKET = f"ws://127.0.0.1:{PORT}/socket"
 OURS = {"origin": HERE}
 PATHS = ("/", "/live.js", "/live.css", "/nothing")
-PATIENCE = 300
-"""seconds after which a test has failed; nothing that works is ever late"""
 
 
 @pytest.fixture(scope="module")

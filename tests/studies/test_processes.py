@@ -44,7 +44,7 @@ print(study(tiny_loaded(1), out, StudySettings(**settings), progress=print, resu
 def launch(folder: Path, settings: dict, *, resume: bool = False) -> subprocess.CompletedProcess:
     (folder / "program.py").write_text(PROGRAM, "utf-8")
     again = "resume" if resume else "anew"
-    return torchrun(folder / "program.py", folder / "run", json.dumps(settings), again, seconds=600)
+    return torchrun(folder / "program.py", folder / "run", json.dumps(settings), again)
 
 
 @pytest.fixture
