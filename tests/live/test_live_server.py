@@ -142,6 +142,7 @@ def test_the_page_asks_for_nothing_from_elsewhere_and_holds_no_script(client: Te
         assert answer.headers["x-content-type-options"] == "nosniff"
     assert [answer.status_code for answer in (page, script, style)] == [200] * 3
     assert re.findall(r"<script[^>]*>([^<]*)", page.text) == [""]
+    assert "The model is <b>tiny</b>" in page.text and "6 layers of 6 heads" in page.text
     assert not re.search(r"\sstyle=|\son\w+=|<style|javascript:", page.text)
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", page.text + script.text + style.text)
 
@@ -192,7 +193,8 @@ def test_a_text_is_written_and_a_sink_taken(client: TestClient) -> None:
         assert [one.get("step") for one in told] == [0, 1, 2, 3, None] and told[-1]["steps"] == 4
         ask(page, "take", step=2, key=0, layer=None, head=None)
         told = heard(page, "failed", "written")
-        assert [one["kind"] for one in told] == ["step", "step", "measuring", "measuring", "written"]
+        kinds = ["again", "again", "step", "step", "measuring", "measuring", "written"]
+        assert [one["kind"] for one in told] == kinds
         assert {"plain_loss", "edited_loss", "moved"} <= told[-1]["measured"].keys()
         page.send_text("{}")
         assert "asks one of" in heard(page, "failed")[-1]["text"]
@@ -332,7 +334,7 @@ def test_an_error_that_nobody_expected_is_told_and_the_thread_goes_on(
 
 @pytest.mark.slow
 def test_the_command_serves_this_machine_alone_and_ctrl_c_ends_it() -> None:
-    command = [sys.executable, "-m", "sinklab", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "sinklab", "serve", "--model", "tiny", "--port", "0"]
     started = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
     )

@@ -232,7 +232,7 @@ class Live:
         """Page, script, style and socket; to be put behind a `Guard`."""
         explorer = asset("explorer.html").partition('<div id="explorer">')[2]
         page = Environment(autoescape=True, undefined=StrictUndefined).from_string(_own("live.html"))
-        html = page.render(name=self.loaded.name, explorer=explorer)
+        html = page.render(explorer=explorer, **self.about)
         texts = {"/": (html, "text/html"), "/live.js": (script(_own("live.js")), "text/javascript")}
         texts["/live.css"] = (asset("style.css") + _own("live.css"), "text/css")
         routes: list[Any] = [Route(path, _answer(*told)) for path, told in texts.items()]
