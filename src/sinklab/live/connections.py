@@ -20,11 +20,13 @@ class Strangers:
     """Connections that have not shown the cookie. Each is closed after a while, the oldest where there are too many."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Any, tuple[asyncio.BaseTransport, asyncio.TimerHandle]] = {}
+        self._waiting: dict[Any, tuple[asyncio.WriteTransport, asyncio.TimerHandle]] = {}
 
-    def came(self, transport: asyncio.BaseTransport) -> None:
+    def came(self, transport: asyncio.WriteTransport) -> None:
         """Count a new connection as a stranger's."""
         name = transport.get_extra_info("peername")
+        # an earlier connection from this port, which was refused a socket
+        self.forget(name)
         if len(self._waiting) >= STRANGERS:
             self._close(next(iter(self._waiting)))
         timer = asyncio.get_running_loop().call_later(INTRODUCTION, self._close, name)
@@ -39,7 +41,7 @@ class Strangers:
         transport = self._waiting[name][0]
         self.forget(name)
         # what is half sent and half read is of no use
-        transport.abort()  # type: ignore[attr-defined]
+        transport.abort()
 
 
 class _Read(asyncio.Protocol):

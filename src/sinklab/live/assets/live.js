@@ -111,7 +111,7 @@ const live = {
   hear(told) {
     const far = (words) => () => this.far(words, told);
     const measuring = far(told.pass === "plain" ? "loss without the edit" : "loss with the edit");
-    const does = { model: this.begin, waiting: () => this.state("waiting for another page"), again: far("again"), step: this.step, measuring, written: this.written, failed: () => this.fail(told.text) };
+    const does = { model: this.begin, waiting: () => this.state("waiting for another page"), again: far("steps before, again"), step: this.step, measuring, written: this.written, failed: () => this.fail(told.text) };
     does[told.kind]?.call(this, told);
   },
 
