@@ -88,8 +88,8 @@ class Guard:
             return
         app = self._refusal(scope) or self.app
         given = HTTPConnection(scope).query_params.get("token")
-        is_address = scope["type"] == "http" and scope["path"] == "/" and given is not None
-        if is_address and not self._is_foreign(scope):
+        is_address = scope["type"] == "http" and scope["path"] == "/" and not self._is_foreign(scope)
+        if is_address and given is not None:
             app = self._exchange(scope, given)
 
         async def guarded(message: Message) -> None:
