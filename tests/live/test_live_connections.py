@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -159,6 +160,37 @@ def test_who_shows_no_cookie_is_closed_in_time_and_the_owner_is_not(
         assert not address.guard.strangers._waiting, "the page is known, and no timer runs for it"
         page.send("{}")
         assert told(page)["kind"] == "failed"
+
+
+class Loop:
+    """A clock and its timers, turned by hand."""
+
+    def __init__(self) -> None:
+        self.now, self.timers = 0.0, list[tuple[Any, ...]]()
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, seconds: float, call: Any, *given: Any) -> Mock:
+        self.timers.append((call, *given))
+        return Mock()
+
+    def fire(self) -> None:
+        call, *given = self.timers.pop()
+        call(*given)
+
+
+def test_a_server_that_was_kept_from_its_work_gives_the_time_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the owner sent meanwhile is still to be read when the timer comes."""
+    loop, strangers, transport = Loop(), connections.Strangers(), Mock()
+    monkeypatch.setattr(connections.asyncio, "get_running_loop", lambda: loop)
+    strangers.came(transport)
+    loop.now += connections.INTRODUCTION + 20
+    loop.fire()
+    assert not transport.abort.called
+    loop.now += connections.INTRODUCTION
+    loop.fire()
+    assert transport.abort.called and not strangers._waiting
 
 
 def test_the_oldest_stranger_makes_room(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,12 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 STRANGERS = 128
 """connections without the cookie; one more closes the oldest"""
-INTRODUCTION = 10.0
+INTRODUCTION = 60.0
 """seconds in which a connection shows the cookie"""
-READING = 30.0
+READING = 60.0
 """seconds in which a page reads what was sent"""
+LATE = 1.0
+"""seconds by which the server may come late to its own clock; if later, what was sent to it may be unread"""
 
 
 class Strangers:
@@ -29,13 +31,24 @@ class Strangers:
         self.forget(name)
         if len(self._waiting) >= STRANGERS:
             self._close(next(iter(self._waiting)))
-        timer = asyncio.get_running_loop().call_later(INTRODUCTION, self._close, name)
-        self._waiting[name] = transport, timer
+        self._wait(name, transport)
 
     def forget(self, name: Any) -> None:
         """Count a connection no more, because it is known or has gone; its name is host and port of the other end."""
         if name in self._waiting:
             self._waiting.pop(name)[1].cancel()
+
+    def _wait(self, name: Any, transport: asyncio.WriteTransport) -> None:
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(INTRODUCTION, self._expire, name, loop.time() + INTRODUCTION)
+        self._waiting[name] = transport, timer
+
+    def _expire(self, name: Any, due: float) -> None:
+        # who waits for a server that was kept from its work has the time again: the owner may be among them
+        if asyncio.get_running_loop().time() > due + LATE:
+            self._wait(name, self._waiting[name][0])
+        else:
+            self._close(name)
 
     def _close(self, name: Any) -> None:
         transport = self._waiting[name][0]

@@ -27,7 +27,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.errors import from_json, known_fields
-from sinklab.live.connections import PageConnection, Strangers, http_connection
+from sinklab.live.connections import READING, PageConnection, Strangers, http_connection
 from sinklab.live.live_text import LiveText
 from sinklab.reports.payload import script
 from sinklab.reports.style import THEMES, asset
@@ -343,7 +343,7 @@ def server_for(live: Live, port: int = 0) -> tuple[uvicorn.Server, socket.socket
         raise ValueError(f"port {port} of {HERE} cannot be had: {error.strerror}; take another, 0 for any") from error
     guard = Guard(live.app(), listener.getsockname()[1])
     how: dict[str, Any] = {"http": http_connection(guard.strangers), "ws": PageConnection}
-    how |= {"ws_max_size": LONGEST, "lifespan": "off"}
+    how |= {"ws_max_size": LONGEST, "ws_ping_timeout": READING, "lifespan": "off"}
     # a log would hold the token; who forwards a port says nothing here
     how |= {"log_config": None, "access_log": False, "log_level": "critical", "proxy_headers": False}
     how |= {"server_header": False, "timeout_graceful_shutdown": 0}
