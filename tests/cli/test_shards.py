@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launched import PATIENCE
 from sinklab.cli.main import main
 from sinklab.records import open_run
 
@@ -42,7 +43,7 @@ def test_an_array_of_workers_writes_what_the_command_writes(tmp_path: Path) -> N
     (tmp_path / "srun").chmod(0o755)
     assert main([*ASKED, str(tmp_path / "alone")]) == 0
     tasks = array(tmp_path, range(4, 6), "run")
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE
     while not list((tmp_path / "run").glob("generations-*")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -53,7 +54,7 @@ def test_an_array_of_workers_writes_what_the_command_writes(tmp_path: Path) -> N
     if (tmp_path / "run" / "run.json").exists():
         assert open_run(tmp_path / "run").info.status in ("running", "complete")
     for task, worker in array(tmp_path, range(2), "run").items():
-        assert worker.wait(300) == 0, (tmp_path / f"{task}.log").read_text()
+        assert worker.wait(PATIENCE) == 0, (tmp_path / f"{task}.log").read_text()
     run, alone = open_run(tmp_path / "run"), open_run(tmp_path / "alone")
     assert (run.info.status, run.info.parts) == ("complete", alone.info.parts)
     assert run.info.checksums == alone.info.checksums

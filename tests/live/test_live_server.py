@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -18,8 +19,9 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 
+from launched import PATIENCE
 from sinklab.checkpoints import load
 from sinklab.live import LiveText
 from sinklab.live.server import LONGEST, Guard, Live, parsed
@@ -30,7 +32,6 @@ HERE = f"http://127.0.0.1:{PORT}"
 SOCKET = f"ws://127.0.0.1:{PORT}/socket"
 OURS = {"origin": HERE}
 PATHS = ("/", "/live.js", "/live.css", "/nothing")
-PATIENCE = 60
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +142,7 @@ def test_the_page_asks_for_nothing_from_elsewhere_and_holds_no_script(client: Te
         assert answer.headers["x-content-type-options"] == "nosniff"
     assert [answer.status_code for answer in (page, script, style)] == [200] * 3
     assert re.findall(r"<script[^>]*>([^<]*)", page.text) == [""]
+    assert "The model is <b>tiny</b>" in page.text and "6 layers of 6 heads" in page.text
     assert not re.search(r"\sstyle=|\son\w+=|<style|javascript:", page.text)
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", page.text + script.text + style.text)
 
@@ -191,7 +193,8 @@ def test_a_text_is_written_and_a_sink_taken(client: TestClient) -> None:
         assert [one.get("step") for one in told] == [0, 1, 2, 3, None] and told[-1]["steps"] == 4
         ask(page, "take", step=2, key=0, layer=None, head=None)
         told = heard(page, "failed", "written")
-        assert [one["kind"] for one in told] == ["step", "step", "measuring", "measuring", "written"]
+        kinds = ["again", "again", "step", "step", "measuring", "measuring", "written"]
+        assert [one["kind"] for one in told] == kinds
         assert {"plain_loss", "edited_loss", "moved"} <= told[-1]["measured"].keys()
         page.send_text("{}")
         assert "asks one of" in heard(page, "failed")[-1]["text"]
@@ -281,9 +284,10 @@ def test_requests_of_two_pages_run_one_after_another_in_one_thread(client: TestC
             write(one, "one")
             assert slow.began.acquire(timeout=PATIENCE)
             write(other, "other")
+            assert other.receive_json()["kind"] == "waiting"
             slow.permits.release(2)
             assert [one.receive_json()["prompt"] for _ in range(2)] == ["one", "one"]
-            assert not slow.began.acquire(timeout=0.2)
+            assert len(slow.running) == 1
             ask(one, "stop")
             slow.end()
             slow.permits.release()
@@ -301,9 +305,14 @@ def test_a_request_that_is_given_up_in_the_queue_never_begins(client: TestClient
             other.receive_json()
             write(other, "other")
             write(other, "again")
+            assert other.receive_json()["kind"] == "waiting"
+        # requests run in the order in which they come: what begins now is behind those of the page that has gone
+        write(one, "last")
+        slow.end()
+        assert slow.began.acquire(timeout=PATIENCE)
         ask(one, "stop")
         slow.end()
-    assert not slow.began.acquire(timeout=0.2) and len(slow.running) == 1
+    assert len(slow.running) == 2
 
 
 def test_an_error_that_nobody_expected_is_told_and_the_thread_goes_on(
@@ -325,7 +334,7 @@ def test_an_error_that_nobody_expected_is_told_and_the_thread_goes_on(
 
 @pytest.mark.slow
 def test_the_command_serves_this_machine_alone_and_ctrl_c_ends_it() -> None:
-    command = [sys.executable, "-m", "sinklab", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "sinklab", "serve", "--model", "tiny", "--port", "0"]
     started = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
     )
@@ -334,21 +343,22 @@ def test_the_command_serves_this_machine_alone_and_ctrl_c_ends_it() -> None:
         found = re.match(r"open (http://127\.0\.0\.1:(\d+)/\?token=(\S+))\n", started.stdout.readline())
         assert found is not None, started.stderr and started.stderr.read()
         address, port = found[1], int(found[2])
-        with pytest.raises(OSError), socket.create_connection(("127.0.0.2", port), timeout=5):
+        with pytest.raises(OSError), socket.create_connection(("127.0.0.2", port), timeout=PATIENCE):
             pass
         taken = subprocess.run([*command[:-1], str(port)], capture_output=True, text=True)
         assert taken.returncode == 2 and f"port {port} of 127.0.0.1 cannot be had" in taken.stderr
         cookie = cookie_for(address)
-        page, ours = f"ws://127.0.0.1:{port}/socket", f"http://127.0.0.1:{port}"
+        ours = f"http://127.0.0.1:{port}"
+        opened = functools.partial(open_socket, f"ws://127.0.0.1:{port}/socket")
         for headers, origin in (({}, ours), ({"Cookie": cookie}, None), ({"Cookie": cookie}, "http://evil.example")):
-            with pytest.raises(InvalidStatus, match="403"), connect(page, additional_headers=headers, origin=origin):
+            with pytest.raises(InvalidStatus, match="403"), opened(headers, origin):
                 pass
-        with connect(page, additional_headers={"Cookie": cookie}, origin=ours) as socket_of_page:
+        with opened({"Cookie": cookie}, ours) as socket_of_page:
             assert json.loads(socket_of_page.recv(PATIENCE))["kind"] == "model"
             socket_of_page.send("x" * (LONGEST + 1))
             with pytest.raises(ConnectionClosedError, match="1009"):
                 socket_of_page.recv(PATIENCE)
-        with connect(page, additional_headers={"Cookie": cookie}, origin=ours) as socket_of_page:
+        with opened({"Cookie": cookie}, ours) as socket_of_page:
             socket_of_page.recv(PATIENCE)
             socket_of_page.send(json.dumps({"ask": "write", "prompt": "a", "new_tokens": 200, "seed": 0}))
             assert json.loads(socket_of_page.recv(PATIENCE))["step"] == 0
@@ -360,6 +370,10 @@ def test_the_command_serves_this_machine_alone_and_ctrl_c_ends_it() -> None:
     finally:
         started.kill()
         started.communicate()
+
+
+def open_socket(address: str, headers: dict[str, str], origin: Any) -> ClientConnection:
+    return connect(address, additional_headers=headers, origin=origin, open_timeout=PATIENCE, ping_interval=None)
 
 
 def cookie_for(address: str) -> str:

@@ -91,6 +91,13 @@ def test_a_key_is_gone_from_a_step_on_and_everything_before_stays(
     assert all((codes(step, live_text[0])[..., 1] > 1).any() for step in steps(plain))
 
 
+def test_every_forward_says_how_far_it_is(live_text: tuple[LiveText, list[dict]]) -> None:
+    told = list(live_text[0].take(3, 1))
+    assert [(one["step"], one["total"]) for one in told if one["kind"] == "again"] == [(step, NEW) for step in range(3)]
+    measured = [(one["pass"], one["step"], one["total"]) for one in told if one["kind"] == "measuring"]
+    assert measured == [("plain", NEW - 3, NEW - 3), ("edited", NEW - 3, NEW - 3)]
+
+
 def test_the_loss_is_that_of_the_plain_tokens_on_the_plain_canvases(
     tiny: Loaded, live_text: tuple[LiveText, list[dict]]
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from launched import PATIENCE
 from sinklab.attention import is_watched, watching
 from sinklab.caching import DualCache, SinkCache
 from sinklab.fast import decoder
@@ -188,7 +189,7 @@ def test_another_thread_that_traces_a_traced_model_is_refused(other_thread, watc
 
 def test_two_threads_trace_models_of_their_own_at_once():
     """A barrier in the first layer makes both forwards be under way at the same time."""
-    models, both = [tiny_model(1, seed=seed) for seed in (0, 1)], threading.Barrier(2, timeout=60)
+    models, both = [tiny_model(1, seed=seed) for seed in (0, 1)], threading.Barrier(2, timeout=PATIENCE)
 
     def received(model):
         with trace(model) as recording:

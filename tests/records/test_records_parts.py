@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import sinklab
+from launched import PATIENCE
 from sinklab.records import RunWriter, merge_runs, open_run
 from sinklab.records.reading import lost_files
 
@@ -167,7 +168,9 @@ with RunWriter(sys.argv[2], kind="study", model={}, settings={}, seed=0):
 @pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}], ids=["plain", "resume", "overwrite"])
 def test_a_run_killed_in_its_very_first_write_begins_anew(tmp_path, call, how):
     arguments = [str(Path(sinklab.__file__).parents[1]), str(tmp_path / "run"), call]
-    killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True, timeout=60)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True, timeout=PATIENCE
+    )
     assert killed.returncode == -9, killed.stderr
     # the claim, and where there was a byte to be written, the half of a file
     assert {path.name.rpartition(".")[2] for path in (tmp_path / "run").iterdir()} == {"claims", "part"}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from chromium import PROGRAM, Page
 
+from launched import PATIENCE
 from sinklab.short_road import open_run
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium at hand: the page is not rendered")
@@ -18,7 +19,7 @@ def test_the_page_runs_in_a_frame_that_reaches_nothing_of_the_notebook(make_stud
     notebook.write_text(f"<!doctype html><script>token = 'secret'</script>{run._repr_html_()}", "utf-8")
     with Page(tmp_path) as page:
         page.call("Page.navigate", url=notebook.as_uri())
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE
         # a sandboxed frame is a process of its own
         while not (frames := [one for one in page.call("Target.getTargets")["targetInfos"] if one["type"] == "iframe"]):
             assert time.monotonic() < end, "no frame of its own"

@@ -1,6 +1,7 @@
 """Nothing of a run is read as markup, nothing leaves the page, and no other script enters it."""
 
 import time
+from collections.abc import Callable
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from browsing import readout
 from chromium import PROGRAM
 
+from launched import PATIENCE
 from sinklab.reports import report
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium at hand: the page is not rendered")
@@ -78,10 +80,24 @@ ROADS = """(async (to) => {
   add("link", { rel: "stylesheet", href: to + "/style.css" }, document.head);
   const far = "@font-face { font-family: far; src: url(TO/font) } body { font-family: far; background: url(TO/back) }";
   add("style", { textContent: far.replaceAll("TO", to) });
-  await new Promise((done) => setTimeout(done, 700));
-  add("form", { action: to + "/form", id: "leak" });
+})"""
+LAST = """((to) => {
+  document.body.append(Object.assign(document.createElement("form"), { action: to + "/form", id: "leak" }));
   document.getElementById("leak").submit();
 })"""
+"""It leaves the page, and would end what the other roads have begun."""
+REPORTED = (
+    "document.addEventListener('securitypolicyviolation', (event) => (self.barred ??= []).push(event.blockedURI))"
+)
+OPEN = {"/fetch", "/beacon", "/events", "/image", "/script.js", "/frame", "/video", "/style.css"}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what the browser is about to do."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_the_policy_lets_nothing_out_and_no_other_script_in(page, one, tmp_path):
@@ -94,19 +110,19 @@ def test_the_policy_lets_nothing_out_and_no_other_script_in(page, one, tmp_path)
         bare = tmp_path / "bare.html"
         bare.write_text("<div id='explorer' data-ready='true'></div>")
         page.open(bare.as_uri())
-        page.run(f"{ROADS}('{address}')")
-        # All that comes of them, the video last: it must not come later and be taken for the page's own.
-        deadline = time.monotonic() + 20
-        while "/video" not in heard and time.monotonic() < deadline:
-            time.sleep(0.1)
-        time.sleep(0.3)
-        assert {"/fetch", "/beacon", "/events", "/image", "/script.js", "/frame", "/style.css", "/form?"} <= set(heard)
-        heard.clear()
+        page.run(f"{ROADS}('{address}/bare')")
+        until(lambda: {f"/bare{road}" for road in OPEN} <= set(heard))
+        page.run(f"{LAST}('{address}/bare')")
+        until(lambda: "/bare/form?" in heard)
         page.open(one)
         title = page.run("document.title")
-        page.run(f"{ROADS}('{address}')")
-        time.sleep(0.3)
-        assert heard == []
+        page.run(REPORTED)
+        page.run(f"{ROADS}('{address}/page')")
+        page.run(f"{LAST}('{address}/page')")
+        # the browser says of each road that it was closed
+        for road in {*OPEN, "/form"}:
+            page.wait(f"(self.barred ?? []).some((to) => to.startsWith('{address}/page{road}'))")
+        assert [path for path in heard if path.startswith("/page")] == []
         assert page.run("document.title") == title
         answer = page.call("Runtime.evaluate", expression="eval('1')", allowUnsafeEvalBlockedByCSP=False)
         assert "EvalError" in str(answer)

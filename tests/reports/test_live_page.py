@@ -143,6 +143,26 @@ def test_it_fits_and_is_told_apart_without_colours(page: Page, tmp_path: Path, l
     page.call("Emulation.setEmulatedVisionDeficiency", type="none")
 
 
+def test_a_page_comes_back_to_its_server_and_writes_again(served: Page) -> None:
+    """The first script of all keeps the sockets that the page opens."""
+    keep = "const Own = WebSocket; self.sockets = []; self.WebSocket = function (...given) { "
+    keep += "self.sockets.push(new Own(...given)); return self.sockets.at(-1); };"
+    kept = served.call("Page.addScriptToEvaluateOnNewDocument", source=keep)["identifier"]
+    served.call("Page.reload")
+    served.wait("self.sockets?.length === 1 && document.getElementById('write')?.disabled === false")
+    served.run("document.getElementById('seed').value = 3")
+    write(served, 3)
+    served.wait("document.getElementById('state').textContent === '3 steps'")
+    served.run("self.sockets[0].close()")
+    served.wait("document.getElementById('failed').textContent.startsWith('Connected again')")
+    assert served.run("[...document.querySelectorAll('#take, #progress')].every((part) => part.hidden)")
+    assert served.run("document.getElementById('seed').value") == "3"
+    write(served, 2)
+    served.wait("document.getElementById('state').textContent === '2 steps'")
+    assert served.run("document.getElementById('failed').hidden && !document.getElementById('take').hidden")
+    served.call("Page.removeScriptToEvaluateOnNewDocument", identifier=kept)
+
+
 def test_writing_is_stopped_begins_anew_and_says_what_cannot_be(page: Page) -> None:
     take(page, 1, "all")
     write(page, 200)

@@ -14,7 +14,7 @@ from sinklab.studies.benchmarks.boundary import BOUNDARIES, HOOK, CodeLimits, bo
 from sinklab.studies.benchmarks.code import pass_at_k, run_completions
 
 pytest.importorskip("resource")
-LIMITS = CodeLimits(seconds=20)
+LIMITS = CodeLimits(seconds=3600)
 NO_BOUNDARY = os.geteuid() == 0 and all(leaks(name) for name in BOUNDARIES if name != HOOK)
 pytestmark = pytest.mark.skipif(NO_BOUNDARY, reason="the superuser, and no boundary")
 

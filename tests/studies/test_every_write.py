@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from launched import PATIENCE
+
 TESTS = Path(__file__).parents[1]
 # shares of its write steps at which a run is killed, and made to fail. Each kill of the run that does nothing but what
 # all studies do; of the others draws that are always the same, and each step in benchmarks/kills.py --every-write
@@ -37,7 +39,7 @@ def told(script: str, *arguments: Any) -> Any:
         },
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

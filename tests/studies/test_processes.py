@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -43,7 +44,7 @@ print(study(tiny_loaded(1), out, StudySettings(**settings), progress=print, resu
 def launch(folder: Path, settings: dict, *, resume: bool = False) -> subprocess.CompletedProcess:
     (folder / "program.py").write_text(PROGRAM, "utf-8")
     again = "resume" if resume else "anew"
-    return torchrun(folder / "program.py", folder / "run", json.dumps(settings), again, seconds=600)
+    return torchrun(folder / "program.py", folder / "run", json.dumps(settings), again)
 
 
 @pytest.fixture
@@ -166,16 +167,30 @@ def test_workers_come_into_a_folder_of_their_run_and_of_no_other(tmp_path: Path)
 
 def test_units_are_done_once_and_those_of_the_dead_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker stops in the middle of a unit: the others do all the rest, and that one when it counts as gone."""
-    monkeypatch.setattr(leases, "EXPIRY", 0.6)
-    monkeypatch.setattr(leases, "BEAT", 0.1)
-    done, given = set[int](), list[tuple[int, int]]()
+    done, given, together = set[int](), list[tuple[int, int]](), threading.Barrier(3)
+
+    class Clock:
+        """The dead worker counts as gone once everything else is done."""
+
+        sleep = staticmethod(time.sleep)
+
+        @staticmethod
+        def monotonic() -> float:
+            return 0.0 if len(done) < 29 else 2 * leases.EXPIRY
+
+    monkeypatch.setattr(leases, "time", Clock)
 
     def work(rank: int) -> None:
-        with Units(Claims(tmp_path), Processes(rank, 3).ordered(range(30)), done.__contains__) as units:
+        claims = Claims(tmp_path)
+        assert not claims.is_held("unit-4"), "nobody knows yet"
+        # all have seen it, and all have a unit, before one can have done the rest
+        together.wait()
+        with Units(claims, Processes(rank, 3).ordered(range(30)), done.__contains__) as units:
             assert len(units) == 30
-            for unit in units:
+            for number, unit in enumerate(units):
                 given.append((rank, unit))
-                time.sleep(0.002)
+                if number == 0:
+                    together.wait()
                 done.add(unit)
 
     dead = Claims(tmp_path).take("unit-4")

@@ -160,11 +160,35 @@ def test_what_is_packed_says_what_it_is_and_must_travel(toy, monkeypatch, tmp_pa
 PLAN = {"stages": {"variants": {"seeds": 1, "tokens": 2560}, "twins": {"seeds": 1, "tokens": 384}}}
 
 
+STANDING = """
+import signal, sys
+sys.path.insert(0, {folder!r})
+import runbook
+from sinklab.training import checkpoints
+
+settle, settled = checkpoints.settle, []
+
+def stand_at_the_second(folder):
+    if settled:
+        signal.pause()
+    settled.append(folder)
+    settle(folder)
+
+checkpoints.settle = stand_at_the_second
+sys.exit(runbook.main())
+"""
+"""The runbook, which never gets beyond its first checkpoint."""
+
+
 @pytest.mark.slow
-def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_end(toy, tmp_path):
+def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_end(toy, tmp_path, monkeypatch):
     (toy.out / "plan.json").write_text(json.dumps(PLAN))
     run = toy.runs(PLAN)[1]
-    process = runbook.started(toy, run.name, "one", run.name)
+    standing = tmp_path / "standing.py"
+    standing.write_text(STANDING.format(folder=str(HERE)))
+    with monkeypatch.context() as patched:
+        patched.setattr(runbook, "__file__", str(standing))
+        process = runbook.started(toy, run.name, "one", run.name)
     folder = toy.out / "runs" / run.name
     while not [*folder.glob("checkpoints/checkpoint-*/history.json")]:
         assert process.poll() is None, (toy.out / "logs" / f"{run.name}.txt").read_text()

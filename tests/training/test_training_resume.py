@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
+from launched import PATIENCE
 from sinklab.records import RunWriter, open_run
 from sinklab.training import TrainSettings, run, settings_of, train, trainer
 from sinklab.training.checkpoints import whole_checkpoints
@@ -84,7 +85,7 @@ def train_killed(runs: dict[str, TrainSettings]) -> None:
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert killed.stdout.strip() == str([-9] * len(runs)), killed.stderr[-2000:]
 

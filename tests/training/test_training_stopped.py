@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from two_processes import train_in_two
 
+from launched import PATIENCE
 from sinklab.records import open_run
 from sinklab.training import TrainSettings, run, train
 from sinklab.training.checkpoints import whole_checkpoints
@@ -136,12 +137,11 @@ def test_a_signal_to_the_command_and_the_reader_of_its_stream_ends_it_in_order(
     environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     history = tmp_path / "run" / "history.parquet"
-    until = time.monotonic() + 120
-    while not history.exists() and process.poll() is None and time.monotonic() < until:
+    while not history.exists() and process.poll() is None:
         time.sleep(0.1)
     # as Slurm does it: to every process of the step
     os.killpg(process.pid, signal.SIGTERM)
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 143, said
     assert said.splitlines()[-1] == "sinklab: interrupted; what was written so far is kept"
     (saved,) = whole_checkpoints(tmp_path / "run" / "checkpoints")

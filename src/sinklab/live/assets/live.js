@@ -3,6 +3,11 @@
 const by = (id) => document.getElementById(id);
 // Thumbnails of a thousand heads are not drawn anew at every step.
 const OFTEN = 400;
+// Seconds between two attempts to come back to a server that is not heard of any more.
+const ATTEMPTS = [1, 2, 4, 8, 16, 30];
+const TOO_SLOW = 1013;
+// Seconds from which on a page says how long something has taken.
+const LONG = 3;
 
 /** A pass that grows: a sample whose arrays take each step as it comes. */
 class Growing extends Sample {
@@ -85,23 +90,42 @@ const live = {
   passes: {},
   busy: false,
   drawn: 0,
+  attempts: 0,
+  since: 0,
 
   connect() {
     this.socket = new WebSocket(`ws://${location.host}/socket`);
     this.socket.addEventListener("message", (event) => this.hear(JSON.parse(event.data)));
-    this.socket.addEventListener("close", (event) => this.fail(`The server has gone${event.reason ? `: ${event.reason}` : ""}. Start \`sinklab serve\` again, and open the address that it prints.`, true));
+    this.socket.addEventListener("close", (event) => this.lose(event));
+  },
+
+  /** Come back to the server, which is there again after a sleep, or has ended for good. */
+  lose({ code, reason }) {
+    const pause = ATTEMPTS[this.attempts++];
+    const why = code === TOO_SLOW ? "This page read more slowly than the model wrote, and was cut off" : "The server is not heard of any more";
+    const end = "The server has gone, or too many pages of it are open. Close other pages and load this one again; else start `sinklab serve` again, and open the address that it prints.";
+    this.fail(pause ? `${why}${reason && code !== TOO_SLOW ? ` (${reason})` : ""}. Connecting again …` : end, true);
+    if (pause) setTimeout(() => this.connect(), 1000 * pause);
   },
 
   hear(told) {
-    const does = { model: this.begin, step: this.step, measuring: () => this.state("measuring the loss"), written: this.written, failed: () => this.fail(told.text) };
+    const far = (words) => () => this.far(words, told);
+    const measuring = far(told.pass === "plain" ? "loss without the edit" : "loss with the edit");
+    const does = { model: this.begin, waiting: () => this.state("waiting for another page"), again: far("steps before, again"), step: this.step, measuring, written: this.written, failed: () => this.fail(told.text) };
     does[told.kind]?.call(this, told);
   },
 
   begin(model) {
+    const isBack = this.model !== null;
     this.model = model;
-    by("seed").value = model.seed;
+    this.attempts = 0;
+    if (!isBack) by("seed").value = model.seed;
     colours.setUp(model.palette, 64);
     this.work(false, "");
+    if (!isBack) return;
+    // The server keeps a text as long as its page is connected.
+    for (const sample of Object.values(this.passes)) sample.done = false;
+    this.fail("Connected again. The server has not kept the text of this page: write it again to take a position away.");
   },
 
   ask(what, given = {}) {
@@ -111,14 +135,29 @@ const live = {
 
   work(busy, words) {
     this.busy = busy;
+    this.since = performance.now();
     by("write").disabled = busy;
     by("stop").disabled = !busy;
+    by("progress").hidden = !busy;
+    by("progress").removeAttribute("value");
     this.state(words);
     this.offer();
   },
 
   state(words) {
     by("state").textContent = words;
+    this.tick();
+  },
+
+  /** How long it takes, where it takes long. */
+  tick() {
+    const seconds = Math.floor((performance.now() - this.since) / 1000);
+    by("seconds").textContent = this.busy && seconds >= LONG ? `${seconds} s` : "";
+  },
+
+  far(words, { step, total }) {
+    this.state(`${words}: ${step} of ${total}`);
+    Object.assign(by("progress"), { max: total, value: step });
   },
 
   fail(text, gone = false) {
@@ -156,6 +195,7 @@ const live = {
     const sample = this.passes[told.pass] ?? this.open(told);
     sample.add(told);
     this.state(`step ${told.step} of ${told.total - 1}`);
+    Object.assign(by("progress"), { max: told.total, value: told.step + 1 });
     const pane = app.panes[told.pass === "plain" ? 0 : 1];
     this.redraw(performance.now() - this.drawn > OFTEN);
     // Who looks at an earlier step meanwhile is left there.
@@ -315,6 +355,7 @@ const live = {
     KEYS.splice(-2, 0, ["x", "take the position away everywhere"]);
     const { actions } = controls;
     controls.actions = () => ({ ...actions.call(controls), x: () => this.take("all") });
+    setInterval(() => this.tick(), 1000);
     this.connect();
     by("prompt").focus();
   },
