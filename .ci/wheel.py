@@ -18,7 +18,7 @@ extra = packages_after("sinklab") - packages_after("torch")
 assert extra == {"sinklab"}, f"`import sinklab` costs more than torch: {sorted(extra)}"
 
 import sinklab  # noqa: E402
-from sinklab.checkpoints import load  # noqa: E402
+from sinklab.lab.checkpoints import load  # noqa: E402
 
 root = Path(sinklab.__file__).parent
 assert root.is_relative_to(sys.prefix), f"sinklab was not imported from the wheel, but from {root}"

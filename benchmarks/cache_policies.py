@@ -18,10 +18,10 @@ import torch
 from measure import write_result
 from transformers import LlamaConfig
 
-from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.studies.caches.policies import Policy
-from sinklab.studies.caches.run import costs
-from sinklab.studies.caches.study import CacheSettings
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.lab.studies.caches.policies import Policy
+from sinklab.lab.studies.caches.run import costs
+from sinklab.lab.studies.caches.study import CacheSettings
 
 LENGTHS = (512, 1024, 2048, 4096)
 KEEP = 0.25

@@ -18,12 +18,12 @@ from statistics import median
 import torch
 from measure import write_result
 
-import sinklab.checkpoints.loading as loading
-from sinklab.cli.models import generate
-from sinklab.studies.processes import Meter, Progress
-from sinklab.studies.trace.recording import Recorder
-from sinklab.studies.trace.run import follow, prepare
-from sinklab.studies.trace.study import StudySettings, study
+import sinklab.lab.checkpoints.loading as loading
+from sinklab.lab.cli.models import generate
+from sinklab.lab.studies.processes import Meter, Progress
+from sinklab.lab.studies.trace.recording import Recorder
+from sinklab.lab.studies.trace.run import follow, prepare
+from sinklab.lab.studies.trace.study import StudySettings, study
 
 PROMPTS = ("It was a dark and stormy night, and", "The house stood at the end of a")
 

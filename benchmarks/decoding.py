@@ -34,11 +34,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlamaConfig
 
-from sinklab.attention import context, watching
-from sinklab.caching import DualCache, PrefixCache
-from sinklab.fast.decoder import FastDecoder
-from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.sampling import Cache, Canvas, denoise
+from sinklab.core.attention import context, watching
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.sampling import Cache, Canvas, denoise
+from sinklab.extras.fast.decoder import FastDecoder
+from sinklab.lab.caching import DualCache, PrefixCache
 
 # B batch, S canvas, V vocabulary
 

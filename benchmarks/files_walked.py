@@ -31,7 +31,7 @@ TEXT = "The old man sat by the sea, and the boats came in with the evening wind.
 def walked(arguments: list[str]) -> set[tuple[str, str]]:
     """(file, qualified name) of every function of the package that the command runs."""
     import sinklab
-    from sinklab.cli import main
+    from sinklab.lab.cli import main
 
     home = str(Path(sinklab.__file__).parent)
     seen: set[CodeType] = set()

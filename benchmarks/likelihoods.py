@@ -22,10 +22,10 @@ from measure import interleaved, write_result
 from torch import Tensor
 from torch.nn import functional as F
 
-from sinklab.checkpoints.loading import Loaded
-from sinklab.models import DiffusionLM
-from sinklab.sampling import Canvas, denoise
-from sinklab.scoring import LikelihoodSettings, score
+from sinklab.core.models import DiffusionLM
+from sinklab.core.sampling import Canvas, denoise
+from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.scoring import LikelihoodSettings, score
 
 # N masks, S text, L continuation, V vocabulary
 Request = tuple[list[int], list[int]]

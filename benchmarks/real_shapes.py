@@ -136,7 +136,7 @@ def write_folder(folder: Path, config: dict[str, Any], device: str = "cpu", with
 
     The head's rows of the ids `without` are zero, so that they are never the likeliest among many.
     """
-    from sinklab.checkpoints import families, materialize
+    from sinklab.lab.checkpoints import families, materialize
 
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
@@ -226,7 +226,7 @@ def peak_gb(device: str) -> float:
 
 def step(folder: str, device: str, positions: int) -> dict[str, Any]:
     """Load, and one evaluation plain, traced and masked."""
-    from sinklab.probing import MaskSinks, intervene, trace
+    from sinklab.core.probing import MaskSinks, intervene, trace
 
     lm, found = loaded(folder, device)
     draw = torch.Generator().manual_seed(1)
@@ -254,7 +254,7 @@ def step(folder: str, device: str, positions: int) -> dict[str, Any]:
 
 def page(folder: str, device: str, positions: int) -> dict[str, Any]:
     """`sinklab trace` and `sinklab report`, as they are typed."""
-    from sinklab.cli import main as command
+    from sinklab.lab.cli import main as command
 
     out = Path(folder).with_name("run")
     prompt = " ".join(f"w{number}" for number in range(3, 3 + positions // 2))
@@ -270,7 +270,7 @@ def train_peak(device: str, room: str, settings: Any, **fields: Any) -> dict[str
     """Three steps of a training run as `sinklab train` makes it, and the most memory that they took."""
     from dataclasses import replace
 
-    from sinklab.training import train
+    from sinklab.lab.training import train
 
     corpus = Path(room) / "corpus.txt"
     corpus.write_text(
@@ -292,7 +292,7 @@ def train_peak(device: str, room: str, settings: Any, **fields: Any) -> dict[str
 
 
 def scratch(device: str, room: str, quick: bool, rows: int, variant: str, checkpointing: bool) -> dict[str, Any]:
-    from sinklab.training.settings import recipe
+    from sinklab.lab.training.settings import recipe
 
     tokenizer = Path(room) / "tokenizer"
     write_tokenizer(tokenizer, {"vocab_size": 300 if quick else 32000, "mask_token_id": 290, "eos_token_id": 291})
@@ -302,7 +302,7 @@ def scratch(device: str, room: str, quick: bool, rows: int, variant: str, checkp
 
 
 def lora(folder: str, device: str, room: str, length: int) -> dict[str, Any]:
-    from sinklab.training import TrainSettings
+    from sinklab.lab.training import TrainSettings
 
     given = {"init_from": folder, "train_only": "lora", "length": length, "batch": 1, "micro_batch": 1, "bf16": True}
     return train_peak(device, room, TrainSettings(), **given, gradient_checkpointing=True)

@@ -6,7 +6,7 @@ the other half.
 Each model decodes the same texts twice, the second time with one thing different: the attention backend, the fast
 decoder, the batch and its padding, threads, the type of the numbers. A text counts as changed where a choice (which
 position, which token) differs anywhere. Of the first half of the models it is read how large rounding errors of margins
-are, as multiples of what a jitter moves them by (`sinklab.scoring.margins`); of the other half, other texts, how many
+are, as multiples of what a jitter moves them by (`sinklab.extras.referee.margins`); of the other half, other texts, how many
 texts change is foretold from their margins and that multiple. Beside it stands what is foretold when a kind of
 difference changes a constant share of texts. ``--write`` puts the multiples into src/, the table into docs/ and the
 result into benchmarks/results.
@@ -33,16 +33,16 @@ import torch
 from measure import RESULTS, environment
 from transformers import LlamaConfig, Qwen3Config
 
-from sinklab.checkpoints.loading import Loaded, load
-from sinklab.models.config import DiffusionLMConfig
-from sinklab.models.diffusion_lm import DiffusionLM
-from sinklab.sampling.canvas import Canvas
-from sinklab.sampling.settings import DecodingSettings
-from sinklab.scoring.margins import PROBES, first_difference, measure_margins
-from sinklab.studies.referee.rounding import WITHIN, Noise, change_chances, counted, pooled_noise
+from sinklab.core.models.config import DiffusionLMConfig
+from sinklab.core.models.diffusion_lm import DiffusionLM
+from sinklab.core.sampling.canvas import Canvas
+from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.extras.referee.margins import PROBES, first_difference, measure_margins
+from sinklab.extras.referee.rounding import WITHIN, Noise, change_chances, counted, pooled_noise
+from sinklab.lab.checkpoints.loading import Loaded, load
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, NOISE = ROOT / "docs" / "reproducibility.md", ROOT / "src/sinklab/studies/referee/noise.toml"
+PAGE, NOISE = ROOT / "docs" / "reproducibility.md", ROOT / "src/sinklab/extras/referee/noise.toml"
 MARK, END = "<!-- referee -->\n", "<!-- end -->"
 NEW_TOKENS, BATCH, PADDING = 16, 16, 8
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -86,7 +86,7 @@ def canvas_for(loaded: Loaded, texts: int, seed: int) -> Canvas:
     if loaded.tokenizer is None:
         prompts = [draw.integers(3, config.backbone.vocab_size, length).tolist() for length in lengths]
     else:
-        path = ROOT / "src/sinklab/checkpoints/packaged/heldout.jsonl"
+        path = ROOT / "src/sinklab/lab/checkpoints/packaged/heldout.jsonl"
         whole = " ".join(json.loads(line)["text"] for line in path.read_text("utf-8").splitlines()[:40])
         ids: Any = loaded.tokenizer(whole, add_special_tokens=False)["input_ids"]
         starts = draw.integers(0, len(ids) - 20, texts)

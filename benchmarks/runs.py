@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from measure import memory_mb, reset_peak, write_result
 
-from sinklab.records import STUDY_DIMS, RunWriter, open_run
-from sinklab.reports import as_studies, report
+from sinklab.lab.records import STUDY_DIMS, RunWriter, open_run
+from sinklab.lab.reports import as_studies, report
 
 WORDS = [" the", " of", ",", ".", "\n", " and", " a", " house", " old", "1"]
 

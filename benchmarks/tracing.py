@@ -27,8 +27,8 @@ import torch
 import torch.nn.functional as F
 from measure import interleaved, memory_mb, ratios, reset_peak, synchronize, write_result
 
-from sinklab.probing import trace
-from sinklab.registry import statistics
+from sinklab.core.probing import trace
+from sinklab.core.registry import statistics
 
 LENGTHS = (512, 1024, 4096)
 SHAPES = {

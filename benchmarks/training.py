@@ -21,8 +21,8 @@ from steps import VARIANTS, Batch, Shape, build, kept_mb, noisy_batch, of_logits
 from steps import straightforward as straightforward_loss
 from torch import Tensor
 
-from sinklab.fast.loss import chunked_cross_entropy
-from sinklab.models import DiffusionLM
+from sinklab.core.models import DiffusionLM
+from sinklab.extras.fast.loss import chunked_cross_entropy
 
 DTYPES = ("float32", "bfloat16")
 

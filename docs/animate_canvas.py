@@ -12,7 +12,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from PIL import Image, ImageDraw, ImageFont
 
 import sinklab
-from sinklab.reports.style import THEMES
+from sinklab.lab.reports.style import THEMES
 
 LIGHT = THEMES["light"]
 PROMPT, NEW_TOKENS = "The house stood at the end of a", 32

@@ -10,11 +10,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-import sinklab
 from sinklab.cli.tour import REAL, REAL_COSTS
 from sinklab.records import Run
 from sinklab.reports import report
 from sinklab.studies.curve import CurveSettings, masking_curve
+
+import sinklab
 
 OUT = Path(__file__).with_name("example_page.html")
 MEGABYTES = 1.5

@@ -47,7 +47,7 @@ def taken() -> dict[str, str]:
 
 
 def public_names() -> dict[str, dict[str, str]]:
-    """Public package or module -> public name -> where it is defined (``sinklab.sampling.canvas.Canvas``)."""
+    """Public package or module -> public name -> where it is defined (``sinklab.core.sampling.canvas.Canvas``)."""
     found = {}
     for file in sorted(SOURCE.rglob("__init__.py")):
         room = ".".join(file.relative_to(SOURCE.parent).parent.parts)

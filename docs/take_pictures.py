@@ -17,11 +17,11 @@ from example_page import OUT
 from PIL import Image
 
 import sinklab
-from sinklab.cli.command import SAMPLING
-from sinklab.cli.tour import MORE_PROMPTS
-from sinklab.records import Run
-from sinklab.reports import report
-from sinklab.studies.trace.study import PROMPTS
+from sinklab.lab.cli.command import SAMPLING
+from sinklab.lab.cli.tour import MORE_PROMPTS
+from sinklab.lab.records import Run
+from sinklab.lab.reports import report
+from sinklab.lab.studies.trace.study import PROMPTS
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "tests" / "reports"))
@@ -44,7 +44,7 @@ def watched(name: str) -> list[Run]:
     """A packaged model that was watched beside its controls, as the tour does, and its packaged masking curve."""
     how = {"new_tokens": 24, "block_length": 24, **SAMPLING}
     run = sinklab.load(name).watch((*PROMPTS, *MORE_PROMPTS), twin=True, progress=print, **how)
-    curve = resources.files("sinklab.checkpoints").joinpath("packaged", "curves", name)
+    curve = resources.files("sinklab.lab.checkpoints").joinpath("packaged", "curves", name)
     return [run, sinklab.open_run(str(curve))]
 
 

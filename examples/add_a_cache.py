@@ -1,14 +1,14 @@
 """A cache in one file: the first columns and those nearest to the block (StreamingLLM's). It runs as it stands.
-One that evicts nothing has one method, `columns`: see `sinklab.sampling.caches.DualCache`. Load it by --plugin FILE."""
+One that evicts nothing has one method, `columns`: see `sinklab.core.sampling.caches.DualCache`. Load it by --plugin FILE."""
 
 from dataclasses import dataclass
 
 import torch
 from transformers import LlamaConfig
 
-from sinklab.caching import ChoosingCache
-from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.registry import caches
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.registry import caches
+from sinklab.lab.caching import ChoosingCache
 
 
 @caches.register("streaming")

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sinklab
-from sinklab.checkpoints import CheckpointPlan, Family
-from sinklab.registry import families
+from sinklab.core.registry import families
+from sinklab.lab.checkpoints import CheckpointPlan, Family
 
 FIELDS = {"hidden_size": "width", "num_hidden_layers": "depth", "num_attention_heads": "heads", "vocab_size": "words"}
 

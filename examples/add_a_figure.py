@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sinklab.reports import Curve, figure
+from sinklab.lab.reports import Curve, figure
 
 
 @figure(
@@ -24,8 +24,8 @@ def sinks_and_norms(axes, look):
 
 if __name__ == "__main__":
     from sinklab import open_run
-    from sinklab.cli import main
-    from sinklab.reports import draw_all
+    from sinklab.lab.cli import main
+    from sinklab.lab.reports import draw_all
 
     with tempfile.TemporaryDirectory() as folder:
         run = sys.argv[1] if len(sys.argv) > 1 else f"{folder}/run"

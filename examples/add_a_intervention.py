@@ -10,9 +10,9 @@ from torch import Tensor
 
 import sinklab
 from sinklab import Canvas, Excess, denoise, intervene, trace
-from sinklab.probing import KeyIntervention, KeyScores
-from sinklab.registry import interventions, of, rules
-from sinklab.sinks.rules import Rule
+from sinklab.core.probing import KeyIntervention, KeyScores
+from sinklab.core.registry import interventions, of, rules
+from sinklab.core.sinks.rules import Rule
 
 
 @interventions.register("mask_shared_sinks")

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.analysis import motion
-from sinklab.registry import rules
-from sinklab.sinks import find_sinks, namespace
-from sinklab.testing import check_rule
+from sinklab.core.registry import rules
+from sinklab.core.sinks import find_sinks, namespace
+from sinklab.lab.analysis import motion
+from sinklab.lab.testing import check_rule
 
 
 @rules.register("share")

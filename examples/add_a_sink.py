@@ -6,9 +6,9 @@ import torch
 from transformers import LlamaConfig
 
 import sinklab
-from sinklab.models import DiffusionLM, DiffusionLMConfig, Sink
-from sinklab.models.sinks.prefix import per_layer
-from sinklab.registry import sinks
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig, Sink
+from sinklab.core.models.sinks.prefix import per_layer
+from sinklab.core.registry import sinks
 
 
 @sinks.register("keys")

@@ -9,8 +9,8 @@ from torch import Tensor
 
 import sinklab
 from sinklab import Canvas, denoise, trace
-from sinklab.probing import CallView, Statistic
-from sinklab.registry import statistics
+from sinklab.core.probing import CallView, Statistic
+from sinklab.core.registry import statistics
 
 
 @statistics.register("largest_share")

@@ -1,4 +1,4 @@
-"""A study of one's own: a run folder, a seed, resuming and a command for a few lines; see `sinklab.studies.base`."""
+"""A study of one's own: a run folder, a seed, resuming and a command for a few lines; see `sinklab.lab.studies.base`."""
 
 import subprocess
 import sys
@@ -6,9 +6,9 @@ import tempfile
 from dataclasses import dataclass
 
 import sinklab
-from sinklab.errors import Checked, limited
-from sinklab.registry import studies
-from sinklab.studies.base import Study
+from sinklab.core.errors import Checked, limited
+from sinklab.core.registry import studies
+from sinklab.lab.studies.base import Study
 
 
 @studies.register("lengths")

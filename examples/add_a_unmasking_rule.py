@@ -1,7 +1,7 @@
 """An unmasking rule in one file: confidence that falls from left to right. It runs as it stands.
 
 ``sinklab generate "The sea" --plugin add_a_unmasking_rule.py --rule discounted:discount=0.1`` writes with it, and
-`sinklab.testing.check_unmasking_rule` holds it to what the loop relies on.
+`sinklab.lab.testing.check_unmasking_rule` holds it to what the loop relies on.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from transformers import LlamaConfig
 
-from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.registry import unmasking_rules
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.registry import unmasking_rules
 
 
 @unmasking_rules.register("discounted")

@@ -4,7 +4,7 @@ import numpy as np
 
 import sinklab
 from sinklab import Canvas, Excess, MaskSinks, denoise, find_sinks, intervene, trace
-from sinklab.analysis import enrichment, motion, token_classes
+from sinklab.lab.analysis import enrichment, motion, token_classes
 
 lm = sinklab.load("tiny")
 prompt = lm.tokenizer(["The house stood at the end of a"])["input_ids"]

@@ -23,10 +23,10 @@ from typing import Any
 
 import pandas as pd
 
-from sinklab.records import open_run
-from sinklab.records.writing import RunWriter
-from sinklab.studies.backcopy.figures import backcopy_sentences, draw_backcopy
-from sinklab.studies.backcopy.study import VARIANTS, Backcopy, BackcopySettings
+from sinklab.extras.backcopy.figures import backcopy_sentences, draw_backcopy
+from sinklab.extras.backcopy.study import VARIANTS, Backcopy, BackcopySettings
+from sinklab.lab.records import open_run
+from sinklab.lab.records.writing import RunWriter
 
 CHAINS = (
     (("causal", "plain"), ("converted", "plain")),

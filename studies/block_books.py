@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 import sinklab
-from sinklab.checkpoints.loading import untrained_twins
-from sinklab.data.rows import row_start
-from sinklab.records.reading import open_run
-from sinklab.records.storage import write_beside
+from sinklab.lab.checkpoints.loading import untrained_twins
+from sinklab.lab.data.rows import row_start
+from sinklab.lab.records.reading import open_run
+from sinklab.lab.records.storage import write_beside
 
 sys.path.append(str(Path(__file__).parent))
 from block_sinks import TWINNED, arms_of, moves, order_of, watched
@@ -43,7 +43,7 @@ FIGURES = ("excess", "gu", "share", "mobility", "within", "across", "committed",
 
 
 def settings_of(given: argparse.Namespace, kind: str, seed: int) -> Any:
-    from sinklab.training import TrainSettings
+    from sinklab.lab.training import TrainSettings
 
     size = KINDS[kind]
     objective = "autoregressive" if kind == "causal" else "diffusion" if size is None else "block_diffusion"
@@ -56,7 +56,7 @@ def settings_of(given: argparse.Namespace, kind: str, seed: int) -> Any:
 
 def train(given: argparse.Namespace, kind: str, seed: int) -> None:
     """One training run, where there is none."""
-    from sinklab.training import train as trained
+    from sinklab.lab.training import train as trained
 
     if not (given.work / f"{kind}-{seed}" / "model").exists():
         trained(settings_of(given, kind, seed))

@@ -28,20 +28,20 @@ from matplotlib.figure import Figure
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sinklab.analysis.estimates import SEEDS, mean_over
-from sinklab.analysis.movement import motion, motion_word
-from sinklab.models.diffusion_lm import DiffusionLM
-from sinklab.probing.tracing import trace
-from sinklab.records.storage import write_beside
-from sinklab.reports.style import DPI, theme_named, themed
-from sinklab.sampling.canvas import Canvas
-from sinklab.sinks.rules import DEFAULT, Gu
-from sinklab.sinks.states import MASKED
-from sinklab.studies.backcopy.figures import at_equal_dose
-from sinklab.studies.backcopy.masking import hidden
-from sinklab.studies.backcopy.run import MEASURED, Rows, heads, new_model, scored, trained, twin, untrained
-from sinklab.studies.backcopy.source import Source
-from sinklab.studies.backcopy.study import BLOCKS, BackcopySettings
+from sinklab.core.models.diffusion_lm import DiffusionLM
+from sinklab.core.probing.tracing import trace
+from sinklab.core.sampling.canvas import Canvas
+from sinklab.core.sinks.rules import DEFAULT, Gu
+from sinklab.core.sinks.states import MASKED
+from sinklab.extras.backcopy.figures import at_equal_dose
+from sinklab.extras.backcopy.masking import hidden
+from sinklab.extras.backcopy.run import MEASURED, Rows, heads, new_model, scored, trained, twin, untrained
+from sinklab.extras.backcopy.source import Source
+from sinklab.extras.backcopy.study import BLOCKS, BackcopySettings
+from sinklab.lab.analysis.estimates import SEEDS, mean_over
+from sinklab.lab.analysis.movement import motion, motion_word
+from sinklab.lab.records.storage import write_beside
+from sinklab.lab.reports.style import DPI, theme_named, themed
 
 RESULTS = Path(__file__).with_suffix("")
 STEPS = {"causal plain": 2500, "causal sink": 1000, "diffusion": 2500, "more": 500}

@@ -24,14 +24,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import sinklab
-from sinklab.checkpoints import load
-from sinklab.cli.command import checked
-from sinklab.cli.models import WRITING
-from sinklab.data import begin_rows, read_corpus, row_start, train_tokenizer
-from sinklab.models import DiffusionLM
-from sinklab.records import weights_hash
-from sinklab.scoring import heldout_rows, row_losses
-from sinklab.training import TrainSettings, train
+from sinklab.core.models import DiffusionLM
+from sinklab.lab.checkpoints import load
+from sinklab.lab.cli.command import checked
+from sinklab.lab.cli.models import WRITING
+from sinklab.lab.data import begin_rows, read_corpus, row_start, train_tokenizer
+from sinklab.lab.records import weights_hash
+from sinklab.lab.scoring import heldout_rows, row_losses
+from sinklab.lab.training import TrainSettings, train
 
 RUNS = Path(os.environ.get("EMBEDDED_RUNS", "runs/models"))
 PACKAGED = Path(sinklab.__file__).parent / "checkpoints" / "packaged"

@@ -22,13 +22,13 @@ from typing import Any
 
 import pandas as pd
 
-from sinklab.checkpoints import load
-from sinklab.records import open_run
-from sinklab.reports import as_studies
-from sinklab.reports.tables import measures
-from sinklab.studies.curve.figures import as_curves, masking_curve_sentences, masking_curve_table
-from sinklab.studies.curve.study import CurveSettings, masking_curve
-from sinklab.studies.trace.study import StudySettings, study
+from sinklab.lab.checkpoints import load
+from sinklab.lab.records import open_run
+from sinklab.lab.reports import as_studies
+from sinklab.lab.reports.tables import measures
+from sinklab.lab.studies.curve.figures import as_curves, masking_curve_sentences, masking_curve_table
+from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
+from sinklab.lab.studies.trace.study import StudySettings, study
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/findings"))
 RESULTS = Path(__file__).with_suffix(".json")
@@ -56,7 +56,7 @@ TRACED = (
 
 def passages() -> tuple[str, ...]:
     """Beginnings of paragraphs of the packaged held-out text, evenly spread over its books."""
-    file = resources.files("sinklab.checkpoints").joinpath("packaged", "heldout.jsonl")
+    file = resources.files("sinklab.lab.checkpoints").joinpath("packaged", "heldout.jsonl")
     books = [json.loads(line)["text"].split("\n\n") for line in file.read_text("utf-8").splitlines()]
     long = [[text for text in book if len(text.split()) > WORDS] for book in books]
     some = [book[len(book) * part // 3] for part in range(3) for book in long]

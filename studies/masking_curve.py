@@ -13,10 +13,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sinklab.checkpoints import load
-from sinklab.records import open_run
-from sinklab.studies.curve.figures import masking_curve_sentences, write_masking_curves
-from sinklab.studies.curve.study import CurveSettings, masking_curve
+from sinklab.lab.checkpoints import load
+from sinklab.lab.records import open_run
+from sinklab.lab.studies.curve.figures import masking_curve_sentences, write_masking_curves
+from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/masking-curve"))
 RESULTS = Path(__file__).with_suffix("")

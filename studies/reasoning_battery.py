@@ -22,12 +22,12 @@ from typing import Any
 import pandas as pd
 import torch
 
-from sinklab.checkpoints import load
-from sinklab.records import Run, open_run
-from sinklab.reports.drawing import write_figure
-from sinklab.reports.style import theme_named
-from sinklab.reports.tables import markdown
-from sinklab.studies.battery.figures import (
+from sinklab.lab.checkpoints import load
+from sinklab.lab.records import Run, open_run
+from sinklab.lab.reports.drawing import write_figure
+from sinklab.lab.reports.style import theme_named
+from sinklab.lab.reports.tables import markdown
+from sinklab.lab.studies.battery.figures import (
     battery_by_removed,
     battery_by_skill,
     battery_contrasts,
@@ -35,8 +35,8 @@ from sinklab.studies.battery.figures import (
     battery_scores,
     battery_sentences,
 )
-from sinklab.studies.battery.study import BatterySettings, score_battery
-from sinklab.training import recipe
+from sinklab.lab.studies.battery.study import BatterySettings, score_battery
+from sinklab.lab.training import recipe
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/battery-study"))
 RESULTS = Path(__file__).with_suffix("")

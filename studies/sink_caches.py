@@ -18,11 +18,11 @@ from typing import Any
 import pandas as pd
 import torch
 
-from sinklab.checkpoints import load
-from sinklab.records import open_run
-from sinklab.reports.printed import save_figure
-from sinklab.studies.caches.figures import caches_figure
-from sinklab.studies.caches.study import CacheSettings, cache_fidelity
+from sinklab.lab.checkpoints import load
+from sinklab.lab.records import open_run
+from sinklab.lab.reports.printed import save_figure
+from sinklab.lab.studies.caches.figures import caches_figure
+from sinklab.lab.studies.caches.study import CacheSettings, cache_fidelity
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/sink_caches"))
 RESULTS = Path(__file__).with_suffix("")

@@ -16,12 +16,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from sinklab.checkpoints import load
-from sinklab.records import Run, open_run
-from sinklab.records.info import of_twin
-from sinklab.studies.contents.figures import contents_places, contents_sentences, save_contents_figures
-from sinklab.studies.contents.study import ContentsSettings, sink_contents
-from sinklab.studies.twins import twins_of
+from sinklab.lab.checkpoints import load
+from sinklab.lab.records import Run, open_run
+from sinklab.lab.records.info import of_twin
+from sinklab.lab.studies.contents.figures import contents_places, contents_sentences, save_contents_figures
+from sinklab.lab.studies.contents.study import ContentsSettings, sink_contents
+from sinklab.lab.studies.twins import twins_of
 
 RESULTS = Path(__file__).with_suffix("")
 MODELS, CHOICES = ("tiny", "tiny-sink"), ("excess", "strongest")

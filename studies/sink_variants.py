@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from sinklab.checkpoints import load
-from sinklab.records import open_run
-from sinklab.scoring import heldout_rows, row_losses
-from sinklab.studies.trace.study import StudySettings, study
-from sinklab.training import TrainSettings, recipe, train
-from sinklab.training.settings import VARIANTS
+from sinklab.lab.checkpoints import load
+from sinklab.lab.records import open_run
+from sinklab.lab.scoring import heldout_rows, row_losses
+from sinklab.lab.studies.trace.study import StudySettings, study
+from sinklab.lab.training import TrainSettings, recipe, train
+from sinklab.lab.training.settings import VARIANTS
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/variants"))
 RESULTS = Path(__file__).with_suffix("")

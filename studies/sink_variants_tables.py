@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from matplotlib import pyplot as plt
 
-from sinklab.records import open_run
-from sinklab.reports import as_studies
-from sinklab.reports.tables import measures
+from sinklab.lab.records import open_run
+from sinklab.lab.reports import as_studies
+from sinklab.lab.reports.tables import measures
 
 # two-sided 95 % quantiles of Student's t for 1, 2, 3, … degrees of freedom
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571)

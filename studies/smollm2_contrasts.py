@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from sinklab.analysis.answers import staying_word
-from sinklab.analysis.estimates import median_over, median_p
-from sinklab.analysis.movement import MOVING, STATIC
-from sinklab.analysis.verdicts import Verdict, holm
+from sinklab.lab.analysis.answers import staying_word
+from sinklab.lab.analysis.estimates import median_over, median_p
+from sinklab.lab.analysis.movement import MOVING, STATIC
+from sinklab.lab.analysis.verdicts import Verdict, holm
 
 SEEDS, STEPS = (0, 1, 2), 500
 """Seeds of each sibling, and the steps in all at which the outcomes are read."""

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sinklab import trace
-from sinklab.data.rows import place_generator
-from sinklab.probing import intervene
-from sinklab.probing.interventions.positions import MaskPositions
+from sinklab.core.probing import intervene
+from sinklab.core.probing.interventions.positions import MaskPositions
+from sinklab.lab.data.rows import place_generator
 
 TARGETS = tuple(range(36, 128, 13))
 """Positions whose token is predicted from all that stands before it."""

@@ -29,13 +29,13 @@ import smollm2_measures as measures
 import smollm2_runs as runs
 from smollm2_report import report
 
-from sinklab.checkpoints import from_causal, load, load_adapters
-from sinklab.checkpoints.adapters import add_adapters, read_adapters
-from sinklab.checkpoints.loading import permuted
-from sinklab.records import open_run
-from sinklab.training import TrainSettings, recipe, train
-from sinklab.training.adapters import extract
-from sinklab.training.checkpoints import whole_checkpoints
+from sinklab.lab.checkpoints import from_causal, load, load_adapters
+from sinklab.lab.checkpoints.adapters import add_adapters, read_adapters
+from sinklab.lab.checkpoints.loading import permuted
+from sinklab.lab.records import open_run
+from sinklab.lab.training import TrainSettings, recipe, train
+from sinklab.lab.training.adapters import extract
+from sinklab.lab.training.checkpoints import whole_checkpoints
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/smollm2-diffusion"))
 BASE = os.environ.get("SINKLAB_BASE", "smollm2")

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
 from sinklab import trace
-from sinklab.data.rows import place_generator
+from sinklab.lab.data.rows import place_generator
 
 STRONG = 0.3
 """Mean weight above which a key is strong (Gu et al. 2024, arXiv 2410.10781)."""

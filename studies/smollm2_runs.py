@@ -11,16 +11,16 @@ import torch
 from smollm2_measures import masked_at, sight_of, weights_of
 from torch import Tensor
 
-from sinklab.analysis.answers import staying_word
-from sinklab.analysis.estimates import median_over
-from sinklab.analysis.strongest import strongest
-from sinklab.probing.interventions.mask_sinks import MaskSinks
-from sinklab.records.reading import open_run
-from sinklab.reports.runs import as_studies
-from sinklab.scoring.heldout import edited_losses
-from sinklab.short_road.models import LM
-from sinklab.studies.benchmarks.run import cells_of, table1
-from sinklab.studies.benchmarks.study import EvalSettings, Plan
+from sinklab.core.probing.interventions.mask_sinks import MaskSinks
+from sinklab.lab.analysis.answers import staying_word
+from sinklab.lab.analysis.estimates import median_over
+from sinklab.lab.analysis.strongest import strongest
+from sinklab.lab.records.reading import open_run
+from sinklab.lab.reports.runs import as_studies
+from sinklab.lab.scoring.heldout import edited_losses
+from sinklab.lab.short_road.models import LM
+from sinklab.lab.studies.benchmarks.run import cells_of, table1
+from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan
 
 PROMPT, NEW = 32, 32
 """Tokens of a text that are given, and that are written behind them."""

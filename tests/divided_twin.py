@@ -19,10 +19,10 @@ from transformers import LlamaForCausalLM
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
-from sinklab.checkpoints import load, weights
-from sinklab.probing import MaskSinks, intervene, trace
-from sinklab.probing.interventions.positions import MaskPositions, WindowAttention
-from sinklab.probing.interventions.states import ClipChannel
+from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.core.probing.interventions.positions import MaskPositions, WindowAttention
+from sinklab.core.probing.interventions.states import ClipChannel
+from sinklab.lab.checkpoints import load, weights
 
 STATISTICS = ("received", "value_norm", "key_norm", "row_entropy", "row_logsumexp", "output_norm", "noop_bound")
 STATISTICS += ("last_row", "massive_activations")

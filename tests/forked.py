@@ -51,7 +51,7 @@ class Forks:
 
 def run(arguments: list[str]) -> int:
     """The exit status of a command or of a Python file, as of a process of its own."""
-    from sinklab.cli import main
+    from sinklab.lab.cli import main
 
     try:
         if not arguments or not arguments[0].endswith(".py"):

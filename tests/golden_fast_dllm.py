@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from golden_llada import golden_cases, golden_tensors
-from sinklab.sampling import Canvas, Factor, Threshold
+from sinklab.core.sampling import Canvas, Factor, Threshold
 
 # B batch rows, S positions, T evaluations
 

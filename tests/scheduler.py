@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from sinklab.records import open_run
-from sinklab.studies.processes import Processes
+from sinklab.lab.records import open_run
+from sinklab.lab.studies.processes import Processes
 from small_runs import Sleeping, contents, given_text, launched
 from tiny_diffusion import tiny_loaded
 from tiny_tasks import toy_tasks
@@ -30,7 +30,7 @@ def sleeping(out: Path, worker: Processes) -> None:
 
 
 def traced(out: Path, worker: Processes) -> None:
-    from sinklab.studies.trace.study import StudySettings, study
+    from sinklab.lab.studies.trace.study import StudySettings, study
 
     how: dict[str, Any] = {"new_tokens": 6, "block_length": None, "mask_sinks": (1,), "heldout": "", "twin": True}
     prompts = tuple(f"The sea {number}" for number in range(8))
@@ -38,8 +38,8 @@ def traced(out: Path, worker: Processes) -> None:
 
 
 def evaluated(out: Path, worker: Processes) -> None:
-    from sinklab.studies.benchmarks.run import evaluate
-    from sinklab.studies.benchmarks.study import EvalSettings
+    from sinklab.lab.studies.benchmarks.run import evaluate
+    from sinklab.lab.studies.benchmarks.study import EvalSettings
 
     settings = EvalSettings(block_length=None, mc_samples=2, limit=6, batch=2, mask_sinks=1, record_sinks=1)
     evaluate(settings, tiny_loaded(1), out, task_objects=toy_tasks(given_text()), worker=worker)

@@ -28,12 +28,12 @@ from unittest.mock import patch
 import pandas as pd
 import torch
 
-from sinklab.errors import Checked, limited
-from sinklab.records import open_run
-from sinklab.records.info import read_info
-from sinklab.records.reading import lost_files
-from sinklab.registry import studies
-from sinklab.studies.base import Study, Work
+from sinklab.core.errors import Checked, limited
+from sinklab.core.registry import studies
+from sinklab.lab.records import open_run
+from sinklab.lab.records.info import read_info
+from sinklab.lab.records.reading import lost_files
+from sinklab.lab.studies.base import Study, Work
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_tasks import toy_tasks
 from tiny_training import tiny_settings, uneven_documents
@@ -98,7 +98,7 @@ def units(place: Path, resume: bool) -> None:
 
 
 def trace(place: Path, resume: bool, twin: bool = True) -> None:
-    from sinklab.studies.trace.study import StudySettings, study
+    from sinklab.lab.studies.trace.study import StudySettings, study
 
     texts: dict[str, Any] = {"prompts": ("The sea", "The old man"), "new_tokens": 3, "block_length": None}
     heldout = {"heldout": str(given_text() / "held.txt"), "heldout_rows": 2, "heldout_length": 16, "ks": (0, 1)}
@@ -106,21 +106,21 @@ def trace(place: Path, resume: bool, twin: bool = True) -> None:
 
 
 def curve(place: Path, resume: bool) -> None:
-    from sinklab.studies.curve.study import CurveSettings, masking_curve
+    from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
 
     text = {"heldout": str(given_text() / "held.txt"), "rows": 2, "length": 16}
     masking_curve(tiny_loaded(), place, CurveSettings(ks=(0, 1), controls=("random",), **text), resume=True)
 
 
 def battery(place: Path, resume: bool) -> None:
-    from sinklab.studies.battery.study import BatterySettings, score_battery
+    from sinklab.lab.studies.battery.study import BatterySettings, score_battery
 
     asked = BatterySettings(skills=("copying",), levels=(1,), problems=2, ks=(2,), new_tokens=2, twin=False)
     score_battery(tiny_loaded(), place, asked, resume=resume)
 
 
 def probe(place: Path, resume: bool) -> None:
-    from sinklab.studies.contents.study import ContentsSettings, sink_contents
+    from sinklab.lab.studies.contents.study import ContentsSettings, sink_contents
 
     prompts = tuple(TEXT[start : start + 12] for start in range(0, 24, 8))
     read: dict[str, Any] = {"choose": "strongest", "every": 2, "folds": 3, "classes": 4, "resamples": 5, "layers": (1,)}
@@ -129,7 +129,7 @@ def probe(place: Path, resume: bool) -> None:
 
 
 def caches(place: Path, resume: bool) -> None:
-    from sinklab.studies.caches.study import CacheSettings, cache_fidelity
+    from sinklab.lab.studies.caches.study import CacheSettings, cache_fidelity
 
     text: dict[str, Any] = {
         "heldout": str(given_text() / "held.txt"),
@@ -145,16 +145,16 @@ def caches(place: Path, resume: bool) -> None:
 
 
 def evaluated(place: Path, resume: bool) -> None:
-    from sinklab.studies.benchmarks.run import evaluate
-    from sinklab.studies.benchmarks.study import EvalSettings
+    from sinklab.lab.studies.benchmarks.run import evaluate
+    from sinklab.lab.studies.benchmarks.study import EvalSettings
 
     settings = EvalSettings(block_length=None, mc_samples=2, limit=2, batch=1, mask_sinks=1, record_sinks=1)
     evaluate(replace(settings, resume=resume), tiny_loaded(1), place, task_objects=toy_tasks(given_text()))
 
 
 def table1(place: Path, resume: bool) -> None:
-    from sinklab.studies.benchmarks import run
-    from sinklab.studies.benchmarks.study import EvalSettings, Plan
+    from sinklab.lab.studies.benchmarks import run
+    from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan
 
     evaluate = run.evaluate
 
@@ -167,7 +167,7 @@ def table1(place: Path, resume: bool) -> None:
 
 
 def train(place: Path, resume: bool) -> None:
-    from sinklab.training import train
+    from sinklab.lab.training import train
 
     often = {"eval_every": 3, "save_every": 2, "monitor_every": 2, "monitor_rows": 2, "keep": 1}
     settings = tiny_settings(given_text() / "text.jsonl", steps=5, heldout_rows=4, shuffle_rows=7, **often)
@@ -175,7 +175,7 @@ def train(place: Path, resume: bool) -> None:
 
 
 def report(place: Path, resume: bool) -> None:
-    from sinklab.reports import report
+    from sinklab.lab.reports import report
 
     if not (given_text() / "traced" / "run.json").exists():
         trace(given_text() / "made", False, twin=False)

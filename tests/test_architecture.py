@@ -220,29 +220,29 @@ def spelt_out(path: str) -> list[str]:
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("sinks/rules.py", "def f():\n    import sinklab.models", "sinks may not import ['models']"),
+        ("sinks/rules.py", "def f():\n    import sinklab.core.models", "sinks may not import ['models']"),
         ("sinks/rules.py", "from ..models import load", "sinks may not import ['models']"),
         (
             "sinks/rules.py",
-            "from importlib import import_module\nimport_module('sinklab.cli')",
+            "from importlib import import_module\nimport_module('sinklab.lab.cli')",
             "may not import ['cli']",
         ),
         ("sinks/rules.py", "from sinklab import load", "sinks may not import ['sinklab']"),
         ("sinks/rules.py", "def f():\n    from . import kinds", "import cycle: "),
         ("sinks/utils.py", "", "a drawer named {'utils'}"),
         ("toys/__init__.py", "", "no such room"),
-        ("studies/one/run.py", "from sinklab.studies.two import run", "no study imports another"),
+        ("studies/one/run.py", "from sinklab.lab.studies.two import run", "no study imports another"),
         ("sinks/rules.py", "x = 1\n" * 501, "501 lines, at most 500"),
-        ("sinks/rules.py", "def f():\n" + "    x = 1\n" * 90, "sinklab.sinks.rules.f: 91 lines"),
-        ("sinks/rules.py", f"def f({', '.join('abcdefghi')}): ...", "sinklab.sinks.rules.f: 9 parameters"),
+        ("sinks/rules.py", "def f():\n" + "    x = 1\n" * 90, "sinklab.core.sinks.rules.f: 91 lines"),
+        ("sinks/rules.py", f"def f({', '.join('abcdefghi')}): ...", "sinklab.core.sinks.rules.f: 9 parameters"),
         ("sinks/rules.py", "def f(a, b, c, d, e): ...", "90th percentile of parameters"),
-        ("sinks/rules.py", "@triton.jit\ndef f():\n" + "    x = 1\n" * 90, "sinklab.sinks.rules.f: 91 lines"),
+        ("sinks/rules.py", "@triton.jit\ndef f():\n" + "    x = 1\n" * 90, "sinklab.core.sinks.rules.f: 91 lines"),
     ],
 )
 def test_a_broken_rule_is_seen(tmp_path: Path, file: str, text: str, message: str) -> None:
     source = tmp_path / "sinklab"
     tree = {"__init__.py": "__version__ = '0'", "models/__init__.py": "", "sinks/__init__.py": ""}
-    tree["sinks/kinds.py"] = "from sinklab import __version__\nfrom sinklab.sinks.rules import f"
+    tree["sinks/kinds.py"] = "from sinklab import __version__\nfrom sinklab.core.sinks.rules import f"
     tree["sinks/rules.py"] = "def f(): ..."
     tree["studies/two/run.py"] = ""
     for name, content in [*tree.items(), (file, text)]:

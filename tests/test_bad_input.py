@@ -26,20 +26,20 @@ from safetensors.torch import save_file
 
 import sinklab
 from launched import PATIENCE
-from sinklab import registry
-from sinklab.checkpoints import tokens
-from sinklab.checkpoints.info import describe
-from sinklab.checkpoints.loading import load
-from sinklab.cli.main import main
-from sinklab.cli.progress import show
-from sinklab.data.corpora import read_corpus
-from sinklab.errors import DEEPEST, from_json, read_json
-from sinklab.records import RunWriter, open_run
-from sinklab.sampling.settings import DecodingSettings
-from sinklab.scoring.prompts import encode, read_prompts
-from sinklab.studies.request_cache import RequestCache
-from sinklab.training.checkpoints import read_position
-from sinklab.training.recorders import History
+from sinklab.core import registry
+from sinklab.core.errors import DEEPEST, from_json, read_json
+from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.lab.checkpoints import tokens
+from sinklab.lab.checkpoints.info import describe
+from sinklab.lab.checkpoints.loading import load
+from sinklab.lab.cli.main import main
+from sinklab.lab.cli.progress import show
+from sinklab.lab.data.corpora import read_corpus
+from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.scoring.prompts import encode, read_prompts
+from sinklab.lab.studies.request_cache import RequestCache
+from sinklab.lab.training.checkpoints import read_position
+from sinklab.lab.training.recorders import History
 from tiny_diffusion import save_tiny
 
 SEED = int(os.environ.get("SINKLAB_FUZZ_SEED", "2026"))
@@ -360,8 +360,8 @@ def test_weights_that_are_no_numbers(checkpoint: Path, tmp_path: Path, value: fl
 
 @pytest.mark.parametrize("seed", [-1, 1 << 63, 10**30, "a", 0.5])
 def test_seeds_out_of_range(seed: object) -> None:
-    from sinklab.studies.trace.study import StudySettings
-    from sinklab.training.settings import TrainSettings
+    from sinklab.lab.studies.trace.study import StudySettings
+    from sinklab.lab.training.settings import TrainSettings
 
     for settings in (StudySettings, TrainSettings, DecodingSettings):
         with pytest.raises(ValueError, match=r"a seed must be 0 to 2\*\*63 - 1, but is"):
@@ -414,7 +414,7 @@ def test_the_last_resort(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     def fails(*given: object, **named: object) -> None:
         raise RecursionError("too\ndeep")
 
-    monkeypatch.setattr("sinklab.checkpoints.info.describe", fails)
+    monkeypatch.setattr("sinklab.lab.checkpoints.info.describe", fails)
     assert main(["info", "tiny"]) == 2
     assert capsys.readouterr().err == "sinklab: RecursionError, which --debug traces: too deep\n"
     with pytest.raises(RecursionError):
@@ -436,7 +436,7 @@ def test_too_little_memory_says_what_to_do(
     def fails(*given: object, **named: object) -> None:
         raise error
 
-    monkeypatch.setattr("sinklab.checkpoints.info.describe", fails)
+    monkeypatch.setattr("sinklab.lab.checkpoints.info.describe", fails)
     assert main(["info", "tiny"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "--dtype bfloat16" in line and "--debug" not in line and str(error) in line
@@ -459,7 +459,7 @@ def test_signs_that_a_stream_cannot_show_are_spelt(
 def test_a_terminal_gets_no_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from sinklab.cli.command import say, working
+    from sinklab.lab.cli.command import say, working
 
     evil = "a\x1b]0;title\x07\x1b[2J\x9b31m\x7f\r\tb\n"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)

@@ -1,4 +1,4 @@
-"""Private names of other packages still do what `sinklab.compat` says."""
+"""Private names of other packages still do what `sinklab.core.compat` says."""
 
 import json
 
@@ -8,7 +8,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers import initialization as init
 
-from sinklab import compat
+from sinklab.core import compat
 
 CONFIG = LlamaConfig(
     vocab_size=20,

@@ -27,8 +27,8 @@ from types import ModuleType
 import pytest
 
 from forked import Forks
-from sinklab import registry
-from sinklab.registry import caches, families, interventions, rules, sinks, statistics, studies, unmasking_rules
+from sinklab.core import registry
+from sinklab.core.registry import caches, families, interventions, rules, sinks, statistics, studies, unmasking_rules
 
 ALL = (caches, families, interventions, rules, sinks, statistics, studies, unmasking_rules)
 ROOT = Path(__file__).parents[1]

@@ -44,7 +44,7 @@ def test_the_rooms_of_tensor_maths_cost_torch(room: str) -> None:
 
 @pytest.mark.slow
 def test_the_help_of_the_command_line_does_not_wait_for_torch() -> None:
-    assert packages_after("import sinklab.cli.main") & {"torch", *HEAVY} <= {"tyro", "rich"}
+    assert packages_after("import sinklab.lab.cli.main") & {"torch", *HEAVY} <= {"tyro", "rich"}
 
 
 @pytest.mark.slow

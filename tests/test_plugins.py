@@ -14,9 +14,9 @@ import pytest
 from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
-from sinklab import registry
-from sinklab.cli import main
-from sinklab.records import open_run
+from sinklab.core import registry
+from sinklab.lab.cli import main
+from sinklab.lab.records import open_run
 from tiny_diffusion import save_tiny
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -43,8 +43,8 @@ REACHED = {
 }
 SCRIPT = """
 import json, shlex, sys
-from sinklab import registry
-from sinklab.cli import main
+from sinklab.core import registry
+from sinklab.lab.cli import main
 
 for kind, (known, name, command) in json.loads(sys.argv[1]).items():
     classes, plugin = getattr(registry, known), sys.argv[2:] and ["--plugin", f"{sys.argv[2]}/add_a_{kind}.py"]
@@ -150,13 +150,13 @@ def test_a_file_that_is_no_plugin_is_refused(
 
 
 RULE = """
-from sinklab.registry import rules
+from sinklab.core.registry import rules
 
 @rules.register("{name}")
 class Mine:
     "Of a test."
 """
-ASK = "from sinklab.registry import rules; print('top' in rules, 'plugged' in rules)"
+ASK = "from sinklab.core.registry import rules; print('top' in rules, 'plugged' in rules)"
 
 
 def test_a_broken_installed_plugin_is_named_and_left_out(tmp_path: Path) -> None:

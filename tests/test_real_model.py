@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sinklab
-from sinklab.checkpoints import from_causal
+from sinklab.lab.checkpoints import from_causal
 from tiny_gguf import smollm2
 
 README = Path(__file__).parents[1] / "README.md"

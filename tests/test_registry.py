@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sinklab import errors, registry
-from sinklab.probing import ClipChannel, LoneRows, MaskPositions, MaskSinks, TruncateContext, WindowAttention
-from sinklab.registry import Registry, interventions, load_plugin
+from sinklab.core import errors, registry
+from sinklab.core.probing import ClipChannel, LoneRows, MaskPositions, MaskSinks, TruncateContext, WindowAttention
+from sinklab.core.registry import Registry, interventions, load_plugin
 
 toys = Registry("toy")
 
@@ -187,7 +187,7 @@ def test_the_short_text_of_an_edit_names_what_is_not_default() -> None:
 
 PLUGIN = """
 from dataclasses import dataclass
-from sinklab.registry import interventions
+from sinklab.core.registry import interventions
 
 @interventions.register("{name}")
 @dataclass(frozen=True)

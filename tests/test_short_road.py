@@ -12,18 +12,18 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import sinklab
-from sinklab.analysis import motion
-from sinklab.checkpoints import Loaded
-from sinklab.probing import CallView, MaskSinks, Statistic, intervene
-from sinklab.records import open_run
-from sinklab.registry import statistics
-from sinklab.reports import table
-from sinklab.sampling import Canvas, denoise
-from sinklab.scoring import LikelihoodSettings, rolling, score
-from sinklab.scoring.heldout import row_losses
-from sinklab.short_road import LM, Run
-from sinklab.sinks import DEFAULT, Excess, Gu, Top, find_sinks
-from sinklab.studies.trace.study import StudySettings, study
+from sinklab.core.probing import CallView, MaskSinks, Statistic, intervene
+from sinklab.core.registry import statistics
+from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.sinks import DEFAULT, Excess, Gu, Top, find_sinks
+from sinklab.lab.analysis import motion
+from sinklab.lab.checkpoints import Loaded
+from sinklab.lab.records import open_run
+from sinklab.lab.reports import table
+from sinklab.lab.scoring import LikelihoodSettings, rolling, score
+from sinklab.lab.scoring.heldout import row_losses
+from sinklab.lab.short_road import LM, Run
+from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded, tiny_tokenizer
 from tiny_llama import tiny_llama
 

@@ -80,7 +80,7 @@ def test_every_public_name_has_its_place(pages: ModuleType, site: Path) -> None:
 def test_roles_of_docstrings_became_links(site: Path) -> None:
     shown = "".join(path.read_text("utf-8") for path in (site / "reference").glob("*.html"))
     assert not re.findall(r":(?:class|func|meth|data|mod):", shown)
-    assert re.search(r'<a class="autorefs[^>]*href="checkpoints.html#sinklab.checkpoints.loading.Loaded"', shown)
+    assert re.search(r'<a class="autorefs[^>]*href="checkpoints.html#sinklab.lab.checkpoints.loading.Loaded"', shown)
 
 
 def test_nothing_is_asked_of_another_host(site: Path) -> None:

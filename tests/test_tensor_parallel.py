@@ -14,13 +14,13 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
 from transformers import Glm4MoeConfig, LlamaConfig, Qwen3MoeConfig
 
 from launched import torchrun
-from sinklab import compat
-from sinklab.attention.heads import HeadShare
-from sinklab.checkpoints import load, materialize
-from sinklab.checkpoints.loading import permuted
-from sinklab.checkpoints.weights import Safetensors
-from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.probing.call import NAMES, AttentionCall
+from sinklab.core import compat
+from sinklab.core.attention.heads import HeadShare
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.probing.call import NAMES, AttentionCall
+from sinklab.lab.checkpoints import load, materialize
+from sinklab.lab.checkpoints.loading import permuted
+from sinklab.lab.checkpoints.weights import Safetensors
 from tiny_diffusion import tiny_backbone, tiny_loaded, tiny_tokenizer
 from tiny_models import llama
 

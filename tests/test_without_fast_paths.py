@@ -13,8 +13,7 @@ import torch
 from transformers import Olmo2Config, Olmo2Model
 
 import sinklab
-from sinklab.fast.decoder import FastDecoder
-from sinklab.registry import (
+from sinklab.core.registry import (
     Registry,
     fast_decoders,
     fast_losses,
@@ -24,14 +23,15 @@ from sinklab.registry import (
     fast_products,
     fast_sinks,
 )
+from sinklab.extras.fast.decoder import FastDecoder
 
 SCRIPT = """
 import json
 import torch
 from transformers import LlamaConfig
-from sinklab.attention import received_attention
-from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.sampling import Canvas, denoise
+from sinklab.core.attention import received_attention
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.sampling import Canvas, denoise
 
 backbone = LlamaConfig(vocab_size=41, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
                        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3)

@@ -11,11 +11,11 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import GPT2Config, GPT2LMHeadModel, ModernBertConfig, ModernBertForMaskedLM
 
 import sinklab
-from sinklab.checkpoints.loading import initialised, permuted
-from sinklab.sampling import Canvas
-from sinklab.scoring import LikelihoodSettings, heldout_rows, row_losses, score
-from sinklab.scoring.prompts import in_chat
-from sinklab.studies.curve.study import Curve, CurveSettings
+from sinklab.core.sampling import Canvas
+from sinklab.lab.checkpoints.loading import initialised, permuted
+from sinklab.lab.scoring import LikelihoodSettings, heldout_rows, row_losses, score
+from sinklab.lab.scoring.prompts import in_chat
+from sinklab.lab.studies.curve.study import Curve, CurveSettings
 from tiny_masked import CLS, FAMILIES, LENGTH, MASK, PAD, ROWS, SEP, SIZES, save_masked, tiny_masked, word_tokenizer
 
 TEXT = "the house stood at the end of a lane"
@@ -99,7 +99,7 @@ def test_masks_in_a_prompt_are_filled_step_by_step_and_the_page_is_written(tmp_p
     page = run.explore(tmp_path / "page").path.read_text("utf-8")
     assert "[CLS]" in page and "[SEP]" in page
     # no command loads what was wrapped
-    assert "<code>from sinklab.studies.curve.study import masking_curve; masking_curve(lm, " in page
+    assert "<code>from sinklab.lab.studies.curve.study import masking_curve; masking_curve(lm, " in page
     assert "sinklab curve --model" not in page and run.info.model["wrapped"]
     with pytest.raises(ValueError, match="at least one open position"):
         lm.watch([TEXT], 0)

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from sinklab.checkpoints import Loaded
-from sinklab.data import train_tokenizer
-from sinklab.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.lab.checkpoints import Loaded
+from sinklab.lab.data import train_tokenizer
 
 TEXT = "The old man sat by the sea, and the boy looked at the boats. “Will it rain?” he said; the wind was rising.\n"
 VOCABULARY = 280

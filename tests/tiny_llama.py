@@ -3,7 +3,7 @@
 import torch
 from transformers import LlamaForCausalLM
 
-from sinklab.checkpoints import Loaded, SpecialIds
+from sinklab.lab.checkpoints import Loaded, SpecialIds
 from tiny_diffusion import tiny_backbone, tiny_tokenizer
 
 

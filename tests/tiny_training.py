@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sinklab.training import TrainSettings
+from sinklab.lab.training import TrainSettings
 from tiny_diffusion import TEXT, tiny_tokenizer
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from sinklab.checkpoints import load
-from sinklab.sampling import Canvas, DecodingSettings
+from sinklab.core.sampling import Canvas, DecodingSettings
+from sinklab.lab.checkpoints import load
 
 
 def prepare(settings: dict[str, Any]) -> Callable[[], tuple[list[int], int]]:

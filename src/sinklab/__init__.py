@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.2.0.dev0"
 
-from sinklab.registry import exports
+from sinklab.core.registry import exports
 
 if TYPE_CHECKING:
-    from sinklab.models.config import DiffusionLMConfig as DiffusionLMConfig
-    from sinklab.models.diffusion_lm import DiffusionLM as DiffusionLM
-    from sinklab.probing.intervention import intervene as intervene
-    from sinklab.probing.interventions.mask_sinks import MaskSinks as MaskSinks
-    from sinklab.probing.tracing import trace as trace
-    from sinklab.sampling.canvas import Canvas as Canvas
-    from sinklab.sampling.loop import denoise as denoise
-    from sinklab.short_road.models import load as load
-    from sinklab.short_road.models import wrap as wrap
-    from sinklab.short_road.runs import open_run as open_run
-    from sinklab.short_road.runs import report as report
-    from sinklab.sinks.rules import Excess as Excess
-    from sinklab.sinks.rules import find_sinks as find_sinks
+    from sinklab.core.models.config import DiffusionLMConfig as DiffusionLMConfig
+    from sinklab.core.models.diffusion_lm import DiffusionLM as DiffusionLM
+    from sinklab.core.probing.intervention import intervene as intervene
+    from sinklab.core.probing.interventions.mask_sinks import MaskSinks as MaskSinks
+    from sinklab.core.probing.tracing import trace as trace
+    from sinklab.core.sampling.canvas import Canvas as Canvas
+    from sinklab.core.sampling.loop import denoise as denoise
+    from sinklab.core.sinks.rules import Excess as Excess
+    from sinklab.core.sinks.rules import find_sinks as find_sinks
+    from sinklab.lab.short_road.models import load as load
+    from sinklab.lab.short_road.models import wrap as wrap
+    from sinklab.lab.short_road.runs import open_run as open_run
+    from sinklab.lab.short_road.runs import report as report
 
 __getattr__, __dir__, __all__ = exports(
     __name__,

@@ -2,7 +2,7 @@
 
 import sys
 
-from sinklab.cli.main import main
+from sinklab.lab.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

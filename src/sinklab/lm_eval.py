@@ -1,6 +1,6 @@
 """lm-eval's own command line with the model "sinklab" in it: `python -m sinklab.lm_eval run --model sinklab …`."""
 
-from sinklab.studies.benchmarks.offline import needs_lm_eval
+from sinklab.lab.studies.benchmarks.offline import needs_lm_eval
 
 
 def main() -> None:
@@ -9,7 +9,7 @@ def main() -> None:
     from lm_eval.__main__ import cli_evaluate
 
     # importing it registers the model
-    import sinklab.studies.benchmarks.harness_model  # noqa: F401
+    import sinklab.lab.studies.benchmarks.harness_model  # noqa: F401
 
     cli_evaluate()
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.estimates import SEEDS, mean_over
-from sinklab.reports.tables import markdown
-from sinklab.studies.backcopy.figures import at_equal_dose
+from sinklab.extras.backcopy.figures import at_equal_dose
+from sinklab.lab.analysis.estimates import SEEDS, mean_over
+from sinklab.lab.reports.tables import markdown
 
 Cells = list[dict[str, Any]]
 """What hiding keys cost a model: a dict a number of keys and control."""

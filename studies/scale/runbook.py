@@ -173,8 +173,8 @@ def told(plan: dict[str, Any], book: Runbook) -> Iterator[str]:
 
 def settings_of(book: Runbook, run: Run, **changes: Any) -> Any:
     """The training settings of a run. Of one seed all kinds see the same rows in the same order."""
-    from sinklab.training import TrainSettings
-    from sinklab.training.settings import VARIANTS
+    from sinklab.lab.training import TrainSettings
+    from sinklab.lab.training.settings import VARIANTS
 
     given, data = book.settings["train"], book.out / "data"
     of_stage = next((stage.get("train", {}) for stage in book.settings["stages"] if stage["name"] == run.stage), {})
@@ -191,8 +191,8 @@ def settings_of(book: Runbook, run: Run, **changes: Any) -> Any:
 
 def one(book: Runbook, run: Run) -> dict[str, Any]:
     """Train a run, or go on with it, and measure it: the line that is kept of it."""
-    from sinklab.records import open_run
-    from sinklab.training import train
+    from sinklab.lab.records import open_run
+    from sinklab.lab.training import train
 
     settings = settings_of(book, run)
     folder = Path(settings.out)
@@ -227,10 +227,10 @@ def masked(book: Runbook, settings: Any) -> list[dict[str, Any]]:
     """
     import torch
 
-    from sinklab.checkpoints import load
-    from sinklab.probing import Dose, MaskSinks, intervene
-    from sinklab.scoring import row_losses
-    from sinklab.training.text import prepare
+    from sinklab.core.probing import Dose, MaskSinks, intervene
+    from sinklab.lab.checkpoints import load
+    from sinklab.lab.scoring import row_losses
+    from sinklab.lab.training.text import prepare
 
     given, loaded = book.settings["masking"], load(Path(settings.out) / "model")
     loaded.model.to("cuda" if torch.cuda.is_available() else "cpu")
@@ -319,9 +319,9 @@ def pack(book: Runbook, corpus: str, heldout: str, tokenizer: str | None) -> Non
     Raises:
         ValueError: if they are larger than what travels.
     """
-    from sinklab.data import read_corpus
-    from sinklab.data.rows import train_tokenizer
-    from sinklab.training.text import load_tokenizer
+    from sinklab.lab.data import read_corpus
+    from sinklab.lab.data.rows import train_tokenizer
+    from sinklab.lab.training.text import load_tokenizer
 
     data = book.out / "data"
     data.mkdir(parents=True, exist_ok=True)
@@ -374,8 +374,8 @@ def measure(book: Runbook) -> None:
 
 def speed(book: Runbook, name: str, shape: str) -> None:
     """What one of the runs that are measured does."""
-    from sinklab.records import open_run
-    from sinklab.training import train
+    from sinklab.lab.records import open_run
+    from sinklab.lab.training import train
 
     given = book.settings["measure"]
     run = Run("measure", "plain", 0, shape, 1)

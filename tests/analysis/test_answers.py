@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from sinklab.analysis.answers import (
+from sinklab.lab.analysis.answers import (
     Answer,
     Answers,
     Compared,
@@ -18,7 +18,7 @@ from sinklab.analysis.answers import (
     exists,
     stays,
 )
-from sinklab.analysis.estimates import mean_over
+from sinklab.lab.analysis.estimates import mean_over
 
 SPREAD = 0.01 * np.array([-1.0, 1.0, -0.5, 0.5, -0.8, 0.8, -0.2, 0.2])
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sinklab.analysis.estimates import (
+from sinklab.lab.analysis.estimates import (
     FEWEST,
     SEEDS,
     jackknife,

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from sinklab.analysis.intervals import mcnemar, newey_west_error, paired_share_interval, wilson
+from sinklab.lab.analysis.intervals import mcnemar, newey_west_error, paired_share_interval, wilson
 
 
 def test_wilson_is_newcombes_and_knows_its_ends() -> None:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sinklab.analysis import block_effects, split_sinks
+from sinklab.lab.analysis import block_effects, split_sinks
 
 
 def test_moves_at_block_borders():

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sinklab.analysis import AGES, CLASSES, STATES, characters, token_ages, token_class, token_classes
+from sinklab.lab.analysis import AGES, CLASSES, STATES, characters, token_ages, token_class, token_classes
 
 
 @pytest.mark.parametrize(

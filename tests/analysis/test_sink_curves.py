@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from sinklab.analysis import EPSILONS, epsilon_curve, score_histogram
-from sinklab.sinks import Excess, find_sinks
+from sinklab.core.sinks import Excess, find_sinks
+from sinklab.lab.analysis import EPSILONS, epsilon_curve, score_histogram
 
 
 def attention(shape=(5, 3, 4, 64), seed=0) -> np.ndarray:

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from sinklab.analysis import enrichment
-from sinklab.analysis.tokens import enriched, tallied
+from sinklab.lab.analysis import enrichment
+from sinklab.lab.analysis.tokens import enriched, tallied
 
 
 def test_enrichment_by_hand():

@@ -4,7 +4,7 @@ from operator import add
 import numpy as np
 import pytest
 
-from sinklab.analysis import Explained, explained_mass
+from sinklab.lab.analysis import Explained, explained_mass
 
 SAMPLES, STEPS, PLACES = 8, 12, 24
 WEIGHTS = {"words": 0.5, "newline": 6.0, "punctuation": 2.0}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from sinklab.analysis import MotionSummary, motion, motion_word
-from sinklab.sinks import Top
+from sinklab.core.sinks import Top
+from sinklab.lab.analysis import MotionSummary, motion, motion_word
 
 ROUND = 128
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from sinklab.analysis import jaccard, overlap_by_head, overlap_by_layer, overlap_by_step, sinks_per_layer
-from sinklab.sinks import Excess, find_sinks
+from sinklab.core.sinks import Excess, find_sinks
+from sinklab.lab.analysis import jaccard, overlap_by_head, overlap_by_layer, overlap_by_step, sinks_per_layer
 
 
 def flags(*sets: list[int], keys: int = 8) -> np.ndarray:

@@ -3,8 +3,8 @@ import warnings
 import numpy as np
 import pytest
 
-from sinklab.analysis import DEFAULT_RULES, compare_rules
-from sinklab.sinks import Excess, Gu, Top, find_sinks
+from sinklab.core.sinks import Excess, Gu, Top, find_sinks
+from sinklab.lab.analysis import DEFAULT_RULES, compare_rules
 
 
 def test_rules_side_by_side_by_hand():

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sinklab.analysis.movement import trend
+from sinklab.lab.analysis.movement import trend
 
 
 def walks(kind: str, steps: int, paths: int) -> np.ndarray:

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from sinklab.analysis import Verdict, epsilon_curve, holm, masking_cost, new_sinks, ninety_six, recovery, start_only
+from sinklab.lab.analysis import Verdict, epsilon_curve, holm, masking_cost, new_sinks, ninety_six, recovery, start_only
 
 
 def events(*at_start: float, length: int = 100) -> np.ndarray:

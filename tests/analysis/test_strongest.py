@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sinklab.analysis.strongest import strongest, window_mobility
+from sinklab.lab.analysis.strongest import strongest, window_mobility
 
 
 def windows_of(places: list[list[int]], share: float = 0.6) -> np.ndarray:

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from sinklab.attention import Scores, attention_statistics, row_logsumexp
-from sinklab.attention.received import value_norms
-from sinklab.fast.score_pass import fused_pass
+from sinklab.core.attention import Scores, attention_statistics, row_logsumexp
+from sinklab.core.attention.received import value_norms
+from sinklab.extras.fast.score_pass import fused_pass
 
 ALL = ("received", "row_entropy", "row_logsumexp", "noop_bound")
 # the second is larger than a tile of keys and one of queries, in no direction a multiple of it

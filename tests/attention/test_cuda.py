@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sinklab.attention import Scores, attention_statistics, received_attention, row_logsumexp
-from sinklab.compat import attend_and_hear
-from sinklab.fast.score_pass import Fused, fused_pass
-from sinklab.probing import trace
+from sinklab.core.attention import Scores, attention_statistics, received_attention, row_logsumexp
+from sinklab.core.compat import attend_and_hear
+from sinklab.core.probing import trace
+from sinklab.extras.fast.score_pass import Fused, fused_pass
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 ALL = ("received", "row_entropy", "row_logsumexp", "noop_bound")

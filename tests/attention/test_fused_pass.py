@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sinklab import compat
-from sinklab.attention import Scores, attention_statistics, received, row_logsumexp
-from sinklab.compat import attend_and_hear
-from sinklab.fast import score_pass
-from sinklab.fast.score_pass import Fused
-from sinklab.probing import MaskPositions, intervene, tap, trace
-from sinklab.probing.call import AttentionCall
+from sinklab.core import compat
+from sinklab.core.attention import Scores, attention_statistics, received, row_logsumexp
+from sinklab.core.compat import attend_and_hear
+from sinklab.core.probing import MaskPositions, intervene, tap, trace
+from sinklab.core.probing.call import AttentionCall
+from sinklab.extras.fast import score_pass
+from sinklab.extras.fast.score_pass import Fused
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
@@ -42,7 +42,7 @@ def test_a_cpu_is_not_served_and_triton_stays_unloaded() -> None:
     q, k = torch.randn(1, 2, 600, 8), torch.randn(1, 1, 600, 8)
     assert Fused.serving(Scores.of(q, k), ("received",)) is None
     script = (
-        "import sys, torch, sinklab.fast.score_pass\nfrom sinklab.attention import received_attention\n"
+        "import sys, torch, sinklab.extras.fast.score_pass\nfrom sinklab.core.attention import received_attention\n"
         "received_attention(torch.randn(1, 1, 9, 4), torch.randn(1, 1, 9, 4))\nassert 'triton' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sinklab.attention import (
+from sinklab.core.attention import (
     Scores,
     attention_map,
     attention_statistics,
@@ -18,8 +18,8 @@ from sinklab.attention import (
     row_entropy,
     row_logsumexp,
 )
-from sinklab.fast import onednn
-from sinklab.fast.onednn import WORTHWHILE, product_for
+from sinklab.extras.fast import onednn
+from sinklab.extras.fast.onednn import WORTHWHILE, product_for
 
 B, H, K, Q, S, D = 2, 4, 2, 37, 41, 8
 ALL = ("received", "row_entropy", "row_logsumexp", "noop_bound")

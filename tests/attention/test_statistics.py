@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sinklab.attention import chunks, noop_bound, received_attention, row_entropy, row_logsumexp, value_norms
+from sinklab.core.attention import chunks, noop_bound, received_attention, row_entropy, row_logsumexp, value_norms
 
 B, H, K, Q, S, D = 2, 4, 2, 37, 41, 8
 

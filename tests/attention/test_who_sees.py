@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sinklab.attention import Visibility, is_observed, scores, unobserved
+from sinklab.core.attention import Visibility, is_observed, scores, unobserved
 
 
 def test_visible_without_mask_and_causal() -> None:

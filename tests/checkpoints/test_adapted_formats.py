@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from transformers import LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 import published_toys as toys
-from sinklab.checkpoints import describe, load
-from sinklab.cli.main import main
+from sinklab.lab.checkpoints import describe, load
+from sinklab.lab.cli.main import main
 from tiny_diffusion import tiny_tokenizer
 
 IDS = torch.arange(3, 15)[None]

@@ -16,8 +16,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from sinklab.checkpoints import from_causal, load
-from sinklab.models import DiffusionLM
+from sinklab.core.models import DiffusionLM
+from sinklab.lab.checkpoints import from_causal, load
 from tiny_diffusion import save_tiny, tiny_tokenizer
 
 CAUSAL = {

@@ -11,14 +11,14 @@ from torch.nn import functional as F
 
 import published_toys as toys
 from sinklab import intervene, open_run
-from sinklab.checkpoints import describe, load, untrained_twins
-from sinklab.cli import main
-from sinklab.models import DiffusionLM
-from sinklab.probing.interventions.mask_sinks import MaskSinks
-from sinklab.probing.tracing import trace
-from sinklab.sampling import Canvas
-from sinklab.scoring import ddpm_cache, published_loss, published_noise, semi_ar
-from sinklab.scoring.heldout import row_losses
+from sinklab.core.models import DiffusionLM
+from sinklab.core.probing.interventions.mask_sinks import MaskSinks
+from sinklab.core.probing.tracing import trace
+from sinklab.core.sampling import Canvas
+from sinklab.extras.zoo import ddpm_cache, published_loss, published_noise, semi_ar
+from sinklab.lab.checkpoints import describe, load, untrained_twins
+from sinklab.lab.cli import main
+from sinklab.lab.scoring.heldout import row_losses
 from tiny_diffusion import tiny_tokenizer
 
 KINDS = ["mdlm", "bd3lm"]
@@ -99,7 +99,9 @@ def test_the_config_says_what_it_is(tmp_path, kind, capsys):
 @pytest.mark.slow
 def test_a_saved_one_loads_through_transformers_too(tmp_path, kind):
     toy(tmp_path, kind).model.save_pretrained(tmp_path / "own")
-    lines = "import sys; from sinklab.models import DiffusionLM; print(DiffusionLM.from_pretrained(sys.argv[1]).dtype)"
+    lines = (
+        "import sys; from sinklab.core.models import DiffusionLM; print(DiffusionLM.from_pretrained(sys.argv[1]).dtype)"
+    )
     done = subprocess.run([sys.executable, "-c", lines, str(tmp_path / "own")], capture_output=True, text=True)
     assert done.stdout.strip() == "torch.float32", done.stderr
     model = DiffusionLM.from_pretrained(tmp_path / "own").eval()

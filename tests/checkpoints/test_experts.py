@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import published_toys as toys
-from sinklab.checkpoints import describe, load, untrained_twins, weights
-from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.probing import MaskSinks, intervene, trace
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.lab.checkpoints import describe, load, untrained_twins, weights
 
 IDS = torch.arange(3, 21).view(1, 18)
 OWN = {"shared_expert_intermediate_size": 20, "moe_router_enable_expert_bias": True}

@@ -16,9 +16,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, PythonBackend, 
 
 import published_toys as toys
 import sinklab
-from sinklab.checkpoints import Loaded, export, exporting, load
-from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.registry import load_plugin, sinks
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.registry import load_plugin, sinks
+from sinklab.extras.sharing import export
+from sinklab.lab.checkpoints import Loaded, exporting, load
 from tiny_diffusion import save_tiny, tiny_loaded, tiny_tokenizer
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -173,7 +174,7 @@ def test_the_sources_are_those_of_the_package(tmp_path: Path) -> None:
     """But for imports, line by line: a change of the core needs no change here."""
     source = Path(sinklab.__file__).parent / "sampling" / "rules.py"
     kept = [line for line in source.read_text("utf-8").splitlines() if not line.startswith("from sinklab.")]
-    text = exporting.sources()["sinklab.sampling.rules"]
+    text = exporting.sources()["sinklab.core.sampling.rules"]
     assert [line for line in text.splitlines()[2:] if not line.startswith("from.")] == kept
     assert "from.attention_context import finest" in text
 

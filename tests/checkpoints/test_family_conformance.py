@@ -1,4 +1,4 @@
-"""The conformance suites of `sinklab.testing`, over every built-in and every example."""
+"""The conformance suites of `sinklab.lab.testing`, over every built-in and every example."""
 
 import functools
 import sys
@@ -21,9 +21,9 @@ from transformers import (
 )
 
 import published_toys as toys
-from sinklab.checkpoints import load
-from sinklab.registry import families, load_plugin
-from sinklab.testing import check_family
+from sinklab.core.registry import families, load_plugin
+from sinklab.lab.checkpoints import load
+from sinklab.lab.testing import check_family
 from tiny_diffusion import save_tiny
 from tiny_gemma import save_gemma
 from tiny_masked import FAMILIES as MASKED
@@ -60,7 +60,7 @@ FAMILIES = {
 
 
 def test_every_built_in_family_is_checked():
-    built_in = {name for name, kind in families.items() if kind.__module__.startswith("sinklab.checkpoints.")}
+    built_in = {name for name, kind in families.items() if kind.__module__.startswith("sinklab.lab.checkpoints.")}
     assert built_in == set(FAMILIES)
 
 

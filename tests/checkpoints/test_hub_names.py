@@ -10,14 +10,14 @@ import pytest
 
 import published_toys as toys
 from launched import PATIENCE
-from sinklab.checkpoints.published import resolve
+from sinklab.lab.checkpoints.published import resolve
 
 # port 9 discards: nothing listens
 NOBODY = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SCRIPT = """
 import os, sys
-from sinklab.checkpoints import describe, load
+from sinklab.lab.checkpoints import describe, load
 
 if sys.argv[1] == "cached":
     info, loaded = describe("someone/toy"), load("someone/toy", revision="main")

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import published_toys as toys
-from sinklab.checkpoints import ModelInfo, describe, load
+from sinklab.lab.checkpoints import ModelInfo, describe, load
 from tiny_diffusion import save_tiny, tiny_model
 
 

@@ -10,12 +10,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import published_toys as toys
 import sinklab
-from sinklab.checkpoints import Loaded, describe, materialize
-from sinklab.checkpoints.loading import load
-from sinklab.checkpoints.published import PACKAGED
-from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.records import open_run, weights_hash
-from sinklab.scoring.prompts import encode
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.lab.checkpoints import Loaded, describe, materialize
+from sinklab.lab.checkpoints.loading import load
+from sinklab.lab.checkpoints.published import PACKAGED
+from sinklab.lab.records import open_run, weights_hash
+from sinklab.lab.scoring.prompts import encode
 from tiny_diffusion import save_tiny, tiny_model, tiny_tokenizer
 
 

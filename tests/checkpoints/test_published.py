@@ -20,10 +20,10 @@ from transformers import (
 )
 
 import published_toys as toys
-from sinklab.checkpoints import PUBLISHED, Published, SpecialIds, describe, load, published
-from sinklab.errors import near
-from sinklab.models import DiffusionLM
-from sinklab.sampling import Canvas, DecodingSettings
+from sinklab.core.errors import near
+from sinklab.core.models import DiffusionLM
+from sinklab.core.sampling import Canvas, DecodingSettings
+from sinklab.lab.checkpoints import PUBLISHED, Published, SpecialIds, describe, load, published
 from tiny_diffusion import save_tiny, tiny_tokenizer
 
 IDS = torch.arange(3, 15)[None]

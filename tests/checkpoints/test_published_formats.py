@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 import published_toys as toys
-from sinklab.checkpoints import load
+from sinklab.lab.checkpoints import load
 
 IDS = torch.arange(3, 15)[None]
 

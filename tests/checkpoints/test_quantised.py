@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import sinklab
-from sinklab.checkpoints import describe, untrained_twins
-from sinklab.models import DiffusionLM
-from sinklab.probing import MaskSinks, intervene, trace
-from sinklab.records import weights_hash
+from sinklab.core.models import DiffusionLM
+from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.lab.checkpoints import describe, untrained_twins
+from sinklab.lab.records import weights_hash
 from tiny_diffusion import TEXT, save_tiny, tiny_model
 
 IDS = torch.arange(20, 36)[None]
@@ -69,7 +69,7 @@ def test_without_torchao_the_remedy_is_named(tmp_path, monkeypatch):
 
 
 def test_quantised_weights_are_not_divided_over_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr("sinklab.checkpoints.parallel.place_of", lambda count, device: "cpu")
+    monkeypatch.setattr("sinklab.lab.checkpoints.parallel.place_of", lambda count, device: "cpu")
     with pytest.raises(ValueError, match=r"not divided over processes; leave out tensor_parallel or dtype='int8'"):
         sinklab.load(save_tiny(tmp_path / "model"), dtype="int8", tensor_parallel=2)
 

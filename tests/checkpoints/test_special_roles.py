@@ -8,10 +8,10 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from transformers import AddedToken, PreTrainedTokenizerFast, Qwen2Tokenizer
 
-from sinklab.analysis import characters
-from sinklab.checkpoints import SpecialIds, load
-from sinklab.checkpoints.llada import LLaDA
-from sinklab.checkpoints.tokens import ROLES, special_roles, token_text
+from sinklab.lab.analysis import characters
+from sinklab.lab.checkpoints import SpecialIds, load
+from sinklab.lab.checkpoints.llada import LLaDA
+from sinklab.lab.checkpoints.tokens import ROLES, special_roles, token_text
 from tiny_diffusion import tiny_loaded, tiny_tokenizer
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}<|im_start|>"

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sinklab.checkpoints import Loaded, untrained_twins
-from sinklab.checkpoints.loading import initialised
-from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.records.storage import weights_hash
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.lab.checkpoints import Loaded, untrained_twins
+from sinklab.lab.checkpoints.loading import initialised
+from sinklab.lab.records.storage import weights_hash
 from tiny_diffusion import tiny_backbone, tiny_loaded
 from tiny_llama import tiny_llama
 

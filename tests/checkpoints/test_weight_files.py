@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import published_toys as toys
-from sinklab.checkpoints import load, materialize, weights
+from sinklab.lab.checkpoints import load, materialize, weights
 from tiny_diffusion import save_tiny
 
 IDS = torch.arange(3, 15)[None]
@@ -177,7 +177,7 @@ import sys
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 torch.set_num_threads(1)
-from sinklab.checkpoints import load
+from sinklab.lab.checkpoints import load
 
 def anonymous():
     with open("/proc/self/status") as status:

@@ -11,8 +11,8 @@ from transformers.utils import logging
 
 import sinklab
 from golden_llada import golden_folder
-from sinklab.cli import main
-from sinklab.records import open_run
+from sinklab.lab.cli import main
+from sinklab.lab.records import open_run
 from tiny_diffusion import TEXT, save_tiny, tiny_model, tiny_tokenizer
 
 GREEDY = ("--temperature", "0", "--rule", "low_confidence")
@@ -98,12 +98,12 @@ def test_the_help_teaches_by_examples_that_can_be_typed(
     def reached(*_, **__):
         raise Reached
 
-    monkeypatch.setattr("sinklab.checkpoints.loading.load", reached)
-    monkeypatch.setattr("sinklab.checkpoints.info.describe", reached)
-    monkeypatch.setattr("sinklab.scoring.reference.Reference", reached)
-    monkeypatch.setattr("sinklab.training.run.train", reached)
-    monkeypatch.setattr("sinklab.training.run.settings_of", reached)
-    monkeypatch.setattr("sinklab.records.reading.open_run", reached)
+    monkeypatch.setattr("sinklab.lab.checkpoints.loading.load", reached)
+    monkeypatch.setattr("sinklab.lab.checkpoints.info.describe", reached)
+    monkeypatch.setattr("sinklab.extras.referee.reference.Reference", reached)
+    monkeypatch.setattr("sinklab.lab.training.run.train", reached)
+    monkeypatch.setattr("sinklab.lab.training.run.settings_of", reached)
+    monkeypatch.setattr("sinklab.lab.records.reading.open_run", reached)
     for example in found:
         with pytest.raises(Reached):
             main(shlex.split(example)[1:])
@@ -340,7 +340,7 @@ def test_an_interruption_is_said_and_has_its_own_status(
     def interrupted(settings, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sinklab.training.run.train", interrupted)
+    monkeypatch.setattr("sinklab.lab.training.run.train", interrupted)
     assert main(["train"]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "sinklab: interrupted; what was written so far is kept"
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from transformers.utils import logging
 
-from sinklab.cli import main
-from sinklab.cli.command import conduct
-from sinklab.records import open_run
-from sinklab.studies.base import folder_names
-from sinklab.studies.battery import Battery, BatterySettings
-from sinklab.studies.battery.study import of_kind
+from sinklab.lab.cli import main
+from sinklab.lab.cli.command import conduct
+from sinklab.lab.records import open_run
+from sinklab.lab.studies.base import folder_names
+from sinklab.lab.studies.battery import Battery, BatterySettings
+from sinklab.lab.studies.battery.study import of_kind
 from tiny_diffusion import save_tiny, tiny_loaded, tiny_tokenizer
 from tiny_llama import tiny_llama
 
@@ -38,7 +38,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 def test_a_battery_without_random_keys_is_told_beside_its_twins(
     models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sinklab.studies.battery.figures.write_battery_figures", lambda *_: [])
+    monkeypatch.setattr("sinklab.lab.studies.battery.figures.write_battery_figures", lambda *_: [])
     small = SMALL | {"ks": (0, 2), "skills": ("copying",), "controls": ("sinks",), "twin": True}
     battery(models[:1], tmp_path / "out", settings=BatterySettings(**small))
     said = capsys.readouterr().out
@@ -67,7 +67,7 @@ def test_models_of_both_kinds_are_scored_side_by_side(
     with pytest.raises(ValueError, match="A run folder is written once"):
         battery(models, tmp_path / "out", settings=settings)
     # drawn once is enough
-    monkeypatch.setattr("sinklab.studies.battery.figures.write_battery_figures", lambda *_: [])
+    monkeypatch.setattr("sinklab.lab.studies.battery.figures.write_battery_figures", lambda *_: [])
     battery(models, tmp_path / "out", settings=settings, resume=True)
     assert capsys.readouterr().out.splitlines()[:-1] == lines[:-1]
 
@@ -75,7 +75,7 @@ def test_models_of_both_kinds_are_scored_side_by_side(
 def test_the_command_line_reaches_every_setting(
     models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sinklab.studies.battery.figures.write_battery_figures", lambda *_: [])
+    monkeypatch.setattr("sinklab.lab.studies.battery.figures.write_battery_figures", lambda *_: [])
     options = "--skills copying --levels 1 2 --problems 1 --ks 2 --controls clean_pass --conditions random --no-twin"
     arguments = ["battery", models[0], "--out", str(tmp_path / "out"), "--seed", "4", "--batch", "2", *options.split()]
     arguments += ["--new-tokens", "3"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sinklab.cli.command import conduct
-from sinklab.records import open_run
-from sinklab.studies.caches import Caches, CacheSettings
+from sinklab.lab.cli.command import conduct
+from sinklab.lab.records import open_run
+from sinklab.lab.studies.caches import Caches, CacheSettings
 from tiny_diffusion import TEXT, save_tiny
 
 

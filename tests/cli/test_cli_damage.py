@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from sinklab.cli import main
-from sinklab.records import RunWriter, open_run
-from sinklab.studies.trace.study import StudySettings, study
+from sinklab.lab.cli import main
+from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded
 
 

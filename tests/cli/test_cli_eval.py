@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from sinklab.cli.command import conduct
-from sinklab.cli.options import checked, typed
-from sinklab.records import open_run
-from sinklab.studies.benchmarks.study import EvalSettings, Evaluation
+from sinklab.lab.cli.command import conduct
+from sinklab.lab.cli.options import checked, typed
+from sinklab.lab.records import open_run
+from sinklab.lab.studies.benchmarks.study import EvalSettings, Evaluation
 from tiny_diffusion import save_tiny
 
 
@@ -60,7 +60,7 @@ def test_a_benchmark_is_scored_masked_and_resumed(model: str, capsys: pytest.Cap
 
 
 def test_mistakes_show_before_a_model_is_read(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sinklab.checkpoints.loading.load", None)
+    monkeypatch.setattr("sinklab.lab.checkpoints.loading.load", None)
     for settings, message in (
         ({"tasks": ("gsm9k",), "data": "data"}, "unknown task 'gsm9k'; did you mean 'gsm8k'"),
         ({"tasks": ("piqa",), "data": "data"}, "piqa needs its"),
@@ -80,7 +80,7 @@ def test_the_command_takes_the_same_settings_as_python() -> None:
 
 
 def test_it_runs_from_the_command_line(model: str, capsys: pytest.CaptureFixture) -> None:
-    from sinklab.cli import main
+    from sinklab.lab.cli import main
 
     common = f"eval --model {model} --tasks gsm8k --data data --num-fewshot 0 --new-tokens 4 --limit 1"
     assert main(shlex.split(f"{common} --out out --edits window_attention:radius=8")) == 0
@@ -126,7 +126,7 @@ def own_tasks(tmp_path: Path) -> str:
 def test_task_files_of_ones_own_run_no_code_unless_allowed(
     model: str, own_tasks: str, capsys: pytest.CaptureFixture
 ) -> None:
-    from sinklab.cli import main
+    from sinklab.lab.cli import main
 
     common = f"eval --model {model} --include-path {own_tasks} --new-tokens 4 --block-length None"
     assert main(shlex.split(f"{common} --tasks my_plain --out plain")) == 0
@@ -147,7 +147,7 @@ def test_task_files_of_ones_own_run_no_code_unless_allowed(
 
 
 def test_a_plan_counts_documents_and_steps(model: str, own_tasks: str, capsys: pytest.CaptureFixture) -> None:
-    from sinklab.cli import main
+    from sinklab.lab.cli import main
 
     common = f"--model {model} --data data --num-fewshot 0 --new-tokens 4 --batch 1 --dry-run"
     assert main(shlex.split(f"eval --tasks gsm8k --limit 3 {common}")) == 0
@@ -165,7 +165,7 @@ def test_a_worker_that_does_not_conclude_computes_no_metrics(model: str, monkeyp
     settings = EvalSettings(tasks=("gsm8k",), data="data", num_fewshot=0, new_tokens=4, block_length=None)
     with monkeypatch.context() as patch:
         # another worker has the tables in work
-        patch.setattr("sinklab.studies.benchmarks.run._concludes", lambda run, last: False)
+        patch.setattr("sinklab.lab.studies.benchmarks.run._concludes", lambda run, last: False)
         evaluated(model, settings)
     assert not calls and "scores" not in open_run("out").tables
     evaluated(model, replace(settings, resume=True))

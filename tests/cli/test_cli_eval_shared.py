@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sinklab.cli import main
-from sinklab.records import open_run
+from sinklab.lab.cli import main
+from sinklab.lab.records import open_run
 
 DATA = Path(os.environ.get("SINKLAB_SHARED", "../shared")) / "data"
 TASKS = ("gsm8k", "humaneval", "hellaswag", "arc_easy", "piqa", "lambada_openai")

@@ -15,16 +15,16 @@ import torch
 
 import sinklab
 from launched import PATIENCE
-from sinklab.cli import main
-from sinklab.cli.command import Reading
-from sinklab.cli.main import GROUPS, OTHERS, grouped
-from sinklab.cli.options import PERMISSIONS, WORDS, Given, in_flags
-from sinklab.cli.plans import duration, machine_speed, plan_of
-from sinklab.cli.reports import _opened
-from sinklab.records import open_run
-from sinklab.registry import studies
-from sinklab.studies.base import leaves
-from sinklab.studies.processes import Amount
+from sinklab.core.registry import studies
+from sinklab.lab.cli import main
+from sinklab.lab.cli.command import Reading
+from sinklab.lab.cli.main import GROUPS, OTHERS, grouped
+from sinklab.lab.cli.options import PERMISSIONS, WORDS, Given, in_flags
+from sinklab.lab.cli.plans import duration, machine_speed, plan_of
+from sinklab.lab.cli.reports import _opened
+from sinklab.lab.records import open_run
+from sinklab.lab.studies.base import leaves
+from sinklab.lab.studies.processes import Amount
 from tiny_diffusion import save_tiny
 from tiny_gemma import tiny_gemma
 from tiny_llama import tiny_llama
@@ -158,8 +158,8 @@ def test_serve_info_and_export_take_a_model_both_ways(model: str, capsys: pytest
 def test_serve_takes_the_real_model_where_it_can_be_had(
     here: set[str], base: str | None, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sinklab.checkpoints import gguf_files
-    from sinklab.cli import models
+    from sinklab.lab.checkpoints import gguf_files
+    from sinklab.lab.cli import models
 
     (tmp_path / "smollm2.gguf").touch()
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
@@ -167,7 +167,7 @@ def test_serve_takes_the_real_model_where_it_can_be_had(
         monkeypatch.setattr(module, "find_spec", lambda name: spec if name in here else None)
     loaded: list[str] = []
     monkeypatch.setattr(Reading, "load", lambda reading, model: loaded.append(model))
-    monkeypatch.setattr("sinklab.live.serve", lambda *given, **how: None)
+    monkeypatch.setattr("sinklab.extras.live.serve", lambda *given, **how: None)
     models.serve(reading=Reading(base=base))
     models.serve("tiny", reading=Reading(base=base))
     assert loaded == [taken, "tiny"]
@@ -237,7 +237,7 @@ def test_a_dry_run_says_what_a_command_takes_and_writes_nothing(command: str, ca
 
 
 def test_every_study_of_the_package_tells_its_amount() -> None:
-    info = sinklab.checkpoints.describe("tiny")
+    info = sinklab.lab.checkpoints.describe("tiny")
     for name, kind in studies.items():
         # what these two take depends on tasks and on another run's settings
         if kind.__module__.startswith("sinklab.") and name not in ("eval", "referee"):
@@ -344,7 +344,7 @@ def test_no_permission_folder_or_plugin_comes_from_a_file(
 
     for place in ("command.conduct", "models._train", "reports._scored", "models.checked"):
         if place != "models.checked" or command == "generate":
-            monkeypatch.setattr(f"sinklab.cli.{place}", stop)
+            monkeypatch.setattr(f"sinklab.lab.cli.{place}", stop)
     words = "The sea" if command == "generate" else ""
     assert run(f"{command} {words} --config run.json") == 130
     told = capsys.readouterr().err
@@ -408,7 +408,7 @@ def test_errors_speak_in_flags(error: str, told: str) -> None:
 
 LOST = """
 import signal, sys
-from sinklab.cli import main
+from sinklab.lab.cli import main
 
 # a test that runs in the background of a shell inherits that it is ignored
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -422,7 +422,7 @@ def load(*_, **__):
     for _ in range(10**9):
         pass
 
-import sinklab.checkpoints.loading as loading
+import sinklab.lab.checkpoints.loading as loading
 loading.load = load
 sys.exit(main(["generate", "The sea"]))
 """

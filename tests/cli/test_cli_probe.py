@@ -7,12 +7,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from sinklab.cli.command import Inputs, Reading, command
-from sinklab.cli.options import typed
-from sinklab.records import RunWriter, open_run
-from sinklab.reports.samples import NotRecorded
-from sinklab.studies.contents import ContentsSettings, Probe, figures
-from sinklab.studies.contents.figures import contents_figure, contents_places, contents_sentences
+from sinklab.lab.cli.command import Inputs, Reading, command
+from sinklab.lab.cli.options import typed
+from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.reports.samples import NotRecorded
+from sinklab.lab.studies.contents import ContentsSettings, Probe, figures
+from sinklab.lab.studies.contents.figures import contents_figure, contents_places, contents_sentences
 from tiny_diffusion import TEXT, save_tiny
 
 SMALL = {"twin": False, "new_tokens": 8, "block_length": 4, "every": 2, "folds": 3, "resamples": 20, "layers": (0, 2)}
@@ -132,7 +132,7 @@ def test_runs_of_another_kind_are_refused(tmp_path: Path) -> None:
 
 
 def test_through_the_command_line(model: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    from sinklab.cli import main
+    from sinklab.lab.cli import main
 
     arguments = ["probe", "--model", model, "--prompts", str(prompts), "--out", str(tmp_path / "run")]
     arguments += ["--epsilon", "500", "--new-tokens", "8", "--block-length", "4", "--every", "4", "--folds", "3"]

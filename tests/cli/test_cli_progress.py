@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress as Bars
 
-from sinklab.cli.plans import Plan
-from sinklab.cli.progress import Pace, Shown, waiting
+from sinklab.lab.cli.plans import Plan
+from sinklab.lab.cli.progress import Pace, Shown, waiting
 
 
 class Clock:

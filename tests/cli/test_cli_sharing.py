@@ -12,11 +12,12 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from sinklab.checkpoints import export, load, save_sink, sink_file_of
-from sinklab.cli import main
-from sinklab.records import RunWriter, open_run
-from sinklab.records.reading import lost_files
-from sinklab.studies.trace.study import StudySettings, study
+from sinklab.extras.sharing import export
+from sinklab.lab.checkpoints import load, save_sink, sink_file_of
+from sinklab.lab.cli import main
+from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.records.reading import lost_files
+from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import save_tiny, tiny_loaded
 
 

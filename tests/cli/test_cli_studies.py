@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 from transformers.utils import logging
 
-from sinklab.cli import main
-from sinklab.cli.command import Reading, working
-from sinklab.cli.reports import _show_table
-from sinklab.probing import MaskSinks
-from sinklab.records import open_run
-from sinklab.registry import interventions
+from sinklab.core.probing import MaskSinks
+from sinklab.core.registry import interventions
+from sinklab.lab.cli import main
+from sinklab.lab.cli.command import Reading, working
+from sinklab.lab.cli.reports import _show_table
+from sinklab.lab.records import open_run
 from tiny_diffusion import save_tiny, tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -220,7 +220,7 @@ def test_each_process_takes_a_gpu_of_its_own(
         asked.append(options["device"])
         return loaded
 
-    monkeypatch.setattr("sinklab.checkpoints.loading.load", load)
+    monkeypatch.setattr("sinklab.lab.checkpoints.loading.load", load)
     monkeypatch.setenv("WORLD_SIZE", world)
     monkeypatch.setenv("LOCAL_RANK", "2")
     Reading(device=device).load("tiny")

@@ -8,14 +8,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from sinklab.cli import main
-from sinklab.cli.command import conduct
-from sinklab.cli.options import checked, typed
-from sinklab.cli.reports import onetoken, table1
-from sinklab.records import RunWriter, open_run
-from sinklab.studies.base import folder_names
-from sinklab.studies.benchmarks.study import EvalSettings
-from sinklab.studies.curve import Curve, CurveSettings
+from sinklab.lab.cli import main
+from sinklab.lab.cli.command import conduct
+from sinklab.lab.cli.options import checked, typed
+from sinklab.lab.cli.reports import onetoken, table1
+from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.studies.base import folder_names
+from sinklab.lab.studies.benchmarks.study import EvalSettings
+from sinklab.lab.studies.curve import Curve, CurveSettings
 from tiny_diffusion import TEXT, save_tiny, tiny_tokenizer
 from tiny_llama import tiny_llama
 
@@ -54,7 +54,7 @@ def test_a_curve_is_scored_once(model: str, capsys: pytest.CaptureFixture, monke
     assert first.info.kind == "curve"
     assert first.table("curve")["k"].tolist() == [0, 2, 2, 2, 2]
     # what is there is taken as it is
-    monkeypatch.setattr("sinklab.studies.curve.run.score", None)
+    monkeypatch.setattr("sinklab.lab.studies.curve.run.score", None)
     curve((model,), Path("out"), settings=small(), figures=())
     assert "out/plain is there" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"out/plain holds a run of another model or with other settings; choose"):
@@ -112,8 +112,8 @@ def scored(right: Callable[[int], list[int]]) -> Callable[..., Path]:
 
 @pytest.fixture
 def no_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sinklab.studies.benchmarks.run._check_tasks", lambda settings: None)
-    monkeypatch.setattr("sinklab.studies.benchmarks.asked.amount_of", lambda settings, info, cells: None)
+    monkeypatch.setattr("sinklab.lab.studies.benchmarks.run._check_tasks", lambda settings: None)
+    monkeypatch.setattr("sinklab.lab.studies.benchmarks.asked.amount_of", lambda settings, info, cells: None)
 
 
 @pytest.mark.usefixtures("no_tasks")
@@ -121,7 +121,7 @@ def test_table1_prints_measured_beside_published(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(
-        "sinklab.studies.benchmarks.run.evaluate", scored(lambda k: [1] * (90 - 8 * k) + [0] * (10 + 8 * k))
+        "sinklab.lab.studies.benchmarks.run.evaluate", scored(lambda k: [1] * (90 - 8 * k) + [0] * (10 + 8 * k))
     )
     table1((model,), Path("out"), settings=typed(EvalSettings(tasks=("gsm8k",))), figures=())
     printed = capsys.readouterr().out

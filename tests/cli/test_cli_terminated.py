@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from transformers.utils import logging
 
-from sinklab.cli import main
-from sinklab.records import RunWriter, open_run
-from sinklab.studies.request_cache import RequestCache
+from sinklab.lab.cli import main
+from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.studies.request_cache import RequestCache
 from tiny_diffusion import save_tiny
 
 

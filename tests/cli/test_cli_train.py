@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sinklab.cli import main
-from sinklab.cli.plans import Plan
-from sinklab.records import open_run
-from sinklab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
+from sinklab.lab.cli import main
+from sinklab.lab.cli.plans import Plan
+from sinklab.lab.records import open_run
+from sinklab.lab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
 from tiny_diffusion import TEXT
 
 SIZES = "--vocab-size 270 --hidden-size 32 --layers 2 --heads 2 --mlp-size 48 --length 32 --batch 4 --steps 3 --no-bf16"
@@ -27,9 +27,9 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TrainSetti
         seen.append(given)
         return Path(given.out) / "model"
 
-    monkeypatch.setattr("sinklab.training.run.train", train)
+    monkeypatch.setattr("sinklab.lab.training.run.train", train)
     # of the model that a recipe starts from
-    monkeypatch.setattr("sinklab.cli.models.plan_for", lambda *_, **__: Plan("plan"))
+    monkeypatch.setattr("sinklab.lab.cli.models.plan_for", lambda *_, **__: Plan("plan"))
     return seen
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launched import PATIENCE
-from sinklab.cli.main import main
-from sinklab.records import open_run
+from sinklab.lab.cli.main import main
+from sinklab.lab.records import open_run
 
 ROOT = Path(__file__).parents[2]
 SRUN = """#!/bin/bash

@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from sinklab.data import LEVELS, SKILLS, Problem, is_right, pair_rows, problems, read_pairs
-from sinklab.data.battery import LONGEST_ANSWER, LONGEST_QUESTION, split_of
+from sinklab.lab.data import LEVELS, SKILLS, Problem, is_right, pair_rows, problems, read_pairs
+from sinklab.lab.data.battery import LONGEST_ANSWER, LONGEST_QUESTION, split_of
 from tiny_diffusion import tiny_tokenizer
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sinklab.data import StreamedRows, corpora, corpus_documents, fingerprint, pack, read_corpus
+from sinklab.lab.data import StreamedRows, corpora, corpus_documents, fingerprint, pack, read_corpus
 from tiny_diffusion import tiny_tokenizer
 
 TEXTS = ["one", "", "two", " \n", "three", "four"]

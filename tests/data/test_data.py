@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sinklab.checkpoints import check_vocabulary
-from sinklab.data import SPECIAL_TOKENS, pack, pack_with_documents, read_corpus, train_tokenizer
+from sinklab.lab.checkpoints import check_vocabulary
+from sinklab.lab.data import SPECIAL_TOKENS, pack, pack_with_documents, read_corpus, train_tokenizer
 from tiny_diffusion import TEXT, tiny_tokenizer
 
 
@@ -169,7 +169,7 @@ def test_documents_that_are_encoded_together_are_the_same(monkeypatch: pytest.Mo
     together = pack(documents, tiny_tokenizer(), 8)
     for size in ("_BATCH_DOCUMENTS", "_BATCH_CHARACTERS"):
         with monkeypatch.context() as patched:
-            patched.setattr(f"sinklab.data.rows.{size}", 1)
+            patched.setattr(f"sinklab.lab.data.rows.{size}", 1)
             assert torch.equal(pack(documents, tiny_tokenizer(), 8), together)
 
 

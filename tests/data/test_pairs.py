@@ -10,7 +10,7 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from sinklab.data import Pair, pair_rows, read_pairs
+from sinklab.lab.data import Pair, pair_rows, read_pairs
 from tiny_diffusion import tiny_tokenizer
 
 LINES = (

@@ -3,7 +3,7 @@ import pickle
 import pytest
 import torch
 
-from sinklab.data import Rows, collate
+from sinklab.lab.data import Rows, collate
 
 
 def numbered(rows: int = 7, length: int = 3) -> torch.Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from sinklab.data import StreamedRows, collate, corpus_documents, pack, pack_with_documents, read_corpus, streams
+from sinklab.lab.data import StreamedRows, collate, corpus_documents, pack, pack_with_documents, read_corpus, streams
 from tiny_diffusion import TEXT, tiny_tokenizer
 
 LENGTH = 8

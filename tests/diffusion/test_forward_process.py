@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from sinklab.diffusion import corrupt, sample_times
+from sinklab.core.diffusion import corrupt, sample_times
 
 MASK = 9
 

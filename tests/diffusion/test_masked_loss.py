@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from sinklab.diffusion import corrupt, masked_token_loss, sample_times
+from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
 from tiny_diffusion import tiny_model
 
 VOCAB, MASK = 13, 12

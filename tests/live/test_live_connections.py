@@ -17,10 +17,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from launched import PATIENCE
-from sinklab.checkpoints import load
-from sinklab.live import LiveText, connections, server
-from sinklab.live.server import Guard, Live, server_for
-from sinklab.sampling.settings import DecodingSettings
+from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.extras.live import LiveText, connections, server
+from sinklab.extras.live.server import Guard, Live, server_for
+from sinklab.lab.checkpoints import load
 
 LONG = "x" * (1 << 20)
 """of a message: no buffer between two sockets holds sixty of them"""

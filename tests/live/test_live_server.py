@@ -22,10 +22,10 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from launched import PATIENCE
-from sinklab.checkpoints import load
-from sinklab.live import LiveText
-from sinklab.live.server import LONGEST, Guard, Live, parsed
-from sinklab.sampling.settings import DecodingSettings
+from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.extras.live import LiveText
+from sinklab.extras.live.server import LONGEST, Guard, Live, parsed
+from sinklab.lab.checkpoints import load
 
 PORT = 8750
 HERE = f"http://127.0.0.1:{PORT}"

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import published_toys
-from sinklab.checkpoints import Loaded, load
-from sinklab.live import LiveText
-from sinklab.sampling.settings import DecodingSettings
+from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.extras.live import LiveText
+from sinklab.lab.checkpoints import Loaded, load
 from tiny_diffusion import tiny_loaded
 
 PROMPT, NEW, SEED = "It was a dark and", 8, 3

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from sinklab.models import masks
-from sinklab.probing import trace
-from sinklab.sampling import Canvas, DecodingSettings
-from sinklab.scoring.writing import WritingRequest, canvas_of
+from sinklab.core.models import masks
+from sinklab.core.probing import trace
+from sinklab.core.sampling import Canvas, DecodingSettings
+from sinklab.lab.scoring.writing import WritingRequest, canvas_of
 from tiny_diffusion import tiny_loaded
 from tiny_diffusion import tiny_model as tiny_lm
 

@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
-from sinklab.attention import watching
-from sinklab.caching import DualCache, PrefixCache
-from sinklab.fast import decoder as fast
-from sinklab.fast import onednn
-from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.sampling import Canvas, EvenQuota, Factor, Threshold, denoise, guided
+from sinklab.core.attention import watching
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.sampling import Canvas, EvenQuota, Factor, Threshold, denoise, guided
+from sinklab.extras.fast import decoder as fast
+from sinklab.extras.fast import onednn
+from sinklab.lab.caching import DualCache, PrefixCache
 from tiny_diffusion import tiny_model
 
 # B batch, S canvas, M wanted, V vocabulary

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.models.head import Head
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.models.head import Head
 from tiny_diffusion import tiny_model
 
 IDS = torch.arange(3, 15)[None]

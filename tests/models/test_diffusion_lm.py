@@ -14,7 +14,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from sinklab.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 
 VOCAB, MASK = 61, 60
 SINKS = [

@@ -6,11 +6,11 @@ import itertools
 import pytest
 import torch
 
-from sinklab.decoding import Elastic
-from sinklab.probing import MaskSinks, intervene, trace
-from sinklab.sampling import Canvas, DecodingSettings, denoise
-from sinklab.scoring.writing import Writing, WritingRequest
-from sinklab.testing.values import MASK_ID, tiny_model
+from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.core.sampling import Canvas, DecodingSettings, denoise
+from sinklab.extras.zoo.decoding import Elastic
+from sinklab.lab.scoring.writing import Writing, WritingRequest
+from sinklab.lab.testing.values import MASK_ID, tiny_model
 from tiny_diffusion import tiny_loaded, tiny_tokenizer
 
 ROWS, MASK, EXPAND, END = 20, 17, 18, 19

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 import sinklab
-from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.probing import trace
-from sinklab.training import TrainSettings, train
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.probing import trace
+from sinklab.lab.training import TrainSettings, train
 from tiny_diffusion import save_tiny, tiny_backbone, tiny_model
 from tiny_training import tiny_settings, uneven_documents
 

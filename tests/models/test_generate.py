@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import TextDiffusionStreamer
 
-from sinklab.caching import DualCache
-from sinklab.sampling import Canvas, DecodingSettings, Entropy, EntropyBound, Factor
+from sinklab.core.sampling import Canvas, DecodingSettings, Entropy, EntropyBound, Factor
+from sinklab.lab.caching import DualCache
 from tiny_diffusion import TEXT, tiny_model, tiny_tokenizer
 
 MASK = 2

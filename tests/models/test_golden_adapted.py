@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from golden_llada import golden_cases, golden_folder, golden_tensors
-from sinklab.checkpoints import load
-from sinklab.sampling import Canvas, DecodingSettings
-from sinklab.sampling.denoisers import guided
+from sinklab.core.sampling import Canvas, DecodingSettings
+from sinklab.core.sampling.denoisers import guided
+from sinklab.lab.checkpoints import load
 
 A2D = ("a2d_qwen3", "a2d_qwen2", "a2d_llama")
 BLOCKS = ("bd3lm_qwen3", "bd3lm_llama", "sdar", "fast_dllm_v2")

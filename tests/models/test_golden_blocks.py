@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from golden_llada import golden_cases, golden_folder, golden_tensors
-from sinklab.checkpoints import load
-from sinklab.sampling import Canvas, DecodingSettings, TokenSampling
-from sinklab.sampling.denoisers import guided
-from sinklab.sampling.tokens import shaped
+from sinklab.core.sampling import Canvas, DecodingSettings, TokenSampling
+from sinklab.core.sampling.denoisers import guided
+from sinklab.core.sampling.tokens import shaped
+from sinklab.lab.checkpoints import load
 
 DLLM = ("bd3lm_qwen3", "bd3lm_llama")
 LLADA2 = ("llada2_moe", "llada21_moe")

@@ -7,9 +7,9 @@ import torch
 
 from golden_fast_dllm import DUAL, IDLE, PLAIN, PREFIX, fast_dllm_case
 from golden_llada import golden_cases, golden_folder
-from sinklab.attention import watching
-from sinklab.checkpoints import load
-from sinklab.sampling import denoise
+from sinklab.core.attention import watching
+from sinklab.core.sampling import denoise
+from sinklab.lab.checkpoints import load
 
 
 @pytest.fixture(scope="module")

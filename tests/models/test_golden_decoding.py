@@ -9,8 +9,8 @@ import torch
 
 from golden_fast_dllm import DUAL, IDLE, PLAIN, PREFIX, fast_dllm_case
 from golden_llada import golden_cases, golden_folder, golden_tensors
-from sinklab.checkpoints import load
-from sinklab.sampling import Canvas, DecodingSettings, denoise
+from sinklab.core.sampling import Canvas, DecodingSettings, denoise
+from sinklab.lab.checkpoints import load
 
 NAMES = {
     "llada": [

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from golden_llada import golden_cases, golden_folder, golden_tensors
-from sinklab.checkpoints import load
-from sinklab.diffusion import masked_token_loss
-from sinklab.probing.tracing import trace
-from sinklab.sampling import Canvas
-from sinklab.scoring import ddpm_cache, published_loss, published_noise, semi_ar
+from sinklab.core.diffusion import masked_token_loss
+from sinklab.core.probing.tracing import trace
+from sinklab.core.sampling import Canvas
+from sinklab.extras.zoo import ddpm_cache, published_loss, published_noise, semi_ar
+from sinklab.lab.checkpoints import load
 
 LOGITS = [("mdlm", "full"), ("mdlm", "short"), ("bd3lm", "train"), ("bd3lm", "sample_two"), ("bd3lm", "sample_all")]
 LOSSES = [("mdlm", "pair"), ("mdlm", "four"), ("bd3lm", "pair"), ("bd3lm", "four")]

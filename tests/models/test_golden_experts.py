@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from golden_llada import golden_cases, golden_folder, golden_tensors
-from sinklab.checkpoints import load
-from sinklab.models import DiffusionLM
-from sinklab.probing import trace
+from sinklab.core.models import DiffusionLM
+from sinklab.core.probing import trace
+from sinklab.lab.checkpoints import load
 
 BACKBONES = {
     "llada_moe": ("llada_moe", {"qwen3_moe", "llada_moe"}),

@@ -6,10 +6,10 @@ import transformers
 from packaging.version import Version
 
 from golden_llada import golden_cases, golden_folder, golden_tensors
-from sinklab.checkpoints import describe, load
-from sinklab.probing import trace
-from sinklab.scoring.renoising import AdaptiveStop, CanvasDenoiser, Renoising, entropy, renoise
-from sinklab.sinks.states import COMMITTED, PROMPT
+from sinklab.core.probing import trace
+from sinklab.core.sinks.states import COMMITTED, PROMPT
+from sinklab.lab.checkpoints import describe, load
+from sinklab.lab.scoring.renoising import AdaptiveStop, CanvasDenoiser, Renoising, entropy, renoise
 
 FAMILY, CANVAS = "diffusion_gemma", 8
 LOGITS = ("p9", "p9_selfcond", "p5", "p5_selfcond", "leftpad")

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from golden_llada import golden_cases, golden_folder, golden_tensors
-from sinklab.checkpoints import load
-from sinklab.models import DiffusionLM
+from sinklab.core.models import DiffusionLM
+from sinklab.lab.checkpoints import load
 
 TOLERANCE = {"fast_dllm": 1e-3}
 FAMILIES = {

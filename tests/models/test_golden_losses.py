@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from golden_llada import golden_cases, golden_folder, golden_tensors
-from sinklab.checkpoints import load
+from sinklab.lab.checkpoints import load
 
 DLLM = ("a2d_qwen3", "a2d_qwen2", "a2d_llama", "bd3lm_qwen3", "bd3lm_llama")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from golden_llada import golden_cases, golden_folder, golden_tensors
-from sinklab.checkpoints import families, load, materialize, weights
-from sinklab.diffusion import masked_token_loss
+from sinklab.core.diffusion import masked_token_loss
+from sinklab.lab.checkpoints import families, load, materialize, weights
 
 VARIANTS = {
     "smdm_vanilla": ("none", 0, "none"),

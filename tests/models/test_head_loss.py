@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from sinklab.fast import loss as fast
-from sinklab.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.extras.fast import loss as fast
 
 # B batch, S sequence, M asked positions, V vocabulary
 

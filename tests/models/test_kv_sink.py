@@ -4,8 +4,8 @@ from cached_twin import TwinSession
 from sink_toys import IDS, MASK, kv_model
 from transformers import DynamicCache
 
-from sinklab.checkpoints import describe, load
-from sinklab.training import freeze
+from sinklab.lab.checkpoints import describe, load
+from sinklab.lab.training import freeze
 from tiny_diffusion import tiny_model
 
 

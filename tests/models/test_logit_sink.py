@@ -9,11 +9,11 @@ from sink_toys import IDS, MASK
 from torch.nn import functional as F
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
-from sinklab import compat
-from sinklab.attention import row_logsumexp, with_sink_logits
-from sinklab.probing import MaskSinks, intervene, trace
-from sinklab.registry import caches
-from sinklab.training import causal_loss, freeze
+from sinklab.core import compat
+from sinklab.core.attention import row_logsumexp, with_sink_logits
+from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.core.registry import caches
+from sinklab.lab.training import causal_loss, freeze
 from tiny_diffusion import tiny_model
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import sinklab
-from sinklab.checkpoints import load
+from sinklab.lab.checkpoints import load
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # What another project would have: a loop without a cache, on the whole text at every step.
@@ -27,7 +27,7 @@ def write(model, prompt, new, block, mask_id):
 """
 DRIVER = """
 import sys
-from sinklab.checkpoints import load
+from sinklab.lab.checkpoints import load
 
 def prepare(settings):
     sys.path.insert(0, settings["source"])

@@ -9,11 +9,11 @@ from sink_toys import IDS, MASK, NOISY, copied, kv_model, train
 
 import published_toys as toys
 from golden_llada import golden_folder
-from sinklab.checkpoints import SinkFile, attach_sink, load, save_sink, sink_file_of
-from sinklab.checkpoints.sinkfile import backbone_hash
-from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.probing import trace
-from sinklab.training import freeze, merge_lora, trainable_parameters
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.probing import trace
+from sinklab.lab.checkpoints import SinkFile, attach_sink, load, save_sink, sink_file_of
+from sinklab.lab.checkpoints.sinkfile import backbone_hash
+from sinklab.lab.training import freeze, merge_lora, trainable_parameters
 from tiny_diffusion import save_tiny, tiny_backbone, tiny_model
 from tiny_llama import tiny_llama
 

@@ -11,8 +11,10 @@ from cached_twin import TwinSession
 from evicted_twin import EvictingTwin
 from test_cached_decoding import MASK, PROMPTS, VARIANTS, agree, build, canvas, wanted_at, written
 
-from sinklab.attention import watching
-from sinklab.caching import (
+from sinklab.core.attention import watching
+from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.core.sampling import Canvas, denoise, guided
+from sinklab.lab.caching import (
     DualCache,
     EvictCache,
     EvictingCache,
@@ -21,9 +23,7 @@ from sinklab.caching import (
     SinkCache,
     SinkRefreshCache,
 )
-from sinklab.caching.store import Seen, Window
-from sinklab.probing import MaskSinks, intervene, trace
-from sinklab.sampling import Canvas, denoise, guided
+from sinklab.lab.caching.store import Seen, Window
 
 # B batch, S canvas, M wanted, G key heads
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from sinklab.checkpoints import load
-from sinklab.models import Sink
-from sinklab.records import open_run
-from sinklab.registry import load_plugin, sinks
-from sinklab.reports import report
-from sinklab.reports.training import variant
-from sinklab.testing import check_sink
-from sinklab.training import train
+from sinklab.core.models import Sink
+from sinklab.core.registry import load_plugin, sinks
+from sinklab.lab.checkpoints import load
+from sinklab.lab.records import open_run
+from sinklab.lab.reports import report
+from sinklab.lab.reports.training import variant
+from sinklab.lab.testing import check_sink
+from sinklab.lab.training import train
 from tiny_diffusion import tiny_model
 from tiny_training import tiny_settings, uneven_documents
 
@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 @pytest.mark.parametrize("kind", ["token", "zero", "kv", "logit"])
 def test_a_sink_kind_conforms(kind):
-    assert sinks[kind].__module__.startswith("sinklab.models.sinks.")
+    assert sinks[kind].__module__.startswith("sinklab.core.models.sinks.")
     check_sink(kind)
 
 

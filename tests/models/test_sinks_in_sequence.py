@@ -7,7 +7,7 @@ import torch
 from test_diffusion_lm import FAMILIES, SINKS, SeenMasks, TrueFloat64, build, checkpoint_layers, compare, ragged
 from torch import nn
 
-from sinklab.attention import watching
+from sinklab.core.attention import watching
 
 
 def model_of(sink=("token", 2, "front"), **settings):

@@ -6,8 +6,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import sinklab
-from sinklab.attention import context
-from sinklab.probing import MaskSinks, intervene, trace
+from sinklab.core.attention import context
+from sinklab.core.probing import MaskSinks, intervene, trace
 from tiny_diffusion import save_tiny
 
 STATISTICS = ("received", "value_norm", "row_entropy", "row_logsumexp", "noop_bound", "massive_activations")
@@ -69,7 +69,7 @@ def test_float32_noise_draws_what_float64_noise_draws_up_to_its_tail(monkeypatch
     shares = []
     for devices in (set(), {"cpu"}):
         monkeypatch.setattr(context, "NO_FLOAT64", devices)
-        drawn_M = sinklab.sampling.sample_tokens(logits_MV, 1.0, torch.Generator().manual_seed(0))
+        drawn_M = sinklab.core.sampling.sample_tokens(logits_MV, 1.0, torch.Generator().manual_seed(0))
         shares.append(torch.bincount(drawn_M, minlength=4) / len(drawn_M))
     expected = logits_MV[0].softmax(-1)
     assert all((share - expected).abs().max() < 0.015 for share in shares)

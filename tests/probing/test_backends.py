@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from transformers import Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssForCausalLM, masking_utils
 from transformers.integrations import flex_attention as flex
 
-from sinklab.compat import attention_of, register_watched
-from sinklab.probing import MaskPositions, MaskSinks, intervene, trace
-from sinklab.probing import backends as ways
-from sinklab.probing.call import AttentionCall
-from sinklab.probing.tap import Tap
-from sinklab.probing.tracing import FrameRecorder
+from sinklab.core.compat import attention_of, register_watched
+from sinklab.core.probing import MaskPositions, MaskSinks, intervene, trace
+from sinklab.core.probing import backends as ways
+from sinklab.core.probing.call import AttentionCall
+from sinklab.core.probing.tap import Tap
+from sinklab.core.probing.tracing import FrameRecorder
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, llama
 
@@ -40,7 +40,7 @@ ALL = ("received", "value_norm", "row_entropy", "last_row", "massive_activations
 @pytest.fixture
 def by_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model is tapped by hooks and a mode over its whole forward."""
-    monkeypatch.setattr("sinklab.probing.tap.asking", lambda modules: [])
+    monkeypatch.setattr("sinklab.core.probing.tap.asking", lambda modules: [])
 
 
 def recorded(model: torch.nn.Module, **given: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

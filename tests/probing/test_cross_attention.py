@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sinklab.probing import MaskPositions, MaskSinks, WindowAttention, intervene, trace
+from sinklab.core.probing import MaskPositions, MaskSinks, WindowAttention, intervene, trace
 
 PADS = 4
 

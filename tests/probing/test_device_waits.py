@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sinklab.attention import running
-from sinklab.probing import recording, trace
-from sinklab.registry import statistics
+from sinklab.core.attention import running
+from sinklab.core.probing import recording, trace
+from sinklab.core.registry import statistics
 
 B, H, K, S, D, LAYERS = 2, 4, 2, 9, 8, 3
 

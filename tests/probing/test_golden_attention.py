@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from golden_llada import golden_cases, golden_tensors, llada_denoiser, load_llada
-from sinklab.probing import MaskSinks, intervene, trace
-from sinklab.sampling import Canvas, denoise
-from sinklab.sinks import Excess, find_sinks
+from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.sinks import Excess, find_sinks
 
 
 @pytest.fixture(scope="module")

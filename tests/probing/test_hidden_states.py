@@ -12,14 +12,14 @@ import transformers
 from packaging.version import Version
 
 from golden_llada import golden_folder, load_llada
-from sinklab.attention import is_observed
-from sinklab.caching import DualCache
-from sinklab.checkpoints import load
-from sinklab.fast.median import bisected_median, partitioned_median
-from sinklab.probing import ClipChannel, MaskSinks, intervene, state_records, trace
-from sinklab.probing.statistics import MassiveActivations, ReceivedFromMasked
-from sinklab.sampling import Canvas, denoise
-from sinklab.sinks import Excess, find_sinks
+from sinklab.core.attention import is_observed
+from sinklab.core.probing import ClipChannel, MaskSinks, intervene, state_records, trace
+from sinklab.core.probing.statistics import MassiveActivations, ReceivedFromMasked
+from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.sinks import Excess, find_sinks
+from sinklab.extras.fast.median import bisected_median, partitioned_median
+from sinklab.lab.caching import DualCache
+from sinklab.lab.checkpoints import load
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, checkpointed, llama
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sinklab.probing import MaskSinks, intervene, trace
+from sinklab.core.probing import MaskSinks, intervene, trace
 from tiny_models import STYLES, HandWritten, Prefixed, by_itself, checkpointed, llama
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sinklab.caching import DualCache, PrefixCache
-from sinklab.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
-from sinklab.sampling import Canvas, denoise, guided
-from sinklab.sinks import Excess, find_sinks
+from sinklab.core.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
+from sinklab.core.sampling import Canvas, denoise, guided
+from sinklab.core.sinks import Excess, find_sinks
+from sinklab.lab.caching import DualCache, PrefixCache
 from tiny_diffusion import tiny_model
 from tiny_models import llama
 

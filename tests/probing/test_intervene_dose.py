@@ -10,9 +10,9 @@ import pytest
 import torch
 from test_intervene_sinks import IDS, PADDED, TEXTS
 
-from sinklab.probing import PROTOCOLS, Dose, MaskSinks, intervene, trace
-from sinklab.probing.interventions.mask_sinks import TOLERANCE, equal_mass
-from sinklab.sinks import Excess, find_sinks
+from sinklab.core.probing import PROTOCOLS, Dose, MaskSinks, intervene, trace
+from sinklab.core.probing.interventions.mask_sinks import TOLERANCE, equal_mass
+from sinklab.core.sinks import Excess, find_sinks
 from tiny_models import llama
 
 

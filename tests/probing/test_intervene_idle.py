@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sinklab.caching import DualCache
-from sinklab.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene
-from sinklab.registry import interventions
-from sinklab.sampling import Canvas, denoise
+from sinklab.core.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene
+from sinklab.core.registry import interventions
+from sinklab.core.sampling import Canvas, denoise
+from sinklab.lab.caching import DualCache
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten
 

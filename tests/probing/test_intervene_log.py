@@ -11,9 +11,9 @@ import pytest
 import torch
 from dense_twin import dense, received, top
 
-from sinklab.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
-from sinklab.probing.intervention import TABLE_COLUMNS
-from sinklab.sampling import Canvas, denoise
+from sinklab.core.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
+from sinklab.core.probing.intervention import TABLE_COLUMNS
+from sinklab.core.sampling import Canvas, denoise
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, Prefixed, checkpointed, llama
 

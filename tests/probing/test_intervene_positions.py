@@ -8,10 +8,10 @@ import torch
 from dense_twin import dense
 from torch import Tensor
 
-from sinklab.attention import running
-from sinklab.caching import DualCache, PrefixCache
-from sinklab.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
-from sinklab.sampling import Canvas, denoise
+from sinklab.core.attention import running
+from sinklab.core.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
+from sinklab.core.sampling import Canvas, denoise
+from sinklab.lab.caching import DualCache, PrefixCache
 from tiny_diffusion import tiny_model
 from tiny_models import STYLES, HandWritten, Prefixed, llama
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from dense_twin import dense, received, top
 
-from sinklab.attention import running
-from sinklab.attention.context import decoding
-from sinklab.probing import LoneRows, MaskPositions, MaskSinks, intervene, save_reference_values
-from sinklab.sampling import Canvas
+from sinklab.core.attention import running
+from sinklab.core.attention.context import decoding
+from sinklab.core.probing import LoneRows, MaskPositions, MaskSinks, intervene, save_reference_values
+from sinklab.core.sampling import Canvas
 from tiny_diffusion import tiny_model
 from tiny_models import Prefixed, llama
 

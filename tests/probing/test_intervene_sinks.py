@@ -12,9 +12,9 @@ import torch
 from dense_twin import dense, received, top
 from torch import Tensor
 
-from sinklab.probing import MaskPositions, MaskSinks, intervene, trace
-from sinklab.registry import interventions, rules
-from sinklab.sinks import Excess, Gu, Top, find_sinks
+from sinklab.core.probing import MaskPositions, MaskSinks, intervene, trace
+from sinklab.core.registry import interventions, rules
+from sinklab.core.sinks import Excess, Gu, Top, find_sinks
 from tiny_models import HandWritten, Prefixed, llama
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sinklab.probing import CallView, KeyIntervention, KeyScores, LayerIntervention, Statistic
-from sinklab.registry import Registry, interventions, load_plugin, statistics
-from sinklab.testing import check_intervention, check_statistic
+from sinklab.core.probing import CallView, KeyIntervention, KeyScores, LayerIntervention, Statistic
+from sinklab.core.registry import Registry, interventions, load_plugin, statistics
+from sinklab.lab.testing import check_intervention, check_statistic
 from tiny_diffusion import tiny_model
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

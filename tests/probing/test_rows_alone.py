@@ -6,13 +6,13 @@ import itertools
 import pytest
 import torch
 
-from sinklab.caching import DualCache, PrefixCache
-from sinklab.checkpoints import load
-from sinklab.models import DiffusionLM
-from sinklab.probing import MaskSinks, Recording, WindowAttention, intervene, trace
-from sinklab.sampling import Canvas, denoise
-from sinklab.sinks import Excess, Gu, find_sinks
-from sinklab.sinks.rules import Rule
+from sinklab.core.models import DiffusionLM
+from sinklab.core.probing import MaskSinks, Recording, WindowAttention, intervene, trace
+from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.sinks import Excess, Gu, find_sinks
+from sinklab.core.sinks.rules import Rule
+from sinklab.lab.caching import DualCache, PrefixCache
+from sinklab.lab.checkpoints import load
 from tiny_diffusion import tiny_model
 from tiny_models import llama
 

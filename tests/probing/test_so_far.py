@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from sinklab import intervene, trace
-from sinklab.probing.so_far import SoFar
-from sinklab.records import open_run
-from sinklab.registry import interventions
-from sinklab.sampling.canvas import left_padded
-from sinklab.studies.trace.study import StudySettings, study
+from sinklab.core.probing.so_far import SoFar
+from sinklab.core.registry import interventions
+from sinklab.core.sampling.canvas import left_padded
+from sinklab.lab.records import open_run
+from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_llama import tiny_llama
 
 TEXTS = [list(range(20, 43)), list(range(30, 36)), list(range(12, 24))]

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sinklab.attention import unobserved, value_norms
-from sinklab.probing import CallView, Statistic, trace
-from sinklab.registry import statistics
+from sinklab.core.attention import unobserved, value_norms
+from sinklab.core.probing import CallView, Statistic, trace
+from sinklab.core.registry import statistics
 from tiny_models import STYLES, HandWritten, Prefixed, by_itself, checkpointed, llama
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))

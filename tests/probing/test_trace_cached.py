@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sinklab.attention import watching
-from sinklab.caching import DualCache, PrefixCache
-from sinklab.fast import decoder
-from sinklab.probing import MaskSinks, intervene, trace
-from sinklab.sampling import Canvas, denoise
+from sinklab.core.attention import watching
+from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.core.sampling import Canvas, denoise
+from sinklab.extras.fast import decoder
+from sinklab.lab.caching import DualCache, PrefixCache
 from tiny_diffusion import tiny_model
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sinklab.attention import running_canvas
-from sinklab.probing import AttentionCall, Listener, trace
-from sinklab.probing.tap import tapped
+from sinklab.core.attention import running_canvas
+from sinklab.core.probing import AttentionCall, Listener, trace
+from sinklab.core.probing.tap import tapped
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, llama
 

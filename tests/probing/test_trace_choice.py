@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from sinklab import registry
-from sinklab.probing import MaskSinks, call, intervene, trace, tracing
+from sinklab.core import registry
+from sinklab.core.probing import MaskSinks, call, intervene, trace, tracing
 from tiny_models import HandWritten, llama
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sinklab.caching import DualCache, PrefixCache
-from sinklab.probing import trace
-from sinklab.sampling import Canvas, denoise
-from sinklab.sinks import Excess, find_sinks
+from sinklab.core.probing import trace
+from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.sinks import Excess, find_sinks
+from sinklab.lab.caching import DualCache, PrefixCache
 from tiny_diffusion import tiny_model
 
 S = 40

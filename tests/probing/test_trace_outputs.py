@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sinklab.attention import attention_map, received_attention, running, value_norms
-from sinklab.probing import AttentionCall, Listener, MaskSinks, intervene, trace
-from sinklab.probing.tap import tapped
-from sinklab.registry import statistics
+from sinklab.core.attention import attention_map, received_attention, running, value_norms
+from sinklab.core.probing import AttentionCall, Listener, MaskSinks, intervene, trace
+from sinklab.core.probing.tap import tapped
+from sinklab.core.registry import statistics
 from tiny_diffusion import tiny_model
 from tiny_models import STYLES, HandWritten, Prefixed, llama
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sinklab.caching import DualCache, PrefixCache
-from sinklab.probing import STATES, MaskSinks, intervene, position_states, trace
-from sinklab.sampling import Canvas, denoise, guided
+from sinklab.core.probing import STATES, MaskSinks, intervene, position_states, trace
+from sinklab.core.sampling import Canvas, denoise, guided
+from sinklab.lab.caching import DualCache, PrefixCache
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, llama
 

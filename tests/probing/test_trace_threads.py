@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from launched import PATIENCE
-from sinklab.attention import is_watched, watching
-from sinklab.caching import DualCache, SinkCache
-from sinklab.fast import decoder
-from sinklab.fast.in_sequence import InSequence
-from sinklab.probing import MaskSinks, intervene, trace
-from sinklab.sampling import Canvas, denoise
+from sinklab.core.attention import is_watched, watching
+from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.core.sampling import Canvas, denoise
+from sinklab.extras.fast import decoder
+from sinklab.extras.fast.in_sequence import InSequence
+from sinklab.lab.caching import DualCache, SinkCache
 from tiny_diffusion import tiny_model
 from tiny_models import checkpointed
 

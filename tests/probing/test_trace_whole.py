@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sinklab.attention.scores import allowed, doubtful
-from sinklab.probing import trace
+from sinklab.core.attention.scores import allowed, doubtful
+from sinklab.core.probing import trace
 from tiny_models import HandWritten, by_itself, llama
 
 IDS = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(1))

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sinklab.probing import MaskPositions, MaskSinks, intervene, trace
-from sinklab.probing.interventions.base import CallSite
-from sinklab.probing.interventions.keys import KeyScores
+from sinklab.core.probing import MaskPositions, MaskSinks, intervene, trace
+from sinklab.core.probing.interventions.base import CallSite
+from sinklab.core.probing.interventions.keys import KeyScores
 
 WINDOW, STEPS, PROMPT = 5, 6, 7
 SIZES = {

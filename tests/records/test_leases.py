@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 import sinklab
-from sinklab.records import RunWriter, leases, open_run
-from sinklab.records.leases import RUN, Claims, Lease
+from sinklab.lab.records import RunWriter, leases, open_run
+from sinklab.lab.records.leases import RUN, Claims, Lease
 
 RUN_OF = {"kind": "study", "model": {}, "settings": {}, "seed": 0}
 HOLDER = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from sinklab.records.leases import Claims
+from sinklab.lab.records.leases import Claims
 os.getpid = lambda: 4711
 held = Claims(Path(sys.argv[2])).take("part")
 print("held" if held else "refused", flush=True)

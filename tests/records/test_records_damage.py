@@ -9,9 +9,9 @@ import pyarrow.parquet
 import pytest
 import safetensors.numpy
 
-from sinklab.records import RunWriter, merge_runs, open_run, write_beside
-from sinklab.records.info import read_info
-from sinklab.records.reading import lost_files
+from sinklab.lab.records import RunWriter, merge_runs, open_run, write_beside
+from sinklab.lab.records.info import read_info
+from sinklab.lab.records.reading import lost_files
 
 
 def writer(path: Path, **changes) -> RunWriter:

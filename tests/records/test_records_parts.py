@@ -13,8 +13,8 @@ import pytest
 
 import sinklab
 from launched import PATIENCE
-from sinklab.records import RunWriter, merge_runs, open_run
-from sinklab.records.reading import lost_files
+from sinklab.lab.records import RunWriter, merge_runs, open_run
+from sinklab.lab.records.reading import lost_files
 
 DIMS = {"received": ("step", "key"), "visible": ("step",)}
 RUN = {"kind": "study", "model": {"name": "m", "layers": 2}, "settings": {"steps": 4, "rule": "random"}, "seed": 3}
@@ -157,7 +157,7 @@ def test_resume_begins_where_there_is_nothing(tmp_path):
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
-from sinklab.records import RunWriter
+from sinklab.lab.records import RunWriter
 setattr(os, sys.argv[3], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 with RunWriter(sys.argv[2], kind="study", model={}, settings={}, seed=0):
     pass

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from sinklab.records import SCHEMA, RunWriter, open_run, weights_hash
+from sinklab.lab.records import SCHEMA, RunWriter, open_run, weights_hash
 
 
 def writer(path: Path, **changes) -> RunWriter:

@@ -6,7 +6,7 @@ import pytest
 from chromium import Page
 from simulated import Simulation, simulate
 
-from sinklab.reports import report
+from sinklab.lab.reports import report
 
 MAP, PATHS, HEADS, SCATTER = (f".{name} canvas" for name in ("map", "paths", "heads", "scatter"))
 

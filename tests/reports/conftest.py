@@ -13,8 +13,8 @@ from browsing import one as one
 from browsing import page as page
 from browsing import two as two
 
-from sinklab.records import Run, RunWriter, open_run
-from sinklab.reports import report
+from sinklab.lab.records import Run, RunWriter, open_run
+from sinklab.lab.reports import report
 
 SAMPLES, STEPS, LAYERS, HEADS, TEXT, PROMPT, BLOCK = 2, 12, 2, 3, 24, 6, 6
 WORDS = ["It", " was", " a", " dark", ",", "\n", " night", ".", " old", " <b>man</b>", " $x$", " the"]

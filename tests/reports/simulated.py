@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.records import Run, RunWriter, open_run
-from sinklab.sinks import find_sinks
+from sinklab.core.sinks import find_sinks
+from sinklab.lab.records import Run, RunWriter, open_run
 
 WORDS = ["The", " river", " was", " quiet", ",", " and", " the", " old", " bridge", ".", "\n", " stood", " in", " fog"]
 MASK_ID = 99

@@ -7,7 +7,7 @@ import pytest
 from chromium import PROGRAM, Page
 
 from launched import PATIENCE
-from sinklab.short_road import open_run
+from sinklab.lab.short_road import open_run
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium at hand: the page is not rendered")
 

@@ -9,9 +9,9 @@ from browsing import MAP, PATHS, SCATTER, readout
 from chromium import PROGRAM, Page
 from simulated import Simulation, simulate
 
-from sinklab.records import Run, open_run
-from sinklab.reports import report
-from sinklab.reports.style import THEMES
+from sinklab.lab.records import Run, open_run
+from sinklab.lab.reports import report
+from sinklab.lab.reports.style import THEMES
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium at hand: the page is not rendered")
 

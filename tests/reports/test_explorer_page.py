@@ -5,7 +5,7 @@ from browsing import HEADS, MAP, PATHS, SCATTER, choice, choose, readout, shown,
 from chromium import PROGRAM
 from simulated import REMOVALS, Simulation, simulate
 
-from sinklab.reports import report
+from sinklab.lab.reports import report
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium at hand: the page is not rendered")
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from simulated import REMOVALS, Simulation, simulate
 
-from sinklab import analysis
-from sinklab.records import open_run
-from sinklab.records.storage import write_arrays
-from sinklab.registry import interventions
-from sinklab.reports import as_studies
-from sinklab.reports.payload import AGES, LOW, LogScale, _norms, arrays_of, pack, payload, size
-from sinklab.studies.trace.study import StudySettings, study
+from sinklab.core.registry import interventions
+from sinklab.lab import analysis
+from sinklab.lab.records import open_run
+from sinklab.lab.records.storage import write_arrays
+from sinklab.lab.reports import as_studies
+from sinklab.lab.reports.payload import AGES, LOW, LogScale, _norms, arrays_of, pack, payload, size
+from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded
 
 
@@ -173,7 +173,7 @@ def test_samples_beyond_the_budget_are_left_out_and_said_so(tmp_path):
 
 def test_what_is_said_holds_for_every_sample(tmp_path, monkeypatch):
     """A note about the first sample alone would promise too much of a longer second one."""
-    monkeypatch.setattr("sinklab.reports.payload.MOST_CELLS", 2000)
+    monkeypatch.setattr("sinklab.lab.reports.payload.MOST_CELLS", 2000)
     run = simulate(tmp_path / "run", Simulation(samples=2))
     # The first sample stopped after five steps, and has weaker sinks.
     arrays = {key: values[:5] for key, values in run.arrays("attention", part=0).items()}
@@ -184,14 +184,14 @@ def test_what_is_said_holds_for_every_sample(tmp_path, monkeypatch):
     assert [sample["stride"] for sample in content["samples"]] == [1, 1]
     high = max(sample["scale"]["high"] for sample in content["samples"])
     assert content["samples"][0]["scale"]["high"] < high and f"to {2**high}× an even share" in content["shown"]
-    monkeypatch.setattr("sinklab.reports.payload.MOST_CELLS", 1000)
+    monkeypatch.setattr("sinklab.lab.reports.payload.MOST_CELLS", 1000)
     content = arrays_of(as_studies(run)[0])
     assert [sample["stride"] for sample in content["samples"]] == [1, 2]
     assert "2 of 2 samples, one recorded step in 2, " in content["shown"]
 
 
 def test_long_samples_are_thinned_to_every_nth_step(tmp_path, monkeypatch):
-    monkeypatch.setattr("sinklab.reports.payload.MOST_CELLS", 600)
+    monkeypatch.setattr("sinklab.lab.reports.payload.MOST_CELLS", 600)
     study = as_studies(simulate(tmp_path / "run", Simulation()))[0]
     content, sample = arrays_of(study), study.samples[0]
     shown = content["samples"][0]

@@ -12,7 +12,7 @@ from browsing import readout
 from chromium import PROGRAM
 
 from launched import PATIENCE
-from sinklab.reports import report
+from sinklab.lab.reports import report
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium at hand: the page is not rendered")
 

@@ -10,10 +10,10 @@ from matplotlib import pyplot
 from test_report_training import made
 
 from conftest import maker
-from sinklab.records import open_run
-from sinklab.registry import Registry, figures, load_plugin
-from sinklab.reports import Curve, NotRecorded, draw_all, figure, figures_of
-from sinklab.testing import check_figure
+from sinklab.core.registry import Registry, figures, load_plugin
+from sinklab.lab.records import open_run
+from sinklab.lab.reports import Curve, NotRecorded, draw_all, figure, figures_of
+from sinklab.lab.testing import check_figure
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "add_a_figure.py"
 KINDS = ("study", "training")
@@ -58,14 +58,14 @@ def silent(runs, axes=None, *, look):
 
 def deaf(runs, axes=None, *, look):
     """Draws on axes of its own."""
-    from sinklab.reports.style import own_axes
+    from sinklab.lab.reports.style import own_axes
 
     return own_axes(None)
 
 
 def careless(runs, axes=None, *, look):
     """Draws whatever there is."""
-    from sinklab.reports.style import own_axes
+    from sinklab.lab.reports.style import own_axes
 
     axes = own_axes(axes)
     axes.plot([0, 1], color=look.ink)
@@ -104,7 +104,7 @@ def test_a_figure_is_declared_over_expressions(runs, scratch) -> None:
 
 
 def test_runs_of_a_kind_without_a_page_have_figures(scratch, tmp_path) -> None:
-    from sinklab.records import RunWriter
+    from sinklab.lab.records import RunWriter
 
     @figure("bars", kind="tally", x="counts", y=("number",))
     def bars(axes, look):

@@ -9,8 +9,8 @@ from urllib.parse import unquote
 import pytest
 from chromium import PROGRAM
 
-from sinklab.records import Run
-from sinklab.reports import shareable, without_places, write_gallery
+from sinklab.extras.sharing import shareable, without_places, write_gallery
+from sinklab.lab.records import Run
 
 
 def elsewhere(run: Run, **changes: object) -> Run:

@@ -9,7 +9,9 @@ import pandas as pd
 import pytest
 from simulated import Simulation, simulate, whole_of
 
-from sinklab.analysis import (
+from sinklab.core.sinks import Excess, Top, main_sink
+from sinklab.core.sinks.normalize import even_share
+from sinklab.lab.analysis import (
     compare_rules,
     counts,
     epsilon_curve,
@@ -18,11 +20,9 @@ from sinklab.analysis import (
     overlap_by_layer,
     overlap_by_step,
 )
-from sinklab.analysis.thresholds import score_histogram
-from sinklab.records.storage import write_arrays
-from sinklab.reports import as_studies
-from sinklab.sinks import Excess, Top, main_sink
-from sinklab.sinks.normalize import even_share
+from sinklab.lab.analysis.thresholds import score_histogram
+from sinklab.lab.records.storage import write_arrays
+from sinklab.lab.reports import as_studies
 
 
 def rewritten(run, change):

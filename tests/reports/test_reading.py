@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from sinklab import open_run
-from sinklab.records.writing import RunWriter
-from sinklab.reports import as_studies
-from sinklab.reports.sentences import told
-from sinklab.sinks import find_sinks
-from sinklab.sinks.rules import DEFAULT
-from sinklab.studies.trace.study import StudySettings, study
+from sinklab.core.sinks import find_sinks
+from sinklab.core.sinks.rules import DEFAULT
+from sinklab.lab.records.writing import RunWriter
+from sinklab.lab.reports import as_studies
+from sinklab.lab.reports.sentences import told
+from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_llama import tiny_llama
 
 SETTINGS = StudySettings(prompts=("The old man sat by the sea, and the boy looked at the",), new_tokens=12)

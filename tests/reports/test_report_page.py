@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sinklab.records import RunWriter, open_run
-from sinklab.reports import report, summary
+from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.reports import report, summary
 
 VOID = {"meta", "link", "img", "source", "br", "input"}
 RAW = {"style", "script"}

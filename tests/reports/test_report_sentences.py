@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sinklab.reports import as_studies
-from sinklab.reports import sentences as say
-from sinklab.reports.findings import hiding, trend_word
+from sinklab.lab.reports import as_studies
+from sinklab.lab.reports import sentences as say
+from sinklab.lab.reports.findings import hiding, trend_word
 
 STEPS, TEXT, PROMPT = 12, 24, 6
 

@@ -4,11 +4,11 @@ import weakref
 import numpy as np
 import pytest
 
-from sinklab.records import RunWriter, open_run
-from sinklab.reports import NotRecorded, as_studies, report
-from sinklab.reports.build import judged
-from sinklab.reports.sentences import told
-from sinklab.sinks import Excess, Top
+from sinklab.core.sinks import Excess, Top
+from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.reports import NotRecorded, as_studies, report
+from sinklab.lab.reports.build import judged
+from sinklab.lab.reports.sentences import told
 
 SAMPLES, STEPS, LAYERS, HEADS, TEXT, PROMPT = 2, 12, 2, 3, 24, 6
 EVENTS = LAYERS * HEADS * (STEPS + STEPS - 2)
@@ -477,8 +477,8 @@ def test_labels_tell_runs_apart(make_study):
 @pytest.mark.slow
 def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
     import sinklab
-    from sinklab.studies.trace.study import StudySettings
-    from sinklab.studies.trace.study import study as watch
+    from sinklab.lab.studies.trace.study import StudySettings
+    from sinklab.lab.studies.trace.study import study as watch
 
     settings = StudySettings(
         prompts=("The house", "It was"),

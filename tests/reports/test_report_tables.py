@@ -5,9 +5,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sinklab.records import RunWriter, open_run
-from sinklab.reports import TABLES, as_studies, compare, draw_all, figures_of, table, write_tables
-from sinklab.reports.tables import markdown
+from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.reports import TABLES, as_studies, compare, draw_all, figures_of, table, write_tables
+from sinklab.lab.reports.tables import markdown
 
 STEPS, LAYERS, HEADS, TEXT, PROMPT = 12, 2, 3, 24, 6
 

@@ -12,10 +12,10 @@ import pytest
 from matplotlib.colors import to_hex
 from test_report_page import read
 
-from sinklab.analysis import mean_over
-from sinklab.analysis.estimates import Estimate
-from sinklab.records import Run, RunWriter, open_run
-from sinklab.reports import (
+from sinklab.lab.analysis import mean_over
+from sinklab.lab.analysis.estimates import Estimate
+from sinklab.lab.records import Run, RunWriter, open_run
+from sinklab.lab.reports import (
     NotRecorded,
     as_trainings,
     draw_all,
@@ -33,11 +33,11 @@ from sinklab.reports import (
     training_loss,
     write_tables,
 )
-from sinklab.reports.build import Picture
-from sinklab.reports.drawing import drawn_as
-from sinklab.reports.sentences import losses_of, signed
-from sinklab.reports.style import THEMES
-from sinklab.reports.training import first_for_good
+from sinklab.lab.reports.build import Picture
+from sinklab.lab.reports.drawing import drawn_as
+from sinklab.lab.reports.sentences import losses_of, signed
+from sinklab.lab.reports.style import THEMES
+from sinklab.lab.reports.training import first_for_good
 
 STEPS = (0, 10, 20, 30)
 ROWS = 16
@@ -118,7 +118,9 @@ def page_alone(runs: Any, out: Path) -> Any:
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes most of the time."""
     monkeypatch.setattr(
-        import_module("sinklab.reports.build"), "picture", lambda name, runs, words, top=None: [Picture("", "", words)]
+        import_module("sinklab.lab.reports.build"),
+        "picture",
+        lambda name, runs, words, top=None: [Picture("", "", words)],
     )
 
 
@@ -280,7 +282,7 @@ def test_a_causal_start_is_marked(tmp_path: Path) -> None:
 
 
 def test_one_page_that_loads_and_runs_nothing(pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sections = import_module("sinklab.reports.build")
+    sections = import_module("sinklab.lab.reports.build")
     few, every = {"training_loss", "optimization"}, sections.picture
     monkeypatch.setattr(sections, "picture", lambda name, *about: every(name, *about) if name in few else [])
     target = report(pair, tmp_path / "out", tables=())
@@ -322,7 +324,7 @@ def test_figures_that_need_a_monitor_say_so(tmp_path: Path) -> None:
 
 
 def test_tables_lie_beside_the_page(pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("sinklab.reports.build"), "picture", lambda *about: [])
+    monkeypatch.setattr(import_module("sinklab.lab.reports.build"), "picture", lambda *about: [])
     folder = report(pair, tmp_path / "out", tables=("csv", "md")).parent
     drawn = draw_all(pair, tmp_path / "figures", ("svg",), names=("training_loss", "main_holders"))
     assert {path.stem for path in drawn.written} == {"training_loss", "main_holders-bare", "main_holders-one"}

@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from sinklab.records import Run, RunWriter, open_run
-from sinklab.reports import as_studies, report
-from sinklab.reports import sentences as say
-from sinklab.reports.build import judged
-from sinklab.reports.tables import measures, table
+from sinklab.lab.records import Run, RunWriter, open_run
+from sinklab.lab.reports import as_studies, report
+from sinklab.lab.reports import sentences as say
+from sinklab.lab.reports.build import judged
+from sinklab.lab.reports.tables import measures, table
 
 
 def beside(run: Run, **twins: Run) -> Run:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sinklab.caching import DualCache, PrefixCache
-from sinklab.registry import caches
-from sinklab.sampling import Canvas, cache_of, denoise, evaluator
+from sinklab.core.registry import caches
+from sinklab.core.sampling import Canvas, cache_of, denoise, evaluator
+from sinklab.lab.caching import DualCache, PrefixCache
 
 MASK, PAD = 9, 8
 

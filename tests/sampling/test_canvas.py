@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sinklab.sampling import Canvas
+from sinklab.core.sampling import Canvas
 
 MASK, PAD = 9, 0
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
-from sinklab.registry import schedules, unmasking_rules
-from sinklab.sampling import (
+from sinklab.core.registry import schedules, unmasking_rules
+from sinklab.core.sampling import (
     Canvas,
     DecodingSettings,
     Entropy,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sinklab.caching import ChoosingCache
-from sinklab.registry import caches, load_plugin, unmasking_rules
-from sinklab.sampling import Canvas, DecodingSettings, denoise
-from sinklab.testing import check_cache, check_unmasking_rule
+from sinklab.core.registry import caches, load_plugin, unmasking_rules
+from sinklab.core.sampling import Canvas, DecodingSettings, denoise
+from sinklab.lab.caching import ChoosingCache
+from sinklab.lab.testing import check_cache, check_unmasking_rule
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

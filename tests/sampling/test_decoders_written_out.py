@@ -7,7 +7,7 @@ import torch
 from plain_decoders import entropy_bound, even, factor, plain_row, threshold, timed
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
-from sinklab.sampling import (
+from sinklab.core.sampling import (
     Canvas,
     Entropy,
     EntropyBound,

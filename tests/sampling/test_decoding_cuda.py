@@ -5,12 +5,12 @@ import torch
 from test_host_reads import MASK, STOPS, Untold, toy
 from torch import nn
 
-from sinklab.attention import context
-from sinklab.fast.decoder import FastDecoder, Recorded
-from sinklab.models.denoising import ModelSession
-from sinklab.probing import MaskSinks, intervene
-from sinklab.sampling import Canvas, denoise
-from sinklab.sinks import Excess
+from sinklab.core.attention import context
+from sinklab.core.models.denoising import ModelSession
+from sinklab.core.probing import MaskSinks, intervene
+from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.sinks import Excess
+from sinklab.extras.fast.decoder import FastDecoder, Recorded
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

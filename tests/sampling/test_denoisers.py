@@ -4,7 +4,7 @@ import pytest
 import torch
 from toy_denoiser import MASK, PAD, VOCABULARY, ToyDenoiser
 
-from sinklab.sampling import Canvas, denoise, guided, limited, suppressed
+from sinklab.core.sampling import Canvas, denoise, guided, limited, suppressed
 
 CANVAS = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=6, mask_id=MASK, pad_id=PAD)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from golden_llada import golden_cases, golden_tensors, llada_denoiser, load_llada
-from sinklab.sampling import Canvas, LowConfidence, denoise, guided, suppressed
+from sinklab.core.sampling import Canvas, LowConfidence, denoise, guided, suppressed
 
 PLAIN = ["full", "uneven", "blocks3", "blocks3_uneven", "one_step", "batch_equal", "batch_leftpad"]
 GUIDED = ["cfg", "batch_leftpad_cfg"]

@@ -6,11 +6,11 @@ import torch
 from host_reads import HostReads, counted
 from transformers import LlamaConfig
 
-from sinklab.attention import context
-from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.probing import MaskSinks, intervene
-from sinklab.sampling import Canvas, denoise
-from sinklab.sinks import Excess
+from sinklab.core.attention import context
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.probing import MaskSinks, intervene
+from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.sinks import Excess
 
 MASK, STOPS = 96, [3, 5, 7, 11, 40]
 FIXED = [{"block_length": 4}, {"block_length": 4, "rule": "entropy"}, {"steps": 12, "schedule": "timed"}]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from toy_denoiser import MASK, PAD, VOCABULARY, ToyDenoiser, plain_llada_row
 
-from sinklab.sampling import Canvas, LowConfidence, RandomOrder, denoise
+from sinklab.core.sampling import Canvas, LowConfidence, RandomOrder, denoise
 
 ROWS = [[1, 2, 3, 4, 5], [6, 7], [], [8, 9, 10]]
 HOLES = torch.tensor([[MASK, 1, 2, MASK, MASK, 3, MASK], [4, MASK, 5, 6, 7, 8, MASK], [0, 1, 2, 3, 4, 5, 6]])

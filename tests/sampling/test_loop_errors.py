@@ -4,7 +4,7 @@ import pytest
 import torch
 from toy_denoiser import MASK, PAD, VOCABULARY, ToyDenoiser
 
-from sinklab.sampling import Canvas, EvenQuota, denoise
+from sinklab.core.sampling import Canvas, EvenQuota, denoise
 
 
 def prompts():

@@ -6,8 +6,8 @@ import pytest
 import torch
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
-from sinklab.registry import unmasking_rules
-from sinklab.sampling import Canvas, denoise, guided, limited, suppressed
+from sinklab.core.registry import unmasking_rules
+from sinklab.core.sampling import Canvas, denoise, guided, limited, suppressed
 
 CANVAS = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=6, mask_id=MASK, pad_id=PAD)
 NAMES = ["before_BS", "ids_BS", "filled_BS", "masked_BS", "committed_BS", "confidence_BS"]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from toy_denoiser import MASK, VOCABULARY
 
-from sinklab.registry import unmasking_rules
-from sinklab.sampling import (
+from sinklab.core.registry import unmasking_rules
+from sinklab.core.sampling import (
     Candidates,
     Canvas,
     Entropy,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sinklab.registry import schedules
-from sinklab.sampling import (
+from sinklab.core.registry import schedules
+from sinklab.core.sampling import (
     Candidates,
     Canvas,
     Entropy,

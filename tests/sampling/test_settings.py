@@ -9,8 +9,7 @@ import pytest
 import torch
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
-from sinklab.caching import DualCache, PrefixCache
-from sinklab.sampling import (
+from sinklab.core.sampling import (
     Canvas,
     DecodingSettings,
     Entropy,
@@ -24,6 +23,7 @@ from sinklab.sampling import (
     guided,
     suppressed,
 )
+from sinklab.lab.caching import DualCache, PrefixCache
 
 CANVAS = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=8, mask_id=MASK, pad_id=PAD)
 

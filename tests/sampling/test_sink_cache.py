@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 import torch
 
-from sinklab.caching import EvictCache, EvictingCache, RandomCache, ReceivedCache, SinkCache, SinkRefreshCache
-from sinklab.caching.policies import most_received
-from sinklab.caching.store import BlockStore, Window
-from sinklab.registry import caches
-from sinklab.sampling import DecodingSettings
+from sinklab.core.registry import caches
+from sinklab.core.sampling import DecodingSettings
+from sinklab.lab.caching import EvictCache, EvictingCache, RandomCache, ReceivedCache, SinkCache, SinkRefreshCache
+from sinklab.lab.caching.policies import most_received
+from sinklab.lab.caching.store import BlockStore, Window
 
 # B batch, G key heads, S columns, C kept
 

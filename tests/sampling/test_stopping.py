@@ -7,7 +7,7 @@ import torch
 from plain_decoders import even, plain_row, threshold
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
-from sinklab.sampling import Canvas, Threshold, denoise
+from sinklab.core.sampling import Canvas, Threshold, denoise
 
 ROWS = [[1, 2, 3, 4, 5], [6, 7], [], [8, 9, 10]]
 

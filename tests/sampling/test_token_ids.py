@@ -4,8 +4,8 @@ import pytest
 import torch
 from toy_denoiser import MASK, VOCABULARY, ToyDenoiser
 
-from sinklab.caching import DualCache
-from sinklab.sampling import Canvas, DecodingSettings, Entropy, LowConfidence, Threshold, denoise, suppressed
+from sinklab.core.sampling import Canvas, DecodingSettings, Entropy, LowConfidence, Threshold, denoise, suppressed
+from sinklab.lab.caching import DualCache
 
 CANVAS = Canvas.from_prompts([[1, 2]], new_tokens=4, mask_id=MASK)
 

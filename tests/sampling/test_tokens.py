@@ -4,7 +4,7 @@ import pytest
 import torch
 from plain_decoders import cut
 
-from sinklab.sampling import Candidates, Canvas, TokenSampling, denoise, sample_tokens
+from sinklab.core.sampling import Candidates, Canvas, TokenSampling, denoise, sample_tokens
 
 
 def seeded(seed=0):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
-from sinklab.sampling import Canvas, Threshold, Timed, denoise
+from sinklab.core.sampling import Canvas, Threshold, Timed, denoise
 
 HOLES = [[MASK, 1, MASK, MASK, MASK, 3, MASK], [4, MASK, 5, MASK, 7, 8, 9], [0, 1, 2, 3, 4, 5, 6]]
 

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from sinklab.scoring.requests import Plan
+from sinklab.lab.scoring.requests import Plan
 
 
 def log_probabilities(loaded, context, continuation, masked, cfg_scale=0.0):

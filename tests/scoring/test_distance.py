@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sinklab.probing import MaskPositions, MaskSinks, intervene
-from sinklab.sampling.settings import DecodingSettings
-from sinklab.scoring.distance import output_distances
-from sinklab.scoring.writing import Writing, WritingRequest
+from sinklab.core.probing import MaskPositions, MaskSinks, intervene
+from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.lab.scoring.distance import output_distances
+from sinklab.lab.scoring.writing import Writing, WritingRequest
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 

@@ -4,8 +4,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from sinklab.scoring.requests import chain_rule, every_mask, monte_carlo
-from sinklab.scoring.settings import LikelihoodSettings
+from sinklab.lab.scoring.requests import chain_rule, every_mask, monte_carlo
+from sinklab.lab.scoring.settings import LikelihoodSettings
 
 
 def shown(plan):

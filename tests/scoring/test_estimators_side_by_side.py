@@ -11,13 +11,13 @@ import torch
 from likelihood_twin import log_probabilities
 from transformers import LlamaConfig
 
-from sinklab.checkpoints.loading import load
-from sinklab.models.config import DiffusionLMConfig
-from sinklab.models.diffusion_lm import DiffusionLM
-from sinklab.sampling.canvas import Canvas
-from sinklab.sampling.settings import DecodingSettings
-from sinklab.scoring.estimators import conditionals, in_order, over_orders
-from sinklab.scoring.likelihood import LikelihoodSettings, exact, score
+from sinklab.core.models.config import DiffusionLMConfig
+from sinklab.core.models.diffusion_lm import DiffusionLM
+from sinklab.core.sampling.canvas import Canvas
+from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.lab.checkpoints.loading import load
+from sinklab.lab.scoring.estimators import conditionals, in_order, over_orders
+from sinklab.lab.scoring.likelihood import LikelihoodSettings, exact, score
 
 VOCABULARY = 5
 

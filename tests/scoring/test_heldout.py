@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sinklab.diffusion import corrupt, sample_times
-from sinklab.probing import MaskSinks
-from sinklab.scoring import HeldoutRows, heldout_curve, heldout_rows, row_losses
+from sinklab.core.diffusion import corrupt, sample_times
+from sinklab.core.probing import MaskSinks
+from sinklab.lab.scoring import HeldoutRows, heldout_curve, heldout_rows, row_losses
 from tiny_diffusion import TEXT, tiny_loaded
 
 

@@ -7,11 +7,11 @@ import torch
 from likelihood_twin import ids, log_probabilities, plain_causal, plain_chain, plain_score
 
 from golden_llada import golden_folder
-from sinklab.checkpoints import SpecialIds, load
-from sinklab.sampling import Canvas, DecodingSettings
-from sinklab.scoring import likelihood
-from sinklab.scoring.likelihood import LikelihoodSettings, Scored, exact, rolling, score
-from sinklab.scoring.requests import every_mask, monte_carlo
+from sinklab.core.sampling import Canvas, DecodingSettings
+from sinklab.lab.checkpoints import SpecialIds, load
+from sinklab.lab.scoring import likelihood
+from sinklab.lab.scoring.likelihood import LikelihoodSettings, Scored, exact, rolling, score
+from sinklab.lab.scoring.requests import every_mask, monte_carlo
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 

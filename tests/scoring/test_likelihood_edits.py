@@ -5,10 +5,10 @@ import pytest
 import torch
 from likelihood_twin import ids
 
-from sinklab.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
-from sinklab.scoring.likelihood import LikelihoodSettings, exact, rolling, score, scoring_edits
-from sinklab.scoring.requests import monte_carlo, without_steps
-from sinklab.sinks import Excess
+from sinklab.core.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
+from sinklab.core.sinks import Excess
+from sinklab.lab.scoring.likelihood import LikelihoodSettings, exact, rolling, score, scoring_edits
+from sinklab.lab.scoring.requests import monte_carlo, without_steps
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -112,7 +112,7 @@ def test_random_controls_follow_their_seed_and_the_settings() -> None:
 
 
 def test_equal_rows_of_a_batch_draw_their_own_columns_in_every_layer() -> None:
-    from sinklab.scoring.requests import edited
+    from sinklab.lab.scoring.requests import edited
 
     loaded, ids_BS = tiny_loaded(), torch.tensor([ids(30)] * 3)
     edit = MaskSinks(k=4, control="random", source="clean_pass")

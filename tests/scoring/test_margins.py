@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 import torch
 
-from sinklab.checkpoints.loading import load
-from sinklab.sampling.canvas import Canvas
-from sinklab.sampling.settings import DecodingSettings
-from sinklab.scoring.margins import first_difference, measure_margins, near_ties, rewritten
-from sinklab.testing.values import MASK_ID, tiny_model
+from sinklab.core.sampling.canvas import Canvas
+from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.extras.referee.margins import first_difference, measure_margins, near_ties, rewritten
+from sinklab.lab.checkpoints.loading import load
+from sinklab.lab.testing.values import MASK_ID, tiny_model
 
 PROMPTS = [[5, 9, 11], [7, 3, 22, 40, 8], [33, 4]]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sinklab.scoring import encode, read_prompts
+from sinklab.lab.scoring import encode, read_prompts
 from tiny_diffusion import tiny_loaded, tiny_tokenizer
 
 CHAT = "{% for m in messages %}old: {{ m['content'] | trim }}; said{% endfor %}"

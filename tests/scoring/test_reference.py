@@ -13,11 +13,11 @@ from torch import Tensor
 
 import published_toys
 from golden_llada import golden_cases, golden_folder, golden_tensors
-from sinklab.checkpoints import load
-from sinklab.cli import main
-from sinklab.sampling import DecodingSettings
-from sinklab.scoring import Reference, write_reference
-from sinklab.scoring.reference import verdict
+from sinklab.core.sampling import DecodingSettings
+from sinklab.extras.referee import Reference, write_reference
+from sinklab.extras.referee.reference import verdict
+from sinklab.lab.checkpoints import load
+from sinklab.lab.cli import main
 from tiny_diffusion import save_tiny, tiny_loaded
 
 PROMPTS = ([9, 14, 30, 7, 21], [12, 8])

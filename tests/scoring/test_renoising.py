@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import sinklab
-from sinklab.attention import is_observed, unobserved
-from sinklab.checkpoints import from_causal, save_sink, untrained_twins
-from sinklab.checkpoints.gemma import DiffusionGemma
-from sinklab.cli import main
-from sinklab.probing import MaskSinks, intervene, trace
-from sinklab.scoring import ANNOUNCED, Renoising, renoise
-from sinklab.scoring.renoising import accepted
+from sinklab.core.attention import is_observed, unobserved
+from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.extras.zoo.gemma import DiffusionGemma
+from sinklab.lab.checkpoints import from_causal, save_sink, untrained_twins
+from sinklab.lab.cli import main
+from sinklab.lab.scoring import ANNOUNCED, Renoising, renoise
+from sinklab.lab.scoring.renoising import accepted
 from tiny_diffusion import tiny_model
 from tiny_gemma import CANVAS, IMAGE, ROWS, WINDOW, save_gemma, tiny_gemma
 
@@ -237,7 +237,7 @@ def test_what_is_not_for_it_is_refused_by_name(tmp_path, monkeypatch):
         (lambda: sinklab.load(folder, as_diffusion=True), "not trained here, so as_diffusion cannot be set"),
         (lambda: from_causal(folder), "is not trained here"),
         (lambda: sinklab.load(folder, device_map={"model": "cpu", "lm_head": "cpu"}), "one device must hold"),
-        (lambda: lm.loss([5, 6, 7]), "a text to be read needs a model with a mask token.*sinklab.scoring.renoise"),
+        (lambda: lm.loss([5, 6, 7]), "a text to be read needs a model with a mask token.*sinklab.lab.scoring.renoise"),
         (lambda: renoise(lm.model, torch.tensor([[3, IMAGE]])), f"must be text, but holds {IMAGE}.*image \\(vision"),
         (lambda: renoise(lm.model, PROMPT[0]), "the prompts to write behind must be int64 of shape"),
     ):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from sinklab.probing import MaskSinks
-from sinklab.scoring.heldout import edited_losses
-from sinklab.scoring.likelihood import exact, score
-from sinklab.scoring.settings import LikelihoodSettings
+from sinklab.core.probing import MaskSinks
+from sinklab.lab.scoring.heldout import edited_losses
+from sinklab.lab.scoring.likelihood import exact, score
+from sinklab.lab.scoring.settings import LikelihoodSettings
 from tiny_diffusion import tiny_loaded
 
 CONTEXT, CONTINUATION = (7, 8, 9), (11, 12, 13, 14, 15)

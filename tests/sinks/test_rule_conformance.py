@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sinklab.registry import Registry, rules
-from sinklab.sinks import Excess, Gu, Top
-from sinklab.testing import check_rule
+from sinklab.core.registry import Registry, rules
+from sinklab.core.sinks import Excess, Gu, Top
+from sinklab.lab.testing import check_rule
 
 RULES = [Excess(), Excess(1.0, "percent"), Excess(0.1, "mean"), Excess(2.0, "zscore"), Gu(), Gu(0.8), Top(), Top(5)]
 

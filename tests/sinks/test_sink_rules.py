@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sinklab.sinks import Excess, Gu, Top, find_sinks
-from sinklab.sinks.normalize import even_weight, is_defined, main_sink, mean_weight
+from sinklab.core.sinks import Excess, Gu, Top, find_sinks
+from sinklab.core.sinks.normalize import even_weight, is_defined, main_sink, mean_weight
 
 
 def one_hot(keys: int, at: int = 1) -> np.ndarray:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from sinklab.sinks import Excess, Gu, Top, even_share, find_sinks, main_sink
+from sinklab.core.sinks import Excess, Gu, Top, even_share, find_sinks, main_sink
 
 
 def test_one_query_of_a_cached_decoder_counts_as_if_all_had_run():

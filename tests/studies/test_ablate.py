@@ -8,17 +8,17 @@ import pandas as pd
 import pytest
 import torch
 
-from sinklab.analysis.doses import rank_correlation
-from sinklab.checkpoints.loading import UNTRAINED
-from sinklab.cli import main
-from sinklab.probing import MaskSinks, intervene
-from sinklab.records import RunWriter, open_run
-from sinklab.reports.samples import NotRecorded
-from sinklab.scoring.heldout import heldout_rows
-from sinklab.studies.ablate import Ablate, AblateSettings, DistanceSettings, DistanceStudy
-from sinklab.studies.ablate.distance import distance_sentences, distance_table
-from sinklab.studies.ablate.figures import ablation_figure, ablation_sentences, ablation_table
-from sinklab.testing import check_study
+from sinklab.core.probing import MaskSinks, intervene
+from sinklab.lab.analysis.doses import rank_correlation
+from sinklab.lab.checkpoints.loading import UNTRAINED
+from sinklab.lab.cli import main
+from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.reports.samples import NotRecorded
+from sinklab.lab.scoring.heldout import heldout_rows
+from sinklab.lab.studies.ablate import Ablate, AblateSettings, DistanceSettings, DistanceStudy
+from sinklab.lab.studies.ablate.distance import distance_sentences, distance_table
+from sinklab.lab.studies.ablate.figures import ablation_figure, ablation_sentences, ablation_table
+from sinklab.lab.testing import check_study
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -100,7 +100,7 @@ def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys: pytest.Cap
 
 def made_up(folder: Path, deltas: np.ndarray, twin: np.ndarray | None = None, **settings_: object) -> list[str]:
     """Sentences of a run whose rows lose this, (R, C); the weight of a cell is its number. And of one with a twin."""
-    from sinklab.studies.ablate.run import ablation_map
+    from sinklab.lab.studies.ablate.run import ablation_map
 
     known = {"by": "head", "k": 1, "sink_rule": None, **settings_}
     with RunWriter(folder, kind="ablate", model={"name": "toy"}, settings=known, seed=0) as run:

@@ -13,15 +13,15 @@ import pandas as pd
 import pytest
 import torch
 
-from sinklab.cli.main import main
-from sinklab.records import open_run
-from sinklab.reports.words import percent
-from sinklab.studies.backcopy import Backcopy, BackcopySettings, Source
-from sinklab.studies.backcopy.figures import backcopy_sentences, summary
-from sinklab.studies.backcopy.masking import hidden, revealed
-from sinklab.studies.backcopy.run import MEASURED, Rows, heads, new_model, scored, trained, twin
-from sinklab.studies.backcopy.study import BLOCKS
-from sinklab.testing import check_study
+from sinklab.extras.backcopy import Backcopy, BackcopySettings, Source
+from sinklab.extras.backcopy.figures import backcopy_sentences, summary
+from sinklab.extras.backcopy.masking import hidden, revealed
+from sinklab.extras.backcopy.run import MEASURED, Rows, heads, new_model, scored, trained, twin
+from sinklab.extras.backcopy.study import BLOCKS
+from sinklab.lab.cli.main import main
+from sinklab.lab.records import open_run
+from sinklab.lab.reports.words import percent
+from sinklab.lab.testing import check_study
 
 SMALL = Source(3, tokens=4, triggers=1, concentration=0.7, length=6)
 
@@ -198,7 +198,7 @@ def test_models_are_kept_and_a_converted_one_goes_on_from_the_causal_one(tmp_pat
         "causal-sink-4.safetensors",
         "converted-sink-4.safetensors",
     ]
-    monkeypatch.setattr("sinklab.studies.backcopy.run.trained", None)
+    monkeypatch.setattr("sinklab.extras.backcopy.run.trained", None)
     again = twin(source, "converted", "sink", settings)
     assert not again.training
     assert all(torch.equal(converted[name], weight) for name, weight in again.state_dict().items())
@@ -254,7 +254,7 @@ def test_the_script_goes_on_where_it_stopped_and_makes_one_run_of_all_models(tmp
 
 def made_up(over, first, tmp_path, seeds=6, other=("diffusion", "plain"), untrained=None, masking=()):
     """A run of two kinds of model with these numbers, one a seed, and what else is given."""
-    from sinklab.records.writing import RunWriter
+    from sinklab.lab.records.writing import RunWriter
 
     kinds = (("causal", "plain"), other)
     firsts = {"trained": first} | ({} if untrained is None else dict.fromkeys(("fresh", "permuted"), untrained))

@@ -12,26 +12,26 @@ from typing import Any
 import pytest
 import torch
 
-from sinklab.analysis.intervals import mcnemar, paired_share_interval, wilson
-from sinklab.checkpoints import Loaded
-from sinklab.checkpoints.loading import UNTRAINED
-from sinklab.data.battery import LEVELS, SKILLS, Problem, problems
-from sinklab.probing import MaskSinks
-from sinklab.probing.intervention import InterventionLog, RemovalRecord
-from sinklab.records import open_run
-from sinklab.scoring import writing
-from sinklab.scoring.answers import write_batch
-from sinklab.scoring.prompts import encode
-from sinklab.scoring.task import Task
-from sinklab.sinks import Excess, Gu
-from sinklab.studies.base import from_record
-from sinklab.studies.battery import run as battery
-from sinklab.studies.battery.run import Cell, Removed, accuracy, answer
-from sinklab.studies.battery.study import CONTROLS, Battery, BatterySettings, Condition, score_battery
-from sinklab.studies.processes import Meter, Progress
-from sinklab.studies.trace.run import follow
-from sinklab.studies.trace.study import StudySettings
-from sinklab.testing import check_study
+from sinklab.core.probing import MaskSinks
+from sinklab.core.probing.intervention import InterventionLog, RemovalRecord
+from sinklab.core.sinks import Excess, Gu
+from sinklab.lab.analysis.intervals import mcnemar, paired_share_interval, wilson
+from sinklab.lab.checkpoints import Loaded
+from sinklab.lab.checkpoints.loading import UNTRAINED
+from sinklab.lab.data.battery import LEVELS, SKILLS, Problem, problems
+from sinklab.lab.records import open_run
+from sinklab.lab.scoring import writing
+from sinklab.lab.scoring.answers import write_batch
+from sinklab.lab.scoring.prompts import encode
+from sinklab.lab.scoring.task import Task
+from sinklab.lab.studies.base import from_record
+from sinklab.lab.studies.battery import run as battery
+from sinklab.lab.studies.battery.run import Cell, Removed, accuracy, answer
+from sinklab.lab.studies.battery.study import CONTROLS, Battery, BatterySettings, Condition, score_battery
+from sinklab.lab.studies.processes import Meter, Progress
+from sinklab.lab.studies.trace.run import follow
+from sinklab.lab.studies.trace.study import StudySettings
+from sinklab.lab.testing import check_study
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 import torch
 
-from sinklab.studies.backcopy import BackcopySettings, Source
-from sinklab.studies.backcopy.run import trained
+from sinklab.extras.backcopy import BackcopySettings, Source
+from sinklab.extras.backcopy.run import trained
 
 SCRIPT = Path(__file__).parents[2] / "studies" / "block_sinks.py"
 

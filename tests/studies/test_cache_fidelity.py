@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from sinklab.records import open_run
-from sinklab.studies.caches.figures import caches_sentences, draw_caches
-from sinklab.studies.caches.policies import Policy, SparseDenoiser, nearest_keys, pairs, policies
-from sinklab.studies.caches.run import METRICS, canvas_of, costs, evaluations, forced, held_bytes, revealed, written
-from sinklab.studies.caches.study import Caches, CacheSettings, cache_fidelity
-from sinklab.testing import check_study
+from sinklab.lab.records import open_run
+from sinklab.lab.studies.caches.figures import caches_sentences, draw_caches
+from sinklab.lab.studies.caches.policies import Policy, SparseDenoiser, nearest_keys, pairs, policies
+from sinklab.lab.studies.caches.run import METRICS, canvas_of, costs, evaluations, forced, held_bytes, revealed, written
+from sinklab.lab.studies.caches.study import Caches, CacheSettings, cache_fidelity
+from sinklab.lab.testing import check_study
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sinklab.studies.benchmarks.boundary import BOUNDARIES, HOOK, CodeLimits, leaks, run_program
+from sinklab.lab.studies.benchmarks.boundary import BOUNDARIES, HOOK, CodeLimits, leaks, run_program
 
 pytest.importorskip("resource")
 PATIENT = 3600
@@ -278,7 +278,7 @@ def test_no_program_of_an_ordinary_user_does(outside: Path) -> None:
 
 
 CHILD = """
-from sinklab.studies.benchmarks.boundary import BOUNDARIES, HOOK, CodeLimits, leaks, run_program
+from sinklab.lab.studies.benchmarks.boundary import BOUNDARIES, HOOK, CodeLimits, leaks, run_program
 given, found = json.load(sys.stdin), {}
 patient = CodeLimits(seconds=given["patient"])
 for name, program in given["cheats"].items():

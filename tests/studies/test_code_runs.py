@@ -9,9 +9,17 @@ from typing import Any
 
 import pytest
 
-from sinklab.studies.benchmarks import boundary as module
-from sinklab.studies.benchmarks.boundary import BOUNDARIES, HOOK, CodeLimits, boundary, leaks, run_program, run_programs
-from sinklab.studies.benchmarks.code import pass_at_k, run_completions
+from sinklab.lab.studies.benchmarks import boundary as module
+from sinklab.lab.studies.benchmarks.boundary import (
+    BOUNDARIES,
+    HOOK,
+    CodeLimits,
+    boundary,
+    leaks,
+    run_program,
+    run_programs,
+)
+from sinklab.lab.studies.benchmarks.code import pass_at_k, run_completions
 
 pytest.importorskip("resource")
 LIMITS = CodeLimits(seconds=3600)
@@ -174,7 +182,7 @@ def test_lm_eval_scores_programs(tmp_path: Path) -> None:
     lm_eval = pytest.importorskip("lm_eval")
     from lm_eval.api.model import LM
 
-    from sinklab.studies.benchmarks import offline
+    from sinklab.lab.studies.benchmarks import offline
 
     class Twice(LM):
         """Solves the first question, and not the second."""

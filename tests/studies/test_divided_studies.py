@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from launched import torchrun
-from sinklab import compat
-from sinklab.records import open_run
-from sinklab.studies.processes import Processes, Units
-from sinklab.studies.trace.study import study
+from sinklab.core import compat
+from sinklab.lab.records import open_run
+from sinklab.lab.studies.processes import Processes, Units
+from sinklab.lab.studies.trace.study import study
 from tiny_diffusion import save_tiny
 
 PROMPTS = ("The old man", "The sea", "The wind")
@@ -18,7 +18,7 @@ PROMPTS = ("The old man", "The sea", "The wind")
 @pytest.mark.skipif(not compat.divides_experts(), reason="transformers cannot divide experts")
 @pytest.mark.slow
 def test_two_processes_of_one_model_write_what_one_process_writes(tmp_path: Path) -> None:
-    from sinklab.checkpoints import load
+    from sinklab.lab.checkpoints import load
 
     model = save_tiny(tmp_path / "model", 1)
     given = ["--model", model, "--new-tokens", 6, "--mask-sinks", 1, "--tensor-parallel", 2, "--dtype", "float64"]

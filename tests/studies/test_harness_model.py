@@ -13,19 +13,19 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from tokenizers.processors import TemplateProcessing
 
-from sinklab.checkpoints import Loaded
-from sinklab.probing import PROTOCOLS, MaskSinks
-from sinklab.registry import interventions
-from sinklab.scoring import exact, rolling, score
-from sinklab.sinks import Gu
-from sinklab.studies.base import from_record
-from sinklab.studies.benchmarks import asked as benchmark_asked
-from sinklab.studies.benchmarks import requests
-from sinklab.studies.benchmarks.harness_model import SinklabLM
-from sinklab.studies.benchmarks.requests import likelihood_settings
-from sinklab.studies.benchmarks.study import EvalSettings
-from sinklab.studies.processes import Progress
-from sinklab.studies.request_cache import request_key, request_number
+from sinklab.core.probing import PROTOCOLS, MaskSinks
+from sinklab.core.registry import interventions
+from sinklab.core.sinks import Gu
+from sinklab.lab.checkpoints import Loaded
+from sinklab.lab.scoring import exact, rolling, score
+from sinklab.lab.studies.base import from_record
+from sinklab.lab.studies.benchmarks import asked as benchmark_asked
+from sinklab.lab.studies.benchmarks import requests
+from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
+from sinklab.lab.studies.benchmarks.requests import likelihood_settings
+from sinklab.lab.studies.benchmarks.study import EvalSettings
+from sinklab.lab.studies.processes import Progress
+from sinklab.lab.studies.request_cache import request_key, request_number
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 

@@ -11,13 +11,13 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from sinklab.records import Run, open_run
-from sinklab.records.leases import Claims
-from sinklab.studies.benchmarks import requests
-from sinklab.studies.benchmarks.run import evaluate
-from sinklab.studies.benchmarks.study import EvalSettings
-from sinklab.studies.benchmarks.tables import rows_of, score_lines
-from sinklab.studies.request_cache import RequestCache
+from sinklab.lab.records import Run, open_run
+from sinklab.lab.records.leases import Claims
+from sinklab.lab.studies.benchmarks import requests
+from sinklab.lab.studies.benchmarks.run import evaluate
+from sinklab.lab.studies.benchmarks.study import EvalSettings
+from sinklab.lab.studies.benchmarks.tables import rows_of, score_lines
+from sinklab.lab.studies.request_cache import RequestCache
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 from tiny_tasks import toy_tasks

@@ -9,20 +9,20 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from sinklab.checkpoints import Loaded
-from sinklab.probing import Dose, MaskSinks, WindowAttention, trace
-from sinklab.probing.dose import MEASURED
-from sinklab.sampling import Canvas
-from sinklab.scoring.answers import Answer, needs_own_batch, write_batch
-from sinklab.scoring.prompts import Prompt
-from sinklab.scoring.task import Task
-from sinklab.scoring.writing import Writing, WritingRequest, ended, is_over, seeded
-from sinklab.sinks import Excess
-from sinklab.studies.benchmarks.requests import fitted, paced, sampled
-from sinklab.studies.benchmarks.study import EvalSettings
-from sinklab.studies.processes import Meter, Progress
-from sinklab.studies.trace.run import follow
-from sinklab.studies.trace.study import StudySettings
+from sinklab.core.probing import Dose, MaskSinks, WindowAttention, trace
+from sinklab.core.probing.dose import MEASURED
+from sinklab.core.sampling import Canvas
+from sinklab.core.sinks import Excess
+from sinklab.lab.checkpoints import Loaded
+from sinklab.lab.scoring.answers import Answer, needs_own_batch, write_batch
+from sinklab.lab.scoring.prompts import Prompt
+from sinklab.lab.scoring.task import Task
+from sinklab.lab.scoring.writing import Writing, WritingRequest, ended, is_over, seeded
+from sinklab.lab.studies.benchmarks.requests import fitted, paced, sampled
+from sinklab.lab.studies.benchmarks.study import EvalSettings
+from sinklab.lab.studies.processes import Meter, Progress
+from sinklab.lab.studies.trace.run import follow
+from sinklab.lab.studies.trace.study import StudySettings
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sinklab.analysis import linear_probes as probes
-from sinklab.probing import trace
-from sinklab.sinks import Excess
-from sinklab.studies.contents.lens import MEASURES, LogitLens, residual_states
-from sinklab.studies.contents.samples import matched_pairs, places_of, sink_heads
-from sinklab.studies.contents.study import chosen_rule
+from sinklab.core.probing import trace
+from sinklab.core.sinks import Excess
+from sinklab.lab.analysis import linear_probes as probes
+from sinklab.lab.studies.contents.lens import MEASURES, LogitLens, residual_states
+from sinklab.lab.studies.contents.samples import matched_pairs, places_of, sink_heads
+from sinklab.lab.studies.contents.study import chosen_rule
 from tiny_diffusion import tiny_model
 from tiny_llama import tiny_llama
 

@@ -10,17 +10,17 @@ import pandas as pd
 import pytest
 import torch
 
-from sinklab.analysis.answers import CONTROLS
-from sinklab.checkpoints.loading import UNTRAINED
-from sinklab.diffusion import corrupt, masked_token_loss, sample_times
-from sinklab.probing import MaskPositions, MaskSinks, WindowAttention, intervene
-from sinklab.probing.dose import Dose
-from sinklab.records import open_run
-from sinklab.scoring.heldout import HeldoutRows, edited_losses, heldout_rows, row_losses
-from sinklab.sinks.rules import Excess
-from sinklab.studies.curve.figures import masking_curve_sentences
-from sinklab.studies.curve.run import curve_table, grown_table
-from sinklab.studies.curve.study import CurveSettings, masking_curve
+from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
+from sinklab.core.probing import MaskPositions, MaskSinks, WindowAttention, intervene
+from sinklab.core.probing.dose import Dose
+from sinklab.core.sinks.rules import Excess
+from sinklab.lab.analysis.answers import CONTROLS
+from sinklab.lab.checkpoints.loading import UNTRAINED
+from sinklab.lab.records import open_run
+from sinklab.lab.scoring.heldout import HeldoutRows, edited_losses, heldout_rows, row_losses
+from sinklab.lab.studies.curve.figures import masking_curve_sentences
+from sinklab.lab.studies.curve.run import curve_table, grown_table
+from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
 

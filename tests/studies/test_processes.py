@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from launched import torchrun
-from sinklab.records import Run, leases, open_run
-from sinklab.records.leases import Claims
-from sinklab.studies.processes import Processes, Units
-from sinklab.studies.trace.study import StudySettings, study
+from sinklab.lab.records import Run, leases, open_run
+from sinklab.lab.records.leases import Claims
+from sinklab.lab.studies.processes import Processes, Units
+from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, tiny_loaded
 
 SETTINGS = {
@@ -34,7 +34,7 @@ SETTINGS = {
 PROGRAM = """
 import json, sys, torch
 torch.set_num_threads(1)
-from sinklab.studies.trace.study import StudySettings, study
+from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded
 out, settings, resume = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "resume"
 print(study(tiny_loaded(1), out, StudySettings(**settings), progress=print, resume=resume), flush=True)

@@ -10,14 +10,9 @@ import pandas as pd
 import pytest
 import scipy
 
-from sinklab.checkpoints.loading import load
-from sinklab.records.reading import open_run
-from sinklab.records.writing import RunWriter
-from sinklab.scoring.margins import PROBES
-from sinklab.studies.base import describe
-from sinklab.studies.processes import Amount
-from sinklab.studies.referee import Referee, RefereeSettings
-from sinklab.studies.referee.rounding import (
+from sinklab.extras.referee import Referee, RefereeSettings
+from sinklab.extras.referee.margins import PROBES
+from sinklab.extras.referee.rounding import (
     Noise,
     change_chances,
     counted,
@@ -28,8 +23,13 @@ from sinklab.studies.referee.rounding import (
     redrawn,
     swing,
 )
-from sinklab.studies.referee.run import rounding_table
-from sinklab.studies.trace.study import StudySettings, study
+from sinklab.extras.referee.run import rounding_table
+from sinklab.lab.checkpoints.loading import load
+from sinklab.lab.records.reading import open_run
+from sinklab.lab.records.writing import RunWriter
+from sinklab.lab.studies.base import describe
+from sinklab.lab.studies.processes import Amount
+from sinklab.lab.studies.trace.study import StudySettings, study
 
 CPU = {"dtype": "bfloat16", "device": "cpu"}
 

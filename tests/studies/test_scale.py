@@ -164,7 +164,7 @@ STANDING = """
 import signal, sys
 sys.path.insert(0, {folder!r})
 import runbook
-from sinklab.training import checkpoints
+from sinklab.lab.training import checkpoints
 
 settle, settled = checkpoints.settle, []
 

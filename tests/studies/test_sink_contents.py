@@ -10,15 +10,15 @@ import pandas as pd
 import pytest
 import torch
 
-from sinklab.records import Run, RunWriter, open_run
-from sinklab.scoring.prompts import encode
-from sinklab.scoring.task import Task
-from sinklab.studies.contents.figures import contents_sentences
-from sinklab.studies.contents.lens import LogitLens
-from sinklab.studies.contents.run import READ
-from sinklab.studies.contents.samples import sample_text
-from sinklab.studies.contents.study import TARGETS, ContentsSettings, Probe, sink_contents
-from sinklab.testing import check_study
+from sinklab.lab.records import Run, RunWriter, open_run
+from sinklab.lab.scoring.prompts import encode
+from sinklab.lab.scoring.task import Task
+from sinklab.lab.studies.contents.figures import contents_sentences
+from sinklab.lab.studies.contents.lens import LogitLens
+from sinklab.lab.studies.contents.run import READ
+from sinklab.lab.studies.contents.samples import sample_text
+from sinklab.lab.studies.contents.study import TARGETS, ContentsSettings, Probe, sink_contents
+from sinklab.lab.testing import check_study
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from scipy import stats
 
-from sinklab.checkpoints.adapters import read_adapters
-from sinklab.records.reading import open_run
-from sinklab.training import recipe, train
-from sinklab.training.checkpoints import whole_checkpoints
+from sinklab.lab.checkpoints.adapters import read_adapters
+from sinklab.lab.records.reading import open_run
+from sinklab.lab.training import recipe, train
+from sinklab.lab.training.checkpoints import whole_checkpoints
 from tiny_diffusion import tiny_loaded, tiny_model
 from tiny_training import tiny_settings, uneven_documents
 

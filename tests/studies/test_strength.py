@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import sinklab
-from sinklab.cli import main
-from sinklab.records import open_run
-from sinklab.reports.words import percent
-from sinklab.studies.strength import Strength, StrengthSettings
-from sinklab.studies.strength.figures import published, strength_figure, strength_sentences, strength_table
-from sinklab.studies.strength.run import masked, natural_rows, sequences, text_ids
-from sinklab.testing import check_study
+from sinklab.lab.cli import main
+from sinklab.lab.records import open_run
+from sinklab.lab.reports.words import percent
+from sinklab.lab.studies.strength import Strength, StrengthSettings
+from sinklab.lab.studies.strength.figures import published, strength_figure, strength_sentences, strength_table
+from sinklab.lab.studies.strength.run import masked, natural_rows, sequences, text_ids
+from sinklab.lab.testing import check_study
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded
 from tiny_llama import tiny_llama
 

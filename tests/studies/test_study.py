@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sinklab.probing import CallView, Statistic, trace
-from sinklab.records import open_run
-from sinklab.registry import statistics
-from sinklab.studies.trace.study import StudySettings, study
+from sinklab.core.probing import CallView, Statistic, trace
+from sinklab.core.registry import statistics
+from sinklab.lab.records import open_run
+from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, tiny_loaded
 
 PROMPTS = ("The old man", "")

@@ -9,10 +9,10 @@ import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
-from sinklab.checkpoints import Loaded, SpecialIds
-from sinklab.records import Run, open_run
-from sinklab.scoring import encode
-from sinklab.studies.trace.study import StudySettings, study
+from sinklab.lab.checkpoints import Loaded, SpecialIds
+from sinklab.lab.records import Run, open_run
+from sinklab.lab.scoring import encode
+from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, tiny_tokenizer
 from tiny_llama import tiny_llama
 
@@ -268,7 +268,7 @@ def test_truncation_hides_the_sink_of_what_was_read(tmp_path: Path, monkeypatch:
 
     # what stands behind an end of text does not count
     end = next(token for place, token in enumerate(text) if place > read + 1 and token not in text[read - 11 : place])
-    monkeypatch.setattr("sinklab.studies.trace.truncation.stop_ids", lambda loaded: {end})
+    monkeypatch.setattr("sinklab.lab.studies.trace.truncation.stop_ids", lambda loaded: {end})
     study(loaded, tmp_path / "ended", replace(QUICK, prompts=(prompt,), new_tokens=24, truncate=True))
     short = open_run(tmp_path / "ended")
     last = text.index(end, read - 11)

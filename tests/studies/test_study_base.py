@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from sinklab.cli import main
-from sinklab.cli.command import command, conduct
-from sinklab.cli.options import checked, typed
-from sinklab.errors import Checked, limited
-from sinklab.probing import MaskSinks
-from sinklab.records import open_run
-from sinklab.registry import interventions, load_plugin, studies
-from sinklab.studies.base import Study, Work, as_record, from_record, leaves
-from sinklab.studies.curve import Curve, CurveSettings
-from sinklab.studies.trace.study import Mask, MaskSettings, StudySettings, Trace
-from sinklab.testing import check_study
+from sinklab.core.errors import Checked, limited
+from sinklab.core.probing import MaskSinks
+from sinklab.core.registry import interventions, load_plugin, studies
+from sinklab.lab.cli import main
+from sinklab.lab.cli.command import command, conduct
+from sinklab.lab.cli.options import checked, typed
+from sinklab.lab.records import open_run
+from sinklab.lab.studies.base import Study, Work, as_record, from_record, leaves
+from sinklab.lab.studies.curve import Curve, CurveSettings
+from sinklab.lab.studies.trace.study import Mask, MaskSettings, StudySettings, Trace
+from sinklab.lab.testing import check_study
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "add_a_study.py"

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from sinklab.records import Run, open_run
-from sinklab.studies.trace.recording import Selection
-from sinklab.studies.trace.run import agreement
-from sinklab.studies.trace.study import StudySettings, study
-from sinklab.studies.trace.truncation import stretches, truncation_table
+from sinklab.lab.records import Run, open_run
+from sinklab.lab.studies.trace.recording import Selection
+from sinklab.lab.studies.trace.run import agreement
+from sinklab.lab.studies.trace.study import StudySettings, study
+from sinklab.lab.studies.trace.truncation import stretches, truncation_table
 from tiny_diffusion import tiny_loaded
 
 QUICK = StudySettings(

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sinklab.records import Run, open_run
-from sinklab.studies.processes import Progress
-from sinklab.studies.trace import run as observation
-from sinklab.studies.trace.study import StudySettings, study
+from sinklab.lab.records import Run, open_run
+from sinklab.lab.studies.processes import Progress
+from sinklab.lab.studies.trace import run as observation
+from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, tiny_loaded
 
 PROMPTS = ("The old man", "", "The sea")

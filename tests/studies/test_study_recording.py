@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sinklab.checkpoints import Loaded
-from sinklab.records import Run, open_run
-from sinklab.reports import report
-from sinklab.reports.runs import as_shown
-from sinklab.sinks import find_sinks
-from sinklab.sinks.rules import DEFAULT
-from sinklab.studies.trace.study import StudySettings, study
+from sinklab.core.sinks import find_sinks
+from sinklab.core.sinks.rules import DEFAULT
+from sinklab.lab.checkpoints import Loaded
+from sinklab.lab.records import Run, open_run
+from sinklab.lab.reports import report
+from sinklab.lab.reports.runs import as_shown
+from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded, tiny_tokenizer
 
 QUICK = StudySettings(prompts=("The old man",), new_tokens=8, steps=4, block_length=4, statistics=("all",))

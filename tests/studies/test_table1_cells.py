@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from sinklab.records import RunWriter, open_run
-from sinklab.sinks import Gu
-from sinklab.studies.benchmarks.offline import LIKELIHOODS
-from sinklab.studies.benchmarks.rows import SOURCES
-from sinklab.studies.benchmarks.run import cell_name, table1
-from sinklab.studies.benchmarks.study import EvalSettings, Plan
+from sinklab.core.sinks import Gu
+from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.studies.benchmarks.offline import LIKELIHOODS
+from sinklab.lab.studies.benchmarks.rows import SOURCES
+from sinklab.lab.studies.benchmarks.run import cell_name, table1
+from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -34,8 +34,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[EvalSettings]:
             run.table("scores", {"task": list(settings.tasks)})
         return out
 
-    monkeypatch.setattr("sinklab.studies.benchmarks.run.evaluate", evaluate)
-    monkeypatch.setattr("sinklab.studies.benchmarks.run._check_tasks", lambda settings: None)
+    monkeypatch.setattr("sinklab.lab.studies.benchmarks.run.evaluate", evaluate)
+    monkeypatch.setattr("sinklab.lab.studies.benchmarks.run._check_tasks", lambda settings: None)
     return seen
 
 

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from sinklab.studies.benchmarks import offline
-from sinklab.studies.benchmarks.rows import SOURCES, rows_of
+from sinklab.lab.studies.benchmarks import offline
+from sinklab.lab.studies.benchmarks.rows import SOURCES, rows_of
 
 GSM8K = [
     {"question": f"Ann has {n} pens and buys 2. How many?", "answer": f"{n}+2=<<{n}+2={n + 2}>>{n + 2}\n#### {n + 2}"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sinklab.studies.benchmarks.code import marked_answer, number_of, program_of, same_answer
+from sinklab.lab.studies.benchmarks.code import marked_answer, number_of, program_of, same_answer
 
 
 @pytest.mark.parametrize(

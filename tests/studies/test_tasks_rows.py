@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sinklab.studies.benchmarks.rows import rows_of
+from sinklab.lab.studies.benchmarks.rows import rows_of
 
 ARC = {"question": "What falls?", "choices": {"text": ["Rain", "Fire"], "label": ["A", "B"]}, "answerKey": "B"}
 

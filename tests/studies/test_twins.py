@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sinklab.checkpoints import Loaded
-from sinklab.records import Run, open_run
-from sinklab.studies.processes import Progress
-from sinklab.studies.trace import twins
-from sinklab.studies.trace.run import prepare
-from sinklab.studies.trace.study import StudySettings, Trace, study
+from sinklab.lab.checkpoints import Loaded
+from sinklab.lab.records import Run, open_run
+from sinklab.lab.studies.processes import Progress
+from sinklab.lab.studies.trace import twins
+from sinklab.lab.studies.trace.run import prepare
+from sinklab.lab.studies.trace.study import StudySettings, Trace, study
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
 

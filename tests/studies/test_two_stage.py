@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from sinklab.checkpoints import Loaded
-from sinklab.probing import MaskSinks
-from sinklab.sampling import DecodingSettings
-from sinklab.studies.benchmarks.study import TWO_STAGE, EvalSettings
-from sinklab.studies.benchmarks.two_stage import (
+from sinklab.core.probing import MaskSinks
+from sinklab.core.sampling import DecodingSettings
+from sinklab.lab.checkpoints import Loaded
+from sinklab.lab.studies.benchmarks.study import TWO_STAGE, EvalSettings
+from sinklab.lab.studies.benchmarks.two_stage import (
     TwoStage,
     TwoStageAnswer,
     rights,

@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sinklab
-from sinklab.checkpoints import adapters as adapter_files
-from sinklab.checkpoints import loading, published
-from sinklab.checkpoints.adapters import read_adapters
-from sinklab.checkpoints.loading import load_adapters
-from sinklab.training import TrainSettings, train
-from sinklab.training.adapters import FILE, extract
+from sinklab.lab.checkpoints import adapters as adapter_files
+from sinklab.lab.checkpoints import loading, published
+from sinklab.lab.checkpoints.adapters import read_adapters
+from sinklab.lab.checkpoints.loading import load_adapters
+from sinklab.lab.training import TrainSettings, train
+from sinklab.lab.training.adapters import FILE, extract
 from tiny_training import tiny_settings, uneven_documents
 
 VARIANTS = {

@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from sinklab.sinks import Gu, Top
-from sinklab.training.recorders import MONITOR_FILE, SinkMonitor
-from sinklab.training.snapshots import MEASURES, snapshot
+from sinklab.core.sinks import Gu, Top
+from sinklab.lab.training.recorders import MONITOR_FILE, SinkMonitor
+from sinklab.lab.training.snapshots import MEASURES, snapshot
 from tiny_diffusion import tiny_model
 
 HELD = torch.randint(3, 280, (6, 16), generator=torch.Generator().manual_seed(1))
@@ -121,7 +121,7 @@ def test_one_process_looks_unless_the_weights_are_spread(monkeypatch) -> None:
     monitor = SinkMonitor(HELD, every=1)
     monitor.look(tiny_model(1), State(3, first=False))
     assert monitor.rows == []
-    monkeypatch.setattr("sinklab.training.recorders._is_sharded", lambda model: True)
+    monkeypatch.setattr("sinklab.lab.training.recorders._is_sharded", lambda model: True)
     monitor.look(tiny_model(1), State(3, first=False))
     assert [row["step"] for row in monitor.rows] == [3] * 3
 

@@ -12,11 +12,11 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from sinklab import load
-from sinklab.models import DiffusionLM
-from sinklab.training import train
-from sinklab.training.checks import check
-from sinklab.training.model import new_model
-from sinklab.training.settings import RECIPES, VARIANTS, recipe
+from sinklab.core.models import DiffusionLM
+from sinklab.lab.training import train
+from sinklab.lab.training.checks import check
+from sinklab.lab.training.model import new_model
+from sinklab.lab.training.settings import RECIPES, VARIANTS, recipe
 from tiny_diffusion import tiny_tokenizer
 from tiny_training import tiny_settings, uneven_documents
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sinklab.probing import trace
-from sinklab.training.snapshots import LEVELS, MEASURES, measured_heads, nested_masks, snapshot
+from sinklab.core.probing import trace
+from sinklab.lab.training.snapshots import LEVELS, MEASURES, measured_heads, nested_masks, snapshot
 from tiny_diffusion import tiny_model
 from tiny_llama import tiny_llama
 

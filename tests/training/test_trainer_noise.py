@@ -4,10 +4,10 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from sinklab.data import Rows
-from sinklab.diffusion import corrupt, masked_token_loss
-from sinklab.training import DiffusionTrainer, causal_loss
-from sinklab.training.trainer import (
+from sinklab.core.diffusion import corrupt, masked_token_loss
+from sinklab.lab.data import Rows
+from sinklab.lab.training import DiffusionTrainer, causal_loss
+from sinklab.lab.training.trainer import (
     NoisyCollator,
     Objective,
     Phases,
@@ -63,7 +63,7 @@ def test_masks_are_those_of_corrupt_and_stay_out_of_prompts() -> None:
     assert torch.equal(noisy["masked"], free & batch["maskable"])
     assert bool((free & ~batch["maskable"]).any())
     # the same draw as corrupt makes of it with this row's generator
-    from sinklab.data.rows import place_generator
+    from sinklab.lab.data.rows import place_generator
 
     _, masked = corrupt(ids()[5:6], noisy["t"][5:6, 0], mask_id=2, generator=place_generator(3, 1, 5))
     assert torch.equal(masked[0], free[5])

@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from sinklab.records import open_run
-from sinklab.training import TrainSettings, train, trainer
-from sinklab.training.checkpoints import whole_checkpoints, write_checkpoint
-from sinklab.training.checks import trackers
-from sinklab.training.recorders import History
+from sinklab.lab.records import open_run
+from sinklab.lab.training import TrainSettings, train, trainer
+from sinklab.lab.training.checkpoints import whole_checkpoints, write_checkpoint
+from sinklab.lab.training.checks import trackers
+from sinklab.lab.training.recorders import History
 from tiny_training import repeated_text, tiny_settings
 
 
@@ -183,7 +183,7 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_last_checkpoint(
 def test_a_disk_that_stays_full_does_not_hide_why_the_run_ended(
     settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sinklab.records import RunWriter
+    from sinklab.lab.records import RunWriter
 
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import sinklab
-from sinklab.diffusion import corrupt, masked_token_loss
-from sinklab.records import open_run
-from sinklab.training import train
-from sinklab.training.trainer import NoisyCollator
+from sinklab.core.diffusion import corrupt, masked_token_loss
+from sinklab.lab.records import open_run
+from sinklab.lab.training import train
+from sinklab.lab.training.trainer import NoisyCollator
 from tiny_diffusion import tiny_model
 from tiny_training import repeated_text, tiny_settings
 

@@ -9,13 +9,13 @@ import torch
 from test_training_resume import assert_same, interrupted
 
 from sinklab import load
-from sinklab.data import begin_rows, pack_with_documents, row_start
-from sinklab.records import open_run
-from sinklab.scoring import heldout_rows, row_losses
-from sinklab.scoring.prompts import encode
-from sinklab.training import TrainSettings, run, settings_of, train, trainer
-from sinklab.training.model import MuonAndAdamW
-from sinklab.training.text import prepare
+from sinklab.lab.data import begin_rows, pack_with_documents, row_start
+from sinklab.lab.records import open_run
+from sinklab.lab.scoring import heldout_rows, row_losses
+from sinklab.lab.scoring.prompts import encode
+from sinklab.lab.training import TrainSettings, run, settings_of, train, trainer
+from sinklab.lab.training.model import MuonAndAdamW
+from sinklab.lab.training.text import prepare
 from tiny_diffusion import tiny_tokenizer
 from tiny_training import tiny_settings, uneven_documents
 

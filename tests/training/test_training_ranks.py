@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 from two_processes import given, train_in_two
 
-from sinklab.records import open_run
-from sinklab.training import TrainSettings, train
-from sinklab.training.checks import micro_batches
+from sinklab.lab.records import open_run
+from sinklab.lab.training import TrainSettings, train
+from sinklab.lab.training.checks import micro_batches
 from tiny_training import tiny_settings, uneven_documents
 
 

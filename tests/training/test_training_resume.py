@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from launched import PATIENCE
-from sinklab.records import RunWriter, open_run
-from sinklab.training import TrainSettings, run, settings_of, train, trainer
-from sinklab.training.checkpoints import whole_checkpoints
+from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.training import TrainSettings, run, settings_of, train, trainer
+from sinklab.lab.training.checkpoints import whole_checkpoints
 from tiny_training import tiny_settings, uneven_documents
 
 
@@ -37,7 +37,7 @@ import torch
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 from transformers import TrainerCallback
-from sinklab.training import TrainSettings, checkpoints, run, train, trainer
+from sinklab.lab.training import TrainSettings, checkpoints, run, train, trainer
 
 class Killer(TrainerCallback):
     def __init__(self, step): self.step = step

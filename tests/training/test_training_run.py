@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 import sinklab
-from sinklab.checkpoints import materialize
-from sinklab.records import open_run
-from sinklab.training import TrainSettings, checks, run, settings_of, train, trainer
-from sinklab.training.model import new_model
-from sinklab.training.text import load_tokenizer, prepare
+from sinklab.lab.checkpoints import materialize
+from sinklab.lab.records import open_run
+from sinklab.lab.training import TrainSettings, checks, run, settings_of, train, trainer
+from sinklab.lab.training.model import new_model
+from sinklab.lab.training.text import load_tokenizer, prepare
 from tiny_diffusion import TEXT, save_tiny, tiny_tokenizer
 from tiny_training import repeated_text, tiny_settings
 

@@ -11,15 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sinklab
-from sinklab.checkpoints import load
-from sinklab.checkpoints.sinkfile import sink_file_of
-from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.probing import WindowAttention, intervene
-from sinklab.records import open_run
-from sinklab.training import TrainSettings, causal_loss, train
-from sinklab.training.model import freeze, merge_lora, save
-from sinklab.training.text import prepare
-from sinklab.training.trainer import neighbours
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.probing import WindowAttention, intervene
+from sinklab.lab.checkpoints import load
+from sinklab.lab.checkpoints.sinkfile import sink_file_of
+from sinklab.lab.records import open_run
+from sinklab.lab.training import TrainSettings, causal_loss, train
+from sinklab.lab.training.model import freeze, merge_lora, save
+from sinklab.lab.training.text import prepare
+from sinklab.lab.training.trainer import neighbours
 from tiny_diffusion import save_tiny, tiny_backbone, tiny_model, tiny_tokenizer
 from tiny_training import tiny_settings, uneven_documents
 
@@ -379,7 +379,7 @@ def test_a_tokenizer_and_a_model_that_do_not_belong_together_are_refused(
 
 
 def test_the_causal_model_shares_what_the_trained_one_learned(causal: Path) -> None:
-    from sinklab.training.model import causal_model
+    from sinklab.lab.training.model import causal_model
 
     model = sinklab.load(causal, as_diffusion=True, mask_token_id=2).model
     plain = causal_model(model)

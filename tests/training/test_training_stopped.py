@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from two_processes import train_in_two
 
 from launched import PATIENCE
-from sinklab.records import open_run
-from sinklab.training import TrainSettings, run, train
-from sinklab.training.checkpoints import whole_checkpoints
-from sinklab.training.recorders import History
+from sinklab.lab.records import open_run
+from sinklab.lab.training import TrainSettings, run, train
+from sinklab.lab.training.checkpoints import whole_checkpoints
+from sinklab.lab.training.recorders import History
 from tiny_training import tiny_settings, uneven_documents
 
 
@@ -100,7 +100,7 @@ def test_the_history_is_on_the_disk_while_a_run_goes_on(
 
 
 STOPPED = """
-from sinklab.training import recorders
+from sinklab.lab.training import recorders
 usual = recorders.History.on_step_end
 def stopped(self, args, state, control, **more):
     if state.global_step == 3 and os.environ["RANK"] == "1":

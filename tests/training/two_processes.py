@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from launched import PATIENCE
-from sinklab.training import TrainSettings, run
+from sinklab.lab.training import TrainSettings, run
 
 SCRIPT = """
 import dataclasses, json, os, sys
@@ -20,7 +20,7 @@ import torch
 from accelerate.state import DistributedType, PartialState
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
-from sinklab.training import TrainSettings, run, train, trainer
+from sinklab.lab.training import TrainSettings, run, train, trainer
 
 exec({before!r})
 seen = []

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sinklab.analysis.doses import Doses, at_equal_mass, contrast, rank_correlation, told_apart
+from sinklab.lab.analysis.doses import Doses, at_equal_mass, contrast, rank_correlation, told_apart
 
 WORLDS = 200
 

@@ -11,11 +11,11 @@ import pandas as pd
 import planted
 import pytest
 
-from sinklab.records import RunWriter, open_run
-from sinklab.reports import sentences
-from sinklab.reports.runs import as_studies
-from sinklab.reports.study import Study
-from sinklab.studies.curve.curves import MaskingCurve, judged
+from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.reports import sentences
+from sinklab.lab.reports.runs import as_studies
+from sinklab.lab.reports.study import Study
+from sinklab.lab.studies.curve.curves import MaskingCurve, judged
 
 TEXTS = {"words": " house", "punctuation": ",", "newline": "\n", "digits": "7"}
 HEADS = 2

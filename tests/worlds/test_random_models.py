@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from sinklab.checkpoints import Loaded
-from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.records import open_run
-from sinklab.reports.runs import as_studies
-from sinklab.reports.study import Study
-from sinklab.studies.ablate.figures import ablation_sentences
-from sinklab.studies.ablate.study import Ablate, AblateSettings
-from sinklab.studies.curve.curves import as_curves, judged
-from sinklab.studies.curve.study import CurveSettings, masking_curve
-from sinklab.studies.trace.study import StudySettings, study
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.lab.checkpoints import Loaded
+from sinklab.lab.records import open_run
+from sinklab.lab.reports.runs import as_studies
+from sinklab.lab.reports.study import Study
+from sinklab.lab.studies.ablate.figures import ablation_sentences
+from sinklab.lab.studies.ablate.study import Ablate, AblateSettings
+from sinklab.lab.studies.curve.curves import as_curves, judged
+from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
+from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, tiny_backbone, tiny_tokenizer
 
 PROMPTS = ("The old man", "", "The sea", "He said", "Will it", "boats and", "In the", "The house")

@@ -11,7 +11,7 @@ import pytest
 import trials
 from trials import PAGES, VERDICTS, Row
 
-from sinklab.analysis.movement import MotionSummary
+from sinklab.lab.analysis.movement import MotionSummary
 
 LONG = ("sinks are", "sinks of an", "an autoregressive", "main sinks", "a probe")
 QUICK = {row.verdict: row for row in VERDICTS if not row.verdict.startswith(LONG)}

@@ -13,15 +13,15 @@ import planted
 import torch
 from scipy import optimize
 
-from sinklab.analysis import linear_probes as probes
-from sinklab.analysis.estimates import Estimate, mean_interval
-from sinklab.analysis.explained import Explained, explained_mass
-from sinklab.analysis.movement import MotionSummary, motion
-from sinklab.analysis.strongest import strongest
-from sinklab.analysis.verdicts import Verdict, holm, masking_cost, ninety_six, recovery, start_only
-from sinklab.probing.so_far import WINDOW
-from sinklab.sinks.normalize import main_sink, mean_weight
-from sinklab.sinks.rules import DEFAULT, find_sinks
+from sinklab.core.probing.so_far import WINDOW
+from sinklab.core.sinks.normalize import main_sink, mean_weight
+from sinklab.core.sinks.rules import DEFAULT, find_sinks
+from sinklab.lab.analysis import linear_probes as probes
+from sinklab.lab.analysis.estimates import Estimate, mean_interval
+from sinklab.lab.analysis.explained import Explained, explained_mass
+from sinklab.lab.analysis.movement import MotionSummary, motion
+from sinklab.lab.analysis.strongest import strongest
+from sinklab.lab.analysis.verdicts import Verdict, holm, masking_cost, ninety_six, recovery, start_only
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from architectures import HEADS, VOCABULARY, Architecture
 from torch import Tensor, nn
 
-from sinklab.probing import MaskSinks, intervene, trace
+from sinklab.core.probing import MaskSinks, intervene, trace
 
 REAL = F.scaled_dot_product_attention
 ROWS, LENGTH, ANSWER, STEPS, PADS = 2, 10, 7, 4, 3

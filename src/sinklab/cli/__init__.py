@@ -1,5 +1,0 @@
-"""The command line: parse, call one function, print where the result lies."""
-
-from sinklab.cli.main import main
-
-__all__ = ["main"]

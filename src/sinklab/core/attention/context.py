@@ -1,0 +1,196 @@
+"""What those who run attention and those who watch it (`sinklab.core.probing`) tell each other, without knowing each other.
+
+Whether calls made now are meant to be seen, whether a model is watched, which run they belong to, and which canvas is
+being evaluated.
+"""
+
+# B batch rows, S canvas positions, Q queries
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sinklab.core.compat import is_replayed
+
+_OBSERVED: ContextVar[bool | nn.Module] = ContextVar("sinklab_attention_observed", default=True)
+_DECODING: ContextVar[object | None] = ContextVar("sinklab_attention_decoding", default=None)
+_RUNNING: ContextVar[RunningCanvas | None] = ContextVar("sinklab_attention_running", default=None)
+# Ids of the modules in each `watching(…)` block. No context variable: what watches is a hook on the module, whatever
+# thread runs it. No attribute of the module: a copy of it is not watched.
+_LOCK = threading.Lock()
+_blocks: tuple[frozenset[int], ...] = ()
+
+
+def module_of(given: Any) -> Any:
+    """The model: what ``as_module()`` gives of something around one, such as `sinklab.load` returns, else `given`."""
+    return given.as_module() if hasattr(given, "as_module") else given
+
+
+AT_ONCE = {"cpu"}
+"""Kinds of device whose values are there when an operation returns: to read one elsewhere is to wait for a queue."""
+
+
+def reads_wait(device: torch.device) -> bool:
+    """Whether the program waits where it reads a value from this device: what runs at every step then avoids it."""
+    return device.type not in AT_ONCE
+
+
+NO_FLOAT64 = {"mps"}
+"""Kinds of device that have no float64."""
+
+
+def finest(device: torch.device) -> torch.dtype:
+    """float64, or float32 where the device has no such numbers."""
+    return torch.float32 if device.type in NO_FLOAT64 else torch.float64
+
+
+@contextmanager
+def _during(variable: ContextVar, value: object) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def unobserved(but_of: nn.Module | None = None) -> AbstractContextManager[None]:
+    """Hide the attention calls made inside the block from every trace and intervention, but for those `but_of` a part.
+
+    A sink prefix is run through the layers alone to get its keys and values: that pass is bookkeeping of the model, not
+    a step of the text, and editing or recording it would be wrong. An encoder's pass is no step of its decoder either:
+    only who traces or edits the encoder itself (or a part of it) sees it.
+    """
+    return _during(_OBSERVED, but_of or False)
+
+
+def is_observed(model: nn.Module | None = None) -> bool:
+    """Whether an attention call made now is to be seen by who watches this model: False inside `unobserved()`."""
+    seen = _OBSERVED.get()
+    return seen if isinstance(seen, bool) else any(model is part for part in seen.modules())
+
+
+@contextmanager
+def watching(*models: nn.Module, parts: Iterable[nn.Module] = ()) -> Iterator[None]:
+    """Say that the attention calls of a module are read: while the block lasts, it may not leave any of them out.
+
+    Holds for every thread that runs the module, and for no other module but those inside it and around it. Blocks may
+    overlap in any order, on any modules, and in several threads. `parts`: all its modules, where they are known.
+    """
+    global _blocks
+    # Kept until the block ends: an id is a module's own for as long as it lives.
+    kept = [*parts, *(part for model in models for part in model.modules())]
+    held = frozenset(map(id, kept))
+    with _LOCK:
+        _blocks = (*_blocks, held)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _blocks = tuple(block for block in _blocks if block is not held)
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether a `watching(…)` block is open on this module, on one that it is part of, or on a part of it.
+
+    A decoder that leaves out queries it does not need, or module calls that hooks would see, checks this first.
+    """
+    # Never changed in place: another thread may open or close a block meanwhile.
+    blocks = _blocks
+    return bool(blocks) and any(id(part) in block for part in module.modules() for block in blocks)
+
+
+def decoding(run: object) -> AbstractContextManager[None]:
+    """Say that the model calls inside the block are made for this run: one sequence or batch, from its first step on.
+
+    Runs are distinguished by identity. What compares successive steps starts afresh where another run begins.
+    """
+    return _during(_DECODING, run)
+
+
+decoding_run: Callable[[], object | None] = _DECODING.get
+"""The run of the innermost `decoding(…)` block of this thread; None outside of one."""
+
+
+@dataclass(frozen=True, eq=False)
+class RunningCanvas:
+    """The canvas that a denoiser is evaluating now."""
+
+    ids_BS: Tensor
+    """Token ids of the whole canvas, as the model reads them."""
+    columns: slice | Tensor | None
+    """The canvas positions whose queries run, in the order of the queries: a slice, int64 (Q,), or None for all."""
+    state_BS: Tensor | None = None
+    """State of every position (its number in `sinks.states.STATES`, int8, −1 for padding), where ids do not tell it."""
+
+    @cached_property
+    def columns_Q(self) -> Tensor:
+        """`columns` as int64 (Q,) where the ids are, whatever they were given as."""
+        device = self.ids_BS.device
+        if isinstance(self.columns, Tensor):
+            return self.columns.to(device)
+        every_S = torch.arange(self.ids_BS.shape[1], device=device)
+        return every_S[slice(None) if self.columns is None else self.columns]
+
+
+def running(
+    ids_BS: Tensor, columns: slice | Tensor | None = None, state_BS: Tensor | None = None
+) -> AbstractContextManager[None]:
+    """Say that the model calls inside the block evaluate this canvas, and which of its columns become queries.
+
+    Under a cache a model is handed the states of some columns: nothing in its arguments says which they are.
+    `state_BS`: the states of positions, from who knows them otherwise than by [MASK] and a canvas of this length; where
+    left out, what was said of the same ids around this block holds.
+    """
+    outer = _RUNNING.get()
+    if state_BS is None and outer is not None and outer.ids_BS is ids_BS:
+        state_BS = outer.state_BS
+    return _during(_RUNNING, RunningCanvas(ids_BS, columns, state_BS))
+
+
+running_canvas: Callable[[], RunningCanvas | None] = _RUNNING.get
+"""The canvas of the innermost `running(…)` block; None where no denoiser has announced one.
+
+Ask inside an attention call that is watched: a denoiser need not announce others.
+"""
+
+
+def _task() -> Any:
+    """The asynchronous task that runs now; None outside of one."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+class Owner:
+    """The thread, and the asynchronous task in it, that watches a model and alone runs it meanwhile."""
+
+    def __init__(self, model: str) -> None:
+        self.model, self.task, self.thread = model, _task(), threading.current_thread()
+
+    def is_elsewhere(self) -> bool:
+        """Whether another one asks. A backward pass on a GPU has a thread of its own, and who called it waits."""
+        is_other = threading.get_ident() != self.thread.ident
+        return (is_other or (self.task is not None and _task() is not self.task)) and not is_replayed()
+
+    def check(self, action: str) -> None:
+        """Raises ValueError for what another one does."""
+        if not self.is_elsewhere():
+            return
+        kind, name, other = "asynchronous task", self.task and self.task.get_name(), "another"
+        if threading.get_ident() != self.thread.ident:
+            kind, name, other = "thread", self.thread.name, repr(threading.current_thread().name)
+        raise ValueError(
+            f"a model is traced or edited by one {kind} at a time, which alone runs it meanwhile: {kind} {name!r} has "
+            f"a trace or intervention open on this {self.model}, and {other} {action}. Open it in the {kind} that runs "
+            "the model, let one end before the next, or give each a copy of its own, made before (copy.deepcopy(model))"
+        )

@@ -1,0 +1,168 @@
+"""What an evaluation of a canvas stands on: positions, mask and sinks, and the keys and values that it leaves."""
+
+# B batch, S canvas, W columns that run, H key/value heads, N sinks, K keys = N + S, D head dim, Q queries
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sinklab.core.compat import attention_of
+from sinklab.core.models import masks
+from sinklab.core.models.sinks.prefix import SinkPrefix, logits_of
+
+
+@dataclass(frozen=True, eq=False)
+class CanvasGeometry:
+    """What depends on the shape of the canvas and its padding alone: computed once, for all columns."""
+
+    shape: tuple[int, ...]
+    backend: str
+    position_ids_BS: Tensor
+    mask: Tensor | None
+    """As the decoder takes it; None when nothing is hidden."""
+    sinks: SinkPrefix | None
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        real_BS: Tensor | None,
+        like: Tensor,
+        shape: tuple[int, ...],
+        *,
+        sinks: SinkPrefix | None = None,
+        causal: bool = False,
+        visible: Tensor | None = None,
+        is_doubled: bool = False,
+    ) -> CanvasGeometry:
+        """Computed for texts of this shape and padding.
+
+        Args:
+            model: a :class:`~sinklab.core.models.DiffusionLM`.
+            real_BS: from :func:`~sinklab.core.models.masks.real_positions`.
+            like: a tensor of the dtype and device of the states.
+            shape: of the ids, (B, S).
+            sinks: keys and values of the sinks where they are known; else they are computed.
+            causal, visible: as in :meth:`DiffusionLM.forward`.
+            is_doubled: the clean text follows the noisy one, which has this shape and padding.
+        """
+        config, length, backend = model.config, shape[1], attention_of(model.model.config)
+        position_ids_BS = masks.position_ids(real_BS, length, start=config.text_start, device=like.device)
+        if sinks is None:
+            sinks = model.sink_prefix(length, None if real_BS is None else real_BS.sum(dim=1))
+        seen = masks.whole_text(config.attention, real_BS, length, like.device)
+        if config.block_length is not None and (is_doubled or length > config.block_length):
+            block_BS, is_causal = masks.blocks(config, real_BS, length, like.device), config.clean_attention == "causal"
+            seen = masks.noisy_and_clean(block_BS, is_causal) if is_doubled else masks.block_causal(block_BS)
+        if is_doubled:
+            real_BS = None if real_BS is None else torch.cat([real_BS, real_BS], dim=1)
+            position_ids_BS, length = torch.cat([position_ids_BS, position_ids_BS], dim=1), 2 * length
+        # the logits of added sinks are added to a mask
+        if real_BS is None and sinks is not None and logits_of(sinks) is not None:
+            real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
+        mask = masks.attention_mask(
+            real_BS,
+            length,
+            sinks=config.sink_count,
+            causal=causal,
+            backend=backend,
+            like=like,
+            visible=visible,
+            seen=seen,
+        )
+        return cls(tuple(shape), backend, position_ids_BS, mask, sinks)
+
+    def rows(self, columns: slice | Tensor, seen: Tensor | None = None) -> Tensor | None:
+        """The mask for the queries in these columns; of those keys alone that may be ``seen``, bool (B, S, S)."""
+        mask = self.mask
+        if mask is None or mask.shape[2] == 1:
+            return mask
+        if seen is not None:
+            seen_B1QK = nn.functional.pad(seen[:, None], (mask.shape[-1] - seen.shape[-1], 0), value=True)
+            is_bool = mask.dtype == torch.bool
+            mask = mask & seen_B1QK if is_bool else mask.masked_fill(~seen_B1QK, torch.finfo(mask.dtype).min)
+        # the columns before the heads: those of each row may be its own
+        return take(mask.transpose(1, 2), columns).transpose(1, 2)
+
+
+def take(values: Tensor, columns: slice | Tensor) -> Tensor:
+    """These columns of (1 or B, S, …): a slice or int64 (W,) of all rows, or int64 (B, W), each row's own."""
+    if isinstance(columns, slice):
+        return values[:, columns]
+    if columns.ndim == 1:
+        return values.index_select(1, columns)
+    values = values.expand(len(columns), *values.shape[1:])
+    return values[torch.arange(len(columns), device=values.device)[:, None], columns]
+
+
+class KeyValueStore:
+    """One buffer of keys and one of values a layer: sinks in the first N columns, then the canvas.
+
+    In an attention layer it stands where a key/value cache stands (a ``sink_prefix`` that also remembers).
+    """
+
+    def __init__(self, prefix: SinkPrefix | None, layers: int) -> None:
+        self.prefix = prefix
+        self.sinks = 0 if prefix is None else prefix.count
+        self.logits = () if prefix is None else prefix.logits
+        self.columns: slice | Tensor | None = None
+        """Columns of the canvas that the next :meth:`update` of each layer brings: None for all, a slice or int64 (W,)
+        for the same in every row, int64 (B, W) for each row its own."""
+        self.length: int | None = None
+        """Columns of the canvas, where a first evaluation may bring some of them; None where it brings all."""
+        self.seen: int | None = None
+        """Columns that :meth:`update` returns, from the left; None for all."""
+        self.graphs: dict[Any, Any] = {}
+        """What a fast decoder has recorded of evaluations into these buffers, by their shapes."""
+        self._keys: list[Tensor | None] = [None] * layers
+        self._values: list[Tensor | None] = [None] * layers
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values that are held; every evaluation attends to all of them."""
+        return sum(tensor.nbytes for tensor in (*self._keys, *self._values) if tensor is not None)
+
+    def update(self, k_BHWD: Tensor, v_BHWD: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Write these columns in place and return the keys and values of all columns, (B, H, K, D)."""
+        sink_k = sink_v = None
+        if self.prefix is not None:
+            sink_k, sink_v = self.prefix.keys[layer_idx], self.prefix.values[layer_idx]
+        self._keys[layer_idx] = self._written(self._keys[layer_idx], k_BHWD, sink_k)
+        self._values[layer_idx] = self._written(self._values[layer_idx], v_BHWD, sink_v)
+        keys, values = self.held(layer_idx)
+        seen = None if self.seen is None else self.sinks + self.seen
+        return keys[:, :, :seen], values[:, :, :seen]
+
+    def held(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer as they are held now. Raises ValueError where nothing is."""
+        keys, values = self._keys[layer], self._values[layer]
+        if keys is None or values is None:
+            raise ValueError(f"a full evaluation fills the keys and values of layer {layer}, but none was made")
+        return keys, values
+
+    def _written(self, known: Tensor | None, new_BHWD: Tensor, sink_BHND: Tensor | None) -> Tensor:
+        columns, sinks = self.columns, self.sinks
+        batch, heads, length, width = new_BHWD.shape
+        length = length if columns is None else self.length or 0
+        if columns is None or (known is None and length):
+            shape = (batch, heads, sinks + length, width)
+            if known is None or known.shape != shape:
+                # zeros: a mask hides what no evaluation has filled, but not what is no number
+                known = new_BHWD.new_empty(shape) if columns is None else new_BHWD.new_zeros(shape)
+                self.graphs.clear()
+                if sink_BHND is not None:
+                    known[:, :, :sinks] = sink_BHND
+        if known is None:
+            raise ValueError("columns can be recomputed only after a full evaluation has filled the others")
+        if columns is None:
+            known[:, :, sinks:] = new_BHWD
+        elif isinstance(columns, Tensor) and columns.ndim == 2:
+            known.scatter_(2, (columns + sinks)[:, None, :, None].expand_as(new_BHWD), new_BHWD)
+        elif isinstance(columns, slice):
+            known.narrow(2, sinks + columns.start, columns.stop - columns.start).copy_(new_BHWD)
+        else:
+            known.index_copy_(2, columns + sinks if sinks else columns, new_BHWD)
+        return known

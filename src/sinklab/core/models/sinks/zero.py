@@ -1,0 +1,22 @@
+"""The sink token whose values are zero (Table 5): it takes attention and adds nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sinklab.core.models.sinks.base import Sink
+from sinklab.core.registry import sinks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@sinks.register("zero")
+class ZeroValueSink(Sink):
+    """A learned embedding, run through the layers, with its value states forced to zero in each (Table 5)."""
+
+    label = "zero-value"
+
+    def values(self, v_BGND: Tensor) -> Tensor:
+        """Zeros."""
+        return v_BGND.new_zeros(v_BGND.shape)

@@ -1,0 +1,224 @@
+"""Any module that maps token ids to logits, with the face of a model of ours: a config, a denoiser, `generate`."""
+
+# B batch, S positions, V vocabulary, M wanted positions (row-major)
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from sinklab.core.attention.context import running
+from sinklab.core.models import masks
+from sinklab.core.models.generation import GenerateByDenoising
+from sinklab.core.sampling.canvas import Canvas, Places
+
+UNLIMITED = 2**20
+"""Positions of a module that says of none where they end."""
+
+
+@dataclass
+class WrappedConfig:
+    """Sizes and ids that are asked of the config of a model, about a module that may have none."""
+
+    num_hidden_layers: int
+    num_attention_heads: int
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int = UNLIMITED
+    """Tokens that a text may have."""
+    first_position: int = 0
+    """Position of the first token of a text: RoBERTa's is behind that of padding."""
+    mask_token_id: int | None = None
+    pad_token_id: int | None = None
+    gives_states: bool = True
+    """Whether attention is inside items of an ``nn.ModuleList``, whose outputs are its hidden states."""
+    global_layers: tuple[int, ...] | None = None
+    """Layers in which every token sees all others, where those of other layers see a window alone (ModernBERT): a study
+    records these, as its page counts with one number of queries per key. None where all layers are so."""
+    eos_ids: tuple[int, ...] = ()
+    opening_ids: tuple[int, ...] = ()
+    """Ids that begin a text, such as BERT's [CLS]."""
+    closing_ids: tuple[int, ...] = ()
+    """Ids that end a text which begins so, such as BERT's [SEP]; they are never masked."""
+    logit_shift = False
+    sink_count = 0
+    block_length = None
+    block_columns = 1
+    text_vocab_size = None
+    expand_token_id = None
+
+    @property
+    def text_positions(self) -> int:
+        """Tokens of text that the positions reach."""
+        return self.max_position_embeddings
+
+    def closing_of(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Ids that end a text which begins with these: none where [CLS] does not open it, as in a chat."""
+        size = len(self.opening_ids)
+        return self.closing_ids if tuple(ids[:size]) == self.opening_ids else ()
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """Arguments of `DecodingSettings.decode` that belong to the model."""
+        return {"eos_ids": self.eos_ids, "text_vocabulary": None, "resizing": {"context": self.text_positions}}
+
+    def get_text_config(self) -> WrappedConfig:
+        """The config that holds the sizes."""
+        return self
+
+
+class WrappedLM(GenerateByDenoising, nn.Module):
+    """A module that maps ids (B, S) to logits (B, S, V), such as a masked language model of transformers.
+
+    It computes what the module computes. Padding is written as the module's own padding id, hidden by its
+    ``attention_mask``, and takes no position. The module may return the logits, an output that has them as ``logits``,
+    or a tuple that begins with them.
+    """
+
+    def __init__(self, foreign: nn.Module, config: WrappedConfig) -> None:
+        super().__init__()
+        self.foreign = foreign
+        self.config = config
+        parameters = inspect.signature(foreign.forward).parameters
+        takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        self.takes_mask = takes_all or "attention_mask" in parameters
+        self.takes_positions = "position_ids" in parameters
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Place of the weights."""
+        return next((one.device for one in self.parameters()), torch.device("cpu"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights."""
+        return next((one.dtype for one in self.parameters() if one.is_floating_point()), torch.float32)
+
+    def num_parameters(self) -> int:
+        """Numbers in the weights, each tensor counted once."""
+        return sum(one.numel() for one in self.parameters())
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        use_cache: bool = False,
+        past_key_values: None = None,
+    ) -> CausalLMOutputWithPast:
+        """Logits of the module at every position.
+
+        Args:
+            input_ids: token ids (B, S).
+            attention_mask: 1 for text, 0 for padding (B, S), on either side; None means no padding.
+            logits_to_keep: of the last so many positions alone, 0 for all; or int64 (C,), of these columns; or bool
+                (B, S), of these positions, in row-major order.
+            use_cache: False; the module keeps no keys and values here.
+            past_key_values: none.
+
+        Raises:
+            ValueError: for padding of a module that takes no ``attention_mask``, an output without logits, and where
+                the caller wants keys and values to be kept.
+        """
+        if use_cache or past_key_values is not None:
+            raise ValueError(
+                f"a wrapped {type(self.foreign).__name__} keeps no keys and values between tokens; write with "
+                "full_forward=True, which reads the whole text at every step"
+            )
+        given: dict[str, Any] = {}
+        real_BS = masks.real_positions(input_ids, attention_mask)
+        if real_BS is not None:
+            given = self._padding(real_BS)
+            input_ids = input_ids.masked_fill(~real_BS, self.config.pad_token_id or 0)
+        logits_BSV = logits_of(self.foreign(input_ids, **given), input_ids, self.foreign)
+        if isinstance(logits_to_keep, int):
+            return CausalLMOutputWithPast(logits=logits_BSV[:, -logits_to_keep:])
+        if logits_to_keep.dtype == torch.bool:
+            return CausalLMOutputWithPast(logits=logits_BSV[logits_to_keep])
+        return CausalLMOutputWithPast(logits=logits_BSV[:, logits_to_keep])
+
+    def _padding(self, real_BS: Tensor) -> dict[str, Tensor]:
+        """Arguments that tell the module of padding."""
+        if not self.takes_mask:
+            raise ValueError(
+                f"texts of unequal length need padding, but {type(self.foreign).__name__}.forward takes no "
+                "attention_mask that could hide it; give texts of one length, or one at a time"
+            )
+        given = {"attention_mask": real_BS.long()}
+        if self.takes_positions:
+            start = self.config.first_position
+            given["position_ids"] = masks.position_ids(real_BS, real_BS.shape[1], start=start, device=real_BS.device)
+        return given
+
+    def save_pretrained(self, folder: str | Path, **how: Any) -> None:
+        """Save the module, where it is one of transformers, as that saves it. Raises ValueError for another one."""
+        save: Any = getattr(self.foreign, "save_pretrained", None)
+        if save is None:
+            raise ValueError(f"{type(self.foreign).__name__} has no save_pretrained; save its state_dict() yourself")
+        save(folder, **how)
+
+    def denoiser(self, attention_mask: Tensor | None = None, *, plain: bool = False) -> WrappedDenoiser:
+        """The module as a function from (ids, wanted positions) to logits, for canvases with this padding."""
+        return WrappedDenoiser(self, attention_mask)
+
+
+@dataclass(frozen=True, eq=False)
+class WrappedDenoiser:
+    """(ids_BS, wanted_BS) -> logits_MV of a wrapped module; everything is computed afresh at every call."""
+
+    model: WrappedLM
+    attention_BS: Tensor | None = None
+    takes_places = True
+    own_cache = None
+
+    def __call__(
+        self, ids_BS: Tensor, wanted_BS: Tensor, *, places: Places | None = None, clean_BS: Tensor | None = None
+    ) -> Tensor:
+        """Logits (M, V) at the wanted positions.
+
+        Args:
+            ids_BS, wanted_BS: the canvas, and the positions.
+            places: the same positions in numbers.
+            clean_BS: the right ids, which a model with full attention does not read.
+        """
+        length, limit = ids_BS.shape[1], self.model.config.text_positions
+        if length > limit:
+            raise ValueError(f"a text must fit the context of {limit} positions, got {length}; shorten it")
+        with torch.inference_mode(), running(ids_BS):
+            return self.model(ids_BS, self.attention_BS, logits_to_keep=wanted_BS).logits
+
+    def in_blocks(self, canvas: Canvas, block_length: int | None = None) -> Canvas:
+        """The canvas as it is: attention is full."""
+        return canvas
+
+
+def logits_of(output: Any, ids_BS: Tensor, module: nn.Module) -> Tensor:
+    """The logits (B, S, V) in what a module returned. Raises ValueError where there are none of this shape."""
+    found = getattr(output, "logits", output)
+    if isinstance(found, tuple | list) and found:
+        found = found[0]
+    if isinstance(found, Tensor) and found.ndim == 3 and found.shape[:2] == ids_BS.shape:
+        return found
+    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    raise ValueError(
+        f"{type(module).__name__} must map token ids {tuple(ids_BS.shape)} to logits (rows, positions, vocabulary), or "
+        f"return an object with such logits, but gave {shape}; wrap the model with its language-model head"
+    )
+
+
+def position_limits(module: nn.Module, config: Any) -> tuple[int, int]:
+    """Tokens that a text may have, and the position of its first: learned positions behind a padding index (RoBERTa,
+    ESM-1b) begin behind that, and reach less far than the config says.
+    """
+    limit = getattr(config, "max_position_embeddings", None) or UNLIMITED
+    for name, part in module.named_modules():
+        if name.endswith("position_embeddings") and isinstance(part, nn.Embedding):
+            first = 0 if part.padding_idx is None else part.padding_idx + 1
+            return part.num_embeddings - first, first
+    return limit, 0

@@ -1,0 +1,256 @@
+"""One attention call as the tap sees it: the arguments of scaled_dot_product_attention in one form."""
+
+# B batch, H query heads, K key/value heads, Q queries, S keys, D head dim
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from sinklab.core.attention.context import running_canvas
+from sinklab.core.attention.heads import HeadShare
+from sinklab.core.attention.received import attention_map, attention_statistics
+from sinklab.core.attention.scores import Scores, Visibility
+from sinklab.core.compat import attend_and_hear
+from sinklab.core.errors import check_tensor
+from sinklab.core.probing.origin import OWN, KeyOrigin
+
+NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """Arguments of one call with all axes present: query (B, H, Q, D), key, value (B, K, S, D), mask 4-D or None.
+
+    Keys are those of all positions: what a cache has dropped in front of a window (`dropped`) stands there as zeros
+    that no query sees, and the call is made without it.
+
+    An intervention answers with ``dataclasses.replace(call, query_BHQD=…)`` and leaves tensors as they are: those of
+    the call belong to the model. ``layer`` is the path of the attention module, ``mask`` bool (True: seen) or additive,
+    ``scale`` None for 1/√D; ``layout`` and ``fold`` say how the model laid its axes out, and stay as they are.
+    """
+
+    layer: str
+    query_BHQD: Tensor
+    key_BKSD: Tensor
+    value_BKSD: Tensor
+    mask: Tensor | None
+    is_causal: bool
+    scale: float | None
+    dropout_p: float
+    visibility: Visibility
+    output_shape: torch.Size
+    """Of the output where the call was made, but for its last axis: axes may be folded or missing there."""
+    share: HeadShare | None = None
+    """Of the heads, where the model is divided over processes: the call above is that of all heads."""
+    origin: KeyOrigin = OWN
+    """Whose keys these are."""
+    dropped: int = 0
+    """Keys in front that the cache no longer holds."""
+
+    @classmethod
+    def of(
+        cls,
+        layer: str,
+        module: nn.Module,
+        given: dict[str, Any],
+        known: dict[tuple, Any],
+        origin: KeyOrigin = OWN,
+        query_mask_BQ: Tensor | None = None,
+    ) -> AttentionCall:
+        """Read the arguments by name.
+
+        `known` keeps, for a forward, what is found out about a mask that its layers share. `query_mask_BQ`: False for
+        queries of cross attention that are padding.
+
+        Raises ValueError for axes that are not (batch, [head,] position, dim), for a mask of other queries than those
+        of cross attention, and for a cache that does not say which keys it gives.
+        """
+        query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
+        output_shape = query.shape[:-1]
+        share = HeadShare.of(module, query.shape[1] * query.shape[-1]) if query.dim() == 4 else None
+        if share is not None:
+            mask = share.whole_mask(mask, query.shape[1])
+            query, key, value = map(share.whole, (query, key, value))
+        if query.dim() == 3 and key.dim() == 3:
+            query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
+            mask = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
+        elif query.dim() != 4 or key.dim() != 4:
+            raise ValueError(
+                f"{layer or 'the model'} calls scaled_dot_product_attention with query {tuple(query.shape)}: traces "
+                "read (batch, head, position, dim) or (batch, position, dim); reshape before the call"
+            )
+        elif _is_folded(query, key, module):
+            query = query.flatten(1, 2).unsqueeze(2)
+            if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
+                mask = mask.flatten(1, 2).unsqueeze(2)
+        is_causal = bool(given.get("is_causal", False))
+        dropped = origin.first_position(layer, key.shape[2])
+        if dropped:
+            mask = _hiding(known, dropped, mask, (query.shape[2], key.shape[2]), is_causal, query.device)
+            key, value, is_causal = pad(key, (0, 0, dropped, 0)), pad(value, (0, 0, dropped, 0)), False
+        # by the mask object that all layers share, not by a view of it
+        shape = (query.shape[0], query.shape[2], key.shape[2])
+        if not origin.is_own and query_mask_BQ is not None:
+            remedy = "name layers= in which these queries attend"
+            check_tensor("query_mask", query_mask_BQ, shape[:2], "bool", remedy=remedy)
+            query_mask_BQ = query_mask_BQ.to(query.device)
+        visibility = _visibility(known, Visibility(mask, shape, is_causal, None, query.device), origin, query_mask_BQ)
+        mask = None if mask is None else mask[(None,) * (4 - mask.dim())]
+        scale, dropout_p = given.get("scale"), given.get("dropout_p", 0.0)
+        options = (is_causal, scale, dropout_p, visibility, output_shape, share, origin, dropped)
+        return cls(layer, query, key, value, mask, *options)
+
+    def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys, values and mask that this process makes the call with, without what the cache dropped."""
+        mask = self.mask if self.mask is None else self.mask[..., self.dropped :]
+        factors = (self.query_BHQD, self.key_BKSD[:, :, self.dropped :], self.value_BKSD[:, :, self.dropped :])
+        if self.share is None:
+            return *factors, mask
+        mask = self.share.own(mask) if mask is not None and mask.shape[1] > 1 else mask
+        q_BHQD, k_BKSD, v_BKSD = map(self.share.own, factors)
+        return q_BHQD, k_BKSD, v_BKSD, mask
+
+    def run(self, function: Callable[..., Tensor]) -> Tensor:
+        """Make the call with these arguments and give the output the layout of the original call."""
+        q_BHQD, k_BKSD, v_BKSD, mask = self.factors()
+        options = {"dropout_p": self.dropout_p, "is_causal": self.is_causal, "scale": self.scale}
+        options["enable_gqa"] = q_BHQD.shape[1] != k_BKSD.shape[1]
+        out_BHQD = function(q_BHQD, k_BKSD, v_BKSD, attn_mask=mask, **options)
+        return out_BHQD.reshape(*self.output_shape, out_BHQD.shape[-1])
+
+    def unrolled(self, out: Tensor) -> Tensor:
+        """An output in the layout of the original call as (B, H, Q, D)."""
+        batch, _, queries, _ = self.query_BHQD.shape
+        out_BHQD = out.reshape(batch, -1, queries, out.shape[-1])
+        return out_BHQD if self.share is None else self.share.whole(out_BHQD)
+
+    @property
+    def masking(self) -> dict[str, Any]:
+        """What the functions of `sinklab.core.attention` take beside queries and keys."""
+        return {"mask": self.mask, "is_causal": self.is_causal, "scale": self.scale}
+
+    def scores(self, heads: Sequence[int] | None = None) -> Scores:
+        """What statistics of this call, edits included, are computed from; some query heads or all."""
+        lse_BHQ = vars(self).get("lse_BHQ")
+        return Scores.of(self.query_BHQD, self.key_BKSD, self.mask, self.is_causal, self.scale, heads, lse_BHQ)
+
+    def measured(self, names: Collection[str], heads: Sequence[int] | None = None, **options: Any) -> dict[str, Tensor]:
+        """`attention_statistics` of this call; those of all heads of a divided model each process by process."""
+        share = self.share if heads is None else None
+        if share is not None:
+            heads = share.own(torch.arange(self.query_BHQD.shape[1]), 0).tolist()
+        found = attention_statistics(self.scores(heads), names, **options)
+        # heads are the axis before the last, whatever is measured; in one order, or processes would swap what they send
+        return found if share is None else {name: share.whole(found[name], -2) for name in sorted(found)}
+
+    def heard(self, attention: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """Make this call by these arguments, and keep what the kernel says of its rows."""
+        out, logsumexp = attend_and_hear(attention, args, kwargs)
+        self.hear(logsumexp)
+        return out
+
+    def hear(self, logsumexp: Tensor | None) -> None:
+        """Keep what the attention kernel said of this call's rows, (batch, …, Q or more) as it laid them out."""
+        batch, heads, queries, _ = self.query_BHQD.shape
+        if logsumexp is None:
+            return
+        # one kernel has a last axis of one number, another fills up the axis of queries
+        lse = logsumexp.squeeze(-1) if logsumexp.dim() == 4 else logsumexp
+        lse = lse[..., : self.output_shape[-1]]
+        here = heads // (1 if self.share is None else self.share.count)
+        if lse.numel() == batch * here * queries:
+            lse_BHQ = lse.reshape(batch, here, queries)
+            vars(self)["lse_BHQ"] = lse_BHQ if self.share is None else self.share.whole(lse_BHQ)
+
+    @cached_property
+    def received_BHS(self) -> Tensor:
+        """Column sums over the real queries of this call, edits included; computed once."""
+        real_BQ = self.visibility.real_BQ
+        groups_BGQ = None if real_BQ is None else real_BQ.unsqueeze(1)
+        received = self.measured(("received",), groups_BGQ=groups_BGQ)["received"]
+        return received if real_BQ is None else received[:, 0]
+
+    @cached_property
+    def last_row_BHS(self) -> Tensor:
+        """The attention row of the last real query of every batch row (how an autoregressive model is read)."""
+        batch, _, queries, dim = self.query_BHQD.shape
+        real_BQ = self.visibility.real_BQ
+        last_B = torch.full((batch,), queries - 1, device=self.query_BHQD.device)
+        if real_BQ is not None:
+            last_B = queries - 1 - real_BQ.flip(-1).long().argmax(-1).to(last_B.device)
+        at_B111 = last_B.view(batch, 1, 1, 1)
+        query_BH1D = self.query_BHQD.gather(2, at_B111.expand(-1, self.query_BHQD.shape[1], 1, dim))
+        mask, keys = self.mask, self.key_BKSD.shape[2]
+        if mask is not None and mask.shape[2] > 1:
+            mask = mask.expand(batch, -1, -1, -1)
+            mask = mask.gather(2, at_B111.expand(-1, mask.shape[1], 1, mask.shape[3]))
+        if self.is_causal:
+            # Causal masks are top-left aligned, as in torch: query i sees the keys up to i.
+            seen_B11S = torch.arange(keys, device=last_B.device) <= at_B111
+            mask = seen_B11S if mask is None else narrowed(mask, seen_B11S)
+        return attention_map(query_BH1D, self.key_BKSD, mask=mask, scale=self.scale)[:, :, 0]
+
+
+def narrowed(mask: Tensor, keep: Tensor) -> Tensor:
+    """A boolean or additive mask that also hides what is not in `keep`."""
+    return mask & keep if mask.dtype == torch.bool else mask.masked_fill(~keep, -math.inf)
+
+
+def _visibility(
+    known: dict[tuple, Any], found: Visibility, origin: KeyOrigin, query_mask_BQ: Tensor | None
+) -> Visibility:
+    """That of this mask, shape and causality, kept for a forward: all layers are given the same one."""
+    running, (batch, queries, keys) = running_canvas(), found.shape
+    key = (id(found.mask), id(running), *found.shape, found.is_causal, found.device, origin.is_own)
+    if key not in known:
+        if origin.is_own:
+            # Another model may run inside the block that announces a canvas.
+            fits = (
+                running is not None
+                and len(running.ids_BS) == batch
+                and running.ids_BS.shape[1] <= keys
+                and len(running.columns_Q) == queries
+            )
+            found = replace(found, running=running if fits else None)
+        else:
+            found = replace(found, is_own=False, query_mask_BQ=query_mask_BQ)
+        # The canvas is kept beside it, so that its id cannot be taken by another while it is known.
+        known[key] = running, found
+    return known[key][1]
+
+
+def _hiding(
+    known: dict[tuple, Any],
+    dropped: int,
+    mask: Tensor | None,
+    shape: tuple[int, int],
+    is_causal: bool,
+    device: torch.device,
+) -> Tensor:
+    """The mask of (queries, keys) with so many hidden keys in front, kept for a forward."""
+    key = ("dropped", dropped, id(mask), *shape, is_causal)
+    if key not in known:
+        wide = mask
+        if wide is None:
+            wide = torch.ones(shape, dtype=torch.bool, device=device)
+            wide = wide.tril() if is_causal else wide[:1]
+        wide = wide.expand(*wide.shape[:-1], shape[1])
+        hidden = False if wide.dtype == torch.bool else -math.inf
+        # what it is made of is kept beside it, so that its id cannot be taken by another while it is known
+        known[key] = mask, pad(wide, (dropped, 0), value=hidden)
+    return known[key][1]
+
+
+def _is_folded(query: Tensor, key: Tensor, module: nn.Module) -> bool:
+    """Whether the query axis holds the query heads of one key head: so transformers decodes one token under a mask."""
+    groups = getattr(module, "num_key_value_groups", 1)
+    heads = getattr(getattr(module, "config", None), "num_attention_heads", None)
+    folded = groups > 1 and query.shape[1] == key.shape[1] and query.shape[2] == groups
+    return folded and heads == query.shape[1] * groups

@@ -1,0 +1,62 @@
+"""Reference values of sinks, by layer and head, for `removal="mean_value"`."""
+
+# B batch, H query heads, K key/value heads, Q queries, S keys, D head dim
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sinklab.core.attention.context import module_of
+from sinklab.core.probing.call import AttentionCall
+from sinklab.core.probing.intervention import InterventionLog
+from sinklab.core.probing.interventions.base import CallSite, Effect
+from sinklab.core.probing.interventions.keys import KeyIntervention, SelectionHandler
+from sinklab.core.probing.tap import tapped
+
+
+class _Means(SelectionHandler):
+    """Sums the values of the keys that an edit would choose, and changes nothing."""
+
+    def __init__(self, options: KeyIntervention, log: InterventionLog) -> None:
+        super().__init__(options, log, 1)
+        self.sums: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
+        selected = self.selection(call, site)
+        if selected is not None and self.is_open:
+            groups = call.query_BHQD.shape[1] // call.value_BKSD.shape[1]
+            value_BHSD = call.value_BKSD.detach().double().repeat_interleave(groups, 1)
+            gone_BHS = selected.gone_BHS
+            sum_HD = value_BHSD.masked_fill(~gone_BHS.unsqueeze(-1), 0.0).sum((0, 2))
+            before_HD, known_H = self.sums.get(call.layer, (torch.zeros_like(sum_HD), gone_BHS.new_zeros(1).long()))
+            self.sums[call.layer] = before_HD + sum_HD, known_H + gone_BHS.sum((0, 2))
+        return call, None
+
+
+@torch.no_grad()
+def save_reference_values(model: Any, edit: KeyIntervention, texts: Iterable[Tensor], file: str | Path) -> Path:
+    """Write the mean value of the keys that an edit chooses in reference texts, for ``removal="mean_value"``.
+
+    Args:
+        model: whose forward takes ids (B, S).
+        edit: which keys, of which layers and heads, such as ``MaskSinks(k=1)``; they are chosen in each text itself.
+        texts: ids, int64 (B, S), with masks where the model is to see some.
+        file: where to: a tensor (H, D) a layer, NaN for a head in which no key was chosen.
+
+    Raises:
+        ValueError: if no key was chosen in any text.
+    """
+    model, log = module_of(model), InterventionLog(measure=False)
+    means = _Means(replace(edit, source="now", removal="mask", values=None, limit=None), log)
+    with tapped(model, log), tapped(model, means):
+        for ids_BS in texts:
+            model(ids_BS)
+    if not any(bool(count_H.any()) for _, count_H in means.sums.values()):
+        raise ValueError(f"{edit} chose no key in the reference texts; give more texts, or another edit")
+    tensors = {layer: (sum_HD / count_H[:, None]).float() for layer, (sum_HD, count_H) in means.sums.items()}
+    save_file({layer: tensor.cpu().contiguous() for layer, tensor in tensors.items()}, str(file))
+    return Path(file)

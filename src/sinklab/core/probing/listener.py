@@ -1,0 +1,43 @@
+"""Who is shown the attention calls of a model: the base of traces and of what carries interventions out."""
+
+# B batch, Q queries, D width of hidden states
+from typing import Any
+
+from torch import Tensor
+
+from sinklab.core.probing.call import AttentionCall
+
+
+class Listener:
+    """Hears of every forward of a model: it begins with the first attention call and ends by `finish` or `discard`."""
+
+    tap: Any
+    """The `Tap` that it listens to; there once it is `tapped`."""
+    reads_scores = False
+    """Whether it takes statistics from the scores of calls."""
+    of_states = ""
+    """What needs hidden states here, as errors name it; empty where nothing does."""
+
+    def begin(self) -> None:
+        """A forward begins."""
+
+    def edit(self, call: AttentionCall) -> AttentionCall:
+        """Return the call to make; the same object when nothing is to change."""
+        return call
+
+    def observe(self, call: AttentionCall, out: Tensor) -> None:
+        """The call as it was made, after every edit, and what it gave (`call.unrolled`); neither is to be changed."""
+
+    def edit_states(self, calls: list[str], states_BQD: Tensor) -> Tensor:
+        """The hidden states to leave a decoder layer, in which these attention calls were made; the same object when
+        nothing is to change."""
+        return states_BQD
+
+    def observe_states(self, calls: list[str], states_BQD: Tensor) -> None:
+        """The hidden states as they leave the layer, after every edit; not to be changed."""
+
+    def finish(self) -> None:
+        """The forward came to its end."""
+
+    def discard(self) -> None:
+        """The forward failed: forget what it showed."""

@@ -1,0 +1,338 @@
+"""The canvas: token ids, which of them are real, and which are to be filled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
+
+from sinklab.core.errors import check_count, check_tensor
+
+# B batch rows, P prompt positions, S canvas positions, C places in a block, N open positions of a block in row-major
+# order, M of them that are masked, Q columns
+
+
+@dataclass(frozen=True, eq=False)
+class Canvas:
+    """Where decoding starts. Build one with `Canvas.from_prompts` or `Canvas.infill`, or give the tensors yourself.
+
+    Raises ValueError when the tensors disagree in shape or dtype, when an open position is padding or does not hold
+    `mask_id`, and when nothing is open.
+    """
+
+    ids_BS: Tensor
+    """int64 token ids; `mask_id` at every open position."""
+    attention_BS: Tensor
+    """bool, False at padding. Hand it to the model when you build the denoiser."""
+    open_BS: Tensor
+    """bool, True where a token is to be decoded. A mask that is not open is never filled."""
+    mask_id: int
+    """The id of [MASK]."""
+    block_BS: Tensor | None = None
+    """int64, number of the decoding block of each open position, from 0 in every row; None counts open positions."""
+
+    def __repr__(self) -> str:
+        rows, length = self.ids_BS.shape
+        return f"Canvas({rows} rows of {length} positions, {int(self.open_BS.sum())} open, mask_id={self.mask_id})"
+
+    def __post_init__(self) -> None:
+        check_tensor("canvas ids", self.ids_BS, (None, None), "int64", "use ids.long(), with an axis of rows")
+        for name, flags_BS in (("attention_BS", self.attention_BS), ("open_BS", self.open_BS)):
+            check_tensor(name, flags_BS, self.ids_BS.shape, "bool", "as the ids; convert a 0/1 mask with mask.bool()")
+        if self.block_BS is not None:
+            check_tensor("block_BS", self.block_BS, self.ids_BS.shape, "int64", "as the ids")
+        if self.mask_id < 0:
+            raise ValueError(f"mask_id must be a token id (0 or more), got {self.mask_id}; see the tokenizer")
+        if not self.open_BS.any():
+            raise ValueError(
+                f"a canvas needs at least one open position, but no position of {tuple(self.ids_BS.shape)} is a mask "
+                f"(id {self.mask_id}) to fill; put mask_id where tokens are wanted."
+            )
+        if (self.open_BS & ~self.attention_BS).any():
+            raise ValueError("no position is open and padding at once; clear open_BS where attention_BS is False")
+        wrong_BS = self.open_BS & (self.ids_BS != self.mask_id)
+        if wrong_BS.any():
+            row, position = wrong_BS.nonzero()[0].tolist()
+            raise ValueError(
+                f"an open position must hold mask_id {self.mask_id}, but row {row} position {position} holds "
+                f"{int(self.ids_BS[row, position])}; write mask_id there or close it."
+            )
+
+    @property
+    def prompt_BS(self) -> Tensor:
+        """bool (B, S): real positions that are given, not decoded."""
+        return self.attention_BS & ~self.open_BS
+
+    def to(self, device: torch.device | str) -> Canvas:
+        """The same canvas on another device."""
+        block_BS = None if self.block_BS is None else self.block_BS.to(device)
+        ids_BS, attention_BS, open_BS = (one.to(device) for one in (self.ids_BS, self.attention_BS, self.open_BS))
+        return Canvas(ids_BS, attention_BS, open_BS, self.mask_id, block_BS)
+
+    def counted(self, number_BS: Tensor) -> Canvas:
+        """The same canvas where open positions with the same number are a decoding block, each row from its first."""
+        first_B1 = torch.where(self.open_BS, number_BS, number_BS.max() + 1).min(1, keepdim=True).values
+        block_BS = number_BS - first_B1
+        dense_BS = torch.searchsorted(block_BS[self.open_BS].unique(), block_BS.contiguous())
+        return replace(self, block_BS=torch.where(self.open_BS, dense_BS, -1))
+
+    @classmethod
+    def from_prompts(
+        cls,
+        prompts: Sequence[Sequence[int]] | Tensor,
+        *,
+        new_tokens: int,
+        mask_id: int,
+        pad_id: int | None = None,
+        context: int | None = None,
+        attention_BP: Tensor | None = None,
+        multiple: int = 1,
+        closing: Sequence[int] = (),
+    ) -> Canvas:
+        """Prompts on the left, `new_tokens` masks on the right of each.
+
+        Args:
+            prompts: lists of token ids of any lengths (padded here on the left), or an integer tensor (B, P) or (P,).
+                A prompt may be empty: then the whole row is decoded.
+            new_tokens: masks appended to every row, at least 1.
+            mask_id: id of [MASK]; not allowed inside a prompt (see `infill`).
+            pad_id: id written at padding; needed only when the prompts' lengths differ.
+            context: the most positions the model can read; None for no limit.
+            attention_BP: for a tensor of prompts that is already padded on the left, True or 1 at real tokens.
+            multiple: pad further, to a multiple of so many columns (`DiffusionLMConfig.block_columns`).
+            closing: ids that stand behind the masks and are not decoded, such as BERT's [SEP].
+
+        Raises ValueError for no prompts, new_tokens < 1, ragged prompts without pad_id, padding on the right, a canvas
+        longer than context, and masks in a prompt.
+        """
+        check_count("new_tokens", new_tokens, "leave it out to fill masks in the prompt, or use Canvas.infill")
+        if isinstance(prompts, Tensor):
+            ids_BP = _token_ids(prompts)
+            real_BP = _flags("attention_BP", attention_BP, ids_BP)
+            if (real_BP[:, :-1] & ~real_BP[:, 1:]).any():
+                raise ValueError(
+                    "prompts must be padded on the left, but a real token comes before padding; set "
+                    "padding_side='left' on the tokenizer."
+                )
+        elif attention_BP is not None:
+            raise ValueError("attention_BP goes with a tensor of prompts; lists are padded here, so leave it out.")
+        else:
+            ids_BP, real_BP = left_padded(prompts, pad_id)
+        ids_BP, real_BP = (pad(part_BP, (-part_BP.shape[1] % multiple, 0)) for part_BP in (ids_BP, real_BP))
+        rows, width = ids_BP.shape
+        length = width + new_tokens + len(closing)
+        if context is not None and length > context:
+            raise ValueError(
+                f"prompt and new tokens must fit the model's context of {context} positions, got a prompt of {width} "
+                f"and {new_tokens} new tokens ({length}); shorten the prompt or ask for {length - context} tokens "
+                "fewer."
+            )
+        if ((ids_BP == mask_id) & real_BP).any():
+            raise ValueError(
+                f"a prompt must not contain the mask id {mask_id}, which would never be filled; to fill masks "
+                "anywhere, ask for no new tokens (Canvas.infill, or --new-tokens 0)."
+            )
+        masks_BN = ids_BP.new_full((rows, new_tokens), mask_id)
+        real_BN = torch.ones_like(masks_BN, dtype=torch.bool)
+        end_BC = ids_BP.new_tensor([*closing]).expand(rows, -1)
+        real_BC = torch.ones_like(end_BC, dtype=torch.bool)
+        return cls(
+            torch.cat([ids_BP, masks_BN, end_BC], 1),
+            torch.cat([real_BP, real_BN, real_BC], 1),
+            torch.cat([torch.zeros_like(real_BP), real_BN, ~real_BC], 1),
+            mask_id,
+        )
+
+    @classmethod
+    def infill(
+        cls,
+        ids_BS: Tensor | Sequence[Sequence[int]],
+        *,
+        mask_id: int,
+        attention_BS: Tensor | None = None,
+        context: int | None = None,
+    ) -> Canvas:
+        """Fill every mask of `ids_BS`, wherever it stands; rows may hold different numbers of masks.
+
+        Raises ValueError when there is no mask to fill and when the rows are longer than `context`.
+        """
+        ids_BS = _token_ids(ids_BS)
+        real_BS = _flags("attention_BS", attention_BS, ids_BS)
+        if context is not None and ids_BS.shape[1] > context:
+            raise ValueError(f"a text must fit the context of {context} positions, got {ids_BS.shape[1]}; shorten it")
+        return cls(ids_BS, real_BS, (ids_BS == mask_id) & real_BS, mask_id)
+
+
+def token_rows(what: str, given: Any) -> Tensor:
+    """`given`, a tensor or lists, as a tensor of rows; a single row becomes a batch of one, an empty one is of ids.
+
+    Raises ValueError that names `what` for a mapping, for text and for rows of unequal length.
+    """
+    if isinstance(given, Mapping):
+        raise ValueError(f"{what} must be a tensor or a list of rows, got a {type(given).__name__}; pass **inputs.")
+    try:
+        rows = given if isinstance(given, Tensor) else torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{what} must be a tensor or a list of rows of equal length, got a {type(given).__name__} ({error}); "
+            "tokenize text with padding=True, padding_side='left' and return_tensors='pt'."
+        ) from None
+    rows = rows if rows.numel() else rows.long()
+    return rows[None] if rows.ndim == 1 else rows
+
+
+def _token_ids(given: Any) -> Tensor:
+    ids = token_rows("token ids", given)
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim != 2:
+        raise ValueError(
+            f"token ids must be integers of shape (rows, positions), got {ids.dtype} of shape {tuple(ids.shape)}; "
+            "tokenize the text first."
+        )
+    return ids.long()
+
+
+def _flags(name: str, given: Tensor | None, ids_BS: Tensor) -> Tensor:
+    """Where tokens are real, bool (B, S): everywhere where nothing is given."""
+    if given is None:
+        return torch.ones_like(ids_BS, dtype=torch.bool)
+    real_BS = token_rows(name, given).to(ids_BS.device).bool()
+    check_tensor(name, real_BS, ids_BS.shape, remedy="give one flag per token")
+    return real_BS
+
+
+def left_padded(prompts: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
+    """Ids int64 (B, P) of prompts of any lengths, padded on the left, and where they are real, bool (B, P).
+
+    Raises ValueError for no prompts, for text or a single prompt, and for unequal lengths without a `pad_id`.
+    """
+    if not len(prompts):
+        raise ValueError("at least one prompt is needed, got none; pass [[]] to decode one row without a prompt.")
+    if isinstance(prompts[0], int | str):
+        raise ValueError(
+            f"prompts must be a list of lists of token ids, got a list of {type(prompts[0]).__name__}; "
+            "tokenize text first, and wrap a single prompt: [prompt]."
+        )
+    if len(lengths := {len(prompt) for prompt in prompts}) > 1 and pad_id is None:
+        raise ValueError(
+            f"prompts of unequal lengths ({sorted(lengths)}) need a pad_id to fill "
+            "the shorter rows; pass the tokenizer's pad or end-of-text id."
+        )
+    rows = [torch.as_tensor(prompt, dtype=torch.int64) for prompt in prompts]
+    ids_BP = pad_sequence(rows, True, 0 if pad_id is None else pad_id, padding_side="left")
+    real_BP = pad_sequence([torch.ones_like(row, dtype=torch.bool) for row in rows], True, padding_side="left")
+    return ids_BP, real_BP
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where logits are wanted, as far as the program knows without asking the device.
+
+    A denoiser with a true `takes_places` is called with them as a keyword, beside `wanted_BS`.
+    """
+
+    flat_M: Tensor
+    """int64, row * S + column of the wanted positions, ascending."""
+    columns: slice | Tensor
+    """Columns that hold them, the same object at every evaluation of a block: a slice, or int64 (Q,), ascending."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """One block. A row may have fewer open positions in it than another; its other places stand nowhere."""
+
+    number: int
+    columns_BC: Tensor
+    """int64, canvas column of each place, in ascending order; S where the place stands nowhere."""
+    real_BC: Tensor
+    """bool, the places that stand somewhere."""
+    real_N: Tensor
+    """int64, the real places' numbers in the flattened block."""
+    flat_N: Tensor
+    """int64, row * S + column of the real places."""
+    sizes_B: Tensor
+    """int64, real places of each row, on the CPU."""
+    columns: slice | Tensor
+    """Columns in which some row has a place: a slice, or int64 (Q,), ascending."""
+    length: int
+    """Columns of the canvas."""
+
+    def put(self, values_BC: Tensor, canvas_BS: Tensor) -> Tensor:
+        """A copy of `canvas_BS` with the values at the block's positions."""
+        out_BS = canvas_BS.clone(memory_format=torch.contiguous_format)
+        out_BS.view(-1).index_copy_(0, self.flat_N, self._real(values_BC))
+        return out_BS
+
+    def get(self, canvas_BS: Tensor, fill: int | bool) -> Tensor:
+        """The canvas's values at the block's places, `fill` where a place stands nowhere."""
+        values_N = canvas_BS.reshape(-1).index_select(0, self.flat_N)
+        if self.is_full:
+            return values_N.view(self.columns_BC.shape)
+        out_BC = canvas_BS.new_full(self.columns_BC.shape, fill)
+        out_BC.view(-1).index_copy_(0, self.real_N, values_N)
+        return out_BC
+
+    def places(self, candidates_BC: Tensor, count: int) -> tuple[Tensor, Places]:
+        """The numbers int64 (M,) of the `count` candidates in the flattened block, and where they stand."""
+        if count == len(self.real_N):
+            return self.real_N, Places(self.flat_N, self.columns)
+        place_M = numbers_of(candidates_BC, count)
+        row_M = place_M // candidates_BC.shape[1]
+        flat_M = row_M * self.length + self.columns_BC.reshape(-1).index_select(0, place_M)
+        return place_M, Places(flat_M, self.columns)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every place is real."""
+        return len(self.real_N) == self.columns_BC.numel()
+
+    def _real(self, values_BC: Tensor) -> Tensor:
+        values = values_BC.reshape(-1)
+        return values if self.is_full else values.index_select(0, self.real_N)
+
+
+def numbers_of(flags: Tensor, count: int) -> Tensor:
+    """Where the `count` True values stand in the flattened tensor, int64 (M,), ascending: `nonzero` without a wait."""
+    return flags.reshape(-1).byte().sort(descending=True, stable=True).indices[:count]
+
+
+def numbered_blocks(canvas: Canvas, block_length: int | None) -> tuple[list[int], Tensor]:
+    """Positions in each block of the fullest row; and the block of every open position, int64 (B, S), -1 elsewhere.
+
+    The block of a position is what the canvas says, else its rank in the row // the first block's size. Raises
+    ValueError for block_length < 1.
+    """
+    check_count("block_length", block_length, "leave it out for a single block.")
+    open_BS = canvas.open_BS
+    if (block_BS := canvas.block_BS) is not None:
+        sizes = [int((block_BS == number).sum(1).max()) for number in range(int(block_BS.max()) + 1)]
+        return sizes, block_BS
+    fullest = int(open_BS.sum(1).max())
+    length = min(block_length or fullest, fullest)
+    sizes = [min(length, fullest - start) for start in range(0, fullest, length)]
+    return sizes, torch.where(open_BS, (open_BS.cumsum(1) - 1) // sizes[0], -1)
+
+
+def blocks(block_BS: Tensor, sizes: list[int]) -> list[Block]:
+    """The blocks from left to right. What a run has to ask the device about its canvas is asked here, once."""
+    device, block_BS = block_BS.device, block_BS.cpu()
+    rows, length = block_BS.shape
+    column_S = torch.arange(length)
+    row_B1 = torch.arange(rows)[:, None]
+    made = []
+    for number, size in enumerate(sizes):
+        # Its columns first, in order; what is not in the block comes after as S.
+        columns_BC = torch.where(block_BS == number, column_S, length).sort(1).values[:, :size]
+        real_BC = columns_BC < length
+        held_Q = columns_BC[real_BC].unique()
+        start, stop = int(held_Q[0]), int(held_Q[-1]) + 1
+        columns = slice(start, stop) if stop - start == len(held_Q) else held_Q.to(device)
+        flat_N = (row_B1 * length + columns_BC)[real_BC]
+        real_N = real_BC.reshape(-1).nonzero()[:, 0]
+        columns_BC, real, real_N, flat_N = (part.to(device) for part in (columns_BC, real_BC, real_N, flat_N))
+        made.append(Block(number, columns_BC, real, real_N, flat_N, real_BC.sum(1), columns, length))
+    return made

@@ -1,0 +1,230 @@
+"""Which proposals are committed first: every rule gives each candidate a score, and the highest go first."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from sinklab.core.attention.context import finest
+from sinklab.core.errors import Checked, limited
+from sinklab.core.registry import unmasking_rules
+from sinklab.core.sampling.canvas import numbers_of
+from sinklab.core.sampling.token_ids import check_vocabulary, token_ids
+from sinklab.core.sampling.tokens import TokenSampling, proposals, required, shaped
+
+# B batch rows, S canvas positions, C places in a block, M candidate positions in row-major order, V vocabulary
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """The candidates of one evaluation. What costs a pass over the vocabulary is computed on first use."""
+
+    logits_MV: Tensor
+    """As the denoiser gave them, [MASK] included."""
+    sampling: TokenSampling
+    """Temperature, top-p and top-k."""
+    mask_id: int
+    """The id that is never proposed."""
+    candidates_BC: Tensor
+    """bool, the places of the block that are candidates."""
+    columns_BC: Tensor
+    """int64, the canvas column of each place."""
+    generator: torch.Generator | None = None
+    """The one source of randomness, None when the caller gave none."""
+
+    @cached_property
+    def shaped_MV(self) -> Tensor:
+        """Logits after temperature, top-p and top-k, float32 or better; -inf where a token was cut away."""
+        return shaped(self.logits_MV.to(torch.promote_types(self.logits_MV.dtype, torch.float32)), self.sampling)
+
+    @cached_property
+    def probability_MV(self) -> Tensor:
+        """softmax(logits_MV), float32 or better."""
+        return torch.softmax(self.logits_MV.to(torch.promote_types(self.logits_MV.dtype, torch.float32)), -1)
+
+    @cached_property
+    def shaped_probability_MV(self) -> Tensor:
+        """softmax(shaped_MV)."""
+        return torch.softmax(self.shaped_MV, -1) if self.sampling.shapes else self.probability_MV
+
+    @cached_property
+    def drawn(self) -> tuple[Tensor, Tensor]:
+        """What each proposal was chosen by (NaN where logits are NaN), and the proposals."""
+        cut_MV = self.shaped_MV if self.sampling.temperature > 0 and self.sampling.cuts else None
+        return proposals(self.logits_MV, cut_MV, self.sampling, self.mask_id, self.generator)
+
+    @property
+    def tokens_M(self) -> Tensor:
+        """int64, the token that would be committed at each candidate."""
+        return self.drawn[1]
+
+    @cached_property
+    def columns_M(self) -> Tensor:
+        """int64, the canvas column of each candidate."""
+        return self.columns_BC.reshape(-1).index_select(0, self._places_M)
+
+    @cached_property
+    def rows_M(self) -> Tensor:
+        """int64, the batch row of each candidate."""
+        return self._places_M // self.candidates_BC.shape[1]
+
+    @cached_property
+    def _places_M(self) -> Tensor:
+        return numbers_of(self.candidates_BC, len(self.logits_MV))
+
+
+class UnmaskingRule(Protocol):
+    """Scores the candidates of a step. A plain function of the same signature is a rule too.
+
+    Optional attributes: `measure` says what the scores are ("probability", "margin", "entropy", "order", "chance"), so
+    that a schedule that reads them can refuse others; `alg_temp`, above 0, draws the positions; `reads_shaped` says
+    that top-p and top-k change the scores; `needs_generator`, that the rule draws (checked before the first step, as
+    `alg_temp` is); `start(open_BS, generator)` returns the rule to use for one run, for what is drawn in advance.
+    """
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        """Return one score per candidate, float (M,)."""
+
+
+@dataclass(frozen=True)
+class _Confidence(Checked):
+    alg_temp: float | None = limited(None, at_least=0, below=math.inf, remedy="0 takes the best positions")
+    """Draw the positions in proportion to exp(score / alg_temp), without replacement; None or 0 takes the best ones."""
+
+    measure: ClassVar[str] = "probability"
+    reads_shaped: ClassVar[bool] = True
+
+
+@unmasking_rules.register("low_confidence")
+@dataclass(frozen=True)
+class LowConfidence(_Confidence):
+    """Commit where the softmax probability of the proposed token is highest (LLaDA's `low_confidence` remasking).
+
+    The probability is taken at temperature 1 and without top-p and top-k, in float32 or better.
+    """
+
+    defer_ids: tuple[int, ...] = ()
+    """Tokens whose confidence is 0, so that they are committed last (LLaDA's `confidence_eos_eot_inf`). The
+    probabilities of the others are taken without them."""
+
+    reads_shaped: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "defer_ids", token_ids("defer_ids", self.defer_ids))
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        # Not exp(logit - logsumexp): near probability 1 its rounding would reorder candidates.
+        if not self.defer_ids:
+            probability_MV = candidates.probability_MV
+        else:
+            check_vocabulary("defer_ids", self.defer_ids, candidates.logits_MV.shape[-1])
+            deferred = torch.tensor(self.defer_ids, device=candidates.logits_MV.device)
+            rest_MV = candidates.logits_MV.index_fill(-1, deferred, -torch.inf)
+            probability_MV = replace(candidates, logits_MV=rest_MV).probability_MV
+        return probability_MV.gather(-1, candidates.tokens_M[:, None])[:, 0]
+
+
+@unmasking_rules.register("maskgit_plus")
+@dataclass(frozen=True)
+class MaskgitPlus(_Confidence):
+    """Commit where the proposed token is most probable after temperature, top-p and top-k (Dream's `maskgit_plus`)."""
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        return candidates.shaped_probability_MV.gather(-1, candidates.tokens_M[:, None])[:, 0]
+
+
+@unmasking_rules.register("topk_margin")
+@dataclass(frozen=True)
+class TopkMargin(_Confidence):
+    """Commit where the best token is furthest ahead of the second, p1 - p2 after temperature, top-p and top-k (Dream's
+    `topk_margin`). Neither need be the proposed token when that is drawn.
+    """
+
+    measure: ClassVar[str] = "margin"
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        probability_MV = candidates.shaped_probability_MV
+        if probability_MV.shape[-1] == 1:
+            return probability_MV[:, 0]
+        best_M2 = probability_MV.topk(2, -1).values
+        return best_M2[:, 0] - best_M2[:, 1]
+
+
+@unmasking_rules.register("entropy")
+@dataclass(frozen=True)
+class Entropy(_Confidence):
+    """Commit where the distribution has least entropy (Dream's `entropy`); the score is Σ p log(p + 1e-10) in nats,
+    after temperature, top-p and top-k.
+    """
+
+    measure: ClassVar[str] = "entropy"
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        probability_MV = candidates.shaped_probability_MV
+        return (probability_MV * (probability_MV + 1e-10).log_()).sum(-1)
+
+
+@unmasking_rules.register("random")
+@dataclass(frozen=True)
+class RandomOrder:
+    """Commit in an order drawn anew at every step (LLaDA's `random` remasking). Needs a generator."""
+
+    measure: ClassVar[str] = "order"
+    needs_generator: ClassVar[bool] = True
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        source, tokens_M = required(candidates.generator, f"the rule {self}"), candidates.tokens_M
+        return torch.rand(tokens_M.shape, generator=source, device=source.device).to(tokens_M.device)
+
+
+@unmasking_rules.register("origin")
+@dataclass(frozen=True)
+class Origin(RandomOrder):
+    """Commit every masked position independently, with probability 1 - s/t (Dream's `origin`). Needs a generator and
+    the `Timed` schedule, which knows s and t; the score is the uniform number drawn.
+    """
+
+    measure: ClassVar[str] = "chance"
+
+
+@unmasking_rules.register("left_to_right")
+@dataclass(frozen=True)
+class LeftToRight:
+    """Commit strictly from left to right; the score is minus the canvas column."""
+
+    measure: ClassVar[str] = "order"
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        return -candidates.columns_M.float()
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    rank_BS: Tensor
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        return -self.rank_BS[candidates.rows_M, candidates.columns_M].float()
+
+
+@unmasking_rules.register("positional")
+@dataclass(frozen=True)
+class PositionalOrder:
+    """Commit in an order of positions drawn once per row before the first step, whatever the model says. Needs a
+    generator; the score is minus the rank of the position, so it is known from the first step on.
+    """
+
+    measure: ClassVar[str] = "order"
+    needs_generator: ClassVar[bool] = True
+
+    def start(self, open_BS: Tensor, generator: torch.Generator | None) -> UnmaskingRule:
+        """The rule with its order drawn: one permutation of the columns per row."""
+        source = required(generator, "positional order")
+        noise_BS = torch.rand(open_BS.shape, dtype=finest(source.device), generator=source, device=source.device)
+        return _Drawn(noise_BS.argsort(1).to(open_BS.device))
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        raise ValueError("positional order is drawn before the first step; call start(open_BS, generator) first.")

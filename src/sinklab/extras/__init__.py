@@ -1,0 +1,1 @@
+"""Beyond the papers: each folder registers itself and can be deleted without a trace."""

@@ -1,0 +1,123 @@
+"""How the layers of the fast decoder attend: rotated heads, calls of SDPA, and padded rows without their padding."""
+
+# B batch, S canvas, T its real tokens, W columns that run, Q columns wanted, H query heads, G key/value heads, K keys,
+# D head dim, N sinks
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sinklab.core import compat
+from sinklab.core.attention.context import reads_wait
+from sinklab.core.attention.received import row_logsumexp, with_sink_logits
+from sinklab.core.models.geometry import take
+from sinklab.core.models.sinks.prefix import SinkPrefix, logits_of
+
+_LARGE = 1 << 19  # numbers from which on two passes over halves cost less than a rolled copy
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What the layers need to know of the columns that run."""
+
+    cos_BW1D: Tensor
+    sin_BW1D: Tensor  # with the sign of the rotated half inside: −sin in the first half of D, sin in the second
+    mask_B1WK: Tensor | None
+    """Additive, 0 or −∞, of one query where all see the same; None when nothing is hidden."""
+    folded: Tensor | None = None  # the same for queries as `_attend` folds them
+    choose: Callable[[int, Tensor, Tensor | None, float], None] | None = None
+    """Called with (layer, queries (B, H, W or Q, D), mask, scale) after an update, to choose columns."""
+
+    def of(self, queries: slice | Tensor, shared: int) -> View:
+        """With the mask of these queries alone, folded for so many query heads a key head."""
+        mask = self.mask_B1WK
+        if mask is None or mask.shape[2] == 1:
+            return replace(self, folded=mask)
+        mask = take(mask.transpose(1, 2), queries).transpose(1, 2)
+        return replace(self, mask_B1WK=mask, folded=mask.repeat(1, 1, shared, 1) if shared > 1 else mask)
+
+    def attend(self, q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, memory: Any, layer: int, scale: float) -> Tensor:
+        """What the heads get, (B, W, H·D)."""
+        if (logits_HN := logits_of(memory, layer)) is None:
+            return _attend(q_BHWD, k_BGKD, v_BGKD, self.folded, scale)
+        # the log-sum-exp form of sinks that are logits alone: no mask of their own, and none of their keys
+        k_BGKD, v_BGKD = k_BGKD[:, :, logits_HN.shape[1] :], v_BGKD[:, :, logits_HN.shape[1] :]
+        mask = None if self.mask_B1WK is None else self.mask_B1WK[..., logits_HN.shape[1] :]
+        out_BHWD, lse_BHW = compat.attention_with_logsumexp(q_BHWD, k_BGKD, v_BGKD, mask, scale) or (
+            F.scaled_dot_product_attention(q_BHWD, k_BGKD, v_BGKD, attn_mask=mask, scale=scale, enable_gqa=True),
+            row_logsumexp(q_BHWD, k_BGKD, mask=mask, scale=scale),
+        )
+        return with_sink_logits(out_BHWD, lse_BHW, logits_HN).transpose(1, 2).flatten(2)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Packed(View):
+    """The texts of padded rows one behind the other in a single row, where attention alone tells them apart.
+
+    No padding is computed, and attention needs no mask.
+    """
+
+    place_BS: Tensor
+    """int64, where the token of each column stands in the single row; for padding, where its text begins."""
+    index_T: Tensor
+    """int64, the number of each token in the flattened canvas."""
+    keys: list[int]
+    queries: list[int]
+    sinks: list[SinkPrefix | None]
+
+    @classmethod
+    def rows(cls, whole: View, sinks: SinkPrefix | None) -> Packed | None:
+        """None without padding, where a mask says more, and off the CPU: there padding costs less than more calls."""
+        mask, length = whole.mask_B1WK, whole.cos_BW1D.shape[1]
+        if mask is None or mask.shape[2] > 1 or reads_wait(mask.device) or logits_of(sinks) is not None:
+            return None
+        real_BS = mask[:, 0, 0, -length:] == 0
+        lengths_B, index_T = real_BS.sum(1), real_BS.flatten().nonzero()[:, 0]
+        place_BS = (real_BS.cumsum(1) - 1).clamp(min=0) + (lengths_B.cumsum(0) - lengths_B)[:, None]
+        cos, sin = (table.flatten(0, 1).index_select(0, index_T)[None] for table in (whole.cos_BW1D, whole.sin_BW1D))
+        keys = lengths_B.tolist()
+        before = [sinks and sinks.row(row) for row in range(len(keys))]
+        return cls(cos, sin, None, place_BS=place_BS, index_T=index_T, keys=keys, queries=keys, sinks=before)
+
+    def of(self, queries: slice | Tensor, shared: int) -> Packed:
+        """For these queries, equally many of each text."""
+        rows = len(self.keys)
+        return self if isinstance(queries, slice) else replace(self, queries=[len(queries) // rows] * rows)
+
+    def attend(self, q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, memory: Any, layer: int, scale: float) -> Tensor:
+        """What the heads get, each text from itself."""
+        parts, out = (q_BHWD.split(self.queries, 2), k_BGKD.split(self.keys, 2), v_BGKD.split(self.keys, 2)), []
+        for q, k, v, sinks in zip(*parts, self.sinks, strict=True):
+            seen_k, seen_v = sinks.update(k, v, layer) if sinks else (k, v)
+            out.append(_attend(q, seen_k, seen_v, None, scale))
+        return torch.cat(out, 1)
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask (True = may attend) as one that is added to the scores."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)
+
+
+def rotated(x_BWHD: Tensor, norm: Callable | None, cos_BW1D: Tensor, sin_BW1D: Tensor) -> Tensor:
+    """Heads normed where the decoder norms them, and rotated, (B, H, W, D)."""
+    if norm is not None:
+        x_BWHD = norm(x_BWHD)
+    out_BWHD, half = x_BWHD * cos_BW1D, x_BWHD.shape[-1] // 2
+    if x_BWHD.numel() < _LARGE:
+        return out_BWHD.addcmul_(x_BWHD.roll(half, -1), sin_BW1D).transpose(1, 2)
+    for there, here in ((slice(0, half), slice(half, None)), (slice(half, None), slice(0, half))):
+        out_BWHD[..., there].addcmul_(x_BWHD[..., here], sin_BW1D[..., there])
+    return out_BWHD.transpose(1, 2)
+
+
+def _attend(q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_B1WK: Tensor | None, scale: float) -> Tensor:
+    batch, heads, width, dim = q_BHWD.shape
+    # Query heads of one key head become more queries of it: no key is copied, with or without a mask.
+    q_BGQD = q_BHWD.reshape(batch, k_BGKD.shape[1], -1, dim)
+    out = F.scaled_dot_product_attention(q_BGQD, k_BGKD, v_BGKD, attn_mask=mask_B1WK, scale=scale)
+    return out.reshape(batch, heads, width, dim).transpose(1, 2).flatten(2)

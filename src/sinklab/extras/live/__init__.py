@@ -1,0 +1,5 @@
+"""The live page: write a text, watch it being denoised, take a sink away from some step on; on this machine alone."""
+
+from sinklab.core.registry import exports
+
+__getattr__, __dir__, __all__ = exports(__name__, live_text="LiveText", server="serve")

@@ -1,0 +1,1 @@
+"""Models, runs and galleries for others: export, push, gallery."""

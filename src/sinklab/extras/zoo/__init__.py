@@ -1,0 +1,1 @@
+"""Families, decoders and recipes beyond those of the two papers."""

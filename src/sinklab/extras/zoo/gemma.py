@@ -1,0 +1,45 @@
+"""DiffusionGemma checkpoints: an encoder that reads causally, a decoder that denoises a canvas, one set of weights."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import transformers
+from packaging.version import Version
+from transformers import AutoConfig
+
+from sinklab.core.registry import families
+from sinklab.lab.checkpoints.families import CheckpointPlan, Family, Shapes, published
+
+
+@families.register("diffusion_gemma")
+class DiffusionGemma(Family):
+    """``DiffusionGemmaForBlockDiffusion``, run by transformers' class of that name: it has no [MASK], but noise."""
+
+    architectures = ("DiffusionGemmaForBlockDiffusion",)
+    model_types = ("diffusion_gemma",)
+    own_class = "DiffusionGemmaForBlockDiffusion"
+    end_of_turn = "<turn|>"
+    published: ClassVar = published("diffusion_gemma")
+
+    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+        """The config is transformers' own; names of tensors are as well."""
+        version, lacks = transformers.__version__, not hasattr(transformers, self.own_class)
+        if lacks or Version(version) < Version("5.23"):
+            # 5.17 has the class, and other numbers from the second canvas on
+            fact = f"lacks {self.own_class}, which runs it" if lacks else "goes on otherwise behind a finished canvas"
+            raise ValueError(f"transformers {version} {fact}; pip install 'transformers>=5.23'")
+        self.field(config, "text_config")
+        whole = AutoConfig.for_model(**config)
+        return CheckpointPlan(self, whole.get_text_config(), whole=whole)
+
+    def details(self, plan: CheckpointPlan) -> dict[str, str]:
+        """Its canvas, and what its two kinds of layers see."""
+        whole: Any = plan.whole
+        text: Any = plan.backbone
+        full, sliding = text.per_layer_config[-1], text.layer_types.count("sliding_attention")
+        heads = f"key/value heads {full.num_key_value_heads}, {full.head_dim} wide"
+        return {
+            "canvas": f"{whole.canvas_length} tokens",
+            "sliding layers": f"{sliding}, window {text.sliding_window:,} tokens",
+            "full layers": f"{text.num_hidden_layers - sliding}, {heads}",
+        }

@@ -1,0 +1,120 @@
+"""LLaDA-MoE checkpoints: a bidirectional Qwen3-MoE, with a shared expert and a bias of the router where a config has
+them.
+"""
+
+# T tokens, E hidden size, X experts, C chosen experts
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast, Qwen3MoeConfig
+from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
+
+from sinklab.core.registry import backbones, families
+from sinklab.lab.checkpoints.families import FORMATS, CheckpointPlan, Family, Shapes, Source, published
+
+
+class LLaDAMoEConfig(Qwen3MoeConfig):
+    """Config of :class:`LLaDAMoEDecoder`."""
+
+    model_type = "llada_moe"
+
+    shared_expert_intermediate_size: int | None = None
+    """Width of an expert that every token passes; None for no such expert."""
+    router_bias: bool = False
+    """Whether the router adds a bias to its probabilities."""
+
+
+class BiasedRouter(qwen3_moe.Qwen3MoeTopKRouter):
+    """Chooses by probability + bias, and weighs by the same sum, which is not normalised again."""
+
+    def __init__(self, config: LLaDAMoEConfig) -> None:
+        super().__init__(config)
+        self.expert_bias: Tensor
+        self.register_buffer("expert_bias", torch.zeros(self.num_experts, dtype=torch.float32))
+
+    def forward(self, x_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits (T, X), and weights and numbers (T, C) of the experts chosen."""
+        logits_TX = nn.functional.linear(x_TE.reshape(-1, self.hidden_dim), self.weight)
+        scores_TX = logits_TX.softmax(-1, dtype=torch.float32) + self.expert_bias
+        weights_TC, chosen_TC = scores_TX.topk(self.top_k)
+        return logits_TX, weights_TC.to(logits_TX.dtype), chosen_TC
+
+
+def _add_shared(block: Any, args: tuple, out: Tensor) -> Tensor:
+    """After the experts that were chosen: add the shared one, without a gate."""
+    return out + block.shared_expert(args[0])
+
+
+@backbones.register("llada_moe")
+class LLaDAMoEDecoder(qwen3_moe.Qwen3MoeModel):
+    """Qwen3-MoE's decoder with what its own config cannot say."""
+
+    config_class = LLaDAMoEConfig
+
+    def __init__(self, config: LLaDAMoEConfig) -> None:
+        super().__init__(config)
+        layers: Any = self.layers
+        for block in (layer.mlp for layer in layers if hasattr(layer.mlp, "experts")):
+            if config.router_bias:
+                block.gate = BiasedRouter(config)
+            if (width := config.shared_expert_intermediate_size) is not None:
+                block.shared_expert = qwen3_moe.Qwen3MoeMLP(config, width)
+                block.register_forward_hook(_add_shared)
+        self.post_init()
+
+
+AutoConfig.register(LLaDAMoEConfig.model_type, LLaDAMoEConfig, exist_ok=True)
+AutoModel.register(LLaDAMoEConfig, LLaDAMoEDecoder, exist_ok=True)
+
+
+@families.register("llada_moe")
+class LLaDAMoE(Family):
+    """``LLaDAMoEModelLM``, whose ``model_type`` is LLaDA's. Its code does not read the config's score function, groups,
+    scale or norm of the router, so neither does this.
+    """
+
+    architectures = ("LLaDAMoEModelLM",)
+    model_types: ClassVar[tuple[str, ...]] = ("lladamoe",)
+    represented: ClassVar = {"qk_layernorm": (True,), "clip_qkv": (None,), "partial_rotary_factor": (1, None)}
+    tensor_names: ClassVar = FORMATS["llada_moe"]["tensors"]
+    end_of_turn = "<|role_end|>"
+    chat_template = FORMATS["llada_moe"]["chat_template"]
+    tokenizer_class = PreTrainedTokenizerFast
+    published: ClassVar = published("llada_moe")
+
+    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+        """Plain Qwen3-MoE, as published, or our decoder for a shared expert or a bias."""
+        dense = [layer for layer, is_moe in enumerate(self.field(config, "moe_layer_freq")) if not is_moe]
+        fields = self.fields(config, FORMATS["llada_moe"]["fields"])
+        fields |= {"mlp_only_layers": dense, "norm_topk_prob": False, **self.usual(config)}
+        shared, bias = config.get("shared_expert_intermediate_size"), config.get("moe_router_enable_expert_bias")
+        if shared is None and not bias:
+            return self.plan(Qwen3MoeConfig(**fields), config)
+        own = LLaDAMoEConfig(**fields, shared_expert_intermediate_size=shared, router_bias=bool(bias))
+        return self.plan(own, config)
+
+    def source(self, plan: CheckpointPlan, target: str) -> Source:
+        """The bias is a tensor of the layer's experts, beside a plain linear layer for a router."""
+        name, take = super().source(plan, target)
+        return name.replace(".gate.expert_bias", ".expert_bias"), take
+
+    def usual(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of the backbone that a config may leave out, and its rotary positions."""
+        same = {name: config[name] for name in FORMATS["llada_moe"]["same_fields"] if name in config}
+        return {
+            **same,
+            "rope_parameters": self.rope(config),
+            # as LLaDA: the backbone would freeze the row of its padding, which is the eos
+            "pad_token_id": None,
+        }
+
+    def plan(self, backbone: Any, config: Mapping[str, Any]) -> CheckpointPlan:
+        """The plan, with the [MASK] of the authors' code where the config names none."""
+        named, usual, notes = config.get("mask_token_id"), FORMATS["llada_moe"]["mask"], list[str]()
+        if named is None and usual < backbone.vocab_size:
+            named = usual
+            notes.append(f"[MASK] is id {usual}, as in its authors' code: config.json does not name it")
+        settings = {"mask_token_id": named, "pad_token_id": config.get("pad_token_id")}
+        return CheckpointPlan(self, backbone, settings, tuple(notes))

@@ -1,0 +1,313 @@
+"""What the counting analyses share: counts that add up over samples, their ratios, and received attention by slabs."""
+
+# T steps, L layers, H heads, K keys, N scores
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
+
+from sinklab.core.registry import rules
+from sinklab.core.sinks.normalize import (
+    LAST,
+    WIDE,
+    even_share,
+    fitted,
+    is_defined,
+    main_sink,
+    mean_weight,
+    only,
+    widened,
+)
+from sinklab.core.sinks.rules import Rule, flagged, threshold
+
+SLAB = 1 << 21
+"""numbers that steps taken together have at most: in single precision they stay in the cache of a processor"""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Base of frozen dataclasses of counts: the sum of two adds numbers, arrays and tuples of numbers field by field.
+
+    Raises ValueError for two that count different things: unequal fields of ``same``, or different numbers of layers.
+    """
+
+    same: ClassVar[tuple[str, ...]] = ()
+    """Fields that are no counts: names, units, bins."""
+
+    def __add__(self, other: Self) -> Self:
+        mine, theirs = ({part.name: getattr(one, part.name) for part in fields(one)} for one in (self, other))
+        for name in self.same:
+            if not np.array_equal(mine.pop(name), theirs.pop(name)):
+                texts = " and ".join(_as_text(getattr(one, name)) for one in (self, other))
+                raise ValueError(f"{type(self).__name__} add up when they have the same {name}: got {texts}.")
+        for name, count in mine.items():
+            if np.shape(count) != np.shape(theirs[name]):
+                layers = f"{len(count)} and {len(theirs[name])} layers"
+                raise ValueError(f"{type(self).__name__} add up when they have the same layers: got {layers}.")
+        return replace(self, **{name: _sum(count, theirs[name]) for name, count in mine.items()})
+
+
+def _sum(one: Any, other: Any) -> Any:
+    return tuple(np.add(one, other).tolist()) if isinstance(one, tuple) else one + other
+
+
+def _as_text(value: Any) -> str:
+    return f"{len(value)} from {value[0]:g} to {value[-1]:g}" if isinstance(value, np.ndarray) else repr(value)
+
+
+def ratio(top: Any, bottom: Any) -> Any:
+    """``top / bottom`` element by element, NaN where bottom is 0."""
+    return top / np.where(np.asarray(bottom) > 0, bottom, np.nan)
+
+
+def share(top: str, bottom: str) -> Any:
+    """A property: the ratio of two counts of an object, a float or an array; NaN where the second is 0."""
+
+    def value(counts: Any) -> Any:
+        found = ratio(getattr(counts, top), getattr(counts, bottom))
+        return found if np.ndim(found) else float(found)
+
+    return property(value)
+
+
+@dataclass(eq=False)
+class Found:
+    """The sinks of a slab under a rule. They are few: what is asked of them is found from their places."""
+
+    received: np.ndarray
+    """(..., key) of the slab"""
+    cells: np.ndarray
+    """flat places of the sinks, rising"""
+
+    @cached_property
+    def flags(self) -> np.ndarray:
+        """(..., key)"""
+        flags = np.zeros(self.received.shape, dtype=bool)
+        flags.reshape(-1)[self.cells] = True
+        return flags
+
+    @cached_property
+    def number(self) -> np.ndarray:
+        """(...) how many a head has"""
+        return self._by_head(None)
+
+    @cached_property
+    def taken(self) -> np.ndarray:
+        """(...) what they receive together"""
+        return self._by_head(self.received.reshape(-1)[self.cells])
+
+    def _by_head(self, weights: np.ndarray | None) -> np.ndarray:
+        *shape, keys = self.received.shape
+        return np.bincount(self.cells // keys, weights, math.prod(shape)).reshape(shape)
+
+
+@dataclass(eq=False)
+class Slab:
+    """Received attention of successive steps of one sample. What several counters ask of it is found once."""
+
+    at: tuple[Any, ...]
+    """place on the axes before the last three: a slice of the steps, behind the numbers of the others"""
+    received: np.ndarray
+    """(step, layer, head, key) a_j as `even_share` scales it; axes that were not there have one place"""
+    visible: np.ndarray
+    """queries that see the key, broadcastable to it, for each step"""
+    halves: np.ndarray | None = None
+    """``received`` as it was stored in half precision, before one ``factor`` scaled it; None where it was not"""
+    factor: Any = 1.0
+    _found: list[tuple[Rule, Any, Found]] = field(default_factory=list)
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether every key is there and defined."""
+        return bool(is_defined(self.visible).all() and not np.isnan(self.received.max(initial=0)))
+
+    @cached_property
+    def exists(self) -> np.ndarray:
+        """Keys that enough queries see to be judged (`is_defined`)."""
+        if self.whole:
+            return np.ones(self.received.shape, dtype=bool)
+        return ~np.isnan(self.received) & is_defined(self.visible)
+
+    @cached_property
+    def known(self) -> np.ndarray:
+        """Received attention, 0 where the key does not exist."""
+        return only(self.exists, self.received)
+
+    @cached_property
+    def total(self) -> np.ndarray:
+        """(step, layer, head) what all keys receive, those too that too few queries see to be judged."""
+        known = self.known if self.whole else only(~np.isnan(self.received) & (self.visible > 0), self.received)
+        # as a product, quicker than as a sum
+        return np.asarray(known @ np.ones(known.shape[-1], known.dtype))
+
+    @cached_property
+    def score(self) -> np.ndarray:
+        """Mean weight of the keys in multiples of an even share, S w_j with S the most queries that see any key; NaN
+        where the key does not exist. Where all keys are seen by as many queries, it is what they receive."""
+        if self.queries is not None:
+            return only(self.exists, self.received, np.nan)
+        most = np.fmax.reduce(self.visible, axis=-1, keepdims=True, initial=0)
+        return only(self.exists, mean_weight(self.received, self.visible) * most, np.nan)
+
+    @cached_property
+    def main(self) -> np.ndarray:
+        """(step, layer, head) strongest key, -1 where none exists."""
+        return main_sink(self.score)
+
+    @cached_property
+    def ranked(self) -> np.ndarray:
+        """(step, layer, head * key) all scores of a layer, rising, NaN last: a search tells how many exceed a bound."""
+        return ranked(self.score)
+
+    @cached_property
+    def _codes(self) -> np.ndarray | None:
+        """(layer, code) how many scores have these bits in half precision, behind the last code a 0; None where bits do
+        not tell the order."""
+        if self.halves is None or not self.whole:
+            return None
+        codes_LTN = self.halves.view(np.uint16).reshape(*self.halves.shape[:2], -1).swapaxes(0, 1)
+        most = int(codes_LTN.max(initial=0))
+        if most > LAST:
+            return None
+        return np.array([np.bincount(codes_TN.ravel(), minlength=most + 2) for codes_TN in codes_LTN])
+
+    def below(self, bounds: np.ndarray) -> np.ndarray:
+        """(layer, bound) how many scores lie below each bound, of rising (step, 1, bound); below NaN are all."""
+        same = ((bounds == bounds[:1]) | np.isnan(bounds)).all()
+        if not same or self._codes is None:
+            return below(self.ranked, bounds).sum(0)
+        levels = WIDE[: self._codes.shape[1] - 1] * self.factor
+        places = levels.searchsorted(_own(bounds[0, 0], levels.dtype))
+        starts = np.append(0, places)
+        between = np.add.reduceat(self._codes, starts, axis=1)[:, :-1]
+        # where nothing lies between, reduceat gives the number at the place itself
+        return np.cumsum(np.where(np.diff(starts) > 0, between, 0), axis=1)
+
+    @cached_property
+    def queries(self) -> Any:
+        """`alike`, where that is a number at every step; None otherwise."""
+        found = alike(self.visible)
+        return None if np.isnan(found).any() else found
+
+    def sinks(self, rule: Rule | str) -> np.ndarray:
+        """Which keys are sinks under the rule."""
+        return self.found(rule).flags
+
+    def found(self, rule: Rule | str) -> Found:
+        """The sinks under the rule, or the rule of this text, and what is counted of them."""
+        named: Any = rules.parsed(rule)
+        # rules need not be hashable
+        for known, _, found in self._found:
+            if known == named:
+                return found
+        queries, received = self.visible if self.queries is None else self.queries, self.received
+        bound: Any = np.nan if self.queries is None else np.broadcast_to(threshold(named, queries), queries.shape)
+        above = (found.cells for _, lower, found in self._found if np.all(lower <= bound))
+        more = min(above, key=len, default=None)
+        if more is not None:
+            # what exceeds a bound exceeds a lower one
+            limit = bound.flat[0] if (bound == bound[0]).all() else bound.ravel()[more // received[0].size]
+            cells = more[received.reshape(-1)[more] > limit]
+        else:
+            cells = np.flatnonzero(flagged(received, named, queries, self.exists))
+        self._found.append((named, bound, Found(received, cells)))
+        return self._found[-1][2]
+
+
+class Counter(Protocol):
+    """Something that is found slab by slab, so that one pass over the attention finds many."""
+
+    def add(self, slab: Slab) -> None:
+        """Count what the next slab has."""
+        ...
+
+
+def one_pass(slabs: Iterable[Slab], *counters: Counter) -> None:
+    """Give every slab to every counter."""
+    # Once a block of this size was freed, glibc keeps smaller ones: else every step would fault in its pages anew.
+    np.empty(1 << 24, dtype=np.uint8)
+    for slab in slabs:
+        for counter in counters:
+            counter.add(slab)
+
+
+def ranked(scores: np.ndarray) -> np.ndarray:
+    """Scores on the last two axes in rising order, as one axis."""
+    return np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
+
+
+def below(rising: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """(..., bound) how many of the rising numbers (..., N) lie below each bound, in double precision.
+
+    bounds: broadcastable to the answer. Below NaN is every number.
+    """
+    own = _own(bounds, rising.dtype)
+    shape = (*rising.shape[:-1], own.shape[-1])
+    rows = zip(rising.reshape(-1, rising.shape[-1]), np.broadcast_to(own, shape).reshape(-1, shape[-1]), strict=True)
+    return np.array([row.searchsorted(each) for row, each in rows], dtype=np.int64).reshape(shape)
+
+
+def _own(bounds: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The least numbers of this precision that are no less."""
+    own = bounds.astype(dtype)
+    return np.where(own < bounds, np.nextafter(own, dtype.type(np.inf)), own)
+
+
+def counted(flags: np.ndarray) -> np.ndarray:
+    """Number of flags that are set on the last axis; five times as quick as their sum."""
+    return np.bitwise_count(np.packbits(flags, axis=-1)).sum(-1, dtype=np.int64)
+
+
+def alike(visible: np.ndarray) -> np.ndarray:
+    """(step, 1, 1, 1) the number of queries that see the keys of a step, 1 without any; NaN where it is not one."""
+    some = visible > 0
+    least, most = (
+        of.reduce(visible, (1, 2, 3), where=some, initial=edge, keepdims=True)
+        for of, edge in ((np.minimum, np.inf), (np.maximum, -np.inf))
+    )
+    return np.where(least < most, np.nan, np.where(most > 0, most, 1)).astype(visible.dtype)
+
+
+def spans(steps: int, size: int) -> list[slice]:
+    """The steps, of ``size`` numbers each, as many together as `SLAB` lets."""
+    stride = max(1, SLAB // max(1, size))
+    return [slice(start, min(start + stride, steps)) for start in range(0, steps, stride)]
+
+
+def apart(
+    at: tuple[Any, ...], received: np.ndarray, visible: np.ndarray, stored: Any = None, factor_T: Any = (1.0,)
+) -> Iterator[Slab]:
+    """Slabs of successive steps: those apart whose keys are seen by one number of queries each, and the others.
+
+    stored: ``received`` as it was read, before ``factor_T`` scaled every step.
+    """
+    halves = stored if stored is not None and stored.dtype == np.float16 and np.ptp(factor_T) == 0 else None
+    uneven_T = np.isnan(alike(visible)).ravel()
+    cuts = [0, *(np.flatnonzero(uneven_T[1:] != uneven_T[:-1]) + 1).tolist(), len(received)]
+    for start, end in pairwise(cuts):
+        steps = slice(at[-1].start + start, at[-1].start + end)
+        own = None if halves is None else halves[start:end]
+        yield Slab((*at[:-1], steps), received[start:end], visible[start:end], own, factor_T[0])
+
+
+def slabs(received: Any, visible: Any = None, positions: Any = None) -> Iterator[Slab]:
+    """Every slab, in numpy: going slab by slab keeps the working memory at a few, however long the run is."""
+    # A tensor of half precision has no numpy kind where it is bfloat16, so tensors widen whole, arrays slab by slab.
+    own = widened(received) if hasattr(received, "detach") else np.asarray(received)
+    whole = np.array(own, copy=None, ndmin=4)
+
+    def by_step(given: Any, name: str) -> np.ndarray:
+        array = np.array(fitted(given, own, np, name), copy=None, ndmin=whole.ndim)
+        return np.broadcast_to(array, (*whole.shape[:-3], *array.shape[-3:]))
+
+    seen = None if visible is None else by_step(widened(visible), "visible")
+    count = None if positions is None else by_step(widened(positions)[..., None], "positions")
+    for index in np.ndindex(whole.shape[:-4]):
+        for steps in spans(whole.shape[-4], math.prod(whole.shape[-3:])):
+            at = (*index, steps)
+            ran = None if count is None else count[at][..., 0]
+            yield from apart(at, *even_share(whole[at], None if seen is None else seen[at], ran))

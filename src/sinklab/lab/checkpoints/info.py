@@ -1,0 +1,165 @@
+"""What a model is and the memory it needs, from its config alone."""
+
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from sinklab.core.errors import one_of
+from sinklab.core.models.sinks.base import sink_of
+from sinklab.lab.checkpoints import families, gguf_files, materialize, published
+from sinklab.lab.checkpoints.families import SpecialIds
+
+BYTES = {"float32": 4, "bfloat16": 2}
+CANVAS = 4096  # no canvas fills Llama-3.1's 131,072 positions
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model's family, sizes and needs."""
+
+    name: str
+    family: str
+    """``diffusion`` or ``autoregressive``."""
+    published_family: str
+    architecture: str
+    """As its ``config.json`` names it."""
+    backbone: str
+    """The decoder that runs it, by transformers' name: llama, qwen2, qwen3_moe, …"""
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    intermediate: int
+    vocabulary: int
+    text_vocabulary: int
+    """Ids below this are text."""
+    parameters: int
+    """Tied ones count once."""
+    experts: int
+    """Of a layer, those that every token passes apart; 0 for a model without."""
+    experts_per_token: int
+    active_parameters: int
+    """Those that a token meets: all but the experts that are not chosen for it."""
+    special: SpecialIds
+    context: int
+    """Tokens; what the authors state, else what the positions allow. Advice: only the positions are enforced."""
+    logit_shift: bool
+    attention: str
+    """Keys that a token sees, as in a model's config: full, causal or first_alone."""
+    block_length: int | None
+    """Tokens of a block of attention; None where everything is seen."""
+    sink: str
+    gate: str
+    chat_template: str | None
+    stored: str
+    """Type of its weights in the files, as its config says."""
+    details: dict[str, str]
+    """What there is besides, in the family's own words (`Family.details`)."""
+    notes: tuple[str, ...]
+    """What was assumed."""
+
+    def weight_bytes(self, dtype: str) -> int:
+        """Memory of the weights in ``float32`` or ``bfloat16``, bytes."""
+        return self.parameters * _size(dtype)
+
+    def canvas_bytes(self, dtype: str, length: int | None = None) -> int:
+        """Memory that one canvas needs besides the weights, bytes; an estimate from shapes, not a measurement.
+
+        The largest layer's states, keys and values of all layers (a cache), and logits at every position.
+
+        Args:
+            dtype: ``float32`` or ``bfloat16``.
+            length: tokens of prompt and completion; the context by default, at most 4,096.
+        """
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        layer = 3 * self.hidden + max(2 * queries + 2 * keys, 3 * self.intermediate)
+        per_token = layer + 2 * self.layers * keys + self.vocabulary
+        return (length or min(self.context, CANVAS)) * per_token * _size(dtype)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        memory = {dtype: {"weights": self.weight_bytes(dtype), "canvas": self.canvas_bytes(dtype)} for dtype in BYTES}
+        return {**asdict(self), "memory_bytes": memory}
+
+    def lines(self) -> list[str]:
+        """The same for a reader, one fact a line."""
+        words = resources.files("sinklab.lab.checkpoints").joinpath("info.jinja").read_text("utf-8")
+        card = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(words)
+        canvas = min(self.context, CANVAS)
+        return card.render(info=self, special=asdict(self.special), canvas=canvas, size=_readable).splitlines()
+
+
+def _size(dtype: str) -> int:
+    one_of("dtype", dtype, BYTES)
+    return BYTES[dtype]
+
+
+def _readable(number: int) -> str:
+    return f"{number / 2**30:.2f} GiB" if number >= 2**28 else f"{number / 2**20:.1f} MiB"
+
+
+def describe(name_or_folder: str | Path, *, revision: str | None = None) -> ModelInfo:
+    """What a model is, without reading its weights. Raises ValueError where its config cannot be represented.
+
+    Args:
+        name_or_folder: as for :func:`sinklab.load`, or a ``config.json`` itself. Of a GGUF file the header is read.
+        revision: commit, branch or tag on the Hub.
+    """
+    name = str(name_or_folder)
+    plan, raw = published.read_plan(name, revision)
+    config: Any = families.configured(plan, {}, name)
+    backbone: Any = plan.backbone
+    model = materialize.empty_model(config, name)
+    heads = backbone.num_attention_heads
+    # a tied head is the same tensor, and parameters() yields it once
+    total = sum(parameter.numel() for parameter in model.parameters())
+    experts = [tensor for name, tensor in model.named_parameters() if ".experts." in name]
+    counts = (getattr(backbone, name, 0) for name in ("num_experts_per_tok", "top_k_experts"))
+    chosen: int = next(filter(None, counts), 0)
+    # where layers differ, a config of transformers says per layer what this one has
+    layer = backbone if plan.whole is None else backbone.per_layer_config[0]
+    return ModelInfo(
+        name=name,
+        **published.facts_of(name, raw, plan, config, None)[1],
+        architecture=", ".join(families.architectures_of(raw) or [str(raw.get("name", "not named"))]),
+        backbone=backbone.model_type,
+        layers=backbone.num_hidden_layers,
+        heads=heads,
+        kv_heads=getattr(layer, "num_key_value_heads", None) or heads,
+        head_dim=getattr(layer, "head_dim", None) or backbone.hidden_size // heads,
+        hidden=backbone.hidden_size,
+        intermediate=backbone.intermediate_size,
+        vocabulary=backbone.vocab_size,
+        text_vocabulary=getattr(config, "text_vocab_size", None) or backbone.vocab_size,
+        parameters=total,
+        experts=len(experts[0]) if experts else 0,
+        experts_per_token=chosen,
+        active_parameters=total - sum(tensor[chosen:].numel() for tensor in experts),
+        logit_shift=getattr(config, "logit_shift", False),
+        attention=getattr(config, "attention", "full"),
+        block_length=getattr(config, "block_length", None),
+        sink=f"{config.sink_count} ({config.sink_kind}, {config.sink_side})" if sink_of(config) else "none",
+        gate=getattr(config, "gate", "none"),
+        stored=str(materialize.weight_type("auto", raw, "auto")).removeprefix("torch."),
+        details={**plan.family.details(plan), **_of_gguf(name, total)},
+    )
+
+
+def _of_gguf(name: str, parameters: int) -> dict[str, str]:
+    """Facts of a GGUF file, for `details`; none of another checkpoint."""
+    file = gguf_files.find(name)
+    if file is None:
+        return {}
+    header = gguf_files.read_header(file, name)
+    needs = [f"{_readable(header.loading_bytes(parameters, size))} in {dtype}" for dtype, size in BYTES.items()]
+    words = {None: "not said", True: "written in front of texts", False: "not written in front of texts"}
+    return {
+        "GGUF file": f"{_readable(header.size)}, {header.title or 'no name'}: {header.stored}",
+        "loading takes": f"at most {', '.join(needs)}",
+        "start token": words[header.starts_texts],
+        "chat format": "in the file" if header.has_chat_template else "none in the file",
+    }

@@ -1,0 +1,196 @@
+"""A sink by itself, in a file of a few kB: what it is, on which weights it was trained, and putting it on a model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from sinklab.core.errors import ordinary, refused, writing
+from sinklab.core.models.config import DiffusionLMConfig
+from sinklab.core.models.sinks.base import tensors_of
+from sinklab.core.registry import sinks
+
+FORMAT, VERSION = "sinklab-sink", 1
+# at a time, when weights are hashed
+PIECE = 2**22
+
+
+@dataclass(frozen=True)
+class SinkFile:
+    """What a sink file says of itself."""
+
+    kind: str
+    """As in :class:`~sinklab.core.models.DiffusionLMConfig`: ``token``, ``zero``, ``kv`` or another that is registered."""
+    count: int
+    side: str
+    backbone: str
+    """The decoder it was trained on, by transformers' name: llama, qwen2, qwen3_moe, …"""
+    hidden_size: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    name: str
+    """What the model was called that it was trained on; empty if that is not known."""
+    weights_sha256: str
+    """As of :func:`backbone_hash`."""
+    version: int = VERSION
+
+    @classmethod
+    def of(cls, config: DiffusionLMConfig, name: str = "", weights_sha256: str = "") -> SinkFile:
+        """The facts of a model with a sink."""
+        backbone, sink = config.backbone, (config.sink_kind, config.sink_count, config.sink_side)
+        layers = (backbone.num_hidden_layers, config.kv_heads, config.head_dim)
+        return cls(*sink, backbone.model_type, backbone.hidden_size, *layers, name, weights_sha256)
+
+
+_SHAPE = ("backbone", "hidden_size", "layers", "kv_heads", "head_dim")
+"""What must be the same where a sink is attached."""
+
+
+def backbone_hash(model: Any) -> str:
+    """SHA-256 (hex) of a model's weights without its sink, rounded to bfloat16: the same in float32 and bfloat16.
+
+    Reads every weight once.
+    """
+    skipped = {*tensors_of(model.config), *(["lm_head.weight"] if model.config.tie_word_embeddings else [])}
+    return hash_of({name: tensor for name, tensor in model.state_dict().items() if name not in skipped})
+
+
+def hash_of(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 (hex) of tensors, their names and their shapes, rounded to bfloat16; their order does not matter."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        digest.update(json.dumps([name, list(state[name].shape)]).encode())
+        # of a model that is divided over processes the whole tensor, for which they meet
+        tensor = getattr(state[name], "full_tensor", state[name].detach)()
+        for piece in tensor.reshape(-1).split(PIECE):
+            digest.update(piece.bfloat16().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def save_sink(model: Any, file: str | Path, *, name: str = "") -> Path:
+    """Write the sink of a model, and nothing else, into a safetensors file that ``load(…, sink=FILE)`` attaches.
+
+    Args:
+        model: a :class:`~sinklab.core.models.DiffusionLM` with a sink, without adapters.
+        file: where to; it is replaced when the new one is whole.
+        name: of the model that the sink was trained on, for whoever finds the file.
+
+    Raises:
+        ValueError: if the model has no sink, or adapters.
+    """
+    file = Path(file)
+    if not (names := tensors_of(model.config)):
+        raise ValueError("this model has no sink that could be saved; give it one with sink_kind and sink_count")
+    tensors = {one: getattr(model, one).detach().cpu().contiguous() for one in names}
+    if any(".lora_" in one for one in model.state_dict()):
+        raise ValueError("the sink of a model with adapters would be tied to them; merge_lora(model) first")
+    facts = SinkFile.of(model.config, name, backbone_hash(model))
+    metadata = {"format": FORMAT, **{key: str(value) for key, value in asdict(facts).items()}}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
+    try:
+        # not save_file: it makes a file that only its owner may read
+        with writing(file):
+            partial.write_bytes(save(tensors, metadata=metadata))
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
+    return file
+
+
+def sink_file_of(file: str | Path) -> SinkFile:
+    """What a sink file says of itself.
+
+    Raises:
+        ValueError: if it is no sink file, damaged, or of another version.
+    """
+    return _read(file)[0]
+
+
+def _read(file: str | Path) -> tuple[SinkFile, dict[str, Tensor]]:
+    fault = f"no sink can be read from {file}, which is absent, cut short or damaged"
+    with refused(fault, SafetensorError, OSError), safe_open(ordinary(file), "pt") as opened:
+        metadata: Mapping[str, str] = opened.metadata() or {}
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"{file} holds no sink: save_sink writes one, with format {FORMAT!r} in its metadata")
+    if metadata.get("version") != str(VERSION):
+        raise ValueError(
+            f"the sink file {file} has version {metadata.get('version')}, and this sinklab reads version {VERSION}; "
+            "write it again with save_sink"
+        )
+    kinds: dict[str, Callable[[str], Any]] = {"int": int, "str": str}
+    with refused(f"the sink file {file} is damaged", KeyError, ValueError):
+        facts = SinkFile(**{one.name: kinds[str(one.type)](metadata[one.name]) for one in fields(SinkFile)})
+        named = sinks.parse(facts.kind).tensors
+        if {*named} != tensors.keys():
+            held = ", ".join(sorted(tensors)) or "nothing"
+            raise ValueError(f"a {facts.kind} sink is {', '.join(sorted(named))}, but it holds {held}")
+    return facts, tensors
+
+
+def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
+    """Give a model without a sink that of a file, in place; its other weights keep every bit.
+
+    Returns:
+        notes: what was attached, and a warning where the sink was trained on other weights.
+
+    Raises:
+        ValueError: as :func:`sink_file_of`; if the model is no diffusion model, has a sink or is offloaded; if the sink
+            was trained on a backbone of another shape.
+    """
+    facts, tensors = _read(file)
+    config = model.config
+    if not isinstance(config, DiffusionLMConfig):
+        raise ValueError(
+            f"a sink file is for a DiffusionLM, and this one is a {config.model_type}; a causal model becomes one with "
+            "as_diffusion=True"
+        )
+    if config.sink_count:
+        raise ValueError(
+            f"the model has a sink of its own ({config.sink_count} {config.sink_kind}); leave that out with "
+            "sink_kind='none' and sink_count=0"
+        )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError(
+            "a sink file is compared with all weights, but some of this model are offloaded to the host; load it "
+            "with a smaller dtype, or where its devices hold it"
+        )
+    here = SinkFile.of(config)
+    other = [key for key in _SHAPE if getattr(facts, key) != getattr(here, key)]
+    wrong = [f"{key.replace('_', ' ')} {getattr(facts, key)} there and {getattr(here, key)} here" for key in other]
+    if wrong:
+        raise ValueError(
+            f"the sink in {file} was trained on another backbone ({facts.name or 'not named'}): {', '.join(wrong)}; "
+            "load the model it belongs to"
+        )
+    settings: dict[str, Any] = {"sink_kind": facts.kind, "sink_count": facts.count, "sink_side": facts.side}
+    # checks the three together
+    wanted: Any = DiffusionLMConfig(backbone=config.backbone, **settings)
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != (shape := wanted.sink.shape(wanted, name)):
+            fact = f"{name} has shape {tuple(tensor.shape)}, but its metadata ask for {shape}"
+            raise ValueError(f"the sink file {file} is damaged: {fact}")
+    vars(config).update(settings)
+    like = model.get_input_embeddings().weight
+    for name, tensor in tensors.items():
+        model.register_parameter(name, nn.Parameter(tensor.to(device=like.device, dtype=like.dtype)))
+    attached = f"sink attached: {facts.count} {facts.kind} of {file}"
+    if backbone_hash(model) == facts.weights_sha256:
+        return (attached,)
+    return attached, (
+        f"the sink was trained on other weights of this shape ({facts.name or 'not named'}, SHA-256 "
+        f"{facts.weights_sha256[:12]}…): its effect here is untested"
+    )

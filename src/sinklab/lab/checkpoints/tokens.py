@@ -1,0 +1,274 @@
+"""Tokenizers of checkpoints, read as data, and special tokens: their ids, and what each is there for."""
+
+import multiprocessing
+import re
+import warnings
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from sinklab.core.errors import read_json, refused
+from sinklab.core.models.config import DiffusionLMConfig
+from sinklab.lab.checkpoints import families
+from sinklab.lab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds, known_families
+
+PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""Classes that are their ``tokenizer.json`` and nothing besides."""
+
+
+def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a checkpoint folder, or None if it has no tokenizer files.
+
+    The class follows from family and files, never from code: that of the family, or where the files name a class that
+    only code has, what it stands for with this backbone (Dream's is Qwen2's, also beside a model of another format).
+
+    Args:
+        folder: of the checkpoint.
+        plan: of the checkpoint.
+        name: for messages.
+
+    Raises:
+        ValueError: if there are tokenizer files and they cannot be read.
+    """
+    single = (folder / "tokenizer.json").is_file()
+    pair = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
+    if not single and not pair and not (folder / "tokenizer.model").is_file():
+        return None
+    reader: Any = AutoTokenizer
+    settings: dict[str, Any] = {"trust_remote_code": False}
+    kind = _named_class(folder / "tokenizer_config.json")
+    foreign = kind is not None and not hasattr(transformers, str(kind))
+    family, own = plan.family, plan.family.tokenizer_class
+    if foreign and pair:
+        own = known_families().get(plan.backbone.model_type, family).foreign_tokenizer_class or own
+    if own is None and (foreign or kind in PLAIN):
+        # beside a Qwen2 model transformers would put Qwen's own splitting of words in place of the file's
+        own = PreTrainedTokenizerFast
+    if own is not None and (single or own is not PreTrainedTokenizerFast):
+        reader, settings = own, {}
+    fault = f"{name} has a model but no tokenizer that can be read"
+    if not single and not pair:
+        fault += (
+            "; it has tokenizer.model only: install sentencepiece, or put a tokenizer.json beside it (AutoTokenizer's "
+            "save_pretrained writes one where sentencepiece is installed)"
+        )
+    with refused(fault):
+        tokenizer = reader.from_pretrained(str(folder), **settings)
+    # it was read without the code that the files name, and nobody to whom it is given shall be asked to run that
+    tokenizer.init_kwargs.pop("auto_map", None)
+    if family.chat_template and (family.replaces_chat_template or not tokenizer.chat_template):
+        tokenizer.chat_template = family.chat_template
+    return tokenizer
+
+
+def _named_class(settings: Path) -> str | None:
+    """The class that a ``tokenizer_config.json`` names; one that only code has is called ``code``."""
+    # where it is absent or no object, the reader will say what is wrong with it
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        named = read_json(settings)
+        return "code" if "auto_map" in named else named.get("tokenizer_class")
+    return None
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str = "the model") -> None:
+    """Refuse a tokenizer with ids that an embedding of ``rows`` rows does not have; spare rows are fine.
+
+    Raises:
+        ValueError: naming the largest id.
+    """
+    token, largest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    if largest >= rows:
+        raise ValueError(
+            f"every id of the tokenizer must have a row in the embedding of {name}, but its largest id is {largest} "
+            f"({token!r}) and the embedding has {rows} rows; take the tokenizer that belongs to the model, or resize "
+            "the embedding"
+        )
+
+
+_BYTES = {spelt: byte for byte, spelt in bytes_to_unicode().items()}
+"""How byte-level BPE spells the 256 bytes."""
+
+
+def token_text(tokenizer: PreTrainedTokenizerBase | None, token_id: int) -> str:
+    """What one token writes; its id where there is no tokenizer.
+
+    Bytes that are no whole character by themselves are named: " <0xE2><0x80>". `sinklab.lab.analysis.characters` reads
+    such neighbours as one.
+    """
+    if tokenizer is None:
+        return f"⟨{token_id}⟩"
+    text, spelt = str(tokenizer.decode([token_id])), str(tokenizer.convert_ids_to_tokens(token_id))
+    if "\ufffd" not in text or not set(spelt) <= {*_BYTES}:
+        return text
+    # a tokenizer that falls back on bytes names them so itself
+    own = re.fullmatch("<0x([0-9A-F]{2})>", spelt)
+    raw = bytes.fromhex(own[1]) if own else bytes(_BYTES[sign] for sign in spelt)
+    parts = raw.decode("utf-8", "surrogateescape")
+    return re.sub("[\udc80-\udcff]", lambda part: f"<0x{ord(part[0]) - 0xDC00:02X}>", parts)
+
+
+ROLES = ("mask", "bos", "eos", "eot", "pad", "template", "image", "other")
+"""Every role a special token may have; a token of text has none."""
+_TEXTS: dict[str, list[str]] = families.FORMATS["special_texts"]
+
+
+def special_ids(
+    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, row: Published | None, family: Family
+) -> SpecialIds:
+    """Special ids from the model's config, then the tokenizer, then the table of published checkpoints."""
+    known, entries = row.special if row else NO_IDS, tokenizer.get_vocab() if tokenizer else {}
+
+    def first(role: str, text: str = "") -> Any:
+        said = [getattr(source, f"{role}_token_id", None) for source in (config, tokenizer)]
+        return next((value for value in [*said, entries.get(text)] if value not in (None, [])), getattr(known, role))
+
+    eot = getattr(config, "eot_token_id", None)
+    if eot is None:
+        eot = entries.get(family.end_of_turn, known.eot)
+    eos = _as_tuple(first("eos"))
+    stop = tuple(dict.fromkeys([*eos, *_as_tuple(eot)]))
+    expand, delete, first_eos = first("expand", family.expand_token), first("delete"), next(iter(eos), None)
+    if delete is None and expand is not None:
+        delete = first_eos
+    return SpecialIds(
+        first("mask", family.mask_token), first_eos, eot, first("pad"), first("bos"), stop, expand, delete
+    )
+
+
+def adopt(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, special: SpecialIds) -> None:
+    """Tell a diffusion model's config what tokenizer and table know, so that it survives ``save_pretrained``, and a
+    tokenizer its mask and pad token; only where they have none.
+    """
+    if isinstance(config, DiffusionLMConfig):
+        # in our config and not the backbone's, which would freeze the row of its padding
+        for name in ("mask", "eos", "eot", "pad", "bos", "expand", "delete"):
+            token_id = getattr(special, name)
+            if getattr(config, f"{name}_token_id") is None and token_id is not None and token_id < config.vocab_size:
+                setattr(config, f"{name}_token_id", token_id)
+    if tokenizer is None:
+        return
+    for name, token_id in (("mask_token", special.mask), ("pad_token", special.pad)):
+        if getattr(tokenizer, name) is None and token_id is not None and token_id < len(tokenizer):
+            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(token_id))
+
+
+def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def special_roles(loaded: Any) -> dict[int, str]:
+    """Id -> role, one of :data:`ROLES`, for every special token of what :func:`sinklab.load` returned; ids that are not
+    in it are text.
+
+    ``mask`` goes first; then the conventional texts (``<|endoftext|>`` is eos even where the config names it as padding
+    too); then the ids that config, tokenizer and the table of published checkpoints name, eot before eos, bos and pad.
+    ``template`` are the other special tokens that the chat format writes, ``image`` the ids from ``text_vocab_size``
+    on, ``other`` what the tokenizer holds special beside these.
+    """
+    special, tokenizer = loaded.special, loaded.tokenizer
+    config: Any = loaded.model.config
+    mask = getattr(config, "mask_token_id", None)
+    texts = _special_texts(tokenizer)
+    found: list[tuple[str, Iterable[int | None]]] = [
+        ("mask", [special.mask if mask is None else mask]),
+        *((role, [number for number, text in texts.items() if text in known]) for role, known in _TEXTS.items()),
+        ("eot", [special.eot]),
+        ("eos", [special.eos, *special.stop, getattr(tokenizer, "eos_token_id", None)]),
+        ("bos", [special.bos, getattr(tokenizer, "bos_token_id", None)]),
+        ("pad", [special.pad, getattr(tokenizer, "pad_token_id", None)]),
+        ("template", _template_ids(tokenizer, set(texts))),
+        ("other", texts),
+        ("image", range(getattr(config, "text_vocab_size", None) or config.vocab_size, config.vocab_size)),
+    ]
+    roles: dict[int, str] = {}
+    for role, ids in found:
+        for token_id in ids:
+            if token_id is not None:
+                roles.setdefault(token_id, role)
+    return roles
+
+
+def _special_texts(tokenizer: PreTrainedTokenizerBase | None) -> dict[int, str]:
+    """Id -> text of every token that the tokenizer holds special."""
+    if tokenizer is None:
+        return {}
+    added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+    found = {token_id: str(token) for token_id, token in added.items() if getattr(token, "special", False)}
+    for token_id in tokenizer.all_special_ids:
+        found.setdefault(token_id, str(tokenizer.convert_ids_to_tokens(token_id)))
+    return found
+
+
+def _template_ids(tokenizer: PreTrainedTokenizerBase | None, special: set[int]) -> list[int]:
+    """The special tokens that the chat format writes around a message."""
+    if tokenizer is None or not tokenizer.chat_template:
+        return []
+    try:
+        text = chat_text(tokenizer, [{"role": "user", "content": "a"}], add_generation_prompt=True)
+    except ValueError:
+        # a chat format that cannot be used writes nothing
+        return []
+    written: Any = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return [token_id for token_id in dict.fromkeys(written) if token_id in special]
+
+
+SECONDS, MEMORY, LENGTH = 10, 1 << 29, 1 << 20
+"""What the rendering of one chat may take: time, bytes besides what this process has, and bytes of text."""
+
+
+def chat_text(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **how: Any) -> str:
+    """Messages in a tokenizer's chat format. Its template is a program of the checkpoint's, and runs in a child.
+
+    Args:
+        tokenizer: with a chat template.
+        messages: role and content of each.
+        how: as `apply_chat_template` takes it.
+
+    Raises:
+        ValueError: for a template that fails, or asks for more than `SECONDS`, `MEMORY` or `LENGTH`.
+    """
+    # here, and not anew in every child
+    import jinja2.sandbox  # noqa: F401
+
+    forked = multiprocessing.get_context("fork")
+    ours, theirs = forked.Pipe(duplex=False)
+    child = forked.Process(target=_render, args=(theirs, tokenizer, messages, how))
+    with warnings.catch_warnings(), ours:
+        # the threads that Python warns of are torch's, and the child has no use for them
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child.start()
+        theirs.close()
+        try:
+            told = ours.recv_bytes(LENGTH).decode() if ours.poll(SECONDS) else ""
+        except (EOFError, OSError):
+            told = ""
+        finally:
+            child.kill()
+            child.join()
+    if not told:
+        raise ValueError(f"it takes over {SECONDS} s, {MEMORY >> 20} MB or {LENGTH >> 20} MB of text")
+    if told[0] == "-":
+        raise ValueError(told[1:])
+    return told[1:]
+
+
+def _render(pipe: Any, tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], how: dict[str, Any]) -> None:
+    """In the child: the text behind a plus, or what went wrong behind a minus."""
+    import resource
+
+    with suppress(OSError, ValueError):
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    try:
+        said = "+" + str(tokenizer.apply_chat_template(messages, tokenize=False, **how))
+    except Exception as error:
+        said = f"-{type(error).__name__}: {error}"[:500]
+    pipe.send_bytes(said.encode(errors="replace"))

@@ -1,0 +1,190 @@
+"""The weight files of a checkpoint folder, read a piece at a time; pickles only on request."""
+
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from sinklab.core.errors import read_json, refused
+from sinklab.lab.checkpoints.families import Shapes
+
+FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PIECE_BYTES = 64 * 2**20
+UNREADABLE = "the weights of {} cannot be read, the file may be cut short or damaged"
+SAFE, PICKLED = ("*.safetensors",), ("*.bin", "*.pth", "*.pt")
+"""Names of weight files."""
+Part = tuple[slice, ...]
+"""A range of each axis of a tensor."""
+
+
+def _not_floating(name: str, kind: object) -> ValueError:
+    return ValueError(
+        f"the tensor {name} holds {kind}, but sinklab reads {', '.join(FLOATING)}; "
+        "take a checkpoint that is not quantised"
+    )
+
+
+class Safetensors:
+    """Tensors of one or more safetensors files.
+
+    A file is opened anew after ``PIECE_BYTES``: its mapping goes away, whose pages count as resident memory.
+    """
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files: dict[str, Path] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for file in files:
+            with safe_open(file, "pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 (no mapping)
+                    if name in self.files:
+                        raise ValueError(f"the tensor {name} is in {self.files[name].name} and in {file.name}")
+                    piece = opened.get_slice(name)
+                    if piece.get_dtype() not in FLOATING:
+                        raise _not_floating(name, piece.get_dtype())
+                    self.files[name] = file
+                    shapes[name] = tuple(piece.get_shape())
+        self.shapes: Shapes = shapes
+        self._opened: tuple[Path, Any, int] | None = None
+        """The file read last, opened, and the bytes that may still be read of this mapping."""
+
+    def _file_of(self, name: str, size: int) -> Any:
+        file = self.files[name]
+        if self._opened is None or self._opened[0] != file or self._opened[2] < size:
+            # not for every tensor: the header of a file with thousands of experts takes longer than one of them
+            self._opened = file, safe_open(file, "pt"), PIECE_BYTES
+        _, opened, left = self._opened
+        self._opened = file, opened, left - size
+        return opened
+
+    def whole(self, name: str) -> Tensor:
+        """One tensor, backed by the file."""
+        with safe_open(self.files[name], "pt") as opened:
+            return opened.get_tensor(name)
+
+    def pieces(self, name: str, part: Part | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """Row ranges of one tensor, or of a part of it, and their contents, at most ``PIECE_BYTES`` each (a row at
+        least). What lies outside the part is not read.
+        """
+        shape = self.shapes[name]
+        first, *others = part or [slice(0, size) for size in shape]
+        per_row = 8 * torch.Size(shape[1:]).numel()
+        rows = max(1, PIECE_BYTES // per_row)
+        for start in range(first.start, first.stop, rows):
+            stop = min(start + rows, first.stop)
+            opened = self._file_of(name, per_row * (stop - start)).get_slice(name)
+            yield slice(start - first.start, stop - first.start), opened[(slice(start, stop), *others)]
+
+
+class Tensors:
+    """Tensors that are in memory, or mapped."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if tensor.dtype not in FLOATING.values():
+                raise _not_floating(name, tensor.dtype)
+        self.tensors = tensors
+        self.shapes: Shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+    def whole(self, name: str) -> Tensor:
+        """One tensor."""
+        return self.tensors[name]
+
+    def pieces(self, name: str, part: Part | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """All rows at once."""
+        yield slice(None), self.tensors[name][part or ...]
+
+
+class GivenAway(Tensors):
+    """Tensors in memory, each of which is let go when it has been read: a model is filled without a second copy."""
+
+    def whole(self, name: str) -> Tensor:
+        """One tensor, for the last time."""
+        return self.tensors.pop(name)
+
+    def pieces(self, name: str, part: Part | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """All rows at once, for the last time."""
+        yield slice(None), self.tensors.pop(name)[part or ...]
+
+
+class Pickles(Tensors):
+    """Tensors of pickled state dicts, unpickled with ``weights_only=True`` and mapped where the format allows it."""
+
+    def __init__(self, files: list[Path]) -> None:
+        tensors: dict[str, Tensor] = {}
+        for file in files:
+            tensors |= _unpickle(file)
+        super().__init__(tensors)
+
+
+def _unpickle(file: Path) -> dict[str, Tensor]:
+    with refused(f"{file.name} is damaged or holds more than tensors and was not unpickled, since that could run code"):
+        # the format before torch 1.6, which is no archive, cannot be mapped
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    for key in ("model", "state_dict"):
+        # lit-gpt keeps the weights beside the state of the optimizer
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise ValueError(f"{file.name} holds no state dict: expected names and tensors, found {type(content).__name__}")
+    return content
+
+
+Weights = Safetensors | Tensors
+
+
+def open_weights(folder: Path, name: str, allow_pickle: bool = False) -> Weights:
+    """The weights of a folder: headers now, contents on request.
+
+    Args:
+        folder: a checkpoint.
+        name: for messages.
+        allow_pickle: read ``.bin``, ``.pth`` or ``.pt`` files if there is no safetensors file.
+
+    Raises:
+        ValueError: if there are none, only pickles that were not allowed, or a file that is damaged.
+    """
+    files = _files(folder, name)
+    pickled = files[0].suffix != ".safetensors"
+    if pickled and not allow_pickle:
+        raise ValueError(
+            f"the weights of {name} are pickled ({files[0].name}), and unpickling can run code; convert them to "
+            "safetensors, or pass allow_pickle=True to read them with weights_only=True"
+        )
+    with refused(UNREADABLE.format(name), SafetensorError, OSError, RuntimeError, EOFError):
+        return Pickles(files) if pickled else Safetensors(files)
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    for single, patterns in (("model.safetensors", SAFE), ("pytorch_model.bin", PICKLED)):
+        if (folder / single).is_file():
+            return [folder / single]
+        if (index := folder / f"{single}.index.json").is_file():
+            return _shards(index, name)
+        found = sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
+        if len(found) > 1:
+            listed = ", ".join(path.name for path in found[:4])
+            raise ValueError(f"{name} has several weight files and no index that says which belong together: {listed}")
+        if found:
+            return found
+    raise ValueError(
+        f"the weights of {name} cannot be read: there is no .safetensors file in {folder}, nor .bin, .pth or .pt "
+        "(from the Hub, pickled weights are fetched with allow_pickle=True only)"
+    )
+
+
+def _shards(index: Path, name: str) -> list[Path]:
+    with refused(f"the index {index.name} of {name} is damaged"):
+        listed: Any = read_json(index)["weight_map"]
+        shards = sorted({str(shard) for shard in listed.values()})
+    if outside := [shard for shard in shards if Path(shard).name != shard]:
+        raise ValueError(f"the index {index.name} of {name} points out of its folder: {outside[0]}")
+    if absent := [shard for shard in shards if not (index.parent / shard).is_file()]:
+        raise ValueError(
+            f"the weights of {name} cannot be read: {len(absent)} of {len(shards)} shards are not there "
+            f"({', '.join(absent[:3])}); fetch the checkpoint again"
+        )
+    return [index.parent / shard for shard in shards]

@@ -1,0 +1,189 @@
+"""The command of a study, made of its settings and its docstring; what all commands with a model share."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sinklab.lab.cli.options import MARK, WORDS, checked
+from sinklab.lab.cli.plans import plan_for
+from sinklab.lab.cli.progress import say as say
+from sinklab.lab.cli.progress import show as show
+from sinklab.lab.cli.progress import spelt as spelt
+from sinklab.lab.cli.progress import working as working
+from sinklab.lab.studies.base import Study, folder_names, leaves
+from sinklab.lab.studies.processes import Processes, refuse_taken
+
+if TYPE_CHECKING:
+    from sinklab.lab.checkpoints.loading import Loaded
+
+SAMPLING: dict[str, Any] = {"rule": "entropy", "temperature": 0.7}
+"""How `generate` and `tour` write, for text that can be read; studies are greedy by confidence, as in the papers."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the weights are read."""
+
+    dtype: str = "float32"
+    """Type of the weights, e.g. bfloat16; auto: the checkpoint's; machine: what suits the device; int8: by torchao."""
+    device: str | None = None
+    """Where the model runs, e.g. cuda; the CPU when left out."""
+    device_map: str | None = None
+    """"auto" spreads the layers over the devices at hand, in place of a device."""
+    tensor_parallel: int = 1
+    """So many of the processes that torchrun started hold one model together, each a part of every layer."""
+    revision: str | None = None
+    """Commit, branch or tag on the Hub."""
+    allow_pickle: bool = False
+    """Also read .bin and .pth files, without running what they hold."""
+    sink: str | None = None
+    """File of a sink that was trained for this model (`sinklab train retrofit`), to be attached."""
+    base: str | None = None
+    """Folder or GGUF file of the model below packaged adapters (smollm2-diffusion), where its package is absent."""
+
+    def load(self, model: str, *, fills_masks: bool = True) -> Loaded:
+        """The model, which must have a mask token if it denoises and fills masks; of several processes on one machine
+        each takes a GPU of its own.
+        """
+        from sinklab.lab.checkpoints.loading import load
+        from sinklab.lab.scoring.requests import needs_mask
+
+        device = self.device
+        if device == "cuda" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        loaded = load(model, **dataclasses.asdict(self) | {"device": device})
+        if fills_masks:
+            needs_mask(loaded, "this command")
+        if self.dtype == "machine" and Processes.here().is_first:
+            say(f"{model}: {loaded.model.dtype}", stream=sys.stderr)
+        return loaded
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where prompts come from."""
+
+    prompts: Path | None = None
+    """File of prompts: .txt (one a line), .jsonl, .json or .csv (field prompt, question or text)."""
+    samples: int | None = None
+    """Take the first so many prompts of the file; all when left out."""
+
+    def read(self, prompt: tuple[str, ...]) -> tuple[str, ...]:
+        """The prompts of the command line or of its file. Raises ValueError for both, and for samples of no file."""
+        from sinklab.lab.scoring.prompts import read_prompts
+
+        if prompt and self.prompts is not None:
+            raise ValueError(
+                f"prompts come as arguments or from a file, but there are both: {prompt[0]!r} and --prompts"
+            )
+        if self.samples is not None and self.prompts is None:
+            raise ValueError("--samples takes the first prompts of a file; give it with --prompts FILE")
+        return prompt if self.prompts is None else read_prompts(self.prompts, self.samples)
+
+
+def command(name: str, study: Study) -> Callable[..., None]:
+    """The function that `options` and tyro turn into ``sinklab NAME``."""
+    settings = study.Settings()
+    takes_prompts = "prompts" in leaves(settings)
+    several = isinstance(study.model, tuple)
+    kinds: dict[str, tuple[Any, Any]] = {}
+    if takes_prompts:
+        kinds["prompt"] = MARK.Positional[tuple[str, ...]], ()
+    of_model: Any = tuple[str, ...] if several else str
+    if study.model != "":
+        kinds["model"] = of_model, study.model
+    kinds["out"] = Path, Path("runs") / (study.place or name)
+    if study.parts:
+        kinds["resume"] = bool, False
+    if study.shards:
+        kinds["shard"] = str | None, None
+    kinds["dry_run"] = bool, False
+    groups: dict[str, Any] = {"inputs": Inputs()} if takes_prompts else {}
+    groups |= {"reading": Reading()} if study.model != "" else {}
+    groups |= {"drawing": study.Options(), "settings": settings}
+    kinds |= {group: (type(value), value) for group, value in groups.items() if dataclasses.fields(value)}
+
+    def call(**given: Any) -> None:
+        models = given["model"] if several else (given.get("model", ""),)
+        changes = {"prompts": found} if takes_prompts and (found := given["inputs"].read(given["prompt"])) else {}
+        chosen = checked(given["settings"], **changes)
+        resume = given.get("resume", study.keeps)
+        reading, drawing = given.get("reading", Reading()), given.get("drawing")
+        worker = Processes.here(given.get("shard"), reading.tensor_parallel)
+        how: dict[str, Any] = {"resume": resume, "worker": worker}
+        out = None if given.get("dry_run") else given["out"]
+        for line in conduct(study, models, out, chosen, reading=reading, options=drawing, **how):
+            say(line)
+
+    call.__name__, call.hidden = name, study.hidden  # type: ignore[attr-defined]
+    call.positional = ("model",) if study.positional else ()  # type: ignore[attr-defined]
+    arguments = "".join(f"    {part}: {WORDS['arguments'][part]}\n" for part in kinds)
+    call.__doc__ = f"{inspect.cleandoc(study.__doc__ or '')}\n\nArgs:\n{arguments}"
+    call.__annotations__ = {part: kind for part, (kind, _) in kinds.items()}
+    parameters = [
+        inspect.Parameter(part, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+        for part, (kind, default) in kinds.items()
+    ]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return call
+
+
+def conduct(
+    study: Study,
+    models: Sequence[str],
+    out: Path | None,
+    settings: Any,
+    *,
+    resume: bool = False,
+    reading: Reading = Reading(),
+    options: Any = None,
+    worker: Processes | None = None,
+) -> list[str]:
+    """Run a study for each model, draw what came out, and give the lines to print.
+
+    One model's run folder is `out`; several have folders of their own names below it. Without one, what it would take
+    is said and nothing done.
+
+    Raises:
+        ValueError: for no model, and what the study refuses.
+    """
+    from sinklab.lab.records.reading import open_run
+
+    several = isinstance(study.model, tuple)
+    # the last model may be hours away: a folder that is taken, and a model that is not there, show now
+    if not models:
+        raise ValueError(f"a {study.name} needs at least one model; give --model tiny, for example")
+    places = [Path(out or "") / folder for folder in folder_names(models)] if several else [Path(out or "")]
+    worker = worker or Processes.here()
+    # of several workers another one may have begun already
+    if not (out is None or worker.joins or resume or getattr(settings, "resume", False)):
+        for place in places:
+            refuse_taken(place)
+    each = study.of_models(models, settings)
+    plans = [plan_for(study.amount, own, model, reading) for model, own in zip(models, each, strict=True)]
+    if out is None:
+        return [plan.line for plan in plans]
+    with working() as progress:
+        for model, place, own, plan in zip(models, places, each, plans, strict=True):
+            progress.planned(plan)
+            loaded = partial(reading.load, model) if study.model != "" else None
+            study(loaded, place, own, progress=progress, resume=resume, worker=worker)
+        if int(os.environ.get("RANK", "0")) % reading.tensor_parallel:
+            # the first of the processes of a model tells
+            return []
+        found = [folder for place in places for folder in study.folders(place)]
+        if elsewhere := [*{*found}.difference(worker.finished)]:
+            return [f"all samples are written; another worker finishes {', '.join(map(str, sorted(elsewhere)))}"]
+        runs = [open_run(folder) for folder in found]
+        drawn = study.draw(runs, out, study.Options() if options is None else options)
+    folders = ", ".join(str(run.path) for run in runs)
+    named = f"run folder{'s' if several or len(runs) > 1 else ''}: {folders}"
+    return [*study.sentences(runs), named, *study.closing(runs, drawn)]

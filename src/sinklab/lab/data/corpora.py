@@ -1,0 +1,231 @@
+"""Documents from files, from the Hub, or from the documentation that comes with every CPython."""
+
+import ast
+import bz2
+import gzip
+import hashlib
+import json
+import platform
+import sysconfig
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sinklab.core.errors import from_json, refused
+
+PYTHON_DOCS = "python-docs"
+HUB = "hub:"
+_NO_DOCS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
+_SUFFIXES = (*(kind + zipped for zipped in ("", ".gz") for kind in (".txt", ".md", ".jsonl")), ".parquet")
+
+
+def read_corpus(source: str | Path, *, text_field: str = "text", only: str | None = None) -> Iterator[str]:
+    """Yield the documents of a corpus, in a fixed order, without the blank ones.
+
+    Args:
+        source: a folder or a file (.txt, .md, .jsonl, each also .gz; .parquet); ``"hub:NAME"`` or
+            ``"hub:NAME:CONFIG"``, the split ``train`` of a dataset of the Hub (or of a folder that `datasets` reads),
+            which is streamed; or ``"python-docs"``: Python's own documentation topics and the docstrings of the
+            standard library, present on every machine.
+        text_field: the field that holds the text in JSON lines, Parquet files and datasets.
+        only: leave out documents but those of which this holds: ``"FIELD=VALUE"`` or ``"FIELD!=VALUE"``, of a field, or
+            of one inside it (``"meta.source!=web"``), compared as text.
+
+    Raises:
+        ValueError: if the source does not exist, holds no readable file or no text, has no such field, or needs
+            `datasets`, which is not installed.
+    """
+    empty = True
+    for text in corpus_documents(source, text_field=text_field, only=only):
+        if text.strip():
+            empty = False
+            yield text
+    if empty:
+        raise ValueError(f"the corpus {source} holds no text; training needs at least one document that is not blank")
+
+
+def corpus_documents(
+    source: str | Path, *, text_field: str = "text", only: str | None = None, start: int = 0
+) -> Iterator[str]:
+    """Yield every document of a corpus from number ``start`` on, so that numbers stay places: blank ones too, and a
+    blank one for each that ``only`` leaves out.
+
+    What is skipped is neither parsed nor decoded where its kind allows it.
+
+    Raises:
+        ValueError: as :func:`read_corpus`, but for a corpus without text.
+    """
+    if str(source).startswith(HUB):
+        yield from _from_hub(str(source), text_field, only, start)
+        return
+    if only is not None and str(source) == PYTHON_DOCS:
+        _is_kept({}, only, PYTHON_DOCS)
+    unread = _python_docs() if str(source) == PYTHON_DOCS else _from_files(Path(source), text_field, only)
+    for read in islice(unread, start, None):
+        yield read()
+
+
+def fingerprint(source: str | Path, *, text_field: str = "text") -> str:
+    """SHA-256 of what a corpus is at a glance: names and sizes of its files, and its first document.
+
+    It costs no pass over the corpus; it cannot see a change inside later files that keeps their sizes.
+
+    Raises:
+        ValueError: as :func:`corpus_documents`.
+    """
+    facts: list[Any] = [text_field, next(corpus_documents(source, text_field=text_field), None)]
+    if str(source).startswith(HUB):
+        facts.append(str(source))
+    elif str(source) == PYTHON_DOCS:
+        facts += [PYTHON_DOCS, platform.python_version()]
+    else:
+        # names below the source: a copy elsewhere is the same corpus
+        facts += [(path.relative_to(source).as_posix(), path.stat().st_size) for path in _files(Path(source))]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _files(source: Path) -> list[Path]:
+    if not source.exists():
+        raise ValueError(
+            f"the corpus {source} does not exist; name a folder, a file or {PYTHON_DOCS!r}, or a dataset as hub:NAME"
+        )
+    found = sorted(source.rglob("*")) if source.is_dir() else [source]
+    files = [path for path in found if path.is_file() and path.name.endswith(_SUFFIXES)]
+    if not files:
+        raise ValueError(f"the corpus {source} holds no file of a known kind ({', '.join(_SUFFIXES)})")
+    return files
+
+
+def _from_files(source: Path, text_field: str, only: str | None) -> Iterator[Callable[[], str]]:
+    for path in _files(source):
+        if path.name.endswith(".parquet"):
+            yield from _from_parquet(path, text_field, only)
+        elif ".jsonl" in path.name:
+            for line, where in placed_lines(path):
+                yield partial(_from_line, line, text_field, where, only)
+        else:
+            yield partial(_from_text, path, text_field, only)
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, packed where its name says so (.gz, .bz2).
+
+    Raises:
+        ValueError: if it cannot be read, naming it.
+    """
+    opener: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
+    fault = f"{path} cannot be read as UTF-8 text: get the file again"
+    kinds = (OSError, UnicodeDecodeError, EOFError, zlib.error)
+    # utf-8-sig: a byte-order mark is no text
+    with refused(fault, *kinds), opener(path, "rt", encoding="utf-8-sig") as lines:
+        yield from lines
+
+
+def placed_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """The lines of a file that are not blank, each with what to call its place. Raises as :func:`text_lines`."""
+    yield from ((line, f"{path}, line {number}") for number, line in enumerate(text_lines(path), 1) if line.strip())
+
+
+def json_object(line: str, where: str) -> dict[str, Any]:
+    """The object on a line of JSON.
+
+    Raises:
+        ValueError: if it is none, naming the place.
+    """
+    with refused(f"{where}: each line must be one JSON object"):
+        return from_json(line, dict)
+
+
+def _from_text(path: Path, text_field: str, only: str | None) -> str:
+    return text_of({text_field: "".join(text_lines(path))}, text_field, str(path), only)
+
+
+def _from_line(line: str, text_field: str, where: str, only: str | None) -> str:
+    return text_of(json_object(line, where), text_field, where, only)
+
+
+def text_of(row: Mapping[str, Any], text_field: str, where: str, only: str | None = None) -> str:
+    """The text in a field of a row; none of a row that ``only`` leaves out.
+
+    Raises:
+        ValueError: if the row has no such field, naming those it has, or the field holds no text.
+    """
+    if only is not None and not _is_kept(row, only, where):
+        return ""
+    if text_field not in row:
+        raise ValueError(
+            f"{where}: no field {text_field!r} (it has {', '.join(row)}); name the field that holds the text"
+        )
+    if not isinstance(row[text_field], str):
+        raise ValueError(f"{where}: field {text_field!r} must be text, but is a {type(row[text_field]).__name__}")
+    return row[text_field]
+
+
+def _is_kept(row: Mapping[str, Any], only: str, where: str) -> bool:
+    sign = "!=" if "!=" in only else "="
+    name, _, value = only.partition(sign)
+    found: Any = row
+    for part in name.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            raise ValueError(
+                f"{where}: only={only!r} chooses documents by FIELD=VALUE or FIELD!=VALUE, but there is no field "
+                f"{name!r} (it has {', '.join(row) or 'none'}); name another, or leave it out"
+            )
+        found = found[part]
+    return (str(found) == value) == (sign == "=")
+
+
+def _from_parquet(path: Path, text_field: str, only: str | None) -> Iterator[Callable[[], str]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    fault = f"{path} cannot be read as Parquet"
+    with refused(fault, OSError, pyarrow.ArrowException), pyarrow.parquet.ParquetFile(path) as table:
+        names = table.schema_arrow.names
+        # the row's other fields are named where the text is missing, but not read
+        read = {text_field, (only or text_field).partition("=")[0].rstrip("!").partition(".")[0]}
+        columns = [*read] if read <= {*names} else names
+        batches = table.iter_batches(batch_size=256, columns=columns)
+        for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+            yield partial(text_of, row, text_field, f"{path}, row {number}", only)
+
+
+def _from_hub(source: str, text_field: str, only: str | None, start: int) -> Iterator[str]:
+    name, _, config = source.removeprefix(HUB).partition(":")
+    if not name:
+        raise ValueError(f"a dataset of the Hub is named as hub:NAME or hub:NAME:CONFIG, but the corpus is {source!r}")
+    fault = f"{source} needs the package datasets, which is not installed; pip install 'sinklab[data]'"
+    with refused(fault, ImportError):
+        import datasets
+    with refused(f"the corpus {source} must be a dataset with a split train, but", OSError, ValueError):
+        rows = datasets.load_dataset(name, config or None, split="train", streaming=True)
+    for number, row in enumerate(rows.skip(start), start):
+        yield text_of(row, text_field, f"{source}, row {number}", only)
+
+
+def _python_docs() -> Iterator[Callable[[], str]]:
+    from pydoc_data.topics import topics
+
+    for name in sorted(topics):
+        yield partial(topics.__getitem__, name)
+    library = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(library.rglob("*.py")):
+        if not _NO_DOCS & set(path.relative_to(library).parts):
+            yield partial(_docstrings, path)
+
+
+def _docstrings(path: Path) -> str:
+    try:
+        with warnings.catch_warnings():
+            # invalid escapes in third-party source are not the caller's concern
+            warnings.simplefilter("ignore")
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError):
+        return ""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]
+    return "\n\n".join(text for text in texts if text)

@@ -1,0 +1,241 @@
+"""Questions with steps and answers (GSM8K-Aug, the battery): noise and loss fall on what is answered alone."""
+
+# R rows, S sequence
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from sinklab.core.errors import one_of
+from sinklab.lab.data.battery import BATTERY, named_problems
+from sinklab.lab.data.corpora import json_object, placed_lines, text_of
+from sinklab.lab.data.rows import Ragged, Rows, check_packing, encode_texts
+
+ARITHMETIC = "arithmetic"
+_NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hana")
+_THINGS = ("apples", "books", "coins", "cards", "pens", "shells", "stamps", "tickets")
+
+
+def _sums() -> Iterator[Pair]:
+    """8,000 invented sums of one to three steps; no two questions are the same."""
+    source, seen = random.Random(0), set[str]()
+    while len(seen) < 8000:
+        pair = _sum(source)
+        if pair.question not in seen:
+            seen.add(pair.question)
+            yield pair
+
+
+def _sum(source: random.Random) -> Pair:
+    name, things = source.choice(_NAMES), source.choice(_THINGS)
+    total = source.randint(2, 60)
+    sentences, steps = [f"{name} has {total} {things}."], []
+    for _ in range(source.randint(1, 3)):
+        kind = source.choice(("gets", "gives", "times"))
+        if kind == "times" and total <= 100:
+            factor = source.randint(2, 4)
+            sentences.append(f"Then {name} has {factor} times as many.")
+            total, step = total * factor, f"{total}*{factor}"
+        elif kind == "gives" and total > 1:
+            less = source.randint(1, min(total - 1, 40))
+            sentences.append(f"{name} gives away {less}.")
+            total, step = total - less, f"{total}-{less}"
+        else:
+            more = source.randint(1, 40)
+            sentences.append(f"{name} gets {more} more.")
+            total, step = total + more, f"{total}+{more}"
+        steps.append(f"<<{step}={total}>>")
+    return Pair(f"{' '.join(sentences)} How many {things} does {name} have?", " ".join(steps), str(total))
+
+
+STYLES = ("published", "corrected", "completion")
+_SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
+_BATCH = 1024
+_Examples = list[tuple[list[int], list[int]]]
+"""Prompt and target of the rows of one pair, token ids."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A question, the steps to its answer (maybe none), and the answer."""
+
+    question: str
+    thought: str
+    answer: str
+
+    def texts(self) -> tuple[str, str, str]:
+        """The three pieces as the model reads them, the answer without what follows it."""
+        return f"Question: {self.question}", f"Answer: {self.thought} ", f"#### {self.answer}"
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of a file."""
+
+    pairs: tuple[Pair, ...]
+    skipped: int = 0
+    """Lines that are no ``question||steps #### answer``; the published code leaves them out too."""
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __iter__(self) -> Iterator[Pair]:
+        return iter(self.pairs)
+
+
+@dataclass(frozen=True)
+class PairCounts:
+    """What became of pairs on their way into rows."""
+
+    lines: int
+    """Pairs that were kept; each has two rows, or one as a completion."""
+    dropped: int
+    """Pairs that were left out because they are too long."""
+    longest: int
+    """Tokens of the longest pair, kept or not."""
+
+
+def read_pairs(source: str | Path) -> Pairs:
+    """Read questions with steps and answers.
+
+    Args:
+        source: a file of lines ``question||<<3+4=7>> <<7*2=14>> #### 14`` (.txt), or of JSON objects with the fields
+            ``question`` and ``answer``, steps and answer divided by ``####`` (.jsonl), each also .gz; or, present on
+            every machine, ``"arithmetic"``: invented sums, or ``"battery"`` (``"battery:SPLIT"``,
+            ``"battery:SPLIT:COUNT"``): the problems of the reasoning battery.
+
+    Raises:
+        ValueError: if there is no such file, it cannot be read, or no line is a pair.
+    """
+    if str(source) == ARITHMETIC:
+        return Pairs(tuple(_sums()))
+    if str(source).split(":")[0] == BATTERY:
+        return Pairs(tuple(Pair(problem.question, "", problem.answer) for problem in named_problems(str(source))))
+    path = Path(source)
+    if not path.is_file() or not path.name.endswith(_SUFFIXES):
+        fact = "is of another kind" if path.is_file() else "is a folder" if path.is_dir() else "does not exist"
+        raise ValueError(
+            f"questions and answers are read from one file ({', '.join(_SUFFIXES)}) or are {ARITHMETIC!r} or "
+            f"{BATTERY!r}, but {source} {fact}"
+        )
+    return _pairs_of(path)
+
+
+def _pairs_of(path: Path) -> Pairs:
+    pairs, skipped = [], 0
+    for line, where in placed_lines(path):
+        fields = line.split("||")
+        if ".jsonl" in path.name:
+            row = json_object(line, where)
+            fields = [text_of(row, name, where) for name in ("question", "answer")]
+        parts = [part.strip() for part in (*fields[:1], *"".join(fields[1:]).split("####"))]
+        if len(fields) == 2 and len(parts) == 3 and parts[0] and parts[2]:
+            pairs.append(Pair(*parts))
+        else:
+            skipped += 1
+    if not pairs:
+        raise ValueError(
+            f"{path} must hold lines such as 'question||<<3+4=7>> #### 7', but none of its {skipped} lines is one"
+        )
+    return Pairs(tuple(pairs), skipped)
+
+
+def pair_rows(
+    pairs: Iterable[Pair],
+    tokenizer: PreTrainedTokenizerBase,
+    length: int,
+    *,
+    style: str = "published",
+    answer_length: int = 18,
+) -> tuple[Rows, PairCounts]:
+    """Two rows of each pair in turn: question → steps, question with steps → answer; or one of both, as a completion.
+
+    ``published`` is what the authors' code does: the three pieces are encoded apart, each with a start token where the
+    tokenizer puts one, so that start tokens stand inside rows; the answer keeps its newline and has an end token; rows
+    are filled with end tokens, which are attended to and have noise and loss. ``corrected`` has one start token, an
+    end token with loss after the steps and after the answer, and padding without attention, noise and loss.
+    ``completion`` is one row a pair: the question as it stands, then steps and answer filled with end tokens to
+    ``answer_length`` (noise and loss fall on these), then padding without attention: what a canvas of as many new
+    tokens looks like when it is decoded.
+
+    Args:
+        pairs: as from :func:`read_pairs`.
+        tokenizer: must have an ``eos_token``; its ``pad_token`` fills corrected rows, else the ``eos_token``.
+        length: tokens a row, S. A pair whose longer row does not fit is left out with both rows, and counted.
+        style: ``published``, ``corrected`` or ``completion``.
+        answer_length: tokens behind the question in a completion.
+
+    Raises:
+        ValueError: for an unknown style, a tokenizer without end token, or if no pair fits.
+    """
+    check_packing(tokenizer, length)
+    one_of("style", style, STYLES)
+    completed, padded = style == "completion", style != "published"
+    given = list(pairs)
+    made = _completions(given, tokenizer, answer_length) if completed else _examples(given, tokenizer, padded)
+    pad = tokenizer.pad_token_id if padded and tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    # rows of a whole data set are gigabytes where they are filled
+    ids, maskable, sizes = array("i"), bytearray(), array("q")
+    dropped, longest = 0, 0
+    for examples in made:
+        longest = max(longest, most := max(len(prompt) + len(target) for prompt, target in examples))
+        # an answer without room for its end token is too long as well
+        if most > length or (completed and len(examples[0][1]) > answer_length):
+            dropped += 1
+            continue
+        for prompt, target in examples:
+            ids.extend(prompt + target)
+            maskable += bytes(len(prompt)) + b"\1" * len(target)
+            sizes.append(len(prompt) + len(target))
+    if not sizes:
+        of_them, or_it = (f", {answer_length} of them for the answer", " or answer_length") if completed else ("", "")
+        raise ValueError(
+            f"no question with its answer fits a row of {length} tokens{of_them}: the longest of {len(given)} has "
+            f"{longest}; use a longer length{or_it}"
+        )
+    ids_T, maskable_T = torch.frombuffer(ids, dtype=torch.int32), torch.frombuffer(maskable, dtype=torch.bool)
+    sizes_R = torch.frombuffer(sizes, dtype=torch.int64)
+    where = (sizes_R.cumsum(0) - sizes_R, sizes_R, length)
+    columns: dict[str, Any] = {"ids_RS": Ragged(ids_T, *where, int(pad))}
+    columns["maskable_RS"] = Ragged(maskable_T, *where, not padded)
+    columns["attention_RS"] = Ragged(torch.ones_like(maskable_T), *where, False) if padded else None
+    return Rows(**columns), PairCounts(len(given) - dropped, dropped, longest)
+
+
+def _examples(pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, corrected: bool) -> Iterator[_Examples]:
+    """Prompt and target of the two examples of each pair."""
+    begin, end = _begin(tokenizer), [int(tokenizer.eos_token_id)]
+    inner = [] if corrected else begin
+    tail = "" if corrected else "\n"
+    left = iter(pairs)
+    while some := [pair.texts() for pair in islice(left, _BATCH)]:
+        questions, thoughts, answers = zip(*some, strict=True)
+        columns = (list(questions), list(thoughts), [answer + tail for answer in answers])
+        for question, thought, answer in zip(*(encode_texts(texts, tokenizer) for texts in columns), strict=True):
+            prompt, steps = begin + question, inner + thought
+            # the published rows are filled with end tokens: the one after the steps is the first of them
+            first = (prompt, steps + end if corrected else steps)
+            yield [first, (prompt + steps, inner + answer + end)]
+
+
+def _completions(pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, answer_length: int) -> Iterator[_Examples]:
+    """Question, and steps with answer filled up with end tokens; one token longer than the room if too long."""
+    begin, end = _begin(tokenizer), [int(tokenizer.eos_token_id)]
+    for pair in pairs:
+        answer = f"{pair.thought} {pair.answer}" if pair.thought else pair.answer
+        question, target = encode_texts([pair.question, answer], tokenizer)
+        yield [(begin + question, target + end * max(1, answer_length - len(target)))]
+
+
+def _begin(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The start token, where the tokenizer puts one before a text."""
+    ids: Any = tokenizer("a")["input_ids"]
+    return ids[:1] if tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id else []

@@ -1,0 +1,189 @@
+"""What run.json says, and what is wrong with one that no run wrote."""
+
+import contextlib
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from safetensors import SafetensorError
+
+from sinklab.core.errors import read_json
+from sinklab.lab.records.storage import KINDS, RUN_FILE, SCHEMA, Kind, write_beside
+
+STATUSES = ("running", "complete", "interrupted")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunInfo:
+    """What ``run.json`` says."""
+
+    schema: int
+    """version of the layout of the folder"""
+    kind: str
+    """sort of run, for example "study" """
+    model: dict[str, Any]
+    """what was run: name, revision or hash of the weights, size, sink"""
+    settings: dict[str, Any]
+    """everything that was chosen"""
+    seed: int | None
+    """seed of the run's random numbers; None when it drew none"""
+    versions: dict[str, str]
+    """python, torch, transformers, sinklab"""
+    created: str
+    """ISO 8601 time of the start, UTC"""
+    status: str = "running"
+    """"running" (or killed), "complete" or "interrupted" """
+    error: str | None = None
+    """what interrupted the run"""
+    tables: list[str] = dataclasses.field(default_factory=list)
+    """names of the tables"""
+    arrays: list[str] = dataclasses.field(default_factory=list)
+    """names of the files of dense arrays"""
+    parts: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    """numbers of the parts of what is written in parts, by name with suffix ("tokens.parquet")"""
+    checksums: dict[str, str] = dataclasses.field(default_factory=dict)
+    """SHA-256 of each file, by its path in the folder; runs of earlier versions have none"""
+
+    def files(self, kind: Kind, name: str) -> list[str]:
+        """The files of one table or of one name of arrays, in the order of their parts."""
+        return [kind.file(name, part) for part in self.parts.get(kind.file(name), [None])]
+
+    def all_files(self) -> Iterator[tuple[Kind, str]]:
+        """Every file that the run lists."""
+        for kind in KINDS:
+            for name in getattr(self, kind.listed):
+                yield from ((kind, file) for file in self.files(kind, name))
+
+    def without(self, lost: Collection[str]) -> Self:
+        """The same but for these files: without the parts that they belong to, in all tables and arrays, and without
+        what is written whole, which may rest on them.
+        """
+        if not lost:
+            return self
+        names = [(kind, name) for kind in KINDS for name in getattr(self, kind.listed)]
+        gone = {
+            part
+            for kind, name in names
+            for part in self.parts.get(kind.file(name), ())
+            if kind.file(name, part) in lost
+        }
+        left = {key: [part for part in numbers if part not in gone] for key, numbers in self.parts.items()}
+        parts = {key: numbers for key, numbers in left.items() if numbers}
+        kept: dict[str, Any] = {
+            kind.listed: [one for of, one in names if of is kind and kind.file(one) in parts] for kind in KINDS
+        }
+        found = dataclasses.replace(self, **kept, parts=parts)
+        files = {file for _, file in found.all_files()}
+        return dataclasses.replace(
+            found, checksums={file: one for file, one in self.checksums.items() if file in files}
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the run.json of ``folder``."""
+        text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
+        write_beside(folder / RUN_FILE, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+ALL_QUERIES = "all queries"
+SO_FAR = "all queries so far"
+LAST_ROW = "last row"
+
+
+def reading_of(info: RunInfo) -> str:
+    """Whose attention the received attention of a study is: that of "all queries" of the canvas, of "all queries so
+    far" of an autoregressive text, or of its "last row" alone.
+
+    Runs of earlier versions do not say: autoregressive models were read by the last row then, or in full forwards.
+    """
+    if info.model.get("family", "diffusion") == "diffusion":
+        return ALL_QUERIES
+    old = SO_FAR if info.settings.get("full_forward") else LAST_ROW
+    return str(info.model.get("reading", old))
+
+
+def read_info(path: Path) -> RunInfo:
+    """What the run.json at ``path`` says; ValueError naming it when it is damaged, foreign or of another schema."""
+    with undamaged(path):
+        raw = read_json(path)
+    if not isinstance(raw, dict) or "schema" not in raw:
+        raise ValueError(f"{path} does not describe a run: it has no schema version. It is some other JSON file.")
+    if raw["schema"] != SCHEMA:
+        raise ValueError(
+            f"{path} has schema {raw['schema']!r}, and this version of sinklab reads schema {SCHEMA}. Read it with the "
+            'version that wrote it (see "versions" in the file), or run again: the settings are in the file.'
+        )
+    raw.setdefault("checksums", {})
+    hints = typing.get_type_hints(RunInfo)
+    with undamaged(path):
+        if missing := [name for name in hints if name not in raw]:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        wrong = [name for name, hint in hints.items() if not isinstance(raw[name], _class_of(hint))]
+        if not wrong:
+            # A name with a path in it would lead out of the folder.
+            wrong = [kind.listed for kind in KINDS if not all(_is_plain(name) for name in raw[kind.listed])]
+            wrong += [kind.listed for kind in KINDS if len({*raw[kind.listed]}) < len(raw[kind.listed])]
+            wrong += [] if raw["status"] in STATUSES else ["status"]
+            known = {kind.file(str(name)) for kind in KINDS for name in raw[kind.listed]}
+            wrong += [] if _are_parts(raw["parts"], known) else ["parts"]
+            # they are read when a run goes on: a path that leads out of the folder is none of ours
+            inside = all(Path(file).parts and not {"..", "/"} & {*Path(file).parts} for file in raw["checksums"])
+            wrong += [] if inside and all(isinstance(one, str) for one in raw["checksums"].values()) else ["checksums"]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is {raw[wrong[0]]!r}, which a run never writes")
+    return RunInfo(**{name: raw[name] for name in hints})
+
+
+def _class_of(hint: Any) -> Any:
+    """What isinstance takes of a type hint: dict for ``dict[str, Any]``."""
+    return hint if isinstance(hint, types.UnionType) else typing.get_origin(hint) or hint
+
+
+def _is_plain(name: Any) -> bool:
+    return isinstance(name, str) and name == Path(name).name and name not in ("", ".", "..")
+
+
+def _are_parts(parts: dict[str, Any], known: set[str]) -> bool:
+    return parts.keys() <= known and all(
+        isinstance(numbers, list)
+        and numbers
+        and all(type(number) is int and number >= 0 for number in numbers)
+        and sorted({*numbers}) == numbers
+        for numbers in parts.values()
+    )
+
+
+@contextlib.contextmanager
+def undamaged(path: Path, remedy: str = "Restore the file or run again.") -> Iterator[None]:
+    """Around the reading of a file that a run wrote: if it is missing or cannot be read, a ValueError that names it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} is missing, although the run wrote it. {remedy}") from error
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        cause = str(error) or type(error).__name__
+        raise ValueError(f"{path} is damaged and cannot be read ({cause}). {remedy}") from error
+
+
+_BY_STATE = ("main_by_state", "share_by_state", "row_entropy", "row_logsumexp", "output_norm", "noop_bound")
+STUDY_DIMS: dict[str, tuple[str, ...]] = {
+    "received": ("step", "layer", "head", "key"),
+    "visible": ("step", "key"),
+    "positions": ("step",),
+    "step_number": ("step",),
+    "received_from_masked": ("step", "layer", "head", "key"),
+    "received_by_state": ("step", "state", "layer", "head", "key"),
+    **dict.fromkeys(("value_norm", "key_norm"), ("step", "layer", "key")),
+    "window_received": ("window", "layer", "head", "key"),
+    "last_row_main": ("step", "layer", "head"),
+    **dict.fromkeys(_BY_STATE, ("step", "state", "layer", "head")),
+}
+"""Axes of the arrays "attention"; only the first four are in every study."""
+
+
+def of_twin(name: str, twin: str) -> str:
+    """What a table or file of arrays of an untrained twin is called; ``name`` itself where ``twin`` is empty."""
+    return f"{name}-{twin}" if twin else name

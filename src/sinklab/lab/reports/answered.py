@@ -1,0 +1,159 @@
+"""What a study knows of the three questions (`sinklab.lab.analysis.answers`): taken from its samples and its losses."""
+
+# T steps, H heads, K keys (added sinks first), N samples
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sinklab.lab.analysis.answers import (
+    Answer,
+    Answers,
+    Compared,
+    Cost,
+    Existence,
+    Staying,
+    contrast,
+    costs,
+    exists,
+    stays,
+)
+from sinklab.lab.analysis.counts import ratio
+from sinklab.lab.analysis.estimates import mean_over
+from sinklab.lab.analysis.movement import MotionSummary
+from sinklab.lab.analysis.strongest import STRONG
+from sinklab.lab.records.info import SO_FAR
+from sinklab.lab.reports.samples import ADDED, Sample
+from sinklab.lab.reports.words import quoted, words_of
+
+FIRST = "first token"
+"""names the text position 0, whatever stands there"""
+OTHER = "other token"
+MOST_HOLDERS = 4
+
+
+def seen_of(sample: Sample) -> dict[str, Any]:
+    """What one sample says of its strongest keys, by name as in `Existence`; holders: how often each token is one."""
+    seen = sample.seen
+    here_TLH = seen.main_TLH >= 0
+    weight_TLH = np.where(here_TLH, seen.share_TLH, 0).astype(float)
+    mean_LH = ratio(weight_TLH.sum(0), here_TLH.sum(0))
+    known_LH = mean_LH[~np.isnan(mean_LH)]
+    ruled_TLH = seen.sinks_TLH[here_TLH] > 0
+    return {
+        "strongest": float(known_LH.mean()) if len(known_LH) else np.nan,
+        "strong": float((known_LH > STRONG).mean()) if len(known_LH) else np.nan,
+        "ruled": float(ruled_TLH.mean()) if len(ruled_TLH) else np.nan,
+        "positions": float(sample.positions_T.mean()),
+        "holders": _holders(sample),
+    }
+
+
+def _holders(sample: Sample) -> Counter[str]:
+    """How many heads, over steps, have each token as their strongest; the first one is named by its place."""
+    added = sample.added
+    if sample.has_tokens:
+        labels_TK = sample.labels_TK.copy()
+    else:
+        labels_TK = np.full(sample.exists_TK.shape, OTHER, dtype=object)
+        labels_TK[:, :added] = ADDED
+    labels_TK[:, added] = FIRST
+    main_TN = sample.seen.main_TLH.reshape(len(labels_TK), -1)
+    step, place = np.nonzero(main_TN >= 0)
+    cells, counts = np.unique(step * labels_TK.shape[1] + main_TN[step, place], return_counts=True)
+    found: Counter[str] = Counter()
+    for cell, count in zip(cells.tolist(), counts.tolist(), strict=True):
+        found[str(labels_TK.flat[cell])] += count
+    return found
+
+
+def answers_of(study: Any) -> Answers:
+    """The three answers about the model of a study, a `Study`; its controls are those that the run has."""
+    return Answers(study.label, (_exists(study), _stays(study), _costs(study)))
+
+
+def _exists(study: Any) -> Answer:
+    if not study.layers:
+        return Answer("exist", "not measured", f"Not measured; this measures it: `{command_of(study, 'exist')}`.")
+    return exists(_existence(study), {kind: _existence(twin) for kind, twin in study.twins.items()})
+
+
+def _existence(study: Any) -> Existence:
+    seen = pd.DataFrame(study.measured.strongest_keys)
+    strongest_S, strong_S, ruled_S = (seen[name].to_numpy(float) for name in ("strongest", "strong", "ruled"))
+    return Existence(strongest_S, strong_S, ruled_S, 1 / float(seen["positions"].mean()))
+
+
+def _stays(study: Any) -> Answer:
+    if not study.layers:
+        return Answer("stay", "not measured", f"Not measured; this measures it: `{command_of(study, 'move')}`.")
+    return stays(_staying(study), {kind: _staying(twin) for kind, twin in study.twins.items()})
+
+
+def _staying(study: Any) -> Staying:
+    found: Counter[str] = Counter()
+    for one in study.measured.strongest_keys:
+        found.update(one["holders"])
+    total = max(found.total(), 1)
+    named = [(_named(label), count / total) for label, count in found.most_common(MOST_HOLDERS)]
+    compared = "windows" if study.reading == SO_FAR else "steps"
+    return Staying(mobility_of(study.motion), named, compared)
+
+
+def _named(label: str) -> str:
+    return f"the {label}" if label == FIRST else "other tokens" if label == OTHER else quoted(label)
+
+
+def mobility_of(motion: MotionSummary) -> np.ndarray:
+    """Mobility of each sample, (N,); NaN for one without sinks at two steps."""
+    return np.asarray(ratio(motion.sums["mobility"], motion.sums["mobility_weight"]), dtype=float)
+
+
+def _costs(study: Any) -> Answer:
+    own = _cost(study)
+    controls = {}
+    if own is not None:
+        changes = {kind: _cost(twin) for kind, twin in study.twins.items()}
+        controls = {kind: one.masked - one.clean for kind, one in changes.items() if one is not None}
+    return costs(own, controls, command_of(study, "cost"))
+
+
+def _cost(study: Any) -> Cost | None:
+    """The losses with the fewest keys masked, one where that was scored."""
+    table = study.table("heldout")
+    if table is None:
+        return None
+    masked = table[(table["control"] == "sinks") & (table["k"] > 0)].sort_values("k")
+    clean = table[table["k"] == 0]
+    if masked.empty or clean.empty:
+        return None
+    keys = int(masked["k"].iloc[0])
+    arms = table[table["k"] == keys].set_index("control")
+    change = arms["loss"] - clean["loss"].iloc[0]
+    delta, beyond = mean_over([]), mean_over([])
+    if "losses" in table:
+        delta = mean_over(np.subtract(masked["losses"].iloc[0], clean["losses"].iloc[0]))
+        if "random" in arms.index:
+            beyond = mean_over(np.subtract(masked["losses"].iloc[0], arms["losses"]["random"]))
+    others: dict[str, Any] = {name: float(change.get(name, np.nan)) for name in ("random", "equal_mass")}
+    if "grown" in table:
+        others |= {"grown_R": np.asarray(masked["grown"].iloc[0]), "grown_at": masked["grown_at"].iloc[0]}
+    return Cost(keys, float(clean["loss"].iloc[0]), float(masked["loss"].iloc[0]), delta, beyond, **others)
+
+
+def command_of(study: Any, name: str) -> str:
+    """What measures what a card of the page shows: a command, or Python where no command can load the model."""
+    model, words = study.run.info.model, words_of("story", name)
+    if model.get("wrapped"):
+        return str(words["python"])
+    return str(words["command"]).replace("{name}", str(model.get("name", "MODEL")))
+
+
+def contrast_of(studies: Iterable[Any]) -> str:
+    """How the models of a page differ, in one sentence; empty for one."""
+    recorded = [study for study in studies if study.layers]
+    return contrast([Compared(study.answers, mobility_of(study.motion)) for study in recorded])

@@ -1,0 +1,400 @@
+"""What a figure is: a registered function that draws runs of one kind, declared over a table of facts or by hand."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial, update_wrapper
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure as Canvas
+
+from sinklab.core.errors import near, unknown
+from sinklab.core.registry import figures
+from sinklab.lab.analysis.estimates import mean_over
+from sinklab.lab.records.storage import write_beside
+from sinklab.lab.reports import style
+from sinklab.lab.reports.charts import Axis, Chart, Line, Map, Mark, draw_alone, draw_panels
+from sinklab.lab.reports.runs import Runs, as_shown
+from sinklab.lab.reports.samples import NotRecorded, Reader
+from sinklab.lab.reports.style import Theme
+from sinklab.lab.reports.words import statements, words_of
+
+FORMATS = ("png", "svg", "pdf")
+AXES = ("layer", "step")
+NEEDS: dict[str, Callable[[Any], Any]] = {
+    "attention": lambda run: run.layers,
+    "heldout": lambda run: run.heldout is not None,
+    "tokens": lambda run: run.sink_tokens,
+    "monitor": lambda run: len(run.facts),
+    "history": lambda run: run.history is not None,
+    "bounds": lambda run: len(run.measured.bounds),
+}
+"""what figures need -> whether a run has it; cards.toml says how its absence is told"""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One curve of a declared figure, for every run."""
+
+    of: str
+    """column of the table of facts, or an expression over columns: ``100 * text_share``"""
+    words: str = ""
+    """what it shows, behind the name of the run"""
+    style: str = "-"
+    """kind of line; all but full lines have hollow markers"""
+    added: bool = False
+    """drawn for runs with an added sink alone"""
+    required: bool = False
+    """a run without numbers for it is left out"""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one run is drawn."""
+
+    run: Any
+    colour: int
+    """place among the colours of lines of a theme"""
+    marker: int
+    name: str
+    """in the legend; runs that differ in their seed alone share one"""
+
+    def line(self, x: Any, y: Any, **how: Any) -> Line:
+        """A line of this run; ``how``: other fields of `Line`."""
+        own = {"run": self.run.label, "name": self.name, "colour": self.colour, "marker": self.marker}
+        return Line(x, y, **(own | how))
+
+
+@dataclass(eq=False, kw_only=True)
+class Figure:
+    """A figure by its name: call it with runs, and with axes to draw on; ``theme`` is light or dark.
+
+    Returns the axes, or the figure where it has several panels. Raises NotRecorded when no run recorded what it needs,
+    ValueError for runs of another kind, an unknown theme, and options that do not fit.
+    """
+
+    name: str
+    """unique; of the files, and in the registry"""
+    draw: Callable[..., Any]
+    kind: str = "study"
+    """of the runs it draws: "study", "training", or any other kind of run folder"""
+    alone: bool = False
+    """shows one run; of several each gets a file, and their maps share a scale"""
+    x: str = ""
+    """"layer", "step", or a table of the run that has a column of that name"""
+    y: Sequence[Any] = ()
+    """each a `Curve`, or a column"""
+    label: str = ""
+    """of the vertical axis"""
+    needs: str | Sequence[str] = ()
+    """keys of NEEDS, or of a declared figure a key or words for "This figure needs …"; runs without it are left out"""
+    ends: tuple[float | None, float | None] = (0, None)
+    """of the vertical axis; None: where the numbers end"""
+    least: float = 0
+    """the vertical axis reaches at least this"""
+    marks: Sequence[Mark] = ()
+    """lines at places of the axes"""
+    prepared: bool = False
+    """the function returns what is shown, a `Chart` or a `Map`; with ``columns`` a list of them"""
+    columns: int = 0
+    """panels beside each other"""
+    share: str = "xy"
+    """axes that panels share; "own": each has its legend"""
+    size: tuple[float, float] = (4.6, 2.8)
+    """inches of what is prepared or declared, of each panel where there are several"""
+
+    def __post_init__(self) -> None:
+        update_wrapper(self, self.draw)
+        self.y = tuple(Curve(one) if isinstance(one, str) else one for one in self.y)
+        given = inspect.signature(self._declared if self.y else self.draw).parameters.values()
+        first = [one for one in given if one.kind is not one.KEYWORD_ONLY]
+        named = [one for one in given if one.kind is one.KEYWORD_ONLY and one.name != "look"]
+        if (self.y or self.prepared) and not self.columns:
+            first.append(first[0].replace(name="axes", default=None, annotation=Any))
+        of_all = {"top": None, "theme": "light"}
+        named += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=of_all[name]) for name in of_all]
+        self.__signature__ = inspect.Signature([*first, *named])
+
+    def __call__(self, runs: Any, *options: Any, theme: str = "light", top: float | None = None, **named: Any) -> Any:
+        """Draw the runs, or of several the first where the figure shows one. ``top``: the end of the (colour) scale of
+        what is prepared.
+        """
+        look, bound = style.theme_named(theme), self.__signature__.bind(runs, *options, **named)
+        with style.themed(look):
+            if not (self.y or self.prepared):
+                bound.arguments[next(iter(bound.arguments))] = self._readers(runs)
+                return self.draw(*bound.args, **bound.kwargs, look=look)
+            given = bound.arguments.pop("axes", None)
+            shown = self.prepare(*bound.args, **bound.kwargs)
+            if self.columns:
+                how: dict[str, Any] = {"columns": self.columns, "size": self.size, "share": self.share}
+                return draw_panels(shown, look, top=top, **how)
+            axes = style.own_axes(given, *self.size)
+            draw_alone(axes, shown, look, grow=given is None, top=top)
+            if self.y:
+                self.draw(axes, look)
+        return axes
+
+    def prepare(self, runs: Any, *options: Any, **named: Any) -> Any:
+        """What a declared or prepared figure shows: a `Chart` or `Map`, or a list of them."""
+        readers = self._readers(runs)
+        return self._declared(readers) if self.y else self.draw(readers, *options, **named)
+
+    def top_of(self, readers: list[Any]) -> float | None:
+        """The end of the colour scale that these runs share; None without maps."""
+        tops = []
+        for reader in readers if self.prepared else ():
+            with suppress(NotRecorded):
+                shown = self.prepare(reader)
+                tops += [one.top for one in (shown if self.columns else [shown]) if isinstance(one, Map)]
+        return max(tops, default=None)
+
+    def _readers(self, runs: Any) -> Any:
+        """The runs that have what the figure needs; the first of them where it shows one."""
+        readers = as_shown(runs, self.kind)
+        readers = readers[:1] if self.alone else readers
+        for name in () if self.y else [self.needs] if isinstance(self.needs, str) else self.needs:
+            readers = having(readers, name)
+        return readers[0] if self.alone else readers
+
+    def _declared(self, runs: Any) -> Chart:
+        """What is declared, as a chart."""
+        readers, needs = runs, self.needs if isinstance(self.needs, str) else "attention"
+        try:
+            kept = having(readers, needs, lambda run: _has(run.over(self.x), self.y))
+        except NotRecorded as error:
+            raise NotRecorded(f"{error}{_misspelt(readers[0].over(self.x), self.x, self.y)}") from None
+        lines = [line for one in drawn_as(kept) for line in _lines(one, self.x, self.y, several=len(kept) > 1)]
+        greatest = max((float(np.nanmax(line.y)) for line in lines), default=0.0)
+        y = Axis(self.label, low=self.ends[0], high=self.least if greatest < self.least else self.ends[1])
+        return Chart(Axis(self.x, whole=self.x == "layer"), y, lines, (*self.marks, *warm_starts(kept, self.x)))
+
+
+def figure(name: str, **declared: Any) -> Callable[[Callable[..., Any]], Figure]:
+    """A decorator that registers a figure; the docstring of the function says what is seen.
+
+    With ``y``, the figure is declared: for every run the curves ``y`` of its facts over ``x``. The function gets the
+    axes and the theme when they are drawn, and may add to them or set their limits; its body may be the docstring
+    alone. With ``prepared``, it takes the readers (``alone``: one) and its own options, and returns a `Chart` or a
+    `Map`. Else it draws by hand: it takes the readers, its options, axes or None, and ``look``, a Theme, and returns
+    the axes or the figure.
+
+    The columns are those of ``as_studies(run)[0].over("layer")``: a study's are described at
+    `sinklab.lab.reports.measured.Measured.by_layer`, a training run's are those of its monitor.
+
+    Args:
+        name: unique; of the files, and in the registry.
+        declared: other fields of `Figure`.
+    """
+
+    def made(function: Callable[..., Any]) -> Figure:
+        found = Figure(name=name, draw=function, **declared)
+        figures.register(name)(found)  # type: ignore[type-var]
+        return found
+
+    return made
+
+
+def figures_of(kind: str) -> dict[str, Figure]:
+    """Every registered figure of runs of this kind, by name."""
+    return {name: figures[name] for name in figures if figures[name].kind == kind}
+
+
+def having(readers: list[Any], needs: str, has: Callable[[Any], object] | None = None) -> list[Any]:
+    """Those of the runs that recorded what a figure needs, by NEEDS or by ``has``. NotRecorded when there is none."""
+    found = [run for run in readers if (has or NEEDS[needs])(run)]
+    if not found:
+        said = words_of("needs", needs) or f"{needs}: {{path}} has none."
+        raise NotRecorded(f"This figure needs {said.format(path=readers[0].run.path)}")
+    return found
+
+
+def _has(table: pd.DataFrame, curves: Sequence[Curve]) -> bool:
+    """Whether there are numbers for the curves that are required, or else for one."""
+    required = [curve for curve in curves if curve.required] or curves
+    return any(len(values := _values(table, curve)) and np.isfinite(values).any() for curve in required)
+
+
+def _misspelt(table: pd.DataFrame, x: str, curves: Sequence[Curve]) -> str:
+    """The names near an axis or a column that is not there: what seems not to be recorded may be misspelt."""
+    if table.empty:
+        hint = "" if x in AXES else near(x, AXES)
+        return f" The axis is {x!r}; {hint}" if hint else ""
+    asked = {name for curve in curves for name in re.findall(r"[A-Za-z_]\w*", curve.of)} - {*table.columns}
+    hints = {name: near(name, table.columns) for name in sorted(asked)}
+    return "".join(f" By {x} there is no {name!r}; {hint}" for name, hint in hints.items() if hint)
+
+
+def _values(table: pd.DataFrame, curve: Curve) -> np.ndarray:
+    """The numbers of a curve; none where a column is missing."""
+    columns = re.findall(r"[A-Za-z_]\w*", curve.of)
+    if not set(columns) <= set(table.columns):
+        return np.zeros(0)
+    # of those alone: pandas hands all columns that it is given to the expression
+    return np.asarray(table[columns].eval(curve.of), dtype=float)
+
+
+def _lines(one: Look, x: str, curves: Sequence[Curve], several: bool) -> list[Line]:
+    """The curves of a run, with intervals over its samples; runs have colours, or the curves where there is one run."""
+    table, each, found = one.run.over(x), one.run.each(x), []
+    for nth, curve in enumerate(curves):
+        values = _values(table, curve)
+        if (curve.added and not one.run.sink_count) or not np.isfinite(values).any():
+            continue
+        low, high = intervals(_values(each, curve), each.get(x), table[x])
+        how = {"words": curve.words, "style": curve.style, "low": low, "high": high}
+        # of one run, the curves have colours
+        how |= {} if several else {"colour": nth, "marker": nth}
+        found.append(one.line(table[x].to_numpy(), values, **how))
+    return found
+
+
+def intervals(values: np.ndarray, at: Any, places: Any) -> tuple[Any, Any]:
+    """Ends of the 95 % intervals over samples at each place; None for both where there are too few samples.
+
+    values: one a sample and place. at: the place of each.
+    """
+    if not len(values):
+        return None, None
+    at = np.asarray(at)
+    low, high = np.array([mean_over(values[at == place]).interval for place in places]).T
+    return (low, high) if np.isfinite(low).any() else (None, None)
+
+
+def warm_starts(readers: list[Any], x: str) -> list[Mark]:
+    """Where causal warm starts end."""
+    steps = sorted({run.causal_steps for run in readers} - {0}) if x == "step" else ()
+    return [Mark("x", step, "diffusion from here") for step in steps]
+
+
+def drawn_as(readers: list[Any]) -> list[Look]:
+    """A colour for each run, and the same for runs that differ in their seed alone."""
+    colours, kinds = len(style.THEMES["light"].lines), list(dict.fromkeys(run.repeats for run in readers))
+    found: list[Look] = []
+    for run in readers:
+        before = [one for one in found if one.run.repeats == run.repeats]
+        kind, count = kinds.index(run.repeats), sum(one.repeats == run.repeats for one in readers)
+        name = run.label if count == 1 else f"{run.repeats}, {count} runs"
+        # with more kinds than colours, the markers tell
+        found.append(Look(run, kind % colours, kind + len(before) + kind // colours, name))
+    return found
+
+
+@dataclass
+class Drawn:
+    """What ``draw_all`` did."""
+
+    written: list[Path] = field(default_factory=list)
+    """files, in the order drawn"""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """name of a figure, and of the run where there are several -> why it was not drawn"""
+
+
+def draw_all(
+    runs: Runs,
+    folder: str | Path,
+    formats: Iterable[str] = ("png", "svg"),
+    *,
+    themes: Iterable[str] = ("light",),
+    names: Iterable[str] | None = None,
+    paper: str = "",
+) -> Drawn:
+    """Draw every registered figure that the runs, all of one kind, recorded enough for, into ``folder``.
+
+    Files are called after the figure, and after the run where it shows one of several: ``sink_paths-tiny.png``; those
+    of the dark theme end in ``-dark``. Several runs share the figures that can show them together, and the colour scale
+    of those that cannot. The same run gives the same files byte for byte. What cannot be drawn is skipped and told why.
+    Raises ValueError for unknown formats, themes, names or papers.
+
+    paper: what the figures are for, one of `style.PAPERS`, which sets widths and sizes of letters; each figure then has
+        its caption beside it, NAME.txt, and the models in its name.
+    """
+    readers, target = as_shown(runs, any_kind=True), Path(folder)
+    known = figures_of(readers[0].run.info.kind)
+    if not known:
+        # refused by name, with where to look
+        as_shown(readers)
+    formats, names = tuple(formats), tuple(known if names is None else names)
+    looks = [style.theme_named(theme) for theme in themes]
+    papers = style.PAPERS if paper else ()
+    for there, wanted, what in (
+        (FORMATS, formats, "format of a figure"), (known, names, "figure"), (papers, [paper][: len(paper)], "paper"),
+    ):  # fmt: skip
+        for name in wanted:
+            if name not in there:
+                raise unknown(what, name, there)
+    target.mkdir(parents=True, exist_ok=True)
+    drawn, tails = Drawn(), file_names(readers, always=bool(paper))
+    for name in names:
+        one = known[name]
+        top = one.top_of(readers) if one.alone and len(readers) > 1 else None
+        for tail, subject in (
+            zip(tails, readers, strict=True) if one.alone else [("".join(tails) * bool(paper), readers)]
+        ):
+            try:
+                for look in looks:
+                    with style.for_paper(paper):
+                        canvas = figure_of(one(subject, theme=look.name, top=top))
+                        stem = target / f"{name}{tail}{'' if look.name == 'light' else f'-{look.name}'}"
+                        drawn.written += write_figure(style.sized(canvas, paper), stem, formats, look)
+                if paper:
+                    text = caption(one, [subject] if one.alone else readers)
+                    drawn.written.append(target / f"{name}{tail}.txt")
+                    write_beside(drawn.written[-1], partial(Path.write_text, data=f"{text}\n", encoding="utf-8"))
+            except NotRecorded as error:
+                drawn.skipped[name + tail] = str(error)
+    return drawn
+
+
+def caption(drawn: Figure, readers: list[Any]) -> str:
+    """What stands below a figure: what is seen, and of which runs, with their samples, seeds and settings."""
+    shown = drawn.prepare(readers) if drawn.y or drawn.prepared else []
+    panels = shown if drawn.columns else [shown]
+    has_intervals = any(isinstance(one, Chart) and one.has_intervals for one in panels)
+    said = " ".join(inspect.cleandoc(drawn.__doc__ or "").partition("\nArgs:")[0].partition("\nRaises:")[0].split())
+    # but for what is said to whoever calls it
+    words = " ".join(one for one in re.split(r"(?<=\.) (?=[A-Z(])", said) if "`" not in one and "Raises" not in one)
+    words = " ".join([words, *(one.words for one in panels if isinstance(one, Chart | Map) and one.words)])
+    told = statements("sinklab.lab.reports", (), file="captions.jinja")
+    return " ".join(told("caption", words=words, runs=readers, has_intervals=has_intervals))
+
+
+def file_names(readers: list[Reader], *, always: bool = False) -> list[str]:
+    """What the names of the files of each run end in: nothing when there is one run, but for ``always``."""
+    if len(readers) == 1 and not always:
+        return [""]
+    plain = [re.sub(r"[^A-Za-z0-9._]+", "-", run.label).strip("-.") or "run" for run in readers]
+    return [f"-{name}" if plain.count(name) == 1 else f"-{name}-{index + 1}" for index, name in enumerate(plain)]
+
+
+def figure_of(drawn: Any) -> Canvas:
+    """The figure of axes, or the figure itself."""
+    return drawn if isinstance(drawn, Canvas) else drawn.figure
+
+
+def save(canvas: Canvas, form: str, target: Path | BinaryIO) -> None:
+    """Write a figure; the same figure gives the same bytes."""
+    # No dates and no random ids.
+    metadata = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}, "pdf": {"CreationDate": None}}[form]
+    with matplotlib.rc_context({"svg.hashsalt": "sinklab"}):
+        if (layout := canvas.get_layout_engine()) is not None:
+            # Laid out once for all formats: savefig would draw twice for each.
+            layout.execute(canvas)
+            canvas.set_layout_engine(None)
+        canvas.savefig(target, format=form, dpi=style.DPI, metadata=metadata)
+
+
+def write_figure(canvas: Canvas, stem: Path, formats: Iterable[str], look: Theme) -> list[Path]:
+    """Write it as STEM.png, …; the paths."""
+    paths = []
+    with style.themed(look):
+        for form in formats:
+            paths.append(stem.with_name(f"{stem.name}.{form}"))
+            write_beside(paths[-1], partial(save, canvas, form))
+    return paths

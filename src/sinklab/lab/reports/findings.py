@@ -1,0 +1,189 @@
+"""What the statements of a page find in a study (a `Study` everywhere), and what its controls show of it."""
+
+# L layers, N samples, R rows of held-out text
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from sinklab.lab.analysis.answers import beside
+from sinklab.lab.analysis.counts import ratio
+from sinklab.lab.analysis.estimates import mean_over
+from sinklab.lab.analysis.tokens import Enrichment
+from sinklab.lab.reports.answered import mobility_of
+from sinklab.lab.reports.samples import ADDED
+from sinklab.lab.reports.words import number, percent, same
+
+# A class with fewer places or events than this share is too rare to speak of.
+RARE = 0.01
+
+
+class Shown(NamedTuple):
+    """A number of a study as it is written beside that of its controls, and of each of its samples."""
+
+    text: str
+    """empty where it was not measured"""
+    each_N: Any = ()
+    """the number of each sample; empty where it is none of samples"""
+
+
+def controls_of(study: Any) -> dict[str, str]:
+    """Of every number that statements say of a study, and of every verdict, what its controls show, in words.
+
+    Empty for a study without controls.
+    """
+    if not study.twins or not study.layers:
+        return {}
+    found = {}
+    for name, shown in NUMBERS.items():
+        own = shown(study, study)
+        others = {kind: shown(twin, study) for kind, twin in study.twins.items()}
+        each = {kind: other.each_N for kind, other in others.items()}
+        found[name] = beside({kind: other.text for kind, other in others.items()}, own.each_N, each)
+    for verdict in study.verdicts:
+        texts = {kind: _value_of(verdict.name, twin) for kind, twin in study.twins.items()}
+        found[verdict.name] = beside(texts)
+    return {name: words for name, words in found.items() if words}
+
+
+def _value_of(verdict: str, study: Any) -> str:
+    value = next(one.value for one in study.verdicts if one.name == verdict)
+    if math.isnan(value):
+        return ""
+    return f"{number(value, 2)} nats" if verdict == "no recovery" else percent(value)
+
+
+def _greatest_share(study: Any, _: Any) -> Shown:
+    return _mean_of(study, "text_share")
+
+
+def _added_share(study: Any, _: Any) -> Shown:
+    return _mean_of(study, "added_share") if study.sink_count else Shown("")
+
+
+def _mean_of(study: Any, share: str) -> Shown:
+    each = study.each("layer").groupby("sample")[share].mean().to_numpy()
+    return Shown(percent(float(study.over("layer")[share].mean())), each)
+
+
+def _mobility(study: Any, _: Any) -> Shown:
+    motion = study.motion
+    return Shown("" if math.isnan(motion.mobility) else percent(motion.mobility), mobility_of(motion))
+
+
+def _drift(study: Any, _: Any) -> Shown:
+    motion = study.motion
+    each = ratio(motion.sums["drift_relative"], motion.sums["drift_relative_weight"])
+    value = motion.drift_over.value
+    return Shown("" if math.isnan(value) else f"{100 * value:+.1f}\u00a0%".replace("-", "−"), each)
+
+
+def _depth(study: Any, _: Any) -> Shown:
+    numbers_L = study.measured.layer_sinks.number
+    return Shown(f"from {number(numbers_L[0])} to {number(numbers_L[-1])}")
+
+
+def _norms(study: Any, _: Any) -> Shown:
+    found = study.measured.norm_ratio
+    return Shown(f"{number(found.value)} times" if found.samples else "", study.measured.norm_ratio_N)
+
+
+def _added_norms(study: Any, _: Any) -> Shown:
+    both = study.over("layer").dropna(subset=["added_norm", "text_norm"])
+    if both.empty:
+        return Shown("")
+    return Shown(f"{number(both['added_norm'].mean())} and {number(both['text_norm'].mean())}")
+
+
+def _hiding(study: Any, _: Any) -> Shown:
+    found = hiding(study)
+    if found["hidden"] is None:
+        return Shown("")
+    return Shown(f"{found['hidden']['delta']:+.2f}".replace("-", "−"), found["gap_R"])
+
+
+def _explained(study: Any, _: Any) -> Shown:
+    shares = study.explained
+    if shares is None or not shares.by_class.is_interval:
+        return Shown("")
+    return Shown(f"{percent(shares.by_class.value)} and {percent(shares.by_position.value)}")
+
+
+def _favoured(what: str) -> Callable[[Any, Any], Shown]:
+    """How often, in multiples of chance, sinks are of the class or the age that they favour in the study of a page."""
+
+    def shown(study: Any, page: Any) -> Shown:
+        best = richest(getattr(page, what), "")
+        labels = getattr(study, what)
+        if not best or labels is None or best[0][1] not in labels.label:
+            return Shown("")
+        enrichment = float(labels.enrichment[list(labels.label).index(best[0][1])])
+        return Shown("" if math.isnan(enrichment) else f"{number(enrichment, 2)} times")
+
+    return shown
+
+
+NUMBERS: dict[str, Callable[[Any, Any], Shown]] = {
+    "greatest share": _greatest_share,
+    "added share": _added_share,
+    "mobility": _mobility,
+    "drift": _drift,
+    "depth": _depth,
+    "norms": _norms,
+    "added norms": _added_norms,
+    "hiding": _hiding,
+    "explained": _explained,
+    "class": _favoured("classes"),
+    "age": _favoured("ages"),
+}
+"""Numbers that statements say, by name -> how a study shows them beside that of the page."""
+
+
+def with_sinks(study: Any) -> int:
+    """How many samples have a sink in the text."""
+    return int((np.nan_to_num(study.measured.events_NS).sum(-1) > 0).sum())
+
+
+def trend_word(numbers_L: Any) -> str:
+    """rises or falls, of numbers by layer, as the first and the last of them do; empty where these go the other way,
+    and where layers in random order would often look like it (Kendall).
+    """
+    if len(numbers_L) < 2:
+        return ""
+    found = stats.kendalltau(np.arange(len(numbers_L)), numbers_L)
+    ends = numbers_L[-1] - numbers_L[0]
+    if not found.pvalue < 0.05 or not ends * found.statistic > 0:
+        return ""
+    return "rises" if ends > 0 else "falls"
+
+
+def richest(found: Enrichment | None, what: str) -> list[tuple[Any, ...]]:
+    """``what``, label, frequency, occupancy and enrichment of the most enriched label that is not rare, if any is."""
+    rows = zip(found.label, found.frequency, found.occupancy, found.enrichment, strict=True) if found else ()
+    text = [row for row in rows if row[0] not in (ADDED, "sink") and min(row[1], row[2]) >= RARE]
+    best = max(text, key=lambda row: float(row[3]), default=None)
+    return [] if best is None or same(float(best[3]), 1) or best[3] < 1 else [(what, *best)]
+
+
+def hiding(study: Any) -> dict[str, Any]:
+    """Loss with nothing hidden, with the most sinks hidden and with as many random columns; and gap, what the sinks
+    cost more, an `Estimate` over rows of text, of no samples where the run kept no losses of single rows (gap_R).
+    """
+    frame, gap_R = study.heldout, np.array([])
+    if frame is None:
+        return {"base": None, "hidden": None, "gap": mean_over(gap_R), "gap_R": gap_R}
+    frame = frame.reindex(columns=frame.columns.union(["bits_per_byte"])).sort_values("k")
+    base, hidden = _row(frame[frame["k"] == 0], 0), _row(frame[frame["control"] == "sinks"], -1)
+    random = None if hidden is None else _row(frame[(frame["control"] == "random") & (frame["k"] == hidden["k"])], 0)
+    rows = study.table("heldout")
+    if hidden is not None and random is not None and "losses" in rows:
+        losses = rows.set_index(["control", "k"])["losses"]
+        gap_R = np.subtract(losses["sinks", hidden["k"]], losses["random", hidden["k"]])
+    return {"base": base, "hidden": hidden, "random": random, "gap": mean_over(gap_R), "gap_R": gap_R}
+
+
+def _row(frame: pd.DataFrame, place: int) -> pd.Series | None:
+    return None if frame.empty else frame.iloc[place]

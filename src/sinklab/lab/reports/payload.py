@@ -1,0 +1,352 @@
+"""What the explorer of the page holds of each run, within a budget of bytes, and the script that reads it."""
+
+# T shown steps, L layers, H heads, K keys (added sinks first, then canvas positions), S positions
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sinklab.core.sinks.normalize import only
+from sinklab.lab.analysis.tokens import AGES
+from sinklab.lab.reports.charts import listed
+from sinklab.lab.reports.samples import Sample
+from sinklab.lab.reports.sentences import told
+from sinklab.lab.reports.study import Study
+from sinklab.lab.reports.style import THEMES, asset
+
+ABSENT, BELOW = 0, 1
+LEVELS = 254
+# Where differences do not deflate better than this, the cheaper reader wins.
+WORTH = 0.97
+LEVEL = 7
+"""of deflate: 9 takes up to five times as long for a page that is 0.4 % smaller"""
+
+
+@dataclass(frozen=True)
+class LogScale:
+    """Codes of amounts: 0 absent, 1 below 2**low, then ``levels`` even steps of the logarithm up to 2**high."""
+
+    low: float
+    high: float
+    levels: int = LEVELS
+
+    @classmethod
+    def covering(cls, values: np.ndarray, low: float, levels: int = LEVELS) -> LogScale:
+        """The scale from 2**low to the next power of two above the greatest number."""
+        greatest = float(np.fmax.reduce(values, axis=None, initial=0.0))
+        high = math.ceil(math.log2(greatest)) if greatest > 2**low else low + 1
+        return cls(low, max(high, low + 1), levels)
+
+    @property
+    def error(self) -> float:
+        """Greatest relative error of a number between 2**low and 2**high."""
+        return 2 ** ((self.high - self.low) / (self.levels - 1) / 2) - 1
+
+    def encode(self, values: np.ndarray) -> np.ndarray:
+        """Codes as uint8; NaN is absent."""
+        step = np.float32((self.levels - 1) / (self.high - self.low))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            place = (np.log2(values, dtype=np.float32) - np.float32(self.low)) * step
+        level = np.clip(np.nan_to_num(place, nan=0, neginf=0), 0, self.levels - 1)
+        codes = np.where(place < 0, np.uint8(BELOW), np.rint(level).astype(np.uint8) + np.uint8(2))
+        return np.where(np.isnan(values), np.uint8(ABSENT), codes)
+
+    def as_json(self) -> dict[str, float]:
+        """What the page needs to decode."""
+        return {"low": self.low, "high": self.high, "levels": self.levels, "error": round(self.error, 5)}
+
+
+def pack(array: np.ndarray, row: int = 0) -> dict[str, Any]:
+    """An array of unsigned integers as JSON: the smallest of plain, deflated, and deflated differences.
+
+    ``row`` is the distance, in elements, to the element that is likely to be alike (the same cell one step before);
+    0 when there is none.
+    """
+    flat = np.ascontiguousarray(array).ravel()
+    if flat.dtype not in (np.uint8, np.uint16):
+        raise ValueError(f"pack takes uint8 or uint16 arrays: got {flat.dtype}. Encode them on a LogScale first.")
+    flat = flat.astype(flat.dtype.newbyteorder("<"))
+    plain = zlib.compress(flat.tobytes(), LEVEL)
+    best, delta, deflate = plain, 0, True
+    if 0 < row < flat.size:
+        differences = flat.copy()
+        differences[row:] -= flat[:-row]
+        smaller = zlib.compress(differences.tobytes(), LEVEL)
+        if len(smaller) < WORTH * len(plain):
+            best, delta = smaller, row
+    if len(best) >= WORTH * flat.nbytes:
+        best, delta, deflate = flat.tobytes(), 0, False
+    return {"bytes": flat.itemsize, "delta": delta, "deflate": deflate, "data": base64.b64encode(best).decode("ascii")}
+
+
+def size(packed: dict[str, Any]) -> int:
+    """Characters that a packed array takes on the page."""
+    return len(packed["data"]) + 60
+
+
+BUDGET = 2_800_000
+"""characters that the arrays of one run may take"""
+LOW = -6.0
+"""the scale of received attention begins at 2**-6 = 0.016 of an even share"""
+MOST_CELLS = 2_400_000
+"""cells of maps and norms of one sample; longer samples are thinned to every n-th step"""
+MOST_HIDDEN = 20_000_000
+"""numbers of hidden keys that a page is to unpack"""
+MOST_RANKS = 16
+MOST_SAMPLES = 40
+MOST_TOKENS = 65_534
+"""distinct tokens of a run that 16 bits can tell apart; the others have no text"""
+NORM_LEVELS = (254, 62, 30)
+NORMS = {"norms": "norm_scale", "key_norms": "key_norm_scale"}
+"""arrays of norms -> where their scale stands"""
+Token = tuple[int, str, str, str]
+
+
+def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
+    """``samples`` (as many as fit, the first always), ``vocabulary`` and ``shown`` (a sentence) of one run."""
+    vocabulary, samples, used = dict[Token, int](), list[dict[str, Any]](), 0
+    # As many samples as can have their maps and some keys of every head; each gets an equal part of what is left.
+    fits, written = 1, study.generations
+    if written is not None and "masked_sinks" in written:
+        written = written[written["masked_sinks"].fillna(0) == 0]
+    finals = {} if written is None else written.set_index("sample")["completion"].to_dict()
+    for place in study.recorded[:MOST_SAMPLES]:
+        sample = study.sample(place)
+        if len(samples) >= fits:
+            break
+        if not sample.step_numbers_T.size:
+            continue
+        content = _base(sample, vocabulary, budget - used) | {"final": str(finals.get(sample.index) or "")}
+        _add_hidden(content, study, sample, 0.85 * (budget - used) - _used(content))
+        if samples and used + _used(content) > budget:
+            break
+        if not samples:
+            fits = max(1, min(len(study.recorded), int(0.6 * budget / _used(content))))
+        _add_heads(content, sample, (budget - used) // max(fits - len(samples), 1) - _used(content))
+        samples.append(content)
+        used += _used(content)
+    (shown,) = told("shown", samples=samples, recorded=len(study.recorded))
+    return {"samples": samples, "vocabulary": [*vocabulary][:MOST_TOKENS], "shown": shown}
+
+
+def _used(content: dict[str, Any]) -> int:
+    """Characters that the arrays of a sample take."""
+    ranks = [packed for rank in content.get("ranks", ()) for packed in rank.values()]
+    return sum(map(size, [*content["arrays"].values(), *ranks]))
+
+
+def _base(sample: Sample, vocabulary: dict[Token, int], budget: int) -> dict[str, Any]:
+    """One sample as JSON: mean maps, main sinks, value norms and tokens."""
+    steps, layers, _, keys = sample.shape
+    seen = sample.seen
+    stride = max(1, math.ceil(2 * steps * layers * keys / MOST_CELLS))
+    keep = slice(None, None, stride)
+    exists_TK = sample.exists_TK[keep]
+    scale = LogScale.covering(np.array([seen.greatest]), LOW)
+    mean_LTK = np.where(exists_TK, seen.received_TLK[keep].transpose(1, 0, 2), np.nan)
+    main_LHT = (sample.main_TLH[keep].transpose(1, 2, 0) + 1).astype(np.uint16)
+    # scores are mean weights in multiples of an even share, whatever the number of queries that see the key
+    visible_T = np.rint(np.where(exists_TK, sample.visible_TK[keep], 0).max(1)).astype(np.uint16)
+    arrays = {
+        "mean": pack(scale.encode(mean_LTK), keys),
+        "main": pack(main_LHT),
+        "visible": pack(visible_T),
+        **_tokens(sample, vocabulary, keep, exists_TK),
+    }
+    content: dict[str, Any] = {
+        "index": sample.index,
+        "keys": keys,
+        "stride": stride,
+        "steps": sample.step_numbers_T[keep].tolist(),
+        "blocks": sample.blocks_T[keep].tolist(),
+        "scale": scale.as_json(),
+        "visible_per_key": False,
+        "arrays": arrays,
+    }
+    for name, norms_TLK in zip(NORMS, (sample.value_norm_TLK, sample.key_norm_TLK), strict=True):
+        if norms_TLK is None:
+            continue
+        packed, norm_scale = _norms(norms_TLK[keep], exists_TK, 0.3 * budget)
+        if name == "key_norms" and _used(content) + size(packed) > 0.7 * budget:
+            content["left_out"] = ["key norms"]
+            continue
+        arrays[name] = packed
+        content[NORMS[name]] = norm_scale.as_json()
+    return content
+
+
+def _tokens(sample: Sample, vocabulary: dict[Token, int], keep: slice, exists_TK: np.ndarray) -> dict[str, Any]:
+    """Number in the vocabulary and age (1 + index into AGES) of every position, 0 where none is; untold: committed."""
+    there_TS = exists_TK[:, sample.added :]
+    numbers_TS, ages_TS = np.zeros(there_TS.shape, np.uint16), np.where(there_TS, 1 + AGES.index("committed"), 0)
+    if sample.has_tokens:
+        there_TS = sample.states_TS[keep] >= 0
+        columns = (sample.ids_TS, sample.read_TS, sample.classes_TS, sample.specials_TS)
+        tokens = zip(*(values_TS[keep][there_TS].tolist() for values_TS in columns), strict=True)
+        numbers = [
+            vocabulary.setdefault((number, str(text), str(kind), str(special or "")), len(vocabulary) + 1)
+            for number, text, kind, special in tokens
+        ]
+        numbers_TS[there_TS] = np.where(np.array(numbers) > MOST_TOKENS, 0, numbers)
+        ages_TS = np.sum([code * (sample.ages_TS[keep] == age) for code, age in enumerate(AGES, 1)], axis=0)
+    positions = there_TS.shape[1]
+    return {"tokens": pack(numbers_TS, positions), "ages": pack(ages_TS.astype(np.uint8), positions)}
+
+
+def _norms(norms_TLK: np.ndarray, exists_TK: np.ndarray, room: float) -> tuple[dict[str, Any], LogScale]:
+    """Norms on the finest scale that fits into ``room``; the coarsest when none does."""
+    norms_LTK = np.where(exists_TK, norms_TLK.transpose(1, 0, 2), np.nan)
+    positive = norms_LTK[norms_LTK > 0]
+    low = math.floor(math.log2(float(positive.min()))) if positive.size else 0.0
+    for levels in NORM_LEVELS:
+        scale = LogScale.covering(norms_LTK, max(low, -10.0), levels)
+        packed = pack(scale.encode(norms_LTK), norms_LTK.shape[-1])
+        if size(packed) <= room:
+            break
+    return packed, scale
+
+
+def _add_hidden(content: dict[str, Any], study: Study, sample: Sample, room: float) -> None:
+    """Keys that the run's edits took from each head, where they fit: 1 + their numbers, rising, and 0 where fewer."""
+    table = study.removals
+    if study.twin or table is None or "keys" not in table:
+        return
+    table = table[table["sample"] == sample.index]
+    # under guidance the first of two forwards a step was watched
+    step = table["forward"] / (2 if study.run.info.settings.get("cfg_scale") else 1)
+    axes = ((study.layers, table["layer"]), (study.heads, table["head"]), (content["steps"], step))
+    place_3N = np.array([pd.Index(there).get_indexer(numbers) for there, numbers in axes])
+    keys_N, shape = table["keys"].to_numpy(), tuple(len(there) for there, _ in axes)
+    if not (kept_N := (place_3N >= 0).all(0) & (np.vectorize(len, [int])(keys_N) > 0)).any():
+        return
+    cells = np.repeat(np.ravel_multi_index(place_3N[:, kept_N], shape), [*map(len, keys_N[kept_N])])
+    # edits may take the same key
+    cells, keys = np.divmod(np.unique(cells * content["keys"] + np.concatenate(keys_N[kept_N])), content["keys"])
+    number = np.arange(len(cells)) - np.searchsorted(cells, cells)
+    most = int(number.max()) + 1
+    if math.prod(shape) * most <= MOST_HIDDEN:
+        hidden = np.zeros((math.prod(shape), most), np.uint16)
+        hidden[cells, number] = keys + 1
+        if size(packed := pack(hidden, most)) <= room:
+            content["arrays"]["hidden"], content["hidden"] = packed, most
+            return
+    content["left_out"] = [*content.get("left_out", []), "marks of hidden keys"]
+
+
+def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:
+    """Every head's map where it fits, else the greatest keys of every head, as many as fit (one at least)."""
+    keep = slice(None, None, content["stride"])
+    scale = LogScale(*(content["scale"][key] for key in ("low", "high", "levels")))
+    # Deflate has never made a tenth of such maps, so much larger ones need not be tried.
+    if math.prod(sample.shape) < 4 * max(room, 0) * content["stride"]:
+        packed = pack(scale.encode(sample.score_TLHK[keep]).transpose(1, 2, 0, 3), sample.shape[-1])
+        if size(packed) <= room:
+            content["arrays"]["heads"] = packed
+            return
+    content["ranks"] = []
+    for keys_LHT, received_LHT in _greatest(sample, content["stride"], min(MOST_RANKS, sample.shape[-1])):
+        there = np.isfinite(received_LHT)
+        rank = {
+            "keys": pack(np.where(there, keys_LHT + 1, 0).astype(np.uint16)),
+            "codes": pack(scale.encode(np.where(there, received_LHT, np.nan))),
+        }
+        room -= sum(map(size, rank.values()))
+        if content["ranks"] and room < 0:
+            break
+        content["ranks"].append(rank)
+
+
+def _greatest(sample: Sample, stride: int, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The ``count`` greatest keys of every head and step, the greatest first, and the first of equal ones.
+
+    (key, received), each (layer, head, step).
+    """
+    keys, values = [], []
+    for slab in sample.slabs():
+        left_TLHK = only(slab.exists, slab.score, -np.inf)[-slab.at[0].start % stride :: stride].copy()
+        # one after the other is quicker than a partition
+        for _ in range(count):
+            keys.append(left_TLHK.argmax(-1))
+            values.append(np.take_along_axis(left_TLHK, keys[-1][..., None], -1)[..., 0])
+            np.put_along_axis(left_TLHK, keys[-1][..., None], -np.inf, -1)
+    # of every slab one after the other rank
+    ranked = ([np.concatenate(each[rank::count]) for rank in range(count)] for each in (keys, values))
+    return zip(*(np.moveaxis(np.array(each), 1, 3) for each in ranked), strict=True)
+
+
+def facts_of(study: Study) -> dict[str, Any]:
+    """What the explorer knows of one run beside the arrays of its samples."""
+    about: dict[str, Any] = {"label": study.label, "family": study.family, "added": study.sink_count}
+    ways = ("zeroed in" if "zero_value" in edit else "hidden from" for edit in study.run.info.settings.get("edits", ()))
+    about["removal"] = " or ".join(sorted(set(ways))) or "hidden from"
+    if not study.layers:
+        return about | {"layers": [], "heads": [], "head_maps": [], "first_layer": 0}
+    measured, weight_LH = study.measured, study.measured.main_share_LH
+    # A head without sinks has no motion; its mean over samples is that of the samples where it has some.
+    means = measured.motions.groupby(["layer", "head"])["mobility"].mean().unstack()
+    mobility_LH = means.reindex(index=study.layers, columns=study.heads).to_numpy()
+    return about | {
+        "layers": study.layers,
+        "heads": study.heads,
+        # The page opens on the layer whose heads attend most to one key.
+        "first_layer": int(np.nan_to_num(weight_LH).mean(1).argmax()),
+        "head_maps": head_maps(100 * weight_LH, mobility_LH),
+    }
+
+
+def head_maps(weight_LH: np.ndarray, mobility_LH: np.ndarray | None = None) -> list[dict[str, Any]]:
+    """Numbers per layer and head, as the analysis paper's Fig. 5: weight on the main sink (%), and how mobile it is."""
+    known = weight_LH[np.isfinite(weight_LH) & (weight_LH > 0)]
+    low, high = (float(bound) for bound in (known.min(initial=math.inf), known.max(initial=-math.inf)))
+    if not low < high:
+        low, high = (low / 2, low * 2) if math.isfinite(low) else (0.5, 1.0)
+    about = "Mean weight on the main sink of the head"
+    maps = [{"name": "weight", "about": about, "unit": " %", "log": True, "low": low, "high": high}]
+    maps[0]["values"] = listed(weight_LH)
+    if mobility_LH is not None and np.isfinite(mobility_LH).any():
+        about = "Chance that two steps have their main sink at different places: 0 static, 1 moving"
+        maps.append({"name": "motion", "about": about, "unit": "", "log": False, "low": 0, "high": 1})
+        maps[1]["values"] = listed(mobility_LH)
+    return maps
+
+
+# In the order they are put together: a later file may use an earlier one.
+SCRIPTS = (
+    "data", "colours", "text", "drawing", "app", "player", "readout", "heatmap", "heads", "multiples", "paths",
+    "scatter", "pane", "charts", "findings", "controls", "main",
+)  # fmt: skip
+
+
+@lru_cache(maxsize=2)
+def script(beginning: str = "") -> str:
+    """All scripts as one, in a scope of its own. `beginning`: what stands in the place of the last, which begins."""
+    parts = [asset(f"assets/{name}.js").strip() for name in SCRIPTS]
+    parts[-1] = beginning.strip() or parts[-1]
+    return '(() => {\n"use strict";\n' + "\n\n".join(parts) + "\n})();\n"
+
+
+def script_hash() -> str:
+    """What the page's Content-Security-Policy allows to run: this script and no other."""
+    return base64.b64encode(hashlib.sha256(script().encode("utf-8")).digest()).decode("ascii")
+
+
+def payload(studies: Sequence[Study], budget: int = BUDGET) -> dict[str, Any]:
+    """Everything the script draws, as JSON values. ``budget``: characters for the arrays of each run."""
+    palette = {name: {"scale": theme.scale, "lines": theme.lines} for name, theme in THEMES.items()}
+    return {"palette": palette, "runs": [facts_of(study) | arrays_of(study, budget) for study in studies]}
+
+
+def data_block(content: dict[str, Any]) -> str:
+    """A block that no browser runs or reads as markup: "<" is written as an escape."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return f'<script type="application/json" id="payload">{text}</script>'

@@ -1,0 +1,91 @@
+"""Tables of text as files, Markdown, LaTeX and CSV, and the figure beside one."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sinklab.core.errors import unknown
+from sinklab.lab.records.storage import write_beside
+from sinklab.lab.reports.drawing import FORMATS, figure_of, write_figure
+from sinklab.lab.reports.style import theme_named, themed
+from sinklab.lab.reports.tables import markdown
+
+_ESCAPES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_ESCAPES |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
+_ESCAPES |= {"±": r"$\pm$", "−": "$-$", "–": "--", "…": r"\ldots{}", "×": r"$\times$", "\u00a0": "~"}
+
+
+def latex(table: pd.DataFrame, caption: str) -> str:
+    """A table as LaTeX with booktabs, every cell as it stands, special characters escaped."""
+    lines = [r"\begin{table}", r"\centering", r"\begin{tabular}{" + "l" * table.shape[1] + "}", r"\toprule"]
+    lines += [" & ".join(map(_escaped, table.columns)) + r" \\", r"\midrule"]
+    lines += [" & ".join(map(_escaped, row)) + r" \\" for row in table.itertuples(index=False)]
+    lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_escaped(caption)}}}", r"\end{table}"]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(value: object) -> str:
+    return "".join(_ESCAPES.get(letter, letter) for letter in str(value))
+
+
+@dataclass(frozen=True, eq=False)
+class Printed:
+    """A table as people read it, what has to be said below it, and the files it was written to."""
+
+    title: str
+    text: pd.DataFrame
+    notes: tuple[str, ...]
+    paths: tuple[Path, ...]
+    beside: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    """Tables that stand below it, by their titles."""
+
+
+def write_printed(
+    stem: Path,
+    title: str,
+    text: pd.DataFrame,
+    numbers: pd.DataFrame,
+    notes: Sequence[str] = (),
+    beside: Mapping[str, pd.DataFrame] | None = None,
+) -> Printed:
+    """Write STEM.md and STEM.tex of the table as people read it and of those beside it, and STEM.csv of its numbers."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    more = beside or {}
+    whole = f"# {title}\n\n{markdown(text, most=10_000)}\n"
+    for name, table in more.items():
+        whole += f"## {name}\n\n{markdown(table, most=10_000)}\n"
+    whole += "".join(f"- {note}\n" for note in notes)
+    tables = "\n".join([latex(text, title), *(latex(table, name) for name, table in more.items())])
+    paths = tuple(stem.with_name(f"{stem.name}.{suffix}") for suffix in ("md", "tex", "csv"))
+    write_beside(paths[0], lambda path: path.write_text(whole, encoding="utf-8"))
+    write_beside(paths[1], lambda path: path.write_text(tables, encoding="utf-8"))
+    write_beside(paths[2], lambda path: numbers.to_csv(path, index=False))
+    return Printed(title, text, tuple(notes), paths, more)
+
+
+def write_page(path: Path, table: pd.DataFrame, sentences: Iterable[str], more: str = "") -> Path:
+    """Write a Markdown page: a table, what stands below it, and sentences. Returns its path."""
+    text = f"{markdown(table)}{more}\n" + "".join(f"- {line}\n" for line in sentences)
+    write_beside(path, lambda part: part.write_text(text, encoding="utf-8"))
+    return path
+
+
+def save_figure(
+    draw: Callable[..., Any], stem: Path, formats: Iterable[str] = ("png",), *, theme: str = "light"
+) -> list[Path]:
+    """What ``draw`` returns, a figure or axes, as files STEM.png, … in a folder that is made; the paths.
+
+    Raises ValueError for an unknown format.
+    """
+    wanted, look = tuple(formats), theme_named(theme)
+    for form in wanted:
+        if form not in FORMATS:
+            raise unknown("format of a figure", form, FORMATS)
+    if not wanted:
+        return []
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    with themed(look):
+        return write_figure(figure_of(draw()), stem, wanted, look)

@@ -1,0 +1,141 @@
+"""Which runs are shown, of one kind, and the names that tell them apart."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from sinklab.core.registry import rules
+from sinklab.core.sinks.rules import Rule
+from sinklab.lab.records.reading import REMEDY, Run
+from sinklab.lab.records.storage import RUN_FILE
+from sinklab.lab.reports.masked import curve_of
+from sinklab.lab.reports.samples import Reader
+from sinklab.lab.reports.study import Study
+from sinklab.lab.reports.training import FREE, Training, variant
+from sinklab.lab.reports.words import words_of
+
+Runs = Iterable[Run | Reader] | Run | Reader
+
+READERS: dict[str, type[Reader]] = {"study": Study, "training": Training}
+"""kinds of run that have a page"""
+
+
+def as_shown(
+    sources: Runs,
+    kind: str | None = None,
+    *,
+    rule: Rule | str | None = None,
+    received: str = "",
+    any_kind: bool = False,
+) -> list[Any]:
+    """Several runs of one kind with labels that tell them apart: the model's name, and the folder where names repeat.
+
+    Masking curves, of kind "curve", may stand beside studies: each says what masking costs its model.
+
+    Args:
+        sources: runs, or readers of runs, which stay as they are.
+        kind: what they must be; None for studies or training runs, whichever they are.
+        rule: what counts as a sink in studies, or its text such as "excess:epsilon=5"; None for the default.
+        received: what the rule reads, "received" (where it is empty) or "received_from_masked".
+        any_kind: runs of a kind that has no page are let through too.
+
+    Raises:
+        ValueError: without a run, for another kind, for runs of several kinds.
+    """
+    given = [sources] if isinstance(sources, Run) or hasattr(sources, "run") else list(cast("Iterable[Any]", sources))
+    given, curves = _parted(given, kind)
+    runs = [source if isinstance(source, Run) else source.run for source in given]
+    if not runs:
+        raise ValueError("A report needs at least one run: got none. Pass open_run(folder).")
+    training = next((run for run in runs if run.info.kind == "training"), None)
+    expected = kind or ("training" if training else runs[0].info.kind if any_kind else "study")
+    for run in runs:
+        found = run.info.kind
+        if found != expected and kind is None and training:
+            raise ValueError(
+                f"A report shows runs of one kind: {training.path} is of kind 'training', {run.path} of kind "
+                f"{found!r}. Make a report of each kind."
+            )
+        if found != expected:
+            remedy = words_of("kinds", found) or words_of("makes", expected)
+            raise ValueError(
+                f"This shows runs of kind {expected!r}: {run.path} is of kind {found!r}{remedy and '; '}{remedy}."
+            )
+        _refuse_lost_samples(run)
+    names = labels(runs)
+    alike = repeats(runs, names) if expected == "training" else names
+    reader: Any = READERS.get(expected, Reader)
+    settings = {name: given for name, given in (("rule", rules.parsed(rule)), ("received", received)) if given}
+    if settings and reader is not Study:
+        raise ValueError(f"a rule is for runs of kind 'study': what {runs[0].path} calls a sink was decided as it ran")
+    shown = []
+    for source, run, name, same in zip(given, runs, names, alike, strict=True):
+        beside = {"curve_run": curve_of(run, curves)} if curves else {}
+        if isinstance(source, Run):
+            shown.append(reader(run, name, same, **settings, **beside))
+        else:
+            shown.append(replace(source, **beside) if beside else source)
+    return shown
+
+
+def _refuse_lost_samples(run: Run) -> None:
+    """Raises ValueError for a study that says that it is complete and lacks the texts of a prompt."""
+    prompts = run.info.settings.get("prompts")
+    written = run.parts("generations") if "generations" in run.tables else ()
+    if run.info.kind != "study" or run.info.status != "complete" or not isinstance(prompts, list) or not written:
+        return
+    lost = sorted({*range(len(prompts))}.difference(written))
+    if lost:
+        raise ValueError(
+            f"{run.path / RUN_FILE} is damaged: it says that a run of {len(prompts)} prompts is complete, and lists no "
+            f"texts of sample {lost[0]}. {REMEDY}"
+        )
+
+
+def _parted(given: list[Any], kind: str | None) -> tuple[list[Any], list[Run]]:
+    """What is shown, and the masking curves that stand beside traces, where both are given."""
+    kinds = [(source if isinstance(source, Run) else source.run).info.kind for source in given]
+    if kind == "curve" or "study" not in kinds:
+        return given, []
+    shown = [source for source, one in zip(given, kinds, strict=True) if one != "curve"]
+    curves = [source for source, one in zip(given, kinds, strict=True) if one == "curve"]
+    return shown, [source if isinstance(source, Run) else source.run for source in curves]
+
+
+def as_studies(sources: Runs, *, rule: Rule | str | None = None) -> list[Study]:
+    """Runs of kind "study" as their reader; see `as_shown`."""
+    return as_shown(sources, "study", rule=rule)
+
+
+def as_trainings(sources: Runs) -> list[Training]:
+    """Runs of kind "training" as their reader; see `as_shown`."""
+    return as_shown(sources, "training")
+
+
+def labels(runs: list[Run]) -> list[str]:
+    """Names that tell runs apart: the model's, and the folder where these repeat."""
+    names = [_short(str(run.info.model.get("name", run.path.name))) for run in runs]
+    names = [
+        f"{name} ({run.path.name})" if names.count(name) > 1 else name for name, run in zip(names, runs, strict=True)
+    ]
+    return [f"{name} [{index + 1}]" if names.count(name) > 1 else name for index, name in enumerate(names)]
+
+
+def _short(name: str) -> str:
+    """A name on the Hub as it is, a path as its last part."""
+    is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or "\\" in name
+    return Path(name.replace("\\", "/")).name or name if is_path else name
+
+
+def repeats(runs: list[Run], names: list[str]) -> list[str]:
+    """For each run what it has in common with its repeats, which differ in their seed alone.
+
+    That is the variant, where it says which runs are repeats, and else the name of each run.
+    """
+    settings = [{key: value for key, value in run.info.settings.items() if key not in FREE} for run in runs]
+    keys = [json.dumps(each, sort_keys=True) for each in settings]
+    words = [variant(run.info.model) for run in runs]
+    of_word = {word: {key for key, other in zip(keys, words, strict=True) if other == word} for word in words}
+    return words if len(set(keys)) < len(keys) and all(len(same) == 1 for same in of_word.values()) else names

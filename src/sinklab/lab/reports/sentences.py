@@ -1,0 +1,190 @@
+"""What the numbers of runs say, in plain sentences: the numbers here, the words in sentences.jinja.
+
+Repeats of a training run, which differ in their seed alone, share a sentence: their numbers stand in it one after the
+other.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sinklab.core.registry import figures as registered
+from sinklab.lab.analysis.answers import QUESTIONS
+from sinklab.lab.analysis.estimates import FEWEST, SEEDS, Estimate, mean_over
+from sinklab.lab.analysis.movement import motion_word
+from sinklab.lab.reports.findings import hiding, richest, trend_word, with_sinks
+from sinklab.lab.reports.maps import most_mobile
+from sinklab.lab.reports.study import Study
+from sinklab.lab.reports.training import OVER_EVEN, Training
+from sinklab.lab.reports.words import interval, number, quoted, same, statements, times_chance, words_of
+
+
+@lru_cache(maxsize=1)
+def _statements() -> Callable[..., list[str]]:
+    filters: list[Any] = [quoted, times_chance, listed, moving, named, since, last_rows, richest, mean_of_edits]
+    filters += [groups, hiding, losses_of, np.nanmean, trend_word, with_sinks]
+    tests = {"infinite": math.isinf, "close_to": same, "many": are_many}
+    return statements("sinklab.lab.reports", filters, tests, over_even=OVER_EVEN, fewest=FEWEST)
+
+
+def told(statement: str, *about: Any, **facts: Any) -> list[str]:
+    """The sentences of a statement; none where there is nothing to say."""
+    return _statements()(statement, *about, **facts)
+
+
+def told_of(runs: list[Any], *statements: str) -> list[str]:
+    """What there is to tell of each run; of trainings, of each group of repeats that a sink monitor watched."""
+    if runs and isinstance(runs[0], Training):
+        watched = [[run for run in group if not run.over("step").empty] for group in groups(runs)]
+        return [text for name in statements for group in watched if group for text in told(name, group)]
+    return [text for run in runs for name in statements for text in told(name, run)]
+
+
+def mean_of_edits(removals: pd.DataFrame | None) -> list[tuple[Any, pd.Series]]:
+    """What each edit of a run took away, mean over samples and forward passes."""
+    if removals is None:
+        return []
+    numbers = ["removed", "mass", "realised", "overlap"]
+    means = removals.reindex(columns=["edit", *numbers]).groupby("edit", sort=False)[numbers].mean()
+    return list(means.iterrows())
+
+
+def losses_of(group: list[Training], trainings: list[Training]) -> dict[str, Any]:
+    """Final held-out losses of a group of repeats, and the differences on the same rows of text."""
+    known = [run.loss for run in group if run.loss is not None]
+    pairs = [(run, other) for run in group if (other := compared_with(run, trainings)) is not None]
+    gaps = [(gap, other) for run, other in pairs if (gap := run.against(other)) is not None]
+    return {
+        "known": [
+            number(loss.value, 4) + (f" (95\u00a0% {interval(loss)}, {loss.samples} rows)" if loss.samples else "")
+            for loss in known
+        ],
+        "is_final": all(run.has_ended for run in group if run.loss is not None),
+        "missing": [run.label for run in group if run.loss is None],
+        "against": list(dict.fromkeys(other.label for _, other in gaps)),
+        "differences": [signed(gap) for gap, _ in gaps],
+        "word": _over_seeds([gap.value for gap, _ in gaps], len({other.label for _, other in gaps})),
+    }
+
+
+def _over_seeds(gaps: list[float], partners: int) -> str:
+    """What differences of pairs of runs, a seed each, say of a variant; errors over rows say nothing of that."""
+    found = mean_over(gaps, fewest=SEEDS)
+    if partners < 2:
+        return " (± is over rows: seeds are not in it)"
+    span = f"from {found.low:+.4f} to {found.high:+.4f}".replace("-", "−")
+    if not found.is_interval:
+        return (
+            f" (± is over rows; over {found.samples} seed{'s' * (found.samples != 1)} {span}, a verdict takes {SEEDS})"
+        )
+    words = {True: "worse", False: "better", None: f"inconclusive, detectable difference {found.reach:.4f}"}
+    return f" (± is over rows; over {found.samples} seeds 95\u00a0% {span}: {words[found.above()]})"
+
+
+def last_rows(group: list[Training]) -> dict[Any, list[float]]:
+    """The last measurement of each run, a list per column."""
+    return pd.DataFrame([run.over("step").iloc[-1] for run in group]).to_dict("list")
+
+
+def since(group: list[Training], event: str) -> list[str]:
+    """From when on it held, "takeover" or "emergence", in each run; "never" where it did not last to the end."""
+    found = []
+    for run in group:
+        step, first = getattr(run, event), run.over("step")["step"].iloc[0]
+        on = f"from the first measurement on (step {step})" if step == first else f"from step {step} on"
+        found.append("never" if step is None else on)
+    return found
+
+
+def moving(mobility: float) -> str:
+    """How mobile main sinks are."""
+    if math.isnan(mobility):
+        return "nowhere to follow"
+    return f"{motion_word(mobility)} (mobility {number(mobility, 2)})"
+
+
+def in_short(runs: list[Any]) -> list[str]:
+    """The findings that open the page."""
+    if isinstance(runs[0], Training):
+        # Of many variants, the losses and the takeover; the rest stands below, at its pictures.
+        return told("losses", runs) + told_of(runs, "takeover", *(() if are_many(runs) else ("emergence", "mobility")))
+    recorded = [study for study in runs if study.layers]
+    added = [study for study in recorded if study.sink_count]
+    short = told_of(recorded, "share") + told("share_with_and_without", recorded)
+    # What a run without a sink says of its share is repeated by the comparison.
+    short = [text for text in short if not (added and "which has no added sink" in text)]
+    short += told_of(recorded, "motion") + told_of(recorded, "classes", "explained")
+    # Of runs with an added sink, where there are any.
+    short += [text for study in added or recorded for text in told("norms", study)[:1]]
+    short += told_of(runs, "removals") + [text for study in runs for text in told("heldout", study)[-1:]]
+    return short + told_of(recorded, "twins")
+
+
+def story_of(studies: list[Study], shown: list[str]) -> list[dict[str, Any]]:
+    """What opens the page: three questions with the answer of each run, word for word that of `Study.answers`, and a
+    picture where one can be drawn.
+
+    shown: labels of the runs in the explorer.
+    """
+    found = []
+    for question, (name, row) in zip(QUESTIONS, words_of("story", "").items(), strict=True):
+        runs = [run for run in studies if (run.heldout is not None if name == "cost" else run.layers)]
+        link, explored = row.get("proof", ""), [run for run in runs if run.label in shown][:2]
+        if not link and explored:
+            # the heads that show it
+            heads = [most_mobile(run)[0][0] if name == "move" else run.measured.strongest for run in explored]
+            views = [(shown.index(run.label), *head) for run, head in zip(explored, heads, strict=True)]
+            fields = zip(("run", "layer", "head"), zip(*views, strict=True), strict=True)
+            link = "&".join(f"{field}={','.join(map(str, at))}" for field, at in fields)
+        chart = registered[row["figure"]].prepare(runs) if runs else None
+        names = [run.label if len(studies) > 1 else "" for run in studies]
+        sentences = [(name, run.answers[question].sentence) for name, run in zip(names, studies, strict=True)]
+        about = {"title": QUESTIONS[question], "anchor": f"story-{name}", "link": f"#{link}"}
+        found.append(about | {"sentences": sentences, "chart": chart})
+    return found
+
+
+def are_many(trainings: list[Training]) -> bool:
+    """Whether there are more variants than a reader wants to be told of in a row."""
+    return len(groups(trainings)) > 3
+
+
+def groups(trainings: list[Training]) -> list[list[Training]]:
+    """Runs that differ in their seed alone, together."""
+    names = dict.fromkeys(run.repeats for run in trainings)
+    return [[run for run in trainings if run.repeats == name] for name in names]
+
+
+def named(group: list[Training]) -> str:
+    """What a group of repeats is called."""
+    return group[0].label if len(group) == 1 else f"{group[0].repeats} ({len(group)} runs)"
+
+
+def compared_with(run: Training, trainings: list[Training]) -> Training | None:
+    """What a run is held against: a plain run (or repeats of the first), of the same seed where there is one; None for
+    those themselves.
+    """
+    base = next((other for other in trainings if other.variant == "plain"), trainings[0])
+    alike = [other for other in trainings if other.repeats == base.repeats]
+    if run in alike:
+        return None
+    return next((other for other in alike if other.run.info.seed == run.run.info.seed), base)
+
+
+def signed(gap: Estimate) -> str:
+    """A difference with half of its 95 % interval (the longer one), both to the second digit of the latter."""
+    reach = max(gap.high - gap.value, gap.value - gap.low)
+    size = reach if reach > 0 else abs(gap.value)
+    digits = max(0, 1 - math.floor(math.log10(size))) if size > 0 else 0
+    return f"{gap.value:+.{digits}f} ± {reach:.{digits}f}".replace("-", "−")
+
+
+def listed(words: Iterable[str]) -> str:
+    """Words as they stand in a sentence, the same ones said once."""
+    many = list(words)
+    many = many[:1] if len(set(many)) == 1 else many
+    return many[0] if len(many) == 1 else f"{', '.join(many[:-1])} and {many[-1]}"

@@ -1,0 +1,303 @@
+"""The numbers of runs as tables, in memory and as Parquet, CSV and Markdown files, and of two side by side."""
+
+# L layers, H heads
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sinklab.core.errors import unknown
+from sinklab.lab.analysis.estimates import mean_over
+from sinklab.lab.analysis.tokens import Enrichment
+from sinklab.lab.records.reading import Run
+from sinklab.lab.records.storage import write_beside
+from sinklab.lab.reports.recorded import statistics_table
+from sinklab.lab.reports.runs import Runs, as_shown, as_studies
+from sinklab.lab.reports.samples import MASK
+from sinklab.lab.reports.study import Study
+from sinklab.lab.reports.training import Training
+
+
+def outcome_table(run: Training) -> pd.DataFrame:
+    """A row per run: variant, the held-out loss with its 95 % interval, when sinks emerged, the last measurement."""
+    loss, info = run.loss or mean_over([]), run.run.info
+    row = {"variant": run.variant, "seed": info.seed, "status": info.status, "heldout_loss": loss.value}
+    low, high = loss.interval
+    row |= {"low": low, "high": high, "heldout_rows": loss.samples}
+    row |= {"takeover_step": run.takeover, "emergence_step": run.emergence}
+    if run.monitor is not None:
+        whole = run.monitor[run.monitor["layer"] == -1].sort_values("step")
+        row |= whole.iloc[-1].drop(["layer", "causal"]).to_dict()
+    return pd.DataFrame([row]).astype({"takeover_step": "Int64", "emergence_step": "Int64"})
+
+
+TRAINING_TABLES: dict[str, Callable[[Training], pd.DataFrame]] = {
+    "outcome": outcome_table,
+    "history": lambda run: pd.DataFrame() if run.history is None else run.history,
+    "monitor": lambda run: pd.DataFrame() if run.monitor is None else run.monitor,
+}
+"""Tables of a report by name, of a training run."""
+
+
+MARKDOWN_ROWS = 60
+TEXT_SINK = "greatest text sink"
+
+
+def enrichment_table(found: Enrichment | None, name: str) -> pd.DataFrame:
+    """Columns of an `Enrichment`, its labels under ``name``; no row without one."""
+    columns = ("events", "occurrences", "frequency", "occupancy", "enrichment")
+    if found is None:
+        return pd.DataFrame(columns=[name, *columns])
+    return pd.DataFrame({name: found.label, **{column: getattr(found, column) for column in columns}})
+
+
+def classes_table(study: Study) -> pd.DataFrame:
+    """The same by class of token and by age of the position (masked, just committed, committed, prompt)."""
+    parts = {"class": enrichment_table(study.classes, "label"), "age": enrichment_table(study.ages, "label")}
+    return pd.concat(parts, names=["by"]).reset_index("by").reset_index(drop=True)
+
+
+def rules_table(study: Study) -> pd.DataFrame:
+    """Sink rules side by side: what each flags, and how far it agrees with the first one (Jaccard overlap)."""
+    shown = {"rule": "name", "sinks_per_head": "per_head", "heads_with_sink": "rate"}
+    shown |= {"filtered": "filtered", "absorbed": "absorb", "agreement": "agreement"}
+    rules = study.measured.rules
+    return pd.DataFrame({column: [getattr(rule, name) for rule in rules] for column, name in shown.items()})
+
+
+def curve_table(study: Study) -> pd.DataFrame:
+    """Share of tokens that are no sinks over the threshold (analysis paper, Fig. 10), all layers and each of them."""
+    curve = study.curve
+    if curve is None:
+        return pd.DataFrame()
+    columns = {f"layer_{layer}": row for layer, row in zip(study.layers, curve.filtered_by_layer, strict=True)}
+    return pd.DataFrame({"epsilon": curve.epsilon, "filtered": curve.filtered, **columns})
+
+
+def twins_table(study: Study) -> pd.DataFrame:
+    """Measures of a study, column ``trained``, beside those of its untrained twins; no row where there are none."""
+    if not study.twins:
+        return pd.DataFrame()
+    frame = _side_by_side(("trained", *study.twins), (study, *study.twins.values())).drop("samples")
+    return frame.rename_axis("measure").reset_index()
+
+
+def _side_by_side(names: Sequence[str], studies: Sequence[Study]) -> pd.DataFrame:
+    """`measures` of some studies, a column each; those that none has are left out."""
+    columns = [pd.Series(measures(study), name=name) for name, study in zip(names, studies, strict=True)]
+    frame, without = pd.concat(columns, axis=1), not any(study.sink_count for study in studies)
+    return frame.dropna(how="all").loc[lambda found: [not (without and TEXT_SINK in name) for name in found.index]]
+
+
+def verdicts_table(study: Study) -> pd.DataFrame:
+    """Verdicts; ``controls``: the numbers of the controls in words, empty where there are none."""
+    shown = [study.in_controls.get(verdict.name, "") for verdict in study.verdicts]
+    return pd.DataFrame(study.verdicts).assign(controls=shown).astype({"holds": "boolean"})
+
+
+TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
+    # which tokens sinks are (analysis paper, Table 2): events, frequency, occupancy, enrichment of every token
+    "sink_tokens": lambda study: enrichment_table(study.sink_tokens, "token"),
+    "classes": classes_table,
+    "layers": lambda study: study.over("layer"),
+    # motion of the main sink of every (sample, layer, head); the fields are those of ``sinks.Motion``
+    "motion": lambda study: study.measured.motions,
+    "rules": rules_table,
+    "curve": curve_table,
+    # failure signatures and statements: whether they hold, the number that decides, what it is held against
+    "verdicts": verdicts_table,
+    # the three questions: word, number, interval, samples, detectable difference, controls, sentence
+    "answers": lambda study: study.answers.table,
+    "twins": twins_table,
+    # what a run recorded that no figure of its own shows, statistics of plug-ins among it
+    "statistics": statistics_table,
+}
+"""Tables of a report by name, of a run that traced texts."""
+
+
+def table(run: Runs, name: str) -> pd.DataFrame:
+    """One of ``TABLES`` of a study, or of ``TRAINING_TABLES`` of a training run. Raises ValueError for another name."""
+    reader = as_shown(run)[0]
+    tables = _tables_of(reader)
+    if name not in tables:
+        raise unknown("table of a report", name, tables)
+    return tables[name](reader)
+
+
+def _tables_of(reader: Study | Training) -> Mapping[str, Callable[[Any], pd.DataFrame]]:
+    return TRAINING_TABLES if isinstance(reader, Training) else TABLES
+
+
+WRITERS: dict[str, Callable[[pd.DataFrame, Path], object]] = {
+    "parquet": lambda table, path: table.to_parquet(path, index=False),
+    "csv": lambda table, path: table.to_csv(path, index=False),
+    "md": lambda table, path: path.write_text(markdown(table), encoding="utf-8"),
+}
+
+
+def write_tables(
+    runs: Runs, folder: str | Path, formats: Iterable[str] = tuple(WRITERS), names: Iterable[str] | None = None
+) -> list[Path]:
+    """Write the tables of some runs, a file per table and format, with the run in the first column.
+
+    ``names``: all that there are of runs of this kind, when left out. A table that no run has anything for is not
+    written. Markdown shows at most 60 rows and says how many more there are. Returns the paths. Raises ValueError for
+    unknown formats or names.
+    """
+    readers, target, formats = as_shown(runs), Path(folder), tuple(formats)
+    for form in formats:
+        if form not in WRITERS:
+            raise unknown("format of a table", form, WRITERS)
+    target.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name in _tables_of(readers[0]) if names is None else names:
+        parts = [_first(part.assign(run=run.label), "run") for run in readers if len(part := table(run, name))]
+        if not parts:
+            continue
+        whole = pd.concat(parts, ignore_index=True)
+        for form in formats:
+            path = target / f"{name}.{form}"
+            write_beside(path, partial(WRITERS[form], whole))
+            written.append(path)
+    return written
+
+
+def markdown(table: pd.DataFrame, most: int = MARKDOWN_ROWS) -> str:
+    """A table as GitHub Markdown, numbers with four digits; at most ``most`` rows."""
+    lines = ["| " + " | ".join(map(_cell, table.columns)) + " |", "|" + " --- |" * len(table.columns)]
+    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in table.head(most).itertuples(index=False)]
+    if len(table) > most:
+        lines.append(f"\n{len(table) - most:,} more rows are left out here.")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: object) -> str:
+    if value is None or value is pd.NA or value != value:
+        return "–"
+    if isinstance(value, float | np.floating):
+        return f"{value:.4g}"
+    text = str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\r", "").replace("\n", "↵")
+    # a token's own spaces at its ends would not be seen
+    body = text.strip(" ")
+    lead = len(text) - len(text.lstrip(" "))
+    return "␣" * lead + body + "␣" * (len(text) - lead - len(body))
+
+
+def _first(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    return table[[column, *(name for name in table.columns if name != column)]]
+
+
+def compare(a: Run | Study, b: Run | Study) -> pd.DataFrame:
+    """Measures of two runs: columns measure, the labels of the runs, difference (second less first).
+
+    Shares are in percent. A measure that neither run has is left out; one that a run lacks is NaN. The last rows say
+    how far the texts agree for prompts that both runs have: the share of tokens (of runs of the same weights) or of
+    words that stand at the same place.
+    """
+    one, other = as_studies([a, b])
+    frame = _side_by_side((one.label, other.label), (one, other))
+    common, agreement, unit = text_agreement(one, other)
+    if common:
+        frame.loc["prompts that both runs have"] = common
+        frame.loc[f"{unit} that stand at the same place in both, %"] = [math.nan, 100 * agreement]
+    return frame.assign(difference=frame.iloc[:, 1] - frame.iloc[:, 0]).rename_axis("measure").reset_index()
+
+
+def measures(study: Study) -> dict[str, float]:
+    """The numbers that runs are compared by, name -> value; NaN for what the run did not record."""
+    found: dict[str, float] = {"samples": float(len(study.samples))}
+    if study.layers:
+        found |= _sinks(study) | _motion(study) | _tokens(study)
+    return found | _losses(study)
+
+
+def _sinks(study: Study) -> dict[str, float]:
+    measured: Any = study.measured
+    means = study.over("layer").mean(numeric_only=True)
+    split = measured.split.share if measured.split is not None else math.nan
+    return {
+        "tokens that are no sinks at ε = 3, %": 100 * study.curve.at(3.0),
+        "sinks per head and step": means["sinks"],
+        "heads with a sink, %": 100 * measured.rules[0].rate,
+        "attention on sinks, %": 100 * means["absorbed"],
+        "attention on the added sink, %": 100 * means["added_share"],
+        "attention on the greatest text position, %": 100 * means["text_share"],
+        "value norm, added sink over other text": means["added_norm"] / means["rest_norm"],
+        "value norm, text sinks over other text": means["sink_norm"] / means["rest_norm"],
+        "value norm, masks over visible text": means["mask_norm"] / means["text_norm"],
+        "heads with split sinks, %": 100 * split,
+        "change of sinks per head from first to last layer": measured.layer_sinks.trend,
+    }
+
+
+def _motion(study: Study) -> dict[str, float]:
+    found: dict[str, float] = {}
+    # without an added sink every sink is one on text
+    for motion, what in ((study.motion, "main sink"), (study.text_motion or study.motion, TEXT_SINK)):
+        found |= {
+            f"mobility of the {what} (0 static, 1 moving)": motion.mobility,
+            f"moves of the {what}, % of steps at which it is a sink": 100 * motion.moves_per_step,
+            f"drift of the {what}, % of the text from first to last step": 100 * motion.drift_relative,
+        }
+    found["overlap of sinks with those of the next step, %"] = 100 * study.over("step")["overlap"].mean()
+    blocks = study.measured.blocks
+    for name, what in (("border", "at block borders"), ("inside", "inside blocks")):
+        moves, pairs = (sum(getattr(effect, f"{name}_{key}") for effect in blocks) for key in ("moves", "pairs"))
+        found[f"moves of the main sink {what}, % of steps"] = 100 * moves / pairs if pairs else math.nan
+    return found
+
+
+def _tokens(study: Study) -> dict[str, float]:
+    found: dict[str, float] = {}
+    tokens, explained = study.sink_tokens, study.explained
+    if tokens is not None and tokens.events.any() and MASK in tokens.label:
+        row = tokens.label.index(MASK)
+        found["sinks that are masks, %"] = 100 * tokens.frequency[row]
+        found["enrichment of masks among sinks"] = float(tokens.enrichment[row])
+    if explained is not None:
+        found["attention explained by class of token, %"] = 100 * explained.by_class.value
+        found["attention explained by position, %"] = 100 * explained.by_position.value
+    return found
+
+
+def _losses(study: Study) -> dict[str, float]:
+    frame = study.heldout
+    if frame is None:
+        return {}
+    base = frame[frame["k"] == 0]
+    found = {"held-out loss, nothing hidden": float(base["loss"].iloc[0])} if len(base) else {}
+    for _, row in frame[frame["k"] > 0].iterrows():
+        what = "greatest sinks" if row["control"] == "sinks" else f"{row['control']} columns"
+        found[f"change of held-out loss, {int(row['k'])} {what} hidden"] = float(row["delta"])
+    return found
+
+
+def text_agreement(one: Study, other: Study) -> tuple[int, float, str]:
+    """Prompts that both runs have, and the share of "tokens" or "words" (the last value) at the same place in them.
+
+    Ids mean the same tokens where the weights are the same.
+    """
+    frames = [study.generations for study in (one, other) if study.generations is not None]
+    if len(frames) < 2:
+        return 0, math.nan, ""
+    hashes = {study.run.info.model.get("weights_sha256") for study in (one, other)}
+    by_id = len(hashes) == 1 and None not in hashes and all("token_ids" in frame for frame in frames)
+    texts = pd.concat([_texts(frame, by_id) for frame in frames], axis=1, join="inner")
+    shares = []
+    for left, right in texts.itertuples(index=False):
+        same = sum(x == y for x, y in zip(left, right, strict=False))
+        shares.append(same / max(len(left), len(right), 1) if len(left) or len(right) else 1.0)
+    return len(shares), float(np.mean(shares)) if shares else math.nan, "tokens" if by_id else "words"
+
+
+def _texts(frame: pd.DataFrame, by_id: bool) -> pd.Series:
+    """Texts as lists by prompt and by how many times it came before, runs with extra hidden sinks left out."""
+    if "masked_sinks" in frame:
+        frame = frame[frame["masked_sinks"] == 0]
+    frame = frame.sort_values("sample", kind="stable").assign(prompt=lambda table: table["prompt"].fillna("").map(str))
+    words = frame["token_ids"] if by_id else frame["completion"].map(lambda text: str(text).split())
+    return words.set_axis([frame["prompt"], frame.groupby("prompt").cumcount()])

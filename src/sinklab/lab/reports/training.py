@@ -1,0 +1,164 @@
+"""Training run folders, read for reports: losses, and what the sink monitor saw."""
+
+# L layers
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from operator import methodcaller
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from sinklab.core.registry import sinks
+from sinklab.lab.analysis.estimates import FEWEST, Estimate, mean_over
+from sinklab.lab.reports.samples import Reader
+
+# Settings that may differ between repeats: the seed, and how a run runs and what it tells.
+FREE = frozenset({
+    "seed", "out", "resume", "threads", "compile", "gradient_checkpointing", "head_chunk", "liger", "micro_batch",
+    "workers", "log_every", "eval_every", "save_every", "keep", "spike", "log_to", "monitor_every", "monitor_rows",
+})  # fmt: skip
+
+
+def variant(model: Mapping[str, Any]) -> str:
+    """The variant of a model in words: plain, sink, 2 sinks, zero-value sink, sink at the end, gate, sink and gate."""
+    count = int(model.get("sink_count") or 0)
+    words = []
+    if count:
+        name = str(model.get("sink_kind", "token")).partition(":")[0]
+        label = sinks[name].label if name in sinks else None
+        kind = f"{name if label is None else label} ".lstrip()
+        place = " at the end" if model.get("sink_side") == "end" else ""
+        words.append(f"{count} {kind}sinks{place}" if count > 1 else f"{kind}sink{place}")
+    if model.get("gate", "none") != "none":
+        words.append("gate")
+    attention = model.get("attention", "full")
+    if attention != "full":
+        words.append("causal attention" if attention == "causal" else "first token alone")
+    return " and ".join(words) or "plain"
+
+
+FIELDS = {
+    "sink_share": "added_share",
+    "top_text_share": "text_share",
+    "value_added": "added_norm",
+    "value_sink": "sink_norm",
+    "value_other": "rest_norm",
+    "value_masked": "mask_norm",
+}
+"""columns of the monitor -> the names that the same facts have in a study"""
+OVER_EVEN = 2.0
+"""times an even share above which added sinks count as having taken over"""
+
+
+@dataclass(frozen=True, eq=False)
+class Training(Reader):
+    """One run of kind "training"."""
+
+    kind: ClassVar[str] = "training"
+    origin: ClassVar[str] = "a training run"
+    columns: ClassVar[dict[str, set[str]]] = {
+        "history": {"step", "tokens", "loss", "heldout_loss", "lr", "grad_norm"},
+        "heldout": {"loss"},
+        "heldout_rows": {"row", "loss"},
+        "monitor": {
+            "step", "causal", "layer", "added", "even_share", "sink_share", "top_text_share", "sinks", "text_sinks",
+            "main_added", "main_first", "main_early", "main_other", "main_none", "mobility", "text_mobility",
+            "value_added", "value_sink", "value_other", "activation_added", "activation_first", "activation_other",
+            "activation_median", "activation_ratio",
+        },
+    }  # fmt: skip
+
+    history = cached_property(methodcaller("table", "history"))
+    """step, tokens, loss, heldout_loss, lr, grad_norm, …; NaN where a row has only the other loss."""
+    monitor = cached_property(methodcaller("table", "monitor"))
+    """What the sink monitor measured: a row per measurement and layer, layer -1 for the whole model."""
+    heldout_rows = cached_property(methodcaller("table", "heldout_rows"))
+    """Loss of every held-out row of text at the end."""
+
+    @cached_property
+    def facts(self) -> pd.DataFrame:
+        """The rows of the monitor under the names that the same facts have in a study; empty without a monitor."""
+        if self.monitor is None:
+            return pd.DataFrame(columns=["step", "layer"])
+        text = np.fmax(self.monitor["activation_first"], self.monitor["activation_other"])
+        return self.monitor.rename(columns=FIELDS).assign(activation_text=text)
+
+    def over(self, axis: str) -> pd.DataFrame:
+        """By step: the whole model at every measurement of the monitor; by layer: the layers at the last one."""
+        whole = self.facts["layer"] == -1
+        if axis == "step":
+            return self.facts[whole].sort_values("step", ignore_index=True)
+        if axis == "layer":
+            last = self.facts["step"] == self.facts["step"].max()
+            return self.facts[last & ~whole].sort_values("layer", ignore_index=True)
+        return super().over(axis)
+
+    variant = cached_property[str](lambda run: variant(run.run.info.model))
+    """What the model is: plain, sink, 2 sinks, gate, …"""
+
+    @property
+    def causal_steps(self) -> int:
+        """Steps of the causal warm start; 0 without one."""
+        settings = self.run.info.settings
+        return round(float(settings.get("causal_start") or 0) * int(settings.get("steps") or 0))
+
+    has_ended = cached_property[bool](lambda run: run.heldout_rows is not None or run.table("heldout") is not None)
+    """Whether ``loss`` is that at the end, and not the last one that was measured on the way."""
+
+    @cached_property
+    def loss(self) -> Estimate | None:
+        """The held-out loss in nats per token, at the end, or else the last one that was measured.
+
+        Its interval is over rows of text; of 0 samples where these were not kept.
+        """
+        rows, final, history = self.heldout_rows, self.table("heldout"), self.history
+        if rows is not None and len(rows) > 1:
+            return mean_over(rows["loss"])
+        known = final["loss"] if final is not None else () if history is None else history["heldout_loss"].dropna()
+        return Estimate(float([*known][-1]), math.nan, math.nan, 0) if len(known) else None
+
+    def apart(self, other: Training) -> np.ndarray | None:
+        """Held-out loss less that of another run, of each row of text (R,): how two runs differ, whatever their seeds.
+
+        None where the rows were not kept, are of other text, or fewer than 8.
+        """
+        mine, theirs = self.heldout_rows, other.heldout_rows
+        data = [run.info.model.get("data_sha256") for run in (self.run, other.run)]
+        if mine is None or theirs is None or data[0] != data[1] or len(mine) < FEWEST:
+            return None
+        both = mine.merge(theirs, on="row", suffixes=("", "_other"))
+        if len(both) != len(mine) or len(both) != len(theirs):
+            return None
+        return (both["loss"] - both["loss_other"]).to_numpy(float)
+
+    def against(self, other: Training) -> Estimate | None:
+        """The mean of ``apart``, with its interval over rows."""
+        apart_R = self.apart(other)
+        return None if apart_R is None else mean_over(apart_R)
+
+    @cached_property
+    def takeover(self) -> int | None:
+        """First measured step from which the added sinks draw more than twice an even share to the end, or None."""
+        table = self.over("step")
+        if table.empty or not self.sink_count:
+            return None
+        return first_for_good(table["step"], table["added_share"] > OVER_EVEN * table["even_share"])
+
+    @cached_property
+    def emergence(self) -> int | None:
+        """First measured step from which more than half of all heads have a sink to the end, or None."""
+        table = self.over("step")
+        return None if table.empty else first_for_good(table["step"], table["main_none"] < 0.5)
+
+
+def first_for_good(steps: pd.Series, holds: pd.Series) -> int | None:
+    """The first of the steps from which it holds at every later one; None when it does not hold at the last."""
+    if not holds.iloc[-1]:
+        return None
+    broken = np.flatnonzero(~holds.to_numpy(bool))
+    return int(steps.iloc[broken[-1] + 1 if len(broken) else 0])

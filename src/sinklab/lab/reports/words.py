@@ -1,0 +1,129 @@
+"""Numbers, shares and tokens as they stand in sentences and tables, and statements that are made of them."""
+
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from sinklab.lab.analysis.estimates import Estimate
+from sinklab.lab.reports.samples import ADDED, MASK
+from sinklab.lab.reports.style import asset, printable
+
+# Relative differences below this are called "about the same".
+SAME = 0.05
+
+
+def number(value: float, significant: int = 3) -> str:
+    """A few significant digits, without an exponent where that reads well."""
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        digits = 0 if value == 0 else max(0, significant - 1 - math.floor(math.log10(abs(value))))
+        return f"{value:.{digits}f}".replace("-", "−")
+    return f"{value:.{significant - 1}e}".replace("-", "−")
+
+
+def percent(share: float) -> str:
+    """A share as a percentage with one decimal."""
+    return "–" if math.isnan(share) else f"{100 * share:.1f}\u00a0%".replace("-", "−")
+
+
+def interval(estimate: Estimate) -> str:
+    """The 95 % interval of a loss; empty where it is not known."""
+    low, high = estimate.interval
+    return "" if math.isnan(low) else f"{number(low, 4)} to {number(high, 4)}"
+
+
+def same(one: float, other: float) -> bool:
+    """Whether two numbers are called about the same."""
+    return abs(one - other) <= SAME * max(abs(one), abs(other))
+
+
+def quoted(label: str) -> str:
+    """A token as it stands in a sentence."""
+    return f"the {ADDED}" if label == ADDED else "[MASK]" if label == MASK else printable(label)
+
+
+def times_chance(enrichment: float) -> str:
+    """An enrichment in words."""
+    if same(enrichment, 1):
+        return "about as expected by chance"
+    return f"{number(enrichment, 2)} times as often as by chance"
+
+
+def statements(
+    package: str,
+    filters: Iterable[Callable[..., Any]],
+    tests: dict[str, Any] | None = None,
+    *,
+    file: str = "sentences.jinja",
+    **known: Any,
+) -> Callable[..., list[str]]:
+    """What says the statements of a package's sentences.jinja, or another ``file``: by its name and what it is about,
+    as sentences; none where there is nothing to say. "¶" stands between sentences of a statement; white space is free.
+
+    Args:
+        filters: functions that the statements use, by their names.
+        tests: and tests.
+        known: and constants.
+    """
+    text = resources.files(package).joinpath(file).read_text("utf-8")
+    # Plain text: a page escapes it.
+    words = Environment(
+        loader=FunctionLoader(lambda name: text), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    words.filters |= {each.__name__.lstrip("_"): each for each in (number, percent, *filters)}
+    words.tests |= {"unknown": pd.isna} | (tests or {})
+    words.globals |= known
+    module = words.get_template(file).module
+
+    def told(statement: str, *about: Any, **facts: Any) -> list[str]:
+        said = getattr(module, statement)(*about, **facts)
+        # not the spaces that do not break
+        return [one for part in said.split("¶") if (one := re.sub(r"[ \n]+", " ", part).strip(" "))]
+
+    return told
+
+
+@lru_cache(maxsize=1)
+def _cards() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(asset("cards.toml"))
+
+
+def words_of(what: str, name: str) -> Any:
+    """What cards.toml says of a "page", its "cards", "parts" or "tables", of "kinds" of runs without one, of what
+    "makes" a run, of what a figure "needs" and of "figures" themselves.
+
+    Empty where it says nothing.
+    """
+    return _cards()[what].get(name, "") if name else _cards()[what]
+
+
+def coded(text: str) -> Markup:
+    """A sentence with what stands between backticks as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def tipped(text: str) -> Markup:
+    """The same, with what words of the glossary mean, each where it first stands outside code."""
+    words, seen = words_of("words", "glossary"), set[str]()
+
+    def tip(match: re.Match[str]) -> str:
+        word = match[1].lower()
+        if word in seen:
+            return match[0]
+        seen.add(word)
+        return f'<abbr tabindex="0" title="{escape(words[word])}">{match[0]}</abbr>'
+
+    pieces = re.split("(<code>.*?</code>)", str(coded(text)))
+    known = re.compile(rf"(?<![\w-])({'|'.join(words)})s?\b", re.IGNORECASE)
+    return Markup("".join(one if one.startswith("<code>") else known.sub(tip, one) for one in pieces))

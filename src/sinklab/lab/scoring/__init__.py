@@ -1,0 +1,19 @@
+"""Likelihoods, held-out loss and batched writing, all with and without interventions."""
+
+from sinklab.core.registry import exports
+
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    answers="Answer write_batch",
+    distance="Distance output_distances",
+    dit_recipes="ddpm_cache published_loss published_noise semi_ar",
+    estimators="conditionals in_order over_orders",
+    heldout="EditedLosses HeldoutRows edited_losses heldout_curve heldout_rows row_losses",
+    likelihood="exact rolling score",
+    margins="first_difference measure_margins near_ties rewritten",
+    prompts="Prompt encode read_prompts",
+    reference="Held Reference write_reference",
+    renoising="ANNOUNCED CanvasDenoiser RenoisedStep Renoising renoise",
+    settings="LikelihoodSettings Scored",
+    writing="Writing WritingRequest",
+)

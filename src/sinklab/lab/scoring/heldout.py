@@ -1,0 +1,266 @@
+"""The loss of held-out rows while edits change attention: one clean pass serves all that choose by it."""
+
+# R rows, B batch, L layers, H query heads, S sequence, M masked positions, V vocabulary
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
+from sinklab.core.probing.call import AttentionCall
+from sinklab.core.probing.dose import Dose
+from sinklab.core.probing.intervention import Intervention, InterventionLog, RemovalRecord, intervene
+from sinklab.core.probing.interventions.mask_sinks import MaskSinks
+from sinklab.core.probing.listener import Listener
+from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.data.corpora import read_corpus
+from sinklab.lab.data.rows import pack, row_start
+from sinklab.lab.scoring.requests import placed, scoring_edits
+from sinklab.lab.scoring.writing import needs_clean_pass
+
+BATCH = 16
+Tell = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class EditedLosses:
+    """What rows of text cost under some edits, and what these took away."""
+
+    losses_R: Tensor
+    """Nats per token, float32."""
+    removals: tuple[tuple[RemovalRecord, ...], ...]
+    """Of every batch of rows, in order; empty where nothing was edited."""
+
+    @property
+    def dose(self) -> Dose:
+        """What was taken away, over all rows."""
+        return Dose.of(one for batch in self.removals for one in batch)
+
+    def doses_by_row(self) -> dict[str, Tensor]:
+        """What every row lost, by name as in `Dose` (columns, sinks, held, removed), each (R,); NaN for nothing."""
+        if not any(self.removals):
+            return dict.fromkeys(("columns", "sinks", "held", "removed"), torch.full_like(self.losses_R, math.nan))
+
+        def of_rows(name: str) -> Tensor:
+            batches = ([getattr(one, f"{name}_BLH").flatten(1) for one in batch] for batch in self.removals)
+            return torch.cat([torch.cat(parts, 1).nanmean(1) for parts in batches])
+
+        doses = {"columns": of_rows("removed"), "sinks": of_rows("sinks") / of_rows("chosen")}
+        return doses | {"held": of_rows("mass"), "removed": of_rows("realised")}
+
+
+@torch.inference_mode()
+def edited_losses(
+    loaded: Loaded,
+    ids_RS: Tensor,
+    arms: Sequence[Sequence[Intervention | str]],
+    *,
+    seed: int = 0,
+    batch: int = BATCH,
+    progress: Tell | None = None,
+) -> list[EditedLosses]:
+    """Loss of each row under each of some sets of edits; an empty one is the model as it is.
+
+    A diffusion model is scored by its bound (arXiv 2601.19657, Eq. 3–4) under noise that depends on the seed alone, an
+    autoregressive one by the mean of its next-token losses (the first token of a row is given). Edits that choose by
+    attention do so in a clean pass over the same row, one for all arms (`scoring_edits`). In both kinds of model a key
+    is hidden from all queries, its own position too; a query that sees nothing else keeps it (the first of a causal
+    model).
+
+    Args:
+        loaded: the model.
+        ids_RS: rows of text, all of one length.
+        arms: sets of edits; those of a set act together.
+        seed: of the noise, and with the number of the row of what random controls draw.
+        batch: rows per forward; it changes results by rounding alone.
+        progress: called after every scored batch of every arm.
+
+    Raises:
+        ValueError: for what is no intervention, one that begins after the first step or does not fit the rows.
+    """
+    is_diffusion = loaded.family == "diffusion"
+    wanted = [scoring_edits(edits, is_diffusion=is_diffusion) for edits in arms]
+    score = (_bound_of if is_diffusion else _next_token_loss_of)(loaded, ids_RS, seed)
+    looks = needs_clean_pass(edit for edits in wanted for edit in edits) or not all(wanted)
+    losses: list[list[Tensor]] = [[] for _ in arms]
+    removals: list[list[tuple[RemovalRecord, ...]]] = [[] for _ in arms]
+    for start in range(0, len(ids_RS), batch):
+        part, turn = slice(start, start + batch), _Turn()
+        places = [(seed, row) for row in range(len(ids_RS))[part]]
+        edits = [_OfArm(edit, arm, turn) for arm, some in enumerate(wanted) for edit in placed(some, places)]
+        with intervene(loaded.model, *edits) as log:
+            if looks:
+                with log.probing():
+                    clean_B = score(part)
+            for turn.arm, some in enumerate(wanted):
+                losses[turn.arm].append(score(part) if some else clean_B)
+                removals[turn.arm].append(tuple(log.removals))
+                log.removals.clear()
+                if progress is not None:
+                    progress()
+    return [EditedLosses(torch.cat(rows), tuple(gone)) for rows, gone in zip(losses, removals, strict=True)]
+
+
+@dataclass(eq=False)
+class _Turn:
+    """Whose edits act now."""
+
+    arm: int = -1
+
+
+class _OfArm(Listener):
+    """An edit that hears of clean passes, and of the forwards in which it is its arm's turn."""
+
+    def __init__(self, edit: Intervention, arm: int, turn: _Turn) -> None:
+        self.intervention, self.arm, self.turn = edit, arm, turn
+
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
+        self.log, self.inner = log, self.intervention.handler(log, forwards_per_step)
+        return self
+
+    @property
+    def _now(self) -> Listener:
+        return self.inner if self.log.is_probing or self.turn.arm == self.arm else _DEAF
+
+    def begin(self) -> None:
+        self._now.begin()
+
+    def edit(self, call: AttentionCall) -> AttentionCall:
+        return self._now.edit(call)
+
+    def observe(self, call: AttentionCall, out: Tensor) -> None:
+        self._now.observe(call, out)
+
+    def finish(self) -> None:
+        self._now.finish()
+
+    def discard(self) -> None:
+        self.inner.discard()
+
+
+_DEAF = Listener()
+
+
+def _bound_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Tensor]:
+    """What gives the masked-token bound of each of some rows."""
+    model: Any = loaded.model
+    generator = torch.Generator().manual_seed(seed)
+    t_R = sample_times(ids_RS.shape[0], sampler="low_discrepancy", generator=generator)
+    # the start token of a row is given, as it was in training
+    start = len(row_start(loaded.tokenizer)) if loaded.tokenizer else 0
+    maskable_RS = (torch.arange(ids_RS.shape[1]) >= start).expand(ids_RS.shape)
+    noisy_RS, masked_RS = corrupt(
+        ids_RS, t_R, mask_id=model.config.mask_token_id, maskable_BS=maskable_RS, generator=generator
+    )
+    denoiser = model.denoiser()
+
+    def score(part: slice) -> Tensor:
+        given = [rows_RS[part].to(model.device) for rows_RS in (noisy_RS, masked_RS, ids_RS)]
+        logits_MV = denoiser(*given[:2], clean_BS=given[2])
+        return masked_token_loss(
+            logits_MV.cpu(), ids_RS[part], masked_RS[part], t_R[part], maskable_BS=maskable_RS[part], reduction="row"
+        )
+
+    return score
+
+
+def _next_token_loss_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Tensor]:
+    """The same for a causal model: the mean next-token loss of each row; it has no noise to seed."""
+    model: Any = loaded.model
+
+    def score(part: slice) -> Tensor:
+        ids_BS = ids_RS[part].to(model.device)
+        logits_BSV = model(ids_BS, use_cache=False).logits
+        # row by row: float32 logits of the whole batch would double the memory
+        rows = zip(logits_BSV, ids_BS, strict=True)
+        return torch.stack([cross_entropy(row_SV[:-1].float(), ids_S[1:]) for row_SV, ids_S in rows]).cpu()
+
+    return score
+
+
+@dataclass(frozen=True)
+class HeldoutRows:
+    """Rows of text the model has not seen, and how many bytes they stand for."""
+
+    ids_RS: Tensor
+    size: int
+    """Bytes of UTF-8 text."""
+
+
+def heldout_rows(loaded: Loaded, source: str | Path, *, rows: int = 48, length: int = 256) -> HeldoutRows:
+    """The first rows of a corpus, packed with the model's tokenizer.
+
+    Raises:
+        ValueError: if the corpus cannot be read or does not fill one row.
+    """
+    ids_RS = pack(read_corpus(source), loaded.needed_tokenizer(), length)[:rows].long()
+    texts = loaded.needed_tokenizer().batch_decode(ids_RS.tolist(), skip_special_tokens=True)
+    return HeldoutRows(ids_RS, sum(len(text.encode()) for text in texts))
+
+
+def check_heldout(loaded: Loaded, *, rows: int, length: int, ks: Iterable[int]) -> None:
+    """What can be wrong with a held-out curve, before any text is read.
+
+    Raises:
+        ValueError: for no rows, rows longer than the model's context, and a k for which k sinks and k other columns do
+            not both fit a row.
+    """
+    config: Any = loaded.model.config
+    if rows < 1:
+        raise ValueError(f'heldout_rows must be at least 1, but is {rows}; heldout="" skips the held-out loss')
+    context = config.text_positions
+    if not 1 <= length <= context:
+        raise ValueError(f"heldout_length must be 1 to {context}, the context of {loaded.name}, but is {length}")
+    keys = length + config.sink_count
+    if wrong := [k for k in ks if k < 0 or 2 * k > keys]:
+        raise ValueError(
+            f"ks are numbers of hidden sinks, and as many other columns must be left as controls: {wrong[0]} does not "
+            f"fit {keys} keys; choose 0 to {keys // 2}"
+        )
+
+
+def row_losses(
+    loaded: Loaded, ids_RS: Tensor, *, edits: Sequence[Intervention | str] = (), seed: int = 0, batch: int = BATCH
+) -> Tensor:
+    """Loss of each row, nats per token, (R,) float32, under the same noise whatever the edits; see `edited_losses`."""
+    return edited_losses(loaded, ids_RS, [edits], seed=seed, batch=batch)[0].losses_R
+
+
+def heldout_curve(
+    loaded: Loaded, text: HeldoutRows, *, ks: Iterable[int] = (0, 1, 5, 10), seed: int = 0, progress: Tell | None = None
+) -> dict[str, list[Any]]:
+    """Held-out loss over the number of hidden sinks, with random columns as control, as columns of the table
+    ``heldout``.
+
+    ``loss`` is in nats per token and ``stderr`` its standard error over rows; ``delta`` is the paired difference to k
+    = 0 with ``delta_stderr`` (the noise is the same, so it is much smaller); ``losses`` are those of the rows;
+    ``columns``, ``sinks``, ``held`` and ``removed`` say the dose (`Dose`). ``bits_per_byte`` is given for k = 0.
+
+    Raises:
+        ValueError: if a k is not smaller than the number of keys, or the model is no diffusion model.
+    """
+    if loaded.family != "diffusion":
+        raise ValueError(f"the masked-token loss is defined for diffusion models, but {loaded.name} is {loaded.family}")
+    tokens = text.ids_RS.numel()
+    choices = [(k, control) for k in sorted({0, *ks}) for control in (("sinks", "random") if k else ("none",))]
+    arms = [[MaskSinks(k=k, control=control, seed=seed)] if k else [] for k, control in choices]
+    scored = edited_losses(loaded, text.ids_RS, arms, seed=seed, progress=progress)
+    rows = []
+    for (k, control), one in zip(choices, scored, strict=True):
+        delta_R = one.losses_R - scored[0].losses_R
+        mean = one.losses_R.mean().item()
+        row = {"k": k, "control": control, "loss": mean, "stderr": _stderr(one.losses_R)}
+        row |= {"delta": delta_R.mean().item(), "delta_stderr": _stderr(delta_R), "tokens": tokens}
+        row |= {name: dose for name, dose in one.dose.row().items() if name in ("columns", "sinks", "held", "removed")}
+        row["losses"] = one.losses_R.tolist()
+        rows.append(row | {"bits_per_byte": mean * tokens / math.log(2) / text.size if k == 0 else math.nan})
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _stderr(values_R: Tensor) -> float:
+    return values_R.std().item() / math.sqrt(values_R.numel()) if values_R.numel() > 1 else math.nan

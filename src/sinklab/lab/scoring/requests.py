@@ -1,0 +1,302 @@
+"""Requests as scoring takes them: what is hidden of a continuation and by which edits, and what its score is made of.
+
+Monte Carlo as in LLaDA (2502.09992, Eq. 6 and Alg. 3) and SMDM (2410.18514): both are means whose expectation is
+Σ_M log p(x_M | rest) · (l−1)! (L−l)! / L! over all masks M of l of the L tokens.
+"""
+
+# N different masks (rows to run), n samples, L tokens of the continuation
+import hashlib
+import itertools
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sinklab.core.probing.intervention import Intervention, InterventionLog, as_edits, intervene
+from sinklab.core.probing.listener import Listener
+from sinklab.core.registry import interventions
+from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.data.rows import place_generator
+from sinklab.lab.scoring.settings import LikelihoodSettings
+from sinklab.lab.scoring.writing import is_random
+
+Ids = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A continuation to score."""
+
+    number: int
+    """Its index among the requests."""
+    context: tuple[int, ...]
+    continuation: tuple[int, ...]
+    group: int
+    """Requests of one group share random numbers."""
+    dropped: int = 0
+    """Tokens cut from the left of the context."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of both."""
+        return len(self.context) + len(self.continuation)
+
+
+def needs_mask(loaded: Loaded, what: str) -> None:
+    """Raise ValueError for a diffusion model without a mask token, and say what needs one."""
+    config: Any = loaded.model.config
+    if loaded.family == "diffusion" and getattr(config, "mask_token_id", None) is None:
+        raise ValueError(
+            f"{what} needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in its config, "
+            "or write with sinklab.lab.scoring.renoise where the model knows noise in its place (DiffusionGemma)"
+        )
+
+
+def limit_of(loaded: Loaded) -> int:
+    """Tokens that a text may have: what the authors state, else what the positions allow."""
+    needs_mask(loaded, "a text to be read")
+    config: Any = loaded.model.config
+    if loaded.family != "diffusion":
+        return min(loaded.context or config.max_position_embeddings, config.max_position_embeddings)
+    positions = config.text_positions
+    return min(loaded.context or positions, positions) - len(getattr(config, "closing_ids", ()))
+
+
+def read_requests(loaded: Loaded, requests: Sequence[tuple[Ids, Ids]], groups: Sequence[int] | None) -> list[Request]:
+    """Requests in the order given; without groups those of the same context share one.
+
+    Raises:
+        ValueError: for what cannot be scored.
+    """
+    if groups is not None and len(groups) != len(requests):
+        raise ValueError(f"groups name the group of every request, got {len(groups)} for {len(requests)} requests")
+    is_diffusion, limit = loaded.family == "diffusion", limit_of(loaded)
+    found = []
+    for number, (given, wanted) in enumerate(requests):
+        context, continuation = tuple(map(int, given)), tuple(map(int, wanted))
+        _check_ids(loaded, number, context, continuation, limit)
+        group = digest(context, () if context else continuation) if groups is None else int(groups[number])
+        if not is_diffusion:
+            context = context or (start_token(loaded, "a context", "give a context"),)
+        # an autoregressive model does not read the last token
+        dropped = max(0, len(context) + len(continuation) - limit - (not is_diffusion))
+        found.append(Request(number, context[dropped:], continuation, group, dropped))
+    return found
+
+
+def _check_ids(loaded: Loaded, number: int, context: Ids, continuation: Ids, limit: int) -> None:
+    config: Any = loaded.model.config
+    if not continuation:
+        raise ValueError(f"request {number} has an empty continuation, and there is nothing to score; leave it out")
+    if len(continuation) > limit:
+        raise ValueError(
+            f"the continuation of request {number} has {len(continuation)} tokens, but the context of {loaded.name} is "
+            f"{limit}; shorten it, or score it in chunks with rolling"
+        )
+    if wrong := [token for token in (*context, *continuation) if not 0 <= token < config.vocab_size]:
+        raise ValueError(
+            f"request {number} holds the id {wrong[0]}, but {loaded.name} knows 0 to {config.vocab_size - 1}; encode "
+            "the text with its own tokenizer"
+        )
+    if loaded.family == "diffusion" and config.mask_token_id in continuation:
+        raise ValueError(
+            f"the continuation of request {number} holds [MASK] (id {config.mask_token_id}), which marks what is "
+            "to be predicted and cannot be scored; remove it"
+        )
+
+
+def start_token(loaded: Loaded, empty: str, remedy: str) -> int:
+    """What an autoregressive model reads before a text: its beginning, else its end of text.
+
+    Raises:
+        ValueError: where it has neither: names what is empty, and the remedy.
+    """
+    special = loaded.special
+    start = special.bos if special.bos is not None else special.eos
+    if start is None:
+        raise ValueError(
+            f"{loaded.name} is autoregressive and needs a token to start from, but {empty} is empty and the model "
+            f"names no beginning or end of text; {remedy}"
+        )
+    return start
+
+
+def digest(ids: Ids, more: Ids) -> int:
+    """A number of these ids that is the same in every process."""
+    text = ",".join(map(str, (*ids, "|", *more)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+_TIMES, _MASKS = 0, 1
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Rows to run for one continuation, and what their sums Σ log p over the wanted tokens mean together."""
+
+    masked_NL: Tensor
+    """bool, tokens that the model sees as [MASK]."""
+    wanted_NL: Tensor
+    """bool, tokens whose log-probabilities are added up; among the masked ones."""
+    rows_n: np.ndarray
+    """int64, the row of each sample; -1 for one that masks nothing."""
+    weights_n: np.ndarray
+    """float64, of each sample's sum."""
+    is_mean: bool
+    """Whether the score is the mean over samples; else their sum."""
+    numbers_N: np.ndarray
+    """int64, a number of each row that does not depend on the other rows: random controls are drawn by it."""
+
+    def result(self, sums_N: np.ndarray) -> tuple[float, float]:
+        """Score and standard error."""
+        values_n = np.where(self.rows_n < 0, 0.0, sums_N[self.rows_n] if len(sums_N) else 0.0) * self.weights_n
+        if not self.is_mean:
+            return float(values_n.sum()), 0.0
+        samples = len(values_n)
+        stderr = float(values_n.std(ddof=1)) / math.sqrt(samples) if samples > 1 else math.nan
+        return float(values_n.mean()), stderr
+
+
+def monte_carlo(tokens: int, group: int, settings: LikelihoodSettings, *, merge: bool = True) -> Plan:
+    """Random masks of a continuation of L tokens.
+
+    Drawn from streams that belong to (seed, group): continuations of one group share the times, and the random numbers
+    at the positions they both have. Equal masks run once (`merge`), which changes no estimate: of one token there is
+    only one mask.
+    """
+    samples = settings.samples
+    offset = torch.rand((), generator=place_generator(settings.seed, _TIMES, group), dtype=torch.float64)
+    t_n = (offset + torch.arange(samples, dtype=torch.float64) / samples) % 1.0
+    # position by position, so that a longer continuation continues a shorter one
+    masks = place_generator(settings.seed, _MASKS, group)
+    u_Ln = torch.rand(tokens, samples, generator=masks, dtype=torch.float64)
+    if settings.noise == "llada":
+        count_n = (t_n * tokens).long().clamp(max=tokens - 1) + 1
+        masked_nL = (u_Ln.argsort(0).argsort(0) < count_n).T
+        weights_n = tokens / count_n.double()
+    else:
+        masked_nL = (u_Ln < t_n).T
+        # nothing is masked at t = 0
+        weights_n = torch.where(t_n > 0, 1 / t_n, 0.0)
+    # a mask (or sample) -> its row and the first sample of it, in the order of the samples
+    rows: dict[Any, tuple[int, int]] = {}
+    rows_n = np.full(samples, -1)
+    for sample in masked_nL.any(1).nonzero()[:, 0].tolist():
+        key = masked_nL[sample].numpy().tobytes() if merge else sample
+        rows_n[sample] = rows.setdefault(key, (len(rows), sample))[0]
+    first_N = np.array([first for _, first in rows.values()], dtype=np.int64)
+    masked_NL = masked_nL[torch.from_numpy(first_N)].contiguous()
+    return Plan(masked_NL, masked_NL, rows_n, weights_n.numpy(), True, first_N)
+
+
+def chain_rule(tokens: int) -> Plan:
+    """Row j predicts token j alone: the tokens before it are visible, it and all later ones are masked."""
+    masked_LL = torch.ones(tokens, tokens, dtype=torch.bool).triu()
+    return _sum(masked_LL, torch.eye(tokens, dtype=torch.bool), np.ones(tokens))
+
+
+def whole(tokens: int) -> Plan:
+    """The continuation as it is, for a model that reads from left to right."""
+    return _sum(torch.zeros(1, tokens, dtype=torch.bool), torch.ones(1, tokens, dtype=torch.bool), np.ones(1))
+
+
+def every_mask(tokens: int) -> Plan:
+    """All 2^L − 1 masks with the weights they have in the expectation of both Monte Carlo estimators."""
+    numbers_N = torch.arange(1, 2**tokens)
+    masked_NL = (numbers_N[:, None] >> torch.arange(tokens)) % 2 == 1
+    weights_N = [1 / (count * math.comb(tokens, count)) for count in masked_NL.sum(1).tolist()]
+    return _sum(masked_NL, masked_NL, np.array(weights_N))
+
+
+def _sum(masked_NL: Tensor, wanted_NL: Tensor, weights_N: np.ndarray) -> Plan:
+    numbers_N = np.arange(len(masked_NL))
+    return Plan(masked_NL, wanted_NL, numbers_N, weights_N, False, numbers_N)
+
+
+Place = tuple[int, ...]
+"""What a row's random control is drawn by: (seed, group, number)."""
+
+
+def without_steps(edits: Sequence[Intervention]) -> tuple[Intervention, ...]:
+    """The edits with no source over steps named: benchmarks of both kinds share theirs, and where a text is read once
+    a clean pass stands for every protocol.
+    """
+    return tuple(edit.without_steps() if hasattr(edit, "without_steps") else edit for edit in edits)
+
+
+def scoring_edits(edits: Sequence[Intervention | str], *, is_diffusion: bool) -> tuple[Intervention, ...]:
+    """The edits as scoring carries them out: those that say how a text is read once (`read_once`) as they say.
+
+    `MaskSinks` without a source chooses in a clean pass over the same row.
+
+    Raises:
+        ValueError: for an edit that begins after the first step, or chooses by one before.
+    """
+    wanted = as_edits(edits)
+    for edit in wanted:
+        if (first := extent_of(edit)[0]) > 0:
+            raise ValueError(
+                f"a text is scored in one step, but {interventions.name_of(edit)} begins at step {first} and would "
+                "change nothing; leave out its step"
+            )
+    found: list[Any] = [*wanted]
+    for place, edit in enumerate(found):
+        if hasattr(edit, "read_once"):
+            found[place] = edit.read_once(is_causal=not is_diffusion)
+    return tuple(found)
+
+
+def extent_of(edit: Intervention) -> tuple[int, int]:
+    """The first step in which an edit acts, and the last position that it names; -1 where it names none."""
+    return getattr(edit, "extent", (0, -1))
+
+
+def check_positions(edits: Sequence[Intervention], lengths: Sequence[int]) -> None:
+    """Raise ValueError for named positions that the shortest of texts of these lengths does not have."""
+    shortest = min(lengths, default=math.inf)
+    for edit in edits:
+        if (last := extent_of(edit)[1]) >= shortest:
+            raise ValueError(
+                f"{interventions.name_of(edit)} names position {last}, but the shortest text to score has {shortest} "
+                f"tokens; name positions below {shortest}, or leave out the short texts"
+            )
+
+
+def placed(edits: Sequence[Intervention], places: Sequence[Place]) -> list[Intervention]:
+    """The edits over one batch: what its rows draw depends on their places alone, not on the batch."""
+    return [_Drawn(edit, tuple(places)) if is_random([edit]) else edit for edit in edits]
+
+
+def edited(
+    model: Any, edits: Sequence[Intervention], places: Sequence[Place], *, measure: bool = True
+) -> AbstractContextManager[InterventionLog | None]:
+    """The edits over one batch, as `placed` makes them; None without any."""
+    return intervene(model, *placed(edits, places), measure=measure) if edits else nullcontext()
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A random control whose rows have generators of their own."""
+
+    edit: Any
+    places: tuple[Place, ...]
+
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
+        listener: Any = self.edit.handler(log, forwards_per_step)
+        drawn = itertools.count()
+
+        def draw(shape: Sequence[int]) -> Tensor:
+            """Of a shape (row, head, key), each row by a generator of its own."""
+            _, heads, keys = shape
+            number = next(drawn)
+            generators = [place_generator(self.edit.seed, *place, number) for place in self.places]
+            # key by key: padding behind a row does not move what its keys get
+            return torch.stack([torch.rand(keys, heads, generator=generator).T for generator in generators])
+
+        listener.draw = draw
+        return listener

@@ -1,0 +1,131 @@
+"""One text of a study: what is written, and what is refused before anything runs."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from sinklab.core.sampling.canvas import Canvas
+from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.core.sampling.tokens import TokenSampling
+from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.scoring.prompts import Prompt
+from sinklab.lab.scoring.requests import needs_mask, start_token
+from sinklab.lab.scoring.writing import (
+    Moment,
+    Writer,
+    Writing,
+    WritingRequest,
+    canvas_of,
+    check_context,
+    needs_clean_pass,
+)
+
+
+def check_decoding(loaded: Loaded, settings: DecodingSettings, edits: Iterable[Any], *spared: str) -> None:
+    """Refuse what this model cannot follow, before anything runs.
+
+    Args:
+        loaded: the model.
+        settings: of decoding.
+        edits: interventions that it writes under.
+        spared: fields for models that denoise, which another model may leave aside.
+
+    Raises:
+        ValueError: for a diffusion model without a mask token, a cache where edits choose in clean passes, and what
+            only a diffusion model can follow.
+    """
+    if loaded.family == "diffusion":
+        needs_mask(loaded, "writing")
+        if settings.cache != "none" and needs_clean_pass(edits):
+            raise ValueError(
+                "source=clean_pass runs an unedited forward before each edited one, which would overwrite what "
+                f"cache={settings.cache} remembers; decode without a cache"
+            )
+        return
+    own = [name for name in settings.denoising_only() if name not in spared]
+    if surplus := [name for name in own if getattr(settings, name) != getattr(type(settings), name)]:
+        raise ValueError(
+            f"{loaded.name} is autoregressive and writes token after token: {', '.join(surplus)} can be set for "
+            "diffusion models only; leave it out"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One text of a study: by whom, from what, how, with which seed."""
+
+    loaded: Loaded
+    prompt: Prompt
+    settings: Any
+    """`DecodingSettings` with `new_tokens` and `full_forward`, such as those of a study."""
+    seed: int
+    edits: tuple[Any, ...] = ()
+    """Interventions it is written under."""
+
+    @property
+    def is_diffusion(self) -> bool:
+        """Whether the model denoises; else it writes token after token."""
+        return self.loaded.family == "diffusion"
+
+    @property
+    def positions(self) -> int:
+        """Canvas positions of the finished text."""
+        return len(self.prompt.ids) + self.settings.new_tokens
+
+    @property
+    def most_steps(self) -> int:
+        """Steps that the text may take at most."""
+        tokens = self.settings.new_tokens
+        if tokens == 0 and self.is_diffusion:
+            tokens = self.prompt.ids.count(cast(Any, self.loaded.model.config).mask_token_id)
+        return max(self.settings.steps or 0, tokens)
+
+    def writing(self, *more_edits: Any) -> AbstractContextManager[Writer]:
+        """A writer of the text, under its edits and these for the length of the block."""
+        settings, edits = replace(self.settings, seed=self.seed), (*self.edits, *more_edits)
+        request = WritingRequest(self.prompt.ids if self.is_diffusion else tuple(self.started()), (), self.seed)
+        texts = Writing(self.loaded, [request], settings, settings.new_tokens, edits, False, settings.full_forward)
+        return texts.begin()
+
+    def moments(self) -> Iterator[Moment]:
+        """Write the text; every `next` runs the model once."""
+        with self.writing() as writer:
+            for step in writer.steps():
+                yield step.moment()
+
+    def started(self) -> list[int]:
+        """The ids that an autoregressive model starts from: it needs one at least.
+
+        Raises:
+            ValueError: for an empty prompt where the model names no beginning or end of text.
+        """
+        return list(self.prompt.ids) or [start_token(self.loaded, "the prompt", "give a prompt")]
+
+    def canvas(self) -> Canvas:
+        """The canvas of a diffusion model. Raises ValueError for a prompt that does not fit."""
+        return canvas_of(self.loaded, [WritingRequest(self.prompt.ids)], self.settings.new_tokens)
+
+    def check(self) -> None:
+        """Refuse what cannot be written, before anything runs.
+
+        Raises:
+            ValueError: for a prompt that does not fit and settings that the decoder refuses.
+        """
+        settings, model = self.settings, cast(Any, self.loaded.model)
+        check_decoding(self.loaded, settings, self.edits)
+        if self.is_diffusion:
+            if settings.full_forward:
+                raise ValueError(
+                    f"full_forward is a choice for autoregressive models, and {self.loaded.name} denoises; leave it out"
+                )
+            model.denoise(self.canvas().to(model.device), settings)
+            return
+        if settings.new_tokens == 0:
+            raise ValueError(
+                f"0 new tokens fill the masks of a prompt, and {self.loaded.name}, which is autoregressive, has none; "
+                "ask for new tokens"
+            )
+        check_context(self.loaded, self.positions)
+        self.started()
+        TokenSampling(settings.temperature, settings.top_p, settings.top_k)

@@ -1,0 +1,252 @@
+"""A run that answers by itself: its sinks, their mobility, figures, the page; and what a notebook shows of it."""
+
+# T recorded steps, L layers, H heads, K keys (added sinks first, then canvas positions)
+from __future__ import annotations
+
+import base64
+import io
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial, wraps
+from html import escape
+from pathlib import Path
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+import pandas as pd
+
+from sinklab.core.errors import near
+from sinklab.core.sinks.rules import Rule
+from sinklab.lab.analysis.answers import Answers
+from sinklab.lab.records import reading
+from sinklab.lab.records.info import ALL_QUERIES, LAST_ROW, SO_FAR, reading_of
+from sinklab.lab.reports import build
+from sinklab.lab.reports.drawing import figures_of
+from sinklab.lab.reports.runs import as_shown, as_studies
+from sinklab.lab.studies.processes import refuse_taken
+
+WHOSE = {ALL_QUERIES: "all queries", SO_FAR: "all queries so far", LAST_ROW: "the last query alone"}
+"""a reading in words"""
+MOST_SHOWN = 300_000
+"""bytes that a run may add to a notebook; without the page where it is larger"""
+FRAME = '<iframe sandbox="allow-scripts" srcdoc="{}" style="width: 100%; height: {}px; border: 0"></iframe>'
+"""Never of the same origin: a notebook's holds the token of its kernel."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page that was written; a notebook shows it."""
+
+    path: Path
+
+    def __repr__(self) -> str:
+        return f"page to open in a browser: {self.path.absolute().as_uri()}"
+
+    def _repr_html_(self) -> str:
+        return FRAME.format(self.path.read_text("utf-8").replace("&", "&amp;").replace('"', "&quot;"), 900)
+
+
+class Plot:
+    """Figures of a run by their names: ``run.plot.paths()``, ``run.plot.received_map(layer=2)``, …
+
+    Each draws as its function in `sinklab.lab.reports` does, which says what it takes; ``paths`` is short for the paths of
+    the main sinks. The axes, or the figure of several panels, come back, and a notebook shows them.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __dir__(self) -> list[str]:
+        return sorted(figures_of(self._run.info.kind))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        known = figures_of(self._run.info.kind)
+        names = [one for one in (name, f"sink_{name}", f"sink_{name}".removesuffix("s")) if one in known]
+        if not names:
+            raise AttributeError(f"no figure of a {self._run.info.kind} is called {name!r}; {near(name, known)}")
+        return wraps(known[names[0]])(partial(_shown_in_notebooks, known[names[0]], self._run))
+
+
+def _shown_in_notebooks(draw: Callable[..., Any], run: Run, *options: Any, **named: Any) -> Any:
+    drawn = draw(run.read, *options, **named)
+    setattr(drawn, "_repr_png_", partial(_png, drawn))  # noqa: B010 (matplotlib's own is for a display that is running)
+    return drawn
+
+
+def _png(drawn: Any) -> bytes:
+    written = io.BytesIO()
+    drawn.figure.savefig(written, format="png", dpi=120)
+    return written.getvalue()
+
+
+@dataclass(frozen=True, repr=False)
+class Run(reading.Run):
+    """A run folder, open for reading: what `sinklab.open_run` and ``lm.watch`` return.
+
+    Positions are those of the canvas, from 0; added sinks have the negative ones in front of it.
+    """
+
+    is_saved: bool = field(default=True, compare=False)
+    """False of one whose folder is a temporary one, deleted with this object; see `save`."""
+
+    def __repr__(self) -> str:
+        about, kept = self.info, str(self.path)[-80:] if self.is_saved else "in memory until .save(folder)"
+        names = ", ".join((*self.tables, *self.array_files))
+        reading = "" if about.kind != "study" else f"; attention of {WHOSE[reading_of(about)]}"
+        named = f"{about.kind} of {about.model.get('name')}, {about.status}{reading}"
+        return f"Run ({named}; {kept}; {names}"[:298] + ")"
+
+    def save(self, folder: str | Path) -> Run:
+        """Keep it in a folder; the run that lies there. Raises ValueError for a folder that is taken."""
+        refuse_taken(Path(folder))
+        return open_run(shutil.copytree(self.path, folder, dirs_exist_ok=True))
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """What was written in each sample, the prompt in front; empty for a run of another kind."""
+        if "generations" not in self.tables:
+            return []
+        table = self.table("generations").drop_duplicates("sample")
+        return (table["prompt"] + table["completion"]).tolist()
+
+    @cached_property
+    def read(self) -> Any:
+        """The run as reports read it, such as a `sinklab.lab.reports.Study`; it keeps what it measured."""
+        return as_shown(self, any_kind=True)[0]
+
+    def sinks(self, rule: Rule | str | None = None) -> pd.DataFrame:
+        """Every sink at every recorded step of every head, a row each, with the columns of `to_pandas`.
+
+            run.sinks("excess:epsilon=5")
+
+        Args:
+            rule: what counts as a sink, or its text; that of the published figures when left out.
+        """
+        return self._table(rule, only_sinks=True).drop(columns="sink")
+
+    def to_pandas(self, rule: Rule | str | None = None) -> pd.DataFrame:
+        """What every key received, a row per sample, step, layer, head and position: millions for a large model.
+
+        Columns: ``token`` (its text, [MASK] or "added sink") and ``state`` before the step, ``received`` (the mean
+        weight of the queries that see it, in multiples of an even share), ``weight`` (that mean weight itself, 0 to 1),
+        ``sink`` (under the rule), ``main`` (the head's strongest). Without keys of an autoregressive text that too few
+        queries see to be judged.
+        """
+        return self._table(rule, only_sinks=False)
+
+    def _table(self, rule: Rule | str | None, *, only_sinks: bool) -> pd.DataFrame:
+        study, frames = as_studies(self, rule=rule)[0], []
+        for sample in map(study.sample, study.recorded):
+            for slab in sample.slabs():
+                sinks_TLHK = slab.sinks(study.rule)
+                at = step, layer, head, key = np.nonzero(sinks_TLHK if only_sinks else slab.exists)
+                step, main = step + slab.at[0].start, slab.main[at[:3]] == key
+                rows = {"sample": sample.index, "step": sample.step_numbers_T[step]}
+                rows |= {"layer": np.array(study.layers)[layer], "head": np.array(study.heads)[head]}
+                rows |= {"position": key - sample.added, "token": sample.labels_TK[step, key]}
+                received, visible = slab.received[at], np.broadcast_to(slab.visible, slab.received.shape)[at]
+                rows |= {"state": sample.ages_TK[step, key], "received": slab.score[at], "weight": received / visible}
+                frames.append(pd.DataFrame(rows | {"sink": sinks_TLHK[at], "main": main}))
+        if not frames:
+            raise ValueError(f"{self!r} recorded no attention; choose other steps to record")
+        return pd.concat(frames, ignore_index=True).astype({"token": "category", "state": "category"})
+
+    def mobility(self, rule: Rule | str | None = None) -> pd.DataFrame:
+        """How mobile the main sink of each head is, layer × head, a mean over samples.
+
+        The chance that it stands at different places at two of the steps at which it is a sink under the rule: 0 static
+        to 1 everywhere else; NaN with fewer than two such steps (`sinklab.lab.analysis.Motion`). Of an autoregressive
+        model, in two disjoint windows of its queries (`sinklab.lab.analysis.strongest`).
+        """
+        study, found = as_studies(self, rule=rule)[0], []
+        axes = pd.Index(study.layers, name="layer"), pd.Index(study.heads, name="head")
+        for sample in map(study.sample, study.recorded):
+            found.append(pd.DataFrame(sample.strongest.mobility_LH, *axes))
+        return pd.concat(found).groupby(level="layer").mean()
+
+    def to_xarray(self, name: str = "attention", part: int | None = None) -> Any:
+        """The arrays of a file as an ``xarray.Dataset``; of ``attention`` with the numbers of steps, layers and heads,
+        and of keys ``position``, ``token`` and ``state_of_key`` (before the step) as coordinates.
+
+        Args:
+            name: one of `array_files`.
+            part: number of the sample; needed where there are several, which may differ in shape.
+
+        Raises:
+            ImportError: without xarray.
+            ValueError: for an unknown name or part, and several parts without ``part``.
+        """
+        parts = self.parts(name)
+        part = parts[0] if part is None and len(parts) == 1 else part
+        data = super().to_xarray(name, part)
+        if name != "attention" or self.info.kind != "study":
+            return data
+        (sample,) = (one for one in self.read.samples if one.index == part)
+        axes: dict[str, Any] = {"layer": self.read.layers, "head": self.read.heads}
+        axes |= {"step": sample.step_numbers_T, "position": ("key", np.arange(sample.shape[-1]) - sample.added)}
+        over = ("step", "key")
+        return data.assign_coords(axes | {"token": (over, sample.labels_TK), "state_of_key": (over, sample.ages_TK)})
+
+    def summary(self, rule: Rule | None = None) -> Answers:
+        """Three questions and their answers: whether sinks exist, which they are and whether they stay, and what
+        masking them costs. Printed, it is three sentences; ``.table`` has the numbers, a row a question.
+
+        Raises:
+            ValueError: for a run that traced no texts.
+        """
+        return as_studies(self, rule=rule)[0].answers
+
+    @property
+    def plot(self) -> Plot:
+        """The figures of the run by name: ``run.plot.paths()``."""
+        return Plot(self)
+
+    def explore(self, out: str | Path | None = None, **how: Any) -> Page:
+        """The page that explores the run, as `sinklab.report` writes it.
+
+        Args:
+            out: folder to write it into; a temporary one when left out, which goes with what is returned.
+            how: of `sinklab.report`; when left out, no tables are written beside the page.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="sinklab-page-")) if out is None else out
+        page = Page(build.report(self.read, folder, **{"tables": ()} | how))
+        if out is None:
+            finalize(page, shutil.rmtree, folder, ignore_errors=True)
+        return page
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p><code>{escape(repr(self))}</code></p>"]
+        if not getattr(self.read, "layers", None):
+            return parts[0]
+        picture = f"data:image/png;base64,{base64.b64encode(_png(self.plot.paths())).decode('ascii')}"
+        parts += [f"<p>{escape(text)}</p>" for text in (*self.texts[:1], *self.read.answers.sentences)]
+        parts += [f'<img alt="paths of main sinks" width="480" src="{picture}">']
+        shown = "\n".join([*parts, self.explore(megabytes=0.05)._repr_html_()])
+        return shown if len(shown.encode()) <= MOST_SHOWN else "\n".join([*parts, "<p>Too large: run.explore()</p>"])
+
+
+@wraps(reading.open_run)
+def open_run(path: str | Path) -> Run:  # noqa: D103 (the docstring is the wrapped one)
+    run = reading.open_run(path)
+    return Run(run.path, run.info)
+
+
+def in_memory(write: Callable[[Path], object]) -> Run:
+    """The run that `write` writes into a folder, which is deleted when nothing holds the run any more."""
+    folder = Path(tempfile.mkdtemp(prefix="sinklab-run-"))
+    try:
+        write(folder / "run")
+        run = Run(folder / "run", open_run(folder / "run").info, is_saved=False)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finalize(run, shutil.rmtree, folder, ignore_errors=True)
+    return run
+
+
+@wraps(build.report)
+def report(runs: Any, out: str | Path = "runs/report", **how: Any) -> Path:  # noqa: D103 (the wrapped docstring)
+    return build.report(runs, out, **how)

@@ -1,0 +1,400 @@
+"""What all studies share: a run folder, a seed, resuming, shards over processes, progress, one command.
+
+A study is one kind of run. Registered, it has a command, ``sinklab NAME``, made of its settings and its docstring::
+
+    @studies.register("lengths")
+    class Lengths(Study):
+        '''Count the tokens of some texts.
+
+        Try
+            sinklab lengths --texts "It was a dark night" "The sea"
+        '''
+
+        @dataclass(frozen=True)
+        class Settings(Checked):
+            texts: tuple[str, ...] = limited(("The sea",), needed=True)
+            '''Texts to count.'''
+
+        def prepare(self, loaded, settings, progress):
+            return [loaded.needed_tokenizer()(text)["input_ids"] for text in settings.texts]
+
+        def run(self, work):
+            work.run.table("lengths", {"tokens": [len(ids) for ids in work.plan]})
+
+        def sentences(self, runs):
+            return [f"{run.path.name}: {run.table('lengths')['tokens'].sum()} tokens" for run in runs]
+
+    Lengths()(sinklab.load("tiny"), "runs/lengths", Lengths.Settings(texts=("The sea",)))
+
+One that outgrows a file is a folder: study.py with settings and class, run.py, figures.py. A study's module is
+imported for ``--help``: torch, and all that imports it, is imported in functions; `deferred` makes a method of one.
+
+A long study is written in parts: `Study.parts` names the table that ends a part, `samples` says how many there are, and
+`run` writes those of ``work.samples``, which are missing. Workers may share them, if it `shards`: one does `finish`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module, resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sinklab.core.errors import free_fields, known_fields
+from sinklab.core.registry import studies
+from sinklab.lab.records.info import RunInfo, read_info
+from sinklab.lab.records.leases import FINISH
+from sinklab.lab.records.reading import lost_files, open_run
+from sinklab.lab.records.storage import RUN_FILE, weights_hash
+from sinklab.lab.studies.processes import Amount, Processes, Progress, Units, as_progress, refuse_taken
+
+if TYPE_CHECKING:
+    from sinklab.lab.checkpoints.loading import Loaded
+    from sinklab.lab.records.reading import Run
+    from sinklab.lab.records.writing import RunWriter
+
+
+def heldout_text(given: str | None) -> str:
+    """The corpus of held-out text that was given, or the excerpt inside the package (None, "" or "excerpt")."""
+    packaged = resources.files("sinklab.lab.checkpoints").joinpath("packaged", "heldout.jsonl")
+    return str(packaged) if not given or given == "excerpt" else given
+
+
+def labels_of(study: str) -> dict[str, dict[str, Any]]:
+    """What figures and tables of a study call things: its part of labels.toml."""
+    return tomllib.loads(resources.files("sinklab.lab.studies").joinpath("labels.toml").read_text("utf-8"))[study]
+
+
+def hidden_words(control: str, protocol: str) -> str:
+    """What masking hides by a protocol ("" for any): what no rule has chosen is not called a sink."""
+    keys = {"": "the protocol's keys", "rule": "sinks by the rule"}.get(protocol, "most attended keys")
+    return str(labels_of("masking")["controls"].get(control, f"{control} keys")).format(keys=keys)
+
+
+def check_fits(loaded: Loaded, study: str, positions: int, remedy: str) -> None:
+    """Refuse a diffusion model without a mask token, and texts of more positions than a model's context."""
+    from sinklab.lab.scoring.requests import needs_mask
+
+    needs_mask(loaded, f"the study {study!r}")
+    named = "text_positions" if loaded.family == "diffusion" else "max_position_embeddings"
+    limit = getattr(loaded.model.config, named, positions)
+    if positions > limit:
+        raise ValueError(
+            f"texts of {study!r} must fit the context of {loaded.name}, {limit} positions, got {positions}; {remedy}"
+        )
+
+
+def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Rows as the columns of a table; None where a row lacks one."""
+    rows = list(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def text_of(loaded: Loaded, ids: Any) -> str:
+    """A completion, an array of ids, as text; where there is no tokenizer, its ids."""
+    if loaded.tokenizer is None:
+        return " ".join(map(str, ids.tolist()))
+    return str(loaded.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
+
+ABSENT = {"gate": "none", "sink_kind": "none", "sink_count": 0, "sink_side": "front"}
+"""Of a model, and what is said of one that has none."""
+
+
+def describe(loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> dict[str, Any]:
+    """The model as ``run.json`` records it, and which of its layers and heads are recorded: all when left out."""
+    config: Any = loaded.model.config
+    backbone = getattr(config, "backbone", config)
+    of_layers, of_heads = backbone.num_hidden_layers, backbone.num_attention_heads
+    about: dict[str, Any] = {name: getattr(loaded, name) for name in ("name", "revision", "family")}
+    about |= {"layers": of_layers, "heads": of_heads}
+    about["recorded_layers"] = list(range(of_layers) if layers is None else layers)
+    about["recorded_heads"] = list(range(of_heads) if heads is None else heads)
+    about |= {"hidden_size": backbone.hidden_size, "parameters": loaded.model.num_parameters()}
+    # of several processes each may have a device of its own, of the same type
+    about |= {"dtype": loaded.stored or str(loaded.model.dtype)[6:], "device": loaded.model.device.type}
+    about["weights_sha256"] = weights_hash(loaded.model.state_dict())
+    if loaded.published_family == "wrapped":
+        # no command can load it
+        about["wrapped"] = True
+    return about | {name: getattr(config, name, absent) for name, absent in ABSENT.items()}
+
+
+def folder_names(models: Iterable[str]) -> list[str]:
+    """A folder for each model: the last part of its name, or that of the run around a "model"; numbered if taken."""
+    names: list[str] = []
+    for model in models:
+        parts = [part for part in Path(model).parts if part not in ("/", ".", "..")] or ["model"]
+        name = parts[-2] if parts[-1] == "model" and len(parts) > 1 else parts[-1]
+        numbered = (f"{name}-{number}" for number in range(2, len(names) + 3))
+        names.append(name if name not in names else next(other for other in numbered if other not in names))
+    return names
+
+
+def leaves(settings: Any) -> dict[str, tuple[dataclasses.Field, Any]]:
+    """Name -> field and value, those of groups (fields that are dataclasses) among them."""
+    found: dict[str, tuple[dataclasses.Field, Any]] = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        found |= leaves(value) if _is_group(field, value) else {field.name: (field, value)}
+    return found
+
+
+def _is_group(field: dataclasses.Field, value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and "registry" not in field.metadata
+
+
+def as_record(settings: Any) -> dict[str, Any]:
+    """Settings as ``run.json`` keeps them: one flat object, in which groups are merged and registered values text."""
+    record: dict[str, Any] = {}
+    for name, (field, value) in leaves(settings).items():
+        if (registry := field.metadata.get("registry")) is not None and value is not None:
+            value = [*map(registry.as_text, value)] if isinstance(value, tuple) else registry.as_text(value)
+        record[name] = value
+    return record
+
+
+def from_record(settings: Any, record: dict[str, Any]) -> Any:
+    """These settings with what a record says. Raises ValueError for names that they do not have."""
+    known_fields(f"settings of {type(settings).__name__}", record, leaves(settings))
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        if _is_group(field, group := getattr(settings, field.name)):
+            changes[field.name] = from_record(group, {name: record[name] for name in leaves(group) if name in record})
+        elif field.name in record:
+            value = record[field.name]
+            changes[field.name] = tuple(value) if isinstance(value, list) else value
+    return dataclasses.replace(settings, **changes)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What `Study.run` works with."""
+
+    loaded: Loaded
+    settings: Any
+    run: RunWriter
+    """The run folder, open."""
+    progress: Progress
+    plan: Any
+    """What `Study.prepare` returned."""
+    samples: Units
+    """Gives the samples that this worker has to write, one after the other; its length is how many were missing."""
+
+
+def deferred(function: str) -> Any:
+    """A method that is the function ``module:name``, imported when it is called."""
+    module, _, name = function.partition(":")
+    return lambda study, *given, **how: getattr(import_module(module), name)(*given, **how)
+
+
+class Study:
+    """One kind of run: a subclass says what is chosen (Settings), what is refused (prepare) and what is done (run).
+
+    Called with a model and a folder it writes a run folder; its docstring and settings make its command. Registered by
+    ``@studies.register(name)``.
+    """
+
+    Settings: ClassVar[type]
+    """A frozen dataclass; every field has a default and a docstring. One that is a dataclass is a group; one with
+    ``limited(…, free=True)`` says how fast, not what: it is not kept, and may differ when a run is resumed."""
+    kind: ClassVar[str] = ""
+    """Of its run folders; its own name when left empty."""
+    model: ClassVar[str | tuple[str, ...]] = "tiny"
+    """By default; a tuple where the command takes several; empty where the study makes its own (``loaded`` is None)."""
+    place: ClassVar[str] = ""
+    """Folder below runs/ that the command writes by default; its own name when left empty."""
+    positional: ClassVar[bool] = False
+    """Whether the command also takes its models without ``--model``, as it did before there was one."""
+    parts: ClassVar[str] = ""
+    """Table whose parts mark samples as written; empty for a study that is written at once."""
+    keeps: ClassVar[bool] = False
+    """Whether to resume means to take a finished run as it is and to begin an unfinished one anew."""
+    shards: ClassVar[bool] = False
+    """Whether several workers may share its samples: then `run` writes nothing but parts of ``work.samples``."""
+    hidden: ClassVar[tuple[str, ...]] = ()
+    """Settings without an option of its command."""
+    permissions: ClassVar[tuple[str, ...]] = ()
+    """Settings given on the command line alone, never by ``--reproduce``."""
+
+    @dataclass(frozen=True)
+    class Options:
+        """Options of the command besides the settings: how figures are drawn."""
+
+    def amount(self, settings: Any, info: Any) -> Amount | None:
+        """What it would evaluate, of a model that is known from its config alone (`ModelInfo`; None without one)."""
+
+    def of_models(self, models: Sequence[str], settings: Any) -> list[Any]:
+        """The settings for each model of a command, which may be of different kinds."""
+        return [settings] * len(models)
+
+    def fit(self, loaded: Loaded, settings: Any) -> Any:
+        """The settings as this model takes them."""
+        return settings
+
+    def prepare(self, loaded: Loaded, settings: Any, progress: Progress) -> Any:
+        """Refuse, with ValueError, what can be refused before a folder is taken; returns ``work.plan``."""
+
+    def samples(self, plan: Any) -> int:
+        """How many samples there are to write."""
+        return 0
+
+    def about(self, loaded: Loaded, plan: Any) -> dict[str, Any]:
+        """The model as the run folder describes it."""
+        return describe(loaded)
+
+    def record(self, settings: Any) -> dict[str, Any]:
+        """The settings as the run folder keeps them: not those that may differ when it is resumed."""
+        free = free_fields(settings)
+        return {name: value for name, value in as_record(settings).items() if name not in free}
+
+    def run(self, work: Work) -> None:
+        """Do it, and write tables and arrays into ``work.run``."""
+        raise NotImplementedError
+
+    def finish(self, work: Work) -> None:
+        """Write what needs all samples; one process does."""
+
+    def folders(self, out: Path) -> list[Path]:
+        """The run folders that one call writes."""
+        return [out]
+
+    def of_folders(self, loaded: Loaded, settings: Any) -> list[Any]:
+        """The settings of the run in each of `folders`, all checked before the first is written."""
+        return [settings]
+
+    def sentences(self, runs: list[Run]) -> list[str]:
+        """What the runs say, in words."""
+        return []
+
+    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
+        """Write figures and tables of the runs, beside or below them."""
+        return []
+
+    def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
+        """The last lines that the command prints."""
+        return [f"drawn: {', '.join(map(str, drawn))}"] if drawn else []
+
+    def __call__(
+        self,
+        loaded: Any,
+        out: str | Path,
+        settings: Any = None,
+        *,
+        progress: Progress | Callable[[str], object] | None = None,
+        resume: bool = False,
+        overwrite: bool = False,
+        worker: Processes | None = None,
+    ) -> Path:
+        """Write a run folder; the path of it.
+
+        Args:
+            loaded: the model, or a function that loads it once nothing else can be wrong.
+            out: folder to write; it must be empty or absent, or hold this very run to resume.
+            settings: what to do; the defaults when left out.
+            progress: a function is called with a short text at each stage.
+            resume: continue where an interrupted run stopped; the result is that of an uninterrupted one.
+            overwrite: replace a run that is there.
+            worker: which of several at one folder; the environment says it when left out.
+
+        Raises:
+            ValueError: for settings that the model or the study refuses, and a folder that is taken.
+        """
+        path, given, worker = Path(out), worker, worker or Processes.here()
+        say = as_progress(progress if worker.is_first else None)
+        settings = self.Settings() if settings is None else settings
+        if worker.world > 1 and not self.shards:
+            raise ValueError(f"a {self.name} is scored by one process, but several were started; start one")
+        resume = resume or worker.joins
+        if not (resume or overwrite):
+            refuse_taken(path)
+        loaded = loaded() if callable(loaded) else loaded
+        worker = worker.holding(getattr(loaded, "model", None), is_counted=given is not None)
+        settings = self.seeded(self.fit(loaded, settings), path, worker, resume)
+        each = dict(zip(self.folders(path), self.of_folders(loaded, settings), strict=True))
+        # what can be wrong with the input shows here, before a folder is taken
+        plans = [self.prepare(loaded, one, say) for one in each.values()]
+        for (folder, one), plan in zip(each.items(), plans, strict=True):
+            if len(each) > 1:
+                say.stage(f"the {folder.name} run")
+            self._write(folder, loaded, one, plan, say, worker, resume=resume, overwrite=overwrite)
+        return path
+
+    def _write(
+        self, path: Path, loaded: Loaded, settings: Any, plan: Any, say: Progress, worker: Processes, **how: Any
+    ) -> None:
+        about: dict[str, Any] = {"kind": self.kind or self.name, "model": self.about(loaded, plan)}
+        about |= {"settings": self.record(settings), "seed": getattr(settings, "seed", None)}
+        if worker.told(self.keeps and how["resume"] and (path / RUN_FILE).is_file()):
+            if worker.told(worker.leads and _is_finished(path, about)):
+                say.stage(f"{path} is there")
+                worker.finished.append(path)
+                return
+            how = {"resume": False, "overwrite": True}
+        with ExitStack() as last, worker.writer(path, **about, **how, shared=self.shards) as run:
+            done = run.refresh().parts.get(f"{self.parts}.parquet", ()) if worker.leads else ()
+            missing = worker.told({*range(self.samples(plan))}.difference(done))
+            claims = run.claims if self.shards else None
+            with Units(claims, worker.ordered(missing), partial(run.has, self.parts), run.refresh, worker) as units:
+                work = Work(loaded, settings, run, say, plan, units)
+                self.run(work)
+            # another one may be at it, or have done it; held until run.json says so
+            held = worker.leads and last.enter_context(run.claims.seek(FINISH) or nullcontext())
+            run.is_last = bool(held) and run.refresh().status != "complete"
+            if worker.told(run.is_last):
+                self.finish(work)
+                worker.finished.append(path)
+
+    @property
+    def name(self) -> str:
+        """The name it is registered by; that of its class where it is not."""
+        return studies.name_of(self) if type(self) in studies.values() else type(self).__name__.lower()
+
+    def seeded(self, settings: Any, path: Path, worker: Processes, resume: bool) -> Any:
+        """The settings with a seed, where it is None: that of the run to resume, or a new one. Raises ValueError where
+        several workers would each draw another one.
+        """
+        if "seed" not in (fields := leaves(settings)) or fields["seed"][1] is not None:
+            return settings
+        folders = [folder for folder in self.folders(path) if resume and (folder / RUN_FILE).is_file()]
+        seed = next(
+            (seed for seed in (read_info(folder / RUN_FILE).seed for folder in folders) if seed is not None), None
+        )
+        if seed is None and worker.joins:
+            raise ValueError("workers that share a run share its seed, but it is to be drawn; give one (--seed)")
+        import torch
+
+        return from_record(settings, {"seed": int(torch.randint(2**31, ())) if seed is None else seed})
+
+    def settings_of(self, folder: str | Path) -> Any:
+        """Those of a run folder, but for `permissions`, with its twins. Raises ValueError for a run of another kind."""
+        info = read_info(Path(folder) / RUN_FILE)
+        if info.kind != (self.kind or self.name):
+            raise ValueError(
+                f"a run is reproduced by the study that wrote it, but {folder} is of kind {info.kind!r} and not "
+                f"{self.kind or self.name!r}; choose the command that wrote it"
+            )
+        kept = {name: value for name, value in info.settings.items() if name not in self.permissions}
+        if "twins" in info.tables and open_run(folder).table("twins")["made"].any():
+            kept["twin"] = True
+        return from_record(self.Settings(), kept)
+
+
+def _is_finished(path: Path, about: dict[str, Any]) -> bool:
+    """Whether this very run is there to its end. Raises ValueError for the finished run of something else."""
+    before: RunInfo = read_info(path / RUN_FILE)
+    if before.status != "complete" or lost_files(path, before):
+        return False
+    settings = {name: list(value) if isinstance(value, tuple) else value for name, value in about["settings"].items()}
+    same = (before.kind, before.settings) == (about["kind"], settings)
+    if not same or before.model.get("weights_sha256") != about["model"].get("weights_sha256"):
+        raise ValueError(
+            f"{path} holds a run of another model or with other settings; choose another --out, or remove it"
+        )
+    return True

@@ -1,0 +1,356 @@
+"""The reasoning battery in tables, sentences and figures: what hiding sinks costs, by skill, model and decoding."""
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sinklab.core.probing.dose import DOSE_COLUMNS, Dose
+from sinklab.lab.analysis.doses import MATCHED, no_phenomenon
+from sinklab.lab.analysis.estimates import mean_over
+from sinklab.lab.records.info import of_twin
+from sinklab.lab.records.reading import Run
+from sinklab.lab.records.storage import write_beside
+from sinklab.lab.reports.charts import Axis, Chart
+from sinklab.lab.reports.drawing import Look, drawn_as, figure
+from sinklab.lab.reports.printed import save_figure
+from sinklab.lab.reports.samples import NotRecorded, Reader
+from sinklab.lab.reports.tables import WRITERS
+from sinklab.lab.reports.words import statements
+from sinklab.lab.studies.base import hidden_words
+from sinklab.lab.studies.battery.study import ALL, BESIDE
+from sinklab.lab.studies.battery.study import CONTROLS as NAMED
+from sinklab.lab.studies.twins import no_twins, shown_by, twins_of
+
+GATE = 0.9
+"""A drop can only be seen where more than this share is right with nothing hidden."""
+CONTROLS = {name: f"{hidden_words(*how)}, protocol {how[1]}" for name, how in NAMED.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Series(Reader):
+    """One model under one condition: a curve, which shares its colour with none."""
+
+    condition: str
+    twin: str = ""
+    """Whose numbers these are: of the run's own model, or of this untrained twin on the same problems."""
+
+    @property
+    def accuracy(self) -> pd.DataFrame:
+        """Its rows of the table ``accuracy``."""
+        return self.rows("accuracy")
+
+    def rows(self, name: str) -> pd.DataFrame:
+        """Its rows of a table of the run, with the series in front."""
+        table = self.run.table(of_twin(name, self.twin))
+        table = table[table["condition"] == self.condition].drop(columns="condition")
+        table.insert(0, "series", self.label)
+        return table
+
+    def curve(self, control: str, skill: str = ALL, level: int = 0) -> pd.DataFrame:
+        """Rows over k, k = 0 first."""
+        table = self.accuracy
+        table = table[table["control"].isin(("none", control)) & (table["skill"] == skill) & (table["level"] == level)]
+        return table.sort_values("k")
+
+    @property
+    def controls(self) -> list[str]:
+        """What was hidden, in the order of `CONTROLS`."""
+        there = set(self.accuracy["control"])
+        return [name for name in CONTROLS if name in there]
+
+
+Runs = Iterable[Run | Series] | Run
+
+
+def as_series(runs: Runs, labels: Sequence[str] | None = None) -> list[Series]:
+    """The curves of some runs, labelled by the folder's name, and by the condition where a run has several.
+
+    Raises:
+        NotRecorded: for a run that is none of the battery, or is not finished.
+        ValueError: for other than one label a curve, where some are given.
+    """
+    found = []
+    for run in [runs] if isinstance(runs, Run) else runs:
+        if isinstance(run, Series):
+            found.append(run)
+            continue
+        if run.info.kind != "battery" or "accuracy" not in run.tables:
+            fact = f"is a run of kind {run.info.kind!r}" if run.info.kind != "battery" else "is not finished"
+            raise NotRecorded(f"This needs finished runs of the reasoning battery, and {run.path} {fact}.")
+        conditions = list(dict.fromkeys(run.table("accuracy")["condition"]))
+        for condition in conditions:
+            label = run.path.name if len(conditions) == 1 else f"{run.path.name}, {condition}"
+            found.append(Series(run, label, label, condition))
+    if labels is None:
+        return found
+    if len(labels) != len(found):
+        raise ValueError(f"labels name every curve, but there are {len(labels)} for {len(found)}; give as many")
+    return [replace(one, label=label, repeats=label) for one, label in zip(found, labels, strict=True)]
+
+
+def battery_gate(runs: Runs) -> pd.DataFrame:
+    """Share of right answers at the easiest level with nothing hidden, by skill, and whether it passes `GATE`."""
+    table = pd.concat([one.accuracy for one in as_series(runs)], ignore_index=True)
+    table = table[(table["control"] == "none") & (table["skill"] != ALL) & (table["level"] > 0)]
+    easiest = table["level"] == table.groupby("series")["level"].transform("min")
+    table = table.loc[easiest, ["series", "skill", "level", "n", "share", "low", "high"]]
+    return table.assign(holds=table["share"] > GATE).reset_index(drop=True)
+
+
+def battery_scores(runs: Runs, *, by_level: bool = False) -> pd.DataFrame:
+    """The accuracy of every curve with its differences to nothing hidden (`delta`) and to its control (`beyond`), and
+    the dose: the columns of `Dose`, and the share of the keys that was hidden (`of_keys`).
+
+    Args:
+        runs: of the battery.
+        by_level: a row per level; otherwise over all levels.
+    """
+    series = as_series(runs)
+    table = pd.concat([one.accuracy for one in series], ignore_index=True)
+    table = table[(table["level"] > 0) == by_level]
+    keys = ["series", "control", "k", "skill", "level"]
+    if not by_level:
+        table, keys = table.drop(columns="level"), keys[:-1]
+    return table.merge(_removed(series, table[keys]), on=keys, how="left")
+
+
+def _removed(series: list[Series], keys: pd.DataFrame) -> pd.DataFrame:
+    """What was taken away, means over layers and problems, by these keys; over all skills too."""
+    parts = [one.rows("removed") for one in series if "removed" in one.run.tables]
+    names = [*DOSE_COLUMNS, "of_keys"]
+    if not parts:
+        return keys.head(0).assign(**dict.fromkeys(names, math.nan))
+    table = pd.concat(parts, ignore_index=True)
+    whole = pd.concat([table, table.assign(skill=ALL)], ignore_index=True)
+    whole = whole.rename(columns={"share": "removed", "keys": "columns", "mass": "held"})
+    whole = whole.reindex(columns=[*keys, *names, "chosen"]).astype(dict.fromkeys([*names, "chosen"], float))
+    means = whole.groupby([*keys], as_index=False).mean()
+    return means.assign(sinks=means["sinks"] / means["chosen"]).drop(columns="chosen")
+
+
+def battery_contrasts(runs: Runs, *, reference: int = 0, least: float = GATE) -> pd.DataFrame:
+    """Whether hiding costs one curve more than another: the drops of each against those of a reference.
+
+    Compared are the problems of those skills and levels in which both have more than ``least`` right with nothing
+    hidden. ``difference`` is the drop of the series less that of the reference (negative: it loses more), with a 95 %
+    interval over problems; none with fewer than 8. ``verdict``: which loses more, or why that cannot be told: both need
+    heavy sinks (`no_phenomenon`).
+
+    Args:
+        runs: of the battery, on the same problems.
+        reference: the curve that the others are compared with, by its place.
+        least: a greater share counts as able.
+    """
+    series = as_series(runs)
+    answers = [_right(one) for one in series]
+    rows = []
+    for number, one in enumerate(series):
+        if number == reference:
+            continue
+        mine, others = answers[number], answers[reference]
+        able = _able(mine, least).intersection(_able(others, least))
+        for control, k in sorted(set(mine) & set(others) - {("none", 0)}):
+            drops = [table[control, k] - table["none", 0] for table in (mine, others)]
+            both = pd.concat(drops, axis=1, keys=["one", "other"]).dropna()
+            both = both[both.index.droplevel("question").isin(able)]
+            if both.empty:
+                continue
+            apart = mean_over(both["one"] - both["other"])
+            told = {True: "it loses less", False: "it loses more", None: "cannot tell"}[apart.above()]
+            why = next(filter(None, map(_no_sinks, (one, series[reference]))), None)
+            rows.append(
+                {"series": one.label, "reference": series[reference].label, "control": control, "k": k}
+                | {"cells": both.index.droplevel("question").nunique(), "n": len(both)}
+                | {"drop": both["one"].mean(), "reference_drop": both["other"].mean()}
+                | dict(zip(("difference", "low", "high"), (apart.value, *apart.interval), strict=True))
+                | {"verdict": f"cannot tell: {why}" if why else told}
+            )
+    return pd.DataFrame(rows)
+
+
+def _no_sinks(one: Series) -> str:
+    """Why there is no phenomenon to take away; empty where there is."""
+    known = "phenomenon" in one.run.tables
+    seen = one.rows("phenomenon")[["gu_rate", "share"]].mean() if known else (math.nan, math.nan)
+    return no_phenomenon(one.label, *seen)
+
+
+def _right(one: Series) -> pd.DataFrame:
+    """Right (1) or wrong (0): a row per (skill, level, question), a column per (control, k)."""
+    wide = one.rows("answers").pivot(index=["skill", "level", "question"], columns=["control", "k"], values="right")
+    return wide.astype(float)
+
+
+def _able(right: pd.DataFrame, least: float) -> pd.Index:
+    share = right["none", 0].groupby(level=["skill", "level"]).mean()
+    return share[share > least].index
+
+
+def battery_sentences(runs: Iterable[Run] | Run) -> list[str]:
+    """What the runs show, a line per curve: the gate, accuracy over the keys hidden, and what was left out."""
+    runs = [runs] if isinstance(runs, Run) else list(runs)
+    told = statements("sinklab.lab.studies.battery", (), least=GATE, matched=MATCHED)
+    gate, lines = battery_gate(runs), []
+    for one in as_series(runs):
+        lines += told("gate", one.label, gate[gate["series"] == one.label])
+        lines += [
+            line
+            for control in one.controls
+            for line in told("curve", one.label, CONTROLS[control], *_curve(one, control))
+        ]
+    for run in (run for run in runs if "skipped" in run.tables):
+        lines += told("skipped", run.path.name, len(run.table("skipped")), len(run.parts("answers")))
+    return lines + no_twins({run.path.name: run for run in runs})
+
+
+def _curve(one: Series, control: str) -> tuple[pd.DataFrame, dict[str, str], str, Any, str]:
+    """What `curve` of sentences.jinja says: up to the greatest k that all questions are long enough for."""
+    curve = one.curve(control)
+    curve = curve[(curve["n"] == curve["n"].iloc[0]).to_numpy()]
+    most = curve.iloc[-1]
+    twins = {kind: replace(one, twin=kind).curve(control).set_index("k").loc[most["k"]] for kind in twins_of(one.run)}
+    marks = {}
+    for name in ("delta", "beyond"):
+        texts = {kind: "" if pd.isna(row[name]) else f"{100 * row[name]:+.1f}" for kind, row in twins.items()}
+        marks[name] = shown_by(texts)
+    scores = battery_scores([one]).query("control == @control and k == @most.k and skill == @ALL")
+    dose = scores.iloc[0] if len(scores) else pd.Series({"matched": math.nan, "columns": math.nan})
+    beside = "equal_mass" if control in BESIDE and "equal_mass" in BESIDE[control][0] else ""
+    return curve, marks, beside, dose, str(Dose.from_row(dose)) if pd.notna(dose["columns"]) else ""
+
+
+def write_battery_tables(runs: Sequence[Run], folder: str | Path) -> list[Path]:
+    """Gate, scores (by skill, and by level) and contrasts as CSV and Markdown files. Returns their paths."""
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    tables = {
+        "gate": battery_gate(runs),
+        "scores": battery_scores(runs),
+        "levels": battery_scores(runs, by_level=True),
+        "contrasts": battery_contrasts(runs),
+    }
+    written = []
+    for name, form in itertools.product((name for name, table in tables.items() if not table.empty), ("csv", "md")):
+        written.append(target / f"battery_{name}.{form}")
+        write_beside(written[-1], partial(WRITERS[form], tables[name]))
+    return written
+
+
+LINES: dict[str, Any] = {name: (0, (1 + place % 4, 1, 1 + place // 4, 2)) for place, name in enumerate(CONTROLS)}
+LINES |= {"sinks": "-", "clean_pass": "--", "random": ":", "random_clean_pass": "-."}
+
+
+def draw_battery(runs: Sequence[Run], out: Path, options: object) -> list[Path]:
+    """Tables and figures of all models, in OUT/report."""
+    return [*write_battery_tables(runs, out / "report"), *write_battery_figures(runs, out / "report")]
+
+
+@figure("battery_by_skill", kind="battery", prepared=True, columns=4, size=(2.05, 1.75))
+def battery_by_skill(
+    runs: Any, *, controls: Sequence[str] = (), labels: Sequence[str] | None = None, levels: Sequence[int] = (0,)
+) -> list[Chart]:
+    """Accuracy over the number of hidden keys, a panel per skill and one for all of them.
+
+    A colour is a model under a condition, a kind of line what was hidden; bars are Wilson intervals. Where the
+    questions of some levels are too short for so many keys, the curve is of the others: it ends there.
+
+    Args:
+        runs: of the battery; every condition is a curve.
+        controls: what was hidden, names of `CONTROLS`; all that was, when left out.
+        labels: names of the curves in place of the folders'.
+        levels: a panel for each skill at each of these; 0 is over all levels.
+
+    Raises:
+        NotRecorded: for runs that are none of the battery, and where nothing was hidden.
+    """
+    series = _series(runs, labels)
+    wanted = [
+        name for name in CONTROLS if (not controls or name in controls) and any(name in one.controls for one in series)
+    ]
+    if not wanted:
+        raise NotRecorded(f"This figure needs hidden keys, and {series[0].run.path} has none. Score with ks above 0.")
+    every = sorted({int(k) for one in series for k in one.accuracy["k"]})
+    words, charts = {control: _dosed(series, control) for control in wanted}, []
+    skills = [name for name in dict.fromkeys(series[0].accuracy["skill"]) if name != ALL]
+    for level, skill in itertools.product(levels, (*skills, ALL)):
+        lines = []
+        for one, control in _curves(series, wanted):
+            curve = one.run.curve(control, skill, level)
+            # the part that is over the same problems
+            curve = curve[curve["n"] == curve["n"].max()]
+            ends = {name: 100 * curve[name] for name in ("low", "high")}
+            how = {"kind": "bars", "style": LINES[control], "words": words[control], **ends}
+            # numbers such as 0, 1, 2, 5, 10 stand at even distances
+            across = [every.index(int(k)) for k in curve["k"]]
+            lines.append(one.line(across, 100 * curve["share"], **how))
+        title = f"{skill if skill != ALL else 'all skills'}{f', level {level}' if level else ''}"
+        x = Axis("keys masked per head", names=[*map(str, every)])
+        charts.append(Chart(x, Axis("right, %", low=-4, high=104), lines, title=title))
+    return charts
+
+
+@figure("battery_by_removed", kind="battery", prepared=True, size=(5.2, 3.4))
+def battery_by_removed(runs: Any, *, labels: Sequence[str] | None = None) -> Chart:
+    """Accuracy, as a share of that with nothing hidden, over the share of attention that was taken away.
+
+    A text of few keys loses more with each: this is the scale on which models of different canvases compare. Over
+    all skills and levels; a point per number of hidden keys.
+
+    Raises:
+        NotRecorded: for runs that are none of the battery, and where nothing was hidden or right.
+    """
+    series = _series(runs, labels)
+    scores = battery_scores(series)
+    scores = scores[(scores["skill"] == ALL) & scores["removed"].notna() & (scores["clean"] > 0)]
+    if scores.empty:
+        raise NotRecorded(
+            f"This figure needs right answers and hidden keys, and {series[0].run.path} has none of one or the "
+            "other. Score a model that is able, with ks above 0."
+        )
+    lines = []
+    for one, control in _curves(series, [name for name in CONTROLS if name in set(scores["control"])]):
+        rows = scores[(scores["series"] == one.run.label) & (scores["control"] == control)].sort_values("k")
+        if not rows.empty:
+            across, up = [0, *(100 * rows["removed"])], [100, *(100 * rows["share"] / rows["clean"])]
+            lines.append(one.line(across, up, style=LINES[control], words=_dosed(series, control)))
+    x = Axis("share of attention taken away, %", low=0)
+    return Chart(x, Axis("right, % of those with nothing hidden", low=-3), lines)
+
+
+def _series(runs: Sequence[Any], labels: Sequence[str] | None) -> list[Series]:
+    return as_series([one if isinstance(one, Series) else one.run for one in runs], labels)
+
+
+def write_battery_figures(runs: Sequence[Run], folder: str | Path) -> list[Path]:
+    """The figures as PNG files, with every control that was run; none where nothing was hidden. Returns their paths."""
+    written = []
+    for name, draw in (("battery_by_skill", battery_by_skill), ("battery_by_removed", battery_by_removed)):
+        # a model that has nothing right has nothing to lose
+        with suppress(NotRecorded):
+            written += save_figure(partial(draw, runs), Path(folder) / name)
+    return written
+
+
+def _curves(series: list[Series], controls: Sequence[str]) -> list[tuple[Look, str]]:
+    """Every model under a condition with all that was hidden in it."""
+    return [(one, control) for one in drawn_as(series) for control in controls if control in one.run.controls]
+
+
+def _dosed(series: Sequence[Series], control: str) -> str:
+    """What was hidden, with the range over models of what that was at the most keys."""
+    scores = battery_scores(series)
+    rows = scores[(scores["control"] == control) & (scores["skill"] == ALL)]
+    most, parts = rows["k"].max(), list[str]()
+    for name, words in (("sinks", "sinks"), ("removed", "of attention removed")):
+        values = 100 * rows.loc[rows["k"] == most, name].dropna()
+        if len(values):
+            low, high = f"{values.min():.3g}", f"{values.max():.3g}"
+            parts.append(f"{low if low == high else f'{low} to {high}'} % {words}")
+    return f"{CONTROLS[control]} ({', '.join(parts)} at {most})" if parts else CONTROLS[control]

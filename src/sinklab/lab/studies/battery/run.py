@@ -1,0 +1,355 @@
+"""The reasoning battery: problems of every skill and level, answered with and without keys hidden."""
+
+# B batch rows, L layers, H heads
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from sinklab.core.probing.intervention import InterventionLog
+from sinklab.core.probing.interventions.mask_sinks import MaskSinks
+from sinklab.lab.analysis.intervals import mcnemar, paired_share_interval, wilson
+from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.data.battery import Problem, is_right, problems
+from sinklab.lab.records.info import of_twin
+from sinklab.lab.records.reading import open_run
+from sinklab.lab.scoring.answers import write_batch
+from sinklab.lab.scoring.prompts import encode
+from sinklab.lab.scoring.writing import Writing, WritingRequest, ended, stop_ids
+from sinklab.lab.studies import twins
+from sinklab.lab.studies.base import Work, check_fits, columns_of
+from sinklab.lab.studies.battery.study import ALL, BESIDE, CONTROLS, BatterySettings, Condition
+from sinklab.lab.studies.processes import Progress
+from sinklab.lab.studies.request_cache import request_number
+
+WATCHED = 4
+"""Problems of each skill and level that are answered once more, with nothing hidden, to see whether there are sinks."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One part of a run: a skill and level under a condition, with k keys hidden."""
+
+    condition: Condition
+    control: str
+    k: int
+    skill: str
+    level: int
+    problems: tuple[Problem, ...] = ()
+    rule: Any = None
+    """What counts as a sink."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What every row of its tables begins with."""
+        names = {"condition": self.condition.name, "control": self.control, "k": self.k}
+        return names | {"skill": self.skill, "level": self.level}
+
+    @property
+    def stage(self) -> str:
+        """What all skills and levels share."""
+        return f"{self.condition.name}, {f'{self.k} hidden, {self.control}' if self.k else 'nothing hidden'}"
+
+    def edits(self, loaded: Loaded, seed: int) -> tuple[Any, ...]:
+        """Its interventions, those of the condition first; draws follow from the seed."""
+        if not self.k:
+            return self.condition.edits
+        # an autoregressive model's sinks are chosen by the last token's row of the step before
+        selector = "received" if loaded.family == "diffusion" else "last_row"
+        control, protocol = CONTROLS[self.control]
+        how: dict[str, Any] = {"matched": True} if control == "matched" else {"control": control}
+        edit = MaskSinks.by_protocol(protocol, self.k, self.rule, selector=selector, seed=seed, **how)
+        return (*self.condition.edits, edit)
+
+    def misfit(self, loaded: Loaded, new_tokens: int) -> str | None:
+        """Why so many keys cannot be hidden where keys are first chosen; None where they can."""
+        if not self.k:
+            return None
+        config: Any = loaded.model.config
+        # of a canvas, or of a prompt that is read
+        keys = min(len(request.ids) for request in asked_of(loaded, self.problems, 0))
+        keys += new_tokens + config.sink_count if loaded.family == "diffusion" else 0
+        drawn = "random" in self.control
+        # a control takes as many keys again beside the sinks it stands for
+        if self.k < keys and (not drawn or 2 * self.k <= keys):
+            return None
+        return f"{self.k} {'random keys beside as many others' if drawn else 'keys'} of {keys}"
+
+
+@dataclass
+class Removed:
+    """Adds up, by layer, what hiding keys took away; only steps and rows that were still being written count."""
+
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    """Name -> sums and counts, (2, L) float64."""
+
+    def add(self, log: InterventionLog, active_B: Tensor) -> None:
+        """One step; what the log holds is read and dropped."""
+        for removal in log.removals:
+            if not isinstance(removal.edit, MaskSinks):
+                continue
+            keys_BLH = removal.removed_BLH + removal.left_BLH
+            facts = {
+                "share": removal.realised_BLH,
+                "mass": removal.mass_BLH,
+                "overlap": removal.overlap_BLH,
+                "keys": removal.removed_BLH,
+                "of_keys": removal.removed_BLH / keys_BLH,
+                "chosen": removal.chosen_BLH,
+                "sinks": removal.sinks_BLH,
+                "matched": removal.matched_BLH,
+            }
+            for name, value_BLH in facts.items():
+                known_BLH = ~value_BLH.isnan() & active_B[:, None, None]
+                both = torch.stack([value_BLH.double().masked_fill(~known_BLH, 0), known_BLH.double()])
+                self.sums[name] = self.sums.get(name, 0) + both.sum((1, 3))
+        log.removals.clear()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Means by layer, none where nothing was taken away; a mean over nothing is None."""
+        layers = zip(*(sums.T.tolist() for sums in self.sums.values()), strict=True)
+        return [
+            {"layer": layer}
+            | {name: top / count if count else None for name, (top, count) in zip(self.sums, pairs, strict=True)}
+            for layer, pairs in enumerate(layers)
+        ]
+
+
+def asked_of(loaded: Loaded, problems: Sequence[Problem], seed: int) -> list[WritingRequest]:
+    """The questions as the model reads them."""
+    return [WritingRequest(encode(loaded, problem.question).ids, (), seed) for problem in problems]
+
+
+def answer(
+    loaded: Loaded,
+    cell: Cell,
+    problems: Sequence[Problem],
+    new_tokens: int,
+    seed: int,
+    removed: Removed,
+    progress: Callable[[], object] = lambda: None,
+) -> list[dict[str, Any]]:
+    """Write the answers to some problems in one batch, of unequal lengths if need be.
+
+    A row is what it would be alone, but for a random control or order, whose draws depend on the batch.
+
+    Args:
+        removed: what was taken away is added to it.
+        progress: called after every step.
+
+    Returns:
+        per problem: question, answer, written (up to the end of text), right, ended (whether there was an end of text)
+        and steps (model evaluations while it was being written).
+
+    Raises:
+        ValueError: for what the decoder, the model or the interventions refuse.
+    """
+    asked, edits = asked_of(loaded, problems, seed), cell.edits(loaded, seed)
+    steps_B = torch.zeros(len(asked), dtype=torch.int64)
+    with Writing(loaded, asked, cell.condition.decoding(seed), new_tokens, edits).begin() as writer:
+        for step in writer.steps():
+            steps_B += step.active_B
+            removed.add(writer.log, step.active_B)
+            progress()
+    stops, written = stop_ids(loaded), [writer.row(row) for row in range(len(asked))]
+    # vocabularies of whole words begin them with a space
+    texts = [ended(loaded, ids, ())[1].strip() for ids in written]
+    return [
+        {"question": problem.question, "answer": problem.answer, "written": text, "right": is_right(problem, text)}
+        | {"ended": bool(stops & set(ids)), "steps": int(steps)}
+        for problem, ids, text, steps in zip(problems, written, texts, steps_B, strict=True)
+    ]
+
+
+def prepare(loaded: Loaded, settings: BatterySettings, progress: Progress) -> list[Cell]:
+    """What is asked, a part for each cell.
+
+    Raises:
+        ValueError: for a model without tokenizer or mask token, a condition of the other kind of model, and questions
+            that do not fit.
+    """
+    conditions = [Condition.named(name) for name in settings.conditions]
+    asked = {
+        (skill, level): tuple(problems("test", settings.problems, seed=settings.seed, skills=(skill,), levels=(level,)))
+        for skill in settings.skills
+        for level in settings.levels
+    }
+    _check_conditions(loaded, settings, conditions)
+    loaded.needed_tokenizer()
+    requests = asked_of(loaded, [problem for some in asked.values() for problem in some], 0)
+    longest = max(len(request.ids) for request in requests) + settings.new_tokens
+    check_fits(loaded, "battery", longest, "ask for lower levels or fewer new tokens")
+    return [
+        Cell(condition, control, k, skill, level, some, settings.sink_rule)
+        for condition in conditions
+        for control, k in settings.hidings()
+        for (skill, level), some in asked.items()
+    ]
+
+
+def _check_conditions(loaded: Loaded, settings: BatterySettings, conditions: Sequence[Condition]) -> None:
+    denoises = loaded.family == "diffusion"
+    for condition in conditions:
+        if (condition.order is not None) != denoises:
+            fact = "denoises, and greedy is for autoregressive models" if denoises else "writes token after token"
+            remedy = "pure or left_to_right" if denoises else "greedy"
+            raise ValueError(
+                f"a condition must be one of the model's own kind, but {loaded.name} {fact}, got {condition.name!r}; "
+                f"give {remedy}"
+            )
+        if condition.block_length is not None and settings.new_tokens % condition.block_length:
+            raise ValueError(
+                f"blocks must divide the {settings.new_tokens} new tokens evenly, got {condition.name!r}; choose "
+                "another length, e.g. blocks-6"
+            )
+
+
+def write_answers(work: Work) -> None:
+    """Write the cells that are missing; what k keys do not fit into is named in the table ``skipped``."""
+    skipped = list[dict[str, Any]]()
+    cells = CellCounter(work, len(work.samples))
+    for stage, parts in itertools.groupby(work.samples, lambda part: work.plan[part].stage):
+        work.progress.stage(stage)
+        for part in parts:
+            cell = work.plan[part]
+            if (why := cell.misfit(work.loaded, work.settings.new_tokens)) is None:
+                _write_cell(work, part, cell, cells)
+            else:
+                skipped.append(cell.facts | {"why": why})
+            cells.end()
+    if skipped:
+        work.run.table("skipped", columns_of(skipped))
+
+
+class CellCounter:
+    """Counts cells, and while one is answered the part of its steps that is done."""
+
+    def __init__(self, work: Work, cells: int) -> None:
+        self._progress, self._cells = work.progress, cells
+        self._done = self._steps = 0
+        batches = math.ceil(work.settings.problems / work.settings.batch)
+        self._most = batches * work.settings.new_tokens
+        self._progress.count(0, cells)
+
+    def step(self) -> None:
+        """One more step of the cell in work."""
+        self._steps += 1
+        self._progress.count(self._done + min(self._steps / self._most, 1), self._cells)
+
+    def end(self) -> None:
+        """The cell is done."""
+        self._done += 1
+        self._steps = 0
+        self._progress.count(self._done, self._cells)
+
+
+def _write_cell(work: Work, part: int, cell: Cell, cells: CellCounter) -> None:
+    removed = Removed()
+    answers = _answers(work, work.loaded, cell, removed, cells.step)
+    if taken := removed.rows():
+        work.run.table("removed", columns_of(cell.facts | row for row in taken), part=part)
+    # last, so that it marks the end
+    work.run.table("answers", columns_of(answers), part=part)
+
+
+def _answers(
+    work: Work, loaded: Loaded, cell: Cell, removed: Removed, progress: Callable[[], object] = lambda: None
+) -> list[dict[str, Any]]:
+    """Rows of the table ``answers``, of a model or its twin."""
+    rows, size, some = list[dict[str, Any]](), work.settings.batch, cell.problems
+    for start in range(0, len(some), size):
+        # the same draws whatever the condition and however many keys, so that these alone differ
+        seed = request_number(work.settings.seed, f"{cell.skill} {cell.level} {start}")
+        rows += answer(loaded, cell, some[start : start + size], work.settings.new_tokens, seed, removed, progress)
+    return [cell.facts | {"problem": place} | row for place, row in enumerate(rows)]
+
+
+def count_right(work: Work) -> None:
+    """Write the table ``accuracy`` of all answers, also of untrained twins that answer the same problems, and
+    ``phenomenon``: what sinks do with nothing hidden.
+    """
+    work.run.table("accuracy", columns_of(accuracy(open_run(work.run.path).table("answers"))))
+    work.progress.stage("watching some answers with nothing hidden")
+    rows = [row for cell in work.plan if not cell.k for row in _watched(work, cell)]
+    work.run.table("phenomenon", columns_of(rows))
+    cells = [cell for cell in work.plan if cell.misfit(work.loaded, work.settings.new_tokens) is None]
+
+    def seconds() -> float:
+        started = time.perf_counter()
+        _answers(work, work.loaded, cells[0], Removed())
+        return (time.perf_counter() - started) * len(cells)
+
+    def write(twin: Loaded, kind: str) -> None:
+        answers, counter = list[dict[str, Any]](), CellCounter(work, len(cells))
+        for cell in cells:
+            answers += _answers(work, twin, cell, Removed(), counter.step)
+            counter.end()
+        work.run.table(of_twin("answers", kind), columns_of(answers))
+        work.run.table(of_twin("accuracy", kind), columns_of(accuracy(answers)))
+
+    twins.write_twins(work, seconds, write)
+
+
+def _watched(work: Work, cell: Cell) -> list[dict[str, Any]]:
+    """Of the first problems of a cell, share and gu_rate as in `SinkFacts.row`, means over layers."""
+    seed, condition = request_number(work.settings.seed, f"{cell.skill} {cell.level} 0"), cell.condition
+    asked = asked_of(work.loaded, cell.problems[:WATCHED], seed)
+    how = condition.decoding(seed), work.settings.new_tokens, condition.edits
+    found = [pd.DataFrame(answer.sinks) for answer in write_batch(work.loaded, asked, *how, watch=True)]
+    return [cell.facts | {"problem": row, **one[["share", "gu_rate"]].mean()} for row, one in enumerate(found)]
+
+
+def accuracy(answers: Any) -> list[dict[str, Any]]:
+    """Shares of right answers and paired differences; rows over all levels have level 0, over all skills "all".
+
+    A difference compares only problems that were answered on both sides: questions too short for k keys are left
+    out of both. `clean` is the share of the same problems with nothing hidden, and `delta` the difference to it;
+    `beyond` is the difference to as many random keys, or others of equal mass, over `beyond_n` problems, where such a
+    control was run.
+
+    Args:
+        answers: the table ``answers``, or its rows.
+    """
+    table = pd.DataFrame(answers).set_index(["skill", "level", "problem"])
+    table = table.assign(empty=table["written"] == "", endless=~table["ended"])
+    columns = dict([*table.groupby(["condition", "control", "k"], sort=False)])
+    found = []
+    for (condition, control, k), rows in columns.items():
+        clean = columns[condition, "none", 0]["right"]
+        drawn = [(condition, name, k) for name in BESIDE.get(control, ())]
+        beyond = next((columns[key]["right"] for key in drawn if key in columns), None)
+        # missing where a problem was not asked
+        for (skill, level), group in _groups(rows.assign(delta=clean, beyond=beyond)):
+            n, right = len(group), int(group["right"].sum())
+            low, high = wilson(right, n)
+            facts = {"condition": condition, "control": control, "k": k, "skill": skill, "level": level, "n": n}
+            facts |= {"right": right, "share": right / n, "low": low, "high": high}
+            facts |= _difference(group, "delta") | _difference(group, "beyond")
+            found.append(facts | {name: int(group[name].sum()) for name in ("empty", "endless")})
+    return found
+
+
+def _groups(rows: pd.DataFrame) -> Any:
+    """By skill and level, over all levels (0), all skills, and both."""
+    flat = rows.reset_index()
+    parts = [flat, flat.assign(level=0), flat.assign(skill=ALL), flat.assign(skill=ALL, level=0)]
+    return pd.concat(parts).sort_index(kind="stable").groupby(["skill", "level"], sort=False)
+
+
+def _difference(group: pd.DataFrame, name: str) -> dict[str, Any]:
+    """The difference of shares over the problems that both have; None where there are none."""
+    both = group[group[name].notna()]
+    before, now = both[name].astype(bool), both["right"]
+    gained, lost, n = int((now & ~before).sum()), int((before & ~now).sum()), len(both)
+    low, high = paired_share_interval(gained, lost, n)
+    facts = {"": (gained - lost) / n, "_low": low, "_high": high, "_p": mcnemar(gained, lost)} if n else {}
+    columns = {f"{name}{end}": facts.get(end) for end in ("", "_low", "_high", "_p")} | {f"{name}_n": n}
+    if name == "delta":
+        columns |= {"clean": int(before.sum()) / n, "gained": gained, "lost": lost}
+    return columns

@@ -1,0 +1,161 @@
+"""What a benchmark run asks: lm-eval's tasks with their documents, and how much that is."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from statistics import mean
+from typing import Any
+
+from sinklab.lab.studies.benchmarks import offline, two_stage
+from sinklab.lab.studies.benchmarks.requests import DEFAULT_TOKENS
+from sinklab.lab.studies.benchmarks.study import TWO_STAGE, EvalSettings
+from sinklab.lab.studies.benchmarks.two_stage import LENGTH
+from sinklab.lab.studies.processes import Amount
+
+FEWSHOT_SEED = 1234
+"""lm-eval's own, so that the worked examples in a prompt are the ones that others meet."""
+TOKENS = {"gsm8k": 256, "humaneval": 512, "humaneval_instruct": 512}
+"""Tokens to write per answer, as in the paper (section 4.3); other tasks say it themselves."""
+SAMPLED = 16
+"""Documents whose lengths stand for all."""
+LETTERS, CHAT_LETTERS = 4, 160
+"""Letters of a token of text, and of what a chat format puts around a question."""
+_read: dict[EvalSettings, Any] = {}
+"""What an estimate has read, for the run that follows it."""
+
+
+def questions(
+    settings: EvalSettings, task_objects: Sequence[Any] | None
+) -> tuple[EvalSettings, Any, list[dict[str, Any]]]:
+    """The settings with the names of given tasks; lm-eval's tasks, None without; and what is asked in two stages."""
+    if task_objects is None and settings in _read:
+        return _read.pop(settings)
+    if task_objects is not None:
+        names = [task["task"] if isinstance(task, dict) else task.task_name for task in task_objects]
+        settings = dataclasses.replace(settings, tasks=tuple(names))
+    wanted = list(task_objects or [name for name in settings.tasks if name != TWO_STAGE])
+    has_two_stages = task_objects is None and TWO_STAGE in settings.tasks
+    documents = two_stage.two_stage_documents(settings.data, settings.limit) if has_two_stages else []
+    return settings, _tasks(settings, wanted) if wanted else None, documents
+
+
+def _tasks(settings: EvalSettings, wanted: Sequence[Any]) -> dict[str, Any]:
+    """The tasks as lm-eval's `evaluate` takes them, with their numbers of examples.
+
+    Args:
+        settings: of the run.
+        wanted: names, or tasks and dicts of their configuration.
+    """
+    from lm_eval.tasks import TaskManager
+
+    if all(isinstance(task, str) for task in wanted):
+        wanted = named(settings, wanted)
+    loaded: dict[str, Any] = TaskManager(include_defaults=False).load([*wanted])
+    for task in loaded["tasks"].values():
+        own = task.get_config("num_fewshot")
+        if own is None or (settings.num_fewshot is not None and own != 0):
+            task.set_config(key="num_fewshot", value=settings.num_fewshot or 0)
+        task.set_fewshot_seed(seed=FEWSHOT_SEED)
+    return loaded
+
+
+def named(settings: EvalSettings, names: Sequence[str]) -> list[Any]:
+    """Tasks of these names. Raises ValueError as `offline.tasks` does."""
+    how: dict[str, Any] = {"run_code": settings.run_code, "num_fewshot": settings.num_fewshot}
+    return offline.tasks(names, settings.data, include_path=settings.include_path, **how)[0]
+
+
+def amount_of(settings: EvalSettings, info: Any, cells: Sequence[EvalSettings] | None = None) -> Amount:
+    """What the tasks ask for: every step of every answer, and every noisy copy of every continuation.
+
+    Args:
+        settings: whose tasks are read.
+        info: of the model.
+        cells: settings of the runs that ask for it, of a task each; these settings, once, when left out.
+
+    Raises:
+        ValueError: as `questions` does.
+    """
+    _read.pop(settings, None)
+    _read[settings] = _, given, documents = questions(settings, None)
+    runs = [settings] if cells is None else cells
+    counted = [_of_run(one, info, given["tasks"] if given else {}, len(documents)) for one in runs]
+    evaluations = sum(number for number, _ in counted)
+    positions = sum(number for _, number in counted)
+    words = [f"{TWO_STAGE} ({len(documents)} documents)"] if documents else []
+    for name, task in given["tasks"].items() if given else ():
+        words.append(f"{name} ({_documents(settings, task)} documents)")
+    count = max(round(evaluations), 1)
+    times = 1.0 if cells is None else len(cells) / len(settings.tasks)
+    # tasks are counted one after the other, and so are cells
+    first = 1 / len(words) if cells is None else counted[0][0] / evaluations if cells else 1.0
+    return Amount(f"{', '.join(words)} × {times:g}", count, round(positions / count) or 1, first=first)
+
+
+def _documents(settings: EvalSettings, task: Any) -> int:
+    return min(len(task.eval_docs), settings.limit or len(task.eval_docs))
+
+
+def _of_run(settings: EvalSettings, info: Any, tasks: dict[str, Any], documents: int) -> tuple[float, float]:
+    """Evaluations of one run, and their positions together."""
+    evaluations = positions = 0.0
+    if TWO_STAGE in settings.tasks:
+        # each of two stages takes its own steps over the whole length
+        evaluations += 2 * LENGTH * math.ceil(documents / settings.batch)
+        positions += 2 * LENGTH**2 * documents
+    # a group has tasks of other names than its own
+    own = {name: task for name, task in tasks.items() if name in settings.tasks} or tasks
+    for name, task in own.items():
+        if settings.tasks != (TWO_STAGE,):
+            count = _writing if task.OUTPUT_TYPE == "generate_until" else _scoring
+            more, of_more = count(settings, info, name, task)
+            evaluations, positions = evaluations + more, positions + of_more
+    return evaluations, positions
+
+
+def _letters(settings: EvalSettings, task: Any) -> tuple[float, float, float]:
+    """Of the first documents, means: letters of a prompt, of a continuation, and choices of a question."""
+    prompts, answers, choices = [], [], []
+    for document in itertools.islice(task.eval_docs, SAMPLED):
+        is_choice = task.OUTPUT_TYPE == "multiple_choice"
+        given = task.doc_to_choice(document) if is_choice else [task.doc_to_target(document)]
+        prompts.append(len(str(task.doc_to_text(document))))
+        answers.append(sum(len(str(one)) for one in given) / len(given))
+        choices.append(len(given))
+    shots = 1 + (task.get_config("num_fewshot") or 0)
+    prompt, answer = mean(prompts), mean(answers)
+    # the worked examples have their answers too
+    return prompt * shots + answer * (shots - 1) + CHAT_LETTERS * settings.chat, answer, mean(choices)
+
+
+def _writing(settings: EvalSettings, info: Any, name: str, task: Any) -> tuple[float, float]:
+    """Evaluations of a task that asks for texts, and their positions: every step of every answer."""
+    asks = (task.get_config("generation_kwargs") or {}).get("max_gen_toks", DEFAULT_TOKENS)
+    length = settings.new_tokens or TOKENS.get(name, asks)
+    rows = _documents(settings, task) * (settings.steps or length)
+    prompt = _letters(settings, task)[0] / LETTERS
+    # an autoregressive model reads what it has read from its cache
+    each = 1 if info.family != "diffusion" else prompt + length
+    return rows / settings.batch, rows * each
+
+
+def _scoring(settings: EvalSettings, info: Any, name: str, task: Any) -> tuple[float, float]:
+    """Evaluations of a task that asks for likelihoods, and their positions: every noisy copy of every continuation.
+
+    Watched continuations are read by themselves; with edits all are, once more before, where these choose in a clean
+    pass.
+    """
+    prompt, answer, choices = _letters(settings, task)
+    docs = _documents(settings, task)
+    watched = docs if settings.record_sinks is None else min(docs, settings.record_sinks)
+    # equal masks of a short continuation run once
+    longest = 2.0 ** min(answer / LETTERS, 20)
+    copies = min(settings.mc_samples, longest) if info.family == "diffusion" else 1
+    passes = 2 if settings.mask_sinks else 1
+    rows = choices * copies * passes
+    evaluations = watched * choices * passes * math.ceil(copies / settings.likelihood_batch)
+    evaluations += (docs - watched) * rows / settings.likelihood_batch
+    return evaluations, docs * rows * (prompt + answer) / LETTERS

@@ -1,0 +1,226 @@
+"""The lm-eval model «sinklab»: any loaded model, diffusion or autoregressive, any decoder, any intervention.
+
+Importing this module registers it: `lm_eval --model sinklab --model_args pretrained=tiny,mask_sinks=5`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+
+from sinklab.core.errors import known_fields
+from sinklab.lab.checkpoints.loading import Loaded, load
+from sinklab.lab.checkpoints.parallel import undivided
+from sinklab.lab.data.rows import row_start
+from sinklab.lab.records.leases import Claims
+from sinklab.lab.scoring.prompts import in_chat
+from sinklab.lab.scoring.requests import limit_of, without_steps
+from sinklab.lab.scoring.task import check_decoding
+from sinklab.lab.studies.benchmarks.requests import (
+    Unit,
+    continuations,
+    rolled,
+    scored,
+    whole_texts,
+    writing_jobs,
+    written,
+)
+from sinklab.lab.studies.benchmarks.study import EvalSettings
+from sinklab.lab.studies.processes import Processes, Progress, Units, as_progress
+from sinklab.lab.studies.request_cache import RequestCache, request_key
+
+READING = ("dtype", "device", "device_map", "revision", "allow_pickle", "sink")
+
+
+@register_model("sinklab")
+class SinklabLM(TemplateLM):
+    """One model for all of lm-eval's requests.
+
+    Answers depend neither on the batch they are written in (see `needs_own_batch`) nor on the number of processes; what
+    was answered before, and stands in the cache, is not asked for again.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | Loaded = "tiny",
+        *,
+        settings: EvalSettings | None = None,
+        progress: Progress | Callable[[str], object] | None = None,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        worker: Processes | None = None,
+        **given: Any,
+    ) -> None:
+        """From a loaded model, or a name with its arguments.
+
+        Args:
+            pretrained: a loaded model, or what `sinklab.load` takes.
+            settings: what to do; else made from `given`.
+            progress: shows how far it is.
+            batch_size: prompts that are written together; "auto" is the default number.
+            max_batch_size: not used.
+            worker: of those that share a run; left out where lm-eval itself deals documents to processes.
+            given: fields of `EvalSettings`, and dtype, device, device_map, revision, allow_pickle, sink.
+
+        Raises:
+            ValueError: for an unknown argument (with the near one) and what this model cannot do.
+        """
+        super().__init__()
+        reading = {name: given.pop(name) for name in READING if name in given}
+        if reading.get("device") == "cuda:0" and not torch.cuda.is_available():
+            # what lm-eval's command line gives where nobody said anything
+            del reading["device"]
+        if settings is None:
+            rows = {} if batch_size in (None, "auto") or "batch" in given else {"batch": int(str(batch_size))}
+            own = (field.name for field in fields(EvalSettings))
+            known_fields("the model sinklab", given, ["pretrained", *READING, *own])
+            settings = EvalSettings(**given | rows)
+        elif given:
+            raise ValueError(f"give settings or their fields, not both: got {', '.join(given)}")
+        self.loaded = pretrained if isinstance(pretrained, Loaded) else load(pretrained, **reading)
+        undivided(self.loaded.model, "and a benchmark deals its documents to processes that hold a model each")
+        self.settings = settings
+        self.is_diffusion = self.loaded.family == "diffusion"
+        self.edits = settings.interventions(by_last_row=not self.is_diffusion)
+        self.scored_edits = without_steps(settings.interventions())
+        """Where likelihoods are asked for."""
+        self.tokenizer = self.loaded.needed_tokenizer()
+        self._check()
+        self.claims: Claims | None = None
+        self.cache = RequestCache(None, None, "")
+        """Of answers, in memory; a run puts its own here."""
+        self.worker, self.processes = worker or Processes(), Processes() if worker else Processes.here()
+        # counts are gathered on the CPU; the model may be elsewhere
+        self._rank, self._world_size = self.processes.rank, self.processes.world
+        self._device = torch.device("cpu")
+        self.progress = as_progress(progress)
+        self.moved: Callable[[float], object] = lambda answers: None
+        """Told how many of the answers that are in work are done, a part of one too."""
+        self.told: dict[tuple[str, int, int], dict[str, Any]] = {}
+        """(task, document, number of the request) -> answer."""
+
+    def _check(self) -> None:
+        """Refuse what this model cannot do, before anything runs."""
+        settings = self.settings
+        if settings.chat and self.tokenizer.chat_template is None:
+            raise ValueError(f"{self.loaded.name} has no known chat format; leave out --chat")
+        # blocks are the default protocol, also of a run over several models
+        check_decoding(self.loaded, settings, self.edits, "block_length")
+        if self.is_diffusion:
+            settings.values()
+
+    # -- who and where
+
+    @property
+    def eot_token_id(self) -> int | None:
+        return self.loaded.special.eos if self.loaded.special.eos is not None else self.tokenizer.eos_token_id
+
+    @property
+    def max_length(self) -> int:
+        """Positions that context and continuation have together."""
+        return limit_of(self.loaded)
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.loaded.name.replace("/", "__")
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Of every process its number, joined."""
+        return torch.tensor([int(part) for part in self.processes.gathered(int(tensor))])
+
+    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        """Of every process its object, in the process `dst`; None in the others."""
+        found = self.processes.gathered(obj)
+        return found if self.rank == dst else None
+
+    def barrier(self) -> None:
+        self.processes.gathered(None)
+
+    # -- text
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Ids of a text; those of a model that reads it so begin as its tokenizer begins one, but not twice."""
+        if add_special_tokens is None:
+            begun = self.tokenizer.bos_token is not None and string.startswith(str(self.tokenizer.bos_token))
+            begins = not self.is_diffusion or bool(row_start(self.tokenizer))
+            add_special_tokens = begins and not self.settings.chat and not begun
+        ids: Any = self.tokenizer(string, add_special_tokens=add_special_tokens)["input_ids"]
+        return list(ids)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The messages in the model's chat format. Raises ValueError where it cannot be used."""
+        return in_chat(self.loaded, chat_history, answered=add_generation_prompt)
+
+    # -- requests
+
+    def answers(
+        self, asked: Sequence[Any], doing: str, answer: Callable[[Any, list[Any]], Iterator[Unit]]
+    ) -> list[dict[str, Any]]:
+        """The answers to requests, in their order, kept for the tables.
+
+        Args:
+            asked: requests, made of lm-eval's.
+            doing: what is done with so many of them, such as "writing {} answers".
+            answer: says of all of them, whatever is answered, which are answered together, and how; the answers are
+                kept as they come.
+        """
+        names = {each.key: each for each in asked}
+        units = {request_key(*keys): (keys, run) for keys, run in answer(self, [*names.values()])}
+        total, done = len(names), self._answered(names)
+        self.progress.stage(doing.format(total) + (f", {done} of them there already" if done else ""))
+        self.progress.count(done, total)
+        self.moved = lambda answers: self.progress.count(done + answers, total)
+
+        def is_done(name: str) -> bool:
+            return self.cache.has(units[name][0])
+
+        names_of = [*units]
+        order = [names_of[number] for number in self.worker.ordered(range(len(units)))]
+        missing = [name for name in order if not is_done(name)]
+        with Units(self.claims, missing, is_done, self.cache.refresh) as todo:
+            for name in todo:
+                self.cache.add(units[name][1]())
+                done = self._answered(names)
+                self.progress.count(done, total)
+        for each in asked:
+            self.told[(*each.document, each.number)] = self.cache.get(each.key) or {}
+        return [self.cache.get(each.key) or {} for each in asked]
+
+    def _answered(self, keys: Iterable[str]) -> int:
+        """How many of these requests have an answer."""
+        return sum(self.cache.get(key) is not None for key in keys)
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """The answers, each up to its end.
+
+        Raises:
+            ValueError: for settings that the decoder refuses, and interventions that do not fit a prompt.
+        """
+        answers = self.answers(writing_jobs(self, requests), "writing {} answers", written)
+        return [str(answer["text"]) for answer in answers]
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """The log-probability of each continuation in nats, and whether it is what greedy decoding writes.
+
+        The choices of one question share their random numbers. Whether a continuation is greedy is asked only where it
+        is the only one of its document: of several choices, none of the common metrics reads it.
+        """
+        answers = self.answers(continuations(self, requests), "scoring {} continuations" + self._chosen, scored)
+        return [(float(answer["logprob"]), bool(answer["greedy"])) for answer in answers]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """The log-probability of each whole text in nats; of a diffusion model, its Monte Carlo bound."""
+        answers = self.answers(whole_texts(self, requests), "scoring {} texts" + self._chosen, rolled)
+        return [float(answer["logprob"]) for answer in answers]
+
+    @property
+    def _chosen(self) -> str:
+        """What a stage of likelihoods says of masking: there is no step before to choose in."""
+        chooses = any(hasattr(edit, "read_once") and getattr(edit, "source", "") != "now" for edit in self.scored_edits)
+        return ", hidden keys chosen in a clean pass over each text" if chooses else ""
+
+    def _loglikelihood_tokens(self, requests: Any, **kwargs: Any) -> list[tuple[float, bool]]:
+        raise NotImplementedError("loglikelihood scores ids itself")

@@ -1,0 +1,274 @@
+"""Requests of lm-eval to the model, a `SinklabLM`: which share noise, which are watched, how they are answered."""
+
+# B rows of a forward, L layers, H heads, K keys, S positions
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from sinklab.core.probing.tracing import trace
+from sinklab.core.sinks.states import MASKED, PROMPT
+from sinklab.lab.scoring.answers import SinkFacts, needs_own_batch, write_batch
+from sinklab.lab.scoring.likelihood import rolling, score
+from sinklab.lab.scoring.requests import limit_of, start_token
+from sinklab.lab.scoring.settings import LikelihoodSettings, Scored
+from sinklab.lab.scoring.writing import WritingRequest
+from sinklab.lab.studies.benchmarks.study import EvalSettings
+from sinklab.lab.studies.request_cache import request_key, request_number
+
+DEFAULT_TOKENS = 256
+_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
+Part = dict[str, dict[str, Any]]
+"""Some answers by the keys of their requests."""
+Unit = tuple[list[str], Callable[[], Part]]
+"""The keys of requests that are answered together, whichever of them are answered already, and what answers them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One request."""
+
+    key: str
+    """Requests of one key have one answer."""
+    document: tuple[str, int]
+    """Task and number of the document."""
+    number: int = 0
+    """Of the document's requests."""
+    ids: tuple[int, ...] = ()
+    """The prompt, the context, or the whole text."""
+    watched: bool = False
+    """Whether the attention is recorded."""
+
+
+def about(model: Any, request: Any) -> dict[str, Any]:
+    """What lm-eval says of a request, as fields of `Asked`."""
+    document = request.doc_id or 0
+    watched = model.settings.watches(document)
+    return {"document": (request.task_name or "", document), "number": request.idx, "watched": watched}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Asked):
+    """A request for a text."""
+
+    until: tuple[str, ...]
+    new_tokens: int
+    settings: EvalSettings
+    """With the temperature that the task asks for."""
+    cut: int
+    """Tokens of the prompt that did not fit and were left out, from the left."""
+
+
+def fitted(ids: Sequence[int], asked: int, context: int) -> tuple[tuple[int, ...], int, int]:
+    """A prompt and a length that fit the context together, and how many tokens were left out.
+
+    An answer longer than what the prompt leaves is shortened, down to half of the context; then the prompt loses its
+    left end, as in lm-eval.
+    """
+    new_tokens = min(asked, max(context - len(ids), context // 2, 1))
+    room = context - new_tokens
+    kept = tuple(ids[len(ids) - room :] if len(ids) > room else ids)
+    return kept, new_tokens, len(ids) - len(kept)
+
+
+def paced(settings: EvalSettings, new_tokens: int, asked: int) -> EvalSettings:
+    """The settings for an answer that had to be shortened: fewer steps in proportion."""
+    if settings.steps is None or new_tokens == asked:
+        return settings
+    blocks = math.ceil(new_tokens / (settings.block_length or new_tokens))
+    steps = min(max(math.ceil(settings.steps * new_tokens / asked), blocks), new_tokens)
+    return dataclasses.replace(settings, steps=steps)
+
+
+def sampled(settings: EvalSettings, asked: dict[str, Any]) -> EvalSettings:
+    """The settings with the temperature of a task that wants its answers drawn, where none was given."""
+    if not asked.get("do_sample") or settings.temperature > 0 or not asked.get("temperature"):
+        return settings
+    cuts = {name: asked[name] for name in ("top_p", "top_k") if asked.get(name) and getattr(settings, name) is None}
+    return dataclasses.replace(settings, temperature=float(asked["temperature"]), **cuts)
+
+
+def parts_of(asked: list[Any], size: int) -> list[list[Any]]:
+    """So many at a time."""
+    return [asked[start : start + size] for start in range(0, len(asked), size)]
+
+
+class Steps:
+    """Tells a model after every step how far the answers are that are written together."""
+
+    def __init__(self, model: Any, answers: int, most: int) -> None:
+        """`most`: steps that they take, if none ends before."""
+        self._model, self._answers, self._most, self._done = model, answers, most, 0
+
+    def __call__(self) -> None:
+        """One more step."""
+        self._done += 1
+        self._model.moved(self._answers * min(self._done / self._most, 1))
+
+
+def writing_jobs(model: Any, requests: Iterable[Any]) -> list[Job]:
+    """Every request as a job. A repeated one has a name, and so noise, of its own only where noise decides."""
+    loaded, settings = model.loaded, model.settings
+    context, seen = limit_of(loaded), Counter[str]()
+    jobs = []
+    for request in requests:
+        text, given = request.args
+        own = sampled(settings, given)
+        until = given.get("until") or ()
+        asked = settings.new_tokens or next((int(given[name]) for name in _LENGTHS if given.get(name)), DEFAULT_TOKENS)
+        named = request_key("generate_until", text, given)
+        # beyond its repeats a request only fills up a distributed batch
+        nth = seen[named] if seen[named] < (request.repeats or 1) and needs_own_batch(own, model.edits) else 0
+        seen[named] += 1
+        given_ids = model.tok_encode(text)
+        if not given_ids and not model.is_diffusion:
+            given_ids = [start_token(loaded, "the context of this request", "choose another task")]
+        ids, new_tokens, cut = fitted(given_ids, asked, context)
+        how: dict[str, Any] = {"settings": paced(own, new_tokens, asked), "new_tokens": new_tokens, "cut": cut}
+        how["until"] = (until,) if isinstance(until, str) else tuple(until)
+        jobs.append(Job(key=request_key(named, nth), ids=ids, **how, **about(model, request)))
+    return jobs
+
+
+def written(model: Any, jobs: Iterable[Job]) -> Iterator[Unit]:
+    """What writes jobs: those that can be written together at a time, of like lengths, longest first."""
+    groups: dict[Any, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault((job.watched, job.new_tokens, job.settings), []).append(job)
+    for (watched, new_tokens, settings), group in groups.items():
+        group.sort(key=lambda job: (-len(job.ids), job.key))
+        for batch in parts_of(group, 1 if needs_own_batch(settings, model.edits) else model.settings.batch):
+            yield [job.key for job in batch], partial(_write, model, batch, settings, new_tokens, watched)
+
+
+def _write(model: Any, batch: list[Job], settings: EvalSettings, new_tokens: int, watched: bool) -> Part:
+    numbers = [request_number(model.settings.seed or 0, job.key) for job in batch]
+    asked = [WritingRequest(job.ids, job.until, number) for job, number in zip(batch, numbers, strict=True)]
+    step = Steps(model, len(batch), settings.steps or new_tokens)
+    texts = write_batch(model.loaded, asked, settings, new_tokens, model.edits, watch=watched, progress=step)
+    return {
+        job.key: {"text": one.text, "tokens": len(one.ids), "steps": one.steps, "new_tokens": new_tokens}
+        | {
+            "prompt_tokens": len(job.ids),
+            "cut": job.cut,
+            "new_tokens": new_tokens,
+            "sinks": list(one.sinks),
+            "dose": one.dose,
+        }
+        for job, one in zip(batch, texts, strict=True)
+    }
+
+
+FORWARDS = 4
+"""So many forwards of a request are watched; more noisy copies of the same text say little that is new."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continuation(Asked):
+    """A request for the likelihood of a continuation of `ids`."""
+
+    continuation: tuple[int, ...]
+    group: int
+    """Requests of one group share their noise."""
+    greedy: bool
+    """Whether it is compared with what greedy decoding writes."""
+
+
+def likelihood_settings(settings: EvalSettings) -> LikelihoodSettings:
+    """The part of the settings that says how likelihoods are estimated."""
+    how: dict[str, Any] = {"estimator": settings.estimator, "noise": settings.noise, "samples": settings.mc_samples}
+    how |= {"batch": settings.likelihood_batch, "cfg_scale": settings.likelihood_cfg_scale}
+    return LikelihoodSettings(**how, seed=settings.seed or 0)
+
+
+def continuations(model: Any, requests: Sequence[Any]) -> list[Continuation]:
+    """Every (context, continuation) request; those of one document share their noise."""
+    facts = [about(model, request) for request in requests]
+    choices = Counter(document for document, _ in {(each["document"], each["number"]) for each in facts})
+    found = []
+    for request, each in zip(requests, facts, strict=True):
+        context, continuation = request.args
+        # where a model cannot start from nothing, `score` puts its beginning of text
+        before, after = model._encode_pair(context, continuation) if context else ((), ())
+        # the two parts may have met in one token: it counts as the continuation
+        after = tuple(after or model.tok_encode(continuation, add_special_tokens=False))
+        greedy = choices[each["document"]] == 1
+        key = request_key("loglikelihood", request.args, each["document"], greedy)
+        group = request_number(0, request_key(*each["document"]))
+        found.append(Continuation(key=key, ids=tuple(before), continuation=after, group=group, greedy=greedy, **each))
+    return found
+
+
+def scored(model: Any, asked: Sequence[Continuation]) -> Iterator[Unit]:
+    """What scores continuations, some at a time, so that an interruption costs little."""
+    ordered = sorted(asked, key=lambda each: -len(each.ids) - len(each.continuation))
+    for greedy in (False, True):
+        some = [each for each in ordered if each.greedy == greedy]
+        plain = [each for each in some if not each.watched]
+        parts = parts_of(plain, 4 * model.settings.likelihood_batch)
+        for part in [*parts, *([each] for each in some if each.watched)]:
+            yield [each.key for each in part], partial(_score, model, part)
+
+
+def _score(model: Any, part: list[Continuation]) -> Part:
+    # a watched one is alone
+    first, pairs = part[0], [(each.ids, each.continuation) for each in part]
+    how: dict[str, Any] = {"groups": [each.group for each in part], "greedy": first.greedy}
+    how |= {"edits": model.scored_edits, "measure": first.watched}
+    done = itertools.count(1)
+    how["progress"] = lambda: model.moved(next(done))
+    run = partial(score, model.loaded, pairs, likelihood_settings(model.settings), **how)
+    context = max(len(first.ids), not model.is_diffusion)
+    found, sinks = _watched(model, context, run) if first.watched else (run(), [])
+    return {each.key: _answer(result, sinks) for each, result in zip(part, found, strict=True)}
+
+
+def _answer(result: Scored, sinks: list[dict[str, Any]]) -> dict[str, Any]:
+    about = {"logprob": result.logprob, "stderr": result.stderr, "greedy": result.greedy, "tokens": result.tokens}
+    return about | {"cut": result.dropped, "sinks": sinks, "dose": result.dose.totals if result.dose else {}}
+
+
+def _watched(model: Any, context: int, run: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """What `run` gives, and the facts of its first forwards: every noisy copy counts as a step.
+
+    Args:
+        model: that is run.
+        context: tokens of the context, of which scoring may drop some.
+        run: scores.
+    """
+    with trace(model.loaded.model, ("received",), steps=range(FORWARDS)) as recording:
+        found = run()
+    context -= found[0].dropped
+    prefix = getattr(model.loaded.model.config, "sink_count", 0)
+    facts = SinkFacts(torch.zeros(1, dtype=torch.int64), prefix)
+    for received_BLHK, visible_BK in zip(recording.received, recording.visible, strict=True):
+        state_1S = torch.full((1, received_BLHK.shape[-1] - prefix), MASKED)
+        state_1S[:, :context] = PROMPT
+        for received_1LHK, visible_1K in zip(received_BLHK.split(1), visible_BK.split(1), strict=True):
+            facts.count(received_1LHK, visible_1K, state_1S, torch.ones(1) > 0)
+    # which tokens of the continuation are hidden differs from copy to copy, and is not kept
+    return found, [{**row, "in_masked": None, "in_committed": None} for row in facts.row(0)]
+
+
+def whole_texts(model: Any, requests: Sequence[Any]) -> list[Asked]:
+    """Every request for the likelihood of a whole text."""
+    key = partial(request_key, "loglikelihood_rolling")
+    encoded = partial(model.tok_encode, add_special_tokens=False)
+    texts = [(text, about(model, request)) for request in requests for text in request.args]
+    return [Asked(key=key(text), ids=tuple(encoded(text)), **facts) for text, facts in texts]
+
+
+def rolled(model: Any, asked: Sequence[Asked]) -> Iterator[Unit]:
+    """What scores whole texts, one at a time."""
+    yield from (([each.key], partial(_roll, model, each)) for each in asked)
+
+
+def _roll(model: Any, each: Asked) -> Part:
+    how: dict[str, Any] = {"edits": model.scored_edits, "measure": each.watched}
+    return {each.key: _answer(rolling(model.loaded, each.ids, likelihood_settings(model.settings), **how), [])}

@@ -1,0 +1,388 @@
+"""Run folders of kind "benchmark": their tables from lm-eval's results, read again beside what the two papers print."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sinklab.core.probing.dose import Dose
+from sinklab.lab.analysis.doses import MATCHED
+from sinklab.lab.analysis.estimates import Estimate
+from sinklab.lab.analysis.intervals import paired_share_interval
+from sinklab.lab.records.reading import Run, open_run
+from sinklab.lab.records.writing import RunWriter
+from sinklab.lab.reports.samples import checked
+from sinklab.lab.studies.base import columns_of, hidden_words
+from sinklab.lab.studies.benchmarks.boundary import boundary
+from sinklab.lab.studies.benchmarks.code import NO_ANSWER
+from sinklab.lab.studies.benchmarks.offline import RUNS_CODE
+from sinklab.lab.studies.benchmarks.study import MASKING
+
+Told = Mapping[tuple[str, int, int], Mapping[str, Any]]
+"""(task, document, number of the request) -> what the model answered."""
+
+
+def rows_of(results: Mapping[str, Any], told: Told) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of the tables ``scores`` and ``samples`` from lm-eval's results, samples included."""
+    samples = [row for task, rows in results["samples"].items() for row in _samples(task, rows, results, told)]
+    return _scores(results, samples), samples
+
+
+def write(
+    run: RunWriter, scores: list[dict[str, Any]], samples: list[dict[str, Any]], told: Told, doses: list[dict[str, Any]]
+) -> None:
+    """Write the tables ``scores``, ``samples``, ``sinks`` (of what was watched), ``doses`` (where keys were hidden)."""
+    samples = sorted(samples, key=lambda row: (row["task"], row["filter"], row["doc_id"]))
+    sinks = [
+        {"task": task, "doc_id": document, "request": number}
+        | {name: math.nan if value is None else value for name, value in facts.items()}
+        for (task, document, number), answer in sorted(told.items())
+        for facts in answer.get("sinks", ())
+    ]
+    for name, rows in (("scores", scores), ("samples", samples), ("sinks", sinks), ("doses", doses)):
+        if rows:
+            run.table(name, columns_of(rows))
+
+
+def _scores(results: Mapping[str, Any], samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per task (or group), metric and filter; no_answer is NaN where no pattern is looked for. Of a task that
+    runs programs also the boundary that held them, and the documents that it could not judge.
+    """
+    rows = []
+    for task, metrics in results["results"].items():
+        effective = results["n-samples"].get(task, {}).get("effective", metrics.get("sample_len", 0))
+        for name, value in metrics.items():
+            metric, comma, filtered = name.partition(",")
+            if not comma or metric.endswith("_stderr"):
+                continue
+            named = [row["no_answer"] for row in samples if (row["task"], row["filter"]) == (task, filtered)]
+            missing = [flag for flag in named if flag is not None]
+            row = {"task": task, "metric": metric, "filter": filtered, "value": float(value)}
+            row |= {"stderr": _number(metrics.get(f"{metric}_stderr,{filtered}")), "samples": int(effective)}
+            row |= {"higher_is_better": results["higher_is_better"].get(task, {}).get(metric)}
+            if task in RUNS_CODE:
+                of_task = [row for row in samples if row["task"] == task]
+                unjudged = [f"{task}/{row['doc_id']}" for row in of_task if row["answer"].startswith('["unjudged')]
+                row |= {"boundary": boundary(), "unjudged": ", ".join(unjudged)}
+            rows.append(row | {"no_answer": sum(missing) / len(missing) if missing else math.nan})
+    return rows
+
+
+def _number(value: Any) -> float:
+    """A number as a float; NaN for anything else, such as lm-eval's "N/A"."""
+    return float(value) if isinstance(value, numbers.Real | np.bool_) else math.nan
+
+
+def _samples(task: str, rows: list[Any], results: Mapping[str, Any], told: Told) -> list[dict[str, Any]]:
+    config = results["configs"].get(task, {})
+    filters = {part["name"]: part["filter"] for part in config.get("filter_list") or ()}
+    patterns = {name for name, steps in filters.items() if any("regex" in str(step.get("function")) for step in steps)}
+    found = []
+    for row in rows:
+        document = int(row["doc_id"])
+        answers = [told.get((task, document, number), {}) for number in range(len(row["arguments"]))]
+        logprobs = [float(answer["logprob"]) for answer in answers if "logprob" in answer]
+        text = "" if logprobs else _text(row["resps"][0][0])
+        about = {"task": task, "filter": row["filter"], "doc_id": document, "prompt": str(row["arguments"][0][0])}
+        about |= {"response": text, "answer": _answer(row, config.get("output_type"), logprobs)}
+        about |= {"target": _text(row["target"]), "right": _right(row, results["higher_is_better"].get(task, {}))}
+        about["metrics"] = json.dumps({name: row[name] for name in row["metrics"]}, default=str)
+        about["no_answer"] = _text(row["filtered_resps"][0]) == NO_ANSWER if row["filter"] in patterns else None
+        about["logprobs"] = logprobs
+        about["stderrs"] = [float(answer["stderr"]) for answer in answers if "stderr" in answer]
+        counts = {name: sum(answer.get(name, 0) for answer in answers) for name in ("tokens", "steps", "cut")}
+        counts["new_tokens"] = max((answer.get("new_tokens", 0) for answer in answers), default=0)
+        found.append(about | counts)
+    return found
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+def _answer(row: Mapping[str, Any], kind: str | None, logprobs: list[float]) -> str:
+    """What was filtered out of a text; of several continuations the likeliest."""
+    if not logprobs:
+        return _text(row["filtered_resps"][0])
+    if kind != "multiple_choice":
+        return ""
+    best = logprobs.index(max(logprobs))
+    pair = row["arguments"][best]
+    # some tasks put the choices into the context
+    several = len({arguments[1] for arguments in row["arguments"]}) > 1
+    return str(pair[1] if several else pair[0]).strip()
+
+
+def _right(row: Mapping[str, Any], higher_is_better: Mapping[str, Any]) -> float:
+    """The first of the metrics that is a number: 1 where the answer is right, for those that say so.
+
+    One of which less is better, such as LAMBADA's perplexity, does not say so; NaN where there is no other.
+    """
+    known = (_number(row[name]) for name in row["metrics"] if higher_is_better.get(name, True))
+    return next((number for number in known if not math.isnan(number)), math.nan)
+
+
+def score_lines(run: Run | str | Path) -> list[str]:
+    """The scores of a run folder of kind "benchmark", a line each."""
+    opened = run if isinstance(run, Run) else open_run(run)
+    control = str(opened.info.settings.get("control") or "sinks")
+    first = [
+        rows[rows["filter"] == rows["filter"].iloc[0]]
+        for _, rows in opened.table("samples").groupby("task", sort=False)
+    ]
+    return spoken()("scores", _rows_of(opened, "scores"), _rows_of(opened, "doses"), control, first)
+
+
+@cache
+def spoken() -> Callable[..., list[str]]:
+    """What says the statements of sentences.jinja."""
+    from sinklab.lab.reports.words import statements
+
+    filters = (hidden_words, Dose.from_row, titled, signed, points)
+    return statements("sinklab.lab.studies.benchmarks", filters, matched=MATCHED)
+
+
+def points(estimate: Estimate) -> str:
+    """A difference of shares in percentage points, with its interval where it has one."""
+    value, low, high = (signed(number) for number in (estimate.value, estimate.low, estimate.high))
+    return f"{value} ({low} … {high})" if estimate.is_interval else f"{value}, too few questions for an interval"
+
+
+def signed(share: float) -> str:
+    """A share in percentage points, with its sign and never −0.0."""
+    return f"{round(100 * share, 1) + 0.0:+.1f}".replace("-", "−")
+
+
+def titled(task: str) -> str:
+    """What the paper calls it, where it has it."""
+    return TITLES.get(task, task)
+
+
+def _rows_of(run: Run, name: str) -> list[dict[Any, Any]]:
+    return run.table(name).to_dict("records") if name in run.tables else []
+
+
+_PRINTED: dict[str, Any] = tomllib.loads((files(__package__) / "published.toml").read_text("utf-8"))
+
+KS: tuple[int, ...] = tuple(_PRINTED["masked_sinks"]["ks"])
+"""Numbers of masked sinks in the analysis paper's Table 1; 0 is its row «unmasked»."""
+TABLE1: dict[str, dict[str, list[list[float]]]] = _PRINTED["masked_sinks"]["cells"]
+"""Task -> model -> by number of masked sinks the share of right answers and what is printed behind ±."""
+TABLE1_NOTES: list[str] = _PRINTED["masked_sinks"]["notes"]
+TITLES: dict[str, str] = _PRINTED["masked_sinks"]["titles"]
+FORMS = {"humaneval_instruct": "humaneval", "gsm8k_cot": "gsm8k", "gsm8k_cot_zeroshot": "gsm8k"}
+"""Tasks of lm-eval that ask a benchmark of the paper in another form."""
+
+
+def published_model(name: str) -> str | None:
+    """The model of the analysis paper's Table 1 that a name on the Hub or a folder stands for, or None."""
+    names: dict[str, str] = _PRINTED["masked_sinks"]["names"]
+    return next((model for pattern, model in names.items() if re.search(pattern, name.lower())), None)
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """One row of a table of «One Token Is Enough»."""
+
+    name: str
+    """What the paper calls it."""
+    variant: str
+    """The variant of the model, in the words of `sinklab.lab.reports.training.variant`."""
+    scores: tuple[float, ...]
+    """Percent right, in the order of the table's benchmarks."""
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One table of «One Token Is Enough» (arXiv 2601.19657)."""
+
+    number: int
+    title: str
+    start: str
+    """How the models began: "autoregressive" or "scratch"."""
+    benchmarks: tuple[str, ...]
+    blocks: dict[str, tuple[PaperRow, ...]]
+    """Rows by size and number of training tokens."""
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> PaperTable:
+        """From the file."""
+        blocks = {
+            block["models"]: tuple(PaperRow(name, variant, tuple(scores)) for name, variant, *scores in block["rows"])
+            for block in given["blocks"]
+        }
+        return cls(**given | {"benchmarks": tuple(given["benchmarks"]), "blocks": blocks})
+
+    @property
+    def variants(self) -> tuple[tuple[str, str], ...]:
+        """(name, variant) of the rows, once each."""
+        return tuple(dict.fromkeys((row.name, row.variant) for rows in self.blocks.values() for row in rows))
+
+
+ONE_TOKEN_FACTS: dict[str, Any] = _PRINTED["one_token"]
+"""notes, recipes, variants and columns."""
+ONE_TOKEN = tuple(PaperTable.of(table) for table in ONE_TOKEN_FACTS["tables"])
+"""Tables 1 to 5 of the sink-token paper."""
+
+# What a task is worth: its metric and, where there are several, its filter. Others: the first of `_COMMON` there is.
+HEADLINE = {"gsm8k": ("exact_match", "flexible-extract"), "humaneval": ("pass@1", None)}
+_COMMON = ("acc", "exact_match", "pass@1", "accuracy")
+_COLUMNS = {
+    "scores": {"task", "metric", "filter", "value", "stderr", "samples", "no_answer"},
+    "samples": {"task", "filter", "doc_id", "right", "metrics"},
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Benchmark:
+    """One run of kind "benchmark" that came to its end."""
+
+    run: Run
+
+    @property
+    def model(self) -> dict[str, Any]:
+        return self.run.info.model
+
+    @property
+    def k(self) -> int:
+        """Masked keys; 0 for none."""
+        return int(self.run.info.settings.get("mask_sinks") or 0)
+
+    @property
+    def control(self) -> str:
+        """What was masked: sinks (the keys that the protocol names), or others."""
+        return str(self.run.info.settings.get("control") or "sinks")
+
+    def protocol(self, task: str) -> str:
+        """How keys were chosen: of likelihoods by a clean pass, whatever was asked; "paper" in older runs."""
+        given = str(self.run.info.settings.get("protocol") or "paper")
+        return "clean" if given != "rule" and self.is_likelihood(task) else given
+
+    def is_likelihood(self, task: str) -> bool:
+        """Whether continuations were scored, and no text was written."""
+        return any(self._continuations(task))
+
+    def dose(self, task: str) -> Dose | None:
+        """What masking took while the task was scored; None where that was not recorded, as in older runs."""
+        return next((Dose.from_row(row) for row in _rows_of(self.run, "doses") if row["task"] == task), None)
+
+    def sinks(self, task: str, name: str) -> float:
+        """A fact of the table ``sinks``, mean over watched documents and layers; NaN where it is not there."""
+        values = [row.get(name) for row in _rows_of(self.run, "sinks") if row["task"] == task]
+        return float(pd.Series(values, dtype=float).mean())
+
+    def chance(self, task: str) -> float:
+        """The share that guessing gets right: of several choices one, of a text none."""
+        return float(np.mean([1 / count if count > 1 else 0.0 for count in self._continuations(task)] or [0.0]))
+
+    def _continuations(self, task: str) -> list[int]:
+        """How many were scored, by document; 0 where a text was written."""
+        samples = self.run.table("samples") if "samples" in self.run.tables else pd.DataFrame()
+        return [*map(len, samples.loc[samples["task"] == task, "logprobs"])] if "logprobs" in samples else []
+
+    @property
+    def alike(self) -> str:
+        """What runs that differ in masking alone have in common: weights and settings."""
+        free = (*MASKING, "tasks", "record_sinks")
+        settings = {key: value for key, value in self.run.info.settings.items() if key not in free}
+        return json.dumps([self.model.get("name"), self.model.get("weights_sha256"), settings], sort_keys=True)
+
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """The table ``scores``. Raises ValueError when columns are missing."""
+        return checked(self.run, "scores", _COLUMNS["scores"], what="a benchmark")
+
+    @property
+    def tasks(self) -> list[str]:
+        """What was scored."""
+        return list(dict.fromkeys(self.scores["task"]))
+
+    def score(self, task: str, metric: str | None = None) -> pd.Series | None:
+        """The row of this metric, else of the task's headline; None where it was not scored.
+
+        Its stderr is binomial for shares, sqrt(p (1 - p) / n), and else what lm-eval says.
+        """
+        rows = self.scores[self.scores["task"] == task]
+        headline, filtered = HEADLINE.get(task, ("", None))
+        order = [metric, headline, *_COMMON, *rows["metric"]]
+        name = next((name for name in order if name in set(rows["metric"])), "")
+        rows = rows[rows["metric"] == name]
+        if name != metric and (rows["filter"] == filtered).any():
+            rows = rows[rows["filter"] == filtered]
+        if rows.empty:
+            return None
+        row = rows.iloc[0].copy()
+        if 0 <= row["value"] <= 1 and row["metric"] in (*_COMMON, "acc_norm"):
+            share, samples = float(row["value"]), int(row["samples"])
+            row["stderr"] = math.sqrt(share * (1 - share) / samples) if samples else math.nan
+        return row
+
+    def right(self, task: str, score: pd.Series) -> pd.Series:
+        """By number of the document, what the metric gave it; empty without the table ``samples``."""
+        if "samples" not in self.run.tables:
+            return pd.Series(dtype=float)
+        rows = checked(self.run, "samples", _COLUMNS["samples"], what="a benchmark")
+        rows = rows[(rows["task"] == task) & (rows["filter"] == score["filter"])]
+        metrics = [json.loads(text) for text in rows["metrics"]]
+        values = [given.get(score["metric"], first) for given, first in zip(metrics, rows["right"], strict=True)]
+        return pd.Series([float(value) for value in values], index=rows["doc_id"].to_numpy(), dtype=float)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What lies in some folders."""
+
+    benchmarks: tuple[Benchmark, ...]
+    trainings: tuple[Run, ...]
+    unfinished: tuple[Path, ...]
+    """Runs that are running, or were interrupted."""
+
+
+def found_in(folders: Iterable[str | Path]) -> Found:
+    """Run folders of benchmarks and of training, at or below these folders; runs of other kinds are passed over.
+
+    Raises:
+        ValueError: for a folder that does not exist, a damaged run, and where there is no run at all.
+    """
+    benchmarks, trainings, unfinished = [], [], []
+    for folder in (Path(folder) for folder in folders):
+        if not folder.is_dir():
+            raise ValueError(f"tables are read from run folders, but {folder} is not a folder")
+        for path in sorted({path.parent for path in folder.rglob("run.json")}):
+            run = open_run(path)
+            if run.info.kind == "training":
+                trainings.append(run)
+            elif run.info.kind == "benchmark" and run.info.status == "complete" and "scores" in run.tables:
+                benchmarks.append(Benchmark(run))
+            elif run.info.kind == "benchmark":
+                unfinished.append(path)
+    if not (benchmarks or trainings or unfinished):
+        raise ValueError(
+            "tables are read from run folders of `sinklab eval`, `sinklab table1` and `sinklab train`, but there is "
+            f"none below {', '.join(map(str, folders))}"
+        )
+    return Found(tuple(benchmarks), tuple(trainings), tuple(unfinished))
+
+
+def paired_drop(before: pd.Series, after: pd.Series) -> tuple[float, float, float]:
+    """How much less is right on the same questions: the drop and the ends of its 95 % interval.
+
+    NaN without common questions, or where answers are not right or wrong. See `paired_share_interval`.
+    """
+    both = pd.concat([before, after], axis=1, join="inner").to_numpy(float)
+    if not len(both) or not set(both.flat) <= {0.0, 1.0}:
+        return math.nan, math.nan, math.nan
+    lost, gained = ((both[:, 0] > both[:, 1]).sum(), (both[:, 0] < both[:, 1]).sum())
+    return (lost - gained) / len(both), *paired_share_interval(lost, gained, len(both))

@@ -1,0 +1,318 @@
+"""GSM8K as in the sink-token paper: first the steps, then the answer to question and steps, 256 tokens in all.
+
+No task of lm-eval; inside a benchmark run it has the same cache and the same tables.
+"""
+
+# B batch rows, S canvas positions
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property, partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from sinklab.core.errors import Checked, limited
+from sinklab.core.probing.dose import Dose
+from sinklab.core.sampling.canvas import Canvas
+from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.data.pairs import Pair
+from sinklab.lab.scoring.answers import SinkFacts, Totals, followed, needs_own_batch
+from sinklab.lab.scoring.writing import Writing, ended, ending, sample_seed, seeded
+from sinklab.lab.studies.benchmarks.code import marked_answer, same_answer
+from sinklab.lab.studies.benchmarks.offline import tasks
+from sinklab.lab.studies.benchmarks.requests import Asked, Part, Steps, Unit, parts_of
+from sinklab.lab.studies.benchmarks.study import TWO_STAGE
+from sinklab.lab.studies.request_cache import request_key
+
+if TYPE_CHECKING:
+    from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
+
+
+LENGTH = 256
+"""Tokens of question, steps and answer together."""
+BATCH = 64
+SEED = 1234
+
+
+def two_stage_settings(given: DecodingSettings | None = None, *, published: bool = False) -> DecodingSettings:
+    """How each stage is decoded: what the released code does, but for what was asked for.
+
+    256 evaluations on SMDM's clock (eps 1e-5), the most confident tokens first. ``published`` draws at temperature 0.1
+    and ranks the candidates of 64 rows together, so that answers depend on their batch; else nothing is drawn, each row
+    is decoded by itself and ends at its end of text.
+
+    Args:
+        given: settings whose fields, where they are not the defaults of their class, replace the protocol's.
+        published: as released.
+
+    Source: One Token Is Enough (2601.19657), ``evaluate_gsm8k`` and SMDM's ``diff_sample``.
+    """
+    clock: dict[str, Any] = {"schedule": "timed", "eps": 1e-5, "steps": LENGTH, "pooled": published}
+    temperature, ends = 0.1 if published else 0.0, not published
+    own = DecodingSettings(rule="low_confidence", temperature=temperature, stop_at_eos=ends, seed=SEED, **clock)
+    if given is None:
+        return own
+    names = [field.name for field in fields(DecodingSettings)]
+    asked = {name: getattr(given, name) for name in names if getattr(given, name) != getattr(type(given), name)}
+    if asked.get("schedule", "timed") != "timed" or "rule" in asked:
+        # numbers of the clock belong to nothing else; other schedules find their own steps
+        own = replace(own, schedule=None, eps=None, pooled=False, steps=None)
+    return replace(own, **asked)
+
+
+@dataclass(frozen=True)
+class TwoStageAnswer:
+    """What was written for one question."""
+
+    number: int
+    text: str
+    """All that was written, without special tokens; with the question where it is as published."""
+    answer: str | None
+    """What stands behind the last ####; None where nothing does."""
+    fits: bool = True
+    """False for a question that leaves no room for an answer."""
+    steps: int = 0
+    """Model evaluations of both stages."""
+    sinks: tuple[dict[str, Any], ...] = ()
+    """Facts of the first stage, a row for each layer, where it was watched."""
+    dose: Totals = field(default_factory=dict)
+    """Of both stages, as `Answer.dose`."""
+
+
+@dataclass(frozen=True)
+class TwoStage(Checked):
+    """Answers to worked problems in two stages.
+
+    The first stage denoises what follows ``Question: …`` up to `length` tokens: the steps. The second denoises what
+    follows question and steps, again up to `length`: the answer, ``#### …``. As published, rows of a batch are filled
+    with masks on the right, ranked together, decoded, stripped of special tokens and read again as text (the start
+    token between the pieces, on which the model was trained, gets lost); all of the row counts as its text. Else each
+    row is decoded by itself, its steps end at the end of text, and the second stage reads the very tokens written.
+
+    Raises ValueError for an autoregressive model, one without tokenizer, a length beyond the context.
+    """
+
+    loaded: Loaded
+    """A diffusion model with a tokenizer."""
+    settings: DecodingSettings | None = None
+    """Of each stage, all of them; those of `two_stage_settings` when left out."""
+    length: int = LENGTH
+    """Of question, steps and answer together; no more than the model's context."""
+    published: bool = False
+    """As the released code does it."""
+    edits: Sequence[Any] = ()
+    """Interventions, chosen anew in each stage."""
+    batch: int = limited(BATCH, at_least=1)
+    """Questions that are answered together where their answers do not depend on it; as published always 64."""
+    watch: Callable[[int], bool] = lambda number: False
+    """Whether the sinks of a question are traced, by its number; never as published."""
+    progress: Callable[[], object] = lambda: None
+    """Called after every step."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        loaded, config = self.loaded, self.loaded.model.config
+        if loaded.family != "diffusion" or config.mask_token_id is None:
+            raise ValueError(
+                f"the two stages denoise, but {loaded.name} has no mask token; score it on the task gsm8k instead"
+            )
+        context = config.text_positions or self.length
+        if not 2 <= self.length <= context:
+            raise ValueError(
+                f"two stages take 2 to {context} tokens, the context of {loaded.name}, but length is {self.length}; "
+                "give another"
+            )
+
+    @cached_property
+    def decoding(self) -> DecodingSettings:
+        """The settings of each stage for this model."""
+        chosen = self.settings or two_stage_settings(published=self.published)
+        # to end is part of the protocol, but some models name no end of text
+        return ending(chosen, self.loaded.model.config)
+
+    def answers(self, questions: Sequence[str], numbers: Sequence[int] | None = None) -> Iterator[TwoStageAnswer]:
+        """The answers, in no particular order.
+
+        Args:
+            questions: without ``Question:``.
+            numbers: of the questions, for seeds and, as published, batches of 64 by number; 0, 1, … when left out.
+
+        Raises:
+            ValueError: for numbers that are not one for each question, no question that leaves room (without
+                `numbers`), and what the decoder refuses.
+        """
+        given = range(len(questions)) if numbers is None else numbers
+        if len(given) != len(questions):
+            raise ValueError(f"{len(questions)} questions need a number each, but there are {len(given)} numbers")
+        prompts = {number: self._prompt(question) for number, question in zip(given, questions, strict=True)}
+        room = {number: ids for number, ids in sorted(prompts.items()) if len(ids) < self.length}
+        # a share of the questions may be all too long: that is counted, not refused
+        if questions and not room and numbers is None:
+            raise ValueError(
+                f"no question leaves room for an answer in {self.length} tokens: the shortest of {len(prompts)} takes "
+                f"{min(map(len, prompts.values()))}; give a longer length, or a model with a larger vocabulary"
+            )
+        return self._answers(prompts, room)
+
+    def _answers(self, prompts: dict[int, list[int]], room: dict[int, list[int]]) -> Iterator[TwoStageAnswer]:
+        for number in prompts.keys() - room.keys():
+            yield TwoStageAnswer(number, "", None, fits=False)
+        watched = [] if self.published else [*filter(self.watch, room)]
+        for number in watched:
+            yield from self._together({number: room[number]}, watch=True)
+        # where noise or other rows would decide, a row is decoded alone; as published, they do decide
+        alone = needs_own_batch(self.decoding, self.edits) or self.decoding.block_length is not None
+        rest = [number for number in room if number not in watched]
+        parts = parts_of(rest, 1 if alone else self.batch)
+        if self.published:
+            parts = [[*numbers] for _, numbers in groupby(rest, lambda number: number // BATCH)]
+        for part in parts:
+            yield from self._together({number: room[number] for number in part})
+
+    def _prompt(self, question: str) -> list[int]:
+        """As in training: a start token where the tokenizer puts one, then the question."""
+        tokenizer = self.loaded.needed_tokenizer()
+        first: Any = tokenizer("a")["input_ids"]
+        begins = tokenizer.bos_token_id is not None and first[0] == tokenizer.bos_token_id
+        # split: where a question spells out a special token, it is text
+        text = Pair(question.strip(), "", "").texts()[0]
+        ids: Any = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return [*first[:1], *ids] if begins else list(ids)
+
+    def _together(self, prompts: dict[int, list[int]], *, watch: bool = False) -> Iterator[TwoStageAnswer]:
+        """Both stages of some questions: every row is what it is alone, but as published a batch is one."""
+        tokenizer: Any = self.loaded.needed_tokenizer()
+        number_of_batch = min(prompts) // BATCH if self.published else min(prompts)
+        first, evaluations, facts, doses = self._filled(prompts, 2 * number_of_batch, watch=watch)
+        if self.published:
+            texts = {number: tokenizer.decode(row, skip_special_tokens=True) for number, row in first.items()}
+            again = room = {number: tokenizer(text)["input_ids"][: self.length] for number, text in texts.items()}
+        else:
+            again = {number: [*ids, *self._up_to_end(first[number], ids)] for number, ids in prompts.items()}
+            room = {number: ids for number, ids in again.items() if len(ids) < self.length}
+        second, more, _, later = self._filled(room, 2 * number_of_batch + 1)
+        sinks = () if facts is None else tuple(facts.row(0))
+        for number, ids in again.items():
+            row = second.get(number, ids)
+            if not self.published:
+                row = [*ids, *self._up_to_end(row, ids)][len(prompts[number]) :]
+            text = str(tokenizer.decode(row, skip_special_tokens=True))
+            answer = marked_answer(text, published=self.published)
+            steps = evaluations + more * (number in second)
+            dose = Dose.pooled(Dose(part[number]) for part in (doses, later) if number in part)
+            yield TwoStageAnswer(number, text, answer, True, steps, sinks, dose.totals)
+
+    def _up_to_end(self, row: list[int], before: list[int]) -> list[int]:
+        """What was written behind these ids."""
+        return ended(self.loaded, row[len(before) :], ())[0]
+
+    def _filled(
+        self, prompts: dict[int, list[int]], stage: int, *, watch: bool = False
+    ) -> tuple[dict[int, list[int]], int, SinkFacts | None, dict[int, Totals]]:
+        """All rows up to the full length, masks on the right of each; the evaluations that took; facts; doses."""
+        mask_id = cast(Any, self.loaded.model.config).mask_token_id
+        if all(len(ids) == self.length for ids in prompts.values()):
+            return prompts, 0, None, {}
+        ids_BS = torch.tensor([ids + [mask_id] * (self.length - len(ids)) for ids in prompts.values()])
+        open_BS = torch.arange(self.length) >= torch.tensor([[len(ids)] for ids in prompts.values()])
+        canvas = Canvas(ids_BS, torch.ones_like(open_BS), open_BS, mask_id)
+        seed = sample_seed(self.decoding.seed or 0, stage)
+        settings, edits = replace(self.decoding, seed=seed), seeded(self.edits, seed)
+        texts = Writing(self.loaded, (), settings, 0, edits, ends=False, canvas=canvas)
+        with torch.inference_mode(), texts.begin(measure=watch) as writer:
+            _, facts, doses = followed(writer, watch=watch, progress=self.progress)
+        rows, taken = (dict(zip(prompts, some, strict=True)) for some in (writer.ids_BS.tolist(), doses))
+        return rows, writer.evaluations, facts, taken
+
+
+def two_stage_documents(data: str | None, limit: int | None = None) -> list[dict[str, Any]]:
+    """GSM8K's test questions and answers, the first `limit` of them.
+
+    Args:
+        data: folder of benchmark files; None for the Hub.
+        limit: how many; all when left out.
+
+    Raises:
+        ValueError: for files that are not there or cannot be read, and a data set that cannot be had from the Hub.
+    """
+    (task,), _ = tasks(["gsm8k"], data, num_fewshot=0)
+    return [dict(row) for row in task.eval_docs][:limit]
+
+
+def rights(answers: Sequence[TwoStageAnswer], targets: Sequence[str], *, published: bool = False) -> list[bool]:
+    """Which answers are right; one without ``####`` is wrong.
+
+    Args:
+        answers: in the order of their targets.
+        targets: GSM8K's answers, with their steps, or the numbers alone.
+        published: compare as text, as the released code does without antlr4.
+    """
+    wanted = [marked_answer(target) or target for target in targets]
+    return [
+        one.answer is not None and same_answer(one.answer, other, published=published)
+        for one, other in zip(answers, wanted, strict=True)
+    ]
+
+
+def answer_all(model: SinklabLM, documents: list[dict[str, Any]]) -> None:
+    """Answer the questions; answers are kept by the model, as those of lm-eval are.
+
+    As published, answers depend on their batch of 64: such a batch is done as a whole.
+
+    Raises:
+        ValueError: as `TwoStage` does.
+    """
+    settings = model.settings
+    asked = [
+        Asked(key=request_key(TWO_STAGE, number, document["question"]), document=(TWO_STAGE, number))
+        for number, document in enumerate(documents)
+    ]
+
+    def units(model: SinklabLM, asked: Sequence[Asked]) -> Iterator[Unit]:
+        how: dict[str, Any] = {"published": settings.published, "edits": model.edits, "batch": settings.batch}
+        how["settings"] = two_stage_settings(settings, published=settings.published)
+        keys = {each.document[1]: each.key for each in asked}
+        protocol = TwoStage(model.loaded, watch=settings.watches, **how)
+        most = 2 * (how["settings"].steps or LENGTH)
+
+        def answered(numbers: list[int]) -> Part:
+            told = replace(protocol, progress=Steps(model, len(numbers), most))
+            found = told.answers([documents[number]["question"] for number in numbers], numbers)
+            kept = [asdict(answer) | {"sinks": list(answer.sinks)} for answer in found]
+            return {keys[answer.pop("number")]: answer for answer in kept}
+
+        for numbers in parts_of([*keys], BATCH if settings.published else settings.batch):
+            yield [keys[number] for number in numbers], partial(answered, numbers)
+
+    model.answers(asked, f"{TWO_STAGE}: answering {{}} questions", units)
+
+
+def rows(
+    documents: list[dict[str, Any]], told: Mapping[tuple[str, int, int], Mapping[str, Any]], *, published: bool
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of the tables ``scores`` and ``samples``."""
+    answers = [TwoStageAnswer(number, **told[TWO_STAGE, number, 0]) for number in range(len(documents))]
+    right, count = rights(answers, [row["answer"] for row in documents], published=published), len(documents)
+    share = sum(right) / count
+    scores = {"task": TWO_STAGE, "metric": "exact_match", "filter": "none", "value": share, "samples": count}
+    scores |= {"stderr": math.sqrt(share * (1 - share) / count), "higher_is_better": True}
+    scores |= {"no_answer": sum(one.answer is None for one in answers) / count}
+    samples = [
+        {"task": TWO_STAGE, "filter": "none", "doc_id": answer.number, "prompt": document["question"]}
+        | {
+            "response": answer.text,
+            "answer": answer.answer or "",
+            "target": document["answer"],
+            "right": float(is_right),
+        }
+        | {"metrics": json.dumps({"exact_match": float(is_right)}), "no_answer": answer.answer is None}
+        | {"logprobs": [], "stderrs": [], "tokens": 0, "steps": answer.steps, "cut": 0}
+        for answer, document, is_right in zip(answers, documents, right, strict=True)
+    ]
+    return [scores], samples

@@ -1,0 +1,93 @@
+"""What a comparison of caches shows: fidelity over the budget, with and without protected sinks, and what it costs."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sinklab.lab.records.reading import Run
+from sinklab.lab.reports.charts import Axis, Chart, Line, Mark
+from sinklab.lab.reports.drawing import figure
+from sinklab.lab.reports.printed import save_figure
+from sinklab.lab.reports.samples import Reader
+from sinklab.lab.reports.words import statements
+from sinklab.lab.studies.base import labels_of
+
+NAMES, WHOLE, WHOSE, COLUMNS = (labels_of("caches")[name] for name in ("families", "whole", "whose", "columns"))
+KEYS = ["family", "keep", "sinks", "protect"]
+DIVERGENCE = Axis("nats per masked token", scale="log")
+
+
+@figure("caches", kind="caches", alone=True, prepared=True, columns=2, share="", size=(5.6, 3.5))
+def caches_figure(one: Reader) -> list[Chart]:
+    """Divergence over the budget, and where it was measured, over time."""
+    run, policies = one.run, one.run.table("policies")
+    charts = [_fidelity(policies, f"{run.info.model.get('name', '')}: distance from uncached decoding")]
+    return charts + ([_costs(policies, _at_longest(run))] if "costs" in run.tables else [])
+
+
+def draw_caches(runs: list[Run], out: Path, options: object) -> list[Path]:
+    """Write `caches_figure` as caches.png into each run. Raises ValueError for a run of another kind."""
+    return [path for run in runs for path in save_figure(partial(caches_figure, run), run.path / "caches")]
+
+
+def _at_longest(run: Run) -> pd.DataFrame:
+    """The costs at the longest canvas measured."""
+    costs = run.table("costs")
+    return costs[costs["length"] == costs["length"].max()]
+
+
+def _fidelity(policies: pd.DataFrame, title: str) -> Chart:
+    """Divergence from the uncached distribution over the share of columns kept; full lines protect sinks of now."""
+    lines = []
+    for family in NAMES:
+        mine = policies[(policies["family"] == family) & (policies["keep"] < 1)].sort_values("keep")
+        for whose, words, style in (("", "", "--"), ("now", " + sinks", "-")):
+            part = mine[mine["protect"] == whose]
+            if not part.empty:
+                ends = {end: part[f"divergence_{end}"] for end in ("low", "high")}
+                how = _drawn_as(family) | {"run": NAMES[family] + words, "style": style} | ends
+                lines.append(Line(100 * part["keep"], part["divergence"], **how))
+    whole = policies[policies["family"].isin(WHOLE) & (policies["divergence"] > 0)].drop_duplicates("family")
+    marks = [Mark("y", *cell) for cell in zip(whole["divergence"], whole["family"].map(WHOLE), strict=True)]
+    across = Axis("columns kept outside the block (window: of all)", " %", "log")
+    return Chart(across, DIVERGENCE, lines, marks, title)
+
+
+def _costs(policies: pd.DataFrame, costs: pd.DataFrame) -> Chart:
+    """Divergence over processor time, a mark a policy; filled ones protect sinks."""
+    both, lines = policies.merge(costs, on=KEYS), []
+    for row in both[both["divergence"] > 0].to_dict("records"):
+        how: dict[str, Any] = {"kind": "said", "words": row["label"], "colour": len(NAMES)}
+        if row["family"] in NAMES and row["keep"] < 1:
+            how = _drawn_as(row["family"]) | {"kind": "dots", "style": "-" if row["protect"] == "now" else "--"}
+        lines.append(Line([row["ratio"]], [row["divergence"]], **how))
+    across = Axis(f"processor time, uncached = 1 ({costs['length'].iloc[0]} columns)")
+    return Chart(across, DIVERGENCE, lines, title="distance over time")
+
+
+def _drawn_as(family: str) -> dict[str, Any]:
+    """Colour and marker, the same in every figure."""
+    return dict.fromkeys(("colour", "marker"), [*NAMES].index(family))
+
+
+def caches_sentences(runs: list[Run]) -> list[str]:
+    """The table of caches of each run, a line each, and what protection does to the divergence at each budget."""
+    return [line for run in runs for line in _sentences(run)]
+
+
+def _sentences(run: Run) -> list[str]:
+    table = run.table("policies")
+    if "costs" in run.tables:
+        # sparse attention is not timed, and has its line all the same
+        table = table.merge(_at_longest(run), on=KEYS, how="left")
+        table["kilobytes"] = table["held_bytes"] / 1e3
+    shown = {head: (name, form) for head, (name, form) in COLUMNS.items() if name in table}
+    width = max(map(len, table["label"]))
+    lines = ["  ".join([" " * width, *(head.rjust(11) for head in shown)])]
+    for row in table.to_dict("records"):
+        cells = ("–" if pd.isna(row[name]) else form.format(row[name]) for name, form in shown.values())
+        lines.append("  ".join([row["label"].ljust(width), *(cell.rjust(11) for cell in cells)]))
+    found, told = run.table("protection"), statements("sinklab.lab.studies.caches", (), whose=WHOSE)
+    return lines + told("protection", found[found["metric"] == "divergence"].to_dict("records"))

@@ -1,0 +1,327 @@
+"""A comparison of caches on one model: the same half-revealed text, whole texts, time and memory."""
+
+# R rows, B batch (1 where costs are measured), S canvas columns, N new tokens, M wanted positions (row-major),
+# V vocabulary
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from sinklab.core.sampling.caches import evaluator
+from sinklab.core.sampling.canvas import Canvas, numbered_blocks
+from sinklab.core.sampling.loop import denoise
+from sinklab.lab.analysis.estimates import mean_over
+from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.records.reading import open_run
+from sinklab.lab.scoring.heldout import heldout_rows
+from sinklab.lab.studies.base import Work, check_fits, columns_of, heldout_text
+from sinklab.lab.studies.caches.policies import DELAY, Policy, pairs, policies
+from sinklab.lab.studies.caches.study import CacheSettings
+from sinklab.lab.studies.processes import Progress
+
+Tick = Callable[[], object]
+METRICS = ("loss", "divergence", "same")
+"""Of the tokens still masked: nats of the true one; nats from the uncached distribution to the cached one; share of
+positions at which both have the same token first."""
+
+
+def rows_of_text(loaded: Loaded, settings: CacheSettings) -> Tensor:
+    """Rows the model has not seen, int64 (R, S). Raises ValueError where the corpus does not fill them."""
+    most, source = max(settings.rows, settings.texts), heldout_text(settings.heldout)
+    ids_RS = heldout_rows(loaded, source, rows=most, length=settings.length).ids_RS
+    if len(ids_RS) < settings.rows:
+        raise ValueError(
+            f"the text fills {len(ids_RS)} rows of {settings.length} tokens, but rows={settings.rows}; ask for fewer, "
+            "or name a longer text."
+        )
+    return ids_RS
+
+
+def revealed(settings: CacheSettings, rows: Sequence[int]) -> Tensor:
+    """When each new token is revealed: its turn within its block, int64 (B, N); by row, whatever the batch."""
+    draws_BN = np.stack([np.random.default_rng([settings.seed, row]).random(settings.new_tokens) for row in rows])
+    blocks = np.split(draws_BN, range(settings.block_length, settings.new_tokens, settings.block_length), axis=1)
+    return torch.from_numpy(np.concatenate([block.argsort(1).argsort(1) for block in blocks], 1))
+
+
+def canvas_of(model: Any, ids_BS: Tensor, new_tokens: int) -> Canvas:
+    """The rows with their last tokens masked. Raises ValueError for rows that do not fit the model."""
+    fits = {"mask_id": model.config.mask_token_id, "context": model.config.text_positions}
+    return Canvas.from_prompts(ids_BS[:, : ids_BS.shape[1] - new_tokens], new_tokens=new_tokens, **fits)
+
+
+@torch.inference_mode()
+def forced(
+    loaded: Loaded,
+    ids_BS: Tensor,
+    rows: Sequence[int],
+    found: Sequence[Policy],
+    settings: CacheSettings,
+    progress: Tick = lambda: None,
+) -> dict[str, list[Any]]:
+    """Every policy on the same text, revealed block by block, in the same random order: a table, a line per policy and
+    row with the means of `METRICS`.
+
+    What counts is the evaluations that run the block alone under every cache, from the third on. The true tokens are
+    revealed whatever a policy proposes, so that errors do not pile up and rows can be compared in pairs.
+
+    Args:
+        ids_BS: the true text.
+        rows: the numbers of these rows, which seed the order.
+        found: the policies, the uncached one first.
+        progress: called after each evaluation of all policies.
+    """
+    model: Any = loaded.model
+    ids_BS = ids_BS.to(model.device)
+    canvas = canvas_of(model, ids_BS, settings.new_tokens)
+    canvas = model.denoiser().in_blocks(canvas, settings.block_length)
+    _, block_BS = numbered_blocks(canvas, settings.block_length)
+    turn_BS = torch.full_like(ids_BS, -1)
+    turn_BS[canvas.open_BS] = revealed(settings, rows).flatten().to(model.device)
+    run = {policy: evaluator(policy.denoiser(model), policy.cache, block_BS) for policy in found}
+    sums = {policy: torch.zeros(len(METRICS), len(ids_BS)) for policy in found}
+    count_B = torch.zeros(len(ids_BS))
+    for block, nth, wanted_BS in _moments(block_BS, turn_BS, settings):
+        noisy_BS = torch.where(wanted_BS | (block_BS > block), canvas.mask_id, ids_BS)
+        counts = nth > DELAY
+        truth_MV = None
+        for policy, evaluate in run.items():
+            # nothing that an uncached or delayed evaluation computes is remembered
+            if not counts and (policy.cache is None or (nth < DELAY and policy.is_evicting)):
+                continue
+            logits_MV = evaluate(noisy_BS, wanted_BS, block, nth)
+            if counts:
+                log_MV = _log_probs(logits_MV, model.config)
+                truth_MV = log_MV if truth_MV is None else truth_MV
+                row_M = wanted_BS.nonzero()[:, 0].cpu()
+                values = _measured(log_MV, truth_MV, ids_BS[wanted_BS])
+                sums[policy].index_add_(1, row_M, values)
+        count_B += wanted_BS.sum(1).cpu() * counts
+        progress()
+    return columns_of(
+        asdict(policy) | {"row": row} | dict(zip(METRICS, means, strict=True))
+        for policy in found
+        for row, means in zip(rows, (sums[policy] / count_B).T.tolist(), strict=True)
+    )
+
+
+def evaluations(settings: CacheSettings) -> int:
+    """How often `forced` calls its progress for a batch."""
+    starts = range(0, settings.new_tokens, settings.block_length)
+    sizes = (min(settings.block_length, settings.new_tokens - start) for start in starts)
+    return sum(-(-size // settings.tokens_per_step) for size in sizes)
+
+
+def _moments(block_BS: Tensor, turn_BS: Tensor, settings: CacheSettings) -> Iterator[tuple[int, int, Tensor]]:
+    """(block, nth evaluation, positions of the block still masked)."""
+    for block in range(int(block_BS.max()) + 1):
+        inside_BS = block_BS == block
+        for nth in range(-(-int(inside_BS[0].sum()) // settings.tokens_per_step)):
+            yield block, nth, inside_BS & (turn_BS >= nth * settings.tokens_per_step)
+
+
+def _log_probs(logits_MV: Tensor, config: Any) -> Tensor:
+    """Over the tokens that may be written: text, and not [MASK]."""
+    logits_MV = logits_MV[:, : config.text_vocab_size].float()
+    if config.mask_token_id < logits_MV.shape[1]:
+        logits_MV = logits_MV.index_fill(1, torch.tensor([config.mask_token_id], device=logits_MV.device), -torch.inf)
+    return logits_MV.log_softmax(1)
+
+
+def _measured(log_MV: Tensor, truth_MV: Tensor, ids_M: Tensor) -> Tensor:
+    """`METRICS` of every position, (3, M)."""
+    loss_M = -log_MV.gather(1, ids_M[:, None])[:, 0]
+    # what is ruled out has probability 0 in both
+    divergence_M = (truth_MV.exp() * (truth_MV - log_MV).nan_to_num(0.0)).sum(1)
+    same_M = (log_MV.argmax(1) == truth_MV.argmax(1)).float()
+    return torch.stack([loss_M, divergence_M, same_M]).cpu()
+
+
+def written(loaded: Loaded, ids_BS: Tensor, policy: Policy, settings: CacheSettings) -> Tensor:
+    """What a policy writes after the beginnings of these rows, one token a step, int64 (B, N)."""
+    model: Any = loaded.model
+    canvas = canvas_of(model, ids_BS.to(model.device), settings.new_tokens)
+    options = {"text_vocabulary": model.config.text_vocab_size, "cache": policy.cache}
+    with torch.inference_mode():
+        *_, last = settings.decoding().decode(policy.denoiser(model), canvas, **options)
+    return last.ids_BS[:, -settings.new_tokens :].clone().cpu()
+
+
+KINDS = ("full_ms", "partial_ms")
+"""Median milliseconds of an evaluation that computes everything (and chooses, where something is chosen) and of one
+that does not."""
+
+
+def held_bytes(model: Any, canvas: Canvas, policy: Policy, block_length: int) -> int:
+    """Bytes of keys and values that an evaluation of the block attends to, as the session holds them.
+
+    Without a cache nothing is held: the same number as with a dual cache is computed and dropped in every evaluation.
+    """
+    session: Any = model.denoiser().session()
+    denoiser: Any = SimpleNamespace(session=lambda: session)
+    cache = Policy("dual").cache if policy.cache is None else policy.cache
+    # the third evaluation is partial under every cache
+    for _ in itertools.islice(denoise(denoiser, canvas, cache=cache, block_length=block_length), 3):
+        held = session.nbytes
+    return held
+
+
+def costs(
+    model: Any, lengths: Sequence[int], found: Sequence[Policy], settings: CacheSettings, progress: Tick = lambda: None
+) -> dict[str, list[Any]]:
+    """Time and memory of one row at these canvas lengths: a table, a line per length and policy.
+
+    Policies take turns, `settings.repeats` each; of every step the best turn counts, so that a busy neighbour disturbs
+    long runs no more than short ones. Prompts are random tokens: neither time nor memory depends on them. Only the last
+    `settings.new_tokens` columns are written.
+    """
+    config = model.config
+    lines = list[dict[str, Any]]()
+    for length in lengths:
+        generator = torch.Generator().manual_seed(length)
+        ids_1S = torch.randint(3, config.vocab_size - 1, (1, length), generator=generator)
+        canvas = canvas_of(model, ids_1S.to(model.device), settings.new_tokens)
+        taken: dict[Policy, list[list[float]]] = {policy: [] for policy in found}
+        for _, policy in itertools.product(range(settings.repeats), found):
+            taken[policy].append(_step_seconds(model, canvas, policy, settings.block_length))
+            progress()
+        best = {policy: [min(turn) for turn in zip(*turns, strict=True)] for policy, turns in taken.items()}
+        for policy, steps in best.items():
+            line = {"length": length, **asdict(policy), "ms_per_token": 1e3 * sum(steps) / settings.new_tokens}
+            line["ratio"] = sum(steps) / sum(best[found[0]])
+            line |= dict(zip(KINDS, _kinds(steps, policy, settings.block_length), strict=True))
+            line["held_bytes"] = held_bytes(model, canvas, policy, settings.block_length)
+            lines.append(line | {"turns": settings.repeats})
+    return columns_of(lines)
+
+
+def _kinds(seconds: Sequence[float], policy: Policy, block_length: int) -> tuple[float, float]:
+    """`KINDS` of one run, one token a step."""
+    chosen = DELAY if policy.is_evicting else 0
+    is_full = [policy.cache is None or index % block_length == chosen for index in range(len(seconds))]
+    full = list(itertools.compress(seconds, is_full))
+    # before it chooses, a cache computes everything, too, but for the choice
+    partial = [taken for index, taken in enumerate(seconds) if not is_full[index] and index % block_length > chosen]
+    return 1e3 * statistics.median(full), 1e3 * statistics.median(partial) if partial else math.nan
+
+
+@torch.inference_mode()
+def _step_seconds(model: Any, canvas: Canvas, policy: Policy, block_length: int) -> list[float]:
+    is_cuda = model.device.type == "cuda"
+    clock = time.perf_counter if is_cuda else time.process_time
+    marks = [clock()]
+    for _ in denoise(policy.denoiser(model), canvas, cache=policy.cache, block_length=block_length):
+        if is_cuda:
+            torch.cuda.synchronize()
+        marks.append(clock())
+    return [after - before for before, after in itertools.pairwise(marks)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is compared, on what."""
+
+    found: list[Policy]
+    ids_RS: Tensor
+    """Rows of text."""
+    lengths: tuple[int, ...]
+    """Canvases on which time is measured."""
+    batches: int
+
+    @property
+    def timed(self) -> list[Policy]:
+        """All but sparse attention: it saves no time as it is done here, and would take a clean pass a step."""
+        return [policy for policy in self.found if policy.family != "window"]
+
+
+def prepare(loaded: Loaded, settings: CacheSettings, progress: Progress) -> Plan:
+    """What is compared, and the text.
+
+    Raises:
+        ValueError: for a model that does not denoise, rows that do not fit it, and settings that make no sense.
+    """
+    progress.stage("reading text")
+    if loaded.family != "diffusion":
+        raise ValueError(f"block caches belong to diffusion models, but {loaded.name} is {loaded.family}")
+    lengths = settings.lengths or (settings.length,)
+    check_fits(loaded, "caches", max(settings.length, *lengths), "lower prompt_tokens, new_tokens or lengths")
+    batches = math.ceil(settings.rows / settings.batch)
+    return Plan(policies(settings), rows_of_text(loaded, settings), lengths, batches)
+
+
+def compare(work: Work) -> None:
+    """Write what is measured: tables ``rows``, ``texts`` and ``costs``."""
+    settings, plan, progress = work.settings, work.plan, work.progress
+    count = progress.counter(len(work.samples) * evaluations(settings))
+    for part in work.samples:
+        rows = range(settings.rows)[part * settings.batch :][: settings.batch]
+        progress.stage(f"revealing rows {rows[0] + 1} to {rows[-1] + 1} under {len(plan.found)} policies")
+        ids_BS = plan.ids_RS[rows.start : rows.stop]
+        work.run.table("rows", forced(work.loaded, ids_BS, rows, plan.found, settings, count), part=part)
+    if settings.texts:
+        _write_texts(work)
+    if settings.repeats and not work.run.has("costs"):
+        progress.stage(f"time and memory at {', '.join(map(str, plan.lengths))} columns")
+        count = progress.counter(len(plan.lengths) * len(plan.timed) * settings.repeats)
+        work.run.table("costs", costs(work.loaded.model, plan.lengths, plan.timed, settings, count))
+
+
+def _write_texts(work: Work) -> None:
+    settings, found = work.settings, work.plan.timed
+    missing = [part for part in range(len(found)) if not work.run.has("texts", part)]
+    if not missing:
+        return
+    ids_RS, count = work.plan.ids_RS[: settings.texts], work.progress.counter(len(missing))
+    work.progress.stage(f"writing {len(ids_RS)} texts under {len(found)} policies")
+    plain_RN = written(work.loaded, ids_RS, found[0], settings)
+    for part in missing:
+        texts_RN = plain_RN if part == 0 else written(work.loaded, ids_RS, found[part], settings)
+        same_R = (texts_RN == plain_RN).double().mean(1).tolist()
+        rows = [asdict(found[part]) | {"row": row, "agreement": same} for row, same in enumerate(same_R)]
+        work.run.table("texts", columns_of(rows), part=part)
+        count()
+
+
+def conclude(work: Work) -> None:
+    """Write what follows from the tables, in which parts may be of an earlier process."""
+    done, found = open_run(work.run.path), work.plan.found
+    rows = _by_policy(done.table("rows"))
+    texts = _by_policy(done.table("texts")) if work.settings.texts else None
+    work.run.table("policies", columns_of(_summary(rows, texts, policy) for policy in found))
+    work.run.table("protection", columns_of(_protection(rows, found)))
+
+
+def _by_policy(table: pd.DataFrame) -> pd.DataFrame:
+    return table.set_index(["family", "keep", "sinks", "protect", "row"]).sort_index()
+
+
+def _summary(rows: pd.DataFrame, texts: pd.DataFrame | None, policy: Policy) -> dict[str, Any]:
+    """Means over rows of one policy with 95 % intervals."""
+    line: dict[str, Any] = {"label": policy.label, **asdict(policy)}
+    for metric, values_R in rows.loc[astuple(policy)][[*METRICS]].items():
+        found = mean_over(values_R)
+        line |= zip((metric, f"{metric}_low", f"{metric}_high"), (found.value, *found.interval), strict=True)
+    agreement = math.nan
+    if texts is not None and policy.family != "window":
+        agreement = float(texts.loc[astuple(policy)]["agreement"].mean())
+    return line | {"agreement": agreement}
+
+
+def _protection(rows: pd.DataFrame, found: list[Policy]) -> Iterator[dict[str, Any]]:
+    """Protected less unprotected at equal budget, paired over rows, with 95 % intervals: a line per pair and metric."""
+    for policy, bare in pairs(found):
+        apart = rows.loc[astuple(policy)] - rows.loc[astuple(bare)]
+        for metric, delta_R in apart[[*METRICS]].items():
+            apart_over = mean_over(delta_R)
+            low, high = apart_over.interval
+            line = {"metric": metric, "difference": apart_over.value, "low": low, "high": high}
+            yield asdict(policy) | line | {"rows": len(delta_R)}

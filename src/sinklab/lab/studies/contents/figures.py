@@ -1,0 +1,156 @@
+"""What the sinks of a run of kind "contents" carry: a figure a place, and the findings in words."""
+
+# one line a population over layers; bands are 95 % intervals over texts
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sinklab.lab.records.info import of_twin
+from sinklab.lab.records.reading import Run
+from sinklab.lab.reports.charts import Axis, Chart, Line
+from sinklab.lab.reports.drawing import figure
+from sinklab.lab.reports.printed import save_figure
+from sinklab.lab.reports.runs import as_shown
+from sinklab.lab.reports.samples import NotRecorded, Reader
+from sinklab.lab.reports.words import statements
+from sinklab.lab.studies.base import labels_of
+from sinklab.lab.studies.twins import no_twins, shown_by, twins_of
+
+PLACES, LENS, PROBES = (labels_of("contents")[name] for name in ("places", "lens", "probes"))
+LEAST = -0.5
+"""Scores below are drawn here: how much worse than a constant says nothing more."""
+CLIPPED = ("low", "value", "high", "shuffled", "other_text")
+CONTROLS = (("shuffled", "of shuffled targets", ":"), ("other_text", "of another text", "--"))
+
+
+def contents_places(run: Run) -> list[str]:
+    """Places at which sinks and matched positions were found, in the order of `PLACES`.
+
+    Raises:
+        ValueError: for a run of another kind.
+    """
+    as_shown(run, "contents")
+    if "lens" not in run.tables:
+        return []
+    there = set(run.table("lens")["place"])
+    return [place for place in PLACES if place in there]
+
+
+@figure("contents", kind="contents", alone=True, prepared=True, columns=3, share="x", size=(3.4, 2.1))
+def contents_figure(one: Reader, place: str = "future") -> list[Chart]:
+    """What the lens (two rows) and the probes (two rows) read at the sinks of a place and at matched positions, by
+    layer.
+
+    Full lines: sinks and matched positions with 95 % intervals over texts; dotted: probes of shuffled targets;
+    dashed: of what another text held at that step.
+
+    Raises:
+        NotRecorded: where there were no sinks at the place.
+        ValueError: for a run of another kind.
+    """
+    run = one.run
+    if place not in contents_places(run):
+        raise NotRecorded(
+            f"This figure needs sinks at the place {place!r}, and {run.path} has some at "
+            f"{', '.join(contents_places(run)) or 'none'}. Choose another place, or --choose strongest."
+        )
+    x = Axis(f"{_label(run)}, {PLACES[place]}: layer that the state enters (the last one: leaves)", whole=True)
+    charts = []
+    for table, column, titles in (("lens", "measure", LENS), ("probes", "target", PROBES)):
+        frame = run.table(table) if table in run.tables else pd.DataFrame({"place": [], column: []})
+        for name, title in titles.items():
+            shown = frame[(frame["place"] == place) & (frame[column] == name)]
+            if name == "kl":
+                # what enters layer 0, the bare embedding, is tens of nats away
+                shown = shown[shown["layer"] > 0]
+            lines = _lines(shown, run.info.settings["choose"] == "strongest") if len(shown) else []
+            # a score of nothing looks like nothing
+            is_low = table == "probes" and len(shown) and shown["high"].max() < 0.1
+            charts.append(Chart(x, Axis(high=0.1 if is_low else None), lines, title=title))
+    return charts
+
+
+def _lines(shown: pd.DataFrame, is_strongest: bool) -> list[Line]:
+    found, chosen = [], "strongest keys" if is_strongest else "sinks"
+    for colour, (population, name) in enumerate((("matched", "matched positions"), ("sink", chosen))):
+        rows = shown[shown["population"] == population].sort_values("layer")
+        clipped = {
+            name: rows[name].clip(lower=LEAST) if "target" in rows else rows[name] for name in CLIPPED if name in rows
+        }
+        how: dict[str, Any] = {"run": name, "colour": colour, "marker": colour}
+        found.append(Line(rows["layer"], clipped["value"], low=clipped["low"], high=clipped["high"], **how))
+        for control, words, style in CONTROLS if "target" in rows else ():
+            found.append(Line(rows["layer"], clipped[control], words=words, style=style, **how))
+    return found
+
+
+def save_contents_figures(
+    run: Run, folder: str | Path, places: Iterable[str] | None = None, *, prefix: str = "", theme: str = "light"
+) -> list[Path]:
+    """The figure of each place as PREFIXcontents-PLACE.png; of all places with sinks when `places` is None."""
+    written = []
+    for place in contents_places(run) if places is None else places:
+        draw = partial(contents_figure, run, place, theme=theme)
+        written += save_figure(draw, Path(folder) / f"{prefix}contents-{place}", theme=theme)
+    return written
+
+
+def draw_contents(runs: list[Run], out: Path, options: object) -> list[Path]:
+    """A figure a place, in the run folder."""
+    return save_contents_figures(runs[0], out)
+
+
+def contents_sentences(runs: list[Run]) -> list[str]:
+    """What was found in the first run, a sentence a place and one about the added sinks.
+
+    Raises:
+        ValueError: for a run of another kind.
+    """
+    run = runs[0]
+    looks = run.table("looks").groupby("place")[["sinks", "positions", "pairs"]].sum()
+    found = {place: _differences(run, place) for place in contents_places(run)}
+    told = statements("sinklab.lab.studies.contents", (), places=PLACES)
+    lines = told("page", _label(run), run.info, len(run.table("texts")), looks, found)
+    lines += told("added", run.table("added_sinks")) if "added_sinks" in run.tables else []
+    return lines + no_twins({_label(run): run})
+
+
+def _differences(run: Run, place: str) -> dict[str, Any]:
+    """What `differences` of sentences.jinja says."""
+    told, beside = _told(run, place), {kind: _told(run, place, kind) for kind in twins_of(run)}
+    ends = {
+        "largest": told[told["low"] > 0].nlargest(1, "value"),
+        "lowest": told[told["high"] < 0].nsmallest(1, "value"),
+    }
+    extremes = []
+    for word, row in ((word, row) for word, rows in ends.items() for row in rows.itertuples()):
+        texts = {}
+        for kind, one in beside.items():
+            same = one[(one["target"] == row.target) & (one["layer"] == row.layer)]["value"]
+            texts[kind] = f"{same.iloc[0]:+.2f}" if len(same) else ""
+        extremes.append((word, row, shown_by(texts)))
+    texts = {kind: f"{_clear(one)} of {len(one)}" for kind, one in beside.items()}
+    return {"told": told, "controls": shown_by(texts), "extremes": extremes}
+
+
+def _told(run: Run, place: str, kind: str = "") -> pd.DataFrame:
+    """Differences of probes at a place, of the model or its twin of a kind."""
+    name = of_twin("probes", kind)
+    if name not in run.tables:
+        return pd.DataFrame({"target": [], "layer": [], "value": [], "low": [], "high": []})
+    frame = run.table(name)
+    frame = frame[(frame["place"] == place) & (frame["population"] == "difference")]
+    # embeddings of masks are all alike: nothing can differ there
+    return frame[frame["low"] < frame["high"]]
+
+
+def _clear(frame: pd.DataFrame) -> int:
+    """How many differences are told from 0."""
+    return int(((frame["low"] > 0) | (frame["high"] < 0)).sum())
+
+
+def _label(run: Run) -> str:
+    return Path(str(run.info.model.get("name", run.path.name))).name

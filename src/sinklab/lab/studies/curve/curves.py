@@ -1,0 +1,227 @@
+"""Masking curves as they are read, and what is judged of them, corrected for the number of all that stand on a page."""
+
+# R rows
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from sinklab.lab.analysis.doses import MATCHED, PHENOMENON, Contrast, Doses, at_equal_mass, contrast
+from sinklab.lab.analysis.estimates import Estimate, mean_over, mean_p, median_over
+from sinklab.lab.analysis.verdicts import Verdict, holm
+from sinklab.lab.records.info import of_twin
+from sinklab.lab.records.reading import Run
+from sinklab.lab.reports.runs import as_shown
+from sinklab.lab.reports.samples import NotRecorded, Reader
+from sinklab.lab.reports.words import percent
+from sinklab.lab.studies.twins import shown_by, twins_of
+
+MAIN = ("top", "sinks")
+"""What a curve is about, and not a control of it."""
+DOSE = ("columns", "sinks", "held", "removed", "matched")
+COLUMNS = {"k", "control", "loss", "delta", "delta_low", "delta_high", "excess", "excess_low", "excess_high"}
+COLUMNS |= {"relative", "rows", "tokens", *DOSE}
+
+
+@dataclass(frozen=True, eq=False)
+class MaskingCurve(Reader):
+    """One run of kind "curve"."""
+
+    twin: str = ""
+    """Whose numbers these are: of the run's own model, or of this control on the same rows."""
+
+    columns: ClassVar = {"curve": COLUMNS}
+    origin = "a masking curve"
+
+    def table(self, name: str) -> pd.DataFrame | None:
+        """A table of the run, or of its twin."""
+        return super().table(of_twin(name, self.twin))
+
+    @cached_property
+    def twins(self) -> dict[str, "MaskingCurve"]:
+        """The controls that the run has, by name."""
+        return {kind: replace(self, twin=kind) for kind in twins_of(self.run)}
+
+    def finished(self, name: str) -> pd.DataFrame:
+        """A table that every finished curve has. Raises NotRecorded for a run that did not come to its end."""
+        if (table := self.table(name)) is None:
+            raise NotRecorded(
+                f"This needs curves that are finished: {self.run.path} is not. Run `sinklab curve` again."
+            )
+        return table
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """The table ``curve``."""
+        return self.finished("curve")
+
+    @property
+    def rule(self) -> str | None:
+        """The rule that says what is a sink, where the curve hides what it calls so."""
+        return self.run.info.settings.get("sink_rule")
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether its loss is that of the next token."""
+        return self.run.info.model.get("family") != "diffusion"
+
+    @property
+    def title(self) -> str:
+        """Its label, and the kind of its model."""
+        return f"{self.label} ({'AR' if self.is_causal else 'DLM'})"
+
+    @property
+    def controls(self) -> list[str]:
+        """What was hidden, in the order of the run."""
+        return [name for name in dict.fromkeys(self.rows["control"]) if name != "none"]
+
+    @property
+    def main(self) -> str | None:
+        """The arm that the curve is about: "top" or "sinks"; None where controls alone were scored."""
+        return next((name for name in MAIN if name in self.controls), None)
+
+    def of(self, control: str) -> pd.DataFrame:
+        """The rows of one control by rising k, with k = 0 in front."""
+        found = self.rows[self.rows["control"].isin(["none", control])]
+        return found.sort_values("k", kind="stable", ignore_index=True)
+
+    @cached_property
+    def losses(self) -> pd.DataFrame:
+        """Loss of every row by (k, control)."""
+        return self.finished("curve_rows").pivot(index="row", columns=["k", "control"], values="loss")
+
+    def costs(self, k: float, control: str) -> np.ndarray:
+        """What every row lost, (R,), in shares of the mean loss with nothing hidden."""
+        clean_R = self.losses[0, "none"].to_numpy()
+        return (self.losses[k, control].to_numpy() - clean_R) / clean_R.mean()
+
+    def doses(self, control: str) -> Doses:
+        """Removed mass of each k of an arm, and what every row lost (`costs`)."""
+        table = self.of(control)
+        table = table[table["k"] > 0]
+        return Doses(table["removed"].to_numpy(), np.stack([self.costs(k, control) for k in table["k"]], 1))
+
+    @property
+    def matched(self) -> pd.DataFrame:
+        """The rows of the table on the heads that have a control of equal mass, by rising k."""
+        rows = self.rows[self.rows["control"] == "matched"].sort_values("k")
+        # where nothing is hidden nothing is matched
+        return rows.dropna(subset=["matched"])
+
+    def asked(self) -> list[tuple[str, float]]:
+        """What is asked of the curve, and at which k: whether hiding keys costs anything ("rise", at every k), and more
+        than hiding as many random ones ("random", at the greatest) or others that hold as much ("equal mass", at the
+        greatest at which half of the heads have such).
+        """
+        if self.main is None:
+            return []
+        ks = [k for k in self.of(self.main)["k"] if k]
+        asked = [("rise", k) for k in ks]
+        if ks and "random" in self.controls:
+            asked.append(("random", ks[-1]))
+        fit = self.matched[self.matched["matched"] >= MATCHED]
+        return asked if fit.empty else [*asked, ("equal mass", fit["k"].iloc[-1])]
+
+    def answer(self, name: str, k: float) -> np.ndarray:
+        """What rows say to that, (R,), in shares of the loss: above zero where it does."""
+        assert self.main is not None
+        if name == "rise":
+            return self.costs(k, self.main)
+        one, other = ("matched", "equal_mass") if name == "equal mass" else (self.main, name)
+        return self.costs(k, one) - self.costs(k, other)
+
+
+Curves = Iterable[Run | MaskingCurve] | Run | MaskingCurve
+
+
+def as_curves(sources: Curves) -> list[MaskingCurve]:
+    """Several runs with labels that tell them apart. Raises ValueError without a run, or for another kind."""
+    shown = as_shown(sources, "curve")
+    return [one if isinstance(one, MaskingCurve) else MaskingCurve(one.run, one.label, one.repeats) for one in shown]
+
+
+class Judged(NamedTuple):
+    """One thing that is judged of a page."""
+
+    holds: bool | None
+    """Above zero or below it; None where that cannot be told."""
+    controls: str
+    """What the controls show, in brackets; empty without any."""
+
+
+Key = tuple[str, Any]
+"""Label of a curve and what is `MaskingCurve.asked`; of two, and "count" or "mass"."""
+
+
+def judged(curves: list[MaskingCurve]) -> dict[Key, Judged]:
+    """All that is judged of some curves, those of a page: by Holm's method a false one is to stand on 5 % of pages."""
+    found: dict[Key, tuple[Verdict, str]] = {}
+    for curve in curves:
+        for asked in curve.asked():
+            answer_R = curve.answer(*asked)
+            others = {kind: twin.answer(*asked) for kind, twin in curve.twins.items()}
+            texts = {kind: _points(float(other_R.mean())) for kind, other_R in others.items()}
+            words = shown_by(texts, answer_R, others)
+            found[curve.label, asked] = _verdict(mean_over(answer_R), mean_p(answer_R), words)
+    for one, other in pairs(curves):
+        kinds = [kind for kind in one.twins if kind in other.twins]
+        beside = {kind: contrasts(one.twins[kind], other.twins[kind]) for kind in kinds}
+        for name, (_, own) in contrasts(one, other).items():
+            texts = {kind: _points(twin[name][1].difference.value) for kind, twin in beside.items() if name in twin}
+            found[one.label, (other.label, name)] = _verdict(own.difference, own.p, shown_by(texts))
+    corrected = holm([verdict for verdict, _ in found.values()])
+    return {
+        key: Judged(verdict.holds, words) for (key, (_, words)), verdict in zip(found.items(), corrected, strict=True)
+    }
+
+
+def _verdict(found: Estimate, p: float, controls: str) -> tuple[Verdict, str]:
+    return Verdict("", found.above(), found.value, 0.0, "", p=p), controls
+
+
+def _points(share: float) -> str:
+    """A change of the loss in percent of it; empty where there is none."""
+    return "" if math.isnan(share) else f"{100 * share:+.1f}\u00a0%".replace("-", "−")
+
+
+def pairs(curves: list[MaskingCurve]) -> list[tuple[MaskingCurve, MaskingCurve]]:
+    """Every diffusion model with every autoregressive one of which something may be said together."""
+    causal = [curve for curve in curves if curve.is_causal]
+    both = [(one, other) for one in curves if not one.is_causal for other in causal]
+    return [pair for pair in both if unlike(*pair) is None]
+
+
+def unlike(one: MaskingCurve, other: MaskingCurve) -> str | None:
+    """Why two models cannot be contrasted; None where they can."""
+    if one.main is None or (one.main, one.rule) != (other.main, other.rule):
+        return "not the same keys were hidden in both"
+    return lacks(one) or lacks(other)
+
+
+def contrasts(one: MaskingCurve, other: MaskingCurve) -> dict[str, tuple[float, Contrast]]:
+    """Two models at equal "count" of keys, the least that was scored of both, and at equal removed "mass", with it."""
+    assert one.main is not None
+    found = {}
+    if both := {k for k in one.of(one.main)["k"] if k} & {*other.of(one.main)["k"]}:
+        k = min(both)
+        found["count"] = (k, contrast(one.costs(k, one.main), other.costs(k, one.main)))
+    same = at_equal_mass(one.doses(one.main), other.doses(one.main))
+    return found | {"mass": (same.mass, same)}
+
+
+def lacks(curve: MaskingCurve) -> str | None:
+    """Why a model has no such sinks as the contrast is about; None where it has them."""
+    seen = curve.finished("phenomenon")
+    rate, main = median_over(seen["gu"]), percent(seen["main"].mean())
+    if rate.above(PHENOMENON):
+        return None
+    heads = f"{percent(rate.value)} of the heads" if rate.value else "no head"
+    sure = "" if rate.above(PHENOMENON) is False else ", and whether that is enough is inconclusive"
+    return (
+        f"{heads} of {curve.label} give{'' if rate.value else 's'} any key more than 30 % of the attention (we require "
+        f"{100 * PHENOMENON:.0f} % of the heads{sure}; the most attended key gets {main} on average)"
+    )

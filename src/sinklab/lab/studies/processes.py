@@ -1,0 +1,287 @@
+"""The amount of work and its progress, and runs over several workers, each of which claims what it does next."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Self
+
+from sinklab.lab.records.info import read_info
+from sinklab.lab.records.leases import POLL, Claims, Lease
+from sinklab.lab.records.storage import RUN_FILE
+from sinklab.lab.records.writing import RunWriter, names_in
+
+
+@dataclass(frozen=True)
+class Amount:
+    """What a command evaluates, for an estimate before it does."""
+
+    words: str
+    """Such as "3 texts × 64 steps"."""
+    evaluations: int
+    positions: int
+    """Of an evaluation, in all its rows."""
+    parameters: int | None = None
+    """Of a model that the command makes, with"""
+    layers: int = 0
+    trains: bool = False
+    is_watched: bool = False
+    """Whether most evaluations run under all statistics of a trace."""
+    twins: bool | None = False
+    """Whether two untrained twins are evaluated as well; None where they take little."""
+    first: float = 1.0
+    """The share of all evaluations, but for those of twins, in the pass that is counted first: its pace tells the rest.
+    """
+
+
+class Progress:
+    """The progress of a long run in words; the command line draws a bar with the time left."""
+
+    def __init__(self, say: Callable[[str], object] = lambda text: None) -> None:
+        self._say = say
+
+    def stage(self, text: str) -> None:
+        """A new stage begins."""
+        self._say(text)
+
+    def count(self, done: float, total: float) -> None:
+        """`done` of `total` parts of the pass in work are done; the total may shrink where a text ends early.
+
+        Less than before begins another pass. A part that takes long may be counted while it is done, as a fraction.
+        """
+
+    def counter(self, total: int) -> Callable[[], None]:
+        """A function to call after each of `total` evaluations."""
+        numbers = iter(range(1, total + 1))
+        self.count(0, total)
+        return lambda: self.count(next(numbers, total), total)
+
+
+def as_progress(given: Progress | Callable[[str], object] | None) -> Progress:
+    """`given` as a Progress: a function is called with the text of each stage; None says nothing."""
+    if isinstance(given, Progress):
+        return given
+    return Progress() if given is None else Progress(given)
+
+
+class Meter:
+    """Counts the evaluations of a study that writes several texts of at most `steps` steps."""
+
+    def __init__(self, progress: Progress, texts: int, steps: int) -> None:
+        self.progress, self.done, self.total, self.steps = progress, 0, texts * steps, steps
+        self._started = 0
+
+    def stage(self, text: str) -> None:
+        """A text begins."""
+        self._started = self.done
+        self.progress.stage(text)
+        self.progress.count(self.done, self.total)
+
+    def step(self) -> None:
+        """One more evaluation."""
+        self.done += 1
+        self.total = max(self.total, self.done)
+        self.progress.count(self.done, self.total)
+
+    def end(self) -> None:
+        """The text is over; steps that it did not need are no longer to come."""
+        self.total -= max(self.steps - (self.done - self._started), 0)
+        self.progress.count(self.done, max(self.total, self.done))
+
+
+# lm-eval's own command has processes wait for each other: hours on large models
+PATIENCE = timedelta(days=7)
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This worker among those that share a run: of ``--shard i/n``, of `accelerate launch` or `torchrun`, or alone.
+
+    Workers share a folder and nothing else: any number of them may come, end and come back.
+    """
+
+    rank: int = 0
+    world: int = 1
+    joins: bool = False
+    """Whether it takes up what is there: others may have begun."""
+    finished: list[Path] = field(default_factory=list, compare=False)
+    """Run folders to which this worker wrote the last."""
+    share: Any = None
+    """Of the heads of the model (`HeadShare`), where several processes hold it together and are one worker."""
+
+    @classmethod
+    def here(cls, shard: str | None = None, tensor_parallel: int = 1) -> Processes:
+        """As ``--shard`` or the environment says; so many processes in order of rank are one worker. Raises ValueError
+        for what makes no sense.
+        """
+        given = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+        what = "RANK must be a number below WORLD_SIZE, but they are {!r} and {!r}; start with accelerate launch"
+        if shard is not None:
+            what = "--shard is i/n with i from 0 to n - 1, such as 0/4, but i is {!r} and n is {!r}; give another"
+            given = shard.partition("/")[::2]
+        rank, world = given
+        if not (rank.isdigit() and world.isdigit() and int(rank) < int(world)):
+            raise ValueError(what.format(rank, world))
+        size = 1 if shard is not None else tensor_parallel
+        workers = int(world) // size
+        return cls(int(rank) // size, workers, joins=shard is not None or workers > 1)
+
+    def holding(self, model: Any, *, is_counted: bool) -> Processes:
+        """This worker with its model; one where processes hold it together, who are counted as one from here on unless
+        they are already.
+        """
+        from sinklab.core.attention.heads import HeadShare
+
+        if (share := HeadShare.of_model(model)) is None:
+            return self
+        size = 1 if is_counted else share.count
+        return replace(self, rank=self.rank // size, world=self.world // size, share=share)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes; others that hold the model with it compute the same beside it."""
+        return self.share is None or self.share.rank == 0
+
+    @property
+    def writer(self) -> type[RunWriter]:
+        """What fills a run folder here."""
+        return RunWriter if self.leads else Beside
+
+    def told(self, value: Any) -> Any:
+        """What the process that writes has, in all that hold its model."""
+        if self.share is None:
+            return value
+        import torch.distributed as dist
+
+        given = [value]
+        dist.broadcast_object_list(given, group=self.share.group, group_src=0)
+        return given[0]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process shows the progress: the others would say the same."""
+        return int(os.environ.get("RANK", "0")) == 0
+
+    def ordered(self, samples: Iterable[int]) -> list[int]:
+        """Samples in the order in which this worker tries them: its own first, by their numbers, then the others'."""
+        return sorted(samples, key=lambda sample: ((sample - self.rank) % self.world != 0, sample))
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Of every process its value, in every process."""
+        if self.world == 1:
+            return [value]
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", timeout=PATIENCE)
+            # its threads must end before the interpreter does: a process that aborts takes the others with it
+            atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, value)
+        return found
+
+
+class Units:
+    """What is still to be done, claimed unit by unit; a unit that another worker has is awaited, and done if it dies.
+
+    Iterated, it gives the units that this worker has to do; its end says that all are done, by whomever. The end of its
+    with block lets go of the unit in work.
+    """
+
+    def __init__(
+        self,
+        claims: Claims | None,
+        units: Sequence[Any],
+        is_done: Callable[[Any], bool],
+        refresh: Callable[[], object] = lambda: None,
+        worker: Processes = Processes(),
+    ) -> None:
+        """
+        Args:
+            claims: of the run folder; None where there is one worker.
+            units: in the order in which they are tried; their texts name the claims.
+            is_done: whether a unit was done by any worker when `refresh` looked.
+            refresh: looks.
+            worker: that has to do them.
+        """
+        self._worker = worker
+        self._claims, self._units, self._is_done, self._refresh = claims, units, is_done, refresh
+        self._lease: Lease | None = None
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def __iter__(self) -> Iterator[Any]:
+        # those that hold a model together do the same units, in the order of the one that claims them
+        claimed = self._claimed() if self._worker.leads else itertools.repeat("")
+        while (unit := self._worker.told(next(claimed, None))) is not None:
+            yield unit
+
+    def _claimed(self) -> Iterator[Any]:
+        if self._claims is None:
+            yield from self._units
+            return
+        todo = [*self._units]
+        while todo:
+            elsewhere = []
+            for unit in itertools.filterfalse(self._is_done, todo):
+                self._lease = self._claims.take(f"unit-{unit}")
+                if self._lease is None:
+                    elsewhere.append(unit)
+                    continue
+                # another worker may have done it just before
+                self._refresh()
+                if not self._is_done(unit):
+                    yield unit
+                self._lease.release()
+            self._refresh()
+            if todo := [unit for unit in elsewhere if not self._is_done(unit)]:
+                time.sleep(POLL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._lease is not None:
+            self._lease.release()
+
+
+class Beside(RunWriter):
+    """A run folder for a process that computes what another one writes there: it reads and writes nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The other one notes the end."""
+
+    def has(self, name: str, part: int | None = None) -> bool:
+        """As the other one has it by now."""
+        self._info = read_info(self.path / RUN_FILE)
+        return super().has(name, part)
+
+    def table(self, name: str, *_: Any, **__: Any) -> Path:
+        """Where it would be."""
+        return self.path
+
+    arrays = table
+
+
+def refuse_taken(out: Path) -> None:
+    """Refuse a folder that holds files.
+
+    Raises:
+        ValueError: naming it.
+    """
+    if out.is_file() or names_in(out):
+        raise ValueError(
+            "A run folder is written once: a run is written into an empty or absent folder, but "
+            f"{out} is taken; choose another folder, or continue the run that is there (--resume, in Python "
+            "resume=True)"
+        )

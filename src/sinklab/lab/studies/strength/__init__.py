@@ -1,0 +1,5 @@
+"""How strong a model's sinks are, by the protocol of Gu et al.: what the first token gets, on three kinds of text."""
+
+from sinklab.core.registry import exports
+
+__getattr__, __dir__, __all__ = exports(__name__, study="Strength StrengthSettings")

@@ -1,0 +1,179 @@
+"""The page of a run of strength: a table beside published numbers, sentences, and the picture, layer × head."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sinklab.lab.records.info import of_twin
+from sinklab.lab.records.reading import Run
+from sinklab.lab.records.storage import write_beside
+from sinklab.lab.reports.build import Card, Part, as_it_is, picture, plain_page
+from sinklab.lab.reports.charts import Axis, Map
+from sinklab.lab.reports.drawing import figure
+from sinklab.lab.reports.printed import save_figure, write_page
+from sinklab.lab.reports.samples import NotRecorded, Reader
+from sinklab.lab.reports.tables import markdown
+from sinklab.lab.reports.words import number, percent, statements
+from sinklab.lab.studies.strength.run import KIND
+from sinklab.lab.studies.strength.study import INPUTS
+from sinklab.lab.studies.twins import no_twins, shown_by, twins_of
+
+TOKENS = 4
+"""Tokens that a sentence names."""
+
+
+def summary_of(run: Run) -> pd.DataFrame:
+    """The table ``summary``. Raises NotRecorded for a run that did not come to its end."""
+    if "summary" not in run.tables:
+        raise NotRecorded(f"This needs a run of strength that is finished: {run.path} is not. Resume it with --resume.")
+    return run.table("summary")
+
+
+def strength_sentences(runs: Iterable[Run]) -> list[str]:
+    """Sentences of each run: how strong its sinks are, and which tokens strong keys of natural text stand on.
+
+    Of masked sequences natural ones without a start token are told; the table has all.
+    """
+    told = statements("sinklab.lab.studies.strength", ())
+    return [sentence for run in runs for sentence in _of_one(run, told)]
+
+
+def _of_one(run: Run, told: Callable[..., list[str]]) -> list[str]:
+    name, lines, classes = run.info.model["name"], summary_of(run), run.table("classes")
+    others = {kind: percent(float(run.table(of_twin("summary", kind))["sink"].iloc[0])) for kind in twins_of(run)}
+    plain = (lines["input"] == "natural") & ~lines["start"]
+    strengths, places = [], []
+    for number_of, line in lines[plain | (lines["ratio"] == 0)].iterrows():
+        controls = shown_by(others) if plain[number_of] and line["ratio"] == 0 else ""
+        strengths += told("strength", name, line, run.info.settings["epsilon"], controls)
+        if plain[number_of]:
+            of_kind = classes[(classes[KIND] == line[KIND].tolist()).all(axis=1)]
+            places += told("standing", line, of_kind.head(TOKENS).to_dict("records"))
+    return [*strengths, *places, *no_twins({name: run})]
+
+
+def published() -> pd.DataFrame:
+    """Sink₁^ε of other models as published, in per cent: name, natural, random, repeat, source."""
+    text = resources.files("sinklab.lab.studies.strength").joinpath("published.toml").read_text("utf-8")
+    return pd.DataFrame(tomllib.loads(text)["model"])[["name", *INPUTS, "source"]]
+
+
+def published_table() -> pd.DataFrame:
+    """Published numbers as text for people."""
+    table = published()
+    for name in INPUTS:
+        table[name] = [("–" if pd.isna(value) else f"{value:.1f} %") for value in table[name]]
+    return table
+
+
+def strength_table(run: Run) -> pd.DataFrame:
+    """A line per kind of sequence, as text for people; the numbers are the table ``summary``."""
+    lines = summary_of(run)
+    text: dict[str, Any] = {"sequences": lines["input"]}
+    text["start token"] = lines["start"].map({True: "yes", False: "no"})
+    if (lines["ratio"] > 0).any():
+        text["masked"] = lines["ratio"].map(percent)
+    text["first token strong"] = lines["sink"].map(percent)
+    text["by sequence"] = lines.apply(_with_interval, axis=1, value="sink_by_text", low="low", high="high")
+    text["strongest key strong"] = lines.apply(
+        _with_interval, axis=1, value="strong", low="strong_low", high="strong_high"
+    )
+    text["its share"] = lines["strongest"].map(percent)
+    text["on the first token"] = lines["at_first"].map(lambda share: "–" if pd.isna(share) else percent(share))
+    text["massive activation"] = lines["activation"].map(lambda ratio: f"{number(ratio, 3)} ×")
+    return pd.DataFrame(text)
+
+
+def _with_interval(line: pd.Series, value: str, low: str, high: str) -> str:
+    shown = percent(line[value])
+    return shown if pd.isna(line[low]) else f"{shown} ({percent(line[low])} … {percent(line[high])})"
+
+
+@figure("strength", kind="strength", alone=True, prepared=True, columns=2, share="y", size=(3.4, 3.2))
+def strength_figure(one: Reader) -> list[Map]:
+    """Layer × head, means over the first kind of sequence: the weight of the first token, and of the strongest key."""
+    heads = one.run.table("heads")
+    kind = heads[KIND].iloc[0]
+    heads = heads[(heads[KIND] == kind.tolist()).all(axis=1)]
+    layers, columns = (Axis(name, names=[*map(str, sorted(heads[name].unique()))]) for name in ("layer", "head"))
+    shown = []
+    for name, words in (("first", "the first token's weight, %"), ("strongest", "the strongest key's share, %")):
+        values_LH = heads.pivot(index="layer", columns="head", values=name).to_numpy()
+        shown.append(Map(100 * values_LH, words, layers, columns))
+    return shown
+
+
+def readings_of(run: Run) -> str:
+    """The words of the table explained: what is strong, and the two ways to read the first token."""
+    return (
+        f"Strong: more than {run.info.settings['epsilon']} of the attention of the queries that may see it. First "
+        "token: weights averaged over the sequences first, as Gu et al. do (arXiv 2410.10781); by sequence: each by "
+        "itself, with the 95 % interval over these sequences. Strongest key: the one of each head and sequence that "
+        "gets most of all attention there, and its share of that."
+    )
+
+
+def draw_strength(runs: Iterable[Run], out: Path, options: Any) -> list[Path]:
+    """strength.html, strength.md, strength.csv (all numbers) and the picture, in each run folder."""
+    return [path for run in runs for path in _written(run, options.figures)]
+
+
+def _written(run: Run, formats: Iterable[str]) -> list[Path]:
+    more = f"\n{readings_of(run)}\n\nPublished, read in the first way:\n\n{markdown(published_table())}"
+    text = write_page(run.path / "strength.md", strength_table(run), strength_sentences([run]), more)
+    numbers = run.path / "strength.csv"
+    write_beside(numbers, lambda path: summary_of(run).to_csv(path, index=False))
+    page = strength_page(run)
+    return [page, text, numbers, *save_figure(lambda: strength_figure(run), run.path / "strength", formats)]
+
+
+def strength_page(run: Run) -> Path:
+    """Write strength.html into the run folder: the picture, both readings, and published numbers. Returns its path."""
+    name = str(run.info.model["name"])
+    drawn = picture("strength", [run], f"layer × head of {name}: the first token, and the strongest key")
+    heads = f"The weight of the first token and the share of the strongest key, means over {_kind_of(run)}."
+    both = as_it_is(strength_table(run).set_index("sequences"))
+    published = "The share of heads whose first token is strong, weights averaged first. The others were not run here."
+    others = as_it_is(_beside_published(run).set_index("model"))
+    parts = [
+        _part("heads", "Layer by layer, head by head", heads, Card("", pictures=drawn)),
+        _part("found", "What was found", "", Card("", sentences=strength_sentences([run]))),
+        _part("readings", "Both readings", readings_of(run), Card("", tables=[both])),
+        _part("published", "Beside published numbers", published, Card("", tables=[others])),
+    ]
+    epsilon = run.info.settings["epsilon"]
+    lead = (
+        "The protocol of Gu et al. (arXiv 2410.10781): how many heads give the first token more than "
+        f"{epsilon} of their attention, and how many give that to any token."
+    )
+    return plain_page(
+        run.path / "strength.html", run, title=f"Sinks of {name}: how strong they are", lead=lead, parts=parts
+    )
+
+
+def _part(anchor: str, title: str, how: str, card: Card) -> Part:
+    return {"anchor": anchor, "title": title, "how": how, "sentences": [], "cards": [card]}
+
+
+def _kind_of(run: Run) -> str:
+    """The kind of sequence that the picture shows, in words."""
+    line = summary_of(run).iloc[0]
+    words = f"{line['rows']} sequences ({line['input']})"
+    if line["start"]:
+        words += " behind the start token"
+    return words if line["ratio"] == 0 else f"{words}, {percent(line['ratio'])} masked"
+
+
+def _beside_published(run: Run) -> pd.DataFrame:
+    """The published numbers below those of this run, of unmasked sequences without a start token."""
+    lines = summary_of(run)
+    plain = lines[~lines["start"] & (lines["ratio"] == 0)].set_index("input")["sink"]
+    own = {name: percent(plain[name]) if name in plain else "–" for name in INPUTS}
+    first = pd.DataFrame([{"name": run.info.model["name"], **own, "source": "this run"}])
+    return pd.concat([first, published_table()]).rename(columns={"name": "model"})

@@ -1,0 +1,305 @@
+"""Sequences of each kind through a traced model: what every head gives the first token, and its strongest one."""
+
+# R sequences, B of them in a forward, T tokens, L layers, H query heads, K keys (added sinks first, then tokens)
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from sinklab.core.probing.tracing import trace
+from sinklab.lab.analysis.estimates import mean_over
+from sinklab.lab.analysis.tokens import token_classes
+from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.checkpoints.tokens import special_roles, token_text
+from sinklab.lab.data.corpora import corpus_documents
+from sinklab.lab.data.rows import encode_texts, place_generator
+from sinklab.lab.records.info import of_twin
+from sinklab.lab.records.reading import open_run
+from sinklab.lab.studies import twins
+from sinklab.lab.studies.base import Work, check_fits, heldout_text
+from sinklab.lab.studies.processes import Progress
+from sinklab.lab.studies.strength.study import INPUTS, StrengthSettings
+
+KIND = ["input", "start", "ratio"]
+"""Columns that name a kind of sequence."""
+GREATEST = "massive_activations:top=1"
+ADDED = -1
+"""Token id of an added sink, which is no token."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kind of sequence, and the sequences."""
+
+    input: str
+    start: bool
+    """Whether the start token stands in front."""
+    ratio: float
+    """Share of the tokens that are masked."""
+    ids_RT: Tensor
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """Its columns in every table."""
+        return {"input": self.input, "start": self.start, "ratio": self.ratio}
+
+    @property
+    def words(self) -> str:
+        """A line of progress."""
+        words = f"{len(self.ids_RT)} sequences, {self.input}"
+        if self.start:
+            words += ", behind the start token"
+        return f"{words}, {self.ratio:.0%} masked" if self.ratio else words
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sequences of every kind."""
+
+    cells: tuple[Cell, ...]
+
+
+def prepare(loaded: Loaded, settings: StrengthSettings, progress: Progress) -> Plan:
+    """The sequences of every kind.
+
+    Raises:
+        ValueError: for a model without tokenizer or (of a diffusion model) mask token, sequences longer than its
+            context, and texts that do not fill one.
+    """
+    loaded.needed_tokenizer()
+    check_fits(loaded, "strength", settings.length, "choose a smaller length")
+    start_id = loaded.special.bos
+    starts = [start == "start" for start in settings.starts if start == "raw" or start_id is not None]
+    if not starts:
+        raise ValueError(f"{loaded.name} has no start token to put in front; choose --starts raw")
+    ratios = settings.ratios if loaded.family == "diffusion" else (0.0,)
+    cells = []
+    for name in settings.inputs:
+        raw_RT = sequences(loaded, settings, name)
+        for start in starts:
+            ids_RT = raw_RT
+            if start:
+                first_R1 = torch.full((len(raw_RT), 1), int(start_id or 0))
+                ids_RT = torch.cat([first_R1, raw_RT[:, :-1]], dim=1)
+            for ratio in ratios:
+                cells.append(Cell(name, start, ratio, masked(loaded, ids_RT, ratio, start, settings.seed)))
+    return Plan(tuple(cells))
+
+
+def sequences(loaded: Loaded, settings: StrengthSettings, name: str) -> Tensor:
+    """Sequences of an input, ids (R, T): natural text, random tokens, or one repeated token.
+
+    Raises:
+        ValueError: for natural text that does not fill a sequence.
+    """
+    if name == "natural":
+        return natural_rows(loaded, settings)
+    known = torch.tensor(text_ids(loaded))
+    generator = place_generator(settings.seed, INPUTS.index(name))
+    drawn = settings.length if name == "random" else 1
+    places_RT = torch.randint(len(known), (settings.rows, drawn), generator=generator)
+    return known[places_RT].expand(settings.rows, settings.length).contiguous()
+
+
+def natural_rows(loaded: Loaded, settings: StrengthSettings) -> Tensor:
+    """Consecutive rows of the texts, ids (R, T), none of which reaches over the end of a document."""
+    rows: list[list[int]] = []
+    source, length = heldout_text(settings.texts), settings.length
+    for text in corpus_documents(source, start=settings.document):
+        (ids,) = encode_texts([text], loaded.needed_tokenizer())
+        rows += [ids[at : at + length] for at in range(0, len(ids) - length + 1, length)]
+        if len(rows) >= settings.rows:
+            break
+    if not rows:
+        raise ValueError(
+            f"{settings.texts or 'the excerpt'} has no document of {length} tokens from number {settings.document} on; "
+            "choose a smaller length or an earlier document"
+        )
+    return torch.tensor(rows[: settings.rows])
+
+
+def text_ids(loaded: Loaded) -> list[int]:
+    """Every id that stands for text: those of the tokenizer that are not special and have a row in the embedding."""
+    special, config = special_roles(loaded), loaded.model.config
+    known = sorted(set(loaded.needed_tokenizer().get_vocab().values()))
+    return [token_id for token_id in known if token_id not in special and token_id < config.vocab_size]
+
+
+def masked(loaded: Loaded, ids_RT: Tensor, ratio: float, start: bool, seed: int) -> Tensor:
+    """The sequences with this share of their tokens masked, never the start token.
+
+    The order in which the tokens of a sequence are masked follows from the seed, so that what a smaller ratio masks a
+    larger one masks too.
+    """
+    if ratio == 0:
+        return ids_RT
+    first = int(start)
+    order_RT = torch.rand(ids_RT[:, first:].shape, generator=place_generator(seed, len(INPUTS))).argsort(dim=1)
+    count = round(ratio * order_RT.shape[1])
+    noisy_RT = ids_RT.clone()
+    noisy_RT[:, first:].scatter_(1, order_RT[:, :count], int(loaded.model.config.mask_token_id))
+    return noisy_RT
+
+
+def measure(work: Work) -> None:
+    """Write a part of the tables ``activations`` and ``strength`` for every kind of sequence that is missing.
+
+    ``strength`` has a line per sequence, layer and head: first, the mean weight that the first token gets from the
+    queries that may see it (α of Gu et al.); strongest, the greatest share of all attention that one key gets; at, its
+    position (negative for an added sink), and token_id. ``activations`` has a line per sequence: the greatest magnitude
+    in the hidden states after any layer, as a ratio to the median of that layer, with its value, layer, channel and
+    position.
+    """
+    cells, size = work.plan.cells, work.settings.batch
+    batches = sum(-(-len(cell.ids_RT) // size) for cell in cells)
+    count = work.progress.counter(batches)
+    for part in work.samples:
+        cell = cells[part]
+        work.progress.stage(cell.words)
+        strength, activations = read(work.loaded, cell, size, count)
+        work.run.table("activations", activations, part=part)
+        work.run.table("strength", strength, part=part)
+
+
+@torch.inference_mode()
+def read(
+    loaded: Loaded, cell: Cell, size: int, count: Callable[[], object] | None = None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Lines of both tables for the sequences of a kind."""
+    strengths, activations = [], []
+    for start in range(0, len(cell.ids_RT), size):
+        ids_BT = cell.ids_RT[start : start + size]
+        with trace(loaded.model, ("received", GREATEST)) as recording:
+            forward(loaded, ids_BT.to(loaded.model.device))
+        received_BLHK = recording.received[0].float().cpu().numpy()
+        visible_BLK = recording.visible_by_layer[0].float().cpu().numpy()
+        greatest_BLN = recording.values(GREATEST)[0][:, :, 0].float().cpu().numpy()
+        weights = _weights(ids_BT.numpy(), received_BLHK, visible_BLK)
+        weights["row"] += start
+        strengths.append(weights)
+        activations.append(_activations(greatest_BLN, start))
+        if count is not None:
+            count()
+    tables = [pd.concat(parts, ignore_index=True) for parts in (strengths, activations)]
+    for table in tables:
+        for place, (name, value) in enumerate(cell.names.items()):
+            table.insert(place, name, value)
+    return tables[0], tables[1]
+
+
+def forward(loaded: Loaded, ids_BT: Tensor) -> None:
+    """One pass over clean or masked sequences; its logits are of no interest, so few are computed."""
+    model: Any = loaded.model
+    if loaded.family != "diffusion":
+        model(ids_BT, use_cache=False, logits_to_keep=1)
+        return
+    wanted_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
+    wanted_BT[:, -1] = True
+    model.denoiser()(ids_BT, wanted_BT)
+
+
+def _weights(ids_BT: np.ndarray, received_BLHK: np.ndarray, visible_BLK: np.ndarray) -> pd.DataFrame:
+    """A line per sequence, layer and head: what the first token gets, and the strongest key."""
+    batch, layers, heads, keys = received_BLHK.shape
+    length = ids_BT.shape[1]
+    added = keys - length
+    first_BLH = received_BLHK[..., added] / visible_BLK[:, :, None, added]
+    at_BLH = np.nan_to_num(received_BLHK).argmax(-1)
+    # every query gives 1 in all
+    strongest_BLH = np.nanmax(received_BLHK, axis=-1) / length
+    named_BK = np.pad(ids_BT, ((0, 0), (added, 0)), constant_values=ADDED)
+    token_BLH = np.take_along_axis(named_BK[:, None, None], at_BLH[..., None], axis=-1)[..., 0]
+    row, layer, head = np.indices((batch, layers, heads)).reshape(3, -1)
+    columns = {"row": row, "layer": layer, "head": head, "first": first_BLH.ravel()}
+    columns |= {"strongest": strongest_BLH.ravel(), "at": at_BLH.ravel() - added, "token_id": token_BLH.ravel()}
+    return pd.DataFrame(columns)
+
+
+def _activations(numbers_BLN: np.ndarray, start: int) -> pd.DataFrame:
+    """A line per sequence: its greatest activation, of the layer where the ratio is greatest."""
+    value, channel, position, ratio = range(4)
+    layer_B = np.nan_to_num(numbers_BLN[..., ratio]).argmax(1)
+    chosen_BN = numbers_BLN[np.arange(len(layer_B)), layer_B]
+    columns = {"row": start + np.arange(len(layer_B)), "ratio_to_median": chosen_BN[:, ratio]}
+    columns |= {"value": chosen_BN[:, value], "layer": layer_B, "channel": chosen_BN[:, channel].astype(int)}
+    return pd.DataFrame(columns | {"position": chosen_BN[:, position].astype(int)})
+
+
+def summarize(work: Work) -> None:
+    """Write the tables ``heads``, ``summary`` and ``classes`` of all sequences, and those of untrained twins."""
+    done, settings = open_run(work.run.path), work.settings
+    table = done.table("strength")
+    work.run.table("heads", by_head(table))
+    work.run.table("summary", summary(table, done.table("activations"), settings.epsilon))
+    work.run.table("classes", classes(table, work.loaded, settings.epsilon))
+    natural = [cell for cell in work.plan.cells if cell.input == "natural" and not cell.start and cell.ratio == 0]
+    if not natural:
+        return
+
+    def write(twin: Loaded, kind: str) -> None:
+        strength, activations = read(twin, natural[0], settings.batch)
+        work.run.table(of_twin("summary", kind), summary(strength, activations, settings.epsilon))
+
+    def seconds() -> float:
+        started = time.perf_counter()
+        one = Cell("natural", False, 0.0, natural[0].ids_RT[: settings.batch])
+        read(work.loaded, one, settings.batch)
+        return (time.perf_counter() - started) * len(natural[0].ids_RT) / len(one.ids_RT)
+
+    twins.write_twins(work, seconds, write)
+
+
+def by_head(table: pd.DataFrame) -> pd.DataFrame:
+    """A line per kind, layer and head: means over the sequences of first and strongest."""
+    return table.groupby([*KIND, "layer", "head"], sort=False)[["first", "strongest"]].mean().reset_index()
+
+
+def summary(table: pd.DataFrame, activations: pd.DataFrame, epsilon: float) -> pd.DataFrame:
+    """A line per kind of sequence, all shares between 0 and 1.
+
+    sink: share of heads (layer, head) whose first token gets more than epsilon in the mean over sequences, Sink₁^ε of
+    Gu et al.; sink_by_text, low, high: the same of each sequence by itself, the mean with its 95 % interval; first:
+    mean weight of the first token; strong, strong_low, strong_high: share of heads whose strongest key, wherever it
+    stands, gets more than epsilon, by sequence; strongest: its mean share; at_first: of the strong ones, how many stand
+    on the first token; activation: median over sequences of the greatest activation's ratio; rows: sequences.
+    """
+    rows = []
+    for names, part in table.groupby(KIND, sort=False):
+        means = part.groupby(["layer", "head"])["first"].mean()
+        flagged = part.assign(is_sink=part["first"] > epsilon, is_strong=part["strongest"] > epsilon)
+        by_text = flagged.groupby("row")[["is_sink", "is_strong"]].mean()
+        sink, strong = mean_over(by_text["is_sink"]), mean_over(by_text["is_strong"])
+        (low, high), (strong_low, strong_high) = np.clip([sink.interval, strong.interval], 0, 1)
+        spikes = activations[(activations[KIND] == list(names)).all(axis=1)]
+        line = dict(zip(KIND, names, strict=True))
+        line |= {"sink": (means > epsilon).mean(), "sink_by_text": sink.value}
+        line |= {"low": low, "high": high, "first": part["first"].mean()}
+        line |= {"strong": strong.value, "strong_low": strong_low, "strong_high": strong_high}
+        line |= {"strongest": part["strongest"].mean()}
+        line |= {"at_first": (part.loc[flagged["is_strong"], "at"] == 0).mean()}
+        line |= {"activation": spikes["ratio_to_median"].median(), "rows": part["row"].nunique()}
+        rows.append(line)
+    return pd.DataFrame(rows)
+
+
+def classes(table: pd.DataFrame, loaded: Loaded, epsilon: float) -> pd.DataFrame:
+    """A line per kind of sequence and token on which strong keys stand: its text, its class, and its share of them."""
+    strong = table[table["strongest"] > epsilon]
+    counts = strong.groupby([*KIND, "token_id"], sort=False).size().rename("heads").reset_index()
+    roles = special_roles(loaded)
+    ids = counts["token_id"].tolist()
+    texts = ["added sink" if one == ADDED else token_text(loaded.tokenizer, one) for one in ids]
+    specials = ["sink" if one == ADDED else roles.get(one, "") for one in ids]
+    counts["token"] = texts
+    counts["class"] = token_classes(texts, specials) if ids else pd.Series(dtype=object)
+    counts["share"] = counts["heads"] / counts.groupby(KIND, sort=False)["heads"].transform("sum")
+    return counts.sort_values([*KIND, "share"], ascending=[True, True, True, False], kind="stable").reset_index(
+        drop=True
+    )

@@ -1,0 +1,324 @@
+"""What a study keeps of each step: received attention, norms, main sinks and row statistics by state of the query."""
+
+# T recorded steps, L layers, H heads, K keys, S positions, Q queries, G states of queries
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from sinklab.core.probing.recording import Recording, padded_stack
+from sinklab.core.probing.so_far import SoFar
+from sinklab.core.probing.statistics import STATES
+from sinklab.core.probing.tracing import trace
+from sinklab.core.registry import statistics
+from sinklab.core.sampling.canvas import Canvas
+from sinklab.core.sinks.normalize import main_sink, mean_weight
+from sinklab.core.sinks.rules import DEFAULT, find_sinks
+from sinklab.lab.analysis.counts import ratio
+from sinklab.lab.records.info import STUDY_DIMS
+from sinklab.lab.scoring.task import Task
+from sinklab.lab.scoring.writing import Moment
+from sinklab.lab.studies.trace.study import StudySettings
+
+DTYPES = {"visible": "float32", "positions": "float32"}
+First = Callable[[str], np.ndarray]
+"""A statistic of the first forward of a step, by its name."""
+_TEXT = ("key", "position")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which layers and heads of a model are recorded, as numbers from 0 in rising order."""
+
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    of_layers: int
+    of_heads: int
+
+    @classmethod
+    def of(cls, config: Any, settings: StudySettings) -> Selection:
+        """As the settings say. Raises ValueError for a layer or head that the model does not have."""
+        backbone = getattr(config, "backbone", config)
+        layers, heads = backbone.num_hidden_layers, backbone.num_attention_heads
+        _numbers("the layer of maps", tuple(layer for _, layer, _ in settings.map_keys), layers)
+        _numbers("the head of maps", tuple(head for _, _, head in settings.map_keys), heads)
+        # where some layers see a window alone, those that see everything
+        wanted = settings.layers or getattr(config, "global_layers", None) or ()
+        chosen = _numbers("layers", wanted, layers), _numbers("heads", settings.heads, heads)
+        return cls(*chosen, layers, heads)
+
+    def for_trace(self) -> dict[str, Any]:
+        """Arguments of `trace` that select; none where everything is recorded."""
+        chosen = {"layers": (self.layers, self.of_layers), "heads": (self.heads, self.of_heads)}
+        return {name: some for name, (some, count) in chosen.items() if len(some) < count}
+
+
+def _numbers(what: str, given: tuple[int, ...], count: int) -> tuple[int, ...]:
+    if wrong := [number for number in given if not -count <= number < count]:
+        raise ValueError(f"{what} must be numbers from 0 to {count - 1}, -1 for the last, but {wrong[0]} is not")
+    return tuple(sorted({number % count for number in given})) if given else tuple(range(count))
+
+
+class Recorder:
+    """Collects the recorded steps of one text. Numbers are narrowed at once: what is held is what will be stored.
+
+    Received attention of an autoregressive model is that of all queries so far, so that its other steps are watched as
+    well (`needs`). What is counted by query, and by the state of queries, is that of the query that runs.
+    """
+
+    def __init__(self, task: Task, selection: Selection, *, last_row: bool = False) -> None:
+        """`last_row`: of an autoregressive model under its cache, read the attention of the last query alone."""
+        self._task, self._selection = task, selection
+        self._wanted = set(task.settings.statistics)
+        self._by_rows = not task.is_diffusion and not task.settings.full_forward
+        """a step has one new query"""
+        self._by_last_row = self._by_rows and last_row
+        self._so_far = None if task.is_diffusion or self._by_last_row else SoFar()
+        self._added = int(getattr(task.loaded.model.config, "sink_count", 0) or 0)
+        self._traced = self._names(task.settings.statistics)
+        self._kinds = kinds = {name: statistics.parse(name) for name in self._traced}
+        self._axes = {name: tuple(axis for axis in kind.axes if axis != "batch") for name, kind in kinds.items()}
+        by_state = any(kind.needs_canvas or "position" in kind.axes for kind in kinds.values())
+        # the last row of a text that grows is one query, whose state is known
+        self._needs_states = by_state and not self._by_rows
+        layers = list(selection.layers)
+        self._after_L = np.array([layers.index(layer + 1) if layer + 1 in layers else -1 for layer in layers])
+        """place of the layer behind each one, -1 where it is not recorded"""
+        self._steps: list[dict[str, np.ndarray]] = []
+        self._tables = defaultdict[str, list[dict[str, Any]]](list)
+        self.maps: dict[str, np.ndarray] = {}
+        self.queries: dict[int, int] = {}
+        """Step -> queries that ran."""
+
+    def _names(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        names = [name for name in wanted if name != "main_by_state"]
+        if self._so_far is not None:
+            names += ["last_row", "received_by_window"]
+        if self._by_rows:
+            names = [name for name in names if not statistics.parse(name).needs_canvas]
+            names = ["last_row" if name == "received" and self._by_last_row else name for name in names]
+            return tuple(dict.fromkeys(names))
+        if "main_by_state" in wanted:
+            names += ["received_by_state", *(["received_from_masked"] if self._task.is_diffusion else [])]
+        return tuple(dict.fromkeys(names))
+
+    def needs(self, step: int) -> bool:
+        """Whether the model is to run under the trace at this step: it is recorded, or a recorded one adds it up."""
+        settings = self._task.settings
+        if settings.records(step) or self._so_far is None or not self._by_rows:
+            return settings.records(step)
+        last = max(settings.only_steps, default=step)
+        return step <= last
+
+    @contextmanager
+    def watching(self, step: int, rows: int = 1) -> Iterator[Recording]:
+        """The trace under which the model runs at this step; with more rows, on so many canvases at once."""
+        # the trace lasts one step, its number 0; a second forward (guidance) is not measured
+        chosen: dict[str, Any] = {"steps": (0,), **self._selection.for_trace()}
+        if maps := self._maps(step):
+            chosen["maps"] = [(0, layer, head) for layer, head in maps]
+        if self._needs_states:
+            chosen |= {
+                "canvas": self._canvas(step, rows),
+                "state_of": "predicted" if self._task.is_diffusion else "own",
+            }
+        is_kept = self._so_far is None or self._task.settings.records(step)
+        names = self._traced if is_kept else ("received", "received_by_window")
+        with trace(self._task.loaded.model, names, **chosen) as recording:
+            yield recording
+
+    def _maps(self, step: int) -> list[tuple[int, int]]:
+        """(layer, head) of the maps that are kept of this step."""
+        keys, layers = self._task.settings.map_keys, self._selection.of_layers
+        return [(layer % layers, head) for number, layer, head in keys if number == step]
+
+    _own_canvas = cached_property[Canvas](lambda recorder: recorder._task.canvas())
+
+    def _canvas(self, step: int, rows: int) -> Any:
+        task = self._task
+        if task.is_diffusion:
+            canvas = self._own_canvas
+            over = {name: getattr(canvas, name).expand(rows, -1) for name in ("open_BS", "attention_BS")}
+            return SimpleNamespace(**over, mask_id=canvas.mask_id)
+        # an autoregressive model has no mask: the open positions are those that it wrote
+        start = len(task.started())
+        open_1S = torch.arange(start + step)[None] >= start
+        return SimpleNamespace(open_BS=open_1S, attention_BS=torch.ones_like(open_1S), mask_id=-1)
+
+    def add(self, recording: Recording, moment: Moment, row: int = 0) -> None:
+        """Keep what one step showed, that of this row; of a step that is not recorded, what later ones add it up to."""
+        length = len(moment.ids_S)
+        step: dict[str, Any] = {"positions": np.float32(length), "step_number": np.int32(moment.index)}
+
+        def first(name: str) -> np.ndarray:
+            # one forward; under guidance the first of two, which saw the real prompt
+            value = recording.values(name)[0][row].float().numpy()
+            # behind a text that was run beside longer ones stands padding
+            return value[..., : self._added + length] if self._by_rows and self._axes[name][-1] in _TEXT else value
+
+        main = "last_row" if self._by_last_row else "received"
+        received_LHK = first(main)
+        visible_K = recording.visible[0][row].float().numpy()[: received_LHK.shape[-1]]
+        ran = int(visible_K.max())
+        if self._by_last_row:
+            visible_K = (visible_K > 0).astype(np.float32)
+        if self._so_far is not None:
+            self._so_far.add(received_LHK, visible_K, first("received_by_window"), self._added)
+            if not self._task.settings.records(moment.index):
+                return
+            received_LHK, visible_K = self._so_far.received, self._so_far.visible
+            step["last_row_main"] = main_sink(first("last_row")).astype(np.int32)
+        step["visible"], step["received"] = visible_K, received_LHK
+        if {"main_by_state", "received_by_state"} & self._wanted:
+            step |= self._by_state(first, recording, row, moment.state_S)
+        self._of_states(first, step, moment.state_S)
+        for name, axes in self._axes.items():
+            if name in (main, "received_by_state") or name not in self._wanted:
+                continue
+            if self._kinds[name].columns:
+                self._of_table(name, first(name), step, moment.state_S)
+                continue
+            step[name] = first(name)
+            if "position" in axes:
+                state_Q = moment.state_S[-1:] if self._by_rows else recording.query_state[0][row].numpy()
+                # of a first forward over the whole prompt, a last row is the last query
+                rows_Q = np.moveaxis(step[name], axes.index("position"), -1)[..., -len(state_Q) :]
+                step[name] = _means(rows_Q, state_Q)
+        # of an autoregressive text each step has one new query, whatever ran
+        self.queries[moment.index] = 1 if self._by_rows else ran
+        self._steps.append({name: _narrowed(name, np.asarray(value)) for name, value in step.items()})
+        for layer, head in self._maps(moment.index):
+            self.maps[f"step{moment.index}-layer{layer}-head{head}"] = recording.map(0, layer, head)[0].float().numpy()
+
+    def _by_state(self, first: First, recording: Recording, row: int, state_S: np.ndarray) -> dict[str, np.ndarray]:
+        if self._by_rows:
+            last_LHK = first("last_row")
+            by_state_GLHK = np.zeros((len(STATES), *last_LHK.shape), np.float32)
+            by_state_GLHK[state_S[-1]] = last_LHK
+        else:
+            by_state_GLHK = first("received_by_state")
+        found: dict[str, np.ndarray] = {}
+        if "main_by_state" in self._wanted:
+            # rows sum to 1, so the sum over keys is the number of queries of that state that ran
+            queries_GLH = by_state_GLHK.sum(-1)
+            ran_GLH = queries_GLH > 0.5
+            weight_GLHK = by_state_GLHK / np.maximum(queries_GLH, 0.5)[..., None]
+            if self._so_far is not None and not self._by_rows:
+                # a causal query sees the keys up to its own
+                state_Q = recording.query_state[0][row].numpy()
+                own_GQ = state_Q == np.arange(len(STATES))[:, None]
+                seen_GS = own_GQ[:, ::-1].cumsum(1)[:, ::-1].astype(np.float32)
+                seen_GK = np.concatenate([np.repeat(seen_GS[:, :1], self._added, 1), seen_GS], 1)
+                weight_GLHK = mean_weight(by_state_GLHK, seen_GK[:, None, None])
+            main_GLH = main_sink(weight_GLHK)
+            found["main_by_state"] = np.where(ran_GLH, main_GLH, -1).astype(np.int32)
+            share_GLH = np.take_along_axis(weight_GLHK, np.maximum(main_GLH, 0)[..., None], -1)[..., 0]
+            found["share_by_state"] = np.where(ran_GLH, share_GLH, np.nan)
+        if "received_by_state" in self._wanted:
+            found["received_by_state"] = by_state_GLHK
+        return found
+
+    def _of_states(self, first: First, step: dict[str, Any], state_S: np.ndarray) -> None:
+        """A row per layer and state: means over the positions in the state, and over heads."""
+
+        def shares(received_LHK: np.ndarray) -> np.ndarray:
+            return mean_weight(received_LHK.mean(1), step["visible"]) * step["positions"]
+
+        per_key = {"received": shares(step["received"])}
+        if "received_from_masked" in self._axes:
+            per_key["received_from_masked"] = shares(first("received_from_masked"))
+        per_key |= {name: first(name) for name in ("value_norm", "key_norm") if name in self._axes}
+        for state in np.unique(state_S):
+            here_S, rows = state_S == state, {"step": step["step_number"], "layer": np.array(self._selection.layers)}
+            rows |= {"state": np.array(STATES[state], object), "positions": here_S.sum()}
+            for name, values_LK in per_key.items():
+                here_LS = values_LK[:, -len(state_S) :][:, here_S]
+                rows[name] = ratio(np.nansum(here_LS, 1), (~np.isnan(here_LS)).sum(1))
+            self._tables["states"].append(rows)
+
+    def _of_table(self, name: str, values: np.ndarray, step: dict[str, Any], state_S: np.ndarray) -> None:
+        """A row per layer and what stands on the axes between; of positions, their state and whether they are sinks."""
+        columns = self._kinds[name].columns
+        places = np.indices(values.shape[:-1]).reshape(values.ndim - 1, -1)
+        rows = {"step": step["step_number"], **dict(zip(self._axes[name], places, strict=False))}
+        rows |= dict(zip(columns, values.reshape(-1, len(columns)).T, strict=True))
+        if "position" in columns:
+            sinks_LHK = find_sinks(step["received"], DEFAULT, step["visible"], step["positions"])
+            sinks_LS, place = sinks_LHK.mean(1)[:, -len(state_S) :], rows["position"].astype(int)
+            after = self._after_L[rows["layer"]]
+            rows |= {
+                "state": np.array(STATES, object)[state_S[place]],
+                "sink_heads": sinks_LS.mean(0)[place],
+                "sink_heads_any": sinks_LS.mean(),
+                "sink_heads_next": np.where(after < 0, np.nan, sinks_LS[after, place]),
+            }
+        rows["layer"] = np.array(self._selection.layers)[rows["layer"]]
+        self._tables[statistics.name_of(self._kinds[name])].append(rows)
+
+    def tables(self, sample: int) -> dict[str, pd.DataFrame]:
+        """Small tables by name. "states": what positions in each state receive and how long their vectors are, by step
+        and layer. One of each statistic that has `columns` ("massive_activations").
+
+        received and received_from_masked are multiples of an even share (the mean weight of the queries that see a key,
+        times the positions; without keys that too few see to be judged); sink_heads is the share of all recorded heads
+        in which the position is a sink (the default rule), sink_heads_any its mean over all positions, sink_heads_next
+        the same in the layer that reads the hidden state, NaN where that was not recorded. NaN as well where fewer than
+        8 masked queries ran.
+        """
+        tables = {}
+        for name, parts in self._tables.items():
+            # of each step some columns hold one number for all rows
+            wide = [np.broadcast_arrays(np.array(sample), *rows.values()) for rows in parts]
+            columns = map(np.concatenate, zip(*wide, strict=True))
+            tables[name] = pd.DataFrame(dict(zip(("sample", *parts[0]), columns, strict=True)))
+        return tables
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Names of the axes of an array."""
+        if name in STUDY_DIMS:
+            return STUDY_DIMS[name]
+        axes = self._axes[name]
+        by_state = ("state",) if "position" in axes else ()
+        return ("step", *by_state, *(axis for axis in axes if axis != "position"))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything kept, steps first; NaN where a step has no such key. Empty when no step was recorded.
+
+        Of an autoregressive model "window_received" too, windows first: see `SoFar.windows`.
+        """
+        if not self._steps:
+            return {}
+        found = {
+            name: padded_stack([torch.from_numpy(step[name]) for step in self._steps], 0).numpy()
+            for name in self._steps[0]
+        }
+        if self._so_far is not None:
+            windows_WLHK = self._so_far.windows(found["received"].shape[-1], self._added)
+            if len(windows_WLHK):
+                found["window_received"] = _narrowed("window_received", windows_WLHK)
+        return found
+
+
+def _means(rows_Q: np.ndarray, state_Q: np.ndarray) -> np.ndarray:
+    """Means over the queries of each state, (G, …) of (…, Q); NaN for a state that has none."""
+    nothing = np.full(rows_Q.shape[:-1], np.nan)
+    there = [state_Q == state for state in range(len(STATES))]
+    return np.stack([rows_Q[..., here_Q].mean(-1) if here_Q.any() else nothing for here_Q in there])
+
+
+def _narrowed(name: str, array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind != "f" or name in DTYPES:
+        return array
+    with np.errstate(over="ignore"):
+        narrow = array.astype(np.float16)
+    # the writer widens, with a warning, what half precision cannot hold
+    return array if np.any(np.isinf(narrow) & np.isfinite(array)) else narrow

@@ -1,0 +1,80 @@
+"""Controls of a study, untrained twins of its model: run where that costs little or is asked for; what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sinklab.lab.analysis.answers import CONTROLS, beside
+from sinklab.lab.studies.base import Work, columns_of
+
+if TYPE_CHECKING:
+    from sinklab.lab.checkpoints.loading import Loaded
+    from sinklab.lab.records.reading import Run
+
+LITTLE = 60.0
+"""Seconds: twins that take less are made without being asked for."""
+MAKING = 1e-7
+"""Seconds that it takes to initialise or permute a parameter."""
+
+
+def write_twins(work: Work, seconds: Callable[[], float], write: Callable[[Loaded, str], None]) -> None:
+    """Make both twins of the model, one after the other, and write what they show; then the table ``twins``: which
+    there are, or why not. Nothing where none is wanted, or those that can be made are there.
+
+    Args:
+        work: of the run, open. settings.twin says what was asked for; None is where both take little.
+        seconds: measures what all takes with one twin, once that is made; asked where it matters.
+        write: takes a twin and its name, of which `of_twin` makes the names of its tables.
+    """
+    from sinklab.lab.checkpoints.loading import UNTRAINED
+    from sinklab.lab.records.reading import open_run
+    from sinklab.lab.records.storage import weights_hash
+
+    wanted, run = work.settings.twin, work.run
+    if wanted is False or (run.has("twins") and (not wanted or open_run(run.path).table("twins")["made"].all())):
+        return
+    rows, seed, hindrance = [], work.settings.seed or 0, "" if wanted else _too_long(work, seconds())
+    for kind, make in UNTRAINED.items():
+        why, own_hash = hindrance, None
+        if not why:
+            work.progress.stage(f"a control ({CONTROLS[kind]}) reads the same canvases")
+            try:
+                twin = make(work.loaded, seed)
+            except ValueError as error:
+                why = str(error)
+            else:
+                own_hash = weights_hash(twin.model.state_dict())
+                write(twin, kind)
+        if why:
+            work.progress.stage(f"no control ({CONTROLS[kind]}): {why}")
+        rows.append({"twin": kind, "made": not why, "seed": seed, "weights_sha256": own_hash, "why": why})
+    run.table("twins", columns_of(rows))
+
+
+def _too_long(work: Work, one: float) -> str:
+    """Why no controls are run that nobody asked for, in words; empty where they take little."""
+    seconds = 2 * (one + MAKING * work.loaded.model.num_parameters())
+    if seconds < LITTLE:
+        return ""
+    return f"both would take about {seconds / 60:.0f} min; pass --twin to run them, in Python twin=True"
+
+
+def twins_of(run: Run) -> list[str]:
+    """Names of the twins that a run has."""
+    made = run.table("twins") if "twins" in run.tables else None
+    return [] if made is None else made.loc[made["made"], "twin"].tolist()
+
+
+def no_twins(runs: Mapping[str, Run]) -> list[str]:
+    """What is said of those of these models that have no controls; nothing where all have."""
+    alone = {label: run for label, run in runs.items() if not twins_of(run)}
+    tables = [run.table("twins") for run in alone.values() if "twins" in run.tables]
+    why = f" ({tables[0]['why'].iloc[0]})" if tables else ""
+    return [f"No untrained control of {' and '.join(alone)} was run{why}."] if alone else []
+
+
+def shown_by(texts: Mapping[str, str], own: Any = (), theirs: Mapping[str, Any] | None = None) -> str:
+    """What controls show, in brackets behind a number; empty without any. See `sinklab.lab.analysis.answers.beside`."""
+    words = beside(texts, own, theirs)
+    return f" ({words})" if words else ""

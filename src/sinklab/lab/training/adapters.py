@@ -1,0 +1,127 @@
+"""Adapters of a run: written beside its model, taken out of a checkpoint, and put in where another run goes on."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sinklab.core.errors import refused
+from sinklab.core.models.config import DiffusionLMConfig
+from sinklab.core.models.sinks.base import tensors_of
+from sinklab.lab.checkpoints.adapters import (
+    AdapterFile,
+    adapter_tensors,
+    base_hash,
+    check_base,
+    read_adapters,
+    save_adapters,
+)
+from sinklab.lab.checkpoints.published import read_plan
+from sinklab.lab.records.reading import open_run
+from sinklab.lab.training.checkpoints import step_of
+from sinklab.lab.training.checks import variant
+from sinklab.lab.training.settings import TrainSettings
+
+FILE = "adapters.safetensors"
+
+
+def facts_of(
+    state: Mapping[str, Tensor], config: DiffusionLMConfig, settings: TrainSettings, step: int, base: str = ""
+) -> AdapterFile:
+    """Facts of the adapters in the state of a model after so many steps of a run; ``base`` names what was adapted."""
+    name = str(settings.init_from)
+    own = {key: getattr(config, key) for key in (*variant(settings), "logit_shift")}
+    tokens = step * settings.batch * settings.length
+    if settings.adapters is not None:
+        tokens += read_adapters(settings.adapters)[0].tokens
+    rows, sink = read_plan(name)[0].backbone.vocab_size, tensors_of(config)
+    return AdapterFile(
+        # of a folder the last name: where it lay says nothing elsewhere
+        base=base or (Path(name).name if Path(name).exists() else name),
+        base_sha256=base_hash(state, rows, sink=sink, tied=bool(config.tie_word_embeddings)),
+        base_rows=rows,
+        rank=settings.lora_rank,
+        objective=settings.objective,
+        mask_token=settings.mask_token,
+        mask_token_id=config.mask_token_id,
+        settings={} if settings.objective == "autoregressive" else own,
+        tokens=tokens,
+        seed=settings.seed,
+    )
+
+
+def write(model: Any, settings: TrainSettings, step: int) -> Path:
+    """Write the adapters of a model that still has them into the run folder, and return the file."""
+    state = model.state_dict()
+    facts = facts_of(state, model.config, settings, step)
+    return save_adapters(facts, adapter_tensors(state, tensors_of(model.config)), Path(settings.out) / FILE)
+
+
+def extract(checkpoint: str | Path, file: str | Path | None = None, *, base: str = "") -> Path:
+    """Write the adapters of a checkpoint of a run (``RUN/checkpoints/checkpoint-500``), which keeps all weights.
+
+    Args:
+        checkpoint: its folder; the run folder above it says how it was trained.
+        file: where to; ``adapters.safetensors`` in the checkpoint when left out.
+        base: name of the model that was adapted, for whoever finds the file.
+
+    Returns:
+        the file, which :func:`sinklab.lab.checkpoints.adapters.load_adapters` reads.
+
+    Raises:
+        ValueError: for a folder that is no checkpoint of a run with adapters.
+    """
+    checkpoint = Path(checkpoint)
+    settings = settings_of_run(checkpoint.parent.parent)
+    fault = f"the weights of {checkpoint} cannot be read"
+    with refused(fault, SafetensorError, OSError, ValueError):
+        config: Any = DiffusionLMConfig.from_pretrained(checkpoint)
+        state = load_file(checkpoint / "model.safetensors")
+    tensors = adapter_tensors(state, tensors_of(config))
+    if not any(".lora_A." in name for name in tensors):
+        raise ValueError(f"{checkpoint} has no adapters: its run trains {settings.train_only!r}; train with lora")
+    facts = facts_of(state, config, settings, step_of(checkpoint), base)
+    return save_adapters(facts, tensors, checkpoint / FILE if file is None else file)
+
+
+def settings_of_run(folder: Path) -> TrainSettings:
+    """The settings of a run, also of one that is still going on."""
+    known = {one.name for one in dataclasses.fields(TrainSettings)}
+    found = open_run(folder).info.settings
+    return TrainSettings(**{name: value for name, value in found.items() if name in known})
+
+
+def check_start(model: Any, settings: TrainSettings) -> AdapterFile:
+    """The facts of the adapters that a run goes on from; ``model`` is the base, before it has adapters.
+
+    Raises:
+        ValueError: if they are of another base, rank, objective or variant than the settings say.
+    """
+    file = str(settings.adapters)
+    facts, _ = read_adapters(file)
+    is_causal = facts.objective == "autoregressive"
+    wanted = {"lora_rank": facts.rank, **facts.settings}
+    here = {"lora_rank": settings.lora_rank, **{name: getattr(model.config, name) for name in facts.settings}}
+    other = {name: value for name, value in wanted.items() if here[name] != value}
+    if is_causal != (settings.objective == "autoregressive"):
+        other["objective"] = facts.objective
+    if other:
+        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in other.items())
+        raise ValueError(f"a run keeps the form of the adapters that it goes on from, and {file} has another; {flags}")
+    check_base(model, facts, str(settings.init_from), file)
+    return facts
+
+
+@torch.no_grad()
+def put_in(model: Any, settings: TrainSettings) -> None:
+    """Give the adapters of a model, and its sink, the values of the file that the run goes on from."""
+    parameters = dict(model.named_parameters())
+    for name, tensor in read_adapters(str(settings.adapters))[1].items():
+        for half in ("lora_A", "lora_B"):
+            name = name.replace(f".{half}.weight", f".{half}.default.weight")
+        parameters[name].copy_(tensor)

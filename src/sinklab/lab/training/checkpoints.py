@@ -1,0 +1,223 @@
+"""Checkpoints, each complete or absent, and what a run may resume from."""
+
+import dataclasses
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from sinklab.core.errors import read_json
+from sinklab.lab.checkpoints.materialize import machine_type
+from sinklab.lab.records.info import RunInfo, read_info, undamaged
+from sinklab.lab.records.storage import RUN_FILE
+from sinklab.lab.records.writing import names_in, refuse_taken
+from sinklab.lab.training.settings import FREE, TrainSettings
+
+HISTORY_FILE = "history.json"
+PARTIAL = ".partial"
+POSITION_FILE = "position.json"
+
+
+@contextmanager
+def write_checkpoint(root: Path, step: int, *, first: bool, wait: Any) -> Iterator[Path]:
+    """Write a checkpoint in this block, into the folder that it is given: a temporary one, renamed once it is whole.
+
+    Args:
+        root: folder of the checkpoints, one for all processes.
+        step: its number.
+        first: this process is the one that cleans up and renames.
+        wait: called where all processes must meet.
+
+    Raises:
+        ValueError: if the disk is full; what was written is removed, older checkpoints are not touched.
+    """
+    partial, whole = root / PARTIAL, root / f"checkpoint-{step}"
+    if first:
+        shutil.rmtree(partial, ignore_errors=True)
+    wait()
+    try:
+        with needing_room(root, f"checkpoint {step}"):
+            yield partial / whole.name
+            wait()
+            if first:
+                settle(partial / whole.name)
+                # the folder of an earlier session that was cut short
+                shutil.rmtree(whole, ignore_errors=True)
+                (partial / whole.name).rename(whole)
+    finally:
+        if first:
+            shutil.rmtree(partial, ignore_errors=True)
+    wait()
+
+
+@contextmanager
+def needing_room(root: Path, what: str) -> Iterator[None]:
+    """Say what to do where the disk is full.
+
+    Args:
+        root: folder of the checkpoints.
+        what: is written, for the message.
+
+    Raises:
+        ValueError: for the errors of a full disk.
+    """
+    try:
+        yield
+    # safetensors and torch.save have errors of their own for a disk that refuses
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if not _is_full(error):
+            raise
+        raise ValueError(
+            f"the disk needs room for one more checkpoint than are kept, but it is full: {what} in {root} could not be "
+            f"written ({error}). The newest whole one is {named_checkpoint(root)}: free some space, or lower --keep, "
+            "and continue with --resume"
+        ) from error
+
+
+def _is_full(error: Exception) -> bool:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if "No space left" in str(error) or "os error 28" in str(error):
+        return True
+    # torch.save says no more than that its container could not be written
+    return "inline_container" in str(error)
+
+
+def settle(folder: Path) -> None:
+    """Have the bytes on the disk before the name says so; all files with the mode of the one that most may read."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    for path in files:
+        # the writers of safetensors make files that only their owner may read
+        path.chmod(max(other.stat().st_mode for other in files))
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def prune(root: Path, keep: int) -> None:
+    """Remove all but the newest ``keep`` whole checkpoints, and what is none."""
+    shutil.rmtree(root / PARTIAL, ignore_errors=True)
+    kept = set(whole_checkpoints(root)[-keep:])
+    for path in root.glob("checkpoint-*"):
+        if path not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def whole_checkpoints(root: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    return sorted((path.parent for path in root.glob(f"checkpoint-*/{HISTORY_FILE}")), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was written."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def named_checkpoint(root: Path | str) -> str:
+    """The newest whole checkpoint, for a message."""
+    found = whole_checkpoints(Path(root))
+    return str(found[-1]) if found else "none (no checkpoint is whole yet)"
+
+
+def refuse_broken_weights(model: nn.Module, step: int, root: Path) -> None:
+    """Refuse to save weights that are not finite.
+
+    Raises:
+        ValueError: naming the first such tensor.
+    """
+    for name, weight in model.named_parameters():
+        # the local part of a sharded tensor is enough: every process looks at its own
+        local: Any = weight.to_local() if hasattr(weight, "to_local") else weight
+        if not bool(torch.isfinite(local).all()):
+            raise ValueError(
+                f"weights must be finite to be saved, but {name} has values that are not at step {step}; start a new "
+                f"run with a lower lr; the newest whole checkpoint is {named_checkpoint(root)}"
+            )
+
+
+def with_precision(settings: TrainSettings) -> TrainSettings:
+    """The settings with bf16 decided: as the run to resume has it, else as this machine multiplies fast."""
+    if settings.bf16 is not None:
+        return settings
+    before = Path(settings.out) / RUN_FILE
+    if settings.resume and before.is_file():
+        return dataclasses.replace(settings, bf16=read_info(before).settings.get("bf16"))
+    return dataclasses.replace(
+        settings, bf16=machine_type("cuda" if torch.cuda.is_available() else "cpu") == torch.bfloat16
+    )
+
+
+def earlier_run(folder: Path, settings: TrainSettings) -> RunInfo | None:
+    """What ``run.json`` says of the run that these settings resume; None for a run that begins in ``folder``, also
+    after one that was killed before it had a ``run.json``.
+
+    Raises:
+        ValueError: for a folder that is taken; when resuming, for one that is absent or holds something else, a
+            damaged ``run.json``, and a setting that matters and has changed.
+    """
+    refuse_taken(folder, resume=settings.resume)
+    if settings.resume and not folder.exists():
+        raise ValueError(f"nothing to resume: {folder} has no checkpoint; leave out --resume")
+    if not names_in(folder):
+        return None
+    before = of_training(folder, read_info(folder / RUN_FILE))
+    now = json.loads(json.dumps(dataclasses.asdict(settings)))
+    kept = [key for key in now if key not in FREE and key in before.settings]
+    changed = [f"{key}: {before.settings[key]!r} → {now[key]!r}" for key in kept if before.settings[key] != now[key]]
+    if changed:
+        raise ValueError(
+            f"a resumed run must keep its settings, but these changed: {', '.join(changed)}; start a new run in "
+            "another folder (--out) instead"
+        )
+    return before
+
+
+def of_training(folder: Path, info: RunInfo) -> RunInfo:
+    """What ``run.json`` says, of a training run. Raises ValueError for a run of another kind."""
+    if info.kind != "training":
+        raise ValueError(
+            f"{folder} holds a run of the kind {info.kind!r}, and only training runs have these settings; choose "
+            "another folder"
+        )
+    return info
+
+
+def same_data(folder: Path, run: RunInfo, data: str) -> None:
+    """Refuse to resume a run that was started with other text.
+
+    Raises:
+        ValueError: if the run in ``folder`` recorded another hash than ``data``.
+    """
+    if run.model.get("data_sha256", data) != data:
+        raise ValueError(
+            f"a resumed run must keep its data, but the corpus, the held-out text or the tokenizer of {folder} has "
+            "changed since; restore them or start a new run in another folder (--out)"
+        )
+
+
+def no_resuming(checkpoint: Path) -> str:
+    """What to do about a checkpoint of which a file is damaged."""
+    return f"Remove {checkpoint} to resume from the one before it."
+
+
+def write_position(checkpoint: Path, row: int, cursor: list[int]) -> None:
+    """Note the next row of a stream, and a cursor from which it can be found again."""
+    (checkpoint / POSITION_FILE).write_text(json.dumps({"row": row, "cursor": cursor}))
+
+
+def read_position(checkpoint: Path) -> tuple[int, list[int]]:
+    """Next row and cursor of the stream.
+
+    Raises:
+        ValueError: if the checkpoint lacks them or they are damaged.
+    """
+    with undamaged(checkpoint / POSITION_FILE, no_resuming(checkpoint)):
+        noted = read_json(checkpoint / POSITION_FILE)
+        return int(noted["row"]), [int(part) for part in noted["cursor"]]

@@ -1,0 +1,239 @@
+"""What a training run refuses before it reads anything."""
+
+import atexit
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate.utils import gather_object
+from transformers import LlamaConfig, TrainerCallback, TrainingArguments
+from transformers.integrations import TensorBoardCallback
+
+from sinklab.core.errors import one_of
+from sinklab.core.models.config import DiffusionLMConfig
+from sinklab.core.registry import rules
+from sinklab.lab.training.settings import TrainSettings
+
+
+def check(settings: TrainSettings) -> None:
+    """What can be refused without reading the corpus.
+
+    Raises:
+        ValueError: for sizes below 1 or that do not fit, an unknown choice or variant, fractions outside 0…1, settings
+            that exclude one another.
+    """
+    rules.parse(settings.monitor_rule)
+    if settings.causal_start + settings.anneal > 1:
+        raise ValueError(
+            f"the causal phase and annealing must fit into the run, but causal_start {settings.causal_start} and "
+            f"anneal {settings.anneal} are more than 1 together"
+        )
+    _check_sizes(settings)
+    DiffusionLMConfig(LlamaConfig(), **variant(settings, "gate_bias"))
+    _check_together(settings)
+
+
+def _check_sizes(settings: TrainSettings) -> None:
+    if settings.init_from is not None:
+        if settings.init != "plain":
+            raise ValueError(f"init={settings.init!r} draws new weights, but init_from has some; leave out one of them")
+        return
+    width, left = divmod(settings.hidden_size, settings.heads)
+    if left:
+        raise ValueError(f"hidden_size ({settings.hidden_size}) must be a multiple of heads ({settings.heads})")
+    if width % 2:
+        raise ValueError(
+            f"each head must have an even width, which rotary positions turn in pairs, but hidden_size "
+            f"{settings.hidden_size} over {settings.heads} heads gives {width}"
+        )
+    if settings.kv_heads is not None and settings.heads % settings.kv_heads:
+        raise ValueError(f"kv_heads must divide heads ({settings.heads}), but is {settings.kv_heads}")
+
+
+def _check_together(settings: TrainSettings) -> None:
+    """Settings that exclude one another."""
+    plain = ("sink_count", "gate", "attention", "causal_start", "anneal", "window")
+    given = [name for name in plain if getattr(settings, name) != getattr(TrainSettings(), name)]
+    if settings.objective == "autoregressive" and given:
+        raise ValueError(
+            "an autoregressive run trains a plain decoder, without sink, gate or window and causal throughout; leave "
+            f"out {', '.join(given)}"
+        )
+    _check_blocks(settings)
+    if settings.attention == "causal" and settings.anneal:
+        raise ValueError(
+            f"annealing brings keys to the right into sight, but attention='causal' has none, got anneal="
+            f"{settings.anneal}; leave out one of them"
+        )
+    if settings.train_only != "all" and settings.init_from is None:
+        raise ValueError(
+            f"train_only={settings.train_only!r} leaves the backbone as it is, so there must be one: give init_from"
+        )
+    if settings.adapters is not None and settings.train_only != "lora":
+        raise ValueError(f"adapters go on with train_only='lora', got {settings.train_only!r}; give that")
+    if settings.train_only == "sink" and not settings.sink_count:
+        raise ValueError("train_only='sink' needs a sink to train; give sink_kind and sink_count")
+    if settings.muon_lr is not None and settings.optimizer != "muon":
+        raise ValueError("muon_lr is the learning rate of Muon, but optimizer is 'adamw'; give lr, or optimizer='muon'")
+    if settings.optimizer == "muon" and settings.train_only != "all":
+        raise ValueError(
+            f"Muon trains the matrices of all layers, but train_only is {settings.train_only!r}; use optimizer='adamw'"
+        )
+    if settings.row_start and (settings.streaming or settings.pairs != "none"):
+        raise ValueError("row_start begins packed rows of plain text; leave it out with a stream or pairs")
+    if settings.streaming and (settings.pairs != "none" or settings.epochs is not None):
+        raise ValueError("a stream has no pairs and no epochs; leave out streaming, or give steps")
+    if settings.monitor_every and settings.pairs in ("corrected", "completion"):
+        raise ValueError(
+            f"the sink monitor measures rows without padding, and pairs={settings.pairs!r} has padding; set "
+            "monitor_every to 0"
+        )
+
+
+def _check_blocks(settings: TrainSettings) -> None:
+    if settings.objective != "block_diffusion":
+        given = [name for name in BLOCKS if getattr(settings, name) != getattr(TrainSettings(), name)]
+        if given:
+            raise ValueError(f"{', '.join(given)} belong to objective='block_diffusion'; give that, or leave them out")
+        return
+    if settings.block_length is None and settings.init_from is None:
+        raise ValueError("objective='block_diffusion' needs the tokens of a block; give block_length, such as 16")
+    hiding = {"anneal": 0.0, "window": None, "documents": "joined"}
+    if other := [name for name, plain in hiding.items() if getattr(settings, name) != plain]:
+        raise ValueError(
+            f"with objective='block_diffusion' blocks alone say who sees whom; leave out {', '.join(other)}"
+        )
+
+
+BLOCKS = ("block_length", "t_per", "clean_attention")
+
+
+def micro_batches(settings: TrainSettings, ranks: int) -> tuple[int, int]:
+    """Rows that a process runs at a time, and how many times it does so in a step.
+
+    Raises:
+        ValueError: if the batch does not divide evenly.
+    """
+    micro = settings.micro_batch or max(1, settings.batch // ranks)
+    if settings.batch % (micro * ranks):
+        raise ValueError(
+            f"batch must be a multiple of micro_batch × processes, but {settings.batch} is no multiple of "
+            f"{micro} × {ranks}; change --batch or --micro-batch"
+        )
+    return micro, settings.batch // (micro * ranks)
+
+
+def variant(settings: TrainSettings, *more: str) -> dict[str, Any]:
+    """The settings that make the model's variant, and more of them, as its config names them."""
+    blocks = ("block_length", "clean_attention") if settings.objective == "block_diffusion" else ()
+    names = ("sink_kind", "sink_count", "sink_side", "gate", "attention", *blocks, *more)
+    return {name: getattr(settings, name) for name in names}
+
+
+@contextmanager
+def explained(settings: TrainSettings) -> Iterator[None]:
+    """Say which settings save memory where a device does not have enough.
+
+    Raises:
+        ValueError: for torch's error.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        micro = settings.micro_batch or "the whole share of a process"
+        raise ValueError(
+            f"the device does not have enough memory for rows of {settings.length} tokens: lower --micro-batch (now "
+            f"{micro}; it changes no result), turn on --gradient-checkpointing "
+            f"({'on' if settings.gradient_checkpointing else 'off'} now), or lower --head-chunk (now "
+            f"{settings.head_chunk}), and continue with --resume: {str(error).splitlines()[0]}"
+        ) from error
+
+
+TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow", "comet_ml", "clearml", "swanlab", "neptune", "dvclive")
+TENSORBOARD = "tensorboard"
+
+
+def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
+    """The Trainer's arguments for these settings. Joins the process group where there are several processes.
+
+    Raises:
+        ValueError: if the batch does not divide evenly over processes and micro-batches, or for an unknown tracker.
+    """
+    # as torchrun, accelerate launch and every other launcher say it; the arguments need it before they know it
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    micro, accumulated = micro_batches(settings, ranks)
+    on_gpu = torch.cuda.is_available()
+    args = TrainingArguments(
+        output_dir=str(folder / "checkpoints"),
+        max_steps=settings.steps,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=accumulated,
+        learning_rate=settings.lr,
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr_rate": settings.min_lr},
+        optim="adamw_torch_fused",
+        weight_decay=settings.weight_decay,
+        adam_beta1=settings.beta1,
+        adam_beta2=settings.beta2,
+        max_grad_norm=settings.clip,
+        bf16=bool(settings.bf16),
+        use_cpu=not on_gpu,
+        ddp_backend="gloo" if ranks > 1 and not on_gpu else None,
+        ddp_find_unused_parameters=False,
+        logging_steps=settings.log_every,
+        logging_nan_inf_filter=False,
+        eval_strategy="steps",
+        eval_steps=settings.eval_every,
+        save_steps=settings.save_every,
+        # a stream continues from its cursor, and rows in memory are found by their number
+        ignore_data_skip=settings.streaming,
+        dataloader_num_workers=settings.workers,
+        dataloader_pin_memory=on_gpu,
+        report_to=[name for name in trackers(settings.log_to) if name != TENSORBOARD] or "none",
+        seed=settings.seed,
+        remove_unused_columns=False,
+    )
+    # a process uses one device; several GPUs without a launcher would be torch's DataParallel
+    args.device  # noqa: B018 (counts the devices on first use)
+    args._n_gpu = min(1, args._n_gpu)
+    if ranks > 1:
+        # gloo's threads must end before the interpreter does: a process that aborts takes the others with it
+        atexit.register(args.distributed_state.destroy_process_group)
+    if len({*gather_object([args.bf16])}) > 1:
+        raise ValueError("all processes must compute in one type, but not all machines have bfloat16; give --no-bf16")
+    return args
+
+
+def trackers(log_to: str) -> list[str]:
+    """Names of trackers from the setting.
+
+    Raises:
+        ValueError: for an unknown one, or one that is given by name and not installed.
+    """
+    names = [name.strip() for name in log_to.split(",") if name.strip()]
+    if names in (["none"], ["auto"]):
+        return [TENSORBOARD] if names == ["auto"] and _installed(TENSORBOARD) else []
+    for name in names:
+        one_of("log_to", name, ("auto", "none", *TRACKERS))
+        if name in ("auto", "none"):
+            raise ValueError(f"log_to takes {name!r} alone, but is {log_to!r}")
+        if name in (TENSORBOARD, "wandb", "trackio") and not _installed(name):
+            raise ValueError(f"log_to names {name}, which is not installed; run pip install {name}")
+    return names
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def tensorboard(settings: TrainSettings) -> list[TrainerCallback]:
+    """The callback that writes ``tracking/`` in the run folder, if it is wanted."""
+    if TENSORBOARD not in trackers(settings.log_to):
+        return []
+    from torch.utils.tensorboard import SummaryWriter
+
+    return [TensorBoardCallback(cast(Any, SummaryWriter(log_dir=str(Path(settings.out) / "tracking"))))]

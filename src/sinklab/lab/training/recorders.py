@@ -1,0 +1,295 @@
+"""What is recorded while a model trains: losses and speed at each step logged, and where attention goes.
+
+A recorder keeps its rows in each checkpoint, so that a resumed run has the table of an uninterrupted one.
+"""
+
+# R rows, S sequence
+import contextlib
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from transformers import TrainerCallback
+
+from sinklab.core.errors import read_json
+from sinklab.core.sinks.rules import DEFAULT, Rule
+from sinklab.lab.records.info import undamaged
+from sinklab.lab.records.storage import write_beside
+from sinklab.lab.training.checkpoints import HISTORY_FILE, named_checkpoint, no_resuming
+from sinklab.lab.training.snapshots import MEASURES, snapshot
+
+RECENT = 20
+"""Logged losses whose median a spike is measured against."""
+FEWEST = 5
+"""Logged losses before a spike can be detected."""
+LOGGED = {"loss": "loss", "heldout_loss": "eval_loss", "lr": "learning_rate", "grad_norm": "grad_norm"}
+"""Columns of the history -> what the Trainer calls them."""
+MONITOR_FILE = "monitor.json"
+SUMMARY = {"sink_share": "sink/share", "main_added": "sink/main", "mobility": "sink/mobility"}
+SUMMARY |= {"text_sinks": "sink/text_sinks", "activation_ratio": "sink/activation_ratio"}
+
+
+class Recorder(TrainerCallback):
+    """Collects the rows of a table while the Trainer runs.
+
+    Args:
+        earlier: checkpoint of the run that this one resumes, whose rows come first.
+
+    Raises:
+        ValueError: if that checkpoint's rows are damaged.
+    """
+
+    table: ClassVar[str]
+    """The table in the run folder."""
+    file: ClassVar[str]
+    """The file in each checkpoint."""
+    names: ClassVar[tuple[str, ...]]
+    """The columns."""
+
+    write: Callable[[str, dict[str, list[Any]]], object] = staticmethod(lambda table, columns: None)
+    """Called with the table and its columns whenever it has grown."""
+
+    def __init__(self, earlier: Path | None = None) -> None:
+        self.rows: list[dict[str, Any]] = []
+        if earlier is not None and (earlier / self.file).exists():
+            with undamaged(earlier / self.file, no_resuming(earlier)):
+                self.rows = [dict(row) for row in read_json(earlier / self.file)]
+
+    def save(self, checkpoint: Path) -> None:
+        """Write the rows so far into a checkpoint."""
+        write_beside(checkpoint / self.file, lambda part: part.write_text(json.dumps(self.rows)))
+
+    def columns(self) -> dict[str, list[Any]]:
+        """The rows as columns of the table; rows of an older version may lack some."""
+        return {name: [row.get(name, math.nan) for row in self.rows] for name in self.names}
+
+    def grow(self, *rows: dict[str, Any]) -> None:
+        """More rows, also on the disk; one that is full is no reason to stop here: checkpoints and the end say so."""
+        self.rows += rows
+        with contextlib.suppress(OSError):
+            self.write(self.table, self.columns())
+
+
+class History(Recorder):
+    """Collects what the Trainer logs, and stops a run whose loss is not finite or spikes.
+
+    Args:
+        tokens_per_step: tokens in an optimizer step, over all processes.
+        earlier: checkpoint of the run that this one resumes.
+        say: called with a line at each row.
+        spike: stop when a loss is more than so many times the median of the last 20; 0 is never.
+        begins: steps before which losses do not compare with later ones: the end of warm-up, of the causal phase, ….
+    """
+
+    table = "history"
+    file = HISTORY_FILE
+    names = ("step", "tokens", *LOGGED, "tokens_per_second", "seconds")
+
+    def __init__(
+        self,
+        tokens_per_step: int,
+        earlier: Path | None = None,
+        say: Callable[[str], object] | None = None,
+        *,
+        spike: float = 0.0,
+        begins: Iterable[int] = (),
+    ) -> None:
+        super().__init__(earlier)
+        self.say = say or (lambda text: None)
+        self.tokens_per_step = tokens_per_step
+        self.spike, self.begins = spike, sorted(begins)
+        self.started = time.perf_counter() - (self.rows[-1]["seconds"] if self.rows else 0.0)
+        self._first, self._since = 0, time.perf_counter()
+        self._clock, self._busy, self._steps = self._since, 0.0, 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Where this session starts, to tell how long the rest will take."""
+        self._first, self._since = state.global_step, time.perf_counter()
+        self._clock = self._since
+        # a resumed state would bring back the intervals of the session that wrote it
+        state.logging_steps, state.eval_steps, state.save_steps = args.logging_steps, args.eval_steps, args.save_steps
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count the time of training itself, without measuring and saving."""
+        now = time.perf_counter()
+        self._busy, self._clock, self._steps = self._busy + now - self._clock, now, self._steps + 1
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The time of measuring and of saving is none of training."""
+        self._clock = time.perf_counter()
+
+    on_save = on_evaluate
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+        """Keep losses and learning rates with the step and the tokens seen.
+
+        Raises:
+            ValueError: if a loss is not finite, or spikes.
+        """
+        logs = logs or {}
+        if "loss" not in logs and "eval_loss" not in logs:
+            return
+        self._refuse_no_number(args, state, logs)
+        self._refuse_spike(args, state, logs)
+        row = {"step": state.global_step, "tokens": state.global_step * self.tokens_per_step}
+        row |= {name: logs.get(said, math.nan) for name, said in LOGGED.items()}
+        row["tokens_per_second"] = self._speed() if "loss" in logs else math.nan
+        self.grow(row | {"seconds": round(time.perf_counter() - self.started, 1)})
+        held = f", held out {logs['eval_loss']:.3f}" if "eval_loss" in logs else ""
+        loss = f", loss {logs['loss']:.3f}" if "loss" in logs else ""
+        self.say(f"step {state.global_step} of {state.max_steps}{loss}{held}{self._left(state)}")
+
+    def _speed(self) -> float:
+        speed = self._steps * self.tokens_per_step / self._busy if self._busy else math.nan
+        self._busy, self._steps = 0.0, 0
+        return speed
+
+    def _refuse_no_number(self, args: Any, state: Any, logs: dict[str, float]) -> None:
+        for name in ("loss", "eval_loss"):
+            if not math.isfinite(logs.get(name, 0.0)):
+                raise ValueError(
+                    f"the loss must stay finite, but {name} is {logs[name]} at step {state.global_step}; lower lr "
+                    f"({args.learning_rate}) and start again, or resume from {named_checkpoint(args.output_dir)}"
+                )
+
+    def _refuse_spike(self, args: Any, state: Any, logs: dict[str, float]) -> None:
+        if not self.spike or "loss" not in logs:
+            return
+        begin = max((step for step in self.begins if step < state.global_step), default=0)
+        # rows of checkpoints of an older version may lack keys; a mean over steps before `begin` is another quantity
+        before = [row["loss"] for row in self.rows if row["step"] > begin and not math.isnan(row["loss"])][-RECENT:]
+        if len(before) < FEWEST or state.global_step <= begin:
+            return
+        median = statistics.median(before)
+        if logs["loss"] > self.spike * median:
+            raise ValueError(
+                f"the loss must not spike, but at step {state.global_step} it is {logs['loss']:.4g}, more than "
+                f"{self.spike:g} times the median of the last {len(before)} logged ({median:.4g}), at lr "
+                f"{logs.get('learning_rate', math.nan):.3g}; lower lr or resume from "
+                f"{named_checkpoint(args.output_dir)} with --resume, or raise --spike (0: never stop)"
+            )
+
+    def _left(self, state: Any) -> str:
+        done = state.global_step - self._first
+        if not done or state.global_step >= state.max_steps:
+            return ""
+        minutes = (time.perf_counter() - self._since) / done * (state.max_steps - state.global_step) / 60
+        return f", about {minutes:.0f} min left" if minutes >= 1 else ", less than a minute left"
+
+
+class Counted(TrainerCallback):
+    """Tells how far a run is after each step."""
+
+    def __init__(self, count: Callable[[float, float], object]) -> None:
+        self._count = count
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Nothing is done, or what the run that is resumed has done."""
+        self._count(state.global_step, state.max_steps)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """One more step."""
+        self._count(state.global_step, state.max_steps)
+
+
+class Stop(TrainerCallback):
+    """SIGTERM ends a run with a checkpoint behind the step in work: in all processes the same one."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    def want(self, *_: object) -> None:
+        """Note it; nothing else happens before the step ends."""
+        self.wanted = True
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A group of its own, so that no GPU is waited for."""
+        self._group = dist.new_group(backend="gloo") if args.world_size > 1 else None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Log, save and stop where SIGTERM came to any process."""
+        if self._group is not None:
+            dist.all_reduce(anywhere := torch.tensor(int(self.wanted)), dist.ReduceOp.MAX, group=self._group)
+            self.wanted = bool(anywhere)
+        if self.wanted:
+            control.should_log = control.should_save = control.should_training_stop = True
+
+
+class SinkMonitor(Recorder):
+    """Takes a :func:`~sinklab.lab.training.snapshots` at step 0, every so many steps and at the end.
+    It leaves training as it is, to the bit.
+
+    Args:
+        ids_RS: held-out text, rows without padding; ``rows`` of them, evenly spaced, are measured.
+        every: steps between two measurements.
+        rows: how many rows.
+        earlier: checkpoint of the run that this one resumes.
+        causal_steps: until this step the model is a causal one and is measured as one.
+        rule: what counts as a sink.
+        log: called with a few numbers of each measurement, by name (``sink/share``): the Trainer's own ``log``.
+    """
+
+    table = "monitor"
+    file = MONITOR_FILE
+    names = ("step", "causal", "layer", "added", "even_share", *MEASURES)
+
+    def __init__(
+        self,
+        ids_RS: Tensor,
+        *,
+        every: int,
+        rows: int = 8,
+        earlier: Path | None = None,
+        causal_steps: int = 0,
+        rule: Rule = DEFAULT,
+        given: int = 0,
+        log: Callable[[dict[str, float]], object] | None = None,
+    ) -> None:
+        super().__init__(earlier)
+        self.ids_RS = ids_RS[:: max(1, len(ids_RS) // rows)][:rows]
+        self.every, self.causal_steps, self.rule, self.given, self.log = every, causal_steps, rule, given, log
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Measure the model before its first step."""
+        if state.global_step == 0:
+            self.look(model, state)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Measure after every `every` steps."""
+        if state.global_step % self.every == 0:
+            self.look(model, state)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Measure the final model."""
+        if state.global_step >= state.max_steps:
+            self.look(model, state)
+
+    def look(self, model: nn.Module, state: Any) -> None:
+        """Measure now, unless this step was measured already."""
+        step = state.global_step
+        if any(row["step"] == step for row in self.rows):
+            return
+        # a process alone cannot run a model whose weights are spread over all; otherwise the others need not work
+        if not state.is_world_process_zero and not _is_sharded(model):
+            return
+        # the model of step n has taken steps 0 … n-1
+        causal = bool(self.causal_steps) and step <= self.causal_steps
+        seen = snapshot(model, self.ids_RS, causal=causal, rule=self.rule, given=self.given).as_rows()
+        self.grow(*({"step": step, "causal": causal, **row} for row in seen))
+        if self.log is not None and state.is_world_process_zero:
+            self.log({said: seen[0][name] for name, said in SUMMARY.items() if math.isfinite(seen[0][name])})
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """Whether the weights are spread over processes (FSDP, ZeRO-3), so that none can run the model alone."""
+    # a part that each process holds is a DTensor under FSDP2, and has DeepSpeed's mark under ZeRO-3
+    if any(hasattr(parameter, "ds_id") or hasattr(parameter, "to_local") for parameter in model.parameters()):
+        return True
+    return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())

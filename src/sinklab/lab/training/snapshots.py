@@ -1,0 +1,345 @@
+"""`snapshot`: where attention goes in a model on a fixed text, seen through masks that open one by one."""
+
+# R rows, B rows of one forward, T levels, L layers, H heads, S text positions, K keys = added sinks + S, D width
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sinklab.core.attention.context import is_observed, running
+from sinklab.core.probing.recording import Recording
+from sinklab.core.probing.tracing import trace
+from sinklab.core.sinks.normalize import main_sink
+from sinklab.core.sinks.rules import DEFAULT, Rule, find_sinks
+from sinklab.lab.analysis.counts import ratio
+from sinklab.lab.analysis.movement import motion
+
+SAMPLE = 1 << 14
+"""numbers of a row, about, that its median is taken of"""
+
+REDUCED: dict[str, Any] = {"added": torch.amax, "first": torch.amax, "other": torch.amax, "median": torch.mean}
+"""How the numbers of all rows come to one: their maximum, but the mean of the medians."""
+
+
+def _note_states(seen: dict[tuple[str, int], list[Tensor]], layer: int, states_BSD: Tensor) -> None:
+    """After a layer: its states are of the text, or of the added sinks, which models run unobserved and apart."""
+    size_BSD = states_BSD.abs()
+    if not is_observed():
+        found = {"added": size_BSD.amax((1, 2))}
+    else:
+        found = {"first": size_BSD[:, 0].amax(1), "median": _spread(size_BSD).median(1).values}
+        if size_BSD.shape[1] > 1:
+            found["other"] = size_BSD[:, 1:].amax((1, 2))
+    for name, value_B in found.items():
+        seen[name, layer].append(value_B.float())
+
+
+def measured_activations(seen: Mapping[tuple[str, int], list[Tensor]], layers: int) -> dict[str, np.ndarray]:
+    """The measures of a snapshot (L,), NaN where nothing was seen."""
+    found = {f"activation_{name}": np.full(layers, np.nan) for name in REDUCED}
+    for (name, layer), values in seen.items():
+        found[f"activation_{name}"][layer] = REDUCED[name](torch.cat(values)).item()
+    greatest = np.fmax(found["activation_first"], found["activation_other"])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found["activation_ratio"] = greatest / found["activation_median"]
+    return found
+
+
+def _spread(size_BSD: Tensor) -> Tensor:
+    """Some of the numbers of every row, from all its positions and channels."""
+    width, flat = size_BSD.shape[2], size_BSD.flatten(1)
+    stride = max(1, flat.shape[1] // SAMPLE)
+    # a stride that shares a factor with the width would read few of the channels
+    while math.gcd(stride, width) > 1:
+        stride += 1
+    return flat[:, ::stride]
+
+
+@contextmanager
+def after_layers(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[nn.ModuleList]:
+    """Call ``see(number, states_BSD)`` after every decoder layer of a transformers model, detached; gives the layers.
+
+    Raises:
+        ValueError: if the model has no decoder with a list of layers.
+    """
+    layers = getattr(getattr(model, "base_model", model), "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise ValueError(
+            f"states are read after each decoder layer, but {type(model).__name__} keeps no list `layers` in its "
+            "backbone; pass a DiffusionLM or a Llama-like transformers model"
+        )
+
+    def hook(number: int, module: nn.Module, args: tuple, out: Any) -> None:
+        see(number, (out if isinstance(out, Tensor) else out[0]).detach())
+
+    with ExitStack() as stack:
+        for number, module in enumerate(layers):
+            stack.callback(module.register_forward_hook(partial(hook, number)).remove)
+        yield layers
+
+
+HOLDERS = ("added", "first", "early", "other")
+"""Places of a main sink: an added one, the first token, the second to fourth tokens, a later token."""
+
+
+def measured_heads(
+    received_RTLHK: np.ndarray,
+    value_RTLK: np.ndarray,
+    visible_RTK: np.ndarray,
+    masked_RTS: np.ndarray,
+    added: int,
+    rule: Rule = DEFAULT,
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """The measures of every layer (L,), and the mobility of all layers together.
+
+    Args:
+        received_RTLHK: column sums; keys begin with the added sinks.
+        value_RTLK: norms of the values.
+        visible_RTK: number of queries that see each key.
+        masked_RTS: text positions that hold a mask: these are told apart from visible text where norms are compared.
+        added: N.
+        rule: what counts as a sink.
+    """
+    seen = visible_RTK[:, :, None, None]
+    queries = visible_RTK.max()
+    sinks_RTLHK = find_sinks(received_RTLHK, rule, seen)
+    text_RTLHS = received_RTLHK[..., added:]
+    over = (0, 1, 3)
+    layers = {
+        "sink_share": received_RTLHK[..., :added].sum(-1).mean(over) / queries,
+        "top_text_share": text_RTLHS.max(-1).mean(over) / queries,
+        "first_share": text_RTLHS[..., 0].mean(over) / queries,
+        "sinks": sinks_RTLHK.sum(-1).mean(over),
+        "text_sinks": sinks_RTLHK[..., added:].sum(-1).mean(over),
+    }
+    layers |= _holders(main_sink(received_RTLHK, seen), sinks_RTLHK, added)
+    layers |= _values(value_RTLK, sinks_RTLHK.sum(3), masked_RTS[:, :, None], received_RTLHK.shape[3], added)
+    overall = {}
+    for name, start in (("mobility", 0), ("text_mobility", added)):
+        moved = motion(received_RTLHK[..., start:], seen[..., start:], added=added - start, rule=rule)
+        weight = np.where(np.isnan(moved.mobility), 0, moved.strength * moved.steps)
+        layers[name] = ratio((weight * np.nan_to_num(moved.mobility)).sum((0, 2)), weight.sum((0, 2)))
+        overall[name] = moved.overall.mobility
+    return layers, overall
+
+
+def _holders(main_RTLH: np.ndarray, sinks: np.ndarray, added: int) -> dict[str, np.ndarray]:
+    counts = np.take_along_axis(sinks, np.maximum(main_RTLH, 0)[..., None], -1)[..., 0] & (main_RTLH >= 0)
+    holder = np.digitize(main_RTLH - added, (0, 1, 4))
+    shares = {f"main_{name}": (counts & (holder == place)).mean((0, 1, 3)) for place, name in enumerate(HOLDERS)}
+    return shares | {"main_none": (~counts).mean((0, 1, 3))}
+
+
+def _values(
+    value_RTLK: np.ndarray, sinks_RTLK: np.ndarray, masked_RT1S: np.ndarray, heads: int, added: int
+) -> dict[str, np.ndarray]:
+    """Norms by kind of key; a token that is a sink of some heads counts to both sides by their number."""
+
+    def mean(norm: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        return ratio((norm * weight).sum((0, 1, 3)), weight.sum((0, 1, 3), dtype=float))
+
+    added_norm, norm, count = value_RTLK[..., :added], value_RTLK[..., added:], sinks_RTLK[..., added:]
+    return {
+        "value_added": mean(added_norm, np.ones_like(added_norm)),
+        "value_sink": mean(norm, count * ~masked_RT1S),
+        "value_other": mean(norm, (heads - count) * ~masked_RT1S),
+        "value_masked": mean(norm, np.broadcast_to(masked_RT1S, norm.shape)),
+    }
+
+
+LEVELS = (0.9, 0.7, 0.5, 0.3, 0.1)
+
+MEASURES: tuple[str, ...] = ("sink_share", "top_text_share", "first_share", "sinks", "text_sinks")
+"""What a snapshot holds of every layer, NaN where there is no such thing; norms are means over heads.
+
+sink_share: share of all attention that the added sinks receive, all of them together.
+top_text_share: share that the greatest key of the text receives in a head.
+first_share: share that the first token receives.
+sinks: sinks in a head under the rule of the monitor, added ones among them.
+text_sinks: sinks in a head that are tokens of the text.
+main_added, main_first, main_early, main_other: share of (row, level, head) whose main sink is there (see ``HOLDERS``).
+main_none: share where no key is a sink; the five add up to 1.
+mobility: chance that two mask ratios have their main sinks at different positions, 0 static; NaN without sinks.
+text_mobility: the same among the tokens of the text alone.
+value_added, value_sink, value_other: norm of the values of the added sinks, of text sinks, of the other text; both of
+    visible text alone, since masks carry other values.
+value_masked: the same of masks.
+activation_added: greatest |x| of the residual stream after the layer, at the added sinks.
+activation_first, activation_other: the same at the first token, and at the other tokens.
+activation_median: median |x| over the text.
+activation_ratio: greatest |x| in the text over the median.
+"""
+MEASURES += (*(f"main_{name}" for name in HOLDERS), "main_none", "mobility", "text_mobility")
+MEASURES += ("value_added", "value_sink", "value_other", "value_masked")
+MEASURES += (*(f"activation_{name}" for name in REDUCED), "activation_ratio")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One measurement of a model. Shares are means over rows, mask ratios, queries and heads; see ``MEASURES``."""
+
+    layers: Mapping[str, np.ndarray]
+    """(L,) by measure"""
+    overall: Mapping[str, float]
+    """over all layers: the mean, but the greatest of what is a maximum, and mobility weighted by strength of sinks"""
+    added: int
+    """added sinks N"""
+    length: int
+    """tokens S in a row"""
+    even_share: float
+    """what all added sinks together would receive if every key drew alike: N over the keys that a query sees, mean"""
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """One row for the whole model (``layer`` -1) and one a layer, with the measures as columns."""
+        beside = {"added": self.added, "even_share": self.even_share}
+        whole = {"layer": -1, **beside, **self.overall}
+        return [whole] + [
+            {"layer": layer, **beside, **{name: float(values[layer]) for name, values in self.layers.items()}}
+            for layer in range(len(self.layers["sinks"]))
+        ]
+
+
+def snapshot(
+    model: nn.Module,
+    ids_RS: Tensor,
+    *,
+    levels: Sequence[float] = LEVELS,
+    seed: int = 0,
+    batch: int = 8,
+    causal: bool = False,
+    rule: Rule = DEFAULT,
+    given: int = 0,
+) -> Snapshot:
+    """Measure sinks, value norms and massive activations of a model on clean text ``ids_RS``.
+
+    The text is read under nested masks, the most hidden first: a token once open stays open, as in a denoising run
+    whose guesses are all right, so that the levels play the part of steps and sinks can move. Which tokens open when
+    depends on the seed alone. Costs rows x levels forward passes without gradients.
+
+    The model is left as it was: training mode, random generators, compiled forwards (it runs uncompiled meanwhile, in
+    its own precision, without autocast). Massive activations follow Sun et al. 2024 (arXiv 2402.17762).
+
+    Args:
+        model: a DiffusionLM, or a causal transformers model: that one reads the clean text, as with ``causal``.
+        ids_RS: int64 rows of text without padding.
+        levels: shares of each row that are hidden, in (0, 1].
+        seed: of the order in which tokens open.
+        batch: rows in one forward.
+        causal: read the clean text from left to right: how a model looks during a causal warm start.
+        rule: what counts as a sink.
+        given: tokens at the head of each row that are never hidden, such as a start token.
+
+    Raises:
+        ValueError: for empty text, levels outside (0, 1], or a model without decoder layers or attention calls.
+    """
+    _check(ids_RS, levels, batch)
+    model = _unwrapped(model)
+    config: Any = model.config
+    mask_id = getattr(config, "mask_token_id", None) if hasattr(config, "sink_count") else None
+    clean, length = causal or mask_id is None, ids_RS.shape[1]
+    device = next(model.parameters()).device
+    parts: list[tuple[np.ndarray, ...]] = []
+    activations = defaultdict[tuple[str, int], list[Tensor]](list)
+    with _as_it_is(model, device), after_layers(model, partial(_note_states, activations)):
+        for shown_TBS in _shown(ids_RS, None if clean else mask_id, levels, seed, given).split(batch, 1):
+            with trace(model) as recording:
+                for shown_BS in shown_TBS:
+                    _run(model, shown_BS.to(device), mask_id is not None, causal)
+                    recording.mark()
+            parts.append(_by_row(recording, shown_TBS == (-1 if clean else mask_id)))
+            added = recording.prefix
+    received, values, visible, masked = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    layers, mobility = measured_heads(received, values, visible, masked, added, rule)
+    layers |= measured_activations(activations, received.shape[2])
+    overall = {name: _overall(name, values_L) for name, values_L in layers.items()} | mobility
+    seen_S = added + (np.arange(1, length + 1) if clean else np.full(length, length))
+    layers, overall = {name: layers[name] for name in MEASURES}, {name: overall[name] for name in MEASURES}
+    return Snapshot(layers, overall, added, length, even_share=float((added / seen_S).mean()))
+
+
+def _check(ids_RS: Tensor, levels: Sequence[float], batch: int) -> None:
+    if ids_RS.dim() != 2 or 0 in ids_RS.shape or batch < 1:
+        raise ValueError(
+            f"snapshot reads rows of token ids (R, S), batch of them at a time, but got shape {tuple(ids_RS.shape)} "
+            f"and batch {batch}"
+        )
+    if not levels or not all(0 < level <= 1 for level in levels):
+        raise ValueError(f"levels are shares of hidden tokens in (0, 1], but are {tuple(levels)}; leave 0 out")
+
+
+def _by_row(recording: Recording, masked_TBS: Tensor) -> tuple[np.ndarray, ...]:
+    """Received attention, value norms, visible queries, and where masks are; rows first."""
+    arrays = *map(recording.array, ("received", "value_norm", "visible")), masked_TBS.numpy()
+    return tuple(array.swapaxes(0, 1) for array in arrays)
+
+
+def _shown(ids_RS: Tensor, mask_id: int | None, levels: Sequence[float], seed: int, given: int) -> Tensor:
+    """What the model reads, (T, R, S); without a mask the clean text, one level."""
+    ids_1RS = ids_RS.long().cpu()[None]
+    if mask_id is None:
+        return ids_1RS
+    hidden_TRS = nested_masks(ids_1RS[0, :, given:].shape, levels, seed)
+    return torch.where(nn.functional.pad(hidden_TRS, (given, 0)), mask_id, ids_1RS)
+
+
+def nested_masks(shape: Sequence[int], levels: Sequence[float], seed: int) -> Tensor:
+    """Hidden positions bool (T, R, S), the most hidden level first: each row hides round(level · S) tokens, at least
+    one, in an order drawn from the seed.
+    """
+    rank_RS = torch.rand(shape, generator=torch.Generator().manual_seed(seed)).argsort(1).argsort(1)
+    counts = [max(1, round(level * shape[1])) for level in sorted(levels, reverse=True)]
+    return torch.stack([rank_RS < count for count in counts])
+
+
+def _run(model: nn.Module, shown_BS: Tensor, ours: bool, causal: bool) -> None:
+    """One forward that makes next to no logits."""
+    if not ours:
+        model(shown_BS, logits_to_keep=1, use_cache=False)
+        return
+    keep_BS = torch.zeros_like(shown_BS, dtype=torch.bool)
+    keep_BS[:, -1] = True
+    with running(shown_BS):
+        model(shown_BS, logits_to_keep=keep_BS, **({"causal": True} if causal else {}))
+
+
+def _overall(name: str, values_L: np.ndarray) -> float:
+    known = values_L[~np.isnan(values_L)]
+    if not len(known):
+        return float("nan")
+    greatest = name.startswith("activation") and name != "activation_median"
+    return float(known.max() if greatest else known.mean())
+
+
+def _unwrapped(model: Any) -> Any:
+    """The model inside torch.compile's and data-parallel wrappers."""
+    while isinstance(model, nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+    return model
+
+
+@contextmanager
+def _as_it_is(model: Any, device: torch.device) -> Iterator[None]:
+    """Look without a trace: evaluation mode, no gradients, no autocast, uncompiled; everything is put back."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            stack.callback(setattr, module, "training", module.training)
+            # Module.compile() keeps the compiled call here and nothing else
+            if module._compiled_call_impl is not None:
+                stack.callback(setattr, module, "_compiled_call_impl", module._compiled_call_impl)
+                module._compiled_call_impl = None
+        # accelerate puts a forward that turns autocast on in the model's place, and keeps its own one under this name
+        if {"forward", "_original_forward"} <= vars(model).keys():
+            stack.callback(setattr, model, "forward", model.forward)
+            model.forward = model._original_forward
+        model.eval()
+        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+        yield

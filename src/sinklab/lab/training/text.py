@@ -1,0 +1,164 @@
+"""What a run learns from: tokenizer, rows in their order, held-out rows, and a hash that says what they were."""
+
+# R rows, S sequence
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from sinklab.core.errors import ordinary_files, refused
+from sinklab.lab.data.corpora import fingerprint, read_corpus
+from sinklab.lab.data.pairs import Pairs, pair_rows, read_pairs
+from sinklab.lab.data.rows import Rows, begin_rows, pack_with_documents, row_start, train_tokenizer
+from sinklab.lab.data.streams import StreamedRows
+from sinklab.lab.training.settings import TrainSettings
+
+Say = Callable[[str], object]
+Documents = Pairs | Iterable[str]
+TOKENIZER_DOCUMENTS = 50_000
+"""Documents of a stream that a tokenizer is trained on."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """What :func:`prepare` returns."""
+
+    tokenizer: PreTrainedTokenizerBase
+    training: Rows | StreamedRows
+    """The rows of the whole run in its order."""
+    heldout: Rows
+    steps: int
+    sha256: str
+
+
+def prepare(
+    settings: TrainSettings, say: Say = lambda text: None, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Text:
+    """Tokenizer, training rows and held-out rows of a run.
+
+    Args:
+        settings: of the run.
+        say: called with a short text before each stage.
+        tokenizer: of the model that the run starts from; one that the settings name comes before it.
+
+    Raises:
+        ValueError: for a corpus without text or with too little, a tokenizer that cannot be loaded, or a stream where
+            its rows begin with a start token.
+    """
+    say(f"reading {settings.corpus}")
+    documents = _read(settings.corpus, settings)
+    if settings.tokenizer is not None:
+        tokenizer = load_tokenizer(settings.tokenizer)
+    if not isinstance(documents, Pairs) and not settings.streaming:
+        documents = list(documents)
+    if tokenizer is None:
+        tokenizer = _trained_tokenizer(documents, settings, say)
+    if settings.row_start:
+        begin_rows(tokenizer)
+    if settings.streaming:
+        return _streamed(settings, tokenizer)
+    rows = _rows(documents, settings, tokenizer, say)
+    if settings.heldout is not None:
+        training, heldout = rows, _heldout(settings, tokenizer)
+    else:
+        count = min(settings.heldout_rows, max(1, len(rows) // 20))
+        count += -count % rows_together(settings)
+        if len(rows) <= count:
+            raise ValueError(
+                "the corpus fills only one row, so nothing can be held out; give a heldout corpus or a shorter length"
+            )
+        training, heldout = rows.part(slice(-count)), rows.part(slice(-count, None)).dense()
+    steps = settings.steps
+    if settings.epochs is not None:
+        steps = math.ceil(settings.epochs * len(training) / settings.batch)
+    sha256 = data_hash(tokenizer, training, heldout)
+    training = replace(training, seed=settings.seed, total=steps * settings.batch)
+    return Text(tokenizer, training, heldout, steps, sha256)
+
+
+def rows_together(settings: TrainSettings) -> int:
+    """Rows that one question is made into, and that are held out together."""
+    return 2 if settings.pairs in ("published", "corrected") else 1
+
+
+def _read(corpus: str, settings: TrainSettings) -> Documents:
+    if settings.pairs != "none":
+        return read_pairs(corpus)
+    return read_corpus(corpus, text_field=settings.text_field, only=settings.only)
+
+
+def _trained_tokenizer(documents: Documents, settings: TrainSettings, say: Say) -> PreTrainedTokenizerBase:
+    kind = "documents"
+    if isinstance(documents, Pairs):
+        documents, kind = [" ".join(pair.texts()) for pair in documents], "questions"
+    count = len(documents) if isinstance(documents, list) else f"the first {TOKENIZER_DOCUMENTS}"
+    say(f"training a tokenizer of {settings.vocab_size} entries on {count} {kind}")
+    return train_tokenizer(islice(documents, TOKENIZER_DOCUMENTS if settings.streaming else None), settings.vocab_size)
+
+
+def _rows(
+    documents: Documents, settings: TrainSettings, tokenizer: PreTrainedTokenizerBase, say: Say = lambda text: None
+) -> Rows:
+    if not isinstance(documents, Pairs):
+        say("packing the text into rows")
+        ids_RS, documents_RS = pack_with_documents(documents, tokenizer, settings.length)
+        # a start token is given: noise and loss spare it
+        start = len(row_start(tokenizer))
+        maskable_RS = (torch.arange(settings.length) >= start).expand(ids_RS.shape) if start else None
+        apart_RS = documents_RS if settings.documents == "separate" else None
+        return Rows(ids_RS, documents_RS=apart_RS, maskable_RS=maskable_RS)
+    rows, counts = pair_rows(
+        documents, tokenizer, settings.length, style=settings.pairs, answer_length=settings.answer_length
+    )
+    dropped = f", {counts.dropped} too long for {settings.length} tokens and left out" if counts.dropped else ""
+    skipped = f", {documents.skipped} lines of another form skipped" if documents.skipped else ""
+    say(f"{counts.lines} questions in rows{dropped}{skipped}")
+    return rows
+
+
+def _heldout(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Rows:
+    rows = _rows(_read(str(settings.heldout), settings), settings, tokenizer)
+    # evenly spaced, so that every document has its share; the two rows of a question stay together
+    together = rows_together(settings)
+    chosen = torch.arange(len(rows)).view(-1, together)[:: max(1, len(rows) // settings.heldout_rows)].flatten()
+    return rows.part(chosen[: max(together, settings.heldout_rows)]).dense()
+
+
+def _streamed(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Text:
+    if row_start(tokenizer):
+        raise ValueError("rows of this tokenizer begin with a start token, which a stream has not; leave out streaming")
+    same = {name: getattr(settings, name) for name in ("length", "text_field", "seed", "shuffle_rows", "documents")}
+    skipped = 0 if settings.heldout is not None else settings.heldout_rows
+    stream = StreamedRows(settings.corpus, tokenizer, **same, only=settings.only, skip_rows=skipped)
+    heldout = stream.heldout() if settings.heldout is None else _heldout(settings, tokenizer)
+    glance = fingerprint(settings.corpus, text_field=settings.text_field)
+    sha256 = hashlib.sha256((glance + data_hash(tokenizer, heldout)).encode()).hexdigest()
+    return Text(tokenizer, stream, heldout, settings.steps, sha256)
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or Hub name; no code of it is run.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    with refused(f"no tokenizer can be loaded from {name!r}", OSError, ValueError):
+        if Path(name).is_dir():
+            ordinary_files(Path(name))
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+
+
+def data_hash(tokenizer: PreTrainedTokenizerBase, *rows: Rows) -> str:
+    """SHA-256 of the vocabulary and the packed rows: what a run learned from."""
+    digest = hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode())
+    for part in rows:
+        digest.update(json.dumps(list(part.ids_RS.shape)).encode())
+        for row_S in part.ids_RS:
+            digest.update(row_S.to(torch.int64).contiguous().numpy().data)
+    return digest.hexdigest()

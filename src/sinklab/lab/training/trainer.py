@@ -1,0 +1,376 @@
+"""The masked-diffusion and next-token objectives on `transformers.Trainer`.
+
+Noise belongs to a row of the run: it is the same on every rank, in every micro-batch, before and after a restart.
+"""
+
+# B batch, S sequence, R rows (of the run or held out), M masked positions (row-major), V vocabulary
+import math
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Sampler, SequentialSampler
+from transformers import Trainer
+
+from sinklab.core.diffusion import TimeSampler, sample_times
+from sinklab.core.models.diffusion_lm import DiffusionLM
+from sinklab.core.models.head import IGNORE_INDEX
+from sinklab.core.models.sinks.base import sink_of
+from sinklab.lab.data.rows import Rows, collate, place_generator
+from sinklab.lab.training.checkpoints import prune, refuse_broken_weights, write_checkpoint, write_position
+from sinklab.lab.training.model import muon_and_adamw
+from sinklab.lab.training.recorders import Recorder
+
+# what a draw is for: neighbouring places of different kinds must not share a generator
+_TIME, _MASK, _STEP_TIMES, _VISIBLE = range(4)
+
+
+def row_times(seed: int, rows_B: Tensor, batch: int, sampler: TimeSampler, blocks: int = 1) -> Tensor:
+    """Diffusion times (B, blocks) of each row of the run.
+
+    Args:
+        seed: of the run.
+        rows_B: ordinals of the rows; row n belongs to step n // batch.
+        batch: rows of an optimizer step, over all ranks.
+        blocks: times of a row.
+        sampler: ``iid`` draws from (seed, row) alone; ``low_discrepancy`` spreads the rows of a step evenly, drawing
+            from (seed, step) and the row's place in its step.
+
+    Raises:
+        ValueError: if the sampler is unknown or ``batch`` < 1.
+    """
+    if sampler == "iid":
+        drawn = [sample_times(blocks, generator=place_generator(seed, _TIME, row)) for row in rows_B.tolist()]
+        return torch.stack(drawn)
+    steps: dict[int, Tensor] = {}
+    for step in {row // batch for row in rows_B.tolist()}:
+        generator = place_generator(seed, _STEP_TIMES, step)
+        steps[step] = sample_times(batch * blocks, sampler=sampler, generator=generator).view(batch, blocks)
+    return torch.stack([steps[row // batch][row % batch] for row in rows_B.tolist()])
+
+
+def row_masks(seed: int, rows_B: Tensor, t_BS: Tensor) -> Tensor:
+    """Bool (B, S): what :func:`sinklab.core.diffusion.corrupt` masks in each row under a generator of (seed, row)."""
+    drawn = [torch.rand(t_BS.shape[1], generator=place_generator(seed, _MASK, row)) for row in rows_B.tolist()]
+    return torch.stack(drawn) < t_BS
+
+
+def visible_keys(seed: int, step: int, share: float, length: int) -> Tensor:
+    """Bool (S, S) of attention-mask annealing (DiffuLLaMA, arXiv 2410.17891): each query sees its left, and each key to
+    its right with probability ``share``, drawn for the whole step.
+    """
+    drawn_SS = torch.rand(length, length, generator=place_generator(seed, _VISIBLE, step))
+    return (drawn_SS < share) | torch.ones(length, length, dtype=torch.bool).tril()
+
+
+def neighbours(window: int | None, length: int) -> Tensor | None:
+    """Bool (S, S): keys at most ``window`` positions away; None where there is no window."""
+    if window is None:
+        return None
+    place_S = torch.arange(length)
+    return (place_S[:, None] - place_S).abs() <= window
+
+
+@dataclass(frozen=True)
+class NoisyCollator:
+    """Rows of the run to a batch with its noise: adds ``t`` and ``masked`` (B, S), drawn where the data is loaded.
+
+    No noise is drawn for rows of the first ``clean_steps`` steps, which are spent as a causal language model.
+    """
+
+    seed: int
+    batch: int
+    sampler: TimeSampler
+    clean_steps: int = 0
+    block_length: int | None = None
+    """Tokens that share a diffusion time; None for the row."""
+
+    def __call__(self, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """The batch."""
+        batch = collate(rows)
+        rows_B = batch["row"]
+        if int(rows_B[0]) // self.batch < self.clean_steps:
+            return batch
+        length = batch["input_ids"].shape[1]
+        shared = self.block_length or length
+        t_BN = row_times(self.seed, rows_B, self.batch, self.sampler, math.ceil(length / shared))
+        t_BS = t_BN.repeat_interleave(shared, 1)[:, :length]
+        masked_BS = row_masks(self.seed, rows_B, t_BS)
+        if "maskable" in batch:
+            masked_BS &= batch["maskable"]
+        return batch | {"t": t_BS, "masked": masked_BS}
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Which objective a step has: causal first, then diffusion, with keys to the right coming into sight on the way."""
+
+    causal_steps: int
+    anneal_steps: int
+    seed: int
+    autoregressive: bool = False
+    """Every step is causal."""
+    window: int | None = None
+    """Neighbours in sight on either side, in every step; None for no such limit."""
+
+    @property
+    def last(self) -> int:
+        """A step of the last phase, whose objective is what is measured."""
+        return self.causal_steps + self.anneal_steps
+
+    def is_causal(self, step: int) -> bool:
+        """Whether this step trains a causal language model."""
+        return self.autoregressive or step < self.causal_steps
+
+    def share(self, step: int) -> float:
+        """Probability that a key to the right is visible, rising from 0 to 1 over the annealing steps."""
+        done = step - self.causal_steps
+        return 1.0 if done >= self.anneal_steps else max(0, done) / self.anneal_steps
+
+    def visible(self, step: int, length: int) -> Tensor | None:
+        """Bool (S, S) of what a query may see, beside a causal step's own order; None once that is everything."""
+        near_SS = neighbours(self.window, length)
+        share = 1.0 if self.is_causal(step) else self.share(step)
+        if share >= 1:
+            return near_SS
+        seen_SS = visible_keys(self.seed, step, share, length)
+        return seen_SS if near_SS is None else seen_SS & near_SS
+
+
+def asked_causally(batch: Mapping[str, Tensor]) -> Tensor:
+    """Bool (B, S): tokens that have a predecessor to be predicted from, in their own document where those are apart."""
+    ids_BS = batch["input_ids"]
+    asked_BS = batch["maskable"].clone() if "maskable" in batch else torch.ones_like(ids_BS, dtype=torch.bool)
+    asked_BS[:, 0] = False
+    if "documents" in batch:
+        asked_BS[:, 1:] &= batch["documents"][:, 1:] == batch["documents"][:, :-1]
+    return asked_BS
+
+
+def sight(batch: Mapping[str, Tensor], visible_SS: Tensor | None) -> dict[str, Tensor]:
+    """Arguments of the model for what is hidden: padding, other documents, keys that annealing still withholds."""
+    seen: Tensor | None = None if visible_SS is None else visible_SS.to(batch["input_ids"].device)
+    if "documents" in batch:
+        documents_BS = batch["documents"]
+        own_BSS = documents_BS[:, :, None] == documents_BS[:, None, :]
+        seen = own_BSS if seen is None else own_BSS & seen
+    found = {} if seen is None else {"visible": seen}
+    return found | ({"attention_mask": batch["attention_mask"]} if "attention_mask" in batch else {})
+
+
+def causal_loss(model: DiffusionLM, ids_BS: Tensor) -> Tensor:
+    """Next-token loss (nats per token) with each position seeing its left only, for a loop of one's own."""
+    logits_BSV = model(ids_BS, causal=True).logits
+    return F.cross_entropy(logits_BSV[:, :-1].flatten(0, 1).float(), ids_BS[:, 1:].flatten())
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Which loss the model is trained on, and how its head is run."""
+
+    phases: Phases
+    mask_id: int
+    shifted: bool
+    """The model moves its outputs by one itself (``logit_shift``)."""
+    batch: int
+    """Rows of an optimizer step, over all processes."""
+    head_chunk: int = 4096
+    liger: bool | None = None
+    in_blocks: bool = False
+    """Attention is in blocks: each is denoised behind the clean ones before it."""
+
+    def call(self, batch: Mapping[str, Tensor], step: int, tokens: Tensor | float) -> dict[str, Any]:
+        """Arguments of the model for a micro-batch of this step with ``tokens`` tokens in its loss."""
+        return self.targets(batch, step, tokens) | {"head_chunk": self.head_chunk, "liger": self.liger}
+
+    def targets(self, batch: Mapping[str, Tensor], step: int, tokens: Tensor | float) -> dict[str, Any]:
+        """What of these arguments says what is asked of the model: this micro-batch's share of the loss of a step.
+
+        That is the mean cross-entropy over ``tokens`` predicted tokens where the step is causal, else the masked-token
+        loss (Eq. 3–4 of «One Token Is Enough»): Σ 1 / (t · tokens) · cross-entropy over the masks.
+        """
+        ids_BS = batch["input_ids"]
+        if causal := self.phases.is_causal(step):
+            labels_BS = ids_BS.masked_fill(~asked_causally(batch), IGNORE_INDEX)
+            if not self.shifted:
+                labels_BS = F.pad(labels_BS[:, 1:], (0, 1), value=IGNORE_INDEX)
+            weights_BS = torch.ones(ids_BS.shape, device=ids_BS.device) / tokens
+        else:
+            masked_BS, weights_BS = batch["masked"], 1 / (batch["t"].float() * tokens)
+            labels_BS = ids_BS.masked_fill(~masked_BS, IGNORE_INDEX)
+            ids_BS = ids_BS.masked_fill(masked_BS, self.mask_id)
+        asked: dict[str, Any] = {"input_ids": ids_BS, "labels": labels_BS, "label_weights": weights_BS}
+        asked |= {"causal": True} if causal else {"clean": batch["input_ids"]} if self.in_blocks else {}
+        return asked | sight(batch, self.phases.visible(step, ids_BS.shape[1]))
+
+    def counted(self, batch: Mapping[str, Tensor], step: int) -> Tensor:
+        """Bool (B, S): tokens that count in the mean of the loss."""
+        if self.phases.is_causal(step):
+            return asked_causally(batch)
+        return batch.get("maskable", torch.ones_like(batch["input_ids"], dtype=torch.bool))
+
+
+def _ignore_sigterm(worker: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+NOISE_SEED = 0
+"""Of held-out noise: not the run's own, so that runs of different seeds compare."""
+
+
+class DiffusionTrainer(Trainer):
+    """`transformers.Trainer` whose loss is the masked-diffusion (or next-token) objective.
+
+    The gradient is that of the mean over all tokens of an optimizer step: it does not depend on micro-batches or ranks.
+    Rows come in the order of the dataset. Checkpoints appear under their names when they are whole.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        objective: Objective,
+        heldout: Rows,
+        together: int,
+        keep: int = 2,
+        muon_lr: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        kwargs["eval_dataset"] = heldout
+        super().__init__(*args, **kwargs)
+        self.objective: Objective = objective
+        self.heldout, self.together, self.keep, self.muon_lr = heldout, together, keep, muon_lr
+        self.cursor: list[int] | None = None
+        """Of a stream: the cursor after the last row that was consumed."""
+        self._tokens: Tensor | float = 1.0
+        self._writing: Path | None = None
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: Any) -> tuple[list, None]:
+        """The micro-batches of an optimizer step; tokens in its loss are counted over all processes."""
+        samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if samples:
+            self._tokens = self._counted(samples)
+            if "cursor" in samples[-1]:
+                self.cursor = samples[-1]["cursor"][-1].tolist()
+        return samples, None
+
+    def _counted(self, samples: list[dict[str, Tensor]]) -> Tensor:
+        step = self.state.global_step
+        here = torch.stack([self.objective.counted(sample, step).sum() for sample in samples]).sum()
+        return self.accelerator.reduce(here.to(self.args.device), reduction="sum")
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """This micro-batch's share of the loss of its step, scaled for what the Trainer does with it."""
+        out = model(**self.objective.call(inputs, self.state.global_step, self._tokens))
+        # the Trainer divides by the micro-batches, and gradients are averaged over processes
+        loss = out.loss * self.current_gradient_accumulation_steps * self.accelerator.num_processes
+        return (loss, out) if return_outputs else loss
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Held-out loss under fixed noise."""
+        metrics = {f"{metric_key_prefix}_loss": self.heldout_losses()["loss"]}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def note(self, values: dict[str, float]) -> None:
+        """Tell the trackers something besides the losses, without taking the turn of the log of this step."""
+        due = self.control.should_log
+        self.log(values)
+        self.control.should_log = due
+
+    @cached_property
+    def _measured(self) -> dict[str, Tensor]:
+        """The held-out rows with their noise, evenly spread times."""
+        collator = NoisyCollator(NOISE_SEED, len(self.heldout), "low_discrepancy")
+        return collator([self.heldout[number] for number in range(len(self.heldout))])
+
+    @torch.no_grad()
+    def heldout_losses(self) -> dict[str, Any]:
+        """``loss``: nats per token over all held-out rows; ``losses`` (R,) float64: of each row, under the objective of
+        the last phase; ``tokens`` (R,): what each row's loss is a mean over.
+
+        Every process works on its share; all get the whole result.
+        """
+        self.model_wrapped.eval()
+        count, device = len(self.heldout), self.accelerator.device
+        ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
+        sums_R = torch.zeros(count, dtype=torch.float64 if device.type != "mps" else torch.float32)
+        for turn in range(math.ceil(count / (self.together * ranks))):
+            first = (turn * ranks + rank) * self.together
+            # the last group is filled up with repeated rows: one shape to compile, one number of calls on each rank
+            places = [min(first + number, count - 1) for number in range(self.together)]
+            sums_B = self._sums({name: part[places].to(device) for name, part in self._measured.items()}).to(sums_R)
+            own = max(0, min(self.together, count - first))
+            sums_R[first : first + own] = sums_B[:own]
+        sums_R = self.accelerator.reduce(sums_R.to(device), reduction="sum").cpu()
+        tokens_R = self.objective.counted(self._measured, self.objective.phases.last).sum(dim=1)
+        return {"loss": (sums_R.sum() / tokens_R.sum()).item(), "losses": sums_R / tokens_R, "tokens": tokens_R}
+
+    def _sums(self, batch: dict[str, Tensor]) -> Tensor:
+        """Weighted cross-entropy of each row (B,)."""
+        call = self.objective.targets(batch, self.objective.phases.last, 1.0)
+        labels_BS, weights_BS = call.pop("labels"), call.pop("label_weights")
+        asked_BS = labels_BS != IGNORE_INDEX
+        logits_MV = self.model_wrapped(**call, logits_to_keep=asked_BS).logits
+        losses_M = F.cross_entropy(logits_MV.float(), labels_BS[asked_BS], reduction="none")
+        weighted_M = losses_M * weights_BS[asked_BS].to(losses_M)
+        return losses_M.new_zeros(len(labels_BS)).index_add(0, asked_BS.nonzero()[:, 0], weighted_M)
+
+    def get_train_dataloader(self) -> DataLoader:
+        """The Trainer's; a scheduler's SIGTERM reaches its workers too, which must read on until the step is done."""
+        loader: Any = super().get_train_dataloader()
+        # rows and their noise follow from their numbers: a worker has nothing else to begin with
+        getattr(loader, "base_dataloader", loader).worker_init_fn = _ignore_sigterm
+        return loader
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
+        """The order is in the dataset."""
+        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
+        return None if isinstance(dataset, torch.utils.data.IterableDataset) else SequentialSampler(dataset)
+
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        """Everything but norms and biases decays, and the sink where its kind says so."""
+        whole: Any = self.model
+        names, sink = super().get_decay_parameter_names(model), sink_of(whole.config)
+        spared = () if sink is None or sink.weight_decay else sink.tensors
+        return [name for name in names if name.rpartition(".")[2] not in spared]
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """AdamW; with ``muon_lr`` Muon for the matrices of the layers and AdamW for the rest."""
+        if self.muon_lr is None or self.optimizer is not None:
+            return super().create_optimizer(model)
+        whole: Any = self.model
+        decayed = set(self.get_decay_parameter_names(whole))
+        self.optimizer = muon_and_adamw(whole, self.muon_lr, self.args, decayed)
+        return self.optimizer
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._writing or self.args.output_dir)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        root, step, first = Path(str(self.args.output_dir)), self.state.global_step, self.is_world_process_zero()
+        refuse_broken_weights(cast(Any, self.model), step, root)
+        with write_checkpoint(root, step, first=first, wait=self.accelerator.wait_for_everyone) as folder:
+            self._writing = folder.parent
+            try:
+                super()._save_checkpoint(model, trial)
+            finally:
+                self._writing = None
+            # what the Trainer does not know: where the stream was, and what is recorded
+            if first and self.cursor is not None:
+                write_position(folder, step * self.objective.batch, self.cursor)
+            for callback in self.callback_handler.callbacks if first else ():
+                if isinstance(callback, Recorder):
+                    callback.save(folder)
+        if first:
+            prune(root, self.keep)

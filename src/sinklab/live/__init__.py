@@ -1,5 +1,0 @@
-"""The live page: write a text, watch it being denoised, take a sink away from some step on; on this machine alone."""
-
-from sinklab.registry import exports
-
-__getattr__, __dir__, __all__ = exports(__name__, live_text="LiveText", server="serve")

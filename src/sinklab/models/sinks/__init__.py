@@ -1,1 +1,0 @@
-"""Kinds of added sink, one file each: subclasses of `Sink`, registered in `sinklab.registry.sinks`."""

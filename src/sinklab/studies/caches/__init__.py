@@ -1,5 +1,0 @@
-"""How faithful block caches are, with and without protected sinks."""
-
-from sinklab.registry import exports
-
-__getattr__, __dir__, __all__ = exports(__name__, study="CacheSettings Caches cache_fidelity")

@@ -1,5 +1,0 @@
-"""How far rounding moves a score, and whether two runs differ by more."""
-
-from sinklab.registry import exports
-
-__getattr__, __dir__, __all__ = exports(__name__, study="Referee RefereeSettings")
