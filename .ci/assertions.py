@@ -1,11 +1,13 @@
-"""Which assertions of the tests of one commit have no counterpart in another: a refactoring may move and rename them.
+"""Which assertions of the tests of one commit have no counterpart in another: a refactoring may
+move and rename them.
 
     python .ci/assertions.py OLD [NEW] [--of REGEX]
 
-An assertion is an `assert`, a `pytest.raises`, or a call of assert_close, assert_equal, allclose or approx. It is
-compared by its shape, its numbers and its operators; names, attributes and texts are left out, since those may change.
-A tolerance or an expected number that changed therefore shows. `--of` picks tests by file and name; by default those
-against golden data, of resuming and of equality. Exit status 1 where something is left over.
+An assertion is an `assert`, a `pytest.raises`, or a call of assert_close, assert_equal, allclose or
+approx. It is compared by its shape, its numbers and its operators; names, attributes and texts are
+left out, since those may change. A tolerance or an expected number that changed therefore shows.
+`--of` picks tests by file and name; by default those against golden data, of resuming and of
+equality. Exit status 1 where something is left over.
 """
 
 from __future__ import annotations
@@ -20,14 +22,28 @@ import sys
 import tarfile
 
 OF = r"golden|parity|published|resum|reproduc|interrupt|kill|equal|same|exact|twin|bit|identical"
-CALLS = {"raises", "assert_close", "assert_equal", "allclose", "approx", "assert_allclose", "assert_array_equal"}
+CALLS = {
+    "raises",
+    "assert_close",
+    "assert_equal",
+    "allclose",
+    "approx",
+    "assert_allclose",
+    "assert_array_equal",
+}
 
 
 def tests(commit: str) -> dict[str, str]:
     """Path -> text of every test file of a commit."""
-    packed = subprocess.run(["git", "archive", commit, "tests"], check=True, stdout=subprocess.PIPE).stdout
+    packed = subprocess.run(
+        ["git", "archive", commit, "tests"], check=True, stdout=subprocess.PIPE
+    ).stdout
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        files = [member for member in archive.getmembers() if member.isfile() and member.name.endswith(".py")]
+        files = [
+            member
+            for member in archive.getmembers()
+            if member.isfile() and member.name.endswith(".py")
+        ]
         return {member.name: archive.extractfile(member).read().decode() for member in files}  # type: ignore[union-attr]
 
 
@@ -58,12 +74,16 @@ def shape(node: ast.AST) -> str:
 
 def is_assertion(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
-        return (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) in CALLS
+        return (
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        ) in CALLS
     return isinstance(node, ast.Assert)
 
 
 def assertions(files: dict[str, str], of: str = "") -> list[tuple[str, str, str]]:
-    """(shape, file::function, source) of every assertion in functions whose file or name matches."""
+    """(shape, file::function, source) of every assertion in functions whose file or name
+    matches.
+    """
     found = []
     for path, text in files.items():
         for function in ast.parse(text).body:
@@ -75,7 +95,9 @@ def assertions(files: dict[str, str], of: str = "") -> list[tuple[str, str, str]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("old")
     parser.add_argument("new", nargs="?", default="HEAD")
     parser.add_argument("--of", default=OF)
@@ -89,7 +111,9 @@ def main() -> int:
             gone.append((name, source))
     for name, source in gone:
         print(f"{name}\n    {source}")
-    print(f"{len(before)} assertions of {given.old}: {len(gone)} without a counterpart in {given.new}")
+    print(
+        f"{len(before)} assertions of {given.old}: {len(gone)} without a counterpart in {given.new}"
+    )
     return 1 if gone else 0
 
 

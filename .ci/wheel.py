@@ -28,12 +28,16 @@ assert (root / "py.typed").is_file()
 required = importlib.metadata.requires("sinklab") or []
 extras = {re.split(r"[ ;<>=!~\[]", line)[0] for line in required if "extra ==" in line}
 installed = {distribution.name for distribution in importlib.metadata.distributions()}
-assert not extras & installed, f"a plain install brings packages of the extras: {sorted(extras & installed)}"
+assert not extras & installed, (
+    f"a plain install brings packages of the extras: {sorted(extras & installed)}"
+)
 
 for name in sinklab.__all__:
     getattr(sinklab, name)
 
-packaged = sorted(file.parent for file in (root / "checkpoints" / "packaged").rglob("model.safetensors"))
+packaged = sorted(
+    file.parent for file in (root / "checkpoints" / "packaged").rglob("model.safetensors")
+)
 assert packaged, f"no packaged model in {root / 'checkpoints' / 'packaged'}"
 for folder in packaged:
     loaded = load(folder.name)
@@ -41,9 +45,13 @@ for folder in packaged:
     logits = loaded.model(ids).logits
     assert logits.shape[:2] == ids.shape and bool(logits.isfinite().all()), folder.name
     print(
-        f"{folder.name}: {sum(p.numel() for p in loaded.model.parameters()):,} parameters, logits {tuple(logits.shape)}"
+        f"{folder.name}: {sum(p.numel() for p in loaded.model.parameters()):,} parameters, logits "
+        f"{tuple(logits.shape)}"
     )
-subprocess.run([str(Path(sys.executable).parent / "sinklab"), "--help"], check=True, stdout=subprocess.DEVNULL)
+subprocess.run(
+    [str(Path(sys.executable).parent / "sinklab"), "--help"], check=True, stdout=subprocess.DEVNULL
+)
 print(
-    f"sinklab {sinklab.__version__}: wheel installs without extras, imports torch alone, loads {len(packaged)} models"
+    f"sinklab {sinklab.__version__}: wheel installs without extras, imports torch alone, loads "
+    f"{len(packaged)} models"
 )

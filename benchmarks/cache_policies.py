@@ -1,12 +1,14 @@
-"""Time and memory of block caches that evict, next to none, prefix and dual, on canvases of 512 to 4096 columns.
+"""Time and memory of block caches that evict, next to none, prefix and dual, on canvases of 512 to
+4096 columns.
 
     python benchmarks/cache_policies.py [--repeats 3] [--quick]
     python benchmarks/cache_policies.py --device cuda [--quick]
 
-A toy LLaDA with random weights (4 layers, 128 wide, 4 heads, float32, one thread): it shows speed and memory and
-nothing else. Fidelity is measured on trained models by studies/sink_caches.py. 32 tokens are written in blocks of 16,
-one a step; policies take turns, and of every step the best turn counts. Evicting caches choose at the second evaluation
-of a block, so a block has two full evaluations instead of one: `full_ms` and `partial_ms` tell the two kinds apart.
+A toy LLaDA with random weights (4 layers, 128 wide, 4 heads, float32, one thread): it shows speed
+and memory and nothing else. Fidelity is measured on trained models by studies/sink_caches.py. 32
+tokens are written in blocks of 16, one a step; policies take turns, and of every step the best turn
+counts. Evicting caches choose at the second evaluation of a block, so a block has two full
+evaluations instead of one: `full_ms` and `partial_ms` tell the two kinds apart.
 """
 
 from __future__ import annotations
@@ -56,10 +58,14 @@ def build(length: int, device: str, *, quick: bool) -> DiffusionLM:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, one repeat, nothing written: does it run?")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes, one repeat, nothing written: does it run?"
+    )
     options = parser.parse_args()
     device = "cuda" if options.device == "cuda" and torch.cuda.is_available() else "cpu"
     if device != options.device and not options.quick:
@@ -75,12 +81,24 @@ def main() -> None:
     table = costs(build(max(lengths), device, quick=options.quick), lengths, POLICIES, settings)
     rows = [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
     for row in rows:
-        print({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
+        print(
+            {
+                key: round(value, 3) if isinstance(value, float) else value
+                for key, value in row.items()
+            },
+            flush=True,
+        )
     if not options.quick:
         what = (
-            "one row, one token a step; ratio is to none at the same length; held_bytes: keys and values of the block"
+            "one row, one token a step; ratio is to none at the same length; held_bytes: keys "
+            "and values of the block"
         )
-        result = {"what": what, "keep": KEEP, "settings": dataclasses.asdict(settings), "rows": rows}
+        result = {
+            "what": what,
+            "keep": KEEP,
+            "settings": dataclasses.asdict(settings),
+            "rows": rows,
+        }
         print(f"written to {write_result('cache_policies', result, device)}")
 
 

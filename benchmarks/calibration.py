@@ -1,10 +1,11 @@
-"""How often verdicts are wrong, how often they are found and how often intervals cover, in worlds with a known answer.
+"""How often verdicts are wrong, how often they are found and how often intervals cover, in worlds
+with a known answer.
 
     python benchmarks/calibration.py [--worlds 500] [--only masking recover] [--write]
 
-Prints the tables of docs/statistics.md, a line per verdict and number of samples; ``--write`` puts them there, and with
-``--only`` leaves the other lines as they are. The worlds and the trials are those of tests/worlds, whose tests run a
-part of this.
+Prints the tables of docs/statistics.md, a line per verdict and number of samples; ``--write`` puts
+them there, and with ``--only`` leaves the other lines as they are. The worlds and the trials are
+those of tests/worlds, whose tests run a part of this.
 """
 
 from __future__ import annotations
@@ -32,30 +33,53 @@ def line(row: Row, worlds: int) -> str:
     """A row of the table: percentages for 8, 12 and 30 samples."""
     wrong = [row.null(worlds, samples) for samples in SAMPLES]
     found = [row.effect(worlds, samples) for samples in SAMPLES]
-    cells = [row.verdict, row.world, *(" / ".join(f"{rate:.1f}" for rate in rates) for rates in (
-        [row.alarms(one) for one in wrong],
-        [row.right(one) for one in found],
-        [one.covered for one in wrong],
-        [one.covered for one in found],
-    ))]  # fmt: skip
+    cells = [
+        row.verdict,
+        row.world,
+        *(
+            " / ".join(f"{rate:.1f}" for rate in rates)
+            for rates in (
+                [row.alarms(one) for one in wrong],
+                [row.right(one) for one in found],
+                [one.covered for one in wrong],
+                [one.covered for one in found],
+            )
+        ),
+    ]
     return "| " + " | ".join(cells).replace("nan / nan / nan", "–") + " |"
 
 
 def written(page: str, mark: str, rows: tuple[Row, ...], lines: dict[str, str]) -> str:
-    """The page with these lines in the table behind the mark; rows that have none stay as they are, or out."""
+    """The page with these lines in the table behind the mark; rows that have none stay as they are,
+    or out.
+    """
     before, _, rest = page.partition(mark)
     old, _, after = rest.partition(END)
     known = {line.split(" | ")[0].removeprefix("| "): line for line in old.splitlines()} | lines
     return (
-        before + mark + HEAD + "".join(known[row.verdict] + "\n" for row in rows if row.verdict in known) + END + after
+        before
+        + mark
+        + HEAD
+        + "".join(known[row.verdict] + "\n" for row in rows if row.verdict in known)
+        + END
+        + after
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--worlds", type=int, default=500)
-    parser.add_argument("--only", nargs="*", default=[""], help="verdicts that have one of these words in their name")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/statistics.md")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        default=[""],
+        help="verdicts that have one of these words in their name",
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="put the tables into docs/statistics.md"
+    )
     given = parser.parse_args()
     began, page = time.perf_counter(), PAGE.read_text("utf-8")
     for mark, rows in (("<!-- calibration -->\n", VERDICTS), ("<!-- pages -->\n", PAGES)):

@@ -1,10 +1,12 @@
-"""CPU time of `sinklab trace` over that of `sinklab generate`, on the same prompts, without import and load.
+"""CPU time of `sinklab trace` over that of `sinklab generate`, on the same prompts, without import
+and load.
 
     python benchmarks/commands.py [--repeats 7] [--quick]
 
-Both run in this process on the loaded model `tiny`, in turns, and process time counts. `generate` writes all prompts in
-one batch; a trace writes one text after the other, watches every evaluation and writes a run folder. Beside them: each
-prompt generated alone, the trace's own loop without a watch, with `received` alone, and without a run folder.
+Both run in this process on the loaded model `tiny`, in turns, and process time counts. `generate`
+writes all prompts in one batch; a trace writes one text after the other, watches every evaluation
+and writes a run folder. Beside them: each prompt generated alone, the trace's own loop without a
+watch, with `received` alone, and without a run folder.
 """
 
 import argparse
@@ -29,7 +31,9 @@ PROMPTS = ("It was a dark and stormy night, and", "The house stood at the end of
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="two turns, written down nowhere")
     options = parser.parse_args()
@@ -44,12 +48,16 @@ def main() -> None:
 
     def traced(**settings: object) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            study(loaded, f"{folder}/run", StudySettings(prompts=PROMPTS, new_tokens=16, **settings))
+            study(
+                loaded, f"{folder}/run", StudySettings(prompts=PROMPTS, new_tokens=16, **settings)
+            )
 
     def followed(watched: bool) -> None:
         plan = prepare(loaded, StudySettings(prompts=PROMPTS, new_tokens=16), Progress())
         for task in plan.tasks:
-            follow(task, Meter(Progress(), 2, 16), Recorder(task, plan.selection) if watched else None)
+            follow(
+                task, Meter(Progress(), 2, 16), Recorder(task, plan.selection) if watched else None
+            )
 
     jobs = {
         "generate": partial(written, PROMPTS),

@@ -1,18 +1,22 @@
-"""What a decoder costs: LLaDA's loop written plainly, and ours without a cache, with a prefix cache, with a dual cache.
+"""What a decoder costs: LLaDA's loop written plainly, and ours without a cache, with a prefix
+cache, with a dual cache.
 
     python benchmarks/decoding.py [--repeats 5] [--quick]
-    python benchmarks/decoding.py --device cuda [--layers 8] [--prompts 512] [--decoders dual] [--steps 64] [--quick]
+    python benchmarks/decoding.py --device cuda [--layers 8] [--prompts 512] [--decoders dual] \\
+        [--steps 64] [--quick]
 
-On the CPU: a toy LLaDA (4 layers, 128 wide, 4 heads, 4096 tokens, float32, one thread), 64 new tokens in blocks of 16,
-one token a step, behind prompts of 128, 512 and 1024 tokens. Processor time of this process; decoders take turns, and
-of every step the best turn counts, so that a busy neighbour disturbs long runs no more than short ones. The unit is our
-loop without a cache that calls the model's own forward ("uncached"). Other people's loops are run by `peers.py`.
-On a GPU: the shape of LLaDA-8B with random bfloat16 weights made there, 256 new tokens in blocks of 32 behind prompts
-of 512 and 1024, without a cache and with both: milliseconds a step of ours, of ours without graphs ("eager"), of ours
-with every value waited for as well ("waiting": as it was), and of LLaDA's loop. Without a cache all steps cost the
-same, and the first 12 are timed. Turns are interleaved; ratios are taken within a turn. A step that begins a block
-computes everything: "partial_ms" is the median of the others, between CUDA events.
-`--quick` runs either at a tiny size, on the CPU if need be, and writes nothing: does it run?
+On the CPU: a toy LLaDA (4 layers, 128 wide, 4 heads, 4096 tokens, float32, one thread), 64 new
+tokens in blocks of 16, one token a step, behind prompts of 128, 512 and 1024 tokens. Processor time
+of this process; decoders take turns, and of every step the best turn counts, so that a busy
+neighbour disturbs long runs no more than short ones. The unit is our loop without a cache that
+calls the model's own forward ("uncached"). Other people's loops are run by `peers.py`. On a GPU:
+the shape of LLaDA-8B with random bfloat16 weights made there, 256 new tokens in blocks of 32 behind
+prompts of 512 and 1024, without a cache and with both: milliseconds a step of ours, of ours without
+graphs ("eager"), of ours with every value waited for as well ("waiting": as it was), and of LLaDA's
+loop. Without a cache all steps cost the same, and the first 12 are timed. Turns are interleaved;
+ratios are taken within a turn. A step that begins a block computes everything: "partial_ms" is the
+median of the others, between CUDA events. `--quick` runs either at a tiny size, on the CPU if need
+be, and writes nothing: does it run?
 """
 
 from __future__ import annotations
@@ -84,7 +88,8 @@ def build(sizes: Sizes, device: str) -> DiffusionLM:
         num_attention_heads=sizes.heads,
         num_key_value_heads=sizes.heads,
         max_position_embeddings=max(sizes.prompts) + sizes.new_tokens,
-        # Wide weights, so that no decision hangs on the last bit; narrow ones where there are many layers.
+        # Wide weights, so that no decision hangs on the last bit; narrow ones where there are many
+        # layers.
         initializer_range=0.1 if sizes.layers < 8 else 0.02,
         attn_implementation="sdpa",
     )
@@ -95,14 +100,19 @@ def build(sizes: Sizes, device: str) -> DiffusionLM:
 
 
 def canvas_of(sizes: Sizes, prompt: int, rows: int, device: str) -> Canvas:
-    ids_BP = torch.randint(0, sizes.vocab - 1, (rows, prompt), generator=torch.Generator().manual_seed(prompt))
-    return Canvas.from_prompts(ids_BP.to(device), new_tokens=sizes.new_tokens, mask_id=sizes.vocab - 1)
+    ids_BP = torch.randint(
+        0, sizes.vocab - 1, (rows, prompt), generator=torch.Generator().manual_seed(prompt)
+    )
+    return Canvas.from_prompts(
+        ids_BP.to(device), new_tokens=sizes.new_tokens, mask_id=sizes.vocab - 1
+    )
 
 
 @torch.inference_mode()
 def plain_loop(model: DiffusionLM, canvas: Canvas, block: int) -> Iterator[Tensor]:
-    """LLaDA's semi-autoregressive loop, one token a step, as one would write it down: logits and their softmax (in
-    float32: the released code has had float64 too) for the whole canvas, the best candidate of each row by topk.
+    """LLaDA's semi-autoregressive loop, one token a step, as one would write it down: logits and
+    their softmax (in float32: the released code has had float64 too) for the whole canvas, the best
+    candidate of each row by topk.
     """
     ids_BS = canvas.ids_BS.clone()
     first, length = int(canvas.open_BS[0].nonzero()[0]), ids_BS.shape[1]
@@ -122,7 +132,9 @@ def plain_loop(model: DiffusionLM, canvas: Canvas, block: int) -> Iterator[Tenso
 
 def ours(model: DiffusionLM, canvas: Canvas, sizes: Sizes, name: str) -> Iterator[Tensor]:
     cache = CACHES[name]
-    for step in denoise(model.denoiser(plain=name == "uncached"), canvas, cache=cache, block_length=sizes.block):
+    for step in denoise(
+        model.denoiser(plain=name == "uncached"), canvas, cache=cache, block_length=sizes.block
+    ):
         yield step.ids_BS
 
 
@@ -145,7 +157,8 @@ def check_tokens(model: DiffusionLM, canvas: Canvas, sizes: Sizes) -> None:
 def best_steps(
     runs: dict[str, Callable[[], Iterator[Tensor]]], repeats: int, least: float
 ) -> dict[str, dict[str, float]]:
-    """Processor seconds of each decoder: the sum over its steps of the best turn of each, and its best whole run.
+    """Processor seconds of each decoder: the sum over its steps of the best turn of each, and its
+    best whole run.
 
     Turns go on for `least` seconds: the first ten or so of a process are up to a fifth slower here.
     """
@@ -181,7 +194,10 @@ def cpu_ratios(sizes: Sizes, repeats: int) -> dict[str, dict]:
             runs[name] = lambda canvas=canvas, name=name: ours(model, canvas, sizes, name)
         timing = best_steps(runs, repeats, LEAST_SECONDS if repeats > 1 else 0)
         ratios = {
-            f"to_{unit}": {name: round(taken["seconds"] / timing[unit]["seconds"], 4) for name, taken in timing.items()}
+            f"to_{unit}": {
+                name: round(taken["seconds"] / timing[unit]["seconds"], 4)
+                for name, taken in timing.items()
+            }
             for unit in ("uncached", "plain_loop", "refreshed_every_step")
         }
         results[f"P{prompt}"] = {
@@ -195,7 +211,9 @@ def cpu_ratios(sizes: Sizes, repeats: int) -> dict[str, dict]:
 
 @torch.inference_mode()
 def parts(model: DiffusionLM, canvas: Canvas, sizes: Sizes, repeats: int) -> dict[str, float]:
-    """Where the time of one evaluation goes, and what the things cost that are not done. Half a block is wanted."""
+    """Where the time of one evaluation goes, and what the things cost that are not done. Half a
+    block is wanted.
+    """
     ids_BS = canvas.ids_BS
     start = int(canvas.open_BS[0].nonzero()[0])
     window = slice(start, start + sizes.block)
@@ -227,7 +245,9 @@ def parts(model: DiffusionLM, canvas: Canvas, sizes: Sizes, repeats: int) -> dic
     runs: dict[str, Callable[[], object]] = {
         "block window": lambda: session(ids_BS, wanted_BS, window),
         "block window, decoder's own forward": watched(lambda: session(ids_BS, wanted_BS, window)),
-        "block and suffix window": lambda: session(ids_BS, wanted_BS, slice(start, ids_BS.shape[1])),
+        "block and suffix window": lambda: session(
+            ids_BS, wanted_BS, slice(start, ids_BS.shape[1])
+        ),
         "full": lambda: session(ids_BS, wanted_BS),
         "full, decoder's own forward": watched(lambda: session(ids_BS, wanted_BS)),
         "of these: head at the wanted positions": lambda: model.lm_head(states_BSE[wanted_BS]),
@@ -249,11 +269,15 @@ def parts(model: DiffusionLM, canvas: Canvas, sizes: Sizes, repeats: int) -> dic
         return lambda: [runs[name]() for _ in range(calls[name])]
 
     timing = interleaved({name: often(name) for name in runs}, 2 * repeats)
-    return {name: round(taken["min_cpu_s"] / calls[name] * 1e3, 3) for name, taken in timing.items()}
+    return {
+        name: round(taken["min_cpu_s"] / calls[name] * 1e3, 3) for name, taken in timing.items()
+    }
 
 
 class Untold:
-    """A denoiser that is not told where its logits are wanted: it asks the device, as it did before."""
+    """A denoiser that is not told where its logits are wanted: it asks the device, as it did
+    before.
+    """
 
     def __init__(self, denoiser: Any) -> None:
         self.denoiser = denoiser
@@ -286,20 +310,28 @@ def eager() -> Iterator[None]:
         FastDecoder.records = True
 
 
-def gpu_steps(model: DiffusionLM, canvas: Canvas, sizes: Sizes, name: str, device: str) -> Iterator[Tensor]:
+def gpu_steps(
+    model: DiffusionLM, canvas: Canvas, sizes: Sizes, name: str, device: str
+) -> Iterator[Tensor]:
     kind, _, cache = name.partition(" ")
     if kind == "plain_loop":
         yield from plain_loop(model, canvas, sizes.block)
         return
     denoiser = Untold(model.denoiser()) if kind == "waiting" else model.denoiser()
-    forms: dict[str, AbstractContextManager] = {"ours": nullcontext(), "eager": eager(), "waiting": as_it_was(device)}
+    forms: dict[str, AbstractContextManager] = {
+        "ours": nullcontext(),
+        "eager": eager(),
+        "waiting": as_it_was(device),
+    }
     with torch.inference_mode(), forms[kind]:
         for step in denoise(denoiser, canvas, cache=CACHES[cache], block_length=sizes.block):
             yield step.ids_BS
 
 
 def timed_steps(run: Iterator[Tensor], most: int, device: str) -> tuple[float, list[float], Tensor]:
-    """Wall seconds of so many steps at most, milliseconds of each (on a GPU by its own clock), and the last ids."""
+    """Wall seconds of so many steps at most, milliseconds of each (on a GPU by its own clock), and
+    the last ids.
+    """
     gc.collect()
     synchronize(device)
     marks, last_BS, began = [], torch.empty(0), time.perf_counter()
@@ -313,7 +345,11 @@ def timed_steps(run: Iterator[Tensor], most: int, device: str) -> tuple[float, l
     synchronize(device)
     wall = time.perf_counter() - began
     if device == "cuda":
-        return wall, [before.elapsed_time(after) for before, after in itertools.pairwise(marks)], last_BS
+        return (
+            wall,
+            [before.elapsed_time(after) for before, after in itertools.pairwise(marks)],
+            last_BS,
+        )
     return wall, [1e3 * (after - before) for before, after in itertools.pairwise(marks)], last_BS
 
 
@@ -338,7 +374,9 @@ def gpu_ratios(
         yield f"P{prompt} {cache}", result
 
 
-def told(turns: dict[str, list[tuple[float, list[float], Tensor]]], steps: int, block: int) -> dict[str, Any]:
+def told(
+    turns: dict[str, list[tuple[float, list[float], Tensor]]], steps: int, block: int
+) -> dict[str, Any]:
     """What a prompt and a cache came to."""
     ours, result = next(iter(turns.values())), {}
     for name, taken in turns.items():
@@ -360,21 +398,39 @@ def told(turns: dict[str, list[tuple[float, list[float], Tensor]]], steps: int, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--shape", choices=("llada",), default="llada", help="with --device cuda")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="with --device cuda")
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="with --device cuda"
+    )
     parser.add_argument("--layers", type=int, help="with --device cuda: in place of 32")
-    parser.add_argument("--prompts", type=int, nargs="+", help="with --device cuda: in place of 512 and 1024")
-    parser.add_argument("--steps", type=int, help="with --device cuda: time the first so many alone")
-    parser.add_argument("--decoders", nargs="+", choices=GPU_DECODERS, default=GPU_DECODERS, help="with --device cuda")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, one repeat, nothing written: does it run?")
+    parser.add_argument(
+        "--prompts", type=int, nargs="+", help="with --device cuda: in place of 512 and 1024"
+    )
+    parser.add_argument(
+        "--steps", type=int, help="with --device cuda: time the first so many alone"
+    )
+    parser.add_argument(
+        "--decoders",
+        nargs="+",
+        choices=GPU_DECODERS,
+        default=GPU_DECODERS,
+        help="with --device cuda",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes, one repeat, nothing written: does it run?"
+    )
     options = parser.parse_args()
     repeats = 1 if options.quick else options.repeats
     if options.device == "cuda":
         sizes = QUICK_8B if options.quick else LLADA_8B
-        sizes = replace(sizes, layers=options.layers or sizes.layers, prompts=options.prompts or sizes.prompts)
+        sizes = replace(
+            sizes, layers=options.layers or sizes.layers, prompts=options.prompts or sizes.prompts
+        )
         sizes = replace(sizes, dtype=options.dtype)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cpu" and not options.quick:
@@ -392,17 +448,24 @@ def main() -> None:
 
 def write(options: argparse.Namespace, device: str, sizes: Sizes, result: dict[str, Any]) -> None:
     if not options.quick:
-        print(f"written to {write_result('decoding', {'what': WHAT, 'sizes': asdict(sizes), **result}, device)}")
+        print(
+            f"written to {write_result('decoding', {'what': WHAT, 'sizes': asdict(sizes), **result}, device)}"
+        )
 
 
-WHAT = "one token a step; on the CPU the unit is our loop without a cache, with the model's own forward"
+WHAT = (
+    "one token a step; on the CPU the unit is our loop without a cache, with the model's own "
+    "forward"
+)
 REMOVED = [
     "softmax and argmax over the whole canvas: only candidates get them",
     "logits of the whole canvas: the head runs at candidates alone, also in full evaluations",
-    "in the last layer, queries, attention, output projection and MLP of positions that are no candidates",
+    "in the last layer, queries, attention, output projection and MLP of positions that are no "
+    "candidates",
     "concatenation of keys and values at every step: one buffer a layer, written in place",
     "masks where nothing is padded, rotary tables at every step: made once a run",
-    "the wrappers of the decoder's forward, and module calls around stock linear layers, norms and MLPs",
+    "the wrappers of the decoder's forward, and module calls around stock linear layers, norms "
+    "and MLPs",
     "a copy of the negated half in the rotary embedding, an allocation in the MLP",
 ]
 

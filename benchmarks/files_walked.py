@@ -1,9 +1,10 @@
-"""How much of the package one command runs through: its files and functions, comprehensions and lambdas not counted.
+"""How much of the package one command runs through: its files and functions, comprehensions and
+lambdas not counted.
 
     python benchmarks/files_walked.py [trace] [train] [--show files|functions]
 
-Two commands, each in a process of its own: a trace of one prompt, and a training of three steps on a toy corpus without
-the monitor's looks. What runs while modules are imported does not count.
+Two commands, each in a process of its own: a trace of one prompt, and a training of three steps on
+a toy corpus without the monitor's looks. What runs while modules are imported does not count.
 """
 
 from __future__ import annotations
@@ -20,10 +21,25 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 TARGETS = {"files": 75, "functions": 560}
-SMALL = "--vocab-size 270 --hidden-size 32 --layers 2 --heads 2 --mlp-size 48 --length 32 --batch 4 --no-bf16"
+SMALL = (
+    "--vocab-size 270 --hidden-size 32 --layers 2 --heads 2 --mlp-size 48 --length 32 "
+    "--batch "
+    "4 --no-bf16"
+)
 COMMANDS = {
     "trace": ["trace", "The house stood at the end of a", "--new-tokens", "8", "--out", "run"],
-    "train": ["train", "--corpus", "text.txt", "--steps", "3", "--monitor-every", "0", "--out", "run", *SMALL.split()],
+    "train": [
+        "train",
+        "--corpus",
+        "text.txt",
+        "--steps",
+        "3",
+        "--monitor-every",
+        "0",
+        "--out",
+        "run",
+        *SMALL.split(),
+    ],
 }
 TEXT = "The old man sat by the sea, and the boats came in with the evening wind. "
 
@@ -75,7 +91,8 @@ def report(names: list[str], show: str) -> None:
         functions = [tuple(one) for one in json.loads(told.splitlines()[-1])]
         files = collections.Counter(file for file, _ in functions)
         print(
-            f"{name}: {len(files)} files (at most {TARGETS['files']}), {len(functions)} functions (at most "
+            f"{name}: {len(files)} files (at most {TARGETS['files']}), {len(functions)} functions "
+            "(at most "
             f"{TARGETS['functions']})"
         )
         rooms = collections.Counter[str]()
@@ -90,8 +107,12 @@ def report(names: list[str], show: str) -> None:
 
 def main_of_script() -> None:
     """Parse the arguments."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("commands", nargs="*", default=[*COMMANDS], help=f"of {', '.join(COMMANDS)}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "commands", nargs="*", default=[*COMMANDS], help=f"of {', '.join(COMMANDS)}"
+    )
     parser.add_argument("--show", choices=("rooms", "files", "functions"), default="rooms")
     parser.add_argument("--run", choices=[*COMMANDS], help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -1,11 +1,12 @@
-"""Runs of every kind, killed at random moments or at each step that writes, gone on with, and held to a whole run.
+"""Runs of every kind, killed at random moments or at each step that writes, gone on with, and held
+to a whole run.
 
     python benchmarks/kills.py [--kills 15] [--seed 0] [--only trace train] [--every-write]
 
-A kill is SIGKILL to a fork that does a small run (those of tests/small_runs.py); one in four runs is killed again while
-it goes on. What came out must equal a whole run, file by file, but for times and dates. ``--every-write`` goes on with
-the folder as it stood at every step that opens a file to write, renames, removes or makes one, and makes each such step
-fail. Writes a result file.
+A kill is SIGKILL to a fork that does a small run (those of tests/small_runs.py); one in four runs
+is killed again while it goes on. What came out must equal a whole run, file by file, but for times
+and dates. ``--every-write`` goes on with the folder as it stood at every step that opens a file to
+write, renames, removes or makes one, and makes each such step fail. Writes a result file.
 """
 
 from __future__ import annotations
@@ -46,21 +47,36 @@ def random_kills(kind: str, folder: Path, kills: int, dice: random.Random) -> di
             after.append(dice.uniform(0.0, seconds))
             forked(lambda: KINDS[kind](place, True), after[1], log)
         why = resumed(kind, place, whole, log)
-        done.append({"seconds": [round(one, 3) for one in after], "files_left": files, "wrong": why})
+        done.append(
+            {"seconds": [round(one, 3) for one in after], "files_left": files, "wrong": why}
+        )
         print(
-            f"{kind}: killed after {after[0]:.2f} of {seconds:.2f} s, {files} files left: {why or 'equal'}", flush=True
+            f"{kind}: killed after {after[0]:.2f} of {seconds:.2f} s, {files} files left: "
+            f"{why or 'equal'}",
+            flush=True,
         )
     shutil.rmtree(place)
     wrong = [one for one in done if one["wrong"]]
-    return {"kills": len(done), "equal": len(done) - len(wrong), "whole_run_s": round(seconds, 2), "each": done}
+    return {
+        "kills": len(done),
+        "equal": len(done) - len(wrong),
+        "whole_run_s": round(seconds, 2),
+        "each": done,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=15, help="runs of each kind that are killed")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="*", default=[*KINDS], choices=[*KINDS], help="kinds of run")
-    parser.add_argument("--every-write", action="store_true", help="at each step that writes, in place of at random")
+    parser.add_argument(
+        "--only", nargs="*", default=[*KINDS], choices=[*KINDS], help="kinds of run"
+    )
+    parser.add_argument(
+        "--every-write", action="store_true", help="at each step that writes, in place of at random"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["TQDM_DISABLE"] = "1"
@@ -75,10 +91,18 @@ def main() -> None:
                 found[kind] = {"broken": tried, "equal": tried - len(wrong), "wrong": wrong}
                 print(f"{kind}: broken {tried} times, equal {tried - len(wrong)}", flush=True)
             else:
-                found[kind] = random_kills(kind, folder, given.kills, random.Random(f"{given.seed} {kind}"))
+                found[kind] = random_kills(
+                    kind, folder, given.kills, random.Random(f"{given.seed} {kind}")
+                )
     name = "broken" if given.every_write else "kills"
-    total = {name: sum(one[name] for one in found.values()), "equal": sum(one["equal"] for one in found.values())}
-    path = write_result("every_write" if given.every_write else "kills", {"seed": given.seed, **total, "kinds": found})
+    total = {
+        name: sum(one[name] for one in found.values()),
+        "equal": sum(one["equal"] for one in found.values()),
+    }
+    path = write_result(
+        "every_write" if given.every_write else "kills",
+        {"seed": given.seed, **total, "kinds": found},
+    )
     print(f"{total['equal']} of {total[name]} went on to the same end; {path}")
 
 

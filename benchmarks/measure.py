@@ -1,4 +1,6 @@
-"""What every benchmark shares: where it ran, interleaved timing, peak memory, and the dated result file."""
+"""What every benchmark shares: where it ran, interleaved timing, peak memory, and the dated result
+file.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def _version(name: str) -> str | None:
@@ -66,8 +71,11 @@ def _commit() -> str | None:
         return None
 
 
-def interleaved(runs: dict[str, Callable[[], object]], repeats: int, device: str = "cpu") -> dict[str, dict[str, Any]]:
-    """Seconds per run, taken in turns so that a slow moment of the machine falls on all of them; one warm-up each.
+def interleaved(
+    runs: dict[str, Callable[[], object]], repeats: int, device: str = "cpu"
+) -> dict[str, dict[str, Any]]:
+    """Seconds per run, taken in turns so that a slow moment of the machine falls on all of them;
+    one warm-up each.
 
     Wall time, and processor time of this process, which other jobs on the same cores disturb less.
     """
@@ -99,7 +107,9 @@ def ratios(timing: dict[str, dict[str, Any]], base: str) -> dict[str, dict[str, 
     """Wall time over that of the base, turn by turn: median, least and greatest."""
     result = {}
     for name, taken in timing.items():
-        each = [own / plain for own, plain in zip(taken["wall_s"], timing[base]["wall_s"], strict=True)]
+        each = [
+            own / plain for own, plain in zip(taken["wall_s"], timing[base]["wall_s"], strict=True)
+        ]
         middle = {"median": statistics.median(each), "min": min(each), "max": max(each)}
         result[name] = {key: round(value, 3) for key, value in middle.items()}
     del result[base]
@@ -120,16 +130,27 @@ def reset_peak(device: str = "cpu") -> None:
 
 
 def memory_mb(device: str = "cpu") -> dict[str, float]:
-    """Memory now and at its peak since `reset_peak`, in MB: allocated on the GPU, or resident in this process."""
+    """Memory now and at its peak since `reset_peak`, in MB: allocated on the GPU, or resident in
+    this process.
+    """
     if device == "cuda":
-        return {"now": torch.cuda.memory_allocated() / 1e6, "peak": torch.cuda.max_memory_allocated() / 1e6}
+        return {
+            "now": torch.cuda.memory_allocated() / 1e6,
+            "peak": torch.cuda.max_memory_allocated() / 1e6,
+        }
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         # Only the peak of the whole process is known outside Linux (in bytes on macOS).
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if platform.system() == "Darwin" else 1e3)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+            1e6 if platform.system() == "Darwin" else 1e3
+        )
         return {"now": peak, "peak": peak}
-    kilobytes = {key: int(value.split()[0]) for key, value in (line.split(":", 1) for line in lines) if "kB" in value}
+    kilobytes = {
+        key: int(value.split()[0])
+        for key, value in (line.split(":", 1) for line in lines)
+        if "kB" in value
+    }
     return {"now": kilobytes["VmRSS"] * 1024 / 1e6, "peak": kilobytes["VmHWM"] * 1024 / 1e6}
 
 

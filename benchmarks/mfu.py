@@ -1,22 +1,26 @@
 """Model FLOPs utilisation of training the 472M model of «One Token Is Enough», on one GPU.
 
-    python benchmarks/mfu.py [--batch 8] [--repeats 20] [--no-compile] [--forms plain,sink_prefix,…] [--quick]
+    python benchmarks/mfu.py [--batch 8] [--repeats 20] [--no-compile] [--forms \\
+        plain,sink_prefix,…] [--quick]
 
-MFU = model FLOPs a second / the peak that a large square bfloat16 matrix product reaches on this device today (the data
-sheet's peak, where known, can be set beside it by hand). Model FLOPs of a step on T tokens of rows of S, with M of the
-tokens masked, counted as multiplications and additions:
+MFU = model FLOPs a second / the peak that a large square bfloat16 matrix product reaches on this
+device today (the data sheet's peak, where known, can be set beside it by hand). Model FLOPs of a
+step on T tokens of rows of S, with M of the tokens masked, counted as multiplications and
+additions:
 
     3 · ( 2·T·P  +  4·T·S·L·A  +  2·M·E·V )
 
-3: forward, and twice as much backward. P: weights of the layers' matrices (4 E·A + 3 E·F a layer; the gate's E·A more
-for the gate), A: attention width, E: hidden size, F: SwiGLU width, V: rows of the head. Attention is counted in full
-(nothing is causal here), norms, softmax, rotation, embedding and the optimizer not at all, a sink not either. What a
-form computes beyond that (the masked twin: its sink in every row, the head at all positions) earns nothing: all forms
-of one model are measured by the same useful work.
+3: forward, and twice as much backward. P: weights of the layers' matrices (4 E·A + 3 E·F a layer;
+the gate's E·A more for the gate), A: attention width, E: hidden size, F: SwiGLU width, V: rows of
+the head. Attention is counted in full (nothing is causal here), norms, softmax, rotation, embedding
+and the optimizer not at all, a sink not either. What a form computes beyond that (the masked twin:
+its sink in every row, the head at all positions) earns nothing: all forms of one model are measured
+by the same useful work.
 
-A step is forward, backward and fused AdamW on float32 weights under bfloat16 autocast, as the trainer does it. Forms:
-plain; sink_prefix (sink run alone, as at inference); sink_sequence (sink run with the text: the default of training on
-CUDA); gate; masked_twin (sink under an (L + 1)² mask, logits of all positions).
+A step is forward, backward and fused AdamW on float32 weights under bfloat16 autocast, as the
+trainer does it. Forms: plain; sink_prefix (sink run alone, as at inference); sink_sequence (sink
+run with the text: the default of training on CUDA); gate; masked_twin (sink under an (L + 1)² mask,
+logits of all positions).
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ from torch import Tensor
 
 from sinklab.core.models import DiffusionLM
 
-# T tokens, S row, L layers, A attention width, E hidden size, F SwiGLU width, V rows of the head, M masked tokens
+# T tokens, S row, L layers, A attention width, E hidden size, F SwiGLU width, V rows of the head, M
+# masked tokens
 
 PAPER = Shape(layers=18, width=1280, heads=10, mlp=5120, vocab=32000, batch=8, length=2048)
 QUICK = Shape(layers=2, width=64, heads=2, mlp=96, vocab=128, batch=2, length=32)
@@ -79,9 +84,13 @@ def matmul_peak(size: int, repeats: int, device: str) -> float:
     return 2 * size**3 / seconds(lambda: torch.mm(left, right, out=out), repeats, device)[0]
 
 
-def training_step(model: DiffusionLM, loss: Callable[[], Tensor], device: str) -> Callable[[], None]:
+def training_step(
+    model: DiffusionLM, loss: Callable[[], Tensor], device: str
+) -> Callable[[], None]:
     """Forward, backward and update."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
 
     def run() -> None:
         with precision("bfloat16", device):
@@ -120,19 +129,28 @@ def measure_form(
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=PAPER.batch, help="rows of 2,048 tokens in a step")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--batch", type=int, default=PAPER.batch, help="rows of 2,048 tokens in a step"
+    )
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--forms", default=",".join(FORMS), help="which, separated by commas")
     parser.add_argument("--no-compile", action="store_true", help="run the layers eagerly")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, on the CPU, nothing written: does it run?")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes, on the CPU, nothing written: does it run?"
+    )
     options = parser.parse_args(arguments)
     forms = options.forms.split(",")
     if unknown := [form for form in forms if form not in FORMS]:
         parser.error(f"--forms knows {', '.join(FORMS)}, but not {', '.join(unknown)}")
     device = "cpu" if options.quick else "cuda"
     if device == "cuda" and not torch.cuda.is_available():
-        parser.error("the 472M model is measured on a CUDA GPU and none is visible; --quick runs tiny sizes on the CPU")
+        parser.error(
+            "the 472M model is measured on a CUDA GPU and none is visible; --quick runs tiny "
+            "sizes on the CPU"
+        )
     shape = QUICK if options.quick else Shape(**(asdict(PAPER) | {"batch": options.batch}))
     repeats = 1 if options.quick else options.repeats
     backend = None if options.no_compile else "aot_eager" if options.quick else "inductor"
@@ -140,7 +158,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     peak = matmul_peak(128 if options.quick else 8192, 3 if options.quick else 50, device)
     print(f"bfloat16 matrix product: {peak / 1e12:.4g} TFLOP/s", flush=True)
     result: dict[str, Any] = {
-        "what": "training steps of DiffusionLM; MFU against the measured bfloat16 matmul peak; formula in the script",
+        "what": "training steps of DiffusionLM; MFU against the measured bfloat16 matmul peak; "
+        "formula in the script",
         "shape": asdict(shape),
         "masked_share": round(batch.masked_share, 3),
         "compiled": backend,
@@ -153,7 +172,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         taken["mfu"] = round(taken["model_flops_per_s"] / peak, 4)
         result["forms"][form] = taken
         print(
-            f"{form}: {taken['median_step_s'] * 1e3:.1f} ms, {taken['tokens_per_s']} tokens/s, MFU {taken['mfu']:.1%}, "
+            f"{form}: {taken['median_step_s'] * 1e3:.1f} ms, {taken['tokens_per_s']} tokens/s, "
+            f"MFU {taken['mfu']:.1%}, "
             f"peak {taken['peak_mb']} MB",
             flush=True,
         )

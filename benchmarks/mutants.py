@@ -1,15 +1,18 @@
-"""Tests of the tests: small errors put into the core's code, one at a time, and whether the tests that run there fail.
+"""Tests of the tests: small errors put into the core's code, one at a time, and whether the tests
+that run there fail.
 
     python benchmarks/mutants.py --work FOLDER [--count 200] [--seed 0] [--jobs 1] [--again]
 
-The mutants of `OPERATORS` are drawn by a seed from src/sinklab/{attention,probing,sampling,models,sinks}, texts of
-errors, annotations and decorators apart. Each is put into a copy of the tree and met by the tests that run its line
-(those that run its module, where it is evaluated on import): a map that is measured once, and anew where files of
-tests have changed, and kept in FOLDER, as is a line for each mutant: a run that was stopped goes on. ``--again``
-tries those once more that no test has killed. Tests, those marked slow apart, run in forks of a process that has
-imported everything but the package; the cheapest and most particular come first, and the first that fails ends it. A
-mutant that takes far more processor time than its tests is killed by that. Last, the tests that killed are run
-without a mutant: all must pass. Writes a result file; what is said there of mutants that no test can kill comes from
+The mutants of `OPERATORS` are drawn by a seed from
+src/sinklab/{attention,probing,sampling,models,sinks}, texts of errors, annotations and decorators
+apart. Each is put into a copy of the tree and met by the tests that run its line (those that run
+its module, where it is evaluated on import): a map that is measured once, and anew where files of
+tests have changed, and kept in FOLDER, as is a line for each mutant: a run that was stopped goes
+on. ``--again`` tries those once more that no test has killed. Tests, those marked slow apart, run
+in forks of a process that has imported everything but the package; the cheapest and most particular
+come first, and the first that fails ends it. A mutant that takes far more processor time than its
+tests is killed by that. Last, the tests that killed are run without a mutant: all must pass. Writes
+a result file; what is said there of mutants that no test can kill comes from
 benchmarks/mutants_equivalent.json.
 """
 
@@ -43,16 +46,30 @@ from measure import write_result
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("attention", "probing", "sampling", "models", "sinks")
 TESTS = [f"tests/{room}" for room in (*ROOMS, "diffusion", "scoring")]
-TESTS += [f"tests/test_{name}.py" for name in ("without_fast_paths", "short_road", "tensor_parallel")]
+TESTS += [
+    f"tests/test_{name}.py" for name in ("without_fast_paths", "short_road", "tensor_parallel")
+]
 SKIPPED = ("tests/models/test_peer_benchmark.py", "tests/models/test_training_benchmarks.py")
-ARGUMENTS = ["-q", "-n0", "-p", "no:cacheprovider", "-p", "no:benchmark", "--no-header", "--tb=line"]
+ARGUMENTS = [
+    "-q",
+    "-n0",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:benchmark",
+    "--no-header",
+    "--tb=line",
+]
 # plugins are imported before a fork
 ARGUMENTS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
 FIRST_S, FIRST_FILES = 4.0, 8
-"""What is tried first of a mutant: processor time of its tests as they were measured, and files that they are in."""
+"""What is tried first of a mutant: processor time of its tests as they were measured, and files
+that they are in.
+"""
 PASS = ast.Pass()
 
-# --- mutants ---------------------------------------------------------------------------------------------------------
+# --- mutants
+# ---------------------------------------------------------------------------------------------------------
 
 COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.Gt),
@@ -95,7 +112,12 @@ def compared(node: ast.AST) -> Replaced:
     if isinstance(node, ast.Compare):
         for at, old in enumerate(node.ops):
             for new in COMPARED[type(old)]:
-                yield node, ast.Compare(node.left, [*node.ops[:at], new(), *node.ops[at + 1 :]], node.comparators)
+                yield (
+                    node,
+                    ast.Compare(
+                        node.left, [*node.ops[:at], new(), *node.ops[at + 1 :]], node.comparators
+                    ),
+                )
 
 
 def calculated(node: ast.AST) -> Replaced:
@@ -147,14 +169,25 @@ def called(node: ast.AST) -> Replaced:
         yield node.func, ast.Attribute(node.func.value, CALLED[node.func.attr])
     for left in node.keywords:
         if left.arg is not None:
-            yield node, ast.Call(node.func, node.args, [one for one in node.keywords if one is not left])
+            yield (
+                node,
+                ast.Call(node.func, node.args, [one for one in node.keywords if one is not left]),
+            )
 
 
 def left_out(node: ast.AST) -> Replaced:
-    """A statement left out: a call, an assignment to a part of something, `+=`, raise, break, continue, del."""
+    """A statement left out: a call, an assignment to a part of something, `+=`, raise, break,
+    continue, del.
+    """
     is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-    is_part = isinstance(node, ast.Assign) and all(isinstance(to, ast.Attribute | ast.Subscript) for to in node.targets)
-    if is_call or is_part or isinstance(node, ast.AugAssign | ast.Raise | ast.Break | ast.Continue | ast.Delete):
+    is_part = isinstance(node, ast.Assign) and all(
+        isinstance(to, ast.Attribute | ast.Subscript) for to in node.targets
+    )
+    if (
+        is_call
+        or is_part
+        or isinstance(node, ast.AugAssign | ast.Raise | ast.Break | ast.Continue | ast.Delete)
+    ):
         yield node, PASS
 
 
@@ -211,12 +244,17 @@ class Finder(ast.NodeVisitor):
         return start, self.starts[node.end_lineno - 1] + node.end_col_offset
 
     def visit(self, node: ast.AST) -> None:
-        """Mutants here and below, but for annotations, decorators, errors' texts and what only a type checker runs."""
+        """Mutants here and below, but for annotations, decorators, errors' texts and what only a
+        type checker runs.
+        """
         if isinstance(node, ast.JoinedStr | ast.Import | ast.ImportFrom | ast.Assert):
             return
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             return
-        before, self.statement = self.statement, node if isinstance(node, ast.stmt) else self.statement
+        before, self.statement = (
+            self.statement,
+            node if isinstance(node, ast.stmt) else self.statement,
+        )
         for operator in OPERATORS.values():
             for old, new in operator(node):
                 self.add(operator.__name__, old, new)
@@ -226,7 +264,11 @@ class Finder(ast.NodeVisitor):
 
     def below(self, node: ast.AST) -> None:
         left = {"annotation", "returns", "decorator_list"}
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        if (
+            isinstance(node, ast.UnaryOp)
+            and isinstance(node.op, ast.USub)
+            and isinstance(node.operand, ast.Constant)
+        ):
             return
         named = isinstance(node, ast.ClassDef | ast.FunctionDef)
         for name, value in ast.iter_fields(node):
@@ -245,11 +287,19 @@ class Finder(ast.NodeVisitor):
 
     def add(self, operator: str, old: ast.AST, new: ast.AST) -> None:
         start, end = self.offsets(old)
-        text, bare = ast.unparse(new), isinstance(new, ast.Pass | ast.Constant | ast.Name | ast.Attribute | ast.Call)
+        text, bare = (
+            ast.unparse(new),
+            isinstance(new, ast.Pass | ast.Constant | ast.Name | ast.Attribute | ast.Call),
+        )
         function: Any = self.functions[-1] if self.functions else None
         stands: Any = self.statement
-        # of a statement with statements in it, what is changed; it has no line of its own where it spans several
-        stands = old if isinstance(stands, ast.If | ast.While | ast.For | ast.With | ast.FunctionDef) else stands
+        # of a statement with statements in it, what is changed; it has no line of its own where it
+        # spans several
+        stands = (
+            old
+            if isinstance(stands, ast.If | ast.While | ast.For | ast.With | ast.FunctionDef)
+            else stands
+        )
         self.found.append(
             Mutant(
                 self.path,
@@ -266,7 +316,9 @@ class Finder(ast.NodeVisitor):
 
 
 def drawn(tree: Path, count: int, seed: int) -> tuple[list[Mutant], int]:
-    """So many mutants in the order of the seed, and how many there are. Lists of public names are left alone."""
+    """So many mutants in the order of the seed, and how many there are. Lists of public names are
+    left alone.
+    """
     found: list[Mutant] = []
     for room in ROOMS:
         for file in sorted((tree / "src/sinklab" / room).rglob("*.py")):
@@ -281,11 +333,14 @@ def drawn(tree: Path, count: int, seed: int) -> tuple[list[Mutant], int]:
     return found[:count], len(found)
 
 
-# --- tests -----------------------------------------------------------------------------------------------------------
+# --- tests
+# -----------------------------------------------------------------------------------------------------------
 
 
 class Measured:
-    """A plugin of pytest: the lines of the rooms that each test runs, with its fixtures, and its processor time."""
+    """A plugin of pytest: the lines of the rooms that each test runs, with its fixtures, and its
+    processor time.
+    """
 
     def __init__(self, tree: Path) -> None:
         self.files = {
@@ -332,9 +387,14 @@ class Measured:
             sys.settrace(None)
             threading.settrace(None)
             lines: dict[str, list[int]] = defaultdict(list)
-            for path, line in sorted(self.seen.union(*(self.shared[one] for one in item.fixturenames))):
+            for path, line in sorted(
+                self.seen.union(*(self.shared[one] for one in item.fixturenames))
+            ):
                 lines[path].append(line)
-            self.tests[item.nodeid] = {"cpu_s": round(time.process_time() - began, 3), "lines": lines}
+            self.tests[item.nodeid] = {
+                "cpu_s": round(time.process_time() - began, 3),
+                "lines": lines,
+            }
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "call" and report.passed:
@@ -350,7 +410,10 @@ class Chosen:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items[:] = sorted((one for one in items if one.nodeid in self.order), key=lambda one: self.order[one.nodeid])
+        items[:] = sorted(
+            (one for one in items if one.nodeid in self.order),
+            key=lambda one: self.order[one.nodeid],
+        )
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
@@ -358,7 +421,9 @@ class Chosen:
 
 
 def in_fork(act: Callable[[], Any], tree: Path, log: Path, cpu_s: int, wall_s: float) -> Any:
-    """What `act` gives in a fork that works in `tree`; the name of the signal that ended it, else."""
+    """What `act` gives in a fork that works in `tree`; the name of the signal that ended it,
+    else.
+    """
     answer = log.with_suffix(".answer")
     answer.unlink(missing_ok=True)
     if not (child := os.fork()):
@@ -394,25 +459,41 @@ def in_fork(act: Callable[[], Any], tree: Path, log: Path, cpu_s: int, wall_s: f
 
 def hashes(tree: Path, *folders: str) -> dict[str, str]:
     """The Python files of these folders and what they hold."""
-    files = [file for folder in folders for file in [*(tree / folder).rglob("*.py"), tree / folder] if file.is_file()]
-    return {str(file.relative_to(tree)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    files = [
+        file
+        for folder in folders
+        for file in [*(tree / folder).rglob("*.py"), tree / folder]
+        if file.is_file()
+    ]
+    return {
+        str(file.relative_to(tree)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files
+    }
 
 
 def known_map(tree: Path, work: Path) -> dict[str, Any]:
-    """The map of this tree: what was measured before, of files of tests that are still the same, and the others anew.
+    """The map of this tree: what was measured before, of files of tests that are still the same,
+    and the others anew.
 
     Of a module that has changed since, all tests that ran any of it are taken to run each line.
     """
     file = work / "map.json"
-    known = json.loads(file.read_text()) if file.exists() else {"tests": {}, "imported": [], "files": {}, "sources": {}}
+    known = (
+        json.loads(file.read_text())
+        if file.exists()
+        else {"tests": {}, "imported": [], "files": {}, "sources": {}}
+    )
     files, sources = hashes(tree, *TESTS), hashes(tree, *(f"src/sinklab/{room}" for room in ROOMS))
     fresh = [
-        name for name, held in files.items() if known["files"].get(name) != held and Path(name).stem[:5] == "test_"
+        name
+        for name, held in files.items()
+        if known["files"].get(name) != held and Path(name).stem[:5] == "test_"
     ]
     if fresh := [name for name in fresh if name not in SKIPPED]:
         found = measured_map(tree, work, TESTS if len(fresh) > 60 else fresh)
         assert isinstance(found, dict), found
-        kept = {name: test for name, test in known["tests"].items() if name.split("::")[0] not in fresh}
+        kept = {
+            name: test for name, test in known["tests"].items() if name.split("::")[0] not in fresh
+        }
         imported = sorted({*known["imported"], *found["imported"]})
         known |= {"tests": kept | found["tests"], "imported": imported, "files": files}
         known["sources"] = sources | known["sources"]
@@ -432,7 +513,8 @@ def measured_map(tree: Path, work: Path, files: list[str]) -> dict[str, Any]:
         imported = {
             name
             for name, module in list(sys.modules.items())
-            if "site-packages" in (getattr(module, "__file__", None) or "") and not name.startswith("_")
+            if "site-packages" in (getattr(module, "__file__", None) or "")
+            and not name.startswith("_")
         }
         tests = {name: test for name, test in plugin.tests.items() if name in plugin.passed}
         return {"tests": tests, "imported": sorted(imported)}
@@ -447,8 +529,15 @@ def covering(mutant: Mutant, known: dict[str, Any]) -> list[str]:
         return any(span is None or span[0] <= line <= span[1] for line in lines)
 
     span = mutant.span if mutant.body and mutant.path not in known["moved"] else None
-    own = {name: test for name, test in known["tests"].items() if runs(test["lines"].get(mutant.path, []), span)}
-    return sorted(own, key=lambda name: (own[name]["cpu_s"] + 0.01) * sum(map(len, own[name]["lines"].values())))
+    own = {
+        name: test
+        for name, test in known["tests"].items()
+        if runs(test["lines"].get(mutant.path, []), span)
+    }
+    return sorted(
+        own,
+        key=lambda name: (own[name]["cpu_s"] + 0.01) * sum(map(len, own[name]["lines"].values())),
+    )
 
 
 def in_portions(names: list[str], tests: dict[str, Any], most_s: float) -> Iterator[list[str]]:
@@ -470,7 +559,9 @@ def in_portions(names: list[str], tests: dict[str, Any], most_s: float) -> Itera
 
 
 def run_tests(tree: Path, chosen: list[str], tests: dict[str, Any], log: Path) -> str | None:
-    """The first of these tests that fails in this tree, or what else ended them; None where all pass."""
+    """The first of these tests that fails in this tree, or what else ended them; None where all
+    pass.
+    """
 
     def act() -> dict[str, Any]:
         plugin = Chosen(chosen)
@@ -487,7 +578,9 @@ def run_tests(tree: Path, chosen: list[str], tests: dict[str, Any], log: Path) -
     return None if found["code"] == 0 else found["failed"] or f"pytest ends with {found['code']}"
 
 
-def try_mutant(mutant: Mutant, number: int, tree: Path, known: dict[str, Any], most_s: float) -> dict[str, Any]:
+def try_mutant(
+    mutant: Mutant, number: int, tree: Path, known: dict[str, Any], most_s: float
+) -> dict[str, Any]:
     """Put it in, run its tests, take it out."""
     tests, file, began, done, killed = known["tests"], tree / mutant.path, time.time(), 0, None
     names = covering(mutant, known)
@@ -515,7 +608,8 @@ def try_mutant(mutant: Mutant, number: int, tree: Path, known: dict[str, Any], m
     }
 
 
-# --- the run ---------------------------------------------------------------------------------------------------------
+# --- the run
+# ---------------------------------------------------------------------------------------------------------
 
 
 def copied(source: Path, tree: Path) -> Path:
@@ -526,16 +620,22 @@ def copied(source: Path, tree: Path) -> Path:
 
 
 def warm(imported: list[str]) -> None:
-    """Import what tests import, but for the package, tests, and what starts processes of its own."""
+    """Import what tests import, but for the package, tests, and what starts processes of its
+    own.
+    """
     for name in imported:
-        if not name.startswith(("sinklab", "torch._inductor", "torch._dynamo", "triton", "pytest", "lm_eval")):
+        if not name.startswith(
+            ("sinklab", "torch._inductor", "torch._dynamo", "triton", "pytest", "lm_eval")
+        ):
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
     gc.collect()
     gc.freeze()
 
 
-def work_off(mutants: list[Mutant], part: int, given: argparse.Namespace, known: dict[str, Any]) -> None:
+def work_off(
+    mutants: list[Mutant], part: int, given: argparse.Namespace, known: dict[str, Any]
+) -> None:
     """One worker: every so-manieth mutant that has no line yet."""
     shutil.rmtree(given.work / f"tree{part}", ignore_errors=True)
     tree = copied(given.work / "whole", given.work / f"tree{part}")
@@ -543,7 +643,10 @@ def work_off(mutants: list[Mutant], part: int, given: argparse.Namespace, known:
         found = try_mutant(mutant, number, tree, known, given.most)
         with (given.work / "mutants.jsonl").open("a") as lines:
             lines.write(json.dumps(found) + "\n")
-        print(f"{found['seconds']:6.1f} s  {mutant.key}: {found['killed_by'] or 'SURVIVES'}", flush=True)
+        print(
+            f"{found['seconds']:6.1f} s  {mutant.key}: {found['killed_by'] or 'SURVIVES'}",
+            flush=True,
+        )
 
 
 def told(work: Path) -> dict[str, dict[str, Any]]:
@@ -555,12 +658,18 @@ def told(work: Path) -> dict[str, dict[str, Any]]:
 
 def argued_equivalents() -> dict[str, str]:
     """Mutants that no test can kill, with the reason; they are not run."""
-    found: dict[str, str] = json.loads((Path(__file__).parent / "mutants_equivalent.json").read_text())
+    found: dict[str, str] = json.loads(
+        (Path(__file__).parent / "mutants_equivalent.json").read_text()
+    )
     return found
 
 
-def result(mutants: list[Mutant], of: int, given: argparse.Namespace, control: list[str]) -> dict[str, Any]:
-    """What was found: the share that was killed of those that a test could kill, and all survivors."""
+def result(
+    mutants: list[Mutant], of: int, given: argparse.Namespace, control: list[str]
+) -> dict[str, Any]:
+    """What was found: the share that was killed of those that a test could kill, and all
+    survivors.
+    """
     tree, known, argued = given.work / "whole", told(given.work), argued_equivalents()
     known = {key: {"killed_by": None, "tried": 0} for key in argued} | known
     run = [mutant for mutant in mutants if mutant.key in known]
@@ -575,16 +684,24 @@ def result(mutants: list[Mutant], of: int, given: argparse.Namespace, control: l
         "run": sum(known[mutant.key]["tried"] > 0 for mutant in run),
         "killed": len(killed),
         "equivalent": len(equivalent),
-        "equivalent_by_argument_alone": sum(not known[mutant.key]["tried"] for mutant in equivalent),
+        "equivalent_by_argument_alone": sum(
+            not known[mutant.key]["tried"] for mutant in equivalent
+        ),
         "survived": len(survivors),
-        "killed_of_those_not_equivalent": round(len(killed) / max(1, len(killed) + len(survivors)), 4),
+        "killed_of_those_not_equivalent": round(
+            len(killed) / max(1, len(killed) + len(survivors)), 4
+        ),
         "fail_without_a_mutant": control,
         "by_operator": {
             name: {"run": count, "killed": sum(one.operator == name for one in killed)}
-            for name, count in Counter(one.operator for one in run if known[one.key]["tried"]).items()
+            for name, count in Counter(
+                one.operator for one in run if known[one.key]["tried"]
+            ).items()
         },
         "survivors": [as_diff(tree, mutant) for mutant in survivors],
-        "equivalents": [{**as_diff(tree, mutant), "because": argued[mutant.key]} for mutant in equivalent],
+        "equivalents": [
+            {**as_diff(tree, mutant), "because": argued[mutant.key]} for mutant in equivalent
+        ],
         "each": [asdict(mutant) | known[mutant.key] for mutant in run],
     }
 
@@ -596,21 +713,33 @@ def as_diff(tree: Path, mutant: Mutant) -> dict[str, Any]:
     changed = mutant.apply(source)
     after = end + changed.count(b"\n") - source.count(b"\n")
     without, with_it = (
-        text.decode().splitlines()[mutant.line - 1 : last + 1] for text, last in ((source, end), (changed, after))
+        text.decode().splitlines()[mutant.line - 1 : last + 1]
+        for text, last in ((source, end), (changed, after))
     )
     diff = [*(f"- {line.strip()}" for line in without), *(f"+ {line.strip()}" for line in with_it)]
     return {"key": mutant.key, "line": mutant.line, "diff": diff}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True, help="copies of the tree, the map and a line per mutant")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--work", type=Path, required=True, help="copies of the tree, the map and a line per mutant"
+    )
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--most", type=float, default=40.0, help="processor time of the tests of one mutant, seconds")
+    parser.add_argument(
+        "--most",
+        type=float,
+        default=40.0,
+        help="processor time of the tests of one mutant, seconds",
+    )
     parser.add_argument("--again", action="store_true", help="try those that survived once more")
-    parser.add_argument("--result", action="store_true", help="only write the result file from what was run")
+    parser.add_argument(
+        "--result", action="store_true", help="only write the result file from what was run"
+    )
     given = parser.parse_args()
     given.work = given.work.resolve()
     given.work.mkdir(exist_ok=True)
@@ -619,11 +748,17 @@ def main() -> None:
     shutil.rmtree(given.work / "whole", ignore_errors=True)
     whole = copied(ROOT, given.work / "whole")
     mutants, of = drawn(whole, given.count, given.seed)
-    known: dict[str, Any] = {"tests": {str(one["killed_by"]): {"cpu_s": 10.0} for one in told(given.work).values()}}
+    known: dict[str, Any] = {
+        "tests": {str(one["killed_by"]): {"cpu_s": 10.0} for one in told(given.work).values()}
+    }
     known = known if given.result else known_map(whole, given.work)
     print(f"{len(mutants)} of {of} mutants, {len(known['tests'])} tests", flush=True)
     done = told(given.work)
-    open_ = [one for one in mutants if one.key not in done or (given.again and not done[one.key]["killed_by"])]
+    open_ = [
+        one
+        for one in mutants
+        if one.key not in done or (given.again and not done[one.key]["killed_by"])
+    ]
     open_ = [one for one in open_ if one.key not in argued_equivalents()]
     if not given.result:
         warm(known["imported"])
@@ -640,14 +775,18 @@ def main() -> None:
         workers.append(child)
     for child in workers:
         os.waitpid(child, 0)
-    killing = sorted({one["killed_by"] for one in told(given.work).values()} & known["tests"].keys())
+    killing = sorted(
+        {one["killed_by"] for one in told(given.work).values()} & known["tests"].keys()
+    )
     control, left = [], killing
     while left and (failed := run_tests(whole, left, known["tests"], given.work / "control.log")):
         control.append(failed)
         left = [name for name in left if name != failed]
     found = result(mutants, of, given, control)
     path = write_result(f"mutants_seed_{given.seed}" if given.seed else "mutants", found)
-    print({name: found[name] for name in ("run", "killed", "equivalent", "survived")}, control, path)
+    print(
+        {name: found[name] for name in ("run", "killed", "equivalent", "survived")}, control, path
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""One side of a pair of `peers.py`, in a process and an environment of its own: no import of sinklab here.
+"""One side of a pair of `peers.py`, in a process and an environment of its own: no import of
+sinklab here.
 
     python peer_process.py DRIVER.py SETTINGS.json
 
-A driver is a file with `prepare(settings) -> run` and `version(settings) -> text`; `run()` writes once and returns the
-ids of the new tokens and the number of denoising evaluations. This process loads, runs once without a clock, says what
-it has counted in one line of JSON, and then runs once for every line that it reads. What a driver prints goes to
-stderr.
+A driver is a file with `prepare(settings) -> run` and `version(settings) -> text`; `run()` writes
+once and returns the ids of the new tokens and the number of denoising evaluations. This process
+loads, runs once without a clock, says what it has counted in one line of JSON, and then runs once
+for every line that it reads. What a driver prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def driver_of(path: str) -> Any:
 
 
 def counted(run: Run) -> dict[str, Any]:
-    """One run with the calls of the network counted: every call embeds its ids once, whoever wrote the loop."""
+    """One run with the calls of the network counted: every call embeds its ids once, whoever wrote
+    the loop.
+    """
     from torch.nn import functional as F
 
     widths: list[int] = []
@@ -48,21 +51,34 @@ def counted(run: Run) -> dict[str, Any]:
         tokens, evaluations = run()
     finally:
         F.embedding = embedding
-    return {"tokens": tokens, "evaluations": evaluations, "network_calls": len(widths), "positions_run": sum(widths)}
+    return {
+        "tokens": tokens,
+        "evaluations": evaluations,
+        "network_calls": len(widths),
+        "positions_run": sum(widths),
+    }
 
 
 def timed(run: Run) -> dict[str, Any]:
     """Processor and wall seconds of one run, and its tokens."""
     wall, cpu = time.perf_counter(), time.process_time()
     tokens, _ = run()
-    return {"cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall, "tokens": tokens}
+    return {
+        "cpu_s": time.process_time() - cpu,
+        "wall_s": time.perf_counter() - wall,
+        "tokens": tokens,
+    }
 
 
 def versions(driver: Any, settings: dict[str, Any]) -> dict[str, Any]:
     import torch
     import transformers
 
-    found = {"python": platform.python_version(), "torch": torch.__version__, "threads": torch.get_num_threads()}
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
     return {**found, "transformers": transformers.__version__, "code": driver.version(settings)}
 
 

@@ -1,18 +1,21 @@
-"""Real sizes without real weights: what loading, tracing and training models of published shapes take.
+"""Real sizes without real weights: what loading, tracing and training models of published shapes
+take.
 
-    python benchmarks/real_shapes.py [--device cuda] [--only llada dream llada2 scratch lora] [--quick]
+    python benchmarks/real_shapes.py [--device cuda] [--only llada dream llada2 scratch lora] \\
+        [--quick]
 
-Random bfloat16 weights in the published format, in files of 4 GB that are deleted afterwards (TMPDIR says where: 16 GB
-for a model of 8B). Every line is a process of its own, so that its peak memory is its own.
+Random bfloat16 weights in the published format, in files of 4 GB that are deleted afterwards
+(TMPDIR says where: 16 GB for a model of 8B). Every line is a process of its own, so that its peak
+memory is its own.
 
-llada, dream, llada2: shapes of LLaDA-8B-Instruct and Dream-v0-Instruct-7B, and 5 of the 20 layers of LLaDA2.0-mini (256
-experts each). `load`; one denoising step of 64 positions plain, traced (are the logits the same to the bit?) and with
-the most attended key of every head hidden; `sinklab trace` with its run folder, and the page of `sinklab report`.
-scratch: the 472M model of «One Token Is Enough», one and two rows of 2,048 tokens, with and without activation
-checkpointing, plain and with a sink: peak memory beside 16 bytes a parameter (weight, gradient, two moments), and how
-much another row takes.
-lora: `sinklab train --train-only lora` of the LLaDA shape on one row of 2,048 tokens, of 2 and 4 layers (the line
-through them extrapolated to 32) and on a GPU of all 32.
+llada, dream, llada2: shapes of LLaDA-8B-Instruct and Dream-v0-Instruct-7B, and 5 of the 20 layers
+of LLaDA2.0-mini (256 experts each). `load`; one denoising step of 64 positions plain, traced (are
+the logits the same to the bit?) and with the most attended key of every head hidden;
+`sinklab trace` with its run folder, and the page of `sinklab report`. scratch: the 472M model of
+«One Token Is Enough», one and two rows of 2,048 tokens, with and without activation checkpointing,
+plain and with a sink: peak memory beside 16 bytes a parameter (weight, gradient, two moments), and
+how much another row takes. lora: `sinklab train --train-only lora` of the LLaDA shape on one row of
+2,048 tokens, of 2 and 4 layers (the line through them extrapolated to 32) and on a GPU of all 32.
 `--quick`: tiny sizes, nothing written: does it run?
 """
 
@@ -119,9 +122,24 @@ SMALL_LLADA = {
     "mlp_hidden_size": 96,
     "embedding_size": 320,
 }
-SMALL_LLADA |= {"vocab_size": 320, "max_sequence_length": 128, "mask_token_id": 304, "eos_token_id": 293}
-SMALL_DREAM = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
-SMALL_DREAM |= {"intermediate_size": 96, "vocab_size": 320, "mask_token_id": 304, "eos_token_id": 293}
+SMALL_LLADA |= {
+    "vocab_size": 320,
+    "max_sequence_length": 128,
+    "mask_token_id": 304,
+    "eos_token_id": 293,
+}
+SMALL_DREAM = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+}
+SMALL_DREAM |= {
+    "intermediate_size": 96,
+    "vocab_size": 320,
+    "mask_token_id": 304,
+    "eos_token_id": 293,
+}
 SMALL_LLADA2 = SMALL_DREAM | {"head_dim": 16, "num_experts": 16, "moe_intermediate_size": 32}
 SHAPES = {
     "llada": (LLADA, SMALL_LLADA | {"pad_token_id": 293}),
@@ -131,8 +149,11 @@ SHAPES = {
 FILE_BYTES = 4 * 10**9
 
 
-def write_folder(folder: Path, config: dict[str, Any], device: str = "cpu", without: tuple[int, ...] = ()) -> int:
-    """A checkpoint in a published format with weights drawn from N(0, 0.02²) and norms of one; gives its bytes.
+def write_folder(
+    folder: Path, config: dict[str, Any], device: str = "cpu", without: tuple[int, ...] = ()
+) -> int:
+    """A checkpoint in a published format with weights drawn from N(0, 0.02²) and norms of one;
+    gives its bytes.
 
     The head's rows of the ids `without` are zero, so that they are never the likeliest among many.
     """
@@ -163,7 +184,11 @@ def write_folder(folder: Path, config: dict[str, Any], device: str = "cpu", with
         shards[-1] |= _each_expert(source, tensor) if ".experts." in source else {source: tensor}
     _flush(folder, shards)
     files = sorted(folder.glob("*.safetensors"))
-    where = {name: f"part-{number}.safetensors" for number, names in enumerate(shards[:-1]) for name in names}
+    where = {
+        name: f"part-{number}.safetensors"
+        for number, names in enumerate(shards[:-1])
+        for name in names
+    }
     total = sum(file.stat().st_size for file in files)
     index = {"metadata": {"total_size": total}, "weight_map": where}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -176,7 +201,11 @@ def _each_expert(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     start, _, kind = name.rpartition(".")
     kinds = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
     pieces = [dict(zip(kinds, expert.chunk(len(kinds)), strict=True)) for expert in tensor]
-    return {f"{start}.{number}.{key}.weight": piece for number, of in enumerate(pieces) for key, piece in of.items()}
+    return {
+        f"{start}.{number}.{key}.weight": piece
+        for number, of in enumerate(pieces)
+        for key, piece in of.items()
+    }
 
 
 def _flush(folder: Path, shards: list[dict[str, torch.Tensor]]) -> None:
@@ -194,11 +223,16 @@ def write_tokenizer(folder: Path, config: dict[str, Any]) -> None:
     words = {f"w{number}": number for number in range(config["vocab_size"])}
     special = {"mask_token": "mask_token_id", "eos_token": "eos_token_id"}
     special = {f"<{name}>": config[key] for name, key in special.items()}
-    words = {word: number for word, number in words.items() if number not in special.values()} | special
+    words = {
+        word: number for word, number in words.items() if number not in special.values()
+    } | special
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, mask_token="<mask_token>", eos_token="<eos_token>", unk_token="w0"
+        tokenizer_object=tokenizer,
+        mask_token="<mask_token>",
+        eos_token="<eos_token>",
+        unk_token="w0",
     ).save_pretrained(folder)
 
 
@@ -217,7 +251,11 @@ def loaded(folder: str, device: str) -> tuple[Any, dict[str, Any]]:
     found: list[Any] = []
     taken = seconds(lambda: found.append(sinklab.load(folder, dtype="auto", device=device)), device)
     weights = sum(one.nbytes for one in found[0].model.parameters()) / 1e9
-    return found[0], {"load_s": taken, "weights_gb": round(weights, 2), "load_peak_gb": peak_gb(device)}
+    return found[0], {
+        "load_s": taken,
+        "weights_gb": round(weights, 2),
+        "load_peak_gb": peak_gb(device),
+    }
 
 
 def peak_gb(device: str) -> float:
@@ -247,7 +285,10 @@ def step(folder: str, device: str, positions: int) -> dict[str, Any]:
             once("seen")  # the step that chooses
             found["masked_s"] = seconds(lambda: once("masked"), device)
     received = recording.received
-    found |= {"positions": positions, "traced_equals_plain": torch.equal(logits["plain"], logits["traced"])}
+    found |= {
+        "positions": positions,
+        "traced_equals_plain": torch.equal(logits["plain"], logits["traced"]),
+    }
     found |= {"masked_differs": not torch.equal(logits["plain"], logits["masked"])}
     return found | {"received_shape": list(received[-1].shape), "peak_gb": peak_gb(device)}
 
@@ -258,25 +299,52 @@ def page(folder: str, device: str, positions: int) -> dict[str, Any]:
 
     out = Path(folder).with_name("run")
     prompt = " ".join(f"w{number}" for number in range(3, 3 + positions // 2))
-    given = ["trace", prompt, "--model", folder, "--dtype", "auto", "--out", str(out), "--device", device]
+    given = [
+        "trace",
+        prompt,
+        "--model",
+        folder,
+        "--dtype",
+        "auto",
+        "--out",
+        str(out),
+        "--device",
+        device,
+    ]
     given += ["--new-tokens", str(positions // 2), "--steps", "2"]
     traced = seconds(lambda: command(given), device)
     drawn = seconds(lambda: command(["report", str(out), "--out", str(out / "page")]), device)
     size = max(file.stat().st_size for file in (out / "page").rglob("*.html"))
-    return {"trace_s": traced, "report_s": drawn, "page_mb": round(size / 1e6, 2), "peak_gb": peak_gb(device)}
+    return {
+        "trace_s": traced,
+        "report_s": drawn,
+        "page_mb": round(size / 1e6, 2),
+        "peak_gb": peak_gb(device),
+    }
 
 
 def train_peak(device: str, room: str, settings: Any, **fields: Any) -> dict[str, Any]:
-    """Three steps of a training run as `sinklab train` makes it, and the most memory that they took."""
+    """Three steps of a training run as `sinklab train` makes it, and the most memory that they
+    took.
+    """
     from dataclasses import replace
 
     from sinklab.lab.training import train
 
     corpus = Path(room) / "corpus.txt"
     corpus.write_text(
-        "\n".join(" ".join(f"w{(7 * row + word) % 240 + 3}" for word in range(200)) for row in range(400))
+        "\n".join(
+            " ".join(f"w{(7 * row + word) % 240 + 3}" for word in range(200)) for row in range(400)
+        )
     )
-    once = {"steps": 3, "heldout": None, "heldout_rows": 1, "monitor_every": 0, "log_to": "none", "compile": False}
+    once = {
+        "steps": 3,
+        "heldout": None,
+        "heldout_rows": 1,
+        "monitor_every": 0,
+        "log_to": "none",
+        "compile": False,
+    }
     # the text has no sets to choose from
     once |= {
         "only": None,
@@ -291,32 +359,67 @@ def train_peak(device: str, room: str, settings: Any, **fields: Any) -> dict[str
     return {"run_s": taken, "peak_gb": peak_gb(device)}
 
 
-def scratch(device: str, room: str, quick: bool, rows: int, variant: str, checkpointing: bool) -> dict[str, Any]:
+def scratch(
+    device: str, room: str, quick: bool, rows: int, variant: str, checkpointing: bool
+) -> dict[str, Any]:
     from sinklab.lab.training.settings import recipe
 
     tokenizer = Path(room) / "tokenizer"
-    write_tokenizer(tokenizer, {"vocab_size": 300 if quick else 32000, "mask_token_id": 290, "eos_token_id": 291})
-    small = {"hidden_size": 64, "layers": 2, "heads": 4, "mlp_size": 96, "length": 32} if quick else {}
-    given = {"batch": rows, "micro_batch": rows, "gradient_checkpointing": checkpointing, "tokenizer": str(tokenizer)}
+    write_tokenizer(
+        tokenizer,
+        {"vocab_size": 300 if quick else 32000, "mask_token_id": 290, "eos_token_id": 291},
+    )
+    small = (
+        {"hidden_size": 64, "layers": 2, "heads": 4, "mlp_size": 96, "length": 32} if quick else {}
+    )
+    given = {
+        "batch": rows,
+        "micro_batch": rows,
+        "gradient_checkpointing": checkpointing,
+        "tokenizer": str(tokenizer),
+    }
     return train_peak(device, room, recipe("scratch-472m", variant), **given, **small)
 
 
 def lora(folder: str, device: str, room: str, length: int) -> dict[str, Any]:
     from sinklab.lab.training import TrainSettings
 
-    given = {"init_from": folder, "train_only": "lora", "length": length, "batch": 1, "micro_batch": 1, "bf16": True}
+    given = {
+        "init_from": folder,
+        "train_only": "lora",
+        "length": length,
+        "batch": 1,
+        "micro_batch": 1,
+        "bf16": True,
+    }
     return train_peak(device, room, TrainSettings(), **given, gradient_checkpointing=True)
 
 
-STAGES: dict[str, Callable[..., dict[str, Any]]] = {"step": step, "page": page, "scratch": scratch, "lora": lora}
+STAGES: dict[str, Callable[..., dict[str, Any]]] = {
+    "step": step,
+    "page": page,
+    "scratch": scratch,
+    "lora": lora,
+}
 
 
 def alone(stage: str, **given: Any) -> dict[str, Any]:
     """A stage in a process of its own; what it gives is its last line."""
     command = [sys.executable, __file__, "--stage", stage, "--given", json.dumps(given)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
-    found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"failed": done.returncode}
-    print(stage, {key: value for key, value in given.items() if key not in ("folder", "room")}, found, flush=True)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"}
+    )
+    found = (
+        json.loads(done.stdout.splitlines()[-1])
+        if done.returncode == 0
+        else {"failed": done.returncode}
+    )
+    print(
+        stage,
+        {key: value for key, value in given.items() if key not in ("folder", "room")},
+        found,
+        flush=True,
+    )
     return found
 
 
@@ -330,7 +433,10 @@ def measured(only: list[str], device: str, quick: bool) -> dict[str, Any]:
             folder = Path(place) / name / "model"
             start = time.perf_counter()
             size = write_folder(folder, config, device)
-            written = {"files_gb": round(size / 1e9, 2), "write_s": round(time.perf_counter() - start, 1)}
+            written = {
+                "files_gb": round(size / 1e9, 2),
+                "write_s": round(time.perf_counter() - start, 1),
+            }
             result[name] = written | {
                 stage: alone(stage, folder=str(folder), device=device, positions=positions)
                 for stage in ("step", "page")
@@ -343,7 +449,11 @@ def measured(only: list[str], device: str, quick: bool) -> dict[str, Any]:
                 folder = Path(place) / f"lora-{layers}" / "model"
                 write_folder(folder, config, device)
                 result["lora"][layers] = alone(
-                    "lora", folder=str(folder), device=device, room=str(folder.parent), length=length
+                    "lora",
+                    folder=str(folder),
+                    device=device,
+                    room=str(folder.parent),
+                    length=length,
                 )
                 subprocess.run(["rm", "-rf", str(folder.parent)], check=True)
             result["lora"]["32, extrapolated_gb"] = extrapolated(result["lora"])
@@ -354,7 +464,9 @@ def measured(only: list[str], device: str, quick: bool) -> dict[str, Any]:
                     for rows in (1, 2):
                         given = {"rows": rows, "variant": variant, "checkpointing": checkpointing}
                         found = alone("scratch", device=device, room=place, quick=quick, **given)
-                        result["scratch"][f"{variant}, {rows} rows, checkpointing {checkpointing}"] = found
+                        result["scratch"][
+                            f"{variant}, {rows} rows, checkpointing {checkpointing}"
+                        ] = found
     return result
 
 
@@ -365,10 +477,19 @@ def extrapolated(found: dict[Any, Any], layers: int = 32) -> float | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--only", nargs="+", choices=(*SHAPES, "scratch", "lora"), default=[*SHAPES, "scratch", "lora"])
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, nothing written: does it run?")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=(*SHAPES, "scratch", "lora"),
+        default=[*SHAPES, "scratch", "lora"],
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes, nothing written: does it run?"
+    )
     parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)
     parser.add_argument("--given", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -377,10 +498,15 @@ def main() -> None:
         return
     result = measured(options.only, options.device, options.quick)
     if not options.quick:
-        print(f"written to {write_result('real_shapes', {'what': WHAT, 'results': result}, options.device)}")
+        print(
+            f"written to {write_result('real_shapes', {'what': WHAT, 'results': result}, options.device)}"
+        )
 
 
-WHAT = "random bfloat16 weights of published shapes; GB are 1e9 bytes: of the process on a CPU, allocated on a GPU"
+WHAT = (
+    "random bfloat16 weights of published shapes; GB are 1e9 bytes: of the process on a CPU, "
+    "allocated on a GPU"
+)
 
 if __name__ == "__main__":
     main()

@@ -1,15 +1,16 @@
-"""Whether margins and a probe's noise foretell how many texts rounding changes: fitted on half of the models, judged on
-the other half.
+"""Whether margins and a probe's noise foretell how many texts rounding changes: fitted on half of
+the models, judged on the other half.
 
     python benchmarks/referee.py [--keep FILE] [--write]
 
-Each model decodes the same texts twice, the second time with one thing different: the attention backend, the fast
-decoder, the batch and its padding, threads, the type of the numbers. A text counts as changed where a choice (which
-position, which token) differs anywhere. Of the first half of the models it is read how large rounding errors of margins
-are, as multiples of what a jitter moves them by (`sinklab.extras.referee.margins`); of the other half, other texts, how many
-texts change is foretold from their margins and that multiple. Beside it stands what is foretold when a kind of
-difference changes a constant share of texts. ``--write`` puts the multiples into src/, the table into docs/ and the
-result into benchmarks/results.
+Each model decodes the same texts twice, the second time with one thing different: the attention
+backend, the fast decoder, the batch and its padding, threads, the type of the numbers. A text
+counts as changed where a choice (which position, which token) differs anywhere. Of the first half
+of the models it is read how large rounding errors of margins are, as multiples of what a jitter
+moves them by (`sinklab.extras.referee.margins`); of the other half, other texts, how many texts
+change is foretold from their margins and that multiple. Beside it stands what is foretold when a
+kind of difference changes a constant share of texts. ``--write`` puts the multiples into src/, the
+table into docs/ and the result into benchmarks/results.
 """
 
 from __future__ import annotations
@@ -45,7 +46,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE, NOISE = ROOT / "docs" / "reproducibility.md", ROOT / "src/sinklab/extras/referee/noise.toml"
 MARK, END = "<!-- referee -->\n", "<!-- end -->"
 NEW_TOKENS, BATCH, PADDING = 16, 16, 8
-TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+TYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 HOW = (
     DecodingSettings(seed=0),
     DecodingSettings(rule="topk_margin", seed=0),
@@ -57,14 +63,25 @@ HOW = (
 
 
 def random_model(number: int) -> Loaded:
-    """A model of a random shape with random weights, some with a sink or a gate, the same for the same number."""
+    """A model of a random shape with random weights, some with a sink or a gate, the same for the
+    same number.
+    """
     draw = np.random.default_rng([7, number])
     heads, kind = int(draw.choice([2, 4])), draw.choice(["none", "none", "token", "kv"])
     width = heads * 16
-    shape: dict[str, Any] = {"hidden_size": width, "intermediate_size": 2 * width, "num_attention_heads": heads}
-    shape |= {"num_key_value_heads": int(draw.choice([1, heads])), "num_hidden_layers": int(draw.choice([2, 3]))}
+    shape: dict[str, Any] = {
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_attention_heads": heads,
+    }
+    shape |= {
+        "num_key_value_heads": int(draw.choice([1, heads])),
+        "num_hidden_layers": int(draw.choice([2, 3])),
+    }
     shape |= {"vocab_size": int(draw.choice([60, 200, 600])), "max_position_embeddings": 128}
-    config = (Qwen3Config if number % 2 else LlamaConfig)(initializer_range=float(draw.uniform(0.08, 0.3)), **shape)
+    config = (Qwen3Config if number % 2 else LlamaConfig)(
+        initializer_range=float(draw.uniform(0.08, 0.3)), **shape
+    )
     extra = {} if kind == "none" else {"sink_kind": str(kind), "sink_count": 1}
     extra |= {"gate": "elementwise"} if draw.random() < 0.2 else {}
     with torch.random.fork_rng(devices=[]):
@@ -75,36 +92,61 @@ def random_model(number: int) -> Loaded:
 
 def models() -> dict[str, Callable[[], Loaded]]:
     """All of them; every other one is for the fit."""
-    first: dict[str, Callable[[], Loaded]] = {"tiny": lambda: load("tiny"), "tiny-sink": lambda: load("tiny-sink")}
-    return {f"random-{number}": (lambda number=number: random_model(number)) for number in range(10)} | first
+    first: dict[str, Callable[[], Loaded]] = {
+        "tiny": lambda: load("tiny"),
+        "tiny-sink": lambda: load("tiny-sink"),
+    }
+    return {
+        f"random-{number}": (lambda number=number: random_model(number)) for number in range(10)
+    } | first
 
 
 def canvas_for(loaded: Loaded, texts: int, seed: int) -> Canvas:
-    """Prompts of 4 to 12 tokens: of the excerpt in the package, or random ids where there is no tokenizer."""
+    """Prompts of 4 to 12 tokens: of the excerpt in the package, or random ids where there is no
+    tokenizer.
+    """
     draw, config = np.random.default_rng(seed), loaded.model.config
     lengths = draw.integers(4, 13, texts)
     if loaded.tokenizer is None:
-        prompts = [draw.integers(3, config.backbone.vocab_size, length).tolist() for length in lengths]
+        prompts = [
+            draw.integers(3, config.backbone.vocab_size, length).tolist() for length in lengths
+        ]
     else:
         path = ROOT / "src/sinklab/lab/checkpoints/packaged/heldout.jsonl"
-        whole = " ".join(json.loads(line)["text"] for line in path.read_text("utf-8").splitlines()[:40])
+        whole = " ".join(
+            json.loads(line)["text"] for line in path.read_text("utf-8").splitlines()[:40]
+        )
         ids: Any = loaded.tokenizer(whole, add_special_tokens=False)["input_ids"]
         starts = draw.integers(0, len(ids) - 20, texts)
-        prompts = [ids[start : start + length] for start, length in zip(starts, lengths, strict=True)]
-    return Canvas.from_prompts(prompts, new_tokens=NEW_TOKENS, mask_id=config.mask_token_id, pad_id=0)
+        prompts = [
+            ids[start : start + length] for start, length in zip(starts, lengths, strict=True)
+        ]
+    return Canvas.from_prompts(
+        prompts, new_tokens=NEW_TOKENS, mask_id=config.mask_token_id, pad_id=0
+    )
 
 
 def rows_of(canvas: Canvas, rows: slice, padding: int = 0) -> Canvas:
     """Some rows, with columns of padding in front."""
     front = torch.zeros(len(canvas.ids_BS[rows]), padding, dtype=torch.long)
     whole = (canvas.ids_BS, canvas.attention_BS, canvas.open_BS)
-    return Canvas(*(torch.cat([front.to(one.dtype), one[rows]], 1) for one in whole), canvas.mask_id)
+    return Canvas(
+        *(torch.cat([front.to(one.dtype), one[rows]], 1) for one in whole), canvas.mask_id
+    )
 
 
 def decoded(
-    loaded: Loaded, canvas: Canvas, how: DecodingSettings, *, size: int = BATCH, padding: int = 0, **more: Any
+    loaded: Loaded,
+    canvas: Canvas,
+    how: DecodingSettings,
+    *,
+    size: int = BATCH,
+    padding: int = 0,
+    **more: Any,
 ) -> pd.DataFrame:
-    """The margins of all texts, written in batches of so many rows; columns are those of the canvas."""
+    """The margins of all texts, written in batches of so many rows; columns are those of the
+    canvas.
+    """
     tables = []
     for start in range(0, len(canvas.ids_BS), size):
         part = rows_of(canvas, slice(start, start + size), padding)
@@ -132,9 +174,14 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-def pairs(whole: Loaded, canvas: Canvas, how: DecodingSettings) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
+def pairs(
+    whole: Loaded, canvas: Canvas, how: DecodingSettings
+) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
     """(kind, margins of the reference with their noise, margins with one thing different)."""
-    of_type = {name: replace(whole, model=copy.deepcopy(whole.model).to(dtype)) for name, dtype in TYPES.items()}
+    of_type = {
+        name: replace(whole, model=copy.deepcopy(whole.model).to(dtype))
+        for name, dtype in TYPES.items()
+    }
     for name in ("float32", "bfloat16"):
         one = of_type[name]
         reference = decoded(one, canvas, how, probes=PROBES)
@@ -147,7 +194,9 @@ def pairs(whole: Loaded, canvas: Canvas, how: DecodingSettings) -> Iterator[tupl
         if name == "float32":
             with two_threads():
                 yield f"{name}.threads", reference, decoded(one, canvas, how)
-        for other in {"float32": ("float64", "bfloat16", "float16"), "bfloat16": ("float16",)}.get(name, ()):
+        for other in {"float32": ("float64", "bfloat16", "float16"), "bfloat16": ("float16",)}.get(
+            name, ()
+        ):
             yield f"{name}.{other}", reference, decoded(of_type[other], canvas, how)
         yield from planted(one, name, reference, canvas, how)
 
@@ -164,16 +213,22 @@ def planted(
 
 @contextmanager
 def _layer(loaded: Loaded, factor: float) -> Iterator[None]:
-    hook = loaded.model.model.layers[0].self_attn.o_proj.register_forward_hook(lambda module, given, out: out * factor)
+    hook = loaded.model.model.layers[0].self_attn.o_proj.register_forward_hook(
+        lambda module, given, out: out * factor
+    )
     yield
     hook.remove()
 
 
 def multiple(reference: pd.DataFrame, other: pd.DataFrame) -> float:
-    """Rounding errors of margins as a multiple of the jitter's, over what was chosen before the first difference."""
+    """Rounding errors of margins as a multiple of the jitter's, over what was chosen before the
+    first difference.
+    """
     until = reference["row"].map(first_difference(reference, other)).fillna(np.inf)
     keys = ["row", "step", "kind", "column"]
-    both = reference[reference["step"] < until].merge(other[[*keys, "margin"]], on=keys, suffixes=("", "_other"))
+    both = reference[reference["step"] < until].merge(
+        other[[*keys, "margin"]], on=keys, suffixes=("", "_other")
+    )
     found = []
     for _, lines in both.groupby("kind"):
         error = (lines["margin_other"] - lines["margin"]).abs().sum()
@@ -181,7 +236,11 @@ def multiple(reference: pd.DataFrame, other: pd.DataFrame) -> float:
     ratios, counts = np.array(found or [(np.nan, 1)]).T
     known = np.isfinite(ratios)
     # of normal errors: mean absolute value over standard deviation
-    return float(np.average(ratios[known], weights=counts[known]) / np.sqrt(2 / np.pi)) if known.any() else np.nan
+    return (
+        float(np.average(ratios[known], weights=counts[known]) / np.sqrt(2 / np.pi))
+        if known.any()
+        else np.nan
+    )
 
 
 def measured(texts: int, only: int | None) -> pd.DataFrame:
@@ -190,10 +249,20 @@ def measured(texts: int, only: int | None) -> pd.DataFrame:
     for number, (name, make) in enumerate([*models().items()][:only]):
         began, loaded = time.process_time(), make()
         canvas, how = canvas_for(loaded, texts, 100 + number), HOW[number // 2 % len(HOW)]
-        about = {"model": name, "half": "judged" if number % 2 else "fit", "texts": texts, "rule": how.rule}
+        about = {
+            "model": name,
+            "half": "judged" if number % 2 else "fit",
+            "texts": texts,
+            "rule": how.rule,
+        }
         for kind, reference, other in pairs(loaded, canvas, how):
             changed = int(first_difference(reference, other).notna().sum())
-            line = {"kind": kind, "changed": changed, "multiple": multiple(reference, other), "margins": reference}
+            line = {
+                "kind": kind,
+                "changed": changed,
+                "multiple": multiple(reference, other),
+                "margins": reference,
+            }
             lines.append(about | line)
         print(f"{name}: {time.process_time() - began:.0f} s of processor time", flush=True)
     return pd.DataFrame(lines)
@@ -205,7 +274,8 @@ def is_rounding(kind: str) -> bool:
 
 
 def fitted(found: pd.DataFrame) -> dict[str, Noise]:
-    """The noise of each kind from the half that is for it; none where nothing moved, or in one model alone (threads).
+    """The noise of each kind from the half that is for it; none where nothing moved, or in one
+    model alone (threads).
 
     The spreads of few models learn from one another, as the noise of margins does.
     """
@@ -222,7 +292,9 @@ def fitted(found: pd.DataFrame) -> dict[str, Noise]:
 
 
 def constant(found: pd.DataFrame, kind: str, texts: int) -> tuple[int, int]:
-    """The interval by a constant share of texts, with the spread between models that the fitting half has."""
+    """The interval by a constant share of texts, with the spread between models that the fitting
+    half has.
+    """
     fit = found[(found["half"] == "fit") & (found["kind"] == kind)]
     share = fit["changed"] / fit["texts"]
     mean = (fit["changed"].sum() + 0.5) / (fit["texts"].sum() + 1)
@@ -233,22 +305,36 @@ def constant(found: pd.DataFrame, kind: str, texts: int) -> tuple[int, int]:
 
 
 def judged(found: pd.DataFrame, noise: dict[str, Noise]) -> pd.DataFrame:
-    """A line for each pair of the other half: what was foretold, by margins and by a constant share, and what came."""
+    """A line for each pair of the other half: what was foretold, by margins and by a constant
+    share, and what came.
+    """
     lines = []
     for one in found[found["half"] == "judged"].to_dict("records"):
         kind, texts = one["kind"], one["texts"]
-        line = {name: one[name] for name in ("model", "rule", "kind", "texts", "changed", "multiple")}
+        line = {
+            name: one[name] for name in ("model", "rule", "kind", "texts", "changed", "multiple")
+        }
         if is_rounding(kind):
             nothing = 0.0, 0, 0
-            told = counted(change_chances(one["margins"], noise[kind], PROBES)) if kind in noise else nothing
+            told = (
+                counted(change_chances(one["margins"], noise[kind], PROBES))
+                if kind in noise
+                else nothing
+            )
             line |= dict(zip(("mean", "low", "high"), told, strict=True))
-            line |= dict(zip(("constant_low", "constant_high"), constant(found, kind, texts), strict=True))
+            line |= dict(
+                zip(("constant_low", "constant_high"), constant(found, kind, texts), strict=True)
+            )
         elif "planted" in kind:
             # where rows are computed one by one, a batch moves nothing
             names = [f"{kind.split('.')[0]}.{what}" for what in WITHIN]
             within = [noise[name] for name in names if name in noise]
-            line["high"] = max(counted(change_chances(one["margins"], each, PROBES))[2] for each in within)
-            line["multiple_high"] = max(float(np.quantile(each.multiples(), 0.975)) for each in within)
+            line["high"] = max(
+                counted(change_chances(one["margins"], each, PROBES))[2] for each in within
+            )
+            line["multiple_high"] = max(
+                float(np.quantile(each.multiples(), 0.975)) for each in within
+            )
         lines.append(line)
     return pd.DataFrame(lines)
 
@@ -260,25 +346,49 @@ def summary(lines: pd.DataFrame, noise: dict[str, Noise]) -> list[dict[str, Any]
     # what is far below any margin needs one line
     fine = [kind for kind in told["kind"].unique() if kind not in noise or noise[kind].log < -5]
     together = "float32." + ", ".join(kind.split(".")[1] for kind in fine)
-    groups = [*told.groupby(told["kind"].where(~told["kind"].isin(fine), together), sort=False), ("all", told)]
+    groups = [
+        *told.groupby(told["kind"].where(~told["kind"].isin(fine), together), sort=False),
+        ("all", told),
+    ]
     groups.append(("of these, half a text or more is foretold", open_))
     table = []
     for kind, part in groups:
         inside = part["changed"].between(part["low"], part["high"])
         by_share = part["changed"].between(part["constant_low"], part["constant_high"])
-        row = {"kind": kind, "pairs": len(part), "foretold": part["mean"].mean(), "changed": part["changed"].mean()}
+        row = {
+            "kind": kind,
+            "pairs": len(part),
+            "foretold": part["mean"].mean(),
+            "changed": part["changed"].mean(),
+        }
         row |= {"covered": inside.mean(), "width": (part["high"] - part["low"]).mean()}
         row |= {"constant_covered": by_share.mean()}
         row["constant_width"] = (part["constant_high"] - part["constant_low"]).mean()
         row["multiple"] = math.exp(noise[kind].log) if kind in noise else math.nan
-        table.append({name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()})
+        table.append(
+            {
+                name: round(value, 4) if isinstance(value, float) else value
+                for name, value in row.items()
+            }
+        )
     return table
 
 
 def printed(table: list[dict[str, Any]]) -> str:
     """The table as it stands in docs/."""
-    names = ("what differs", "pairs", "noise", "texts changed, mean", "foretold", "covered", "width")
-    rows = ["| " + " | ".join([*names, "constant share: covered", "width"]) + " |", "|" + "---|" * 9]
+    names = (
+        "what differs",
+        "pairs",
+        "noise",
+        "texts changed, mean",
+        "foretold",
+        "covered",
+        "width",
+    )
+    rows = [
+        "| " + " | ".join([*names, "constant share: covered", "width"]) + " |",
+        "|" + "---|" * 9,
+    ]
     for one in table:
         noise = "–" if math.isnan(one["multiple"]) else f"{one['multiple']:.2g}"
         cells = [
@@ -294,11 +404,15 @@ def printed(table: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--texts", type=int, default=12)
     parser.add_argument("--only", type=int, help="the first so many models")
     parser.add_argument(
-        "--keep", type=Path, help="file that measurements are kept in, and taken from where it is there"
+        "--keep",
+        type=Path,
+        help="file that measurements are kept in, and taken from where it is there",
     )
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
@@ -314,26 +428,53 @@ def main() -> None:
     noise = fitted(found)
     lines = judged(found, noise)
     table = summary(lines, noise)
-    null, planted_ = lines[lines["kind"].str.endswith(".nothing")], lines[lines["kind"].str.contains("planted")]
-    facts = {"null_pairs": len(null), "null_changed": int(null["changed"].sum()), "planted_pairs": len(planted_)}
-    # by how many texts change, and by how large the errors of margins are: beyond the upper ends for rounding
+    null, planted_ = (
+        lines[lines["kind"].str.endswith(".nothing")],
+        lines[lines["kind"].str.contains("planted")],
+    )
+    facts = {
+        "null_pairs": len(null),
+        "null_changed": int(null["changed"].sum()),
+        "planted_pairs": len(planted_),
+    }
+    # by how many texts change, and by how large the errors of margins are: beyond the upper ends
+    # for rounding
     for kind, part in planted_.groupby("kind"):
-        by_texts, by_margins = part["changed"] > part["high"], part["multiple"] > part["multiple_high"]
-        facts[kind] = {"pairs": len(part), "found_by_texts": int(by_texts.sum()), "by_margins": int(by_margins.sum())}
+        by_texts, by_margins = (
+            part["changed"] > part["high"],
+            part["multiple"] > part["multiple_high"],
+        )
+        facts[kind] = {
+            "pairs": len(part),
+            "found_by_texts": int(by_texts.sum()),
+            "by_margins": int(by_margins.sum()),
+        }
     print(printed(table), json.dumps(facts))
     if given.write:
-        result = {"environment": environment(), "processor_s": found.attrs["processor_s"], "summary": table, **facts}
-        result |= {"noise": {kind: [one.log, one.spread, one.freedom] for kind, one in noise.items()}}
+        result = {
+            "environment": environment(),
+            "processor_s": found.attrs["processor_s"],
+            "summary": table,
+            **facts,
+        }
+        result |= {
+            "noise": {kind: [one.log, one.spread, one.freedom] for kind, one in noise.items()}
+        }
         fit = found[(found["half"] == "fit") & found["kind"].map(is_rounding)]
         result["fit"] = fit[["model", "kind", "texts", "changed", "multiple"]].to_dict("records")
         result["judged"] = json.loads(lines.to_json(orient="records"))
         today = datetime.datetime.now(datetime.UTC).date()
-        (RESULTS / f"referee_cpu_{today}.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        (RESULTS / f"referee_cpu_{today}.json").write_text(
+            json.dumps(result, indent=1) + "\n", "utf-8"
+        )
         written = [
             f'["{kind}"]\nlog = {one.log}\nspread = {one.spread}\nfreedom = {one.freedom}\n'
             for kind, one in sorted(noise.items())
         ]
-        NOISE.write_text("# Written by benchmarks/referee.py: see rounding.Noise.\n\n" + "\n".join(written), "utf-8")
+        NOISE.write_text(
+            "# Written by benchmarks/referee.py: see rounding.Noise.\n\n" + "\n".join(written),
+            "utf-8",
+        )
         before, _, rest = PAGE.read_text("utf-8").partition(MARK)
         PAGE.write_text(before + MARK + printed(table) + END + rest.partition(END)[2], "utf-8")
 

@@ -1,9 +1,12 @@
-"""What a large run folder costs: write, open, read, and turn into a page, beside writing and reading the bare bytes.
+"""What a large run folder costs: write, open, read, and turn into a page, beside writing and
+reading the bare bytes.
 
-    python benchmarks/runs.py [--samples 30] [--steps 128] [--layers 32] [--heads 32] [--positions 256] [--quick]
+    python benchmarks/runs.py [--samples 30] [--steps 128] [--layers 32] [--heads 32] \\
+        [--positions 256] [--quick]
 
-The numbers inside are simulated (heavy-tailed shares with a moving sink); the shape is that of LLaDA-8B. `--quick` is a
-run of two small samples, written down nowhere. To compare two versions of the code, set PYTHONPATH to the src of each.
+The numbers inside are simulated (heavy-tailed shares with a moving sink); the shape is that of
+LLaDA-8B. `--quick` is a run of two small samples, written down nowhere. To compare two versions of
+the code, set PYTHONPATH to the src of each.
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ def attention(shape: argparse.Namespace) -> dict[str, np.ndarray]:
 
 
 def tokens(shape: argparse.Namespace, sample: int) -> dict[str, Any]:
-    """The canvas of every step: a prompt of a quarter, the rest committed one position a step from the left."""
+    """The canvas of every step: a prompt of a quarter, the rest committed one position a step from
+    the left.
+    """
     steps, keys = shape.steps, shape.positions
     step, position = np.repeat(np.arange(steps), keys), np.tile(np.arange(keys), steps)
     prompt = keys // 4
@@ -82,15 +87,37 @@ def write(folder: Path, shape: argparse.Namespace, arrays: dict[str, np.ndarray]
         "sink_side": "front",
     }
     steps = list(range(shape.steps))
-    with RunWriter(folder, kind="study", model=model, settings={"new_tokens": shape.steps}, seed=0) as run:
+    with RunWriter(
+        folder, kind="study", model=model, settings={"new_tokens": shape.steps}, seed=0
+    ) as run:
         for sample in range(shape.samples):
             dims = {name: STUDY_DIMS[name] for name in arrays}
-            run.arrays("attention", arrays, dims, dtype={"visible": "float32", "positions": "float32"}, part=sample)
+            run.arrays(
+                "attention",
+                arrays,
+                dims,
+                dtype={"visible": "float32", "positions": "float32"},
+                part=sample,
+            )
             run.table("tokens", tokens(shape, sample), part=sample)
-            columns = {"sample": [sample] * len(steps), "step": steps, "block": [step // 32 for step in steps]}
-            counts = {"masked": steps[::-1], "committed": [1] * len(steps), "queries": [shape.positions] * len(steps)}
+            columns = {
+                "sample": [sample] * len(steps),
+                "step": steps,
+                "block": [step // 32 for step in steps],
+            }
+            counts = {
+                "masked": steps[::-1],
+                "committed": [1] * len(steps),
+                "queries": [shape.positions] * len(steps),
+            }
             run.table("steps", columns | counts, part=sample)
-            row = {"sample": sample, "prompt": "simulated", "completion": "", "rule": "", "masked_sinks": 0}
+            row = {
+                "sample": sample,
+                "prompt": "simulated",
+                "completion": "",
+                "rule": "",
+                "masked_sinks": 0,
+            }
             run.table("generations", {key: [value] for key, value in row.items()}, part=sample)
 
 
@@ -118,11 +145,25 @@ def timed(what: str, run: Any, taken: dict[str, float]) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("samples", 30), ("steps", 128), ("layers", 32), ("heads", 32), ("positions", 256)):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in (
+        ("samples", 30),
+        ("steps", 128),
+        ("layers", 32),
+        ("heads", 32),
+        ("positions", 256),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--folder", type=Path, help="where to write; a temporary folder when left out")
-    parser.add_argument("--quick", action="store_true", help="two samples of 8 steps, 3 layers and 4 heads, no result")
+    parser.add_argument(
+        "--folder", type=Path, help="where to write; a temporary folder when left out"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="two samples of 8 steps, 3 layers and 4 heads, no result",
+    )
     shape = parser.parse_args()
     if shape.quick:
         shape.samples, shape.steps, shape.layers, shape.heads, shape.positions = 2, 8, 3, 4, 32
@@ -132,7 +173,11 @@ def main() -> None:
     root = Path(tempfile.mkdtemp(dir=shape.folder))
     seconds: dict[str, float] = {}
     try:
-        timed("write the bare bytes", lambda: bare_write(root / "bare", arrays, shape.samples), seconds)
+        timed(
+            "write the bare bytes",
+            lambda: bare_write(root / "bare", arrays, shape.samples),
+            seconds,
+        )
         timed("write the run", lambda: write(root / "run", shape, arrays), seconds)
         timed("read the bare bytes", lambda: bare_read(root / "bare", shape.samples), seconds)
         run = timed("open the run", lambda: open_run(root / "run"), seconds)
@@ -146,7 +191,9 @@ def main() -> None:
         print(f"page: {processor:.2f} s of processors, {peak:.0f} MB at most", flush=True)
         result = {
             "what": "a simulated run: one sample a part, float16, synchronised files",
-            "shape": {key: value for key, value in vars(shape).items() if key not in ("folder", "quick")},
+            "shape": {
+                key: value for key, value in vars(shape).items() if key not in ("folder", "quick")
+            },
             "arrays_gb": round(size / 1e9, 3),
             "seconds": seconds,
             "write_over_bare": round(seconds["write the run"] / seconds["write the bare bytes"], 3),

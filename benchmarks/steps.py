@@ -1,4 +1,6 @@
-"""What the training benchmarks share: variants, noisy batches, loops with their losses, and what a step keeps."""
+"""What the training benchmarks share: variants, noisy batches, loops with their losses, and what a
+step keeps.
+"""
 
 from __future__ import annotations
 
@@ -76,14 +78,18 @@ def build(shape: Shape, variant: str, device: str, form: str = "auto") -> Diffus
     )
     torch.manual_seed(0)
     with torch.device(device):
-        model = DiffusionLM(DiffusionLMConfig(backbone, mask_token_id=shape.vocab - 1, **VARIANTS[variant]))
+        model = DiffusionLM(
+            DiffusionLMConfig(backbone, mask_token_id=shape.vocab - 1, **VARIANTS[variant])
+        )
     assert model.model.config._attn_implementation == "sdpa"
     model.sink_form = form
     return model.to(device).train()
 
 
 def noisy_batch(shape: Shape, device: str) -> Batch:
-    """Random ids under the noise that training draws: evenly spread times, about half of all tokens masked."""
+    """Random ids under the noise that training draws: evenly spread times, about half of all tokens
+    masked.
+    """
     generator = torch.Generator().manual_seed(0)
     t_B = sample_times(shape.batch, sampler="low_discrepancy", generator=generator)
     ids_BS = torch.randint(0, shape.vocab - 1, (shape.batch, shape.length), generator=generator)
@@ -96,7 +102,9 @@ def noisy_batch(shape: Shape, device: str) -> Batch:
 
 @contextmanager
 def precision(dtype: str, device: str) -> Iterator[None]:
-    """bfloat16 autocast, or nothing for float32; the default device is for the twin, which makes its own mask."""
+    """bfloat16 autocast, or nothing for float32; the default device is for the twin, which makes
+    its own mask.
+    """
     with torch.device(device), torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
         yield
 
@@ -104,13 +112,19 @@ def precision(dtype: str, device: str) -> Iterator[None]:
 def ours(model: DiffusionLM, batch: Batch, chunk: int = 4096) -> Tensor:
     """The loss as sinklab trains: the head at masks alone, in chunks."""
     return model(
-        batch.noisy_BS, labels=batch.labels_BS, label_weights=batch.weights_BS, head_chunk=chunk, liger=False
+        batch.noisy_BS,
+        labels=batch.labels_BS,
+        label_weights=batch.weights_BS,
+        head_chunk=chunk,
+        liger=False,
     ).loss
 
 
 def of_logits(logits_BSV: Tensor, batch: Batch) -> Tensor:
     """The same loss from all logits, as a plain loop computes it."""
-    losses_BS = F.cross_entropy(logits_BSV.flatten(0, 1).float(), batch.labels_BS.flatten(), reduction="none")
+    losses_BS = F.cross_entropy(
+        logits_BSV.flatten(0, 1).float(), batch.labels_BS.flatten(), reduction="none"
+    )
     return losses_BS @ batch.weights_BS.flatten()
 
 
@@ -119,7 +133,9 @@ def straightforward(model: DiffusionLM, batch: Batch) -> Tensor:
     return of_logits(masked_form(model, batch.noisy_BS), batch)
 
 
-def step(model: DiffusionLM, loss: Callable[[], Tensor], dtype: str, device: str) -> Callable[[], None]:
+def step(
+    model: DiffusionLM, loss: Callable[[], Tensor], dtype: str, device: str
+) -> Callable[[], None]:
     """One forward and backward, without an optimizer."""
 
     def run() -> None:
@@ -132,7 +148,9 @@ def step(model: DiffusionLM, loss: Callable[[], Tensor], dtype: str, device: str
 
 
 def kept_mb(model: DiffusionLM, loss: Callable[[], Tensor], dtype: str, device: str) -> float:
-    """What the forward pass keeps for the backward one, weights apart, in MB: exact, whatever the allocator does."""
+    """What the forward pass keeps for the backward one, weights apart, in MB: exact, whatever the
+    allocator does.
+    """
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 

@@ -1,12 +1,14 @@
-"""Many workers on one run: how much of their time is work, and whether kills and other numbers of workers show.
+"""Many workers on one run: how much of their time is work, and whether kills and other numbers of
+workers show.
 
     python benchmarks/sweeps.py [--units 400] [--workers 8] [--least 0.4] [--seeds 3] [--slurm]
 
-Units of unequal length (the longest ten times the shortest) sleep, so that many workers share few cores. Efficiency is
-the time that all units ask for, over that of all workers from the first start to the last end. Then runs of three kinds
-are begun by some workers, which are killed, gone on with by others in other numbers, and held to a whole run. Writes a
-result file. `--slurm`: in their place, where Slurm is (its nodes have GPUs, be it by name), launch/shards.slurm as an
-array of four tasks, of which one is killed and one is told to end, then as one of two.
+Units of unequal length (the longest ten times the shortest) sleep, so that many workers share few
+cores. Efficiency is the time that all units ask for, over that of all workers from the first start
+to the last end. Then runs of three kinds are begun by some workers, which are killed, gone on with
+by others in other numbers, and held to a whole run. Writes a result file. `--slurm`: in their
+place, where Slurm is (its nodes have GPUs, be it by name), launch/shards.slurm as an array of four
+tasks, of which one is killed and one is told to end, then as one of two.
 """
 
 from __future__ import annotations
@@ -34,16 +36,28 @@ TRACE = "trace --prompts {}/prompts.txt --model tiny --new-tokens 48 --mask-sink
 
 
 def said(*command: str) -> str:
-    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    return subprocess.run(
+        command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
 
 
 def by_slurm(folder: Path) -> dict[str, Any]:
-    """A run that Slurm's tasks share, kills and another number of tasks included, beside one by a single process."""
-    (folder / "prompts.txt").write_text("".join(f"The sea number {number} was\n" for number in range(12)))
+    """A run that Slurm's tasks share, kills and another number of tasks included, beside one by a
+    single process.
+    """
+    (folder / "prompts.txt").write_text(
+        "".join(f"The sea number {number} was\n" for number in range(12))
+    )
     said(sys.executable, "-m", "sinklab", *TRACE.format(folder, folder, "whole").split())
     found: dict[str, Any] = {"slurm": said("sbatch", "--version"), "arrays": []}
     for array, ends in (("0-3", {1: "KILL", 2: "TERM"}), ("0-1", {})):
-        how = ("--parsable", "--array", array, f"--output={folder}/%A_%a.log", "launch/shards.slurm")
+        how = (
+            "--parsable",
+            "--array",
+            array,
+            f"--output={folder}/%A_%a.log",
+            "launch/shards.slurm",
+        )
         job = said("sbatch", *how, *TRACE.format(folder, folder, "run").split())
         while ends and not list(folder.glob("run/tokens-*")):
             time.sleep(0.2)
@@ -54,11 +68,15 @@ def by_slurm(folder: Path) -> dict[str, Any]:
         there = len(list(folder.glob("run/generations-*")))
         found["arrays"].append({"array": array, "signals": ends, "samples done behind it": there})
     whole, run = (scheduler._by_key(contents(folder / name)) for name in ("whole", "run"))
-    return found | {"apart": sorted(name for name in {*whole, *run} if whole.get(name) != run.get(name))}
+    return found | {
+        "apart": sorted(name for name in {*whole, *run} if whole.get(name) != run.get(name))
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--units", type=int, default=400)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--least", type=float, default=0.4, help="seconds of the shortest unit")

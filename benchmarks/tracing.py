@@ -1,13 +1,16 @@
-"""What a trace costs: time at several lengths, beside what else one would write, and peak memory at the longest.
+"""What a trace costs: time at several lengths, beside what else one would write, and peak memory at
+the longest.
 
-    python benchmarks/tracing.py [--device cuda] [--dtype bfloat16] [--repeats 7] [--shape llada] [--layers 4]
+    python benchmarks/tracing.py [--device cuda] [--dtype bfloat16] [--repeats 7] [--shape llada] \\
+        [--layers 4]
                                  [--lengths 1024 4096] [--rivals]
 
-The model is a transformers Llama made bidirectional, one row, random weights: 8 layers and 8 heads of 64 or of 128
-(LLaDA's and Dream's width), or with `--shape llada` that of LLaDA-8B, all 32 layers and its whole vocabulary. Traced
-with the default statistics, with those that a study records by default, and with all of them. Rivals: an attention
-function that multiplies q · kᵀ beside it and throws that away; the twelve lines that also take its softmax and sum its
-columns; eager attention with `output_attentions`, whose maps are summed; and the same by nnsight where it is installed.
+The model is a transformers Llama made bidirectional, one row, random weights: 8 layers and 8 heads
+of 64 or of 128 (LLaDA's and Dream's width), or with `--shape llada` that of LLaDA-8B, all 32 layers
+and its whole vocabulary. Traced with the default statistics, with those that a study records by
+default, and with all of them. Rivals: an attention function that multiplies q · kᵀ beside it and
+throws that away; the twelve lines that also take its softmax and sum its columns; eager attention
+with `output_attentions`, whose maps are summed; and the same by nnsight where it is installed.
 """
 
 from __future__ import annotations
@@ -32,8 +35,18 @@ from sinklab.core.registry import statistics
 
 LENGTHS = (512, 1024, 4096)
 SHAPES = {
-    "heads_of_64": {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "num_attention_heads": 8},
-    "heads_of_128": {"hidden_size": 1024, "intermediate_size": 2752, "num_hidden_layers": 8, "num_attention_heads": 8},
+    "heads_of_64": {
+        "hidden_size": 512,
+        "intermediate_size": 1376,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+    },
+    "heads_of_128": {
+        "hidden_size": 1024,
+        "intermediate_size": 2752,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+    },
     "llada": {
         "hidden_size": 4096,
         "intermediate_size": 12288,
@@ -99,7 +112,9 @@ def only_multiplied(model: Any, ids_BS: torch.Tensor) -> None:
     """The product q · kᵀ in the model's dtype beside each attention call."""
     plain = F.scaled_dot_product_attention
 
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+    def attention(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
         q @ k.mT
         return plain(q, k, v, **options)
 
@@ -111,7 +126,9 @@ def twelve_lines(model: Any, ids_BS: torch.Tensor) -> torch.Tensor:
     """Column sums, (layer, batch, head, key), as one writes them in a hurry."""
     plain, received = F.scaled_dot_product_attention, []
 
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+    def attention(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
         scores = q @ k.mT * options.get("scale", q.shape[-1] ** -0.5)
         received.append(torch.softmax(scores, -1, dtype=torch.float32).sum(-2))
         return plain(q, k, v, **options)
@@ -149,7 +166,11 @@ def by_nnsight(model: Any, ids_BS: torch.Tensor) -> torch.Tensor:
 
 def rivals(model: Any, ids_BS: torch.Tensor) -> dict[str, Callable[[], object]]:
     """Those that run here; one that does not says why."""
-    known = {"only_multiplied": only_multiplied, "twelve_lines": twelve_lines, "output_attentions": output_attentions}
+    known = {
+        "only_multiplied": only_multiplied,
+        "twelve_lines": twelve_lines,
+        "output_attentions": output_attentions,
+    }
     if importlib.util.find_spec("nnsight"):
         known["nnsight"] = by_nnsight
     found: dict[str, Callable[[], object]] = {}
@@ -174,7 +195,9 @@ def time_ratios(shape: str, options: argparse.Namespace) -> dict[str, dict]:
             with traced(model, statistics, canvas):
                 model(ids_BS, use_cache=False)
 
-        runs: dict[str, Callable[[], object]] = {name: (lambda name=name, run=run: run(name)) for name in MODES}
+        runs: dict[str, Callable[[], object]] = {
+            name: (lambda name=name, run=run: run(name)) for name in MODES
+        }
         if options.rivals:
             runs |= rivals(model, ids_BS)
         timing: dict[str, Any] = interleaved(runs, options.repeats, device)
@@ -183,7 +206,10 @@ def time_ratios(shape: str, options: argparse.Namespace) -> dict[str, dict]:
             for name, one in runs.items():
                 timing[name]["peak_over_model_mb"] = round(peak_of(one), 1)
         results[str(length)] = timing | {"ratio": over}
-        print(f"{shape} S={length}: untraced {base['median_wall_s'] * 1e3:.1f} ms, over it:", flush=True)
+        print(
+            f"{shape} S={length}: untraced {base['median_wall_s'] * 1e3:.1f} ms, over it:",
+            flush=True,
+        )
         for name, ratio in over.items():
             peak = timing[name].get("peak_over_model_mb", "")
             said = f"{ratio['median']:6.3f}  ({ratio['min']:.3f} to {ratio['max']:.3f})"
@@ -203,7 +229,9 @@ def peak_of(run: Callable[[], object]) -> float:
 
 @torch.inference_mode()
 def memory_of(mode: str, shape: str, device: str, dtype: str) -> dict[str, float]:
-    """Peak memory of one forward at the longest length, in this process, and the size of what was recorded."""
+    """Peak memory of one forward at the longest length, in this process, and the size of what was
+    recorded.
+    """
     model = build(shape, device, dtype)
     ids_BS, canvas = inputs(max(LENGTHS), device)
     short_BS, small = inputs(64, device)
@@ -215,24 +243,36 @@ def memory_of(mode: str, shape: str, device: str, dtype: str) -> dict[str, float
         model(ids_BS, use_cache=False)
     peak = memory_mb(device)["peak"]
     size = sum(value.nbytes for name in TRACES.get(mode, ()) for value in recording.values(name))
-    taken = {"before_mb": before, "peak_mb": peak, "growth_mb": peak - before, "recorded_mb": size / 1e6}
+    taken = {
+        "before_mb": before,
+        "peak_mb": peak,
+        "growth_mb": peak - before,
+        "recorded_mb": size / 1e6,
+    }
     return {name: round(value, 1) for name, value in taken.items()}
 
 
 def _output(command: list[str]) -> str:
-    # glibc would keep freed blocks for later by rules that change as it runs: tens of MB more or less from run to run.
+    # glibc would keep freed blocks for later by rules that change as it runs: tens of MB more or
+    # less from run to run.
     settled = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
     return subprocess.run(command, capture_output=True, text=True, check=True, env=settled).stdout
 
 
-def memory_beside_untraced(shape: str, device: str, dtype: str, repeats: int = 3) -> dict[str, dict]:
-    """Every mode in fresh processes; the smallest growth of each, since allocators add noise and never remove it."""
+def memory_beside_untraced(
+    shape: str, device: str, dtype: str, repeats: int = 3
+) -> dict[str, dict]:
+    """Every mode in fresh processes; the smallest growth of each, since allocators add noise and
+    never remove it.
+    """
     results = {}
     for mode in MODES:
         options = ["--memory-of", mode, "--shape", shape, "--device", device, "--dtype", dtype]
         command = [sys.executable, __file__, *options]
         outputs = [_output(command) for _ in range(repeats)]
-        results[mode] = min((json.loads(output) for output in outputs), key=lambda taken: taken["growth_mb"])
+        results[mode] = min(
+            (json.loads(output) for output in outputs), key=lambda taken: taken["growth_mb"]
+        )
     for mode, taken in results.items():
         if mode != "untraced":
             taken["extra_mb"] = round(taken["growth_mb"] - results["untraced"]["growth_mb"], 1)
@@ -246,14 +286,20 @@ def memory_beside_untraced(shape: str, device: str, dtype: str, repeats: int = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--shape", choices=tuple(SHAPES), action="append", help="default: the two with 8 layers")
+    parser.add_argument(
+        "--shape", choices=tuple(SHAPES), action="append", help="default: the two with 8 layers"
+    )
     parser.add_argument("--layers", type=int, help="so many instead of the shape's own")
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
-    parser.add_argument("--rivals", action="store_true", help="time what else one would write in the same turns")
+    parser.add_argument(
+        "--rivals", action="store_true", help="time what else one would write in the same turns"
+    )
     parser.add_argument("--memory-of", choices=MODES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     shapes = options.shape or list(SHAPES)[:2]
@@ -271,7 +317,9 @@ def main() -> None:
     }
     if options.device == "cpu":
         # on a GPU it is measured beside the time: its allocator keeps count
-        memory = {shape: memory_beside_untraced(shape, options.device, options.dtype) for shape in shapes}
+        memory = {
+            shape: memory_beside_untraced(shape, options.device, options.dtype) for shape in shapes
+        }
         result["memory_at_longest"] = memory
     print(f"written to {write_result('tracing', result, options.device)}")
 

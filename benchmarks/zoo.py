@@ -1,6 +1,8 @@
-"""Which architectures of transformers are recorded and edited right: every one of the zoo, in every way it can be run.
+"""Which architectures of transformers are recorded and edited right: every one of the zoo, in every
+way it can be run.
 
-python benchmarks/zoo.py --write      # results/zoo_cpu_DATE.json, and the table in docs/architectures.md
+python benchmarks/zoo.py --write      # results/zoo_cpu_DATE.json, and the table in
+                                      docs/architectures.md
 python benchmarks/zoo.py llama t5     # these alone, printed
 """
 
@@ -49,8 +51,13 @@ def in_words(found: dict[str, str]) -> str:
         parts.append(f"refused: {reason}")
     parts += [f"**{way}: {one}**" for way, one in found.items() if one.startswith("wrong")]
     no_checkpoints = "support activation checkpointing"
-    unable = {way: one for way, one in found.items() if one.startswith("does not run") and way != "steps"}
-    parts += ["it has no checkpointing" if no_checkpoints in one else f"{way} {one}" for way, one in unable.items()]
+    unable = {
+        way: one for way, one in found.items() if one.startswith("does not run") and way != "steps"
+    }
+    parts += [
+        "it has no checkpointing" if no_checkpoints in one else f"{way} {one}"
+        for way, one in unable.items()
+    ]
     return "; ".join(parts)
 
 
@@ -67,14 +74,18 @@ def _short(message: str) -> str:
 def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| architecture | kind | attention | result |", "|---|---|---|---|"]
     for row in rows:
-        lines.append(f"| {row['name']} | {KINDS[row['kind']]} | {row['form']} | {in_words(row['found'])} |")
+        lines.append(
+            f"| {row['name']} | {KINDS[row['kind']]} | {row['form']} | {in_words(row['found'])} |"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="model types; all where none is named")
-    parser.add_argument("--write", action="store_true", help="the result file and the table of the docs")
+    parser.add_argument(
+        "--write", action="store_true", help="the result file and the table of the docs"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

@@ -1,6 +1,8 @@
-"""The picture of the README, docs/canvas.gif: a text of `tiny` as it is written, and where one head looks meanwhile.
+"""The picture of the README, docs/canvas.gif: a text of `tiny` as it is written, and where one head
+looks meanwhile.
 
-python docs/animate_canvas.py        watches `tiny`, chooses the head whose main sink moves most, draws a frame a step
+python docs/animate_canvas.py        watches `tiny`, chooses the head whose main sink moves most,
+                                     draws a frame a step
 """
 
 from pathlib import Path
@@ -30,7 +32,13 @@ def font(name: str, size: int) -> ImageFont.FreeTypeFont:
 
 
 SERIF, ITALIC, SANS, SMALL = (
-    font(*one) for one in (("DejaVuSerif", 17), ("DejaVuSerif-Italic", 17), ("DejaVuSans-Bold", 15), ("DejaVuSans", 12))
+    font(*one)
+    for one in (
+        ("DejaVuSerif", 17),
+        ("DejaVuSerif-Italic", 17),
+        ("DejaVuSans-Bold", 15),
+        ("DejaVuSans", 12),
+    )
 )
 
 
@@ -60,7 +68,9 @@ def draw_text(draw: ImageDraw.ImageDraw, step: pd.DataFrame, final: str | None) 
             x, y = LEFT, y + 32
         dark = row.received > 5
         draw.rectangle((x, y - 2, x + wide, y + 23), fill=colour(row.received))
-        draw.text((x, y), text, "#ffffff" if dark else MUTED if row.token == "[MASK]" else INK, face)
+        draw.text(
+            (x, y), text, "#ffffff" if dark else MUTED if row.token == "[MASK]" else INK, face
+        )
         if row.main and row.sink:
             framed.append((x - 4, y - 6, x + wide + 3, y + 27))
         x += wide
@@ -121,12 +131,18 @@ def main() -> None:
     layer, head = run.mobility().stack().idxmax()
     table = run.to_pandas()
     table = table[(table["layer"] == layer) & (table["head"] == head)]
-    frames = [frame(run.texts[0].strip(), table, step, (layer, head)) for step in range(table["step"].max() + 2)]
+    frames = [
+        frame(run.texts[0].strip(), table, step, (layer, head))
+        for step in range(table["step"].max() + 2)
+    ]
     palette = frames[-2].quantize(48, dither=Image.Dither.NONE)
     first, *others = [one.quantize(palette=palette, dither=Image.Dither.NONE) for one in frames]
     times = [STEP_MS] * len(others) + [LAST_MS]
     first.save(OUT, save_all=True, append_images=others, duration=times, loop=0, optimize=True)
-    print(f"{OUT.name}: {len(frames)} frames, {OUT.stat().st_size / 1000:.0f} kB, layer {layer}, head {head}")
+    print(
+        f"{OUT.name}: {len(frames)} frames, {OUT.stat().st_size / 1000:.0f} kB, layer {layer}, "
+        f"head {head}"
+    )
 
 
 if __name__ == "__main__":

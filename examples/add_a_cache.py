@@ -1,5 +1,7 @@
-"""A cache in one file: the first columns and those nearest to the block (StreamingLLM's). It runs as it stands.
-One that evicts nothing has one method, `columns`: see `sinklab.core.sampling.caches.DualCache`. Load it by --plugin FILE."""
+"""A cache in one file: the first columns and those nearest to the block (StreamingLLM's). It runs
+as it stands. One that evicts nothing has one method, `columns`: see
+`sinklab.core.sampling.caches.DualCache`. Load it by --plugin FILE.
+"""
 
 from dataclasses import dataclass
 
@@ -14,7 +16,9 @@ from sinklab.lab.caching import ChoosingCache
 @caches.register("streaming")
 @dataclass(frozen=True)
 class StreamingCache(ChoosingCache):
-    """Keep the first columns of the text and those nearest to the block. Source: StreamingLLM (2309.17453)."""
+    """Keep the first columns of the text and those nearest to the block. Source: StreamingLLM
+    (2309.17453).
+    """
 
     first: int = 4
     window: int = 16
@@ -34,7 +38,13 @@ if __name__ == "__main__":
     sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     config = DiffusionLMConfig(LlamaConfig(**sizes, num_attention_heads=4), mask_token_id=59)
     model, prompt = DiffusionLM(config).eval(), torch.arange(12)[None]
-    whole, dual = (model.generate(prompt, max_new_tokens=16, block_length=8, cache=c) for c in ("none", "dual"))
-    short = model.generate(prompt, max_new_tokens=16, block_length=8, cache="streaming:first=2,window=4")
-    everything = model.generate(prompt, max_new_tokens=16, block_length=8, cache="streaming:window=99")
+    whole, dual = (
+        model.generate(prompt, max_new_tokens=16, block_length=8, cache=c) for c in ("none", "dual")
+    )
+    short = model.generate(
+        prompt, max_new_tokens=16, block_length=8, cache="streaming:first=2,window=4"
+    )
+    everything = model.generate(
+        prompt, max_new_tokens=16, block_length=8, cache="streaming:window=99"
+    )
     assert whole.shape == short.shape and torch.equal(everything, dual)

@@ -1,4 +1,6 @@
-"""A checkpoint family in one file: Llama under other names. ``sinklab info FOLDER --plugin FILE.py`` reads it."""
+"""A checkpoint family in one file: Llama under other names. ``sinklab info FOLDER --plugin
+FILE.py`` reads it.
+"""
 
 import json
 import tempfile
@@ -13,7 +15,12 @@ import sinklab
 from sinklab.core.registry import families
 from sinklab.lab.checkpoints import CheckpointPlan, Family
 
-FIELDS = {"hidden_size": "width", "num_hidden_layers": "depth", "num_attention_heads": "heads", "vocab_size": "words"}
+FIELDS = {
+    "hidden_size": "width",
+    "num_hidden_layers": "depth",
+    "num_attention_heads": "heads",
+    "vocab_size": "words",
+}
 
 
 @families.register("toy")
@@ -21,8 +28,14 @@ class Toy(Family):
     """Toy diffusion models: their layers are blocks, and [MASK] is the last word."""
 
     architectures = ("ToyDLM",)
-    tensor_names: ClassVar = {"model.embed_tokens": "words", "model.norm": "last_norm", "lm_head": "scores"}
-    tensor_names |= {f"model.layers.{{}}.self_attn.{one}_proj": f"blocks.{{}}.{one}" for one in "qkvo"}
+    tensor_names: ClassVar = {
+        "model.embed_tokens": "words",
+        "model.norm": "last_norm",
+        "lm_head": "scores",
+    }
+    tensor_names |= {
+        f"model.layers.{{}}.self_attn.{one}_proj": f"blocks.{{}}.{one}" for one in "qkvo"
+    }
 
     def read(self, config, shapes):
         backbone = LlamaConfig(**self.fields(config, FIELDS), intermediate_size=2 * config["width"])
@@ -35,6 +48,10 @@ if __name__ == "__main__":
     model = LlamaForCausalLM(plan.backbone)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         Path(folder, "config.json").write_text(json.dumps(config))
-        tensors = {plan.family.source(plan, name)[0]: tensor for name, tensor in model.state_dict().items()}
+        tensors = {
+            plan.family.source(plan, name)[0]: tensor for name, tensor in model.state_dict().items()
+        }
         save_file(tensors, Path(folder, "model.safetensors"))
-        assert torch.allclose(sinklab.load(folder).model(ids, causal=True).logits, model(ids).logits, atol=1e-5)
+        assert torch.allclose(
+            sinklab.load(folder).model(ids, causal=True).logits, model(ids).logits, atol=1e-5
+        )

@@ -1,6 +1,8 @@
-"""A figure of your own, in one file: declared over the table of facts, drawn wherever the lab draws figures.
+"""A figure of your own, in one file: declared over the table of facts, drawn wherever the lab draws
+figures.
 
-``sinklab figures RUN --plugin examples/add_a_figure.py`` draws it beside the figures of the package.
+``sinklab figures RUN --plugin examples/add_a_figure.py`` draws it beside the figures of the
+package.
 """
 
 import sys
@@ -13,12 +15,17 @@ from sinklab.lab.reports import Curve, figure
 @figure(
     "sinks_and_norms",
     x="layer",
-    y=(Curve("100 * absorbed", "attention on sinks, %"), Curve("100 * sink_norm / rest_norm", "their norm, %", "--")),
+    y=(
+        Curve("100 * absorbed", "attention on sinks, %"),
+        Curve("100 * sink_norm / rest_norm", "their norm, %", "--"),
+    ),
     label="% of attention, of other text",
     needs="attention",
 )
 def sinks_and_norms(axes, look):
-    """Do sinks that take much carry little? Attention on sinks, and their value norms over those of other text."""
+    """Do sinks that take much carry little? Attention on sinks, and their value norms over those of
+    other text.
+    """
     axes.axhline(100, color=look.muted, linestyle=":")
 
 

@@ -1,7 +1,8 @@
 """An intervention of your own: hide from all heads the keys that many of them call a sink.
 
-One class is all there is to it: what it selects. Its fields are its options, and those of `KeyIntervention` (layers,
-heads, removal, source, …) come with it: `--plugin add_a_intervention.py` makes it an edit of every command.
+One class is all there is to it: what it selects. Its fields are its options, and those of
+`KeyIntervention` (layers, heads, removal, source, …) come with it: `--plugin add_a_intervention.py`
+makes it an edit of every command.
 """
 
 from dataclasses import dataclass
@@ -31,7 +32,10 @@ if __name__ == "__main__":
     lm = sinklab.load("tiny")
     prompt = lm.tokenizer(["The house stood at the end of a"])["input_ids"]
     canvas = Canvas.from_prompts(prompt, new_tokens=8, mask_id=lm.model.config.mask_token_id)
-    with intervene(lm.model, interventions.parse("mask_shared_sinks:share=0.25")) as log, trace(lm.model) as recording:
+    with (
+        intervene(lm.model, interventions.parse("mask_shared_sinks:share=0.25")) as log,
+        trace(lm.model) as recording,
+    ):
         steps = list(denoise(lm.model.denoiser(), canvas))
     for removal, received_BLHS in zip(log.removals, recording.received, strict=True):
         hidden = removal.columns_BLHM >= 0

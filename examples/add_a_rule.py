@@ -1,6 +1,7 @@
 """A sink rule of your own: one class, usable wherever the package takes a rule.
 
-On the command line give the file itself: ``--plugin add_a_rule.py``; the rule is then written share:part=0.2.
+On the command line give the file itself: ``--plugin add_a_rule.py``; the rule is then written
+share:part=0.2.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,9 @@ class Share:
     """part to exceed, between 0 and 1"""
 
     def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
-        """Which keys, boolean (..., key); ``queries`` see each key, and some query sees those that exist."""
+        """Which keys, boolean (..., key); ``queries`` see each key, and some query sees those that
+        exist.
+        """
         whole = namespace(received).where(exists, received, 0).sum(-1)[..., None]
         return received > self.part * whole
 

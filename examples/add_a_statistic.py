@@ -1,8 +1,9 @@
 """A statistic of your own: how much of a head's attention the key holds that receives most.
 
-It says what it reads and which axes it has; the trace computes it beside the others, in one pass over the scores, step
-by step, for the layers and heads that are recorded. Of a frozen dataclass the fields are options: largest_share:k=3.
-``sinklab trace "The sea" --plugin add_a_statistic.py --statistics largest_share`` keeps it in a run folder.
+It says what it reads and which axes it has; the trace computes it beside the others, in one pass
+over the scores, step by step, for the layers and heads that are recorded. Of a frozen dataclass the
+fields are options: largest_share:k=3. ``sinklab trace "The sea" --plugin add_a_statistic.py
+--statistics largest_share`` keeps it in a run folder.
 """
 
 from torch import Tensor

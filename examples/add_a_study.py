@@ -1,4 +1,6 @@
-"""A study of one's own: a run folder, a seed, resuming and a command for a few lines; see `sinklab.lab.studies.base`."""
+"""A study of one's own: a run folder, a seed, resuming and a command for a few lines; see
+`sinklab.lab.studies.base`.
+"""
 
 import subprocess
 import sys
@@ -34,7 +36,12 @@ class Lengths(Study):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as out:
-        run = sinklab.open_run(Lengths()(sinklab.load("tiny"), f"{out}/a", Lengths.Settings(texts=("The sea",))))
+        run = sinklab.open_run(
+            Lengths()(sinklab.load("tiny"), f"{out}/a", Lengths.Settings(texts=("The sea",)))
+        )
         assert (run.info.kind, run.info.settings) == ("lengths", {"texts": ["The sea"]})
         command = f"-m sinklab lengths --plugin {__file__} --texts Sea --out {out}/b".split()
-        assert b"b: " in subprocess.run([sys.executable, *command], check=True, stdout=subprocess.PIPE).stdout
+        assert (
+            b"b: "
+            in subprocess.run([sys.executable, *command], check=True, stdout=subprocess.PIPE).stdout
+        )

@@ -1,7 +1,7 @@
 """An unmasking rule in one file: confidence that falls from left to right. It runs as it stands.
 
-``sinklab generate "The sea" --plugin add_a_unmasking_rule.py --rule discounted:discount=0.1`` writes with it, and
-`sinklab.lab.testing.check_unmasking_rule` holds it to what the loop relies on.
+``sinklab generate "The sea" --plugin add_a_unmasking_rule.py --rule discounted:discount=0.1``
+writes with it, and `sinklab.lab.testing.check_unmasking_rule` holds it to what the loop relies on.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,9 @@ class Discounted:
 
     def __call__(self, candidates):
         confidence_M = candidates.probability_MV.gather(1, candidates.tokens_M[:, None])[:, 0]
-        first_M = torch.where(candidates.candidates_BC, candidates.columns_BC, 10**6).amin(1)[candidates.rows_M]
+        first_M = torch.where(candidates.candidates_BC, candidates.columns_BC, 10**6).amin(1)[
+            candidates.rows_M
+        ]
         return confidence_M - self.discount * (candidates.columns_M - first_M)
 
 
@@ -31,6 +33,11 @@ if __name__ == "__main__":
     sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     config = DiffusionLMConfig(LlamaConfig(**sizes, num_attention_heads=4), mask_token_id=59)
     model, prompt = DiffusionLM(config).eval(), torch.arange(12)[None]
-    rules = ("discounted:discount=9.0", "left_to_right", "discounted:discount=0.0", "low_confidence")
+    rules = (
+        "discounted:discount=9.0",
+        "left_to_right",
+        "discounted:discount=0.0",
+        "low_confidence",
+    )
     texts = [model.generate(prompt, max_new_tokens=16, rule=rule) for rule in rules]
     assert torch.equal(texts[0], texts[1]) and torch.equal(texts[2], texts[3])

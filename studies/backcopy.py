@@ -1,12 +1,14 @@
 """Parts B to F of Bigram-Backcopy in one command: its models side by side, a processor each.
 
-    python studies/backcopy.py run       train and measure what is missing, and put what is there into one run folder
+    python studies/backcopy.py run       train and measure what is missing, and put what is there
+                                         into one run folder
     python studies/backcopy.py report    the sentences, table and figure of that folder
 
-42 models: causal and diffusion twins of six seeds with masking (B, C, D), the causal ones converted (E), and the
-diffusion twins' variants (F); 65 seconds of a processor each, those with masking 35 more. Whatever stops it, the same
-command goes on where it was. Each model has a run folder in --work, with its weights in --work/models; --out gets the
-run folder of all that are finished and work.tar.gz, with which another machine can go on.
+42 models: causal and diffusion twins of six seeds with masking (B, C, D), the causal ones converted
+(E), and the diffusion twins' variants (F); 65 seconds of a processor each, those with masking 35
+more. Whatever stops it, the same command goes on where it was. Each model has a run folder in
+--work, with its weights in --work/models; --out gets the run folder of all that are finished and
+work.tar.gz, with which another machine can go on.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ def settings_of(given: argparse.Namespace) -> BackcopySettings:
 
 
 def one_chain(asked: tuple[BackcopySettings, Path, int, tuple[tuple[str, str], ...]]) -> str:
-    """Train and measure models of a seed that are not there; a line on how it went. Never raises."""
+    """Train and measure models of a seed that are not there; a line on how it went. Never
+    raises.
+    """
     import dataclasses
 
     import torch
@@ -80,8 +84,12 @@ def one_chain(asked: tuple[BackcopySettings, Path, int, tuple[tuple[str, str], .
 
 def finished(given: argparse.Namespace) -> list[Any]:
     """Runs of the models that are measured."""
-    names = [f"{'-'.join(kind)}-{seed}" for chain in CHAINS for kind in chain for seed in given.seeds]
-    there = [open_run(given.work / name) for name in names if (given.work / name / "run.json").is_file()]
+    names = [
+        f"{'-'.join(kind)}-{seed}" for chain in CHAINS for kind in chain for seed in given.seeds
+    ]
+    there = [
+        open_run(given.work / name) for name in names if (given.work / name / "run.json").is_file()
+    ]
     return [run for run in there if run.info.status == "complete"]
 
 
@@ -91,7 +99,9 @@ def merged(given: argparse.Namespace) -> int:
     if not runs:
         return 0
     record = Backcopy().record(settings_of(given))
-    with RunWriter(given.out / "run", kind="backcopy", model={}, settings=record, seed=None, overwrite=True) as out:
+    with RunWriter(
+        given.out / "run", kind="backcopy", model={}, settings=record, seed=None, overwrite=True
+    ) as out:
         for name in TABLES:
             if tables := [run.table(name) for run in runs if name in run.tables]:
                 out.table(name, pd.concat(tables, ignore_index=True))
@@ -121,7 +131,10 @@ def run(given: argparse.Namespace) -> int:
         except multiprocessing.TimeoutError:
             print(f"stopped after {given.seconds} s: the same command goes on")
     count = merged(given)
-    print(f"{count} of {wanted} models are measured after {time.monotonic() - began:.0f} s; see {given.out}")
+    print(
+        f"{count} of {wanted} models are measured after {time.monotonic() - began:.0f} s; see "
+        f"{given.out}"
+    )
     return 0 if count == wanted else 3
 
 
@@ -135,12 +148,25 @@ def report(given: argparse.Namespace) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=("run", "report"))
-    parser.add_argument("--out", type=Path, default=Path("runs/backcopy"), help="results: run/ and work.tar.gz")
-    parser.add_argument("--work", type=Path, default=Path("runs/backcopy-work"), help="what is finished, a model each")
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="models at the same time")
-    parser.add_argument("--seconds", type=float, default=86400.0, help="stop after this many, with what is finished")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/backcopy"), help="results: run/ and work.tar.gz"
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path("runs/backcopy-work"),
+        help="what is finished, a model each",
+    )
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count(), help="models at the same time"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=86400.0, help="stop after this many, with what is finished"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[*range(6)])
     parser.add_argument("--steps", type=int, default=2500, help="fewer to try it out")
     parser.add_argument("--rows", type=int, default=512, help="fewer to try it out")

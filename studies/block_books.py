@@ -1,11 +1,15 @@
 """Part 2 of block_sinks.md: do sinks stand still in blocks, in models of 1.7M parameters on books?
 
-    python studies/block_books.py train --data FOLDER [--jobs 4]    what is missing of twelve models, so many at once
-    python studies/block_books.py measure --data FOLDER [--jobs 4]  what they and their untrained twins attend to
-    python studies/block_books.py report                            block_sinks/books.json, and the table of the page
+    python studies/block_books.py train --data FOLDER [--jobs 4]    what is missing of twelve
+                                                                    models, so many at once
+    python studies/block_books.py measure --data FOLDER [--jobs 4]  what they and their untrained \\
+        twins attend to
+    python studies/block_books.py report                            block_sinks/books.json, and the
+                                                                    table of the page
 
-FOLDER has train.jsonl.gz, heldout.jsonl.gz and tokenizer/, as `studies/scale/runbook.py pack` writes them. A kind is
-causal, full, block4 or block16; of a seed all have the same rows, order and initial weights. Three seeds are points.
+FOLDER has train.jsonl.gz, heldout.jsonl.gz and tokenizer/, as `studies/scale/runbook.py pack`
+writes them. A kind is causal, full, block4 or block16; of a seed all have the same rows, order and
+initial weights. Three seeds are points.
 """
 
 from __future__ import annotations
@@ -34,8 +38,23 @@ from block_sinks import TWINNED, arms_of, moves, order_of, watched
 
 KINDS = {"causal": None, "full": None, "block4": 4, "block16": 16}
 SEEDS = (0, 1, 2)
-TRAINING = {"hidden_size": 128, "layers": 6, "heads": 4, "mlp_size": 352, "length": 128, "batch": 16, "steps": 1465}
-TRAINING |= {"lr": 2e-3, "optimizer": "muon", "muon_lr": 0.02, "row_start": True, "heldout_rows": 256, "warmup": 0.05}
+TRAINING = {
+    "hidden_size": 128,
+    "layers": 6,
+    "heads": 4,
+    "mlp_size": 352,
+    "length": 128,
+    "batch": 16,
+    "steps": 1465,
+}
+TRAINING |= {
+    "lr": 2e-3,
+    "optimizer": "muon",
+    "muon_lr": 0.02,
+    "row_start": True,
+    "heldout_rows": 256,
+    "warmup": 0.05,
+}
 """16 × 128 tokens × 1,465 steps are 3.0M tokens; a row begins with a token that is never masked."""
 ROWS, LENGTH, GIVEN = 24, 64, 32
 """Held-out rows that are revealed, and their first columns that are given."""
@@ -46,12 +65,16 @@ def settings_of(given: argparse.Namespace, kind: str, seed: int) -> Any:
     from sinklab.lab.training import TrainSettings
 
     size = KINDS[kind]
-    objective = "autoregressive" if kind == "causal" else "diffusion" if size is None else "block_diffusion"
+    objective = (
+        "autoregressive" if kind == "causal" else "diffusion" if size is None else "block_diffusion"
+    )
     data = {"corpus": given.data / "train.jsonl.gz", "heldout": given.data / "heldout.jsonl.gz"}
     data |= {"tokenizer": given.data / "tokenizer", "out": given.work / f"{kind}-{seed}"}
     files = {key: str(path) for key, path in data.items()}
     said = {"log_to": "none", "log_every": 100, "eval_every": 10**6, "save_every": 10**6}
-    return TrainSettings(**TRAINING, **files, **said, objective=objective, block_length=size, seed=seed)
+    return TrainSettings(
+        **TRAINING, **files, **said, objective=objective, block_length=size, seed=seed
+    )
 
 
 def train(given: argparse.Namespace, kind: str, seed: int) -> None:
@@ -85,7 +108,10 @@ def rows_of(given: argparse.Namespace, tokenizer: Any) -> Tensor:
         for line in lines:
             ids = tokenizer(json.loads(line)["text"], add_special_tokens=False)["input_ids"]
             # several passages of a book: a document is long
-            rows += [ids[start : start + LENGTH - 1] for start in range(2000, len(ids) - LENGTH, max(1, len(ids) // 8))]
+            rows += [
+                ids[start : start + LENGTH - 1]
+                for start in range(2000, len(ids) - LENGTH, max(1, len(ids) // 8))
+            ]
     step = max(1, len(rows) // ROWS)
     return torch.tensor([[*row_start(tokenizer), *row] for row in rows[::step][:ROWS]])
 
@@ -93,7 +119,9 @@ def rows_of(given: argparse.Namespace, tokenizer: Any) -> Tensor:
 def measure(given: argparse.Namespace, kind: str, seed: int) -> None:
     """The measures of a model and of its untrained twins."""
     folder, found = given.work / f"{kind}-{seed}", []
-    lm = sinklab.load(folder / "model", **({"as_diffusion": True, "mask_token_id": 2} if kind == "causal" else {}))
+    lm = sinklab.load(
+        folder / "model", **({"as_diffusion": True, "mask_token_id": 2} if kind == "causal" else {})
+    )
     ids_BS, loss = rows_of(given, lm.tokenizer), open_run(folder).table("heldout")["loss"].iloc[-1]
     for state, one in ({"trained": lm} | untrained_twins(lm, seed)).items():
         for arm in arms_of(kind):
@@ -101,7 +129,13 @@ def measure(given: argparse.Namespace, kind: str, seed: int) -> None:
                 continue
             order_BT = order_of(len(ids_BS), LENGTH, GIVEN, arm.size, seed)
             received, keys_T = watched(one.model, ids_BS, order_BT, arm, lm.special.mask)
-            label = {"kind": kind, "seed": seed, "state": state, "arm": arm.name, "reading": arm.reading}
+            label = {
+                "kind": kind,
+                "seed": seed,
+                "state": state,
+                "arm": arm.name,
+                "reading": arm.reading,
+            }
             found.append(label | {"loss": float(loss)} | moves(received, keys_T, arm, GIVEN, 0))
     (folder / "measures.json").write_text(json.dumps(found), encoding="utf-8")
 
@@ -115,14 +149,22 @@ def report(given: argparse.Namespace) -> None:
     table = pd.DataFrame(found)
     print(table[table.state == "trained"].groupby("kind")["loss"].agg(["min", "max"]).to_string())
     table = table.groupby(["arm", "reading", "state"])[[name for name in FIGURES if name in table]]
-    print(table.agg(lambda values: f"{values.mean():.2f} ({values.min():.2f} … {values.max():.2f})").to_string())
+    print(
+        table.agg(
+            lambda values: f"{values.mean():.2f} ({values.min():.2f} … {values.max():.2f})"
+        ).to_string()
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=("train", "measure", "report"))
     parser.add_argument("--data", type=Path, help="text and tokenizer")
-    parser.add_argument("--work", type=Path, default=Path("runs/block_books"), help="run folders of the trainings")
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/block_books"), help="run folders of the trainings"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()

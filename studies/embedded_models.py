@@ -1,12 +1,16 @@
-"""Train three twins for the package: one causal start, then models that differ in objective and sink alone.
+"""Train three twins for the package: one causal start, then models that differ in objective and
+sink alone.
 
     python studies/embedded_models.py tokenizer CORPUS
-    python studies/embedded_models.py train start CORPUS HELDOUT       then plain, sink and causal, side by side
+    python studies/embedded_models.py train start CORPUS HELDOUT       then plain, sink and causal,
+                                                                       side by side
     python studies/embedded_models.py pack HELDOUT
-    python studies/embedded_models.py compare HELDOUT                  the packaged models; writes embedded_models.json
+    python studies/embedded_models.py compare HELDOUT                  the packaged models; writes
+                                                                       embedded_models.json
 
-The corpus was 115 public-domain English books (see embedded_models.md); any folder of text will do. Minutes on one GPU;
-days on a CPU, where MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_=100000000000 about double the speed on Linux.
+The corpus was 115 public-domain English books (see embedded_models.md); any folder of text will do.
+Minutes on one GPU; days on a CPU, where MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_=100000000000
+about double the speed on Linux.
 """
 
 # R rows, S sequence, P tokens of a prompt, N tokens written
@@ -44,7 +48,9 @@ PROMPTS, PROMPT, WRITTEN = 32, 32, 64
 
 
 def settings(kind: str, corpus: str, heldout: str) -> TrainSettings:
-    """The recipe. The start learns at a constant rate; what goes on from it reads the same rows in the same order."""
+    """The recipe. The start learns at a constant rate; what goes on from it reads the same rows in
+    the same order.
+    """
     fields: dict[str, Any] = {
         "start": {"objective": "autoregressive", "min_lr": 1.0},
         "plain": {},
@@ -55,7 +61,12 @@ def settings(kind: str, corpus: str, heldout: str) -> TrainSettings:
         fields |= {"tokenizer": str(RUNS / "tokenizer"), "seed": 0, "warmup": 0.02}
     else:
         # another seed: other rows come first than at the start
-        fields |= {"init_from": str(RUNS / "start" / "model"), "seed": 1, "warmup": 0.02, "min_lr": 0.01}
+        fields |= {
+            "init_from": str(RUNS / "start" / "model"),
+            "seed": 1,
+            "warmup": 0.02,
+            "min_lr": 0.01,
+        }
     return TrainSettings(
         corpus=corpus,
         heldout=heldout,
@@ -90,7 +101,11 @@ def record(run: Path, target: Path, tables: tuple[str, ...] = ("history",)) -> N
     # names of folders on the machine that trained say nothing to a reader
     said = info["settings"]
     said |= {"corpus": "books/train", "heldout": "books/valid", "out": run.name}
-    said |= {key: name for key, name in (("tokenizer", "tokenizer"), ("init_from", "start/model")) if said[key]}
+    said |= {
+        key: name
+        for key, name in (("tokenizer", "tokenizer"), ("init_from", "start/model"))
+        if said[key]
+    }
     if "init_from" in info["model"]:
         info["model"]["init_from"]["name"] = "start/model"
     info["tables"] = list(tables)
@@ -98,7 +113,9 @@ def record(run: Path, target: Path, tables: tuple[str, ...] = ("history",)) -> N
 
 
 def pack(heldout: str) -> None:
-    """Put the models into the package as bfloat16, with their training records and their loss on all held-out text."""
+    """Put the models into the package as bfloat16, with their training records and their loss on
+    all held-out text.
+    """
     record(RUNS / "start", PACKAGED / "start")
     for kind, name in NAMES.items():
         run, target = RUNS / kind, PACKAGED / name
@@ -117,9 +134,11 @@ def pack(heldout: str) -> None:
 
 
 def scored(name: str, heldout: str) -> tuple[dict[str, Any], Tensor]:
-    """Loss of packed weights on all rows of the held-out corpus in nats per token and bits per byte, and that of rows.
+    """Loss of packed weights on all rows of the held-out corpus in nats per token and bits per
+    byte, and that of rows.
 
-    The bound of a diffusion model, the exact value of the causal one. Start tokens are given and do not count.
+    The bound of a diffusion model, the exact value of the causal one. Start tokens are given and do
+    not count.
     """
     loaded = load(name)
     text = heldout_rows(loaded, heldout, rows=10**9, length=256)
@@ -141,7 +160,9 @@ def likelihood(judge: Any, ids_RS: Tensor) -> float:
     """The causal model's nats per token of what follows the prompts."""
     with torch.no_grad():
         logits_RSV = judge.model(ids_RS, use_cache=False).logits[:, PROMPT - 1 : -1].float()
-    return torch.nn.functional.cross_entropy(logits_RSV.flatten(0, 1), ids_RS[:, PROMPT:].flatten()).item()
+    return torch.nn.functional.cross_entropy(
+        logits_RSV.flatten(0, 1), ids_RS[:, PROMPT:].flatten()
+    ).item()
 
 
 def distinct(ids_RN: Tensor) -> dict[str, float]:
@@ -151,19 +172,27 @@ def distinct(ids_RN: Tensor) -> dict[str, float]:
 
 
 def texts(heldout: str) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """What the diffusion models write after the first tokens of evenly spaced held-out rows, beside what is there."""
+    """What the diffusion models write after the first tokens of evenly spaced held-out rows, beside
+    what is there.
+    """
     judge = load(str(PACKAGED / "tiny-causal"))
     rows_RS = heldout_rows(judge, heldout, rows=10**9, length=256).ids_RS
     chosen_RS = rows_RS[:: len(rows_RS) // PROMPTS][:PROMPTS, : PROMPT + WRITTEN]
-    found = {"held-out text": distinct(chosen_RS[:, PROMPT:]) | {"nats": likelihood(judge, chosen_RS)}}
+    found = {
+        "held-out text": distinct(chosen_RS[:, PROMPT:]) | {"nats": likelihood(judge, chosen_RS)}
+    }
     written: dict[str, list[str]] = {}
     for name in ("tiny", "tiny-sink"):
         loaded = load(str(PACKAGED / name))
         model: Any = loaded.model
-        ids_RS = model.generate(chosen_RS[:, :PROMPT], max_new_tokens=WRITTEN, settings=checked(WRITING)).cpu()
+        ids_RS = model.generate(
+            chosen_RS[:, :PROMPT], max_new_tokens=WRITTEN, settings=checked(WRITING)
+        ).cpu()
         found[name] = distinct(ids_RS[:, PROMPT:]) | {"nats": likelihood(judge, ids_RS)}
         decode = loaded.needed_tokenizer().decode
-        written[name] = [f"{decode(row[1:PROMPT])} ▸ {decode(row[PROMPT:])}" for row in ids_RS.tolist()]
+        written[name] = [
+            f"{decode(row[1:PROMPT])} ▸ {decode(row[PROMPT:])}" for row in ids_RS.tolist()
+        ]
     return found, written
 
 
@@ -179,19 +208,24 @@ def compare(heldout: str) -> None:
         "seed": 0,
         "text": figures,
         "weights_sha256": {
-            name: weights_hash(load(str(PACKAGED / name)).model.state_dict()) for name in NAMES.values()
+            name: weights_hash(load(str(PACKAGED / name)).model.state_dict())
+            for name in NAMES.values()
         },
         "torch": torch.__version__,
     }
     target = Path(__file__).with_suffix(".json")
     target.write_text(json.dumps(result, indent=2) + "\n")
     print(target.read_text())
-    samples = "\n".join(f"{number}. {text!r}" for number, text in enumerate(written["tiny"][:10], 1))
+    samples = "\n".join(
+        f"{number}. {text!r}" for number, text in enumerate(written["tiny"][:10], 1)
+    )
     print("the first ten texts of tiny:", samples, sep="\n")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=["tokenizer", "train", "pack", "compare"])
     parser.add_argument("rest", nargs="+")
     given = parser.parse_args()

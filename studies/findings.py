@@ -1,14 +1,17 @@
 """The findings on the packaged models in docs/findings.md, by one command.
 
-    python studies/findings.py           measure below runs/findings (or $SINKLAB_STUDY) what is not there yet, write
-    python studies/findings.py write     its tables, and marked numbers of all pages, from findings.json again
+    python studies/findings.py           measure below runs/findings (or $SINKLAB_STUDY) what is not
+                                         there yet, write
+    python studies/findings.py write     its tables, and marked numbers of all pages, from
+                                         findings.json again
 
-Every model continues twelve passages of the held-out excerpt and is traced, its untrained twins on the same canvases;
-then held-out rows are scored with keys hidden. findings.json keeps the numbers, checkpoints/packaged/curves/ the runs
-that `sinklab tour` shows.
+Every model continues twelve passages of the held-out excerpt and is traced, its untrained twins on
+the same canvases; then held-out rows are scored with keys hidden. findings.json keeps the numbers,
+checkpoints/packaged/curves/ the runs that `sinklab tour` shows.
 
-A page that tells one of them has a mark behind it, 17.3<!-- findings: ROW | MODEL -->, so that all pages tell the same:
-ROW is one of the first table, or of the second "change by most attended keys, k = 1" (held, removed, keys, sinks).
+A page that tells one of them has a mark behind it, 17.3<!-- findings: ROW | MODEL -->, so that all
+pages tell the same: ROW is one of the first table, or of the second "change by most attended keys,
+k = 1" (held, removed, keys, sinks).
 """
 
 import argparse
@@ -26,7 +29,11 @@ from sinklab.lab.checkpoints import load
 from sinklab.lab.records import open_run
 from sinklab.lab.reports import as_studies
 from sinklab.lab.reports.tables import measures
-from sinklab.lab.studies.curve.figures import as_curves, masking_curve_sentences, masking_curve_table
+from sinklab.lab.studies.curve.figures import (
+    as_curves,
+    masking_curve_sentences,
+    masking_curve_table,
+)
 from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
 from sinklab.lab.studies.trace.study import StudySettings, study
 
@@ -38,7 +45,10 @@ MODELS = ("tiny", "tiny-sink", "tiny-causal")
 CURVE = CurveSettings(ks=(0, 1, 2, 5, 10), rows=64, twin=True)  # the excerpt has 53
 PASSAGES, WORDS = 12, 24
 BEGIN, END = "<!-- findings: `python studies/findings.py` -->", "<!-- end -->"
-MARK = re.compile(r"(?P<sign>[+−]?)(?P<number>\d+(?:\.\d+)?)<!-- findings: (?P<row>[^|>]+?) \| (?P<model>[^|>]+?) -->")
+MARK = re.compile(
+    r"(?P<sign>[+−]?)(?P<number>\d+(?:\.\d+)?)<!-- findings: (?P<row>[^|>]+?) \| "
+    r"(?P<model>[^|>]+?) -->"
+)
 TRACED = (
     "sinks per head and step",
     "heads with a sink, %",
@@ -57,7 +67,9 @@ TRACED = (
 def passages() -> tuple[str, ...]:
     """Beginnings of paragraphs of the packaged held-out text, evenly spread over its books."""
     file = resources.files("sinklab.lab.checkpoints").joinpath("packaged", "heldout.jsonl")
-    books = [json.loads(line)["text"].split("\n\n") for line in file.read_text("utf-8").splitlines()]
+    books = [
+        json.loads(line)["text"].split("\n\n") for line in file.read_text("utf-8").splitlines()
+    ]
     long = [[text for text in book if len(text.split()) > WORDS] for book in books]
     some = [book[len(book) * part // 3] for part in range(3) for book in long]
     return tuple(" ".join(text.split()[:WORDS]) for text in some[:PASSAGES])
@@ -68,7 +80,13 @@ def measure(names: tuple[str, ...]) -> None:
     traced = StudySettings(prompts=passages(), mask_sinks=(), heldout="", twin=True)
     for name in names:
         loaded = load(name)
-        study(loaded, RUNS / "trace" / name, traced, progress=print, resume=(RUNS / "trace" / name).is_dir())
+        study(
+            loaded,
+            RUNS / "trace" / name,
+            traced,
+            progress=print,
+            resume=(RUNS / "trace" / name).is_dir(),
+        )
         masking_curve(loaded, RUNS / "curve" / name, CURVE, progress=print)
         kept = PACKAGED / "curves" / name
         shutil.rmtree(kept, ignore_errors=True)
@@ -81,10 +99,18 @@ def collect(names: tuple[str, ...]) -> dict[str, Any]:
     curves = [open_run(RUNS / "curve" / name) for name in names]
     columns = {f"`{name}`": measures(one) for name, one in zip(names, studies, strict=True)}
     kinds = {"initialised": "freshly initialised", "permuted": "weights permuted"}
-    columns |= {f"`{names[0]}`, {kinds[kind]}": measures(twin) for kind, twin in studies[0].twins.items()}
-    heldout = {name: pd.read_parquet(PACKAGED / name / "training" / "heldout.parquet").iloc[0] for name in names}
+    columns |= {
+        f"`{names[0]}`, {kinds[kind]}": measures(twin) for kind, twin in studies[0].twins.items()
+    }
+    heldout = {
+        name: pd.read_parquet(PACKAGED / name / "training" / "heldout.parquet").iloc[0]
+        for name in names
+    }
     columns = {
-        title: {"held-out loss, bits per byte": float(heldout[title.strip("`")]["bits_per_byte"]), **found}
+        title: {
+            "held-out loss, bits per byte": float(heldout[title.strip("`")]["bits_per_byte"]),
+            **found,
+        }
         if title.strip("`") in heldout
         else found
         for title, found in columns.items()
@@ -97,7 +123,10 @@ def collect(names: tuple[str, ...]) -> dict[str, Any]:
         "passages": len(passages()),
         "rows_of_text": int(curves[0].table("curve")["rows"].iloc[0]),
         "measures": table,
-        "masking": costs[costs["k"].isin([0, 1, 10])].astype(object).where(costs.notna(), None).to_dict("records"),
+        "masking": costs[costs["k"].isin([0, 1, 10])]
+        .astype(object)
+        .where(costs.notna(), None)
+        .to_dict("records"),
         "sentences": masking_curve_sentences(as_curves(curves)),
     }
 
@@ -105,35 +134,53 @@ def collect(names: tuple[str, ...]) -> dict[str, Any]:
 def as_markdown(found: dict[str, Any]) -> str:
     """The part of docs/findings.md."""
     measures_table = pd.DataFrame(found["measures"]).T
-    lines = ["| | " + " | ".join(measures_table.columns) + " |", "|---" * (len(measures_table.columns) + 1) + "|"]
+    lines = [
+        "| | " + " | ".join(measures_table.columns) + " |",
+        "|---" * (len(measures_table.columns) + 1) + "|",
+    ]
     for row, cells in measures_table.iterrows():
-        lines.append(f"| {row} | " + " | ".join("–" if pd.isna(cell) else f"{cell:.3g}" for cell in cells) + " |")
+        lines.append(
+            f"| {row} | "
+            + " | ".join("–" if pd.isna(cell) else f"{cell:.3g}" for cell in cells)
+            + " |"
+        )
     masking = pd.DataFrame(found["masking"])
     shown = ["model", "hidden", "k", "change", "keys", "sinks", "held", "removed", "matched"]
     costs = masking[masking["k"] > 0].reindex(columns=shown).fillna("–")
     lines += ["", "| " + " | ".join(shown) + " |", "|---" * len(shown) + "|"]
-    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in costs.itertuples(index=False)]
+    lines += [
+        "| " + " | ".join(str(cell) for cell in row) + " |" for row in costs.itertuples(index=False)
+    ]
     return "\n".join([*lines, "", *(f"- {sentence}" for sentence in found["sentences"])])
 
 
 def number_of(found: dict[str, Any], row: str, model: str) -> float:
     """A number of the two tables. Raises KeyError where there is none."""
     if row in found["measures"]:
-        return float({name.replace("`", ""): value for name, value in found["measures"][row].items()}[model])
+        return float(
+            {name.replace("`", ""): value for name, value in found["measures"][row].items()}[model]
+        )
     for cells in found["masking"]:
         for field in ("change", "held", "removed", "keys", "sinks"):
-            if (row, model) == (f"{field} by {cells['hidden']}, k = {cells['k']}", cells["model"].split()[0]):
+            if (row, model) == (
+                f"{field} by {cells['hidden']}, k = {cells['k']}",
+                cells["model"].split()[0],
+            ):
                 return float(cells[field].split()[0].replace("−", "-"))
     raise KeyError(f"{row} | {model}")
 
 
 def filled(text: str, found: dict[str, Any]) -> str:
-    """A page with the numbers before its marks as they were measured, with as many decimals as there are."""
+    """A page with the numbers before its marks as they were measured, with as many decimals as
+    there are.
+    """
 
     def fill(mark: re.Match[str]) -> str:
         decimals = len(mark["number"].partition(".")[2])
         sign = "+" if mark["sign"] else ""
-        number = f"{number_of(found, mark['row'], mark['model']):{sign}.{decimals}f}".replace("-", "−")
+        number = f"{number_of(found, mark['row'], mark['model']):{sign}.{decimals}f}".replace(
+            "-", "−"
+        )
         return f"{number}<!-- findings: {mark['row']} | {mark['model']} -->"
 
     return MARK.sub(fill, text)
@@ -141,11 +188,17 @@ def filled(text: str, found: dict[str, Any]) -> str:
 
 def pages() -> list[Path]:
     """The README, docs/ and the pages of studies, where marks may stand."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "studies").glob("*.md"))]
+    return [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "studies").glob("*.md")),
+    ]
 
 
 def write(found: dict[str, Any]) -> None:
-    """Put the tables between the markers of docs/findings.md, and the numbers before the marks of all pages."""
+    """Put the tables between the markers of docs/findings.md, and the numbers before the marks of
+    all pages.
+    """
     page = ROOT / "docs" / "findings.md"
     text = re.sub(
         f"{re.escape(BEGIN)}.*?{re.escape(END)}",
@@ -159,16 +212,22 @@ def write(found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=["measure", "write"], nargs="?", default="measure")
-    parser.add_argument("--only", choices=MODELS, help="measure one model and write nothing, as several can at once")
+    parser.add_argument(
+        "--only", choices=MODELS, help="measure one model and write nothing, as several can at once"
+    )
     given = parser.parse_args()
     if given.only:
         measure((given.only,))
         return
     if given.command == "measure":
         measure(MODELS)
-        RESULTS.write_text(json.dumps(collect(MODELS), indent=1, ensure_ascii=False) + "\n", "utf-8")
+        RESULTS.write_text(
+            json.dumps(collect(MODELS), indent=1, ensure_ascii=False) + "\n", "utf-8"
+        )
     write(json.loads(RESULTS.read_text("utf-8")))
 
 

@@ -1,9 +1,12 @@
-"""What hidden keys cost in loss, over their number and over their attention, for the packaged models.
+"""What hidden keys cost in loss, over their number and over their attention, for the packaged
+models.
 
     python studies/masking_curve.py score [MODEL]    one model, or all that are missing
-    python studies/masking_curve.py tables           results.json and the figures from what `score` left
+    python studies/masking_curve.py tables           results.json and the figures from what `score`
+                                                     left
 
-Run folders are kept under runs/masking-curve (or $SINKLAB_STUDY); masking_curve/ beside this file holds the results.
+Run folders are kept under runs/masking-curve (or $SINKLAB_STUDY); masking_curve/ beside this file
+holds the results.
 """
 
 import argparse
@@ -36,9 +39,14 @@ def tables() -> None:
     """results.json, masking_curve.md and .csv, and the figures."""
     runs = [open_run(RUNS / name) for name in MODELS]
     written = write_masking_curves(runs, RESULTS, change="log")
-    found: dict[str, Any] = {"settings": dataclasses.asdict(SETTINGS), "sentences": masking_curve_sentences(runs)}
+    found: dict[str, Any] = {
+        "settings": dataclasses.asdict(SETTINGS),
+        "sentences": masking_curve_sentences(runs),
+    }
     for run in runs:
-        model = {key: value for key, value in run.info.model.items() if key not in ("name", "revision")}
+        model = {
+            key: value for key, value in run.info.model.items() if key not in ("name", "revision")
+        }
         found[run.path.name] = {
             "model": model,
             "versions": run.info.versions,
@@ -50,7 +58,9 @@ def tables() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=("score", "tables"))
     parser.add_argument("model", nargs="?", choices=MODELS)
     given = parser.parse_args()

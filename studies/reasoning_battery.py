@@ -1,14 +1,19 @@
-"""Which of a diffusion model's habits makes it robust to hidden sinks? The reasoning battery, asked in several ways.
+"""Which of a diffusion model's habits makes it robust to hidden sinks? The reasoning battery, asked
+in several ways.
 
     sinklab train battery-start && sinklab train battery && sinklab train battery-causal
     sinklab train battery --window 8 --out runs/battery-window
-    python studies/reasoning_battery.py score DLM CAUSAL [WINDOWED RADIUS]   folders of models, e.g. runs/battery/model
-    python studies/reasoning_battery.py tables                               tables and figures from what `score` left
+    python studies/reasoning_battery.py score DLM CAUSAL [WINDOWED RADIUS]   folders of models, e.g.
+                                                                             runs/battery/model
+    python studies/reasoning_battery.py tables                               tables and figures from
+                                                                             what `score` left
 
-`score` goes on where it was stopped. With --only NAME … it runs some of the parts (several processes, one part each);
---problems and --levels make a smaller trial, which needs a place of its own.
+`score` goes on where it was stopped. With --only NAME … it runs some of the parts (several
+processes, one part each); --problems and --levels make a smaller trial, which needs a place of its
+own.
 
-Runs are kept under runs/battery-study (or $SINKLAB_STUDY); reasoning_battery/ beside this file holds the results.
+Runs are kept under runs/battery-study (or $SINKLAB_STUDY); reasoning_battery/ beside this file
+holds the results.
 """
 
 import argparse
@@ -48,10 +53,15 @@ FOUR = (*CONTROLS, "random_clean_pass")
 
 
 def plan(radius: int | None) -> dict[str, tuple[str, BatterySettings]]:
-    """Part -> (which model, what to do). The decoders are compared where there is room for a drop, on easy levels."""
+    """Part -> (which model, what to do). The decoders are compared where there is room for a drop,
+    on easy levels.
+    """
     easy = BatterySettings(problems=PROBLEMS, levels=EASY, ks=FEW_KS, controls=CONTROLS)
     parts = {
-        "denoising": ("dlm", BatterySettings(problems=PROBLEMS, ks=KS, controls=CONTROLS, conditions=("pure",))),
+        "denoising": (
+            "dlm",
+            BatterySettings(problems=PROBLEMS, ks=KS, controls=CONTROLS, conditions=("pure",)),
+        ),
         "autoregressive": ("causal", BatterySettings(problems=PROBLEMS, ks=KS, controls=FOUR)),
         "blocks of 6": ("dlm", dataclasses.replace(easy, conditions=("blocks-6",))),
         "left to right": ("dlm", dataclasses.replace(easy, conditions=("left_to_right",))),
@@ -106,7 +116,10 @@ def tables() -> None:
         name: {key: run.info.model[key] for key in ("family", "parameters", "weights_sha256")}
         for name, run in runs.items()
     }
-    training = {name: dataclasses.asdict(recipe(name)) for name in ("battery-start", "battery", "battery-causal")}
+    training = {
+        name: dataclasses.asdict(recipe(name))
+        for name in ("battery-start", "battery", "battery-causal")
+    }
     config = {"training": training, "scoring": settings, "models": models}
     (RESULTS / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     print("\n".join(battery_sentences(every)))
@@ -118,23 +131,35 @@ def _summary(scores: pd.DataFrame) -> pd.DataFrame:
     found = {name: table[name] for name in ("series", "control", "k", "n", "clean", "share")}
     for name in ("delta", "beyond"):
         found[name] = [
-            "–" if pd.isna(row[0]) else "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * value for value in row))
+            "–"
+            if pd.isna(row[0])
+            else "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * value for value in row))
             for row in table[[name, f"{name}_low", f"{name}_high"]].itertuples(index=False)
         ]
-    return pd.DataFrame(found | {name: table[name] for name in ("removed", "of_keys", "empty", "endless")})
+    return pd.DataFrame(
+        found | {name: table[name] for name in ("removed", "of_keys", "empty", "endless")}
+    )
 
 
 def _contrasts(runs: dict[str, Run]) -> pd.DataFrame:
-    """Every part against pure diffusion, and the autoregressive model against the order that is its own."""
+    """Every part against pure diffusion, and the autoregressive model against the order that is its
+    own.
+    """
     pairs = [("denoising", name) for name in runs if name != "denoising"]
     pairs += [("left to right", "autoregressive"), ("window, untrained", "window, trained")]
-    found = [battery_contrasts([runs[one], runs[other]]) for one, other in pairs if one in runs and other in runs]
+    found = [
+        battery_contrasts([runs[one], runs[other]])
+        for one, other in pairs
+        if one in runs and other in runs
+    ]
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 
 def _by_level(runs: list[Run]) -> pd.DataFrame:
     table = battery_scores(runs, by_level=True)
-    return table[["series", "control", "k", "skill", "level", "n", "share", "delta", "beyond", "removed"]].round(4)
+    return table[
+        ["series", "control", "k", "skill", "level", "n", "share", "delta", "beyond", "removed"]
+    ].round(4)
 
 
 def _taken(runs: list[Run]) -> pd.DataFrame:
@@ -142,7 +167,9 @@ def _taken(runs: list[Run]) -> pd.DataFrame:
     rows = [run.table("removed").assign(series=run.path.name) for run in runs]
     whole = pd.concat(rows, ignore_index=True)
     names = ["share", "mass", "overlap", "of_keys"]
-    return whole.groupby(["series", "control", "k"], as_index=False, sort=False)[names].mean(numeric_only=True)
+    return whole.groupby(["series", "control", "k"], as_index=False, sort=False)[names].mean(
+        numeric_only=True
+    )
 
 
 def _write(name: str, table: pd.DataFrame, most: int = 400) -> None:
@@ -155,9 +182,17 @@ def _write(name: str, table: pd.DataFrame, most: int = 400) -> None:
 
 def _figures(runs: dict[str, Run]) -> None:
     pictures = {
-        "models": [name for name in ("denoising", "autoregressive", "window, trained") if name in runs],
-        "decoders": [name for name in ("denoising", "blocks of 6", "left to right", "random order") if name in runs],
-        "windows": [name for name in ("denoising", "window, untrained", "window, trained") if name in runs],
+        "models": [
+            name for name in ("denoising", "autoregressive", "window, trained") if name in runs
+        ],
+        "decoders": [
+            name
+            for name in ("denoising", "blocks of 6", "left to right", "random order")
+            if name in runs
+        ],
+        "windows": [
+            name for name in ("denoising", "window, untrained", "window, trained") if name in runs
+        ],
     }
     for name, shown in pictures.items():
         if len(shown) < 2:
@@ -175,7 +210,9 @@ def _figures(runs: dict[str, Run]) -> None:
 
 def main() -> None:
     """Read the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     scoring = commands.add_parser("score")
     scoring.add_argument("dlm")

@@ -1,10 +1,11 @@
 """Does protecting sinks help a block cache at equal budget? Every cache on the packaged pair.
 
-    python studies/sink_caches.py run MODEL      fidelity and written texts; goes on where it was stopped
+    python studies/sink_caches.py run MODEL      fidelity and written texts; goes on where it was
+                                                 stopped
     python studies/sink_caches.py tables         results.json and figures from what `run` left
 
-Runs are kept under runs/sink_caches (or $SINKLAB_STUDY); sink_caches/ beside this file holds the results. Time and
-memory are measured by benchmarks/cache_policies.py.
+Runs are kept under runs/sink_caches (or $SINKLAB_STUDY); sink_caches/ beside this file holds the
+results. Time and memory are measured by benchmarks/cache_policies.py.
 """
 
 import argparse
@@ -37,7 +38,9 @@ SETTINGS = CacheSettings(
     repeats=0,
 )
 """Fidelity on the same half-revealed text."""
-WRITTEN = dataclasses.replace(SETTINGS, cache_keep=(0.125,), protect=("now",), sparse=True, rows=8, batch=8, texts=8)
+WRITTEN = dataclasses.replace(
+    SETTINGS, cache_keep=(0.125,), protect=("now",), sparse=True, rows=8, batch=8, texts=8
+)
 """Texts written under the smallest budget, and sparse attention."""
 
 
@@ -72,7 +75,9 @@ def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("run", "tables"))
     parser.add_argument("model", nargs="?", default="tiny")
     options = parser.parse_args()

@@ -1,14 +1,20 @@
-"""The sink-token paper at laptop scale: one causal model a seed becomes a diffusion model in seven variants.
+"""The sink-token paper at laptop scale: one causal model a seed becomes a diffusion model in seven
+variants.
 
-    python studies/sink_variants.py base SEED CORPUS HELDOUT           an autoregressive model; the twin of Qwen2.5
+    python studies/sink_variants.py base SEED CORPUS HELDOUT           an autoregressive model; the
+                                                                       twin of Qwen2.5
     python studies/sink_variants.py train VARIANT SEED CORPUS HELDOUT  one variant, from that model
-    python studies/sink_variants.py retrofit KIND SEED CORPUS HELDOUT  a sink (token or kv) for the frozen plain model
-    python studies/sink_variants.py score HELDOUT                      every finished run: losses, a traced study
-    python studies/sink_variants.py tables                             results.json and figures from what `score` left
+    python studies/sink_variants.py retrofit KIND SEED CORPUS HELDOUT  a sink (token or kv) for \\
+        the frozen plain model
+    python studies/sink_variants.py score HELDOUT                      every finished run: losses, a
+                                                                       traced study
+    python studies/sink_variants.py tables                             results.json and figures from
+                                                                       what `score` left
 
 Each of the first three goes on where it was stopped.
 
-Everything is kept under runs/variants (or $SINKLAB_STUDY); sink_variants/ beside this file holds the results.
+Everything is kept under runs/variants (or $SINKLAB_STUDY); sink_variants/ beside this file holds
+the results.
 """
 
 import argparse
@@ -34,7 +40,14 @@ TOKENIZER = Path(__file__).parents[1] / "src" / "sinklab" / "checkpoints" / "pac
 TRAINED = [name for name in VARIANTS if name != "kv"]
 RETROFITS = {"token": "sink", "kv": "kv"}
 SIZES = {"hidden_size": 128, "layers": 6, "heads": 4, "mlp_size": 352, "length": 256, "batch": 16}
-HOW = {"compile": True, "threads": 1, "log_every": 20, "eval_every": 200, "save_every": 200, "keep": 1}
+HOW = {
+    "compile": True,
+    "threads": 1,
+    "log_every": 20,
+    "eval_every": 200,
+    "save_every": 200,
+    "keep": 1,
+}
 BASE_STEPS, STEPS, RETROFIT_STEPS = 1500, 800, 200
 
 
@@ -81,17 +94,28 @@ def retrofit(kind: str, seed: int, corpus: str, heldout: str) -> TrainSettings:
 def _kept(name: str, seed: int, corpus: str, heldout: str) -> dict[str, Any]:
     """What all runs that start from a model have in common."""
     rows = {"length": SIZES["length"], "batch": SIZES["batch"], "monitor_every": 50}
-    return {"corpus": corpus, "heldout": heldout, "seed": seed, "out": str(RUNS / name), **rows, **HOW}
+    return {
+        "corpus": corpus,
+        "heldout": heldout,
+        "seed": seed,
+        "out": str(RUNS / name),
+        **rows,
+        **HOW,
+    }
 
 
 def run(settings: TrainSettings) -> None:
     """Train, or go on where it was stopped."""
     resume = bool(list(Path(settings.out).glob("checkpoints/checkpoint-*")))
-    train(dataclasses.replace(settings, resume=resume), progress=lambda text: print(text, flush=True))
+    train(
+        dataclasses.replace(settings, resume=resume), progress=lambda text: print(text, flush=True)
+    )
 
 
 def score(heldout: str) -> None:
-    """Per-row losses on all held-out books and a traced study, for every finished run that has none yet."""
+    """Per-row losses on all held-out books and a traced study, for every finished run that has none
+    yet.
+    """
     torch.set_num_threads(1)
     for folder in sorted(path.parent for path in RUNS.glob("*/run.json")):
         info = open_run(folder).info
@@ -106,12 +130,16 @@ def score(heldout: str) -> None:
             np.save(folder / "losses.npy", losses_R.numpy())
             print(folder.name, f"{losses_R.mean():.4f} nats per token", flush=True)
         if not (RUNS / "traced" / folder.name / "run.json").exists():
-            settings = StudySettings(heldout="", mask_sinks=(), statistics=("received", "value_norm"))
+            settings = StudySettings(
+                heldout="", mask_sinks=(), statistics=("received", "value_norm")
+            )
             study(loaded, RUNS / "traced" / folder.name, settings)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=["base", "train", "retrofit", "score", "tables"])
     parser.add_argument("rest", nargs="*")
     given = parser.parse_args()
@@ -127,7 +155,10 @@ def main() -> None:
         from sink_variants_tables import tables
 
         RESULTS.mkdir(exist_ok=True)
-        config = {"base": base(0, "CORPUS", "HELDOUT"), "variant": variant("plain", 0, "CORPUS", "HELDOUT")}
+        config = {
+            "base": base(0, "CORPUS", "HELDOUT"),
+            "variant": variant("plain", 0, "CORPUS", "HELDOUT"),
+        }
         config["retrofit"] = retrofit("token", 0, "CORPUS", "HELDOUT")
         written = {name: dataclasses.asdict(settings) for name, settings in config.items()}
         text = json.dumps(written | {"variants": VARIANTS}, indent=2) + "\n"

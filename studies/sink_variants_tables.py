@@ -17,7 +17,11 @@ from sinklab.lab.reports.tables import measures
 
 # two-sided 95 % quantiles of Student's t for 1, 2, 3, … degrees of freedom
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571)
-KEPT = ("mobility of the main sink", "mobility of the greatest text sink", "attention on the added sink, %")
+KEPT = (
+    "mobility of the main sink",
+    "mobility of the greatest text sink",
+    "attention on the added sink, %",
+)
 
 
 def tables(runs: Path, results: Path, trained: list[str]) -> None:
@@ -27,8 +31,13 @@ def tables(runs: Path, results: Path, trained: list[str]) -> None:
     names = [*trained, "retrofit-token", "retrofit-kv"]
     names = [name for name in names if any(f"{name}-{seed}" in found for seed in seeds)]
     variants = {name: _variant(name, seeds, found, runs) for name in names}
-    result = {"seeds": seeds, "heldout_rows": len(np.load(found[f"plain-{seeds[0]}"] / "losses.npy"))}
-    (results / "results.json").write_text(json.dumps(result | {"variants": variants}, indent=2) + "\n")
+    result = {
+        "seeds": seeds,
+        "heldout_rows": len(np.load(found[f"plain-{seeds[0]}"] / "losses.npy")),
+    }
+    (results / "results.json").write_text(
+        json.dumps(result | {"variants": variants}, indent=2) + "\n"
+    )
     _losses(variants, results / "losses.png")
     _emergence(variants, found, results / "emergence.png")
     _by_layer(variants, found, results / "by_layer.png")
@@ -37,10 +46,16 @@ def tables(runs: Path, results: Path, trained: list[str]) -> None:
 
 def _variant(name: str, seeds: list[int], found: dict[str, Path], runs: Path) -> dict[str, Any]:
     per_seed = {
-        seed: _one(f"{name}-{seed}", f"plain-{seed}", found, runs) for seed in seeds if f"{name}-{seed}" in found
+        seed: _one(f"{name}-{seed}", f"plain-{seed}", found, runs)
+        for seed in seeds
+        if f"{name}-{seed}" in found
     }
     deltas = np.array([one["minus_plain"] for one in per_seed.values()])
-    reach = T95[len(deltas) - 2] * deltas.std(ddof=1) / np.sqrt(len(deltas)) if 1 < len(deltas) < 7 else float("nan")
+    reach = (
+        T95[len(deltas) - 2] * deltas.std(ddof=1) / np.sqrt(len(deltas))
+        if 1 < len(deltas) < 7
+        else float("nan")
+    )
     return {
         "loss": float(np.mean([one["loss"] for one in per_seed.values()])),
         "minus_plain": float(deltas.mean()),
@@ -66,7 +81,11 @@ def _one(name: str, plain: str, found: dict[str, Path], runs: Path) -> dict[str,
         "steps": int(last["step"]),
         "share_emerges_at": _from(overall, overall["sink_share"] > 2 * overall["even_share"]),
         "holds_most_main_sinks_from": _from(overall, overall["main_added"] > 0.5),
-        "monitor": {key: _number(last[key]) for key in monitor.columns if key not in ("step", "layer", "causal")},
+        "monitor": {
+            key: _number(last[key])
+            for key in monitor.columns
+            if key not in ("step", "layer", "causal")
+        },
         "traced": {key: value for key, value in seen.items() if key.startswith(KEPT)},
     }
 
@@ -92,19 +111,29 @@ def _losses(variants: dict[str, Any], path: Path) -> None:
         for shift, one in enumerate(variants[name]["per_seed"].values()):
             y = place + 0.16 * (shift - 0.5 * (len(variants[name]["per_seed"]) - 1))
             axes.errorbar(
-                one["minus_plain"], y, xerr=1.96 * one["minus_plain_stderr"], fmt="o", ms=4, color=_colour(place + 1)
+                one["minus_plain"],
+                y,
+                xerr=1.96 * one["minus_plain_stderr"],
+                fmt="o",
+                ms=4,
+                color=_colour(place + 1),
             )
     axes.axvline(0, color="grey", lw=1)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlabel("held-out loss less that of plain, same seed (nats per token); below 0 is better")
+    axes.set_xlabel(
+        "held-out loss less that of plain, same seed (nats per token); below 0 is better"
+    )
     figure.savefig(path, dpi=150)
 
 
 def _emergence(variants: dict[str, Any], found: dict[str, Path], path: Path) -> None:
     figure, (share, holder, moves) = plt.subplots(1, 3, figsize=(11, 3.8), layout="constrained")
     for place, name in enumerate(variants):
-        tables = [open_run(found[f"{name}-{seed}"]).table("monitor") for seed in variants[name]["per_seed"]]
+        tables = [
+            open_run(found[f"{name}-{seed}"]).table("monitor")
+            for seed in variants[name]["per_seed"]
+        ]
         if name.startswith("retrofit"):
             continue
         joined = pd.concat(table[table["layer"] == -1] for table in tables)
@@ -119,21 +148,31 @@ def _emergence(variants: dict[str, Any], found: dict[str, Path], path: Path) -> 
             axes.plot(by_step.mean() * scale, color=_colour(place), label=name, lw=1.6)
             steps = by_step.mean().index
             axes.fill_between(
-                steps, by_step.min() * scale, by_step.max() * scale, color=_colour(place), alpha=0.15, lw=0
+                steps,
+                by_step.min() * scale,
+                by_step.max() * scale,
+                color=_colour(place),
+                alpha=0.15,
+                lw=0,
             )
     share.set_ylabel("attention on the added sinks, %")
     holder.set_ylabel("heads whose main sink is added, %")
     moves.set_ylabel("mobility of sinks in the text")
     for axes in (share, holder, moves):
         axes.set_xlabel("step")
-    figure.legend(*moves.get_legend_handles_labels(), loc="outside upper center", ncols=7, frameon=False)
+    figure.legend(
+        *moves.get_legend_handles_labels(), loc="outside upper center", ncols=7, frameon=False
+    )
     figure.savefig(path, dpi=150)
 
 
 def _by_layer(variants: dict[str, Any], found: dict[str, Path], path: Path) -> None:
     figure, (share, norm) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
     for place, name in enumerate(variants):
-        tables = [open_run(found[f"{name}-{seed}"]).table("monitor") for seed in variants[name]["per_seed"]]
+        tables = [
+            open_run(found[f"{name}-{seed}"]).table("monitor")
+            for seed in variants[name]["per_seed"]
+        ]
         last = pd.concat(table[table["step"] == table["step"].max()] for table in tables)
         by_layer = last[last["layer"] >= 0].groupby("layer").mean(numeric_only=True)
         if by_layer["added"].max() == 0:
@@ -158,16 +197,21 @@ def _markdown(variants: dict[str, Any]) -> str:
     ]
     for name, one in variants.items():
         seeds = list(one["per_seed"].values())
-        deltas = ", ".join(f"{s['minus_plain']:+.4f} ± {s['minus_plain_stderr']:.4f}" for s in seeds)
+        deltas = ", ".join(
+            f"{s['minus_plain']:+.4f} ± {s['minus_plain_stderr']:.4f}" for s in seeds
+        )
         seen = [s["monitor"] for s in seeds]
         added = bool(seen[0]["added"])
         share = f"{100 * np.mean([s['sink_share'] for s in seen]):.1f} %" if added else "–"
-        norm = f"{np.mean([s['value_added'] / s['value_other'] for s in seen]):.2f}" if added else "–"
+        norm = (
+            f"{np.mean([s['value_added'] / s['value_other'] for s in seen]):.2f}" if added else "–"
+        )
         reach = one["minus_plain_reach_over_seeds"]
         interval = "–" if name == "plain" else f"{one['minus_plain']:+.4f} ± {reach:.4f}"
         mobility = np.mean([s["text_mobility"] for s in seen])
         lines.append(
-            f"| {name} | {one['loss']:.4f} | {deltas if name != 'plain' else '–'} | {interval} | {share} | {norm} | "
+            f"| {name} | {one['loss']:.4f} | {deltas if name != 'plain' else '–'} | {interval} | "
+            f"{share} | {norm} | "
             f"{mobility:.2f} |"
         )
     return "\n".join(lines)

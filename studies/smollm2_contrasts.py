@@ -1,4 +1,6 @@
-"""The registered outcomes of smollm2_diffusion.py: estimates over texts crossed with seeds, and Holm's correction."""
+"""The registered outcomes of smollm2_diffusion.py: estimates over texts crossed with seeds, and
+Holm's correction.
+"""
 
 # S seeds, T texts
 import math
@@ -18,8 +20,8 @@ from sinklab.lab.analysis.verdicts import Verdict, holm
 SEEDS, STEPS = (0, 1, 2), 500
 """Seeds of each sibling, and the steps in all at which the outcomes are read."""
 INHERITED, FEW_HEADS, RISE, SHORT, LESS = 0.8, 0.05, 0.1, 0.5, 0.2
-"""Registered limits: share of pairs that keep the first token, share of heads with a strong key, rise of a mean weight,
-ratio of value norms, and how much smaller a rise of the loss must be."""
+"""Registered limits: share of pairs that keep the first token, share of heads with a strong key,
+rise of a mean weight, ratio of value norms, and how much smaller a rise of the loss must be."""
 POWER = 0.8
 
 
@@ -45,10 +47,12 @@ NOTHING = Crossed(math.nan, math.nan, math.nan, math.nan, math.nan, 0, 0)
 
 
 def crossed(values_ST: np.ndarray, threshold: float = 0.0) -> Crossed:
-    """The mean over seeds and texts, both drawn at random and crossed (two-way layout without replication).
+    """The mean over seeds and texts, both drawn at random and crossed (two-way layout without
+    replication).
 
-    The variance of the mean is (MS_seeds + MS_texts - MS_rest) / (S T), at least that of one factor alone, with the
-    degrees of freedom of Satterthwaite (1946). With a single seed texts alone are the unit.
+    The variance of the mean is (MS_seeds + MS_texts - MS_rest) / (S T), at least that of one factor
+    alone, with the degrees of freedom of Satterthwaite (1946). With a single seed texts alone are
+    the unit.
     """
     seeds, texts = values_ST.shape
     if seeds == 0 or texts < 2:
@@ -62,17 +66,27 @@ def crossed(values_ST: np.ndarray, threshold: float = 0.0) -> Crossed:
         rest_ST = values_ST - by_text_T - by_seed_S[:, None] + mean
         of_rest = float((rest_ST**2).sum()) / ((seeds - 1) * (texts - 1))
         square = max(of_seeds + of_texts - of_rest, of_seeds, of_texts)
-        parts = (of_seeds**2 / (seeds - 1), of_texts**2 / (texts - 1), of_rest**2 / ((seeds - 1) * (texts - 1)))
+        parts = (
+            of_seeds**2 / (seeds - 1),
+            of_texts**2 / (texts - 1),
+            of_rest**2 / ((seeds - 1) * (texts - 1)),
+        )
         freedom = max(1.0, min(square**2 / max(sum(parts), 1e-300), texts - 1))
     error = math.sqrt(square / (seeds * texts))
     reach = float(stats.t.ppf(0.975, freedom)) * error
-    p = 2 * float(stats.t.sf(abs(mean - threshold) / error, freedom)) if error else float(mean == threshold)
+    p = (
+        2 * float(stats.t.sf(abs(mean - threshold) / error, freedom))
+        if error
+        else float(mean == threshold)
+    )
     seen = reach + float(stats.t.ppf(POWER, freedom)) * error
     return Crossed(mean, mean - reach, mean + reach, p, seen, seeds, texts)
 
 
 def of_seeds(found: dict[str, Any], sibling: str, read: Callable[[Any], Any]) -> np.ndarray:
-    """What `read` finds in the points of a sibling at 0.5M tokens, (S, T); (0, 0) where none was measured."""
+    """What `read` finds in the points of a sibling at 0.5M tokens, (S, T); (0, 0) where none was
+    measured.
+    """
     rows = []
     for seed in SEEDS:
         one = found.get(f"{sibling}-{seed}-{STEPS}")
@@ -90,7 +104,9 @@ def _read(one: dict[str, Any], read: Callable[[Any], Any]) -> np.ndarray | None:
 
 
 def late(keys: str) -> Callable[[Any], np.ndarray]:
-    """Reads what late blocks of the strongest keys cost beyond random ones, in nats by text; keys "1" or "25 %"."""
+    """Reads what late blocks of the strongest keys cost beyond random ones, in nats by text; keys
+    "1" or "25 %".
+    """
 
     def read(one: Any) -> np.ndarray:
         loss = one["costs"]["keys"][keys]["loss"]
@@ -100,7 +116,9 @@ def late(keys: str) -> Callable[[Any], np.ndarray]:
 
 
 def contrasts(found: dict[str, Any], keys: str) -> dict[str, Crossed]:
-    """Question 4: what late blocks cost sibling ii less iii, and the parent less iii, over texts crossed with seeds."""
+    """Question 4: what late blocks cost sibling ii less iii, and the parent less iii, over texts
+    crossed with seeds.
+    """
     read = late(keys)
     ours_ST, causal_ST = of_seeds(found, "iii", read), of_seeds(found, "ii", read)
     parent_T = _read(found.get("parent", {}), read)
@@ -114,12 +132,23 @@ def contrasts(found: dict[str, Any], keys: str) -> dict[str, Crossed]:
 
 
 def outcomes(found: dict[str, Any]) -> list[Verdict]:
-    """The six primary outcomes, corrected together; a question without a p-value counts among the six with 1."""
-    told = [_survives(found), _moves(found), _alone(found), _recomputed(found), _added(found), _short(found)]
+    """The six primary outcomes, corrected together; a question without a p-value counts among the
+    six with 1.
+    """
+    told = [
+        _survives(found),
+        _moves(found),
+        _alone(found),
+        _recomputed(found),
+        _added(found),
+        _short(found),
+    ]
     return holm(told)
 
 
-def _verdict(name: str, word: str, estimate: Crossed, threshold: float, holds: bool | None) -> Verdict:
+def _verdict(
+    name: str, word: str, estimate: Crossed, threshold: float, holds: bool | None
+) -> Verdict:
     """A verdict whose sentence is «word: numbers»."""
     missing = estimate.texts == 0
     sentence = f"{word}: {estimate}, {estimate.seeds} seeds × {estimate.texts} texts"
@@ -138,7 +167,9 @@ def parent_channel(found: dict[str, Any]) -> str:
 
 
 def _survives(found: dict[str, Any]) -> Verdict:
-    kept = crossed(of_seeds(found, "iii", lambda one: one["channel"]["0.15"]["kept_pairs"]), INHERITED)
+    kept = crossed(
+        of_seeds(found, "iii", lambda one: one["channel"]["0.15"]["kept_pairs"]), INHERITED
+    )
     word = "inherited" if kept.low > INHERITED else "inconclusive"
     if kept.high < INHERITED:
         strong = of_seeds(found, "iii", lambda one: one["strength"]["0.15"]["strong_heads"]).mean()
@@ -150,7 +181,9 @@ def _survives(found: dict[str, Any]) -> Verdict:
         peaks = of_seeds(found, "iii", in_channel).mean()
         word = "lost" if strong < FEW_HEADS else "relocated" if peaks > 0.5 else "new"
         word += f", {peaks:.0%} of strong heads peak in the parent's channel {channel}"
-    return _verdict("1 Does the parent's sink survive?", word, kept, INHERITED, kept.low > INHERITED)
+    return _verdict(
+        "1 Does the parent's sink survive?", word, kept, INHERITED, kept.low > INHERITED
+    )
 
 
 def _moves(found: dict[str, Any]) -> Verdict:
@@ -161,9 +194,13 @@ def _moves(found: dict[str, Any]) -> Verdict:
     median = median_over(mobility_T)
     threshold = min((STATIC, MOVING), key=lambda each: abs(each - median.value))
     p = median_p(mobility_T, threshold)
-    whole = Crossed(median.value, median.low, median.high, p, median.reach, len(mobility_ST), median.samples)
+    whole = Crossed(
+        median.value, median.low, median.high, p, median.reach, len(mobility_ST), median.samples
+    )
     word = staying_word(median)
-    return _verdict("2 Does it move?", word, whole, threshold, None if word == "inconclusive" else True)
+    return _verdict(
+        "2 Does it move?", word, whole, threshold, None if word == "inconclusive" else True
+    )
 
 
 def _alone(found: dict[str, Any]) -> Verdict:
@@ -172,7 +209,9 @@ def _alone(found: dict[str, Any]) -> Verdict:
         return _verdict("3 Is seeing only itself the cause?", "", NOTHING, RISE, None)
     rise = crossed(np.array([np.array(lone["alone-0"]["share"]) - np.array(lone["full"]["share"])]))
     is_yes = rise.value >= RISE and rise.low > 0
-    return _verdict("3 Is seeing only itself the cause?", "yes" if is_yes else "no", rise, 0.0, is_yes)
+    return _verdict(
+        "3 Is seeing only itself the cause?", "yes" if is_yes else "no", rise, 0.0, is_yes
+    )
 
 
 def _recomputed(found: dict[str, Any]) -> Verdict:
@@ -191,8 +230,18 @@ def _added(found: dict[str, Any]) -> Verdict:
     shares = [one["strength"]["0.5"]["added_of_strong"] for one in points if "strength" in one]
     if not shares:
         return _verdict("5 Does the added token become the sink?", "", NOTHING, 0.5, None)
-    sentence = f"{np.mean(shares):.1%}, range {min(shares):.1%} … {max(shares):.1%} of {len(shares)} seeds: no interval"
-    return Verdict("5 Does the added token become the sink?", None, float(np.mean(shares)), 0.5, sentence, p=1.0)
+    sentence = (
+        f"{np.mean(shares):.1%}, range {min(shares):.1%} … {max(shares):.1%} of "
+        f"{len(shares)} seeds: no interval"
+    )
+    return Verdict(
+        "5 Does the added token become the sink?",
+        None,
+        float(np.mean(shares)),
+        0.5,
+        sentence,
+        p=1.0,
+    )
 
 
 def _short(found: dict[str, Any]) -> Verdict:

@@ -1,14 +1,20 @@
-"""A diffusion model made of SmolLM2, and what becomes of its sink: smollm2_diffusion.md has the questions.
+"""A diffusion model made of SmolLM2, and what becomes of its sink: smollm2_diffusion.md has the
+questions.
 
-    python studies/smollm2_diffusion.py train       every sibling, in the registered order; stop it and repeat it
-    python studies/smollm2_diffusion.py adapters    the adapters of every measured point, out of the checkpoints
-    python studies/smollm2_diffusion.py measure     what is registered, for every point that was reached
-    python studies/smollm2_diffusion.py report      tables and figures from the results, without a model
+    python studies/smollm2_diffusion.py train       every sibling, in the registered order; stop it
+                                                    and repeat it
+    python studies/smollm2_diffusion.py adapters    the adapters of every measured point, out of the
+                                                    checkpoints
+    python studies/smollm2_diffusion.py measure     what is registered, for every point that was
+                                                    reached
+    python studies/smollm2_diffusion.py report      tables and figures from the results, without a
+                                                    model
 
-`measure iii-0-500 --parts costs` measures a part of a point, and with `--texts 2` it is a try that keeps no result.
-Folders come from the environment: SINKLAB_STUDY for run folders (runs/smollm2-diffusion when unset), SINKLAB_BASE for
-the parent (a Hugging Face folder or the GGUF file), SINKLAB_BOOKS for the public-domain books in .jsonl.gz,
-SINKLAB_SHARED for a folder whose data/ has the benchmarks.
+`measure iii-0-500 --parts costs` measures a part of a point, and with `--texts 2` it is a try that
+keeps no result. Folders come from the environment: SINKLAB_STUDY for run folders
+(runs/smollm2-diffusion when unset), SINKLAB_BASE for the parent (a Hugging Face folder or the GGUF
+file), SINKLAB_BOOKS for the public-domain books in .jsonl.gz, SINKLAB_SHARED for a folder whose
+data/ has the benchmarks.
 """
 
 import argparse
@@ -54,7 +60,9 @@ SIBLINGS: dict[str, dict[str, Any]] = {
 SEEDS = (0, 1, 2)
 RATIOS = (0.0, 0.15, 0.5, 0.9)
 CURVE = ("iii-0", "iv-0")
-"""Runs of which every point of the curve is measured, and which go on; of the others the last one."""
+"""Runs of which every point of the curve is measured, and which go on; of the others the last
+one.
+"""
 POINTS = (100, 300, 500, 1000, 3000, 10000)
 """Steps in all that are measured, of 1,024 tokens each."""
 FIRST = 500
@@ -70,7 +78,8 @@ FILES = {
 
 @dataclass(frozen=True)
 class Stage:
-    """A run of training: the first half million tokens of a sibling and seed, or a longer stage that goes on from it.
+    """A run of training: the first half million tokens of a sibling and seed, or a longer stage
+    that goes on from it.
 
     Steps are counted in all, over the stages before too.
     """
@@ -97,7 +106,9 @@ class Stage:
         return inside if self.name in CURVE else inside[-1:]
 
     def settings(self) -> TrainSettings:
-        """The registered settings; of a longer stage a lower peak, other text, and the adapters it goes on from."""
+        """The registered settings; of a longer stage a lower peak, other text, and the adapters it
+        goes on from.
+        """
         is_first = self.begins == 0
         changes = dict(SIBLINGS[self.sibling])
         if not is_first:
@@ -125,7 +136,8 @@ class Stage:
             monitor_every=0,
             keep=5,
             log_to="none",
-            # a stage has order and noise of its own, or the last would begin with the rows of the one before it
+            # a stage has order and noise of its own, or the last would begin with the rows of the
+            # one before it
             seed=self.seed + self.begins,
             out=str(self.folder),
             **changes,
@@ -133,7 +145,9 @@ class Stage:
 
 
 def stages() -> Iterator[Stage]:
-    """Every run in the registered order: all seeds of the first half million tokens, then the longer stages."""
+    """Every run in the registered order: all seeds of the first half million tokens, then the
+    longer stages.
+    """
     for seed in SEEDS:
         for sibling in SIBLINGS:
             yield Stage(sibling, seed, 0, FIRST)
@@ -168,7 +182,9 @@ def train_all() -> None:
 
 
 def tell(stage: Stage, text: str) -> None:
-    """Print a line of a run; a long stage does not keep all its checkpoints, so that its adapters are taken now."""
+    """Print a line of a run; a long stage does not keep all its checkpoints, so that its adapters
+    are taken now.
+    """
     print(text, flush=True)
     take_adapters([stage])
 
@@ -179,7 +195,9 @@ def adapters_of(run: str, step: int) -> Path:
 
 
 def take_adapters(of: Iterable[Stage]) -> None:
-    """Write the adapters of every point that a checkpoint holds, and the history of its run, beside the results."""
+    """Write the adapters of every point that a checkpoint holds, and the history of its run, beside
+    the results.
+    """
     for stage in of:
         checkpoints = whole_checkpoints(stage.folder / "checkpoints")
         for step in stage.points:
@@ -226,7 +244,9 @@ class Point:
         return tuple(part for part in wanted if part != "added" or has_sink)
 
     def load(self) -> Any:
-        """The model with its tokenizer, a `DiffusionLM` that predicts each token from the position before it."""
+        """The model with its tokenizer, a `DiffusionLM` that predicts each token from the position
+        before it.
+        """
         if self.adapters is None:
             return from_causal(BASE, logit_shift=True, **dict(self.settings))
         if not self.is_autoregressive:
@@ -243,11 +263,15 @@ class Point:
 
 
 def points() -> Iterator[Point]:
-    """Models that can be measured now: the parent, the lifted parent, and every point that has adapters."""
+    """Models that can be measured now: the parent, the lifted parent, and every point that has
+    adapters.
+    """
     yield Point("parent", attention="causal")
     yield Point("lifted")
     yield Point("lifted-sink", settings=(("sink_count", 1), ("sink_kind", "token")))
-    for file in sorted((RESULTS / "adapters").glob("*.safetensors"), key=lambda one: (steps_of(one), one.name)):
+    for file in sorted(
+        (RESULTS / "adapters").glob("*.safetensors"), key=lambda one: (steps_of(one), one.name)
+    ):
         sibling = file.name.split("-")[0]
         yield Point(file.stem, file, "causal" if sibling in ("i", "ii") else "full")
 
@@ -271,7 +295,9 @@ PARTS = (
     "kept",
     "benchmarks",
 )
-"""What is measured of a point, costs last as they take most of the time; benchmarks only where they are named."""
+"""What is measured of a point, costs last as they take most of the time; benchmarks only where they
+are named.
+"""
 CURVE_PARTS = ("strength", "channel", "value_norms", "added", "motion", "bound")
 """What is measured of the points of the curve that are not `WHOLE`."""
 WHOLE = (500, 10000)
@@ -302,7 +328,10 @@ def measure(only: list[str], parts: list[str], texts: int | None) -> None:
             seconds, busy = time.perf_counter() - begun, time.process_time() - busy
             # what other work on the machine costs is in the first number alone
             words = f"{seconds:.0f} s, {busy:.0f} s of processor time"
-            print(f"  {part} of {point.name}: {words} on {count} texts, {busy / count:.1f} a text", flush=True)
+            print(
+                f"  {part} of {point.name}: {words} on {count} texts, {busy / count:.1f} a text",
+                flush=True,
+            )
             found[part] = one
             if texts:
                 print(json.dumps(one)[:3000], flush=True)
@@ -312,7 +341,9 @@ def measure(only: list[str], parts: list[str], texts: int | None) -> None:
             point.result.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
-def measured(part: str, point: Point, loaded: Any, count: int, found: dict[str, Any]) -> dict[str, Any]:
+def measured(
+    part: str, point: Point, loaded: Any, count: int, found: dict[str, Any]
+) -> dict[str, Any]:
     """One of `PARTS` of a point, on so many texts; `found` has the parts that are there."""
     model, tokenizer, attention = loaded.model, loaded.needed_tokenizer(), point.attention
     mask_id, length = model.config.mask_token_id, 128 if part in ("costs", "kept", "bound") else 64
@@ -323,7 +354,9 @@ def measured(part: str, point: Point, loaded: Any, count: int, found: dict[str, 
     if part == "costs":
         return costs.block_costs(model, rows_NS, attention, mask_id)
     if part == "kept":
-        return costs.kept_costs(model, rows_NS, attention, mask_id, needed("costs", found, point.name))
+        return costs.kept_costs(
+            model, rows_NS, attention, mask_id, needed("costs", found, point.name)
+        )
     if part == "value_norms":
         return measures.value_norms(model, rows_NS, seen)
     if part == "added":
@@ -340,16 +373,23 @@ def measured(part: str, point: Point, loaded: Any, count: int, found: dict[str, 
     if part == "controls":
         return strength(permuted(loaded).model, rows_NS, seen, tokenizer)
     if part == "channel":
-        pairs = needed("strength", results().get("parent", {}), "parent")["0.0"]["first_strong_pairs"]
+        pairs = needed("strength", results().get("parent", {}), "parent")["0.0"][
+            "first_strong_pairs"
+        ]
         noisy = {str(ratio): measures.masked_at(rows_NS, ratio, mask_id) for ratio in (0.0, 0.15)}
-        return {ratio: measures.channels(model, noisy_NS, seen, pairs) for ratio, noisy_NS in noisy.items()}
+        return {
+            ratio: measures.channels(model, noisy_NS, seen, pairs)
+            for ratio, noisy_NS in noisy.items()
+        }
     if part == "motion":
         written = runs.motion(point.as_trained(), rows_NS)
         return written | {"redrawn": runs.redrawn(model, rows_NS, attention, mask_id)}
     if part == "bound":
         return runs.bounds(point.as_trained(), rows_NS)
     seconds = runs.seconds_of_benchmarks(model, is_diffusion=not point.is_autoregressive)
-    print(f"  benchmarks of {point.name}: about {seconds / 60:.0f} min of processor time", flush=True)
+    print(
+        f"  benchmarks of {point.name}: about {seconds / 60:.0f} min of processor time", flush=True
+    )
     # a try on few texts is one on as many documents, in a folder of its own
     limit, folder = (count, f"benchmarks-{count}") if count < 40 else (None, "benchmarks")
     return runs.benchmarks(point.as_trained, DATA, RUNS / folder, point.name, limit)
@@ -358,7 +398,9 @@ def measured(part: str, point: Point, loaded: Any, count: int, found: dict[str, 
 def needed(part: str, found: dict[str, Any], name: str) -> Any:
     """A part that another one is made of. Exits where it is not there."""
     if part not in found:
-        raise SystemExit(f"this part needs {part} of {name}, which is not there; measure that first")
+        raise SystemExit(
+            f"this part needs {part} of {name}, which is not there; measure that first"
+        )
     return found[part]
 
 
@@ -387,15 +429,24 @@ def lone(model: Any, rows_NS: Any) -> dict[str, Any]:
 
 def results() -> dict[str, dict[str, Any]]:
     """Measured points by name."""
-    return {file.stem: json.loads(file.read_text("utf-8")) for file in sorted((RESULTS / "points").glob("*.json"))}
+    return {
+        file.stem: json.loads(file.read_text("utf-8"))
+        for file in sorted((RESULTS / "points").glob("*.json"))
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=("train", "adapters", "measure", "report"))
     parser.add_argument("points", nargs="*", help="of measure: names of points; all when left out")
-    parser.add_argument("--parts", nargs="*", default=[], choices=PARTS, help="of measure; see Point.parts")
-    parser.add_argument("--texts", type=int, help="of measure: a try on so many texts, which keeps no result")
+    parser.add_argument(
+        "--parts", nargs="*", default=[], choices=PARTS, help="of measure; see Point.parts"
+    )
+    parser.add_argument(
+        "--texts", type=int, help="of measure: a try on so many texts, which keeps no result"
+    )
     given = parser.parse_args()
     if given.command == "train":
         train_all()

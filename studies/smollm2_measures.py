@@ -1,7 +1,10 @@
-"""Measurements of smollm2_diffusion.py: where strongest keys stand, what they carry, what a start token changes."""
+"""Measurements of smollm2_diffusion.py: where strongest keys stand, what they carry, what a start
+token changes.
+"""
 
-# N texts, B batch, S positions, L layers, H heads, K keys (added sink columns first), D hidden size,
-# G key/value heads, M positions that are asked for, V vocabulary, P pairs of layer and head or end tokens
+# N texts, B batch, S positions, L layers, H heads, K keys (added sink columns first), D hidden
+# size, G key/value heads, M positions that are asked for, V vocabulary, P pairs of layer and head
+# or end tokens
 import gzip
 import json
 from collections import Counter
@@ -27,11 +30,15 @@ SPIKE_LAYER = 20
 
 
 def book_rows(tokenizer: Any, file: Path, length: int, per_book: int) -> Tensor:
-    """Consecutive stretches of each book from its beginning on, int64 (N, S), books one behind the other."""
+    """Consecutive stretches of each book from its beginning on, int64 (N, S), books one behind the
+    other.
+    """
     rows = []
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         for line in lines:
-            ids = tokenizer(json.loads(line)["text"][: 12 * length * per_book], add_special_tokens=False).input_ids
+            ids = tokenizer(
+                json.loads(line)["text"][: 12 * length * per_book], add_special_tokens=False
+            ).input_ids
             rows += [ids[place * length : (place + 1) * length] for place in range(per_book)]
     return torch.tensor(rows)
 
@@ -47,8 +54,8 @@ def masked_at(ids_NS: Tensor, ratio: float, mask_id: int, draw: int = 0) -> Tens
 
 
 def sight_of(attention: str, length: int) -> Tensor | None:
-    """Who sees whom, bool (S, S) for `visible`: full (None), causal, all_first (causal, but row 0 sees all), or alone-N
-    (full, but row N sees itself alone).
+    """Who sees whom, bool (S, S) for `visible`: full (None), causal, all_first (causal, but row 0
+    sees all), or alone-N (full, but row N sees itself alone).
     """
     if attention == "full":
         return None
@@ -67,7 +74,9 @@ def sight_of(attention: str, length: int) -> Tensor | None:
 
 @torch.inference_mode()
 def weights_of(model: Any, ids_NS: Tensor, visible: Tensor | None = None, batch: int = 8) -> Tensor:
-    """Mean weight of every key over the queries that may see it, (N, L, H, K); NaN where too few queries see it."""
+    """Mean weight of every key over the queries that may see it, (N, L, H, K); NaN where too few
+    queries see it.
+    """
     found = []
     for ids_BS in ids_NS.split(batch):
         with trace(model, ("received",)) as recording:
@@ -78,7 +87,9 @@ def weights_of(model: Any, ids_NS: Tensor, visible: Tensor | None = None, batch:
     return torch.cat(found)
 
 
-def strength(weights_NLHK: Tensor, ids_NS: Tensor, noisy_NS: Tensor, tokenizer: Any, mask_id: int) -> dict[str, Any]:
+def strength(
+    weights_NLHK: Tensor, ids_NS: Tensor, noisy_NS: Tensor, tokenizer: Any, mask_id: int
+) -> dict[str, Any]:
     """How strong the strongest key of each head is, where it stands and which token it is."""
     added = weights_NLHK.shape[-1] - ids_NS.shape[1]
     top_NLH, place_NLH = weights_NLHK.nan_to_num(-1).max(-1)
@@ -100,7 +111,9 @@ def strength(weights_NLHK: Tensor, ids_NS: Tensor, noisy_NS: Tensor, tokenizer: 
         "first_strong_heads": float((first_NLH.mean(0) > STRONG).float().mean()),
         "first_strong_pairs": (first_NLH.mean(0) > STRONG).nonzero().tolist(),
         "added_share": weights_NLHK[..., :added].sum(-1).mean((1, 2)).tolist() if added else None,
-        "added_of_strong": float(((place_NLH < added) & strong_NLH).sum() / strong_NLH.sum().clamp_min(1)),
+        "added_of_strong": float(
+            ((place_NLH < added) & strong_NLH).sum() / strong_NLH.sum().clamp_min(1)
+        ),
         "on_two_places": per_text,
         "tokens": {token: count / total for token, count in tokens.most_common(8)},
     }
@@ -116,8 +129,8 @@ def name_of(place: int, noisy_S: Tensor, tokenizer: Any, mask_id: int) -> str:
 
 @contextmanager
 def states_behind(model: Any, layer: int, length: int) -> Iterator[list[Tensor]]:
-    """Hidden states (B, S, D) that leave this layer, one tensor a forward over so many positions: an added sink token
-    runs through the layers by itself, and is left out.
+    """Hidden states (B, S, D) that leave this layer, one tensor a forward over so many positions:
+    an added sink token runs through the layers by itself, and is left out.
     """
     kept: list[Tensor] = []
 
@@ -134,8 +147,12 @@ def states_behind(model: Any, layer: int, length: int) -> Iterator[list[Tensor]]
 
 
 @torch.inference_mode()
-def spikes(model: Any, ids_NS: Tensor, visible: Tensor | None, layer: int = SPIKE_LAYER) -> dict[str, Any]:
-    """The greatest magnitude of the hidden states of each text: its size, position and channel; and the median."""
+def spikes(
+    model: Any, ids_NS: Tensor, visible: Tensor | None, layer: int = SPIKE_LAYER
+) -> dict[str, Any]:
+    """The greatest magnitude of the hidden states of each text: its size, position and channel; and
+    the median.
+    """
     with states_behind(model, layer, ids_NS.shape[1]) as kept:
         for ids_BS in ids_NS.split(8):
             model(ids_BS, visible=visible, logits_to_keep=torch.zeros(0, dtype=torch.int64))
@@ -152,9 +169,14 @@ def spikes(model: Any, ids_NS: Tensor, visible: Tensor | None, layer: int = SPIK
 
 @torch.inference_mode()
 def channels(
-    model: Any, noisy_NS: Tensor, visible: Tensor | None, pairs: list[list[int]], layer: int = SPIKE_LAYER
+    model: Any,
+    noisy_NS: Tensor,
+    visible: Tensor | None,
+    pairs: list[list[int]],
+    layer: int = SPIKE_LAYER,
 ) -> dict[str, Any]:
-    """The channel in which the hidden state of each strong key peaks, over the strong heads of each text.
+    """The channel in which the hidden state of each strong key peaks, over the strong heads of each
+    text.
 
     Args:
         model, noisy_NS, visible: as for `weights_of`.
@@ -162,9 +184,9 @@ def channels(
         layer: the hidden states are those that leave so many layers.
 
     Returns:
-        per text ``channels``, share of strong heads by channel (an added sink token has no state of the text and counts
-        as "added"), ``size``, the median magnitude there, and ``kept_pairs``, the share of the pairs in which the first
-        token is strong.
+        per text ``channels``, share of strong heads by channel (an added sink token has no state of
+        the text and counts as "added"), ``size``, the median magnitude there, and ``kept_pairs``,
+        the share of the pairs in which the first token is strong.
     """
     with states_behind(model, layer, noisy_NS.shape[1]) as kept:
         weights_NLHK = weights_of(model, noisy_NS, visible)
@@ -183,7 +205,9 @@ def channels(
             counted[str(int(channel))] += 1
             sizes.append(float(peak))
         total = max(counted.total(), 1)
-        found["channels"].append({channel: count / total for channel, count in counted.most_common(5)})
+        found["channels"].append(
+            {channel: count / total for channel, count in counted.most_common(5)}
+        )
         found["size"].append(float(np.median(sizes)) if sizes else None)
         is_strong_P = [bool(weights_NLHK[row, one, head, added] > STRONG) for one, head in pairs]
         found["kept_pairs"].append(float(np.mean(is_strong_P)))
@@ -192,7 +216,8 @@ def channels(
 
 @torch.inference_mode()
 def value_norms(model: Any, ids_NS: Tensor, visible: Tensor | None) -> dict[str, Any]:
-    """Norm of the strongest key's value over the mean of the others of its text, median over strong heads, per text.
+    """Norm of the strongest key's value over the mean of the others of its text, median over strong
+    heads, per text.
 
     An added sink token counts among the keys.
     """
@@ -230,9 +255,11 @@ def value_norms(model: Any, ids_NS: Tensor, visible: Tensor | None) -> dict[str,
 
 @torch.inference_mode()
 def added_sink(model: Any, ids_NS: Tensor, layer: int = SPIKE_LAYER) -> dict[str, Any]:
-    """Mean weight of the added sink token, and its spike, where it sees itself alone and where it sees all.
+    """Mean weight of the added sink token, and its spike, where it sees itself alone and where it
+    sees all.
 
-    It is run in the sequence, in front of the text, which is the same as the model's own way where it sees itself.
+    It is run in the sequence, in front of the text, which is the same as the model's own way where
+    it sees itself.
     """
     count, length = model.config.sink_count, ids_NS.shape[1]
     keys = count + length
@@ -244,7 +271,10 @@ def added_sink(model: Any, ids_NS: Tensor, layer: int = SPIKE_LAYER) -> dict[str
         for ids_BS in ids_NS.split(8):
             sink_BND = model.sink_embeddings.expand(len(ids_BS), -1, -1)
             embeds_BKD = torch.cat([sink_BND, model.model.embed_tokens(ids_BS)], 1)
-            with trace(model.model, ("received",)) as recording, states_behind(model, layer, keys) as kept:
+            with (
+                trace(model.model, ("received",)) as recording,
+                states_behind(model, layer, keys) as kept,
+            ):
                 model.model(
                     inputs_embeds=embeds_BKD,
                     attention_mask=seen_KK[None, None].expand(len(ids_BS), 1, -1, -1),
@@ -254,7 +284,9 @@ def added_sink(model: Any, ids_NS: Tensor, layer: int = SPIKE_LAYER) -> dict[str
                 )
             # of the text's own queries, as where the sink runs by itself
             alone = count if name == "alone" else 0
-            share_BLH = (recording.received[0][..., :count].sum(-1) - alone) / (length if alone else keys)
+            share_BLH = (recording.received[0][..., :count].sum(-1) - alone) / (
+                length if alone else keys
+            )
             shares.append(share_BLH.mean((1, 2)))
             sizes.append(kept[0][:, :count].abs().amax((1, 2)))
         found[name] = {"share": torch.cat(shares).tolist(), "spike": torch.cat(sizes).tolist()}
@@ -265,19 +297,25 @@ def added_sink(model: Any, ids_NS: Tensor, layer: int = SPIKE_LAYER) -> dict[str
 def masked_losses(
     model: Any, ids_NS: Tensor, masked_NS: Tensor, visible: Tensor | None, mask_id: int | None
 ) -> list[float]:
-    """Nats per text at the masked positions, mean. `mask_id` None leaves the text as it is, for a causal model."""
+    """Nats per text at the masked positions, mean. `mask_id` None leaves the text as it is, for a
+    causal model.
+    """
     found = []
     for row in range(len(ids_NS)):
         part = slice(row, row + 1)
-        ids_1S = ids_NS[part] if mask_id is None else ids_NS[part].masked_fill(masked_NS[part], mask_id)
+        ids_1S = (
+            ids_NS[part] if mask_id is None else ids_NS[part].masked_fill(masked_NS[part], mask_id)
+        )
         logits_MV = model(ids_1S, visible=visible, logits_to_keep=masked_NS[part]).logits
         found.append(float(cross_entropy(logits_MV.float(), ids_NS[part][masked_NS[part]])))
     return found
 
 
-def starts(model: Any, ids_NS: Tensor, attention: str, mask_id: int, bos: int, end: int) -> dict[str, Any]:
-    """Start token and padding: the text as it is, without its first token, behind a start token, and followed by
-    end-of-text tokens that are seen or hidden.
+def starts(
+    model: Any, ids_NS: Tensor, attention: str, mask_id: int, bos: int, end: int
+) -> dict[str, Any]:
+    """Start token and padding: the text as it is, without its first token, behind a start token,
+    and followed by end-of-text tokens that are seen or hidden.
 
     Args:
         model: as for `weights_of`.
@@ -287,9 +325,10 @@ def starts(model: Any, ids_NS: Tensor, attention: str, mask_id: int, bos: int, e
         bos, end: ids of the start token and of the end of a text.
 
     Returns:
-        per arm: ``loss`` at those tokens (of a causal model that of the next token there), ``first`` mean weight of the
-        first column, ``strongest`` that of the strongest key, ``strong_heads``, ``moved``, share of the strong heads
-        whose strongest key is another token of the text than without a change, ``end`` attention on all end tokens.
+        per arm: ``loss`` at those tokens (of a causal model that of the next token there),
+        ``first`` mean weight of the first column, ``strongest`` that of the strongest key,
+        ``strong_heads``, ``moved``, share of the strong heads whose strongest key is another token
+        of the text than without a change, ``end`` attention on all end tokens.
     """
     length, paddings = ids_NS.shape[1], ids_NS.shape[1] // 2
     masked_NS = masked_at(ids_NS, 0.15, -1) == -1
@@ -330,7 +369,9 @@ def starts(model: Any, ids_NS: Tensor, attention: str, mask_id: int, bos: int, e
             "strongest": top_NLH.mean((1, 2)).tolist(),
             "strong_heads": strong_NLH.float().mean((1, 2)).tolist(),
             "moved": float(moved_NLH.sum() / strong_NLH.sum().clamp_min(1)),
-            "end": text_NLHS[..., length:].sum(-1).mean((1, 2)).tolist() if arm == "end seen" else None,
+            "end": text_NLHS[..., length:].sum(-1).mean((1, 2)).tolist()
+            if arm == "end seen"
+            else None,
         }
     return found
 
@@ -342,4 +383,8 @@ def interval(values: Any, seed: int = 0) -> dict[str, float]:
     array = np.asarray(values, float)
     array = array[~np.isnan(array)]
     reach = stats.t.ppf(0.975, len(array) - 1) * array.std(ddof=1) / np.sqrt(len(array))
-    return {"mean": float(array.mean()), "low": float(array.mean() - reach), "high": float(array.mean() + reach)}
+    return {
+        "mean": float(array.mean()),
+        "low": float(array.mean() - reach),
+        "high": float(array.mean() + reach),
+    }

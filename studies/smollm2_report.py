@@ -39,7 +39,9 @@ def having(found: dict[str, Any], part: str) -> dict[str, Any]:
 
 
 def outcome_table(found: dict[str, Any]) -> list[str]:
-    """The six primary outcomes, corrected together, and what so many texts and seeds could have shown."""
+    """The six primary outcomes, corrected together, and what so many texts and seeds could have
+    shown.
+    """
     lines = ["| question | outcome | p | stands the correction |", "|---|---|---|---|"]
     for one in contrasts.outcomes(found):
         stands = "yes" if one.holds is not None else "no"
@@ -48,32 +50,47 @@ def outcome_table(found: dict[str, Any]) -> list[str]:
 
 
 def contrast_table(found: dict[str, Any]) -> list[str]:
-    """Question 4 in numbers: what late blocks cost one model less another, and what could have been seen."""
-    lines = ["| keys | contrast | nats | seeds × texts | could have been seen |", "|---|---|---|---|---|"]
+    """Question 4 in numbers: what late blocks cost one model less another, and what could have been
+    seen.
+    """
+    lines = [
+        "| keys | contrast | nats | seeds × texts | could have been seen |",
+        "|---|---|---|---|---|",
+    ]
     for keys in ("1", "25 %"):
         for name, one in contrasts.contrasts(found, keys).items():
             if one.texts:
-                lines.append(f"| {keys} | {name} | {one} | {one.seeds} × {one.texts} | {one.reach:.3f} |")
+                lines.append(
+                    f"| {keys} | {name} | {one} | {one.seeds} × {one.texts} | {one.reach:.3f} |"
+                )
     return lines
 
 
 def control_table(found: dict[str, Any]) -> list[str]:
     """Strong heads and the strongest key of every model beside those with its weights shuffled."""
-    lines = ["| model | masked | strong heads, % | shuffled weights | strongest key | shuffled weights |"]
+    lines = [
+        "| model | masked | strong heads, % | shuffled weights | strongest key | shuffled weights |"
+    ]
     lines.append("|---|---|---|---|---|---|")
     for name, controls in having(found, "controls").items():
         for ratio, control in controls.items():
             own = found[name]["strength"][ratio]
             heads = [shown(100 * np.array(one["strong_heads"]), 1) for one in (own, control)]
             shares = [shown(one["strongest_share"]) for one in (own, control)]
-            lines.append(f"| {name} | {ratio} | {heads[0]} | {heads[1]} | {shares[0]} | {shares[1]} |")
+            lines.append(
+                f"| {name} | {ratio} | {heads[0]} | {heads[1]} | {shares[0]} | {shares[1]} |"
+            )
     return lines
 
 
 def channel_table(found: dict[str, Any]) -> list[str]:
-    """The channel in which the hidden state of the strong keys peaks, and how many pairs keep the first token."""
+    """The channel in which the hidden state of the strong keys peaks, and how many pairs keep the
+    first token.
+    """
     parts = having(found, "channel")
-    lines = ["| model | masked | peaks in the parent's channel | channels | magnitude | pairs kept |"]
+    lines = [
+        "| model | masked | peaks in the parent's channel | channels | magnitude | pairs kept |"
+    ]
     lines.append("|---|---|---|---|---|---|")
     if "parent" not in parts:
         return lines
@@ -84,11 +101,15 @@ def channel_table(found: dict[str, Any]) -> list[str]:
             for shares in one["channels"]:
                 counted.update(shares)
             total = max(counted.total(), 1e-9)
-            most = ", ".join(f"{which} {share / total:.0%}" for which, share in counted.most_common(3))
+            most = ", ".join(
+                f"{which} {share / total:.0%}" for which, share in counted.most_common(3)
+            )
             inside = shown([100 * shares.get(channel, 0.0) for shares in one["channels"]], 1)
             sizes = [size for size in one["size"] if size is not None]
             size = f"{np.median(sizes):,.0f}" if sizes else "–"
-            lines.append(f"| {name} | {ratio} | {inside} % | {most} | {size} | {shown(one['kept_pairs'])} |")
+            lines.append(
+                f"| {name} | {ratio} | {inside} % | {most} | {size} | {shown(one['kept_pairs'])} |"
+            )
     return lines
 
 
@@ -101,22 +122,32 @@ def motion_table(found: dict[str, Any]) -> list[str]:
     for name, one in having(found, "motion").items():
         span = f"{one['value']:.2f} ({one['low']:.2f} … {one['high']:.2f})"
         drawn = [
-            f"{np.nanmean(values):.2f}" if np.isfinite(values).any() else "–" for values in one["redrawn"].values()
+            f"{np.nanmean(values):.2f}" if np.isfinite(values).any() else "–"
+            for values in one["redrawn"].values()
         ]
-        lines.append(f"| {name} | {one['reading']} | {one['word']} | {span} | {' | '.join(drawn)} |")
+        lines.append(
+            f"| {name} | {one['reading']} | {one['word']} | {span} | {' | '.join(drawn)} |"
+        )
     return lines
 
 
 def value_table(found: dict[str, Any]) -> list[str]:
     """Norm of the strongest key's value over the mean of the others."""
     lines = ["| model | value norm |", "|---|---|"]
-    return lines + [f"| {name} | {shown(one['ratio'])} |" for name, one in having(found, "value_norms").items()]
+    return lines + [
+        f"| {name} | {shown(one['ratio'])} |" for name, one in having(found, "value_norms").items()
+    ]
 
 
 def bound_table(found: dict[str, Any]) -> list[str]:
-    """Held-out loss, and what hiding the strongest key of every head costs; iv less iii on the same rows and noise."""
+    """Held-out loss, and what hiding the strongest key of every head costs; iv less iii on the same
+    rows and noise.
+    """
     parts = having(found, "bound")
-    lines, arms = [], [*dict.fromkeys(arm for one in parts.values() for arm in one["loss"] if arm != "clean")]
+    lines, arms = (
+        [],
+        [*dict.fromkeys(arm for one in parts.values() for arm in one["loss"] if arm != "clean")],
+    )
     lines.append("| model | clean | " + " | ".join(arms) + " |")
     lines.append("|---" * (2 + len(arms)) + "|")
     for name, one in parts.items():
@@ -133,7 +164,10 @@ def bound_table(found: dict[str, Any]) -> list[str]:
 
 def start_table(found: dict[str, Any]) -> list[str]:
     """Start token and padding."""
-    lines = ["| model | text | loss | less as it is | strong heads, % | first column | strongest key elsewhere |"]
+    lines = [
+        "| model | text | loss | less as it is | strong heads, % | first column | strongest key "
+        "elsewhere |"
+    ]
     lines.append("|---|---|---|---|---|---|---|")
     for name, arms in having(found, "start").items():
         usual = np.array(arms["as it is"]["loss"])
@@ -142,7 +176,8 @@ def start_table(found: dict[str, Any]) -> list[str]:
             heads, first = shown(100 * np.array(one["strong_heads"]), 1), shown(one["first"])
             end = f"; end tokens {np.mean(one['end']):.3f}" if one["end"] else ""
             lines.append(
-                f"| {name} | {arm} | {usual.mean():.2f} | {change} | {heads} | {first}{end} | {one['moved']:.0%} |"
+                f"| {name} | {arm} | {usual.mean():.2f} | {change} | {heads} | {first}{end} | "
+                f"{one['moved']:.0%} |"
             )
     return lines
 
@@ -159,14 +194,21 @@ def benchmark_table(found: dict[str, Any]) -> list[str]:
 def shown(values: Any, digits: int = 3) -> str:
     """A mean over texts with its interval."""
     one = measures.interval(values)
-    return f"{one['mean']:.{digits}f} ({one['low']:.{digits}f} … {one['high']:.{digits}f})".replace("-", "−")
+    return f"{one['mean']:.{digits}f} ({one['low']:.{digits}f} … {one['high']:.{digits}f})".replace(
+        "-", "−"
+    )
 
 
 def lone_table(found: dict[str, Any]) -> list[str]:
     """What the key of a row that sees itself alone gets, and its spike."""
     names = ("causal", "all_first", "full", "alone-0", "alone-30")
     every, found = found, {name: one for name, one in found.items() if "lone" in one}
-    words = ("causal: key 0", "causal, row 0 sees all: key 0", "full: key 0", "full, row 0 alone: key 0")
+    words = (
+        "causal: key 0",
+        "causal, row 0 sees all: key 0",
+        "full: key 0",
+        "full, row 0 alone: key 0",
+    )
     words += ("full, row 30 alone: key 30",)
     columns = [name for name in ("parent", *found) if name in found and name != "lifted"]
     lines = ["| attention | " + " | ".join(dict.fromkeys(columns)) + " |"]
@@ -181,17 +223,25 @@ def lone_table(found: dict[str, Any]) -> list[str]:
     for name, one in having(every, "added").items():
         spikes = [np.median(one[seen]["spike"]) for seen in ("alone", "all")]
         shares = [shown(one[seen]["share"]) for seen in ("alone", "all")]
-        lines.append(f"| {name} | {shares[0]}, spike {spikes[0]:,.0f} | {shares[1]}, spike {spikes[1]:,.0f} |")
+        lines.append(
+            f"| {name} | {shares[0]}, spike {spikes[0]:,.0f} | {shares[1]}, spike "
+            f"{spikes[1]:,.0f} |"
+        )
     return lines
 
 
 def strength_table(found: dict[str, Any]) -> list[str]:
     """Strong heads, the strongest key's share and the first token's, by mask ratio."""
-    lines = ["| model | masked | heads with a strong key, % | strongest key | first token | strong keys stand on |"]
+    lines = [
+        "| model | masked | heads with a strong key, % | strongest key | first token | strong "
+        "keys stand on |"
+    ]
     lines.append("|---|---|---|---|---|---|")
     for name, by_ratio in having(found, "strength").items():
         for ratio, row in by_ratio.items():
-            tokens = ", ".join(f"{token!r} {share:.0%}" for token, share in list(row["tokens"].items())[:3])
+            tokens = ", ".join(
+                f"{token!r} {share:.0%}" for token, share in list(row["tokens"].items())[:3]
+            )
             strong = shown(100 * np.array(row["strong_heads"]), 1)
             shares = shown(row["strongest_share"]), shown(row["first_share"])
             lines.append(f"| {name} | {ratio} | {strong} | {shares[0]} | {shares[1]} | {tokens} |")
@@ -199,9 +249,12 @@ def strength_table(found: dict[str, Any]) -> list[str]:
 
 
 def cost_table(found: dict[str, Any]) -> list[str]:
-    """What blocking the strongest keys of a text costs, and random ones, in nats; earlier rows anew or kept."""
+    """What blocking the strongest keys of a text costs, and random ones, in nats; earlier rows anew
+    or kept.
+    """
     lines = [
-        "| model | loss | keys | removed, % | all, anew | late, anew | late, rows kept | random, all | random, late |"
+        "| model | loss | keys | removed, % | all, anew | late, anew | late, rows kept | random, "
+        "all | random, late |"
     ]
     lines.append("|---|---|---|---|---|---|---|---|---|")
     for name, one in having(found, "costs").items():
@@ -209,7 +262,9 @@ def cost_table(found: dict[str, Any]) -> list[str]:
         for which, keys in one["keys"].items():
             loss = {arm: np.array(values) - none for arm, values in keys["loss"].items()}
             kept = found[name].get("kept", {}).get("loss") if which == "1" else None
-            memory = "–" if kept is None else shown(np.array(kept["blocked"]) - np.array(kept["none"]))
+            memory = (
+                "–" if kept is None else shown(np.array(kept["blocked"]) - np.array(kept["none"]))
+            )
             cells = [shown(loss["all"]), shown(loss["late"]), memory, shown(loss["random all"])]
             said = f"{which}: {keys['k']}" if which != "1" else "1"
             removed = 100 * keys["removed"]
@@ -221,14 +276,18 @@ def cost_table(found: dict[str, Any]) -> list[str]:
 
 
 def draw(found: dict[str, Any], folder: Path) -> None:
-    """The share of the first token and of the strongest key over the mask ratio, for every model."""
+    """The share of the first token and of the strongest key over the mask ratio, for every
+    model.
+    """
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True, layout="constrained")
     for name, by_ratio in having(found, "strength").items():
         ratios = [float(ratio) for ratio in by_ratio]
         for axis, field in zip(axes, ("strongest_share", "first_share"), strict=True):
-            axis.plot(ratios, [np.mean(row[field]) for row in by_ratio.values()], marker="o", label=name)
+            axis.plot(
+                ratios, [np.mean(row[field]) for row in by_ratio.values()], marker="o", label=name
+            )
     axes[0].set_ylabel("mean weight")
     axes[0].set_title("strongest key of a head")
     axes[1].set_title("first token")

@@ -1,4 +1,6 @@
-"""Measurements of smollm2_diffusion.py that the package's own studies make: motion, bounds, benchmarks."""
+"""Measurements of smollm2_diffusion.py that the package's own studies make: motion, bounds,
+benchmarks.
+"""
 
 # N texts, T draws of masks, L layers, H heads, K keys (added sink tokens first), R rows
 import time
@@ -30,7 +32,9 @@ REDRAWN = (0.15, 0.5, 0.9)
 DOCUMENTS = {"piqa": 200, "arc_easy": 200, "lambada_openai": 100}
 """Documents of each benchmark."""
 BLOCKED = {"piqa": (0, 5), "arc_easy": (0, 5), "lambada_openai": (0, 5, 10)}
-"""Keys that are hidden: as many random ones must be left beside them, and texts of PIQA have fewer than 20 tokens."""
+"""Keys that are hidden: as many random ones must be left beside them, and texts of PIQA have fewer
+than 20 tokens.
+"""
 
 
 def spread_over_books(rows_NS: Tensor, per_book: int, count: int) -> Tensor:
@@ -40,14 +44,16 @@ def spread_over_books(rows_NS: Tensor, per_book: int, count: int) -> Tensor:
 
 
 def motion(loaded: Any, rows_NS: Tensor) -> dict[str, Any]:
-    """Mobility of the strongest keys while texts are written, in heads with a strong key, by the words of the package.
+    """Mobility of the strongest keys while texts are written, in heads with a strong key, by the
+    words of the package.
 
-    The chance that a head's strongest keys at two steps differ; of an autoregressive model, in two windows of queries.
+    The chance that a head's strongest keys at two steps differ; of an autoregressive model, in two
+    windows of queries.
 
     Returns:
-        ``mobility`` by text (NaN without strong heads), ``word``, ``value``, ``low`` and ``high`` of their median,
-        ``strong_heads`` by text, ``reading``, what is compared, and ``sentence``, the package's own answer, which
-        weighs all heads that have a sink.
+        ``mobility`` by text (NaN without strong heads), ``word``, ``value``, ``low`` and ``high``
+        of their median, ``strong_heads`` by text, ``reading``, what is compared, and ``sentence``,
+        the package's own answer, which weighs all heads that have a sink.
     """
     lm = LM(**{one.name: getattr(loaded, one.name) for one in fields(LM)})
     prompts = [lm.needed_tokenizer().decode(row_S[:PROMPT].tolist()) for row_S in rows_NS]
@@ -61,15 +67,27 @@ def motion(loaded: Any, rows_NS: Tensor) -> dict[str, Any]:
         mobility.append(found.mobility_strong)
         strong.append(found.strong_share)
     median = median_over(mobility)
-    told = {"word": staying_word(median), "value": median.value, "low": median.low, "high": median.high}
+    told = {
+        "word": staying_word(median),
+        "value": median.value,
+        "low": median.low,
+        "high": median.high,
+    }
     told |= {"reading": "steps" if loaded.family == "diffusion" else "windows"}
-    return {"mobility": mobility, "strong_heads": strong, **told, "sentence": run.summary()["stay"].sentence}
+    return {
+        "mobility": mobility,
+        "strong_heads": strong,
+        **told,
+        "sentence": run.summary()["stay"].sentence,
+    }
 
 
 def redrawn(model: Any, rows_NS: Tensor, attention: str, mask_id: int) -> dict[str, Any]:
-    """Mobility of the strongest keys over draws of masks of equal ratio on the same text, per text and ratio.
+    """Mobility of the strongest keys over draws of masks of equal ratio on the same text, per text
+    and ratio.
 
-    The chance that the strongest keys under two draws differ, mean over the heads with a strong key.
+    The chance that the strongest keys under two draws differ, mean over the heads with a strong
+    key.
     """
     seen = sight_of(attention, rows_NS.shape[1])
     found: dict[str, list[float]] = {}
@@ -88,8 +106,9 @@ def redrawn(model: Any, rows_NS: Tensor, attention: str, mask_id: int) -> dict[s
 
 
 def bounds(loaded: Any, rows_NS: Tensor) -> dict[str, Any]:
-    """Held-out loss of each text, nats a token, clean and with the strongest key of every head hidden: a diffusion
-    model's bound under noise that depends on the text alone, an autoregressive model's next-token loss.
+    """Held-out loss of each text, nats a token, clean and with the strongest key of every head
+    hidden: a diffusion model's bound under noise that depends on the text alone, an autoregressive
+    model's next-token loss.
 
     Returns:
         ``loss`` by arm and text, and ``removed``, the share of attention that was taken, by arm.
@@ -104,12 +123,19 @@ def bounds(loaded: Any, rows_NS: Tensor) -> dict[str, Any]:
     }
     scored = edited_losses(loaded, rows_NS, [*arms.values()], batch=8)
     losses = {arm: one.losses_R.tolist() for arm, one in zip(arms, scored, strict=True)}
-    taken = {arm: one.dose.row().get("removed") for arm, one in zip(arms, scored, strict=True) if arm != "clean"}
+    taken = {
+        arm: one.dose.row().get("removed")
+        for arm, one in zip(arms, scored, strict=True)
+        if arm != "clean"
+    }
     return {"loss": losses, "removed": taken}
 
 
-def benchmarks(load: Any, data: Path, out: Path, name: str, limit: int | None = None) -> dict[str, Any]:
-    """Scores of PIQA, ARC-Easy and LAMBADA, clean and with the strongest keys or random ones hidden (`BLOCKED`).
+def benchmarks(
+    load: Any, data: Path, out: Path, name: str, limit: int | None = None
+) -> dict[str, Any]:
+    """Scores of PIQA, ARC-Easy and LAMBADA, clean and with the strongest keys or random ones hidden
+    (`BLOCKED`).
 
     Args:
         load: makes the model (autoregressive ones are scored exactly, others by 4 samples).
@@ -123,22 +149,32 @@ def benchmarks(load: Any, data: Path, out: Path, name: str, limit: int | None = 
     """
     found: dict[str, Any] = {}
     for task, documents in DOCUMENTS.items():
-        plan = Plan(ks=BLOCKED[task], protocols=("clean",), controls=("sinks", "random"), chat=False)
-        settings = EvalSettings(
-            tasks=(task,), data=str(data), limit=limit or documents, mc_samples=4, record_sinks=0, num_fewshot=0
+        plan = Plan(
+            ks=BLOCKED[task], protocols=("clean",), controls=("sinks", "random"), chat=False
         )
-        table1({name: load}, settings, out, plan, progress=lambda text: print(f"  {text}", flush=True))
+        settings = EvalSettings(
+            tasks=(task,),
+            data=str(data),
+            limit=limit or documents,
+            mc_samples=4,
+            record_sinks=0,
+            num_fewshot=0,
+        )
+        table1(
+            {name: load}, settings, out, plan, progress=lambda text: print(f"  {text}", flush=True)
+        )
         for folder in cells_of(out / name, settings, plan):
             found[folder.name] = open_run(folder).table("scores").to_dict("records")
     return found
 
 
 def seconds_of_benchmarks(model: Any, is_diffusion: bool) -> float:
-    """Seconds of processor time that `benchmarks` would take: a forward over 64 tokens is timed, and counted for every
-    row.
+    """Seconds of processor time that `benchmarks` would take: a forward over 64 tokens is timed,
+    and counted for every row.
 
-    PIQA has 2 continuations of a question, ARC-Easy 4, LAMBADA 1; a diffusion model reads each 4 times; cells with
-    hidden keys look first and read then, once for the strongest and once for random ones.
+    PIQA has 2 continuations of a question, ARC-Easy 4, LAMBADA 1; a diffusion model reads each 4
+    times; cells with hidden keys look first and read then, once for the strongest and once for
+    random ones.
     """
     ids_BS, few_M = torch.zeros(4, 64, dtype=torch.int64), torch.arange(8)
     with torch.inference_mode():

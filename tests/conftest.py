@@ -5,7 +5,9 @@ import os
 import sys
 
 # Before anything imports transformers, datasets or matplotlib; child processes inherit it.
-os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", MPLBACKEND="Agg")
+os.environ.update(
+    HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", MPLBACKEND="Agg"
+)
 
 import random
 from types import SimpleNamespace
@@ -14,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-# Asserts are rewritten and src is compiled once, not in each run, worker and child process: seven seconds a worker.
+# Asserts are rewritten and src is compiled once, not in each run, worker and child process: seven
+# seconds a worker.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 torch.set_num_threads(1)
@@ -22,7 +25,14 @@ torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 
 
-LONGEST = ("test_docs", "test_random_models", "test_training_ranks", "test_backcopy", "test_scale", "test_every_write")
+LONGEST = (
+    "test_docs",
+    "test_random_models",
+    "test_training_ranks",
+    "test_backcopy",
+    "test_scale",
+    "test_every_write",
+)
 """modules with tests of 20 s and more"""
 
 
@@ -35,17 +45,22 @@ def seeded() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs a browser is slow. Slow tests begin first, the longest of all, lest one worker end alone with them."""
+    """What needs a browser is slow. Slow tests begin first, the longest of all, lest one worker end
+    alone with them.
+    """
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")
-    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.path.stem not in LONGEST))
+    items.sort(
+        key=lambda item: (item.get_closest_marker("slow") is None, item.path.stem not in LONGEST)
+    )
 
 
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: collections of garbage need not look at it again.
 
-    Each training begins and ends by collecting, to give memory back to a GPU: a tenth of its time at these sizes.
+    Each training begins and ends by collecting, to give memory back to a GPU: a tenth of its time
+    at these sizes.
     """
     gc.collect()
     gc.freeze()

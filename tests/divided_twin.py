@@ -1,9 +1,11 @@
-"""What each of several processes sees of models that they hold together, beside the undivided model: run by torchrun.
+"""What each of several processes sees of models that they hold together, beside the undivided
+model: run by torchrun.
 
     torchrun --nproc-per-node N divided_twin.py FOLDER COUNT
 
-FOLDER holds models, a folder each; COUNT processes hold one together. Every process writes ``rank<i>.json``: by model,
-differences in float64 and float32, whether texts are equal, and how many numbers were held and read.
+FOLDER holds models, a folder each; COUNT processes hold one together. Every process writes
+``rank<i>.json``: by model, differences in float64 and float32, whether texts are equal, and how
+many numbers were held and read.
 """
 
 import json
@@ -24,7 +26,15 @@ from sinklab.core.probing.interventions.positions import MaskPositions, WindowAt
 from sinklab.core.probing.interventions.states import ClipChannel
 from sinklab.lab.checkpoints import load, weights
 
-STATISTICS = ("received", "value_norm", "key_norm", "row_entropy", "row_logsumexp", "output_norm", "noop_bound")
+STATISTICS = (
+    "received",
+    "value_norm",
+    "key_norm",
+    "row_entropy",
+    "row_logsumexp",
+    "output_norm",
+    "noop_bound",
+)
 STATISTICS += ("last_row", "massive_activations")
 NOW: dict[str, Any] = {"source": "now"}
 EDITS: dict[str, Any] = {
@@ -51,7 +61,9 @@ def apart(one: Any, other: Any) -> float:
 
 
 @torch.no_grad()
-def edited(model: Any, edit: Any, ids: torch.Tensor, real: torch.Tensor) -> tuple[Any, dict[str, Any]]:
+def edited(
+    model: Any, edit: Any, ids: torch.Tensor, real: torch.Tensor
+) -> tuple[Any, dict[str, Any]]:
     with intervene(model, edit) as log:
         if getattr(edit, "source", None) == "clean_pass":
             with log.probing():
@@ -77,19 +89,31 @@ def compared(
     found |= {name: apart(one.array(name), other.array(name)) for name in (*STATISTICS, "visible")}
     found["map"] = apart(one.map(*maps[0]), other.map(*maps[0]))
     for name, edit in edits.items():
-        (here, log), (there, their_log) = (edited(model, edit, ids, real) for model in (whole, divided))
+        (here, log), (there, their_log) = (
+            edited(model, edit, ids, real) for model in (whole, divided)
+        )
         assert apart(here, plain) > 1e-3, f"{name} changes nothing"
         assert log.pop("keys", None) == their_log.pop("keys", None), f"{name}: other keys"
-        found[name] = max(apart(here, there), *(apart(log[key], their_log[key]) for key in log if key != "edit"))
+        found[name] = max(
+            apart(here, there), *(apart(log[key], their_log[key]) for key in log if key != "edit")
+        )
     return found
 
 
 def texts(whole: Any, divided: Any, ids: torch.Tensor) -> dict[str, bool]:
     """Whether what both write is equal, token by token, and with a trace, what it saw."""
-    how: dict[str, Any] = {"max_new_tokens": 16, "seed": 4, "temperature": 0.7, "block_length": 8, "steps": 6}
+    how: dict[str, Any] = {
+        "max_new_tokens": 16,
+        "seed": 4,
+        "temperature": 0.7,
+        "block_length": 8,
+        "steps": 6,
+    }
     same = {}
     for cache in CACHES:
-        same[f"{cache}"] = torch.equal(*(model.generate(ids, cache=cache, **how) for model in (whole, divided)))
+        same[f"{cache}"] = torch.equal(
+            *(model.generate(ids, cache=cache, **how) for model in (whole, divided))
+        )
     for cache in CACHES[2:5]:
         written, seen = [], []
         for model in (whole, divided):
@@ -101,7 +125,9 @@ def texts(whole: Any, divided: Any, ids: torch.Tensor) -> dict[str, bool]:
 
 
 def divided_and_read(folder: Path, count: int) -> tuple[Any, dict[str, int]]:
-    """The model, and how many numbers this process read of divided tensors and of the others, and holds."""
+    """The model, and how many numbers this process read of divided tensors and of the others, and
+    holds.
+    """
     read, pieces = {"read": 0}, weights.Safetensors.pieces
 
     def counting(self: Any, *given: Any) -> Any:
@@ -139,7 +165,9 @@ def main(folder: Path, count: int) -> None:
     for path in sorted(one for one in folder.iterdir() if one.is_dir()):
         if path.name == "causal":
             # transformers has no second model beside the first
-            results["causal"] = of_transformers(path, count) if distributed.get_world_size() == count else {}
+            results["causal"] = (
+                of_transformers(path, count) if distributed.get_world_size() == count else {}
+            )
             continue
         whole, (divided, read) = load(path, dtype="float64").model, divided_and_read(path, count)
         place = distributed.get_rank() // count
@@ -148,7 +176,9 @@ def main(folder: Path, count: int) -> None:
         real = torch.ones_like(ids)
         real[1, :3] = 0
         about: dict[str, Any] = {"float64": compared(whole, divided, ids, real)} | read
-        about["float64"]["gradients on"] = apart(whole(ids).logits.detach(), divided(ids).logits.detach())
+        about["float64"]["gradients on"] = apart(
+            whole(ids).logits.detach(), divided(ids).logits.detach()
+        )
         about["texts"] = texts(whole, divided, ids[:1])
         # the same without a seed: one is drawn
         about["unseeded"] = divided.generate(ids[:1], max_new_tokens=6, temperature=2.0).tolist()

@@ -1,7 +1,8 @@
-"""Commands in forks of one process that has imported the package: each costs its work, not seconds of imports.
+"""Commands in forks of one process that has imported the package: each costs its work, not seconds
+of imports.
 
-A command has arguments, folder, environment, streams and exit status of its own. `Forks` is what tests use; run as a
-script, with the address of a socket, this file is the process that forks.
+A command has arguments, folder, environment, streams and exit status of its own. `Forks` is what
+tests use; run as a script, with the address of a socket, this file is the process that forks.
 """
 
 import contextlib
@@ -30,7 +31,9 @@ with socket.socket(socket.AF_UNIX) as asked:
 
 
 class Forks:
-    """Makes a command `sinklab` in `folder` (a short path); it runs a Python file, too, that is its first argument."""
+    """Makes a command `sinklab` in `folder` (a short path); it runs a Python file, too, that is its
+    first argument.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, address = folder, str(folder / "socket")
@@ -92,7 +95,9 @@ def fork(asked: socket.socket) -> int:
 
 
 def listen(address: str) -> None:
-    """Import what commands import, then fork for each that asks, one after the other, until the parent is gone."""
+    """Import what commands import, then fork for each that asks, one after the other, until the
+    parent is gone.
+    """
     import datasets  # noqa: F401
     import matplotlib.pyplot  # noqa: F401
     from transformers import LlamaForCausalLM, Trainer  # noqa: F401

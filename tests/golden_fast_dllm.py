@@ -1,4 +1,6 @@
-"""Fast-dLLM's golden cases: what was asked, and every canvas. Shared by tests of rules and caches."""
+"""Fast-dLLM's golden cases: what was asked, and every canvas. Shared by tests of rules and
+caches.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ PLAIN = (
     *("plain_threshold_low_b", "plain_factor_small_b", "plain_threshold_batch_b"),
 )
 PREFIX = (
-    *("prefix_quota_a", "prefix_threshold_a", "prefix_quota_b", "prefix_threshold_b", "prefix_factor_b"),
+    *(
+        "prefix_quota_a",
+        "prefix_threshold_a",
+        "prefix_quota_b",
+        "prefix_threshold_b",
+        "prefix_factor_b",
+    ),
     "prefix_threshold_low_b",
 )
 DUAL = (
@@ -25,8 +33,14 @@ DUAL = (
     *("dual_factor_large_b", "dual_threshold_batch_b", "dual_threshold_low_b"),
 )
 IDLE = ("prefix_threshold_low_a", "dual_threshold_low_a")
-"""Revision a spends one evaluation more on a block that its first one has finished; b mended that."""
-FUNCTIONS = {"generate": "none", "generate_with_prefix_cache": "prefix", "generate_with_dual_cache": "dual"}
+"""Revision a spends one evaluation more on a block that its first one has finished; b mended
+that.
+"""
+FUNCTIONS = {
+    "generate": "none",
+    "generate_with_prefix_cache": "prefix",
+    "generate_with_dual_cache": "dual",
+}
 
 
 @dataclass(frozen=True)
@@ -59,7 +73,9 @@ def fast_dllm_case(name: str) -> FastDLLMCase:
         arguments["steps"] = settings["steps"]
     return FastDLLMCase(
         Canvas.from_prompts(
-            tensors[f"gen.{name}.prompt"], new_tokens=settings["gen_length"], mask_id=cases["special_ids"]["mask"]
+            tensors[f"gen.{name}.prompt"],
+            new_tokens=settings["gen_length"],
+            mask_id=cases["special_ids"]["mask"],
         ),
         FUNCTIONS[case["function"]],
         arguments,

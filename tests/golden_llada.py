@@ -1,4 +1,6 @@
-"""The golden LLaDA checkpoint, read into a stock transformers Llama made bidirectional. Shared by parity tests."""
+"""The golden LLaDA checkpoint, read into a stock transformers Llama made bidirectional. Shared by
+parity tests.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ RENAMED = [
     (r"^model\.transformer\.blocks\.(\d+)\.attn_norm\.", r"model.layers.\1.input_layernorm."),
     (r"^model\.transformer\.blocks\.(\d+)\.([qkv])_proj\.", r"model.layers.\1.self_attn.\2_proj."),
     (r"^model\.transformer\.blocks\.(\d+)\.attn_out\.", r"model.layers.\1.self_attn.o_proj."),
-    (r"^model\.transformer\.blocks\.(\d+)\.ff_norm\.", r"model.layers.\1.post_attention_layernorm."),
+    (
+        r"^model\.transformer\.blocks\.(\d+)\.ff_norm\.",
+        r"model.layers.\1.post_attention_layernorm.",
+    ),
     (r"^model\.transformer\.blocks\.(\d+)\.ff_proj\.", r"model.layers.\1.mlp.gate_proj."),
     (r"^model\.transformer\.blocks\.(\d+)\.up_proj\.", r"model.layers.\1.mlp.up_proj."),
     (r"^model\.transformer\.blocks\.(\d+)\.ff_out\.", r"model.layers.\1.mlp.down_proj."),
@@ -29,7 +34,9 @@ RENAMED = [
 
 
 def golden_folder(family: str) -> Path:
-    """The folder of one golden family; skips the calling test where the golden data are not at hand."""
+    """The folder of one golden family; skips the calling test where the golden data are not at
+    hand.
+    """
     shared = os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[2] / "shared"
     folder = Path(shared) / "golden" / family
     if not (folder / "cases.json").is_file():
@@ -48,7 +55,9 @@ def golden_tensors(family: str) -> dict[str, Tensor]:
 
 
 def load_llada(dtype: torch.dtype = torch.float32) -> Any:
-    """A bidirectional `LlamaForCausalLM` with the golden weights; every tensor of both sides must find its partner."""
+    """A bidirectional `LlamaForCausalLM` with the golden weights; every tensor of both sides must
+    find its partner.
+    """
     from safetensors.torch import load_file
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -70,7 +79,8 @@ def load_llada(dtype: torch.dtype = torch.float32) -> Any:
     config.is_causal = False
     model = LlamaForCausalLM(config).eval().to(dtype)
     model.load_state_dict(
-        {_native(name): w for name, w in load_file(folder / "model.safetensors").items()}, strict=True
+        {_native(name): w for name, w in load_file(folder / "model.safetensors").items()},
+        strict=True,
     )
     return model
 

@@ -8,12 +8,22 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 3600
-"""Seconds after which something that a test waits for does not come: more than the busiest machine needs."""
+"""Seconds after which something that a test waits for does not come: more than the busiest machine
+needs.
+"""
 
 
 def torchrun(*program: Any, processes: int = 2) -> subprocess.CompletedProcess[str]:
-    """A program of some processes that find the package and the tests; what they printed, and how it ended."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    """A program of some processes that find the package and the tests; what they printed, and how
+    it ended.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={processes}",
+    ]
     paths = os.pathsep.join(str(ROOT / part) for part in ("src", "tests"))
     return subprocess.run(
         [*command, *map(str, program)],

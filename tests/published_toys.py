@@ -1,4 +1,6 @@
-"""Tiny checkpoints in published formats, with random weights and, where asked for, tokenizer files."""
+"""Tiny checkpoints in published formats, with random weights and, where asked for, tokenizer
+files.
+"""
 
 import json
 from pathlib import Path
@@ -163,11 +165,16 @@ UNSAID = {
 
 
 def adapted_shapes(config):
-    """Tensor names of a decoder under a name of its own, written out independently of the reader."""
+    """Tensor names of a decoder under a name of its own, written out independently of the
+    reader.
+    """
     width, kind = config["hidden_size"], config["model_type"]
     head = config.get("head_dim") or width // config["num_attention_heads"]
     queries, keys = head * config["num_attention_heads"], head * config["num_key_value_heads"]
-    shapes = {"model.embed_tokens.weight": (config["vocab_size"], width), "model.norm.weight": (width,)}
+    shapes = {
+        "model.embed_tokens.weight": (config["vocab_size"], width),
+        "model.norm.weight": (width,),
+    }
     for i in range(config["num_hidden_layers"]):
         here = f"model.layers.{i}."
         for one, rows in (("q", queries), ("k", keys), ("v", keys)):
@@ -177,10 +184,20 @@ def adapted_shapes(config):
         if kind in ("a2d-qwen3", "sdar"):
             shapes |= {f"{here}self_attn.{one}_norm.weight": (head,) for one in "qk"}
         shapes[here + "self_attn.o_proj.weight"] = (width, queries)
-        shapes |= {f"{here}mlp.{one}_proj.weight": (config["intermediate_size"], width) for one in ("gate", "up")}
+        shapes |= {
+            f"{here}mlp.{one}_proj.weight": (config["intermediate_size"], width)
+            for one in ("gate", "up")
+        }
         shapes[here + "mlp.down_proj.weight"] = (width, config["intermediate_size"])
-        shapes |= {f"{here}{norm}.weight": (width,) for norm in ("input_layernorm", "post_attention_layernorm")}
-    return shapes if config["tie_word_embeddings"] else {**shapes, "lm_head.weight": (config["vocab_size"], width)}
+        shapes |= {
+            f"{here}{norm}.weight": (width,)
+            for norm in ("input_layernorm", "post_attention_layernorm")
+        }
+    return (
+        shapes
+        if config["tie_word_embeddings"]
+        else {**shapes, "lm_head.weight": (config["vocab_size"], width)}
+    )
 
 
 # the second layer is dense; the shared expert and the bias are what no published checkpoint has
@@ -311,7 +328,10 @@ def llada_shapes(config):
 def dream_shapes(config):
     width, inner = config["hidden_size"], config["intermediate_size"]
     keys = width // config["num_attention_heads"] * config["num_key_value_heads"]
-    shapes = {"model.embed_tokens.weight": (config["vocab_size"], width), "model.norm.weight": (width,)}
+    shapes = {
+        "model.embed_tokens.weight": (config["vocab_size"], width),
+        "model.norm.weight": (width,),
+    }
     for i in range(config["num_hidden_layers"]):
         here = f"model.layers.{i}."
         for kind, rows in (("q", width), ("k", keys), ("v", keys)):
@@ -320,18 +340,27 @@ def dream_shapes(config):
         shapes[here + "self_attn.o_proj.weight"] = (width, width)
         shapes |= {f"{here}mlp.{kind}_proj.weight": (inner, width) for kind in ("gate", "up")}
         shapes[here + "mlp.down_proj.weight"] = (width, inner)
-        shapes |= {f"{here}{norm}.weight": (width,) for norm in ("input_layernorm", "post_attention_layernorm")}
+        shapes |= {
+            f"{here}{norm}.weight": (width,)
+            for norm in ("input_layernorm", "post_attention_layernorm")
+        }
     return {**shapes, "lm_head.weight": (config["vocab_size"], width)}
 
 
 def smdm_shapes(config, sink=0, gate=False):
     width, inner, text = config["n_embd"], config["intermediate_size"], config["padded_vocab_size"]
     head = width // config["n_head"]
-    shapes = {"transformer.wte.weight": (text + 1 + sink, width), "transformer.ln_f.weight": (width,)}
+    shapes = {
+        "transformer.wte.weight": (text + 1 + sink, width),
+        "transformer.ln_f.weight": (width,),
+    }
     for i in range(config["n_layer"]):
         here = f"transformer.h.{i}."
         shapes |= {f"{here}norm_{n}.weight": (width,) for n in (1, 2)}
-        shapes[here + "attn.attn.weight"] = ((config["n_head"] + 2 * config["n_query_groups"]) * head, width)
+        shapes[here + "attn.attn.weight"] = (
+            (config["n_head"] + 2 * config["n_query_groups"]) * head,
+            width,
+        )
         shapes[here + "attn.proj.weight"] = (width, width)
         shapes |= {f"{here}mlp.swiglu.w{n}.weight": (inner, width) for n in (1, 2)}
         shapes[here + "mlp.swiglu.w3.weight"] = (width, inner)
@@ -355,7 +384,10 @@ def dit_shapes(config):
         linear |= {f"{here}mlp.0": (4 * width, width), f"{here}mlp.2": (width, 4 * width)}
         linear[here + "adaLN_modulation"] = (6 * width, condition)
         shapes |= {f"{here}norm{n}.weight": (width,) for n in (1, 2)}
-        shapes |= {f"{here}attn_qkv.weight": (3 * width, width), f"{here}attn_out.weight": (width, width)}
+        shapes |= {
+            f"{here}attn_qkv.weight": (3 * width, width),
+            f"{here}attn_out.weight": (width, width),
+        }
     for name, shape in linear.items():
         shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
     return {f"backbone.{name}": shape for name, shape in shapes.items()}
@@ -371,19 +403,32 @@ def llada_moe_shapes(config):
     width, heads = config["hidden_size"], config["num_attention_heads"]
     head, shared = width // heads, config["shared_expert_intermediate_size"]
     keys = head * config["num_key_value_heads"]
-    shapes = {"model.embed_tokens.weight": (config["vocab_size"], width), "model.norm.weight": (width,)}
+    shapes = {
+        "model.embed_tokens.weight": (config["vocab_size"], width),
+        "model.norm.weight": (width,),
+    }
     for i, is_moe in enumerate(config["moe_layer_freq"]):
         here = f"model.layers.{i}."
-        for kind, shape in (("q", (width, width)), ("k", (keys, width)), ("v", (keys, width)), ("o", (width, width))):
+        for kind, shape in (
+            ("q", (width, width)),
+            ("k", (keys, width)),
+            ("v", (keys, width)),
+            ("o", (width, width)),
+        ):
             shapes[f"{here}self_attn.{kind}_proj.weight"] = shape
         shapes |= {f"{here}self_attn.{kind}_norm.weight": (head,) for kind in "qk"}
-        shapes |= {f"{here}{norm}.weight": (width,) for norm in ("input_layernorm", "post_attention_layernorm")}
+        shapes |= {
+            f"{here}{norm}.weight": (width,)
+            for norm in ("input_layernorm", "post_attention_layernorm")
+        }
         if not is_moe:
             shapes |= _mlp_shapes(here + "mlp.", width, config["dense_intermediate_size"])
             continue
         shapes[here + "mlp.gate.weight"] = (config["num_experts"], width)
         for expert in range(config["num_experts"]):
-            shapes |= _mlp_shapes(f"{here}mlp.experts.{expert}.", width, config["expert_intermediate_size"])
+            shapes |= _mlp_shapes(
+                f"{here}mlp.experts.{expert}.", width, config["expert_intermediate_size"]
+            )
         if config["moe_router_enable_expert_bias"]:
             shapes[here + "mlp.expert_bias"] = (config["num_experts"],)
         if shared is not None:
@@ -394,7 +439,10 @@ def llada_moe_shapes(config):
 def llada2_shapes(config):
     width, head, inner = config["hidden_size"], config["head_dim"], config["moe_intermediate_size"]
     queries, keys = (config[f"num_{kind}_heads"] * head for kind in ("attention", "key_value"))
-    shapes = {"model.word_embeddings.weight": (config["vocab_size"], width), "model.norm.weight": (width,)}
+    shapes = {
+        "model.word_embeddings.weight": (config["vocab_size"], width),
+        "model.norm.weight": (width,),
+    }
     for i in range(config["num_hidden_layers"]):
         here = f"model.layers.{i}."
         shapes[here + "attention.query_key_value.weight"] = (queries + 2 * keys, width)
@@ -402,7 +450,10 @@ def llada2_shapes(config):
             shapes[here + "attention.query_key_value.bias"] = (queries + 2 * keys,)
         shapes[here + "attention.dense.weight"] = (width, queries)
         shapes |= {f"{here}attention.{kind}_layernorm.weight": (head,) for kind in ("query", "key")}
-        shapes |= {f"{here}{norm}.weight": (width,) for norm in ("input_layernorm", "post_attention_layernorm")}
+        shapes |= {
+            f"{here}{norm}.weight": (width,)
+            for norm in ("input_layernorm", "post_attention_layernorm")
+        }
         if i < config["first_k_dense_replace"]:
             shapes |= _mlp_shapes(here + "mlp.", width, config["intermediate_size"])
             continue
@@ -410,7 +461,9 @@ def llada2_shapes(config):
         shapes[here + "mlp.gate.expert_bias"] = (config["num_experts"],)
         for expert in range(config["num_experts"]):
             shapes |= _mlp_shapes(f"{here}mlp.experts.{expert}.", width, inner)
-        shapes |= _mlp_shapes(here + "mlp.shared_experts.", width, inner * config["num_shared_experts"])
+        shapes |= _mlp_shapes(
+            here + "mlp.shared_experts.", width, inner * config["num_shared_experts"]
+        )
     return {**shapes, "lm_head.weight": (config["vocab_size"], width)}
 
 
@@ -436,7 +489,9 @@ def write(folder, config, tensors, shards=1):
         part = {name: tensors[name] for name in names[number::shards]}
         save_file(part, folder / file, metadata={"format": "pt"})
         places |= dict.fromkeys(part, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": places})
+    )
     return folder
 
 
@@ -474,7 +529,9 @@ def bd3lm(folder, **fields):
     config = {**BD3LM, **fields}
     tensors = random_tensors(dit_shapes(config))
     # bounds of the noise of its training, which are stored with the weights
-    tensors |= {f"sampling_eps_{end}": torch.tensor(config[f"sampling_eps_{end}"]) for end in ("min", "max")}
+    tensors |= {
+        f"sampling_eps_{end}": torch.tensor(config[f"sampling_eps_{end}"]) for end in ("min", "max")
+    }
     return write(folder, config, tensors), tensors
 
 
@@ -494,7 +551,9 @@ def poison(folder):
     """Python files that say so if anyone runs them; returns the file that would then exist."""
     ran = Path(folder) / "ran"
     for module in ("modeling", "configuration", "tokenization"):
-        (Path(folder) / f"{module}_x.py").write_text(f"open({str(ran)!r}, 'w')\nraise RuntimeError('code was run')")
+        (Path(folder) / f"{module}_x.py").write_text(
+            f"open({str(ran)!r}, 'w')\nraise RuntimeError('code was run')"
+        )
     path = Path(folder) / "config.json"
     config = json.loads(path.read_text())
     config["auto_map"] = {
@@ -507,15 +566,34 @@ def poison(folder):
 
 
 def save_llada_tokenizer(folder, template=None):
-    """tokenizer.json with the chat tokens of LLaDA behind a small vocabulary; the mask is no `mask_token`."""
+    """tokenizer.json with the chat tokens of LLaDA behind a small vocabulary; the mask is no
+    `mask_token`.
+    """
     tokenizer = tiny_tokenizer()
     data = json.loads(tokenizer.backend_tokenizer.to_str())
-    special = ["<|startoftext|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|mdm_mask|>"]
+    special = [
+        "<|startoftext|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+        "<|mdm_mask|>",
+    ]
     first = len(tokenizer)
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    data["added_tokens"] += [{"id": first + i, "content": text, **flags} for i, text in enumerate(special)]
+    flags = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+    data["added_tokens"] += [
+        {"id": first + i, "content": text, **flags} for i, text in enumerate(special)
+    ]
     (Path(folder) / "tokenizer.json").write_text(json.dumps(data))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "auto_map": {"AutoTokenizer": ["tokenization_x.T", None]}}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "auto_map": {"AutoTokenizer": ["tokenization_x.T", None]},
+    }
     if template:
         settings["chat_template"] = template
     (Path(folder) / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -523,11 +601,17 @@ def save_llada_tokenizer(folder, template=None):
 
 
 def save_adapted_tokenizer(folder, name):
-    """tokenizer.json with a chat's tokens and [MASK], which is special but not named as the mask token."""
+    """tokenizer.json with a chat's tokens and [MASK], which is special but not named as the mask
+    token.
+    """
     ids = save_llada_tokenizer(folder)
     text = (Path(folder) / "tokenizer.json").read_text()
     end = "<|eot_id|>" if name == "a2d-llama" else "<|im_end|>"
-    for old, new in (("<|mask|>", "<|plain|>"), ("<|mdm_mask|>", UNSAID[name]), ("<|eot_id|>", end)):
+    for old, new in (
+        ("<|mask|>", "<|plain|>"),
+        ("<|mdm_mask|>", UNSAID[name]),
+        ("<|eot_id|>", end),
+    ):
         text = text.replace(json.dumps(old), json.dumps(new))
         ids = {new if one == old else one: number for one, number in ids.items()}
     (Path(folder) / "tokenizer.json").write_text(text)
@@ -535,18 +619,31 @@ def save_adapted_tokenizer(folder, name):
 
 
 def save_dream_tokenizer(folder, *more):
-    """vocab.json and merges.txt as Qwen2 has them, two special tokens and more, and a class that only code has."""
+    """vocab.json and merges.txt as Qwen2 has them, two special tokens and more, and a class that
+    only code has.
+    """
     from tokenizers.pre_tokenizers import ByteLevel
 
     letters = sorted(ByteLevel.alphabet())
-    vocabulary = {letter: i for i, letter in enumerate(letters)} | {"he": len(letters), "hel": len(letters) + 1}
+    vocabulary = {letter: i for i, letter in enumerate(letters)} | {
+        "he": len(letters),
+        "hel": len(letters) + 1,
+    }
     (Path(folder) / "vocab.json").write_text(json.dumps(vocabulary))
     (Path(folder) / "merges.txt").write_text("#version: 0.2\nh e\nhe l\n")
     added = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|beginoftext|>", "<|mask|>", *more]
-    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    flags = {
+        "lstrip": False,
+        "normalized": False,
+        "rstrip": False,
+        "single_word": False,
+        "special": True,
+    }
     first = len(vocabulary)
     settings = {
-        "added_tokens_decoder": {str(first + i): {"content": text, **flags} for i, text in enumerate(added)},
+        "added_tokens_decoder": {
+            str(first + i): {"content": text, **flags} for i, text in enumerate(added)
+        },
         "tokenizer_class": "DreamTokenizer",
         "auto_map": {"AutoTokenizer": ["tokenization_x.DreamTokenizer", None]},
         "bos_token": "<|beginoftext|>",

@@ -1,6 +1,8 @@
-"""What a scheduler does: it starts workers on one run, kills some, and starts others, in other numbers.
+"""What a scheduler does: it starts workers on one run, kills some, and starts others, in other
+numbers.
 
-As a script, `scheduler.py FOLDER SEED KIND…` does so until a run of each kind is whole, and prints how that went.
+As a script, `scheduler.py FOLDER SEED KIND…` does so until a run of each kind is whole, and prints
+how that went.
 """
 
 import json
@@ -32,16 +34,26 @@ def sleeping(out: Path, worker: Processes) -> None:
 def traced(out: Path, worker: Processes) -> None:
     from sinklab.lab.studies.trace.study import StudySettings, study
 
-    how: dict[str, Any] = {"new_tokens": 6, "block_length": None, "mask_sinks": (1,), "heldout": "", "twin": True}
+    how: dict[str, Any] = {
+        "new_tokens": 6,
+        "block_length": None,
+        "mask_sinks": (1,),
+        "heldout": "",
+        "twin": True,
+    }
     prompts = tuple(f"The sea {number}" for number in range(8))
-    study(tiny_loaded(1), out, StudySettings(prompts=prompts, temperature=1.0, **how), worker=worker)
+    study(
+        tiny_loaded(1), out, StudySettings(prompts=prompts, temperature=1.0, **how), worker=worker
+    )
 
 
 def evaluated(out: Path, worker: Processes) -> None:
     from sinklab.lab.studies.benchmarks.run import evaluate
     from sinklab.lab.studies.benchmarks.study import EvalSettings
 
-    settings = EvalSettings(block_length=None, mc_samples=2, limit=6, batch=2, mask_sinks=1, record_sinks=1)
+    settings = EvalSettings(
+        block_length=None, mc_samples=2, limit=6, batch=2, mask_sinks=1, record_sinks=1
+    )
     evaluate(settings, tiny_loaded(1), out, task_objects=toy_tasks(given_text()), worker=worker)
 
 
@@ -62,7 +74,9 @@ def together(job: Job, out: Path, count: int, kills: list[float], log: Path) -> 
 
 
 def sweep(kind: str, folder: Path, seed: int) -> dict[str, Any]:
-    """A run by 1 to 4 workers, of which all are killed, then by another number, and so on until it is whole."""
+    """A run by 1 to 4 workers, of which all are killed, then by another number, and so on until it
+    is whole.
+    """
     dice, log, out = random.Random(f"{seed} {kind}"), folder / "log.txt", folder / "run"
     began = time.perf_counter()
     assert together(JOBS[kind], out, 2, [], log) == [0, 0], log.read_text()
@@ -76,18 +90,28 @@ def sweep(kind: str, folder: Path, seed: int) -> dict[str, Any]:
         ends.append(together(JOBS[kind], out, count, kills, log))
     found = _by_key(contents(out))
     apart = sorted(name for name in {*found, *whole} if found.get(name) != whole.get(name))
-    return {"kind": kind, "workers": counts, "ends": ends, "apart": apart, "log": log.read_text()[-2000:]}
+    return {
+        "kind": kind,
+        "workers": counts,
+        "ends": ends,
+        "apart": apart,
+        "log": log.read_text()[-2000:],
+    }
 
 
 def _by_key(files: dict[str, Any]) -> dict[str, Any]:
     """What differs by worker left out or joined: who answered what stands in files of its own."""
-    answers = sorted(line for name, lines in files.items() if name.startswith("requests-") for line in lines)
+    answers = sorted(
+        line for name, lines in files.items() if name.startswith("requests-") for line in lines
+    )
     kept = {name: one for name, one in files.items() if not name.startswith("requests-")}
     return kept | ({"requests": answers} if answers else {})
 
 
 def efficiency(folder: Path, units: int, least: float, workers: int) -> dict[str, Any]:
-    """Seconds that units asked for, over those that workers had, from the first start to the last end."""
+    """Seconds that units asked for, over those that workers had, from the first start to the last
+    end.
+    """
     settings = Sleeping.Settings(units=units, least=least)
     began = time.perf_counter()
     ends = together(
@@ -107,7 +131,12 @@ def efficiency(folder: Path, units: int, least: float, workers: int) -> dict[str
         "workers": workers,
         "units_by_worker": done,
     }
-    found = {"asked_s": asked, "slept_s": took, "took_s": seconds, "efficiency": asked / (workers * seconds)}
+    found = {
+        "asked_s": asked,
+        "slept_s": took,
+        "took_s": seconds,
+        "efficiency": asked / (workers * seconds),
+    }
     return about | {name: round(value, 4) for name, value in found.items()} | {"ends": ends}
 
 

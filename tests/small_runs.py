@@ -1,7 +1,8 @@
-"""A run of seconds of every kind, killed where one likes, and gone on with: what is left must equal a whole one.
+"""A run of seconds of every kind, killed where one likes, and gone on with: what is left must equal
+a whole one.
 
-As a script, `small_runs.py FOLDER KIND=KILLS,FAILS …` kills and fails runs at these shares of their write steps, and
-prints what went wrong.
+As a script, `small_runs.py FOLDER KIND=KILLS,FAILS …` kills and fails runs at these shares of their
+write steps, and prints what went wrong.
 """
 
 import contextlib
@@ -38,7 +39,8 @@ from tiny_diffusion import TEXT, tiny_loaded
 from tiny_tasks import toy_tasks
 from tiny_training import tiny_settings, uneven_documents
 
-# how long something took, when and where it was, and whether a training run was resumed, which is among its settings
+# how long something took, when and where it was, and whether a training run was resumed, which is
+# among its settings
 TIMED = r"^host$|^began$|^took$|second|time|date|per_s|_ms$|ms_per|^ratio$|created|versions|checksums|^resume$"
 
 
@@ -84,7 +86,12 @@ class Sleeping(Study):
         for unit in work.samples:
             began = time.time()
             time.sleep(work.plan[unit])
-            row = {"unit": [unit], "asked": [work.plan[unit]], "began": [began], "took": [time.time() - began]}
+            row = {
+                "unit": [unit],
+                "asked": [work.plan[unit]],
+                "began": [began],
+                "took": [time.time() - began],
+            }
             work.run.table("slept", row | {"host": [os.getpid()]}, part=unit)
 
     def finish(self, work: Work) -> None:
@@ -100,8 +107,17 @@ def units(place: Path, resume: bool) -> None:
 def trace(place: Path, resume: bool, twin: bool = True) -> None:
     from sinklab.lab.studies.trace.study import StudySettings, study
 
-    texts: dict[str, Any] = {"prompts": ("The sea", "The old man"), "new_tokens": 3, "block_length": None}
-    heldout = {"heldout": str(given_text() / "held.txt"), "heldout_rows": 2, "heldout_length": 16, "ks": (0, 1)}
+    texts: dict[str, Any] = {
+        "prompts": ("The sea", "The old man"),
+        "new_tokens": 3,
+        "block_length": None,
+    }
+    heldout = {
+        "heldout": str(given_text() / "held.txt"),
+        "heldout_rows": 2,
+        "heldout_length": 16,
+        "ks": (0, 1),
+    }
     study(tiny_loaded(1), place, StudySettings(**texts, **heldout, twin=twin), resume=resume)
 
 
@@ -109,13 +125,17 @@ def curve(place: Path, resume: bool) -> None:
     from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
 
     text = {"heldout": str(given_text() / "held.txt"), "rows": 2, "length": 16}
-    masking_curve(tiny_loaded(), place, CurveSettings(ks=(0, 1), controls=("random",), **text), resume=True)
+    masking_curve(
+        tiny_loaded(), place, CurveSettings(ks=(0, 1), controls=("random",), **text), resume=True
+    )
 
 
 def battery(place: Path, resume: bool) -> None:
     from sinklab.lab.studies.battery.study import BatterySettings, score_battery
 
-    asked = BatterySettings(skills=("copying",), levels=(1,), problems=2, ks=(2,), new_tokens=2, twin=False)
+    asked = BatterySettings(
+        skills=("copying",), levels=(1,), problems=2, ks=(2,), new_tokens=2, twin=False
+    )
     score_battery(tiny_loaded(), place, asked, resume=resume)
 
 
@@ -123,7 +143,14 @@ def probe(place: Path, resume: bool) -> None:
     from sinklab.lab.studies.contents.study import ContentsSettings, sink_contents
 
     prompts = tuple(TEXT[start : start + 12] for start in range(0, 24, 8))
-    read: dict[str, Any] = {"choose": "strongest", "every": 2, "folds": 3, "classes": 4, "resamples": 5, "layers": (1,)}
+    read: dict[str, Any] = {
+        "choose": "strongest",
+        "every": 2,
+        "folds": 3,
+        "classes": 4,
+        "resamples": 5,
+        "layers": (1,),
+    }
     settings = ContentsSettings(prompts=prompts, new_tokens=4, block_length=2, twin=False, **read)
     sink_contents(tiny_loaded(1), place, settings, resume=resume)
 
@@ -148,8 +175,15 @@ def evaluated(place: Path, resume: bool) -> None:
     from sinklab.lab.studies.benchmarks.run import evaluate
     from sinklab.lab.studies.benchmarks.study import EvalSettings
 
-    settings = EvalSettings(block_length=None, mc_samples=2, limit=2, batch=1, mask_sinks=1, record_sinks=1)
-    evaluate(replace(settings, resume=resume), tiny_loaded(1), place, task_objects=toy_tasks(given_text()))
+    settings = EvalSettings(
+        block_length=None, mc_samples=2, limit=2, batch=1, mask_sinks=1, record_sinks=1
+    )
+    evaluate(
+        replace(settings, resume=resume),
+        tiny_loaded(1),
+        place,
+        task_objects=toy_tasks(given_text()),
+    )
 
 
 def table1(place: Path, resume: bool) -> None:
@@ -161,17 +195,34 @@ def table1(place: Path, resume: bool) -> None:
     def toy(settings: EvalSettings, model: Any, out: Path, **how: Any) -> Path:
         return evaluate(settings, model, out, task_objects=toy_tasks(given_text())[:1], **how)
 
-    settings = EvalSettings(tasks=("toy_texts",), block_length=None, limit=2, batch=1, record_sinks=0, new_tokens=3)
-    with patch.object(run, "evaluate", toy), patch.object(run, "_check_tasks", lambda settings: None):
-        run.table1({"model": lambda: tiny_loaded(1)}, settings, place, Plan(ks=(0, 2), controls=("sinks",)))
+    settings = EvalSettings(
+        tasks=("toy_texts",), block_length=None, limit=2, batch=1, record_sinks=0, new_tokens=3
+    )
+    with (
+        patch.object(run, "evaluate", toy),
+        patch.object(run, "_check_tasks", lambda settings: None),
+    ):
+        run.table1(
+            {"model": lambda: tiny_loaded(1)}, settings, place, Plan(ks=(0, 2), controls=("sinks",))
+        )
 
 
 def train(place: Path, resume: bool) -> None:
     from sinklab.lab.training import train
 
     often = {"eval_every": 3, "save_every": 2, "monitor_every": 2, "monitor_rows": 2, "keep": 1}
-    settings = tiny_settings(given_text() / "text.jsonl", steps=5, heldout_rows=4, shuffle_rows=7, **often)
-    train(replace(settings, sink_kind="token", sink_count=1, out=str(place), resume=resume and place.exists()))
+    settings = tiny_settings(
+        given_text() / "text.jsonl", steps=5, heldout_rows=4, shuffle_rows=7, **often
+    )
+    train(
+        replace(
+            settings,
+            sink_kind="token",
+            sink_count=1,
+            out=str(place),
+            resume=resume and place.exists(),
+        )
+    )
 
 
 def report(place: Path, resume: bool) -> None:
@@ -184,7 +235,8 @@ def report(place: Path, resume: bool) -> None:
 
 
 KINDS: dict[str, Callable[[Path, bool], None]] = {
-    each.__name__: each for each in (units, trace, curve, table1, battery, probe, caches, train, report)
+    each.__name__: each
+    for each in (units, trace, curve, table1, battery, probe, caches, train, report)
 } | {"eval": evaluated}
 
 
@@ -194,7 +246,11 @@ def contents(place: Path) -> dict[str, Any]:
     for path in sorted(place.rglob("*")):
         name = re.sub(r"_\d{4}-\d\d-\d\dT.*(?=\.json)", "", str(path.relative_to(place)))
         # where nobody had to go on with a run, the claim of one that was killed may lie there
-        if not path.is_file() or ".claims" in path.parts or path.name in ("training_args.bin", "trainer_state.json"):
+        if (
+            not path.is_file()
+            or ".claims" in path.parts
+            or path.name in ("training_args.bin", "trainer_state.json")
+        ):
             continue
         if path.suffix == ".parquet":
             table = pd.read_parquet(path)
@@ -214,13 +270,17 @@ def contents(place: Path) -> dict[str, Any]:
 def _untimed(value: Any) -> Any:
     if isinstance(value, dict):
         # the order in which tables were begun
-        value |= {"tables": sorted(value["tables"])} if isinstance(value.get("tables"), list) else {}
+        value |= (
+            {"tables": sorted(value["tables"])} if isinstance(value.get("tables"), list) else {}
+        )
         return {key: _untimed(one) for key, one in value.items() if not re.search(TIMED, key)}
     return [_untimed(one) for one in value] if isinstance(value, list) else value
 
 
 def difference(place: Path, whole: dict[str, Any]) -> str:
-    """In which files a run differs from a whole one, or from its own checksums; empty where it does not."""
+    """In which files a run differs from a whole one, or from its own checksums; empty where it does
+    not.
+    """
     found = contents(place)
     apart = {name for name in {*found, *whole} if found.get(name) != whole.get(name)}
     for path in place.rglob("run.json"):
@@ -229,7 +289,9 @@ def difference(place: Path, whole: dict[str, Any]) -> str:
 
 
 def launched(work: Callable[[], object], log: Path | None = None) -> int:
-    """The number of a fork that does some work, and ends with status 1 if that fails; what it says goes to a file."""
+    """The number of a fork that does some work, and ends with status 1 if that fails; what it says
+    goes to a file.
+    """
     if child := os.fork():
         return child
     status = 1
@@ -247,8 +309,12 @@ def launched(work: Callable[[], object], log: Path | None = None) -> int:
         os._exit(status)
 
 
-def forked(work: Callable[[], object], seconds: float | None = None, log: Path | None = None) -> int:
-    """The exit status of some work in a fork; below zero where a signal ended it, as it does after `seconds`."""
+def forked(
+    work: Callable[[], object], seconds: float | None = None, log: Path | None = None
+) -> int:
+    """The exit status of some work in a fork; below zero where a signal ended it, as it does after
+    `seconds`.
+    """
     child = launched(work, log)
     if seconds is not None:
         time.sleep(seconds)
@@ -280,15 +346,18 @@ def watched(place: Path, at_step: Step) -> None:
 
 
 def is_drawn(share: float, *what: object) -> bool:
-    """Whether this one belongs to the share that is tried: the same ones in every run of the tests."""
+    """Whether this one belongs to the share that is tried: the same ones in every run of the
+    tests.
+    """
     return share >= 1 or random.Random(" ".join(map(str, what))).random() < share
 
 
 def steps_of(kind: str, folder: Path, share: float) -> list[str]:
-    """Every write step of a run in folder/run, in order; before a share of them, a copy in folder/left.
+    """Every write step of a run in folder/run, in order; before a share of them, a copy in
+    folder/left.
 
-    A copy is what a kill at that step leaves, without doing the run once more: what is not written yet is lost. None is
-    kept that equals the one before it.
+    A copy is what a kill at that step leaves, without doing the run once more: what is not written
+    yet is lost. None is kept that equals the one before it.
     """
     place, log, before = folder / "run", folder / "steps", [dict[str, bytes]()]
 
@@ -302,7 +371,9 @@ def steps_of(kind: str, folder: Path, share: float) -> list[str]:
                 # other threads write and rename meanwhile
                 for path in place.rglob("*"):
                     with contextlib.suppress(OSError):
-                        found[str(path.relative_to(place))] = path.read_bytes() if path.is_file() else None
+                        found[str(path.relative_to(place))] = (
+                            path.read_bytes() if path.is_file() else None
+                        )
                 if found != before[0]:
                     keep(folder / "left" / str(number), found)
                 before[0] = found
@@ -312,7 +383,8 @@ def steps_of(kind: str, folder: Path, share: float) -> list[str]:
         (folder / "modules").write_text("\n".join(sys.modules))
 
     assert forked(work, log=folder / "log.txt") == 0, (folder / "log.txt").read_text()
-    # the forks to come need not import each for itself; what was imported stays, and need not be looked at again
+    # the forks to come need not import each for itself; what was imported stays, and need not be
+    # looked at again
     for name in (folder / "modules").read_text().splitlines():
         with contextlib.suppress(Exception):
             importlib.import_module(name)
@@ -354,7 +426,9 @@ def resumed(kind: str, place: Path, whole: dict[str, Any], log: Path) -> str:
     return ""
 
 
-def every_write(kind: str, folder: Path, share: float = 1.0, fails: float = 1.0) -> tuple[int, list[str]]:
+def every_write(
+    kind: str, folder: Path, share: float = 1.0, fails: float = 1.0
+) -> tuple[int, list[str]]:
     """How often a run was killed or made to fail, and what did not go on to the same end.
 
     Args:
@@ -367,7 +441,10 @@ def every_write(kind: str, folder: Path, share: float = 1.0, fails: float = 1.0)
     steps, whole = steps_of(kind, folder, share), contents(place)
     for number, step in enumerate(steps):
         left = folder / "left" / str(number)
-        for how, is_tried in (("killed", left.is_dir()), ("failed", is_drawn(fails, kind, number, "failed"))):
+        for how, is_tried in (
+            ("killed", left.is_dir()),
+            ("failed", is_drawn(fails, kind, number, "failed")),
+        ):
             if not is_tried:
                 continue
             shutil.rmtree(place, ignore_errors=True)

@@ -1,4 +1,6 @@
-"""The house rules: two rings, imports that run one way, a core of bounded size, no splinters, no drawers."""
+"""The house rules: two rings, imports that run one way, a core of bounded size, no splinters, no
+drawers.
+"""
 
 import ast
 import collections
@@ -14,7 +16,9 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "sinklab"
 EVERYWHERE = {"errors", "registry"}
-CORE = {"attention", "diffusion", "sinks", "sampling", "models", "probing"} | EVERYWHERE | {"compat"}
+CORE = (
+    {"attention", "diffusion", "sinks", "sampling", "models", "probing"} | EVERYWHERE | {"compat"}
+)
 MAY_IMPORT = {
     # the core ring: what is read to understand the lab and to extend it
     "errors": set(),
@@ -56,35 +60,58 @@ FUNCTION_LINES_P90, PARAMETERS_P90 = 45, 4
 def modules(source: Path) -> dict[str, ast.Module]:
     """Dotted name -> syntax tree; a package has the name of its folder."""
     names = {
-        path: ".".join(("sinklab", *path.relative_to(source).with_suffix("").parts)) for path in source.rglob("*.py")
+        path: ".".join(("sinklab", *path.relative_to(source).with_suffix("").parts))
+        for path in source.rglob("*.py")
     }
-    return {name.removesuffix(".__init__"): parsed(path.read_text("utf-8")) for path, name in names.items()}
+    return {
+        name.removesuffix(".__init__"): parsed(path.read_text("utf-8"))
+        for path, name in names.items()
+    }
 
 
 parsed = functools.cache(ast.parse)
 
 
 def imports(name: str, trees: dict[str, ast.Module], is_package: bool) -> set[str]:
-    """Modules of ours that `name` imports anywhere: in functions, under TYPE_CHECKING, by import_module("…")."""
+    """Modules of ours that `name` imports anywhere: in functions, under TYPE_CHECKING, by
+    import_module("…").
+    """
     found = set()
     for node in ast.walk(trees[name]):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            up = name.split(".")[: len(name.split(".")) - node.level + is_package] if node.level else []
+            up = (
+                name.split(".")[: len(name.split(".")) - node.level + is_package]
+                if node.level
+                else []
+            )
             base = ".".join([*up, *([node.module] if node.module else [])])
-            dotted = {alias.name: f"{base}.{alias.name}" for alias in node.names if alias.name != "__version__"}
+            dotted = {
+                alias.name: f"{base}.{alias.name}"
+                for alias in node.names
+                if alias.name != "__version__"
+            }
             found |= {full if full in trees else base for full in dotted.values()}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
-            found |= {arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+            ("import_module", "__import__")
+        ):
+            found |= {
+                arg.value
+                for arg in node.args
+                if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+            }
     return {target for target in found if target.split(".")[0] == "sinklab"}
 
 
 def import_graph(source: Path) -> dict[str, set[str]]:
     trees = modules(source)
-    # The package's own __init__ re-exports the rooms: it is nobody's room and imports what it likes.
+    # The package's own __init__ re-exports the rooms: it is nobody's room and imports what it
+    # likes.
     return {
-        name: imports(name, trees, (source.parent / name.replace(".", "/")).is_dir()) for name in trees if "." in name
+        name: imports(name, trees, (source.parent / name.replace(".", "/")).is_dir())
+        for name in trees
+        if "." in name
     }
 
 
@@ -110,7 +137,9 @@ def broken_rules(source: Path) -> list[str]:
         if room == "studies":
             others = {study_of(target) for target in targets if room_of(target) == "studies"}
             if wrong := others - {study_of(name), "", *SHARED_BY_STUDIES}:
-                broken.append(f"{name}: no study imports another, but this one imports {sorted(wrong)}")
+                broken.append(
+                    f"{name}: no study imports another, but this one imports {sorted(wrong)}"
+                )
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -120,25 +149,44 @@ def broken_rules(source: Path) -> list[str]:
 
 def oversized(trees: dict[str, ast.Module]) -> list[str]:
     """Modules and functions that are too long, and functions with too many parameters."""
-    spans = {name: max((node.end_lineno or 0 for node in tree.body), default=0) for name, tree in trees.items()}
-    broken = [f"{name}: {lines} lines, at most {MODULE_LINES}" for name, lines in spans.items() if lines > MODULE_LINES]
+    spans = {
+        name: max((node.end_lineno or 0 for node in tree.body), default=0)
+        for name, tree in trees.items()
+    }
+    broken = [
+        f"{name}: {lines} lines, at most {MODULE_LINES}"
+        for name, lines in spans.items()
+        if lines > MODULE_LINES
+    ]
     lengths, counts = [], []
     for name, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 # a kernel of a GPU is handed numbers and addresses one by one
-                is_kernel = any(ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list)
-                given = [] if is_kernel else [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                is_kernel = any(
+                    ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list
+                )
+                given = (
+                    []
+                    if is_kernel
+                    else [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                )
                 lengths.append(((node.end_lineno or 0) - node.lineno + 1, f"{name}.{node.name}"))
-                counts.append((sum(one.arg not in ("self", "cls") for one in given), f"{name}.{node.name}"))
+                counts.append(
+                    (sum(one.arg not in ("self", "cls") for one in given), f"{name}.{node.name}")
+                )
     for found, limit, usual, what in (
         (lengths, FUNCTION_LINES, FUNCTION_LINES_P90, "lines"),
         (counts, PARAMETERS, PARAMETERS_P90, "parameters"),
     ):
         found.sort()
-        broken += [f"{name}: {number} {what}, at most {limit}" for number, name in found if number > limit]
+        broken += [
+            f"{name}: {number} {what}, at most {limit}" for number, name in found if number > limit
+        ]
         if found and found[int(0.9 * (len(found) - 1))][0] > usual:
-            broken.append(f"90th percentile of {what} of functions over {usual}: {found[-len(found) // 10 :]}")
+            broken.append(
+                f"90th percentile of {what} of functions over {usual}: {found[-len(found) // 10 :]}"
+            )
     return broken
 
 
@@ -149,10 +197,19 @@ def code_lines(text: str) -> int:
         line
         for node in ast.walk(parsed(text))
         for item in (node.body if isinstance(getattr(node, "body", None), list) else [])
-        if isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant) and isinstance(item.value.value, str)
+        if isinstance(item, ast.Expr)
+        and isinstance(item.value, ast.Constant)
+        and isinstance(item.value.value, str)
         for line in range(item.lineno, (item.end_lineno or 0) + 1)
     }
-    empty = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.COMMENT}
+    empty = {
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+        tokenize.COMMENT,
+    }
     lines = {
         line
         for token in tokenize.generate_tokens(io.StringIO(text).readline)
@@ -164,22 +221,36 @@ def code_lines(text: str) -> int:
 
 def sizes(source: Path) -> dict[str, int]:
     return {
-        ".".join(("sinklab", *path.relative_to(source).with_suffix("").parts)): code_lines(path.read_text("utf-8"))
+        ".".join(("sinklab", *path.relative_to(source).with_suffix("").parts)): code_lines(
+            path.read_text("utf-8")
+        )
         for path in source.rglob("*.py")
     }
 
 
 def splinters(source: Path) -> list[str]:
-    """Small modules with one importer: they belong to it, unless they are small because they are registered."""
-    importers = collections.Counter(target for targets in import_graph(source).values() for target in targets)
+    """Small modules with one importer: they belong to it, unless they are small because they are
+    registered.
+    """
+    importers = collections.Counter(
+        target for targets in import_graph(source).values() for target in targets
+    )
     size, trees = sizes(source), modules(source)
     exempt = {f"sinklab.{name}" for name in ("errors", "registry", "compat")}
     exempt |= {name for name, tree in trees.items() if any(map(registers, ast.walk(tree)))}
-    return [name for name in size if size[name] < SPLINTER and importers[name] == 1 and name not in exempt]
+    return [
+        name
+        for name in size
+        if size[name] < SPLINTER and importers[name] == 1 and name not in exempt
+    ]
 
 
 def registers(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "register"
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "register"
+    )
 
 
 def test_the_house_rules_hold() -> None:
@@ -204,9 +275,13 @@ def test_every_room_of_the_table_exists(room: str) -> None:
 def test_the_files_that_the_page_names_exist() -> None:
     root = SOURCE.parents[1]
     page = (root / "ARCHITECTURE.md").read_text("utf-8")
-    named = [path for words in re.findall(r"`([\w/{},.]+/[\w{},.]*)`", page) for path in spelt_out(words)]
+    named = [
+        path for words in re.findall(r"`([\w/{},.]+/[\w{},.]*)`", page) for path in spelt_out(words)
+    ]
     assert len(named) > 60
-    assert [path for path in named if not (SOURCE / path).exists() and not (root / path).exists()] == []
+    assert [
+        path for path in named if not (SOURCE / path).exists() and not (root / path).exists()
+    ] == []
 
 
 def spelt_out(path: str) -> list[str]:
@@ -220,7 +295,11 @@ def spelt_out(path: str) -> list[str]:
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("sinks/rules.py", "def f():\n    import sinklab.core.models", "sinks may not import ['models']"),
+        (
+            "sinks/rules.py",
+            "def f():\n    import sinklab.core.models",
+            "sinks may not import ['models']",
+        ),
         ("sinks/rules.py", "from ..models import load", "sinks may not import ['models']"),
         (
             "sinks/rules.py",
@@ -231,18 +310,36 @@ def spelt_out(path: str) -> list[str]:
         ("sinks/rules.py", "def f():\n    from . import kinds", "import cycle: "),
         ("sinks/utils.py", "", "a drawer named {'utils'}"),
         ("toys/__init__.py", "", "no such room"),
-        ("studies/one/run.py", "from sinklab.lab.studies.two import run", "no study imports another"),
+        (
+            "studies/one/run.py",
+            "from sinklab.lab.studies.two import run",
+            "no study imports another",
+        ),
         ("sinks/rules.py", "x = 1\n" * 501, "501 lines, at most 500"),
-        ("sinks/rules.py", "def f():\n" + "    x = 1\n" * 90, "sinklab.core.sinks.rules.f: 91 lines"),
-        ("sinks/rules.py", f"def f({', '.join('abcdefghi')}): ...", "sinklab.core.sinks.rules.f: 9 parameters"),
+        (
+            "sinks/rules.py",
+            "def f():\n" + "    x = 1\n" * 90,
+            "sinklab.core.sinks.rules.f: 91 lines",
+        ),
+        (
+            "sinks/rules.py",
+            f"def f({', '.join('abcdefghi')}): ...",
+            "sinklab.core.sinks.rules.f: 9 parameters",
+        ),
         ("sinks/rules.py", "def f(a, b, c, d, e): ...", "90th percentile of parameters"),
-        ("sinks/rules.py", "@triton.jit\ndef f():\n" + "    x = 1\n" * 90, "sinklab.core.sinks.rules.f: 91 lines"),
+        (
+            "sinks/rules.py",
+            "@triton.jit\ndef f():\n" + "    x = 1\n" * 90,
+            "sinklab.core.sinks.rules.f: 91 lines",
+        ),
     ],
 )
 def test_a_broken_rule_is_seen(tmp_path: Path, file: str, text: str, message: str) -> None:
     source = tmp_path / "sinklab"
     tree = {"__init__.py": "__version__ = '0'", "models/__init__.py": "", "sinks/__init__.py": ""}
-    tree["sinks/kinds.py"] = "from sinklab import __version__\nfrom sinklab.core.sinks.rules import f"
+    tree["sinks/kinds.py"] = (
+        "from sinklab import __version__\nfrom sinklab.core.sinks.rules import f"
+    )
     tree["sinks/rules.py"] = "def f(): ..."
     tree["studies/two/run.py"] = ""
     for name, content in [*tree.items(), (file, text)]:
@@ -256,7 +353,12 @@ def test_a_broken_rule_is_seen(tmp_path: Path, file: str, text: str, message: st
 def test_a_splinter_is_seen(tmp_path: Path) -> None:
     source = tmp_path / "sinklab"
     source.mkdir()
-    files = {"__init__": "", "a": "from sinklab.b import f", "b": "def f(): ...", "c": "x = 1\n" * 60}
+    files = {
+        "__init__": "",
+        "a": "from sinklab.b import f",
+        "b": "def f(): ...",
+        "c": "x = 1\n" * 60,
+    }
     for name, text in files.items():
         (source / f"{name}.py").write_text(text, "utf-8")
     assert splinters(source) == ["sinklab.b"]
@@ -266,6 +368,8 @@ def test_a_splinter_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("room", sorted({*MAY_IMPORT} - {"cli", "__main__"}))
 def test_no_public_name_is_hidden_by_a_module_of_its_package(room: str) -> None:
-    """Importing a module sets it as an attribute of its package, over the function of the same name."""
+    """Importing a module sets it as an attribute of its package, over the function of the same
+    name.
+    """
     names = getattr(importlib.import_module(f"sinklab.{room}"), "__all__", [])
     assert not {path.stem for path in (SOURCE / room).glob("*.py")} & set(names)

@@ -1,6 +1,8 @@
-"""Whatever a file, a prompt or a template says: a value or one clear error, soon; never a traceback or a hang.
+"""Whatever a file, a prompt or a template says: a value or one clear error, soon; never a traceback
+or a hang.
 
-The cases follow from a seed, SINKLAB_FUZZ_SEED, which a failure names; another one tries other cases.
+The cases follow from a seed, SINKLAB_FUZZ_SEED, which a failure names; another one tries other
+cases.
 """
 
 import contextlib
@@ -61,9 +63,43 @@ ODD: list[Any] = [
     "x" * 5000,
     "\x1b]0;x\x07",
 ]
-ODD += ["\x00", "\ud800", "../../x", "/etc/passwd", "9" * 5000, [], {}, [0, 0], [True], [None], {"": {}}, [[[]]] * 3]
-BLOBS = [b"", b"\x00" * 8, b"\xff\xfe", b"\xef\xbb\xbf", b"[" * 10**5, b'{"a":' * 10**5, b'"', b"9" * 5000, b"\x1b[2J"]
-BLOBS += [b"NaN", b"{}", b"[]", b"null", b"1e999", b'"\\ud800"', b"\n" * 100, b"PK\x03\x04", b"\x80\x04", b"%PDF"]
+ODD += [
+    "\x00",
+    "\ud800",
+    "../../x",
+    "/etc/passwd",
+    "9" * 5000,
+    [],
+    {},
+    [0, 0],
+    [True],
+    [None],
+    {"": {}},
+    [[[]]] * 3,
+]
+BLOBS = [
+    b"",
+    b"\x00" * 8,
+    b"\xff\xfe",
+    b"\xef\xbb\xbf",
+    b"[" * 10**5,
+    b'{"a":' * 10**5,
+    b'"',
+    b"9" * 5000,
+    b"\x1b[2J",
+]
+BLOBS += [
+    b"NaN",
+    b"{}",
+    b"[]",
+    b"null",
+    b"1e999",
+    b'"\\ud800"',
+    b"\n" * 100,
+    b"PK\x03\x04",
+    b"\x80\x04",
+    b"%PDF",
+]
 
 
 class TooLong(BaseException):
@@ -149,10 +185,23 @@ def spoilt(file: Path, rng: random.Random) -> None:
     file.write_bytes(damaged(content, rng))
 
 
-def cases(folder: Path, work: Path, count: int, read: Callable[[Path], object], only: tuple[str, ...] = ("*",)) -> None:
+def cases(
+    folder: Path,
+    work: Path,
+    count: int,
+    read: Callable[[Path], object],
+    only: tuple[str, ...] = ("*",),
+) -> None:
     """Spoil one file of a folder, again and again from the start, and read the folder."""
     rng = random.Random(f"{SEED} {folder.name} {only}")
-    files = sorted({file.relative_to(folder) for pattern in only for file in folder.glob(pattern) if file.is_file()})
+    files = sorted(
+        {
+            file.relative_to(folder)
+            for pattern in only
+            for file in folder.glob(pattern)
+            if file.is_file()
+        }
+    )
     print(f"SINKLAB_FUZZ_SEED={SEED}: {count} cases of {folder.name}")
     for number in range(count):
         copied = work / "copy"
@@ -168,7 +217,11 @@ def cases(folder: Path, work: Path, count: int, read: Callable[[Path], object], 
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "run"
     with RunWriter(
-        folder, kind="study", model={"name": "tiny", "layers": [0, 1]}, settings={"a": {"b": [1]}}, seed=0
+        folder,
+        kind="study",
+        model={"name": "tiny", "layers": [0, 1]},
+        settings={"a": {"b": [1]}},
+        seed=0,
     ) as out:
         for part in range(2):
             out.table("tokens", {"step": [0, 1], "text": ["a", "b"]}, part=part)
@@ -213,12 +266,16 @@ def test_checkpoints(checkpoint: Path, tmp_path: Path) -> None:
 def test_prompts_corpora_and_answers(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
-    rows = [{"prompt": "What?", "text": "It was a dark and stormy night.", "extra": [1, {"a": None}]}] * 3
+    rows = [
+        {"prompt": "What?", "text": "It was a dark and stormy night.", "extra": [1, {"a": None}]}
+    ] * 3
     (texts / "rows.json").write_text(json.dumps(rows))
     (texts / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (texts / "rows.csv").write_text("prompt,text\nWhat?,Some\n" * 3)
     (texts / "rows.txt").write_text("One\nTwo\n")
-    (texts / "requests-0.jsonl").write_text('{"run": "x", "key": "k", "answer": {"text": "t"}}\n' * 3)
+    (texts / "requests-0.jsonl").write_text(
+        '{"run": "x", "key": "k", "answer": {"text": "t"}}\n' * 3
+    )
 
     def read(folder: Path) -> None:
         for file in sorted(folder.iterdir()):
@@ -249,11 +306,38 @@ def test_what_training_resumes_from(tmp_path: Path) -> None:
 def test_what_is_typed() -> None:
     rng = random.Random(SEED)
     print(f"SINKLAB_FUZZ_SEED={SEED}")
-    kinds = ("rules", "statistics", "interventions", "sinks", "unmasking_rules", "caches", "schedules")
-    pieces = ["=", ",", ":", "(", ")", "[", "nan", "-1", "1e999", "9" * 5000, "\x1b[2J", "\ud800", "k", "None", " ", ""]
+    kinds = (
+        "rules",
+        "statistics",
+        "interventions",
+        "sinks",
+        "unmasking_rules",
+        "caches",
+        "schedules",
+    )
+    pieces = [
+        "=",
+        ",",
+        ":",
+        "(",
+        ")",
+        "[",
+        "nan",
+        "-1",
+        "1e999",
+        "9" * 5000,
+        "\x1b[2J",
+        "\ud800",
+        "k",
+        "None",
+        " ",
+        "",
+    ]
     for number in range(200):
         kind = getattr(registry, rng.choice(kinds))
-        text = rng.choice([*kind]) + ":" + "".join(rng.choice(pieces) for _ in range(rng.randrange(8)))
+        text = (
+            rng.choice([*kind]) + ":" + "".join(rng.choice(pieces) for _ in range(rng.randrange(8)))
+        )
         with watched(f"SINKLAB_FUZZ_SEED={SEED}, case {number}: {text!r}"):
             kind.parse(text)
 
@@ -261,7 +345,9 @@ def test_what_is_typed() -> None:
 def test_prompts_that_are_no_text() -> None:
     lm = sinklab.load("tiny")
     for text in ("\ud800", "a\udcff", "\udc80" * 3):
-        with pytest.raises(ValueError, match=r"a prompt is text in UTF-8: .*surrogates not allowed"):
+        with pytest.raises(
+            ValueError, match=r"a prompt is text in UTF-8: .*surrogates not allowed"
+        ):
             encode(lm, text)
     for text in ("", "\x00", "\x1b]0;x\x07", "\u202e", "﷽" * 2000, "👩‍👩‍👧" * 50):
         with watched(repr(text[:9])):
@@ -281,24 +367,32 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
         ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "RecursionError"),
         ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "RecursionError"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
-        ("{% for i in range(90000) %}" + "x" * 99 + "{% endfor %}", "takes over 2 s, 512 MB or 1 MB of text"),
+        (
+            "{% for i in range(90000) %}" + "x" * 99 + "{% endfor %}",
+            "takes over 2 s, 512 MB or 1 MB of text",
+        ),
         (ENDLESS, "takes over 2 s"),
         ("{{ messages[0]['content'] + 1 }}", "TypeError"),
         ("{% if", "TemplateSyntaxError"),
     ],
 )
-def test_templates_are_rendered_within_limits(template: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_templates_are_rendered_within_limits(
+    template: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tokens, "SECONDS", 2)
     lm = sinklab.load("tiny")
     lm.needed_tokenizer().chat_template = template
-    with pytest.raises(ValueError, match=f"the chat format of tiny cannot be used: .*{message}.*; leave out --chat"):
+    with pytest.raises(
+        ValueError, match=f"the chat format of tiny cannot be used: .*{message}.*; leave out --chat"
+    ):
         encode(lm, "Hello", chat=True)
 
 
 def test_what_a_template_makes_is_the_tokenizers_own() -> None:
     tokenizer = sinklab.load("tiny").needed_tokenizer()
     tokenizer.chat_template = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}ü{{ add_generation_prompt }}"
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor "
+        "%}ü{{ add_generation_prompt }}"
     )
     messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "zwö"}]
     for how in ({}, {"add_generation_prompt": True}):
@@ -309,7 +403,10 @@ def test_what_a_template_makes_is_the_tokenizers_own() -> None:
 
 def test_json_is_read_within_limits(tmp_path: Path) -> None:
     assert from_json(json.dumps(nested(DEEPEST - 1))) == nested(DEEPEST - 1)
-    for depth, message in ((DEEPEST + 1, "nested more than 100 levels"), (10**5, "nested too deeply")):
+    for depth, message in (
+        (DEEPEST + 1, "nested more than 100 levels"),
+        (10**5, "nested too deeply"),
+    ):
         with pytest.raises(ValueError, match=message):
             from_json("[" * depth + "]" * depth)
     with pytest.raises(ValueError, match="it must hold a dict, but holds a list"):
@@ -354,7 +451,9 @@ def test_weights_that_are_no_numbers(checkpoint: Path, tmp_path: Path, value: fl
     name = sorted(weights)[-1]
     weights[name].view(-1)[-1] = value
     save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"hold NaN or infinity in torch.float32; fetch them again"):
+    with pytest.raises(
+        ValueError, match=r"hold NaN or infinity in torch.float32; fetch them again"
+    ):
         load(copied)
 
 
@@ -395,7 +494,11 @@ def places(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     (work / "plugin.py").write_text("1 / 0")
     chat = shutil.copytree(checkpoint, work / "chat")
     (chat / "chat_template.jinja").write_text("{{ 1 / 0 }}")
-    return {"work": str(work), "chat": str(chat), **{name: str(work / name) for name in ("deep", "model")}}
+    return {
+        "work": str(work),
+        "chat": str(chat),
+        **{name: str(work / name) for name in ("deep", "model")},
+    }
 
 
 @pytest.mark.slow
@@ -410,7 +513,9 @@ def test_commands_end_with_one_line(case: str, places: dict[str, str], tmp_path:
     assert message in told and told.splitlines()[-1].startswith("sinklab: "), told
 
 
-def test_the_last_resort(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_resort(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fails(*given: object, **named: object) -> None:
         raise RecursionError("too\ndeep")
 
@@ -448,7 +553,9 @@ def test_signs_that_a_stream_cannot_show_are_spelt(
 ) -> None:
     """A text and a table, after minutes of work."""
     told = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(told, encoding=encoding, write_through=True))
+    monkeypatch.setattr(
+        sys, "stdout", io.TextIOWrapper(told, encoding=encoding, write_through=True)
+    )
     folder = shutil.copytree(checkpoint, tmp_path / "läuft…")
     assert main(["info", "--model", str(folder)]) == 0
     show([["–", "√2"]], ["measure", "…"])

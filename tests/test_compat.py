@@ -31,7 +31,9 @@ def test_attention_is_watched_under_a_name_of_its_own_with_the_same_masks():
 
     config, seen = LlamaConfig(**CONFIG.to_dict() | {"attn_implementation": "sdpa"}), []
     function = compat.attention_function("sdpa")
-    compat.register_watched("sdpa", lambda *given, **options: seen.append(given) or function(*given, **options))
+    compat.register_watched(
+        "sdpa", lambda *given, **options: seen.append(given) or function(*given, **options)
+    )
     masks, model = AttentionMaskInterface._global_mapping, LlamaForCausalLM(config).eval()
     plain = model(torch.arange(6)[None]).logits
     compat.watch_attention([config], True)
@@ -44,8 +46,18 @@ def test_attention_is_watched_under_a_name_of_its_own_with_the_same_masks():
 
 
 def test_a_model_that_is_built_follows_the_choice_of_experts():
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "moe_intermediate_size": 6, "num_hidden_layers": 1}
-    sizes |= {"vocab_size": 20, "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 4}
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "moe_intermediate_size": 6,
+        "num_hidden_layers": 1,
+    }
+    sizes |= {
+        "vocab_size": 20,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "num_experts": 4,
+    }
     model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, num_experts_per_tok=2)).double()
     compat.choose_experts(model.config, "eager")
     # the grouped product of torch takes no float64
@@ -80,13 +92,19 @@ def test_hooks_are_counted_by_module_and_everywhere():
 
 
 def test_the_attention_of_the_cpu_says_its_log_sum_exp():
-    q_BHQD, k_BGKD, v_BGKD = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
+    q_BHQD, k_BGKD, v_BGKD = (
+        torch.randn(2, 4, 3, 8),
+        torch.randn(2, 2, 5, 8),
+        torch.randn(2, 2, 5, 8),
+    )
     mask_B11K = torch.zeros(2, 1, 1, 5)
     mask_B11K[1, ..., :2] = -torch.inf
     scores_BHQK = 0.3 * q_BHQD @ k_BGKD.repeat_interleave(2, 1).mT + mask_B11K
     out_BHQD, lse_BHQ = compat.attention_with_logsumexp(q_BHQD, k_BGKD, v_BGKD, mask_B11K, 0.3)
     assert torch.allclose(lse_BHQ, scores_BHQK.logsumexp(-1), atol=1e-5)
-    assert torch.allclose(out_BHQD, scores_BHQK.softmax(-1) @ v_BGKD.repeat_interleave(2, 1), atol=1e-5)
+    assert torch.allclose(
+        out_BHQD, scores_BHQK.softmax(-1) @ v_BGKD.repeat_interleave(2, 1), atol=1e-5
+    )
     assert compat.attention_with_logsumexp(q_BHQD.to("meta"), k_BGKD, v_BGKD, None, 0.3) is None
 
 
@@ -101,7 +119,10 @@ def test_the_inner_product_of_onednn_is_a_product():
 def test_the_keys_of_a_config_are_those_that_transformers_writes(tmp_path):
     config = LlamaConfig(attn_implementation="sdpa", torch_dtype="float32")
     config.save_pretrained(tmp_path)
-    written = json.loads((tmp_path / "config.json").read_text()).keys() - LlamaConfig.__annotations__.keys()
+    written = (
+        json.loads((tmp_path / "config.json").read_text()).keys()
+        - LlamaConfig.__annotations__.keys()
+    )
     assert "transformers_version" in written and written <= compat.config_keys()
     assert "hidden_size" not in compat.config_keys()
 
@@ -169,7 +190,9 @@ def test_tf32_is_off_inside_the_block_and_as_it_was_behind_it(switch):
 
 @pytest.mark.skipif(not compat.divides_experts(), reason="transformers cannot divide experts")
 def test_a_model_is_divided_over_the_processes_that_run():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
     try:
         with torch.device("meta"):
             model = LlamaForCausalLM(CONFIG)

@@ -1,11 +1,13 @@
 """The README, the pages of docs/ and examples/ are run as they stand.
 
-Of a page, every ```python block runs, in order and in one namespace, and every ```bash block below `<!-- run -->`.
-A python block below `<!-- not run: why -->` is only compiled; what one below `<!-- printed -->` prints stands in the
-block behind it. `.ci/run` runs those below `<!-- install -->` and `<!-- test -->`.
+Of a page, every ```python block runs, in order and in one namespace, and every ```bash block below
+`<!-- run -->`. A python block below `<!-- not run: why -->` is only compiled; what one below
+`<!-- printed -->` prints stands in the block behind it. `.ci/run` runs those below
+`<!-- install -->` and `<!-- test -->`.
 
-What the README says runs in processes of its own. On Linux, commands of the other pages and the examples are forks of a
-process that has imported the package: the imports of fifty processes took longer than all that they did.
+What the README says runs in processes of its own. On Linux, commands of the other pages and the
+examples are forks of a process that has imported the package: the imports of fifty processes took
+longer than all that they did.
 """
 
 import ast
@@ -28,12 +30,23 @@ import pytest
 
 from forked import Forks
 from sinklab.core import registry
-from sinklab.core.registry import caches, families, interventions, rules, sinks, statistics, studies, unmasking_rules
+from sinklab.core.registry import (
+    caches,
+    families,
+    interventions,
+    rules,
+    sinks,
+    statistics,
+    studies,
+    unmasking_rules,
+)
 
 ALL = (caches, families, interventions, rules, sinks, statistics, studies, unmasking_rules)
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"(?:^<!-- *(?P<marker>[^\n]*?) *-->\n+)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
+BLOCK = re.compile(
+    r"(?:^<!-- *(?P<marker>[^\n]*?) *-->\n+)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.M | re.S
+)
 
 PRINTED = re.compile(r"\n+```text\n(?P<text>.*?)^```$", re.M | re.S)
 NUMBER = re.compile(r"[-+]?\d+\.\d+")
@@ -49,17 +62,25 @@ def forks() -> Iterator[Forks | None]:
 
 
 def shell(command: list[str], folder: Path, forks: Forks | None = None) -> None:
-    """Run in `folder`, first on the path `sinklab` as a fork or else this interpreter's; a failure shows the output."""
+    """Run in `folder`, first on the path `sinklab` as a fork or else this interpreter's; a failure
+    shows the output.
+    """
     scripts = [*([forks.folder] if forks else []), Path(sys.executable).parent]
     path = os.pathsep.join([*map(str, scripts), os.environ["PATH"]])
-    done = subprocess.run(command, cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True
+    )
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
 def same_answer(printed: str, said: str) -> None:
-    """The same words and whole numbers; other numbers, which another processor rounds, within 0.02."""
+    """The same words and whole numbers; other numbers, which another processor rounds, within
+    0.02.
+    """
     assert NUMBER.sub("…", printed) == NUMBER.sub("…", said)
-    assert [*map(float, NUMBER.findall(printed))] == pytest.approx([*map(float, NUMBER.findall(said))], abs=0.02)
+    assert [*map(float, NUMBER.findall(printed))] == pytest.approx(
+        [*map(float, NUMBER.findall(said))], abs=0.02
+    )
 
 
 def run_page(page: Path, folder: Path, forks: Forks | None = None) -> int:
@@ -69,10 +90,14 @@ def run_page(page: Path, folder: Path, forks: Forks | None = None) -> int:
         marker, language, code = block["marker"] or "", block["language"], block["code"]
         if language == "python":
             # Empty lines put the page's own line numbers into tracebacks.
-            compiled = compile("\n" * text.count("\n", 0, block.start("code")) + code, str(page), "exec")
+            compiled = compile(
+                "\n" * text.count("\n", 0, block.start("code")) + code, str(page), "exec"
+            )
             if marker == "printed":
                 said = PRINTED.match(text, block.end())
-                assert said, f"{page.name}: behind the block below <!-- printed --> stands no ```text block"
+                assert said, (
+                    f"{page.name}: behind the block below <!-- printed --> stands no ```text block"
+                )
                 with redirect_stdout(StringIO()) as written:
                     exec(compiled, namespace)
                 same_answer(written.getvalue(), said["text"])
@@ -96,7 +121,9 @@ def test_the_snippets_of_a_page_run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name
+)
 def test_an_example_runs(example: Path, tmp_path: Path, forks: Forks | None) -> None:
     shell([str(forks.command) if forks else sys.executable, str(example)], tmp_path)
 
@@ -104,12 +131,17 @@ def test_an_example_runs(example: Path, tmp_path: Path, forks: Forks | None) -> 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="commands are forked on Linux alone")
 @pytest.mark.parametrize(
-    ("code", "status", "said"), [("raise KeyError(3)", 1, "KeyError: 3"), ("exit(3)", 3, ""), ("exit('no')", 1, "no")]
+    ("code", "status", "said"),
+    [("raise KeyError(3)", 1, "KeyError: 3"), ("exit(3)", 3, ""), ("exit('no')", 1, "no")],
 )
-def test_a_fork_ends_as_a_process_would(tmp_path: Path, forks: Forks, code: str, status: int, said: str) -> None:
+def test_a_fork_ends_as_a_process_would(
+    tmp_path: Path, forks: Forks, code: str, status: int, said: str
+) -> None:
     (tmp_path / "script.py").write_text(f"print(open('here').read(), __name__)\n{code}", "utf-8")
     (tmp_path / "here").write_text("text", "utf-8")
-    done = subprocess.run([forks.command, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [forks.command, "script.py"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout, said in done.stderr) == (status, "text __main__\n", True)
     with pytest.raises(AssertionError, match="unknown"):
         shell(["sinklab", "list", "nothing"], tmp_path, forks)
@@ -119,10 +151,15 @@ ASKED = "run.mobility().loc[2].idxmax()"
 
 
 @pytest.mark.parametrize(
-    ("page", "place", "asks", "lines"), [("README.md", 1, 'control="random"', 7), ("docs/guide.md", 0, ASKED, 6)]
+    ("page", "place", "asks", "lines"),
+    [("README.md", 1, 'control="random"', 7), ("docs/guide.md", 0, ASKED, 6)],
 )
 def test_the_short_road_is_short(page: str, place: int, asks: str, lines: int) -> None:
-    blocks = [block for block in BLOCK.finditer((ROOT / page).read_text("utf-8")) if block["language"] == "python"]
+    blocks = [
+        block
+        for block in BLOCK.finditer((ROOT / page).read_text("utf-8"))
+        if block["language"] == "python"
+    ]
     code = blocks[place]["code"]
     assert asks in code and len([line for line in code.splitlines() if line.strip()]) <= lines
     assert blocks[place]["marker"] == "printed"
@@ -131,7 +168,11 @@ def test_the_short_road_is_short(page: str, place: int, asks: str, lines: int) -
 def test_the_readme_is_short_and_shows_a_strong_effect_on_its_first_screen() -> None:
     text = PAGES[0].read_text("utf-8")
     assert len(text.splitlines()) <= 110
-    for name, most in (("canvas.gif", 400_000), ("live.png", 150_000), ("example_page.html", 3_000_000)):
+    for name, most in (
+        ("canvas.gif", 400_000),
+        ("live.png", 150_000),
+        ("example_page.html", 3_000_000),
+    ):
         assert (ROOT / "docs" / name).stat().st_size <= most and f"(docs/{name})" in text
     first = text.partition("## Install")[0]
     without, alone = re.findall(r"receives (\d+) %", first)
@@ -147,14 +188,26 @@ def test_the_page_to_look_at_asks_nothing_of_others_and_names_no_folder() -> Non
     assert "smollm2-diffusion" in page and "<!doctype html>" in page[:200].lower()
 
 
-METHODS = ("statistics", "rules", "interventions", "sinks", "unmasking_rules", "schedules", "caches")
+METHODS = (
+    "statistics",
+    "rules",
+    "interventions",
+    "sinks",
+    "unmasking_rules",
+    "schedules",
+    "caches",
+)
 
 
 @pytest.mark.parametrize("kind", METHODS)
 def test_every_method_has_its_line_with_the_file_that_defines_it(kind: str) -> None:
     text = (ROOT / "docs" / "methods.md").read_text("utf-8")
     section = next(part for part in text.split("\n## ") if f"`registry.{kind}`" in part)
-    lines = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| \[(.+?)\]\(\.\./src/sinklab/(.+?)\) \|$", section, re.M)
+    lines = re.findall(
+        r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| \[(.+?)\]\(\.\./src/sinklab/(.+?)\) \|$",
+        section,
+        re.M,
+    )
     known = dict(getattr(registry, kind).items())
     assert sorted(name for name, *_ in lines) == sorted(known), f"docs/methods.md: {kind}"
     for name, about, _, label, file in lines:
@@ -180,12 +233,18 @@ def findings() -> ModuleType:
 
 
 @pytest.mark.parametrize("page", CHECKED_PAGES, ids=lambda path: path.name)
-def test_numbers_of_the_packaged_models_come_from_one_file(page: Path, findings: ModuleType) -> None:
+def test_numbers_of_the_packaged_models_come_from_one_file(
+    page: Path, findings: ModuleType
+) -> None:
     text, measured = page.read_text("utf-8"), json.loads(findings.RESULTS.read_text("utf-8"))
     assert findings.filled(text, measured) == text
-    assert text.count("<!-- findings: ") == len(findings.MARK.findall(text)) + text.count(findings.BEGIN)
+    assert text.count("<!-- findings: ") == len(findings.MARK.findall(text)) + text.count(
+        findings.BEGIN
+    )
     for number, other in BEHIND.findall(text):
-        assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d|\.\d)", (ROOT / other).read_text("utf-8")), (
+        assert re.search(
+            rf"(?<![\d.]){re.escape(number)}(?!\d|\.\d)", (ROOT / other).read_text("utf-8")
+        ), (
             number,
             other,
         )
@@ -195,9 +254,16 @@ def test_numbers_of_the_packaged_models_come_from_one_file(page: Path, findings:
 
 
 def unmarked(text: str, findings: ModuleType, measured: dict) -> list[str]:
-    """Numbers beside the name of a packaged model that are in the findings, or said of what is, without a mark."""
+    """Numbers beside the name of a packaged model that are in the findings, or said of what is,
+    without a mark.
+    """
     table = text.partition(findings.BEGIN)[2].partition(findings.END)[0]
-    shown = {f"{value:.3g}" for row in measured["measures"].values() for value in row.values() if value is not None}
+    shown = {
+        f"{value:.3g}"
+        for row in measured["measures"].values()
+        for value in row.values()
+        if value is not None
+    }
     distinct = {number for number in shown if len(number.replace(".", "")) >= 3 and number != "100"}
     wrong = []
     for paragraph in re.split(r"\n\n|\n(?=[|-] )", BLOCK.sub("", text).replace(table, "")):
@@ -214,7 +280,9 @@ def test_a_number_that_contradicts_the_findings_is_found(findings: ModuleType) -
     said = "On `tiny`, class explains {} % of the variance."
     mark = "<!-- findings: attention explained by class of token, % | tiny -->"
     right = f"{measured['measures']['attention explained by class of token, %']['`tiny`']:.1f}"
-    assert unmarked(said.format("50"), findings, measured) and unmarked(f"`tiny` has {right} %.", findings, measured)
+    assert unmarked(said.format("50"), findings, measured) and unmarked(
+        f"`tiny` has {right} %.", findings, measured
+    )
     assert unmarked(said.format(right + mark), findings, measured) == []
     assert findings.filled(said.format("50.0" + mark), measured) == said.format(right + mark)
     with pytest.raises(KeyError):
@@ -225,13 +293,25 @@ def test_a_number_that_contradicts_the_findings_is_found(findings: ModuleType) -
     ) == pytest.approx(2.8, abs=1)
 
 
-ADDED = ("rule", "statistic", "intervention", "sink", "unmasking_rule", "cache", "family", "figure", "study")
+ADDED = (
+    "rule",
+    "statistic",
+    "intervention",
+    "sink",
+    "unmasking_rule",
+    "cache",
+    "family",
+    "figure",
+    "study",
+)
 # what ARCHITECTURE.md and the guides offer to inherit from; none of them is registered itself
 BASES = {"Statistic", "KeyIntervention", "Sink", "ChoosingCache", "Family", "Study", "Checked"}
 
 
 def test_there_is_an_example_of_every_kind_that_can_be_added() -> None:
-    assert {path.name for path in (ROOT / "examples").glob("add_a_*.py")} == {f"add_a_{kind}.py" for kind in ADDED}
+    assert {path.name for path in (ROOT / "examples").glob("add_a_*.py")} == {
+        f"add_a_{kind}.py" for kind in ADDED
+    }
 
 
 @pytest.mark.parametrize("kind", ADDED)
@@ -239,7 +319,10 @@ def test_a_kind_is_added_in_forty_lines_without_a_sibling(kind: str) -> None:
     text = (ROOT / "examples" / f"add_a_{kind}.py").read_text("utf-8")
     assert len(text.splitlines()) <= 40
     bases = {
-        ast.unparse(base) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef) for base in node.bases
+        ast.unparse(base)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ClassDef)
+        for base in node.bases
     }
     assert bases <= BASES
     siblings = {one.__name__ for known in ALL for one in known.values() if isinstance(one, type)}
@@ -248,7 +331,9 @@ def test_a_kind_is_added_in_forty_lines_without_a_sibling(kind: str) -> None:
 
 @pytest.mark.parametrize("marker", ["install", "test"])
 def test_the_readme_has_one_command_for_each_marker_of_ci(marker: str) -> None:
-    blocks = [block for block in BLOCK.finditer(PAGES[0].read_text("utf-8")) if block["marker"] == marker]
+    blocks = [
+        block for block in BLOCK.finditer(PAGES[0].read_text("utf-8")) if block["marker"] == marker
+    ]
     assert [block["language"] for block in blocks] == ["bash"]
 
 
@@ -274,7 +359,9 @@ assert x == 1
 def test_unmarked_commands_and_blocks_that_say_why_do_not_run(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "```bash\nexit 1\n```\n\n<!-- not run: needs a download -->\n```python\nraise SystemExit\n```\n", "utf-8"
+        "```bash\nexit 1\n```\n\n<!-- not run: needs a download -->\n```python\nraise "
+        "SystemExit\n```\n",
+        "utf-8",
     )
     assert run_page(page, tmp_path) == 0
 
@@ -309,10 +396,19 @@ def test_a_failing_block_fails_its_page(tmp_path: Path, python: str, bash: str) 
 
 def test_the_findings_are_those_that_were_measured(findings: ModuleType) -> None:
     measured = json.loads(findings.RESULTS.read_text("utf-8"))
-    shown = (ROOT / "docs" / "findings.md").read_text("utf-8").partition(findings.BEGIN)[2].partition(findings.END)[0]
-    assert shown.strip() == findings.as_markdown(measured) and "| sinks per head and step |" in shown
+    shown = (
+        (ROOT / "docs" / "findings.md")
+        .read_text("utf-8")
+        .partition(findings.BEGIN)[2]
+        .partition(findings.END)[0]
+    )
+    assert (
+        shown.strip() == findings.as_markdown(measured) and "| sinks per head and step |" in shown
+    )
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "studies").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "script", sorted((ROOT / "studies").glob("*.py")), ids=lambda path: path.stem
+)
 def test_a_script_of_a_study_finds_what_it_imports(script: Path) -> None:
     runpy.run_path(str(script), run_name="imported")

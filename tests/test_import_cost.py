@@ -25,8 +25,18 @@ HEAVY = {
 
 def packages_after(statement: str) -> set[str]:
     """Names of the top-level packages that a fresh interpreter holds after `statement`."""
-    script = f"import json, sys\n{statement}\nprint(json.dumps(sorted({{m.partition('.')[0] for m in sys.modules}})))"
-    return set(json.loads(subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE).stdout))
+    script = (
+        f"import json, sys\n{statement}\nprint(json.dumps(sorted({{m.partition('.')[0] for "
+        "m "
+        f"in sys.modules}})))"
+    )
+    return set(
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", script], check=True, stdout=subprocess.PIPE
+            ).stdout
+        )
+    )
 
 
 @pytest.mark.slow
@@ -59,5 +69,7 @@ def test_every_public_name_resolves(name: str) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_near_ones() -> None:
-    with pytest.raises(AttributeError, match="module 'sinklab' has no attribute 'tracer'; did you mean 'trace'"):
+    with pytest.raises(
+        AttributeError, match="module 'sinklab' has no attribute 'tracer'; did you mean 'trace'"
+    ):
         _ = sinklab.tracer

@@ -1,4 +1,5 @@
-"""One of every kind that can be added, from an installed package and from a file: by name in Python and in commands.
+"""One of every kind that can be added, from an installed package and from a file: by name in Python
+and in commands.
 
 What is added are the files of examples/, as they stand.
 """
@@ -23,8 +24,16 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 RUN = "--new-tokens 4 --block-length 4 --steps 2"
 # kind -> its registry, the name that the example takes, and a command that reaches it
 REACHED = {
-    "rule": ("rules", "share", f"trace Sea --edits 'mask_sinks:k=2,rule=(share:part=0.2)' --model plain --out a {RUN}"),
-    "statistic": ("statistics", "largest_share", f"trace Sea --statistics largest_share --model plain --out b {RUN}"),
+    "rule": (
+        "rules",
+        "share",
+        f"trace Sea --edits 'mask_sinks:k=2,rule=(share:part=0.2)' --model plain --out a {RUN}",
+    ),
+    "statistic": (
+        "statistics",
+        "largest_share",
+        f"trace Sea --statistics largest_share --model plain --out b {RUN}",
+    ),
     "intervention": (
         "interventions",
         "mask_shared_sinks",
@@ -36,7 +45,11 @@ REACHED = {
         "discounted",
         "generate Sea --rule discounted:discount=0.2 --model plain --new-tokens 4",
     ),
-    "cache": ("caches", "streaming", "generate Sea --cache streaming:window=4 --model plain --new-tokens 4"),
+    "cache": (
+        "caches",
+        "streaming",
+        "generate Sea --cache streaming:window=4 --model plain --new-tokens 4",
+    ),
     "family": ("families", "toy", "generate '1 2 3' --model toy --new-tokens 4"),
     "figure": ("figures", "sinks_and_norms", "figures b --out page --formats svg"),
     "study": ("studies", "lengths", "lengths --texts 'The sea' --model plain --out e"),
@@ -54,7 +67,9 @@ for kind, (known, name, command) in json.loads(sys.argv[1]).items():
 """
 
 
-def python(folder: Path, *arguments: str, installed: Path | None = None) -> subprocess.CompletedProcess:
+def python(
+    folder: Path, *arguments: str, installed: Path | None = None
+) -> subprocess.CompletedProcess:
     """A fresh interpreter in `folder`, with the packages in `installed`."""
     paths = [*([str(installed)] if installed else []), *sys.path]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NO_COLOR": "1"}
@@ -75,7 +90,9 @@ def distribution(folder: Path, name: str, **modules: str) -> None:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with three models: one of the package, one with the sink kind and one of the family of the examples."""
+    """A folder with three models: one of the package, one with the sink kind and one of the family
+    of the examples.
+    """
     for kind, known in (("sink", registry.sinks), ("family", registry.families)):
         monkeypatch.setattr(known, "_classes", dict(known._all()))
         sys.modules.pop(f"sinklab_plugin_add_a_{kind}", None)
@@ -88,7 +105,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     state = LlamaForCausalLM(plan.backbone).state_dict()
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy/config.json").write_text(json.dumps(config), "utf-8")
-    save_file({family.source(plan, name)[0]: state[name] for name in state}, tmp_path / "toy/model.safetensors")
+    save_file(
+        {family.source(plan, name)[0]: state[name] for name in state},
+        tmp_path / "toy/model.safetensors",
+    )
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -99,8 +119,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_one_of_every_kind_is_reached_by_name(here: Path, is_installed: bool) -> None:
     site = here / "site"
     if is_installed:
-        distribution(site, "mine", **{f"add_a_{kind}": (EXAMPLES / f"add_a_{kind}.py").read_text() for kind in REACHED})
-    done = python(here, "-c", SCRIPT, json.dumps(REACHED), *([] if is_installed else [str(EXAMPLES)]), installed=site)
+        distribution(
+            site,
+            "mine",
+            **{f"add_a_{kind}": (EXAMPLES / f"add_a_{kind}.py").read_text() for kind in REACHED},
+        )
+    done = python(
+        here,
+        "-c",
+        SCRIPT,
+        json.dumps(REACHED),
+        *([] if is_installed else [str(EXAMPLES)]),
+        installed=site,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     prefix = "" if is_installed else "sinklab_plugin_"
     assert re.findall(r"^(\w+): (\w*add_a_\w+)$", done.stdout, re.M) == [
@@ -114,13 +145,20 @@ def test_one_of_every_kind_is_reached_by_name(here: Path, is_installed: bool) ->
     assert list((here / "page").glob("sinks_and_norms*.svg"))
 
 
-def test_a_plugin_is_named_on_the_command_line_alone(here: Path, capsys: pytest.CaptureFixture) -> None:
-    """A run folder that names a plug-in which is not there is read, and is not reproduced; it names no file to run."""
+def test_a_plugin_is_named_on_the_command_line_alone(
+    here: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """A run folder that names a plug-in which is not there is read, and is not reproduced; it names
+    no file to run.
+    """
     assert main(["trace", "Sea", "--model", "plain", "--out", "run", *RUN.split(" ")]) == 0
     file, before = here / "run/run.json", open_run("run").info.settings
     record = json.loads(file.read_text("utf-8"))
     for changes, message in (
-        ({"edits": ["haze:strength=2"]}, "unknown intervention 'haze'; known are .*; if a plug-in defines it, install"),
+        (
+            {"edits": ["haze:strength=2"]},
+            "unknown intervention 'haze'; known are .*; if a plug-in defines it, install",
+        ),
         ({"statistics": ["received", "haze"]}, "unknown statistic 'haze'; known are .*"),
         ({"plugin": "evil.py"}, "settings of StudySettings has no field 'plugin'"),
     ):
@@ -136,12 +174,19 @@ def test_a_plugin_is_named_on_the_command_line_alone(here: Path, capsys: pytest.
     ("arguments", "message"),
     [
         (["--plugin"], r"--plugin takes a Python file: --plugin FILE\.py"),
-        (["--plugin", "absent.py"], r"a plug-in is a Python file, but absent\.py is none; give the path"),
+        (
+            ["--plugin", "absent.py"],
+            r"a plug-in is a Python file, but absent\.py is none; give the path",
+        ),
         (["--plugin=broken.py"], r"the plug-in broken\.py cannot be loaded: ZeroDivisionError"),
     ],
 )
 def test_a_file_that_is_no_plugin_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, arguments: list[str], message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    arguments: list[str],
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("broken.py").write_text("1 / 0", "utf-8")
@@ -163,7 +208,10 @@ def test_a_broken_installed_plugin_is_named_and_left_out(tmp_path: Path) -> None
     distribution(tmp_path, "mine", bad_plugin="1 / 0", good_plugin=RULE.format(name="plugged"))
     done = python(tmp_path, "-c", ASK, installed=tmp_path)
     assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
-    assert "the plug-in 'bad_plugin' (bad_plugin) is left out: ZeroDivisionError('division by zero')" in done.stderr
+    assert (
+        "the plug-in 'bad_plugin' (bad_plugin) is left out: ZeroDivisionError('division by zero')"
+        in done.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +222,9 @@ def test_a_broken_installed_plugin_is_named_and_left_out(tmp_path: Path) -> None
     ],
     ids=["of the package", "of another plug-in"],
 )
-def test_a_name_that_is_taken_is_an_error_each_time(tmp_path: Path, modules: dict[str, str]) -> None:
+def test_a_name_that_is_taken_is_an_error_each_time(
+    tmp_path: Path, modules: dict[str, str]
+) -> None:
     distribution(tmp_path, "mine", **modules)
     script = f"for _ in range(2):\n  try:\n    {ASK}\n  except ValueError as error: print(error)"
     done = python(tmp_path, "-c", script, installed=tmp_path)

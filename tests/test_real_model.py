@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.smollm2]
 def test_the_first_example_of_the_readme_prints_what_it_says() -> None:
     smollm2()
     found = re.search(
-        r"test_real_model.py[^\n]*-->\n```python\n(.*?)```\n+```text\n(.*?)```", README.read_text("utf-8"), re.S
+        r"test_real_model.py[^\n]*-->\n```python\n(.*?)```\n+```text\n(.*?)```",
+        README.read_text("utf-8"),
+        re.S,
     )
     assert found is not None
     printed = StringIO()
@@ -43,7 +45,11 @@ def test_a_row_that_sees_itself_alone_becomes_the_sink() -> None:
         ("row 0", ("lone_rows:rows=0",), 0, False),
         ("row 30", ("lone_rows:rows=30",), 30, False),
     ):
-        with sinklab.intervene(lm.model, *edits), sinklab.trace(lm.model) as seen, torch.inference_mode():
+        with (
+            sinklab.intervene(lm.model, *edits),
+            sinklab.trace(lm.model) as seen,
+            torch.inference_mode(),
+        ):
             lm.model(ids_1S, causal=causal)
         shares[name] = float((seen.received[0][..., key] / seen.visible[0][..., key]).mean())
     assert shares["causal"] > 0.3 and shares["row 0"] > 0.25 and shares["row 30"] > 0.25, shares

@@ -1,4 +1,6 @@
-"""What can be extended: registries, values as text, plug-ins; and how what does not exist is refused."""
+"""What can be extended: registries, values as text, plug-ins; and how what does not exist is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from sinklab.core import errors, registry
-from sinklab.core.probing import ClipChannel, LoneRows, MaskPositions, MaskSinks, TruncateContext, WindowAttention
+from sinklab.core.probing import (
+    ClipChannel,
+    LoneRows,
+    MaskPositions,
+    MaskSinks,
+    TruncateContext,
+    WindowAttention,
+)
 from sinklab.core.registry import Registry, interventions, load_plugin
 
 toys = Registry("toy")
@@ -47,18 +56,31 @@ class Kite(Made):
 
 
 def test_a_registry_is_a_mapping_of_classes_by_name() -> None:
-    assert list(toys) == ["ball", "box", "kite"] and len(toys) == 3 and "ball" in toys and "bal" not in toys
+    assert (
+        list(toys) == ["ball", "box", "kite"]
+        and len(toys) == 3
+        and "ball" in toys
+        and "bal" not in toys
+    )
     assert toys["ball"] is Ball and toys.name_of(Ball) == toys.name_of(Ball(3)) == "ball"
-    with pytest.raises(ValueError, match="unknown toy 'bal'; known are ball, box, kite; did you mean 'ball'"):
+    with pytest.raises(
+        ValueError, match="unknown toy 'bal'; known are ball, box, kite; did you mean 'ball'"
+    ):
         toys["bal"]
-    with pytest.raises(ValueError, match=r"unknown toy 'sledge'; .* if a plug-in defines it, .*--plugin"):
+    with pytest.raises(
+        ValueError, match=r"unknown toy 'sledge'; .* if a plug-in defines it, .*--plugin"
+    ):
         toys["sledge"]
-    with pytest.raises(ValueError, match="3 is no registered toy; known are ball, box, kite; register its class"):
+    with pytest.raises(
+        ValueError, match="3 is no registered toy; known are ball, box, kite; register its class"
+    ):
         toys.name_of(3)
 
 
 def test_a_name_belongs_to_one_class() -> None:
-    with pytest.raises(ValueError, match=r"the toy 'ball' is defined twice, in .* and in elsewhere; rename one"):
+    with pytest.raises(
+        ValueError, match=r"the toy 'ball' is defined twice, in .* and in elsewhere; rename one"
+    ):
         toys.register("ball")(type("Ball", (), {"__module__": "elsewhere"}))
     # a module that is run a second time defines the same class anew
     assert toys.register("ball")(Ball) is toys["ball"]
@@ -88,7 +110,11 @@ def test_words_name_every_option_and_text_stands_for_a_value() -> None:
     assert toys.words(Ball()) == "ball (size = 1, weight = none, color = red)"
     assert toys.words(Ball(2, 0.25)) == "ball (size = 2, weight = 0.25, color = red)"
     other = object()
-    assert toys.parsed("ball:size=3") == Ball(3) and toys.parsed(other) is other and toys.parsed(None) is None
+    assert (
+        toys.parsed("ball:size=3") == Ball(3)
+        and toys.parsed(other) is other
+        and toys.parsed(None) is None
+    )
     with pytest.raises(ValueError, match="did you mean 'ball'"):
         toys.parsed("bal:size=3")
 
@@ -140,9 +166,13 @@ EXAMPLES = {
     "mask_sinks:k=1,queries=masked,source=now": MaskSinks(1, queries="masked", source="now"),
     "lone_rows": LoneRows(),
     "lone_rows:rows=0+30,layers=2": LoneRows(rows=(0, 30), layers=(2,)),
-    "window_attention:radius=16,keep=0..4,keep_prefix=false": WindowAttention(16, (0, 1, 2, 3), False),
+    "window_attention:radius=16,keep=0..4,keep_prefix=false": WindowAttention(
+        16, (0, 1, 2, 3), False
+    ),
     "truncate_context:start=8,stop=24,step=4": TruncateContext(8, 24, 4),
-    "clip_channel:channels=3+17,limit=2.5,layers=0": ClipChannel(channels=(3, 17), limit=2.5, layers=(0,)),
+    "clip_channel:channels=3+17,limit=2.5,layers=0": ClipChannel(
+        channels=(3, 17), limit=2.5, layers=(0,)
+    ),
 }
 
 
@@ -157,7 +187,10 @@ def test_edits_are_written_as_text(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("mask_sink:k=1", "unknown intervention 'mask_sink'; known are .*did you mean 'mask_sinks'"),
+        (
+            "mask_sink:k=1",
+            "unknown intervention 'mask_sink'; known are .*did you mean 'mask_sinks'",
+        ),
         ("mask_sinks:kk=1", "'mask_sinks' has no field 'kk'; did you mean 'k'"),
         ("mask_sinks:k=some", "k takes int, got 'some'"),
         ("mask_sinks:k", "'k' is no single field=value"),
@@ -206,19 +239,26 @@ def test_a_plugin_file_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     sys.modules.pop("sinklab_plugin_mine")
 
 
-def test_a_plugin_file_that_fails_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_file_that_fails_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(interventions, "_classes", dict(interventions._all()))
     before = {name for name in sys.modules if name.startswith("sinklab_plugin_")}
     missing, broken, taken = (tmp_path / f"{name}.py" for name in ("missing", "broken", "taken"))
-    with pytest.raises(ValueError, match=r"a plug-in is a Python file, but .*missing\.py is none; give the path"):
+    with pytest.raises(
+        ValueError, match=r"a plug-in is a Python file, but .*missing\.py is none; give the path"
+    ):
         load_plugin(missing)
     broken.write_text("\nimport there_is_no_such_module", "utf-8")
     with pytest.raises(
-        ValueError, match=r"the plug-in .*broken\.py cannot be loaded: .*there_is_no_such_module.*line 2"
+        ValueError,
+        match=r"the plug-in .*broken\.py cannot be loaded: .*there_is_no_such_module.*line 2",
     ):
         load_plugin(broken)
     taken.write_text(PLUGIN.format(name="mask_sinks"), "utf-8")
-    with pytest.raises(ValueError, match=r"'mask_sinks' is defined twice, in .*mask_sinks and in .*; rename one"):
+    with pytest.raises(
+        ValueError, match=r"'mask_sinks' is defined twice, in .*mask_sinks and in .*; rename one"
+    ):
         load_plugin(taken)
     assert {name for name in sys.modules if name.startswith("sinklab_plugin_")} == before
     assert interventions["mask_sinks"] is MaskSinks
@@ -231,7 +271,9 @@ def test_near_names_are_offered() -> None:
     assert str(errors.unknown("rule", "x", ("a", "b"), "register it")) == (
         "unknown rule 'x'; known are a, b; register it"
     )
-    with pytest.raises(ValueError, match=r"mode must be one of fast, slow, but is 'fats'; did you mean 'fast'\?"):
+    with pytest.raises(
+        ValueError, match=r"mode must be one of fast, slow, but is 'fats'; did you mean 'fast'\?"
+    ):
         errors.one_of("mode", "fats", ("fast", "slow"))
     errors.one_of("mode", "fast", ("fast", "slow"))
     with pytest.raises(ValueError, match="a ball has no field 'x'; it has size"):
@@ -260,7 +302,9 @@ def test_settings_are_checked_in_one_place() -> None:
             Settings(**given)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("given", "remedy"), [("top:k=1", r"parse\("), (object(), r"@dataclass\(frozen=True\)")])
+@pytest.mark.parametrize(
+    ("given", "remedy"), [("top:k=1", r"parse\("), (object(), r"@dataclass\(frozen=True\)")]
+)
 def test_what_has_no_fields_has_no_text(given: object, remedy: str) -> None:
     with pytest.raises(ValueError, match=f"made of the fields of a dataclass, got .*; .*{remedy}"):
         interventions.as_text(given)

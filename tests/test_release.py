@@ -1,4 +1,6 @@
-"""What a release needs beside a wheel that installs: one version everywhere, and a workflow that holds no secret."""
+"""What a release needs beside a wheel that installs: one version everywhere, and a workflow that
+holds no secret.
+"""
 
 import re
 from pathlib import Path
@@ -26,9 +28,13 @@ def test_the_changelog_begins_with_the_version() -> None:
 def test_a_tag_is_published_by_trust_and_after_its_checks() -> None:
     text = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
     jobs = yaml.safe_load(text)["jobs"]
-    assert jobs["publish"]["needs"] == "build" and jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert jobs["publish"]["needs"] == "build" and jobs["publish"]["permissions"] == {
+        "id-token": "write"
+    }
     used = [step["uses"] for job in jobs.values() for step in job["steps"] if "uses" in step]
     assert used and all(one.startswith(("actions/", "pypa/")) for one in used)
     assert "secrets" not in text and "password" not in text and not re.search(r"https?://", text)
     checks = "\n".join(step.get("run", "") for step in jobs["build"]["steps"])
-    assert "twine check --strict" in checks and "CITATION.cff" in checks and "CHANGELOG.md" in checks
+    assert (
+        "twine check --strict" in checks and "CITATION.cff" in checks and "CHANGELOG.md" in checks
+    )

@@ -57,7 +57,10 @@ def test_a_start_token_is_given_and_costs_nothing() -> None:
 def test_of_an_autoregressive_model_it_is_the_next_token_loss() -> None:
     loaded = tiny_llama()
     lm = LM(**vars(loaded))
-    ids = [loaded.special.bos if loaded.special.bos is not None else loaded.special.eos, *range(5, 25)]
+    ids = [
+        loaded.special.bos if loaded.special.bos is not None else loaded.special.eos,
+        *range(5, 25),
+    ]
     ids_1S = torch.tensor([ids])
     edit = MaskSinks(k=1, source="clean_pass", layers=[0])
     with torch.no_grad():
@@ -78,7 +81,9 @@ def test_an_empty_text_costs_nothing_that_could_be_said(name: str) -> None:
 
 
 def test_no_masks_are_filled_by_a_model_that_has_none() -> None:
-    with pytest.raises(ValueError, match="0 new tokens fill the masks of a prompt, and tiny-causal has none"):
+    with pytest.raises(
+        ValueError, match="0 new tokens fill the masks of a prompt, and tiny-causal has none"
+    ):
         sinklab.load("tiny-causal").generate("The sea", 0)
 
 
@@ -99,7 +104,9 @@ def test_it_writes_as_its_kind_writes(tmp_path: Path) -> None:
     causal = LM(**vars(tiny_llama()))
     with torch.no_grad():
         best = causal.model(ids).logits[0, -1].argmax().item()
-    assert causal.generate(ids[0].tolist(), 1, do_sample=False) == causal.tokenizer.decode([*ids[0].tolist(), best])
+    assert causal.generate(ids[0].tolist(), 1, do_sample=False) == causal.tokenizer.decode(
+        [*ids[0].tolist(), best]
+    )
 
 
 def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
@@ -127,11 +134,17 @@ AXES = ("step", "layer", "head", "position")
 
 def arrays(run: Run, sample: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     found = run.arrays("attention", sample)
-    return found["received"].astype(np.float32), found["visible"][:, None, None], found["positions"][:, None, None]
+    return (
+        found["received"].astype(np.float32),
+        found["visible"][:, None, None],
+        found["positions"][:, None, None],
+    )
 
 
 @pytest.mark.slow
-def test_a_watched_run_is_the_run_of_a_study_and_goes_with_its_object_unless_it_is_saved(tmp_path: Path) -> None:
+def test_a_watched_run_is_the_run_of_a_study_and_goes_with_its_object_unless_it_is_saved(
+    tmp_path: Path,
+) -> None:
     lm = short()
     run = lm.watch("The old", 4, edits=["mask_sinks:k=1"], progress=(said := []).append)
     settings = StudySettings(prompts=("The old",), new_tokens=4, edits=("mask_sinks:k=1",))
@@ -192,14 +205,22 @@ def test_text_stands_for_a_rule_an_edit_and_a_cache(run: Run, tmp_path: Path) ->
     assert run.sinks("top:k=2").equals(run.sinks(Top(2)))
     assert run.to_pandas("gu:weight=0.1").equals(run.to_pandas(Gu(0.1)))
     assert run.mobility("top:k=2").equals(run.mobility(Top(2)))
-    page = sinklab.report(run, tmp_path / "page", rule="excess:epsilon=5", tables=()).read_text("utf-8")
+    page = sinklab.report(run, tmp_path / "page", rule="excess:epsilon=5", tables=()).read_text(
+        "utf-8"
+    )
     assert "excess (epsilon = 5, scale = sum)" in page
     received_TLHK, visible, positions = arrays(run, 0)
     text = find_sinks(received_TLHK, "excess:epsilon=1", visible, positions)
     assert (text == find_sinks(received_TLHK, Excess(1.0), visible, positions)).all() and text.any()
     found = motion(received_TLHK, visible, positions, rule="top:k=2", added=1).mobility
-    np.testing.assert_array_equal(found, motion(received_TLHK, visible, positions, rule=Top(2), added=1).mobility)
-    for use in (run.sinks, run.mobility, lambda rule: sinklab.report(run, tmp_path / "other", rule=rule)):
+    np.testing.assert_array_equal(
+        found, motion(received_TLHK, visible, positions, rule=Top(2), added=1).mobility
+    )
+    for use in (
+        run.sinks,
+        run.mobility,
+        lambda rule: sinklab.report(run, tmp_path / "other", rule=rule),
+    ):
         with pytest.raises(ValueError, match="did you mean 'excess'"):
             use("exces:epsilon=5")
 
@@ -208,16 +229,25 @@ def test_text_stands_for_an_edit() -> None:
     lm, edit = short(), MaskSinks(k=1)
     assert lm.loss(TEXT, edits="mask_sinks:k=1") == lm.loss(TEXT, edits=[edit])
     requests = [([20, 21], [22, 23])]
-    by_text, by_value = (score(lm, requests, edits=[one])[0].logprob for one in ("mask_sinks:k=1", edit))
+    by_text, by_value = (
+        score(lm, requests, edits=[one])[0].logprob for one in ("mask_sinks:k=1", edit)
+    )
     assert by_text == by_value
-    assert row_losses(lm, torch.tensor([[20, 21, 22, 23, 24]]), edits=["mask_sinks:k=1"]).isfinite().all()
+    assert (
+        row_losses(lm, torch.tensor([[20, 21, 22, 23, 24]]), edits=["mask_sinks:k=1"])
+        .isfinite()
+        .all()
+    )
     with intervene(lm, "mask_sinks:k=1,source=now") as log:
         lm.model(torch.arange(20, 28)[None])
     assert log.removals[0].edit == MaskSinks(k=1, source="now")
     settings = lm.watch("The old", 4, edits=["mask_sinks:k=1"]).info.settings
     assert settings["edits"] == ["mask_sinks:k=1"]
     assert isinstance(lm.generate("The old", 4, cache="dual", seed=0), str)
-    for use in (lambda text: lm.loss(TEXT, edits=[text]), lambda text: intervene(lm, text).__enter__()):
+    for use in (
+        lambda text: lm.loss(TEXT, edits=[text]),
+        lambda text: intervene(lm, text).__enter__(),
+    ):
         with pytest.raises(ValueError, match="did you mean 'mask_sinks'"):
             use("mask_sink:k=1")
 
@@ -245,9 +275,16 @@ def test_a_statistic_of_ones_own_is_seen(tmp_path: Path, monkeypatch: pytest.Mon
     np.testing.assert_allclose(told, np.mean(received, 0).mean(-1).T, rtol=1e-6)
     page = sinklab.report(run, tmp_path, tables=("csv",))
     html = page.read_text("utf-8")
-    assert "Attention on the key that receives most, as a share." in html and "no caption says" not in html
+    assert (
+        "Attention on the key that receives most, as a share." in html
+        and "no caption says" not in html
+    )
     assert 'alt="own_share by layer and step"' in html
-    assert (tmp_path / "tables" / "statistics.csv").read_text().startswith("run,statistic,layer,step,mean,samples")
+    assert (
+        (tmp_path / "tables" / "statistics.csv")
+        .read_text()
+        .startswith("run,statistic,layer,step,mean,samples")
+    )
     # a page of a notebook stays small
     assert "own_share by layer and step" not in run.explore(megabytes=0.05).path.read_text("utf-8")
     run.plot.statistics()
@@ -257,7 +294,9 @@ def test_mobility_is_the_mean_over_samples_of_what_motion_says(run: Run) -> None
     found = run.mobility()
     each = [motion(*arrays(run, sample), added=1).mobility for sample in (0, 1)]
     known = ~np.isnan(each)
-    mean = np.where(known.any(0), np.where(known, each, 0).sum(0) / np.maximum(known.sum(0), 1), np.nan)
+    mean = np.where(
+        known.any(0), np.where(known, each, 0).sum(0) / np.maximum(known.sum(0), 1), np.nan
+    )
     assert known.any() and np.allclose(found, mean, equal_nan=True)
     assert (found.index.name, found.columns.name) == ("layer", "head")
     some = short().watch("The old", 8, layers=(1,), heads=(0, 3)).mobility(Top(1))
@@ -273,7 +312,10 @@ def test_arrays_come_with_their_labels(run: Run) -> None:
     last = rows[(rows["step"] == 7) & (rows["state"] != "masked")]
     here = data["received"].sel(step=7, layer=1, head=2)
     assert [here["token"].values[place + 1] for place in last["position"]] == last["text"].tolist()
-    assert here["position"].values.tolist() == [*range(-1, len(here) - 1)] and here["token"].values[0] == "added sink"
+    assert (
+        here["position"].values.tolist() == [*range(-1, len(here) - 1)]
+        and here["token"].values[0] == "added sink"
+    )
     assert np.array_equal(here, run.array("attention", "received", 1)[7, 1, 2])
 
 
@@ -283,7 +325,8 @@ def test_figures_are_found_by_short_names_and_show_themselves(run: Run) -> None:
         assert drawn._repr_png_().startswith(b"\x89PNG")
     assert "received_map" in dir(run.plot) and "position" in run.plot.received_map.__doc__
     with pytest.raises(
-        AttributeError, match="no figure of a study is called 'recieved_map'; did you mean 'received_map'"
+        AttributeError,
+        match="no figure of a study is called 'recieved_map'; did you mean 'received_map'",
     ):
         _ = run.plot.recieved_map
 
@@ -297,7 +340,10 @@ def test_a_notebook_shows_a_run_in_a_frame_of_another_origin(run: Run, tmp_path:
     page = run.explore()
     folder = page.path.parent
     assert page.path.as_uri() in repr(page) and "<iframe sandbox" in page._repr_html_()
-    assert run.explore(tmp_path, tables=("csv",)).path == tmp_path / "report.html" and (tmp_path / "tables").is_dir()
+    assert (
+        run.explore(tmp_path, tables=("csv",)).path == tmp_path / "report.html"
+        and (tmp_path / "tables").is_dir()
+    )
     del page
     gc.collect()
     assert not folder.exists()
@@ -307,17 +353,37 @@ def test_a_notebook_shows_a_run_in_a_frame_of_another_origin(run: Run, tmp_path:
 def test_what_is_shown_of_objects_is_short(run: Run) -> None:
     lm = short(1)
     assert "diffusion, 2 layers × 4 heads" in repr(lm) and "sink_kind=token" in lm._repr_html_()
-    assert "in memory until .save(folder)" in repr(run) and "study of tiny test model, complete" in repr(run)
+    assert "in memory until .save(folder)" in repr(
+        run
+    ) and "study of tiny test model, complete" in repr(run)
     canvas = padded()
     with intervene(lm, MaskSinks(k=1)) as log:
         *_, step = denoise(lm, canvas)
-    shown = [repr(one) for one in (run, run.explore(), lm, LM(**vars(tiny_llama())), tiny_loaded(), canvas, step, log)]
-    assert [text for text in [*shown, repr(log.removals[0])] if len(text) > 300 or "tensor" in text] == []
+    shown = [
+        repr(one)
+        for one in (
+            run,
+            run.explore(),
+            lm,
+            LM(**vars(tiny_llama())),
+            tiny_loaded(),
+            canvas,
+            step,
+            log,
+        )
+    ]
+    assert [
+        text for text in [*shown, repr(log.removals[0])] if len(text) > 300 or "tensor" in text
+    ] == []
 
 
 def padded() -> Canvas:
-    prompts = [tiny_tokenizer()(text)["input_ids"] for text in ("The old", "The old man sat by the")]
-    return Canvas.from_prompts(prompts, new_tokens=6, mask_id=tiny_tokenizer().mask_token_id, pad_id=0)
+    prompts = [
+        tiny_tokenizer()(text)["input_ids"] for text in ("The old", "The old man sat by the")
+    ]
+    return Canvas.from_prompts(
+        prompts, new_tokens=6, mask_id=tiny_tokenizer().mask_token_id, pad_id=0
+    )
 
 
 def test_the_core_takes_the_loaded_model_and_its_padding() -> None:
@@ -332,14 +398,21 @@ def test_the_core_takes_the_loaded_model_and_its_padding() -> None:
     assert np.array_equal(recording.array("received"), twin.array("received"), equal_nan=True)
     *_, last = denoise(lm.model, canvas)
     *_, alone = denoise(
-        lm, Canvas.from_prompts([canvas.ids_BS[0][canvas.prompt_BS[0]].tolist()], new_tokens=6, mask_id=canvas.mask_id)
+        lm,
+        Canvas.from_prompts(
+            [canvas.ids_BS[0][canvas.prompt_BS[0]].tolist()], new_tokens=6, mask_id=canvas.mask_id
+        ),
     )
     assert torch.equal(last.ids_BS[0, -6:], alone.ids_BS[0, -6:])
 
 
-@pytest.mark.parametrize("of", [lambda lm: lm.model.denoiser(), lambda lm: lm.model.denoiser(plain=True)])
+@pytest.mark.parametrize(
+    "of", [lambda lm: lm.model.denoiser(), lambda lm: lm.model.denoiser(plain=True)]
+)
 def test_padding_is_never_forgotten_in_silence(of: Callable) -> None:
-    with pytest.raises(ValueError, match=r"padding is text to a denoiser .* denoise\(model, canvas\)"):
+    with pytest.raises(
+        ValueError, match=r"padding is text to a denoiser .* denoise\(model, canvas\)"
+    ):
         denoise(of(short()), padded())
     with pytest.raises(ValueError, match="denoise takes a model that fills masks, got LM"):
         denoise(LM(**vars(tiny_llama())), padded())

@@ -1,4 +1,6 @@
-"""The site is built as it is published, and the notebooks run from their beginning; it takes `.[docs]`."""
+"""The site is built as it is published, and the notebooks run from their beginning; it takes
+`.[docs]`.
+"""
 
 import importlib
 import json
@@ -26,7 +28,11 @@ HOST = re.compile(
 def run(*command: str, **environment: str) -> str:
     """What a command of this interpreter says; a failure shows it."""
     done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     return done.stdout
@@ -46,7 +52,16 @@ def pages() -> ModuleType:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every page, built without a warning."""
     folder = tmp_path_factory.mktemp("site")
-    run("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder), NO_MKDOCS_2_WARNING="1")
+    run(
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(folder),
+        NO_MKDOCS_2_WARNING="1",
+    )
     return folder
 
 
@@ -54,10 +69,15 @@ def test_the_names_of_the_reference_are_those_of_the_packages(pages: ModuleType)
     found = pages.public_names()
     for room, names in found.items():
         if room.removeprefix("sinklab.") not in pages.MODULES:
-            assert sorted(names) == sorted({*importlib.import_module(room).__all__} - {"__version__"}), room
+            assert sorted(names) == sorted(
+                {*importlib.import_module(room).__all__} - {"__version__"}
+            ), room
     rooms = {
         "sinklab",
-        *(f"sinklab.{name}" for name in ("probing", "sampling", "reports", "studies.curve", "registry")),
+        *(
+            f"sinklab.{name}"
+            for name in ("probing", "sampling", "reports", "studies.curve", "registry")
+        ),
     }
     assert rooms <= set(found)
 
@@ -65,14 +85,22 @@ def test_the_names_of_the_reference_are_those_of_the_packages(pages: ModuleType)
 def test_every_public_name_has_a_docstring(pages: ModuleType) -> None:
     extensions = griffe.Extensions(pages.Docstrings())
     package = griffe.load("sinklab", search_paths=[str(ROOT / "src")], extensions=extensions)
-    paths = {path.removeprefix("sinklab.") for names in pages.public_names().values() for path in names.values()}
-    assert len(paths) > 300 and [path for path in sorted(paths) if not package[path].docstring] == []
+    paths = {
+        path.removeprefix("sinklab.")
+        for names in pages.public_names().values()
+        for path in names.values()
+    }
+    assert (
+        len(paths) > 300 and [path for path in sorted(paths) if not package[path].docstring] == []
+    )
 
 
 def test_every_public_name_has_its_place(pages: ModuleType, site: Path) -> None:
     for room, names in pages.public_names().items():
         file = "index" if room == "sinklab" else room.removeprefix("sinklab.")
-        ids = set(re.findall(r'\bid="([^"]+)"', (site / "reference" / f"{file}.html").read_text("utf-8")))
+        ids = set(
+            re.findall(r'\bid="([^"]+)"', (site / "reference" / f"{file}.html").read_text("utf-8"))
+        )
         assert {f"{room}.{name}" for name in names} <= ids, room
         assert room == "sinklab" or set(names.values()) <= ids, room
 
@@ -80,7 +108,10 @@ def test_every_public_name_has_its_place(pages: ModuleType, site: Path) -> None:
 def test_roles_of_docstrings_became_links(site: Path) -> None:
     shown = "".join(path.read_text("utf-8") for path in (site / "reference").glob("*.html"))
     assert not re.findall(r":(?:class|func|meth|data|mod):", shown)
-    assert re.search(r'<a class="autorefs[^>]*href="checkpoints.html#sinklab.lab.checkpoints.loading.Loaded"', shown)
+    assert re.search(
+        r'<a class="autorefs[^>]*href="checkpoints.html#sinklab.lab.checkpoints.loading.Loaded"',
+        shown,
+    )
 
 
 def test_nothing_is_asked_of_another_host(site: Path) -> None:
@@ -88,7 +119,9 @@ def test_nothing_is_asked_of_another_host(site: Path) -> None:
         text = path.read_text("utf-8")
         assert HOST.findall(text) == [], path.name
         assert not re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", text), path.name
-    assert HOST.findall('<script async src="https://else.where/x.js">') == ["https://else.where/x.js"]
+    assert HOST.findall('<script async src="https://else.where/x.js">') == [
+        "https://else.where/x.js"
+    ]
 
 
 def test_examples_stand_on_the_site_as_they_are(site: Path) -> None:
@@ -96,27 +129,42 @@ def test_examples_stand_on_the_site_as_they_are(site: Path) -> None:
         page = (site / "examples" / f"{path.stem}.html").read_text("utf-8")
         shown = re.sub(r"<[^>]+>", "", page)
         for line in path.read_text("utf-8").splitlines():
-            assert line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") in shown.replace("&quot;", '"')
+            assert line.replace("&", "&amp;").replace("<", "&lt;").replace(
+                ">", "&gt;"
+            ) in shown.replace("&quot;", '"')
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_kept_with_small_outputs(path: Path) -> None:
-    cells = [cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
+    cells = [
+        cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"
+    ]
     assert path.stat().st_size <= 150_000 and "%pip install" in "".join(cells[0]["source"])
     assert (
-        all(cell["execution_count"] for cell in cells) and sum(bool(cell["outputs"]) for cell in cells) > len(cells) / 2
+        all(cell["execution_count"] for cell in cells)
+        and sum(bool(cell["outputs"]) for cell in cells) > len(cells) / 2
     )
     outputs = json.dumps([cell["outputs"] for cell in cells])
-    assert not re.findall(r"(?:/home/|/root/|/tmp/|/work|\\\\Users)", outputs) and '"error"' not in outputs
+    assert (
+        not re.findall(r"(?:/home/|/root/|/tmp/|/work|\\\\Users)", outputs)
+        and '"error"' not in outputs
+    )
 
 
 def test_there_are_the_four_notebooks() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["any_model", "redo_table_1", "train_with_a_sink", "watch_llada"]
+    assert [path.stem for path in NOTEBOOKS] == [
+        "any_model",
+        "redo_table_1",
+        "train_with_a_sink",
+        "watch_llada",
+    ]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path) -> None:
     # the kernel imports the package that is tested
     where = str(Path(importlib.import_module("sinklab").__file__ or "").parents[1])
-    said = run("docs/notebooks/execute.py", "--check", path.stem, PYTHONPATH=where, OMP_NUM_THREADS="1")
+    said = run(
+        "docs/notebooks/execute.py", "--check", path.stem, PYTHONPATH=where, OMP_NUM_THREADS="1"
+    )
     assert "cells ran" in said

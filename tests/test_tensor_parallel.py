@@ -1,6 +1,8 @@
-"""A model that several processes hold together is, to whoever looks at it, edits it or writes with it, the whole model.
+"""A model that several processes hold together is, to whoever looks at it, edits it or writes with
+it, the whole model.
 
-The processes run ``divided_twin.py``, two of them here; four, and two models of two: ``benchmarks/tensor_parallel.py``.
+The processes run ``divided_twin.py``, two of them here; four, and two models of two:
+``benchmarks/tensor_parallel.py``.
 """
 
 import dataclasses
@@ -25,16 +27,22 @@ from tiny_diffusion import tiny_backbone, tiny_loaded, tiny_tokenizer
 from tiny_models import llama
 
 ROOT = Path(__file__).parents[1]
-needs_division = pytest.mark.skipif(not compat.divides_experts(), reason="transformers cannot divide experts")
+needs_division = pytest.mark.skipif(
+    not compat.divides_experts(), reason="transformers cannot divide experts"
+)
 
 
-def save_model(folder: Path, backbone: object = None, heads: tuple[int, int] = (8, 4), **settings: object) -> Path:
+def save_model(
+    folder: Path, backbone: object = None, heads: tuple[int, int] = (8, 4), **settings: object
+) -> Path:
     """A model whose sink and gate do something."""
     tokenizer = tiny_tokenizer()
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     shape = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1], **ids}
     torch.manual_seed(1)
-    config = DiffusionLMConfig(backbone or tiny_backbone(**shape), mask_token_id=tokenizer.mask_token_id, **settings)
+    config = DiffusionLMConfig(
+        backbone or tiny_backbone(**shape), mask_token_id=tokenizer.mask_token_id, **settings
+    )
     model = DiffusionLM(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -46,13 +54,30 @@ def save_model(folder: Path, backbone: object = None, heads: tuple[int, int] = (
 
 
 def save_models(folder: Path, count: int) -> None:
-    """Every kind of sink, a gate, experts and blocks; of two models each process of ``count`` holds a single head."""
+    """Every kind of sink, a gate, experts and blocks; of two models each process of ``count`` holds
+    a single head.
+    """
     tokenizer, alone = tiny_tokenizer(), (count, count)
     fields = tiny_backbone().to_dict()
-    shared = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
+    shared = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "max_position_embeddings",
+    )
     sizes = {name: fields[name] for name in (*shared, "initializer_range")}
-    sizes |= {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "moe_intermediate_size": 16}
-    sizes |= {"num_experts_per_tok": 2, "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    sizes |= {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+        "moe_intermediate_size": 16,
+    }
+    sizes |= {
+        "num_experts_per_tok": 2,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
     experts = Qwen3MoeConfig(num_experts=8, **sizes)
     beside_a_dense_layer = Glm4MoeConfig(n_routed_experts=8, first_k_dense_replace=1, **sizes)
     save_model(folder / "token", sink_kind="token", sink_count=2, gate="elementwise", gate_bias=0.5)
@@ -100,19 +125,36 @@ def test_a_part_of_a_tensor_is_read_alone(tmp_path: Path):
 
 
 REFUSALS = {
-    "one process": ({"world": "1"}, r"takes 2 processes for each model, but 1 run here: start torchrun"),
+    "one process": (
+        {"world": "1"},
+        r"takes 2 processes for each model, but 1 run here: start torchrun",
+    ),
     "a rest": ({"world": "3"}, r"takes 2 processes for each model, but 3 run here"),
     "none": ({"count": 0}, r"tensor_parallel"),
-    "a map of devices": ({"device_map": "auto"}, r"give device_map, or device and tensor_parallel, not both"),
-    "query heads": ({"count": 3, "world": "3"}, r"has 8 query heads for tensor_parallel=3; pass a divisor of 8"),
-    "key heads": ({"count": 8, "world": "8"}, r"has 4 key/value heads for tensor_parallel=8; pass a divisor of 4"),
-    "a new sink": ({"sink_kind": "kv", "sink_count": 1}, r"has no sink_keys, which would start anew"),
+    "a map of devices": (
+        {"device_map": "auto"},
+        r"give device_map, or device and tensor_parallel, not both",
+    ),
+    "query heads": (
+        {"count": 3, "world": "3"},
+        r"has 8 query heads for tensor_parallel=3; pass a divisor of 8",
+    ),
+    "key heads": (
+        {"count": 8, "world": "8"},
+        r"has 4 key/value heads for tensor_parallel=8; pass a divisor of 4",
+    ),
+    "a new sink": (
+        {"sink_kind": "kv", "sink_count": 1},
+        r"has no sink_keys, which would start anew",
+    ),
 }
 
 
 @needs_division
 @pytest.mark.parametrize("case", REFUSALS)
-def test_what_cannot_be_divided_is_refused_before_processes_meet(case: str, tmp_path: Path, monkeypatch):
+def test_what_cannot_be_divided_is_refused_before_processes_meet(
+    case: str, tmp_path: Path, monkeypatch
+):
     given, message = REFUSALS[case]
     given = {"world": "2", "count": 2} | given
     monkeypatch.setenv("WORLD_SIZE", given.pop("world"))
@@ -125,12 +167,24 @@ def test_what_cannot_be_divided_is_refused_before_processes_meet(case: str, tmp_
 def test_sizes_that_do_not_divide_are_named(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     odd = tiny_backbone(intermediate_size=49)
-    with pytest.raises(ValueError, match=r"mlp.gate_proj.weight of .* has shape \(49, 32\) .*; pass a divisor of 49"):
+    with pytest.raises(
+        ValueError,
+        match=r"mlp.gate_proj.weight of .* has shape \(49, 32\) .*; pass a divisor of 49",
+    ):
         load(save_model(tmp_path / "odd", odd), tensor_parallel=2)
-    fields = {name: getattr(odd, name) for name in ("vocab_size", "hidden_size", "num_hidden_layers")}
-    fields |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "moe_intermediate_size": 16}
+    fields = {
+        name: getattr(odd, name) for name in ("vocab_size", "hidden_size", "num_hidden_layers")
+    }
+    fields |= {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "moe_intermediate_size": 16,
+    }
     three = Qwen3MoeConfig(num_experts=3, num_experts_per_tok=2, intermediate_size=48, **fields)
-    with pytest.raises(ValueError, match=r"experts.gate_up_proj of .* has shape \(3, .*; pass a divisor of 3"):
+    with pytest.raises(
+        ValueError, match=r"experts.gate_up_proj of .* has shape \(3, .*; pass a divisor of 3"
+    ):
         load(save_model(tmp_path / "three", three), tensor_parallel=2)
 
 
@@ -139,10 +193,14 @@ def test_a_style_without_a_rule_and_a_model_without_a_plan_are_named(tmp_path: P
     monkeypatch.setenv("WORLD_SIZE", "2")
     folder, known = save_model(tmp_path / "model"), LlamaConfig.base_model_tp_plan
     monkeypatch.setattr(LlamaConfig, "base_model_tp_plan", known | {"norm": "sequence_parallel"})
-    with pytest.raises(ValueError, match=r"has the style 'sequence_parallel', and rules are known for colwise"):
+    with pytest.raises(
+        ValueError, match=r"has the style 'sequence_parallel', and rules are known for colwise"
+    ):
         load(folder, tensor_parallel=2)
     monkeypatch.setattr(LlamaConfig, "base_model_tp_plan", {})
-    with pytest.raises(ValueError, match=r"\(llama\) cannot be divided .* there is no plan for its attention"):
+    with pytest.raises(
+        ValueError, match=r"\(llama\) cannot be divided .* there is no plan for its attention"
+    ):
         load(folder, tensor_parallel=2)
 
 
@@ -154,7 +212,9 @@ def test_a_transformers_without_division_of_experts_is_named(monkeypatch):
         tp_size: int | None = None
 
     monkeypatch.setattr("transformers.distributed.DistributedConfig", Older)
-    with pytest.raises(ValueError, match=r"DistributedConfig has ep_size, 5\.19 or newer, but this is"):
+    with pytest.raises(
+        ValueError, match=r"DistributedConfig has ep_size, 5\.19 or newer, but this is"
+    ):
         load("tiny", tensor_parallel=2)
 
 
@@ -163,7 +223,9 @@ def test_a_divided_model_has_no_twin_and_is_not_quantised():
     loaded.model._tp_size = 2
     with pytest.raises(ValueError, match=r"divided over processes, .* so it has no untrained twin"):
         permuted(loaded)
-    with pytest.raises(ValueError, match=r"divided over processes, whose parts torchao does not store in int8"):
+    with pytest.raises(
+        ValueError, match=r"divided over processes, whose parts torchao does not store in int8"
+    ):
         materialize.store(loaded.model, "int8", "tiny")
 
 
@@ -190,8 +252,14 @@ def test_projections_that_are_divided_otherwise_are_refused(one_process):
     assert HeadShare.of(attention(**rows, o_proj=Shard(1))).count == 1
     # gathered for the call, as a shard of training is
     assert HeadShare.of(attention(**rows), 8) is None
-    for wrong in ({**rows, "k_proj": Replicate()}, {"o_proj": Shard(1)}, {name: Shard(1) for name in rows}):
-        with pytest.raises(ValueError, match=r"is known for q_proj, k_proj, v_proj divided by rows"):
+    for wrong in (
+        {**rows, "k_proj": Replicate()},
+        {"o_proj": Shard(1)},
+        {name: Shard(1) for name in rows},
+    ):
+        with pytest.raises(
+            ValueError, match=r"is known for q_proj, k_proj, v_proj divided by rows"
+        ):
             HeadShare.of(attention(**wrong))
     with pytest.raises(ValueError, match=r"divided by rows \(colwise\) alone"):
         HeadShare.of(attention(**rows), 24)
@@ -206,9 +274,14 @@ def test_a_gathered_axis_keeps_type_order_and_gradient(one_process):
     assert torch.equal(share.own(share.whole(flags)), flags)
     assert share.whole_mask(None, 3) is None
     assert share.whole_mask(torch.ones(1, 1, 2, 2), 3).shape == (1, 1, 2, 2)
-    q, masks = torch.randn(1, 2, 3, 4), (None, torch.ones(1, 1, 3, 3) > 0, torch.ones(1, 2, 3, 3) > 0)
+    q, masks = (
+        torch.randn(1, 2, 3, 4),
+        (None, torch.ones(1, 1, 3, 3) > 0, torch.ones(1, 2, 3, 3) > 0),
+    )
     for mask in masks:
-        call = AttentionCall.of("attention", torch.nn.Module(), dict(zip(NAMES, (q, q, q, mask), strict=False)), {})
+        call = AttentionCall.of(
+            "attention", torch.nn.Module(), dict(zip(NAMES, (q, q, q, mask), strict=False)), {}
+        )
         factors = dataclasses.replace(call, share=share).factors()
         assert all(torch.equal(factor, q) for factor in factors[:3])
         assert factors[3] is mask or torch.equal(factors[3], mask)

@@ -1,4 +1,6 @@
-"""The core runs where the folder of fast paths is not there, and gives the numbers that it gives with it."""
+"""The core runs where the folder of fast paths is not there, and gives the numbers that it gives
+with it.
+"""
 
 import json
 import os
@@ -69,11 +71,18 @@ def test_the_core_decodes_scores_and_trains_without_the_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     package = Path(sinklab.__file__).parent
-    shutil.copytree(package, tmp_path / "sinklab", ignore=shutil.ignore_patterns("fast", "__pycache__"))
+    shutil.copytree(
+        package, tmp_path / "sinklab", ignore=shutil.ignore_patterns("fast", "__pycache__")
+    )
     assert not (tmp_path / "sinklab" / "fast").exists()
     (tmp_path / "script.py").write_text(SCRIPT, "utf-8")
-    command, here = [sys.executable, str(tmp_path / "script.py")], {**os.environ, "PYTHONPATH": str(tmp_path)}
-    without = json.loads(subprocess.run(command, env=here, stdout=subprocess.PIPE, check=True).stdout)
+    command, here = (
+        [sys.executable, str(tmp_path / "script.py")],
+        {**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    without = json.loads(
+        subprocess.run(command, env=here, stdout=subprocess.PIPE, check=True).stdout
+    )
     runpy.run_path(str(tmp_path / "script.py"))
     with_it = json.loads(capsys.readouterr().out)
     assert without["texts"] == with_it["texts"]
@@ -81,7 +90,9 @@ def test_the_core_decodes_scores_and_trains_without_the_folder(
     # a statistic in float32, by two products
     assert without["received"] == pytest.approx(with_it["received"], rel=1e-4)
     assert without["losses"] == pytest.approx(with_it["losses"], rel=1e-9)
-    assert "no fast loss is installed" in without["refused"] and "runs on CUDA" in with_it["refused"]
+    assert (
+        "no fast loss is installed" in without["refused"] and "runs on CUDA" in with_it["refused"]
+    )
 
 
 def test_every_purpose_has_its_fast_path() -> None:
@@ -99,7 +110,13 @@ def test_every_purpose_has_its_fast_path() -> None:
 
 def test_layers_of_another_kind_are_asked_before_they_are_read() -> None:
     """OLMo-2 norms what a layer adds, not what it reads: it has no input_layernorm."""
-    config = Olmo2Config(vocab_size=20, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    config = Olmo2Config(
+        vocab_size=20,
+        hidden_size=16,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
     model = torch.nn.Module()
     model.model = Olmo2Model(config)
     assert not hasattr(model.model.layers[0], "input_layernorm")

@@ -16,7 +16,19 @@ from sinklab.lab.checkpoints.loading import initialised, permuted
 from sinklab.lab.scoring import LikelihoodSettings, heldout_rows, row_losses, score
 from sinklab.lab.scoring.prompts import in_chat
 from sinklab.lab.studies.curve.study import Curve, CurveSettings
-from tiny_masked import CLS, FAMILIES, LENGTH, MASK, PAD, ROWS, SEP, SIZES, save_masked, tiny_masked, word_tokenizer
+from tiny_masked import (
+    CLS,
+    FAMILIES,
+    LENGTH,
+    MASK,
+    PAD,
+    ROWS,
+    SEP,
+    SIZES,
+    save_masked,
+    tiny_masked,
+    word_tokenizer,
+)
 
 TEXT = "the house stood at the end of a lane"
 
@@ -27,16 +39,22 @@ class Plain(nn.Module):
     def __init__(self, *, causal: bool) -> None:
         super().__init__()
         torch.manual_seed(5)
-        self.embed, self.first, self.second = nn.Embedding(ROWS, 16), nn.Linear(16, 48), nn.Linear(16, 48)
+        self.embed, self.first, self.second = (
+            nn.Embedding(ROWS, 16),
+            nn.Linear(16, 48),
+            nn.Linear(16, 48),
+        )
         self.head, self.causal = nn.Linear(16, ROWS), causal
 
     def forward(self, ids: Tensor) -> Tensor:
         states_BSD = self.embed(ids)
         for layer in (self.first, self.second):
-            q, k, v = (one.unflatten(-1, (2, 8)).transpose(1, 2) for one in layer(states_BSD).chunk(3, -1))
-            states_BSD = states_BSD + scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(
-                1, 2
-            ).flatten(2)
+            q, k, v = (
+                one.unflatten(-1, (2, 8)).transpose(1, 2) for one in layer(states_BSD).chunk(3, -1)
+            )
+            states_BSD = states_BSD + scaled_dot_product_attention(
+                q, k, v, is_causal=self.causal
+            ).transpose(1, 2).flatten(2)
         return self.head(states_BSD)
 
 
@@ -48,7 +66,9 @@ def logits_of(lm: Any, ids_BS: Tensor, real_BS: Tensor | None = None) -> Tensor:
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_logits_are_those_of_transformers_own_class(kind: str, tmp_path: Path) -> None:
-    """Read from a folder or wrapped; with masks, with padding on either side, in a batch and alone."""
+    """Read from a folder or wrapped; with masks, with padding on either side, in a batch and
+    alone.
+    """
     lm = sinklab.load(save_masked(kind, tmp_path / kind))
     theirs = tiny_masked(kind)
     torch.manual_seed(0)
@@ -57,7 +77,9 @@ def test_logits_are_those_of_transformers_own_class(kind: str, tmp_path: Path) -
     with torch.no_grad():
         plain_BSV = theirs(ids_BS, attention_mask=torch.ones_like(ids_BS)).logits
         assert torch.allclose(logits_of(lm, ids_BS), plain_BSV, atol=1e-5)
-        assert torch.allclose(logits_of(sinklab.wrap(theirs, mask_id=MASK), ids_BS), plain_BSV, atol=1e-5)
+        assert torch.allclose(
+            logits_of(sinklab.wrap(theirs, mask_id=MASK), ids_BS), plain_BSV, atol=1e-5
+        )
         # ids under padding are those of whoever made the canvas, here [CLS]; they are not read
         for padding in ((3, 0), (0, 3)):
             wide_BS = nn.functional.pad(ids_BS, padding, value=CLS)
@@ -93,13 +115,18 @@ def test_masks_in_a_prompt_are_filled_step_by_step_and_the_page_is_written(tmp_p
     run = lm.watch([holes], 0, **words_alone)
     words, filled = holes.split(), run.texts[0].split()
     assert len(filled) == len(words) and "[MASK]" not in filled
-    assert all(theirs == ours for theirs, ours in zip(words, filled, strict=True) if theirs != "[MASK]")
+    assert all(
+        theirs == ours for theirs, ours in zip(words, filled, strict=True) if theirs != "[MASK]"
+    )
     assert run.table("steps")["masked"].tolist() == [3, 2, 1]
     assert lm.generate(holes, 0, **words_alone) == run.texts[0]
     page = run.explore(tmp_path / "page").path.read_text("utf-8")
     assert "[CLS]" in page and "[SEP]" in page
     # no command loads what was wrapped
-    assert "<code>from sinklab.lab.studies.curve.study import masking_curve; masking_curve(lm, " in page
+    assert (
+        "<code>from sinklab.lab.studies.curve.study import masking_curve; masking_curve(lm, "
+        in page
+    )
     assert "sinklab curve --model" not in page and run.info.model["wrapped"]
     with pytest.raises(ValueError, match="at least one open position"):
         lm.watch([TEXT], 0)
@@ -125,8 +152,12 @@ def test_its_likelihoods_are_those_of_the_text_between_its_ends() -> None:
     lm = sinklab.wrap(theirs, word_tokenizer())
     (scored,) = score(lm, [((CLS, 7, 8), (9,))], LikelihoodSettings(samples=4))
     with torch.no_grad():
-        logits_V = theirs(torch.tensor([[CLS, 7, 8, MASK, SEP]]), attention_mask=torch.ones(1, 5)).logits[0, 3]
-    assert scored.logprob == pytest.approx(-cross_entropy(logits_V, torch.tensor(9)).item(), rel=1e-4)
+        logits_V = theirs(
+            torch.tensor([[CLS, 7, 8, MASK, SEP]]), attention_mask=torch.ones(1, 5)
+        ).logits[0, 3]
+    assert scored.logprob == pytest.approx(
+        -cross_entropy(logits_V, torch.tensor(9)).item(), rel=1e-4
+    )
     # texts of unequal length ride in one batch
     two = [((CLS, 7, 8), (9,)), ((CLS,), (9, 10, 11, 12))]
     both = [one.logprob for one in score(lm, two, LikelihoodSettings(samples=4))]
@@ -156,23 +187,37 @@ def test_rows_of_held_out_text_begin_with_cls_and_a_curve_is_measured(tmp_path: 
 def test_a_chat_stands_without_cls_and_sep() -> None:
     """In dLLM's ModernBERT the template is all that stands around a question."""
     tokenizer = word_tokenizer()
-    template = "{% for message in messages %}{{ 'said ' + message['content'] + ' and' }}{% endfor %}"
+    template = (
+        "{% for message in messages %}{{ 'said ' + message['content'] + ' and' }}{% endfor %}"
+    )
     tokenizer.chat_template = template
     lm = sinklab.wrap(tiny_masked("modernbert"), tokenizer)
     tokens = lm.watch(["the sea"], 3, chat=True).table("tokens")
     ids = tokens[tokens["step"] == 0].sort_values("position")["token_id"].tolist()
-    assert ids == [*tokenizer("said the sea and", add_special_tokens=False)["input_ids"], MASK, MASK, MASK]
+    assert ids == [
+        *tokenizer("said the sea and", add_special_tokens=False)["input_ids"],
+        MASK,
+        MASK,
+        MASK,
+    ]
     # and so is a text of ids that does not begin with [CLS]
     assert lm.model.generate([7, 8], max_new_tokens=3).shape == (1, 5)  # type: ignore[operator]
 
 
 def test_the_chats_of_dllm_have_its_format_and_its_end(tmp_path: Path) -> None:
     folder = tmp_path / "ModernBERT-base-chat-v0.1"
-    config = ModernBertConfig(**{**SIZES, "vocab_size": 50368, "num_hidden_layers": 1, "pad_token_id": 50283})
+    config = ModernBertConfig(
+        **{**SIZES, "vocab_size": 50368, "num_hidden_layers": 1, "pad_token_id": 50283}
+    )
     ModernBertForMaskedLM(config).save_pretrained(folder)
     word_tokenizer().save_pretrained(folder)
     lm = sinklab.load(folder)
-    assert (lm.chat_template, lm.special.mask, lm.special.eos, lm.special.bos) == ("modernbert", 50284, 50283, CLS)
+    assert (lm.chat_template, lm.special.mask, lm.special.eos, lm.special.bos) == (
+        "modernbert",
+        50284,
+        50283,
+        CLS,
+    )
     messages = [{"role": "system", "content": " s "}, {"role": "user", "content": "q"}]
     said = in_chat(lm, [*messages, {"role": "assistant", "content": "a"}, messages[1]])
     asked, answered = "[Question]\nq\n[/Question]\n\n", "[Answer]\na\n[/Answer]\n\n"
@@ -199,7 +244,9 @@ def test_its_untrained_controls_are_made() -> None:
 
 
 def test_a_causal_model_of_transformers_writes_through_its_own_cache() -> None:
-    config = GPT2Config(vocab_size=ROWS, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH, bos_token_id=CLS)
+    config = GPT2Config(
+        vocab_size=ROWS, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH, bos_token_id=CLS
+    )
     torch.manual_seed(2)
     model = GPT2LMHeadModel(config).eval()
     lm = sinklab.wrap(model)
@@ -227,7 +274,9 @@ def test_a_module_without_a_config_is_looked_at(causal: bool, tmp_path: Path) ->
         assert lm.loss([7, 8, 9, 10]) == pytest.approx(loss, rel=1e-5)
         with pytest.raises(ValueError, match="full_forward=True"):
             lm.watch(["7 8"], 2, full_forward=False)
-    assert lm.loss([7, 8, 9, 10], edits=["mask_sinks:k=1"]) != pytest.approx(lm.loss([7, 8, 9, 10]), rel=1e-7)
+    assert lm.loss([7, 8, 9, 10], edits=["mask_sinks:k=1"]) != pytest.approx(
+        lm.loss([7, 8, 9, 10]), rel=1e-7
+    )
     with pytest.raises(ValueError, match="takes no attention_mask"):
         score(lm, [((7,), (8, 9)), ((7,), (8, 9, 10))])
 
@@ -262,6 +311,8 @@ def test_padding_is_hidden_from_a_module_that_knows_another_padding_id() -> None
     canvas = Canvas.from_prompts(prompts, new_tokens=4, mask_id=MASK, pad_id=0, closing=(SEP,))
     *_, both = lm.model.denoise(canvas)
     for row, prompt in enumerate(prompts):
-        *_, alone = lm.model.denoise(Canvas.from_prompts([prompt], new_tokens=4, mask_id=MASK, closing=(SEP,)))
+        *_, alone = lm.model.denoise(
+            Canvas.from_prompts([prompt], new_tokens=4, mask_id=MASK, closing=(SEP,))
+        )
         assert both.ids_BS[row, 5 - len(prompt) :].tolist() == alone.ids_BS[0].tolist()
     assert lm.model.config.pad_token_id == PAD and lm.model.config.first_position == PAD + 1

@@ -10,7 +10,11 @@ from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.data import train_tokenizer
 
-TEXT = "The old man sat by the sea, and the boy looked at the boats. “Will it rain?” he said; the wind was rising.\n"
+TEXT = (
+    "The old man sat by the sea, and the boy looked at the boats. “Will it rain?” he said; "
+    "the "
+    "wind was rising.\n"
+)
 VOCABULARY = 280
 
 
@@ -35,12 +39,21 @@ def tiny_backbone(context: int = 64, **changes: object) -> LlamaConfig:
     return LlamaConfig(**(fields | changes))
 
 
-def tiny_model(sink: int = 0, *, seed: int = 0, context: int = 64, **settings: object) -> DiffusionLM:
+def tiny_model(
+    sink: int = 0, *, seed: int = 0, context: int = 64, **settings: object
+) -> DiffusionLM:
     tokenizer = tiny_tokenizer()
-    backbone = tiny_backbone(context, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id)
+    backbone = tiny_backbone(
+        context, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id
+    )
     kind = "token" if sink else "none"
     torch.manual_seed(seed)
-    fields = {"mask_token_id": tokenizer.mask_token_id, "sink_kind": kind, "sink_count": sink, **settings}
+    fields = {
+        "mask_token_id": tokenizer.mask_token_id,
+        "sink_kind": kind,
+        "sink_count": sink,
+        **settings,
+    }
     return DiffusionLM(DiffusionLMConfig(backbone, **fields)).eval()
 
 

@@ -18,7 +18,9 @@ from tiny_diffusion import tiny_backbone, tiny_tokenizer
 if Version(transformers.__version__) < Version("5.23"):
     pytest.skip("GGUF files were tried with transformers 5.23 and newer", allow_module_level=True)
 
-CHAT = "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}\n{% endfor %}"
+CHAT = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}\n{% endfor %}"
+)
 LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -44,17 +46,25 @@ def smollm2() -> Path:
 
 def tiny_causal(**changes: object) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = tiny_backbone(64, bos_token_id=0, eos_token_id=1, pad_token_id=None, tie_word_embeddings=True, **changes)
+    config = tiny_backbone(
+        64, bos_token_id=0, eos_token_id=1, pad_token_id=None, tie_word_embeddings=True, **changes
+    )
     return LlamaForCausalLM(config).eval()
 
 
 def interleaved(weight_OI: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of queries and keys as llama.cpp has them: the halves that rotary positions pair lie side by side."""
+    """Rows of queries and keys as llama.cpp has them: the halves that rotary positions pair lie
+    side by side.
+    """
     return weight_OI.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
-def save_gguf(file: Path, architecture: str = "llama", *, parts: int = 1, start: bool = False) -> LlamaForCausalLM:
-    """Write it, matrices in Q8_0 where their rows fit its blocks; the model that it was written from."""
+def save_gguf(
+    file: Path, architecture: str = "llama", *, parts: int = 1, start: bool = False
+) -> LlamaForCausalLM:
+    """Write it, matrices in Q8_0 where their rows fit its blocks; the model that it was written
+    from.
+    """
     model, tokenizer = tiny_causal(), tiny_tokenizer()
     config = model.config
     writer = gguf.GGUFWriter(file, architecture)
@@ -82,10 +92,14 @@ def save_gguf(file: Path, architecture: str = "llama", *, parts: int = 1, start:
     writer.add_eos_token_id(1)
     writer.add_add_bos_token(start)
     writer.add_chat_template(CHAT)
-    named = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+    named = {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+    }
     for layer in range(config.num_hidden_layers):
         named |= {
-            f"blk.{layer}.{ours}.weight": f"model.layers.{layer}.{theirs}.weight" for ours, theirs in LAYER.items()
+            f"blk.{layer}.{ours}.weight": f"model.layers.{layer}.{theirs}.weight"
+            for ours, theirs in LAYER.items()
         }
     state = model.state_dict()
     for name, source in named.items():

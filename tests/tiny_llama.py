@@ -8,9 +8,17 @@ from tiny_diffusion import tiny_backbone, tiny_tokenizer
 
 
 def tiny_llama(context: int = 64) -> Loaded:
-    config = tiny_backbone(context, eos_token_id=None, pad_token_id=None, attn_implementation="sdpa")
+    config = tiny_backbone(
+        context, eos_token_id=None, pad_token_id=None, attn_implementation="sdpa"
+    )
     torch.manual_seed(0)
     special = SpecialIds(bos=7, stop=(11,))
     return Loaded(
-        LlamaForCausalLM(config).eval(), tiny_tokenizer(), "tiny llama", None, "autoregressive", "llama", special
+        LlamaForCausalLM(config).eval(),
+        tiny_tokenizer(),
+        "tiny llama",
+        None,
+        "autoregressive",
+        "llama",
+        special,
     )

@@ -19,31 +19,62 @@ from transformers import (
 
 # RoBERTa's padding must have the id 1, as its positions begin behind it
 SPECIAL = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
-WORDS = ("the", "house", "stood", "at", "end", "of", "a", "lane", "and", "sea", "was", "dark", "old", "man", "said")
+WORDS = (
+    "the",
+    "house",
+    "stood",
+    "at",
+    "end",
+    "of",
+    "a",
+    "lane",
+    "and",
+    "sea",
+    "was",
+    "dark",
+    "old",
+    "man",
+    "said",
+)
 CLS, PAD, SEP, UNK, MASK = range(5)
 ROWS = len(SPECIAL) + len(WORDS)
 LENGTH = 30
 """Tokens that a text may have."""
-SIZES: dict[str, Any] = {"vocab_size": ROWS, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+SIZES: dict[str, Any] = {
+    "vocab_size": ROWS,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
 SIZES |= {"intermediate_size": 48, "pad_token_id": PAD, "initializer_range": 0.3}
 FAMILIES = ("bert", "roberta", "modernbert", "esm")
 
 
 def tiny_masked(kind: str) -> Any:
-    """A model of a family with random weights, large enough to tell tokens apart; in evaluation mode."""
+    """A model of a family with random weights, large enough to tell tokens apart; in evaluation
+    mode.
+    """
     torch.manual_seed(3)
     with_ends: dict[str, Any] = {"bos_token_id": CLS, "eos_token_id": SEP}
     model: Any
     if kind == "bert":
         model = BertForMaskedLM(BertConfig(**SIZES, max_position_embeddings=LENGTH))
     elif kind == "roberta":
-        model = RobertaForMaskedLM(RobertaConfig(**SIZES, **with_ends, max_position_embeddings=LENGTH + PAD + 1))
+        model = RobertaForMaskedLM(
+            RobertaConfig(**SIZES, **with_ends, max_position_embeddings=LENGTH + PAD + 1)
+        )
     elif kind == "modernbert":
         ends: dict[str, Any] = {**with_ends, "cls_token_id": CLS, "sep_token_id": SEP}
-        config = ModernBertConfig(**SIZES, **ends, local_attention=4, max_position_embeddings=LENGTH)
+        config = ModernBertConfig(
+            **SIZES, **ends, local_attention=4, max_position_embeddings=LENGTH
+        )
         model = ModernBertForMaskedLM(config)
     else:
-        how: dict[str, Any] = {"mask_token_id": MASK, "token_dropout": True, "position_embedding_type": "rotary"}
+        how: dict[str, Any] = {
+            "mask_token_id": MASK,
+            "token_dropout": True,
+            "position_embedding_type": "rotary",
+        }
         model = EsmForMaskedLM(EsmConfig(**SIZES, **how, max_position_embeddings=LENGTH))
     return model.eval()
 
@@ -54,7 +85,9 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     frame = [("[CLS]", CLS), ("[SEP]", SEP)]
-    words.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=frame)
+    words.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=frame
+    )
     names = {"cls_token": "[CLS]", "pad_token": "[PAD]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
     return PreTrainedTokenizerFast(tokenizer_object=words, mask_token="[MASK]", **names)
 

@@ -1,4 +1,6 @@
-"""Tiny random models for the tap's tests: transformers decoders, and a module that calls SDPA itself."""
+"""Tiny random models for the tap's tests: transformers decoders, and a module that calls SDPA
+itself.
+"""
 
 # B batch, H heads, S sequence, D width
 from __future__ import annotations
@@ -11,13 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def llama(*, causal: bool = False, kv_heads: int = 2, kind: str = "llama", attention: str = "sdpa") -> Any:
+def llama(
+    *, causal: bool = False, kv_heads: int = 2, kind: str = "llama", attention: str = "sdpa"
+) -> Any:
     """A two-layer decoder with four query heads; kv_heads < 4 makes transformers use enable_gqa."""
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-    config_class, model_class = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}[
-        kind
-    ]
+    config_class, model_class = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    }[kind]
     config = config_class(
         vocab_size=50,
         hidden_size=32,
@@ -39,7 +44,9 @@ def llama(*, causal: bool = False, kv_heads: int = 2, kind: str = "llama", atten
 
 
 def by_itself(model: Any) -> Any:
-    """A model of transformers whose first attention was changed: nothing says that it asks for its function still."""
+    """A model of transformers whose first attention was changed: nothing says that it asks for its
+    function still.
+    """
     attention = model.model.layers[0].self_attn
     attention.forward = attention.forward
     return model
@@ -47,7 +54,10 @@ def by_itself(model: Any) -> Any:
 
 def checkpointed(model: Any) -> Any:
     """In training mode with gradient checkpointing; transformers renamed the switch in 5.2x."""
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable = (
+        getattr(model, "activation_checkpointing_enable", None)
+        or model.gradient_checkpointing_enable
+    )
     enable({"use_reentrant": False})
     return model.train()
 
@@ -60,7 +70,9 @@ class Block(nn.Module):
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         q, k, v = (
-            part if self.style == "headless" else part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            part
+            if self.style == "headless"
+            else part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in self.qkv(x_BSD).chunk(3, -1)
         )
         length = x_BSD.shape[1]
@@ -68,7 +80,9 @@ class Block(nn.Module):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         elif self.style == "additive":
             bias = -torch.arange(length).sub(torch.arange(length)[:, None]).abs() * 0.1
-            out = F.scaled_dot_product_attention(q, k, v, bias.expand(q.shape[0], self.heads, length, length))
+            out = F.scaled_dot_product_attention(
+                q, k, v, bias.expand(q.shape[0], self.heads, length, length)
+            )
         elif self.style == "bool_2d":
             out = F.scaled_dot_product_attention(
                 query=q, key=k, value=v, attn_mask=torch.ones(length, length).bool().tril(2)
@@ -82,9 +96,18 @@ STYLES = ("plain", "causal", "additive", "bool_2d", "headless")
 
 
 class HandWritten(nn.Module):
-    """Not from transformers: calls F.scaled_dot_product_attention itself, positionally and by keyword."""
+    """Not from transformers: calls F.scaled_dot_product_attention itself, positionally and by
+    keyword.
+    """
 
-    def __init__(self, style: str = "plain", width: int = 16, heads: int = 2, layers: int = 2, vocab: int = 30) -> None:
+    def __init__(
+        self,
+        style: str = "plain",
+        width: int = 16,
+        heads: int = 2,
+        layers: int = 2,
+        vocab: int = 30,
+    ) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocab, width)
         self.blocks = nn.ModuleList(Block(width, heads, style) for _ in range(layers))
@@ -104,6 +127,8 @@ class Prefixed(HandWritten):
         for block in self.blocks:
             q, k, v = block.qkv(x_BSD).unflatten(-1, (3, block.heads, -1)).permute(2, 0, 3, 1, 4)
             sink = torch.ones(q.shape[0], block.heads, 2, q.shape[-1])
-            out = F.scaled_dot_product_attention(q, torch.cat([sink, k], 2), torch.cat([0 * sink, v], 2))
+            out = F.scaled_dot_product_attention(
+                q, torch.cat([sink, k], 2), torch.cat([0 * sink, v], 2)
+            )
             x_BSD = x_BSD + out.transpose(1, 2).flatten(2)
         return x_BSD @ self.embed.weight.T

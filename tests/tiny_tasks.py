@@ -23,7 +23,10 @@ def toy_tasks(folder: Path, documents: int = 6) -> list[dict[str, Any]]:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     base = {
         "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(file)}, "cache_dir": str(folder / "datasets")},
+        "dataset_kwargs": {
+            "data_files": {"test": str(file)},
+            "cache_dir": str(folder / "datasets"),
+        },
         "test_split": "test",
         "num_fewshot": 0,
     }

@@ -18,7 +18,11 @@ def repeated_text(folder: Path) -> Path:
 def uneven_documents(folder: Path) -> Path:
     """Documents of unequal length: a stream that lost its place would show."""
     corpus = folder / "text.jsonl"
-    corpus.write_text("\n".join(json.dumps({"text": f"{number} " + TEXT[: 20 + number % 70]}) for number in range(120)))
+    corpus.write_text(
+        "\n".join(
+            json.dumps({"text": f"{number} " + TEXT[: 20 + number % 70]}) for number in range(120)
+        )
+    )
     return corpus
 
 

@@ -1,7 +1,7 @@
 """dLLM's block sampler, `BD3LMSampler`, on its own A2D model.
 
-Its packages import trainers, data sets and trackers: they are entered by their folders, without their `__init__`. The
-tokenizer is an object with the four ids that the sampler reads.
+Its packages import trainers, data sets and trackers: they are entered by their folders, without
+their `__init__`. The tokenizer is an object with the four ids that the sampler reads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def prepare(settings: dict[str, Any]) -> Callable[[], tuple[list[int], int]]:
         evaluations += not named["use_cache"]
 
     model.register_forward_pre_hook(count, with_kwargs=True)
-    # eos None: nothing ends a text; no token is the pad, which the sampler would leave out of attention
+    # eos None: nothing ends a text; no token is the pad, which the sampler would leave out of
+    # attention
     ids = {"mask_token_id": settings["mask_id"], "pad_token_id": settings["unused_id"]}
     tokenizer = SimpleNamespace(**ids, bos_token_id=None, eos_token_id=None)
     sampler = samplers.BD3LMSampler(model=model, tokenizer=tokenizer)

@@ -1,6 +1,8 @@
-"""Fast-dLLM's loop for LLaDA as dLLM has it (`FastdLLMLLaDASampler`), without a cache, with a prefix and a dual cache.
+"""Fast-dLLM's loop for LLaDA as dLLM has it (`FastdLLMLLaDASampler`), without a cache, with a
+prefix and a dual cache.
 
-Its packages import trainers, data sets and trackers: they are entered by their folders, without their `__init__`.
+Its packages import trainers, data sets and trackers: they are entered by their folders, without
+their `__init__`.
 """
 
 from __future__ import annotations
@@ -18,15 +20,27 @@ from safetensors import safe_open
 
 
 def prepare(settings: dict[str, Any]) -> Callable[[], tuple[list[int], int]]:
-    for name in ("dllm", "dllm.core", "dllm.core.samplers", "dllm.pipelines", "dllm.pipelines.llada"):
+    for name in (
+        "dllm",
+        "dllm.core",
+        "dllm.core.samplers",
+        "dllm.pipelines",
+        "dllm.pipelines.llada",
+    ):
         _entered(name, settings["source"])
-    for name in ("dllm.pipelines.llada.models", "dllm.pipelines.fastdllm", "dllm.pipelines.fastdllm.llada"):
+    for name in (
+        "dllm.pipelines.llada.models",
+        "dllm.pipelines.fastdllm",
+        "dllm.pipelines.fastdllm.llada",
+    ):
         _entered(name, settings["source"])
     sampler_of = import_module("dllm.pipelines.fastdllm.llada.sampler")
     models = import_module("dllm.pipelines.fastdllm.llada.models")
     fields = json.loads(Path(settings["checkpoint"], "config.json").read_text())
     unused = ("architectures", "model_type", "torch_dtype")
-    config = models.FastdLLMLLaDAConfig(**{key: value for key, value in fields.items() if key not in unused})
+    config = models.FastdLLMLLaDAConfig(
+        **{key: value for key, value in fields.items() if key not in unused}
+    )
     config.init_device = device = settings["device"]
     torch.set_default_dtype(getattr(torch, settings["dtype"]))
     model = models.FastdLLMLLaDAModelLM(config, init_params=False).eval().to(device)

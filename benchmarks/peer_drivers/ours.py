@@ -1,4 +1,6 @@
-"""Our side of a pair: `generate` of the same folder; attention in blocks has the committed cache unasked."""
+"""Our side of a pair: `generate` of the same folder; attention in blocks has the committed cache
+unasked.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,18 @@ from sinklab.lab.checkpoints import load
 
 def prepare(settings: dict[str, Any]) -> Callable[[], tuple[list[int], int]]:
     block, new, cache = settings["block"], settings["new_tokens"], settings["cache"]
-    known = {"mask_token_id": settings["mask_id"]} | ({"block_length": block} if cache == "committed" else {})
-    model = load(settings["checkpoint"], dtype=settings["dtype"], device=settings["device"], **known).model
+    known = {"mask_token_id": settings["mask_id"]} | (
+        {"block_length": block} if cache == "committed" else {}
+    )
+    model = load(
+        settings["checkpoint"], dtype=settings["dtype"], device=settings["device"], **known
+    ).model
     prompt = torch.tensor([settings["prompt"]], device=settings["device"])
-    how = {} if cache == "committed" else {"block_length": block, "cache": None if cache == "none" else cache}
+    how = (
+        {}
+        if cache == "committed"
+        else {"block_length": block, "cache": None if cache == "none" else cache}
+    )
     decoding = DecodingSettings(steps=new // settings["tokens_a_step"], **how)
     canvas = Canvas.from_prompts(prompt, new_tokens=new, mask_id=settings["mask_id"])
     evaluations = len(list(model.denoise(canvas, decoding)))

@@ -1,8 +1,9 @@
 """SDAR's `generate.py` on its own model, with what only CUDA has replaced.
 
-`flash_attn`'s RMSNorm by the one that the model's file keeps beside it, its attention by `scaled_dot_product_attention`
-(which the file itself uses for prompts), the fused training loss by nothing; tokens are the most probable ones in place
-of drawn ones (`torch.multinomial` by `argmax`): with `top_k=1` its confidences would all be 1.
+`flash_attn`'s RMSNorm by the one that the model's file keeps beside it, its attention by
+`scaled_dot_product_attention` (which the file itself uses for prompts), the fused training loss by
+nothing; tokens are the most probable ones in place of drawn ones (`torch.multinomial` by `argmax`):
+with `top_k=1` its confidences would all be 1.
 """
 
 from __future__ import annotations
@@ -27,9 +28,13 @@ def rms_norm(x: Tensor, weight: Tensor, bias: None, eps: float) -> Tensor:
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def attention(q_BWHD: Tensor, k_BKGD: Tensor, v_BKGD: Tensor, causal: bool, softmax_scale: float) -> Tensor:
+def attention(
+    q_BWHD: Tensor, k_BKGD: Tensor, v_BKGD: Tensor, causal: bool, softmax_scale: float
+) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q_BWHD, k_BKGD, v_BKGD))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=softmax_scale, enable_gqa=True)
+    out = F.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, scale=softmax_scale, enable_gqa=True
+    )
     return out.transpose(1, 2)
 
 
@@ -51,7 +56,9 @@ def prepare(settings: dict[str, Any]) -> Callable[[], tuple[list[int], int]]:
     package = ModuleType("sdar_model")
     package.__path__ = [str(source / MODEL)]
     sys.modules["sdar_model"] = package
-    stand_in("sdar_model.fused_linear_diffusion_cross_entropy", FusedLinearDiffusionCrossEntropyLoss=None)
+    stand_in(
+        "sdar_model.fused_linear_diffusion_cross_entropy", FusedLinearDiffusionCrossEntropyLoss=None
+    )
     sys.path.insert(0, str(source))
     loop = import_module("generate")
     kind = import_module("sdar_model.modeling_sdar").SDARForCausalLM

@@ -3,8 +3,8 @@
 python docs/notebooks/execute.py           keeps the outputs in the files
 python docs/notebooks/execute.py --check   writes nothing; an error in a cell is an error here
 
-They take the small packaged models as they stand. A page within an output, which no repository has to keep, gives way
-to the text that stands for it.
+They take the small packaged models as they stand. A page within an output, which no repository has
+to keep, gives way to the text that stands for it.
 """
 
 import argparse
@@ -20,11 +20,17 @@ LARGEST = 60_000
 
 
 def executed(path: Path) -> nbformat.NotebookNode:
-    """The notebook with new outputs. Raises nbclient.exceptions.CellExecutionError where a cell fails."""
+    """The notebook with new outputs. Raises nbclient.exceptions.CellExecutionError where a cell
+    fails.
+    """
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
-        NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
-    notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+        NotebookClient(
+            notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": folder}}
+        ).execute()
+    notebook.metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}
+    }
     for number, cell in enumerate(notebook.cells):
         cell.id, cell.metadata = f"cell-{number}", {}
         if cell.cell_type == "code":
@@ -33,8 +39,12 @@ def executed(path: Path) -> nbformat.NotebookNode:
 
 
 def passing(output: nbformat.NotebookNode) -> bool:
-    """Whether an output is of interest only while its cell runs: progress, and what goes to stderr."""
-    return output.get("name") == "stderr" or "<progress" in output.get("data", {}).get("text/html", "")
+    """Whether an output is of interest only while its cell runs: progress, and what goes to
+    stderr.
+    """
+    return output.get("name") == "stderr" or "<progress" in output.get("data", {}).get(
+        "text/html", ""
+    )
 
 
 def kept(output: nbformat.NotebookNode) -> nbformat.NotebookNode:
@@ -47,14 +57,20 @@ def kept(output: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 def main() -> None:
     """Execute them all, or those that are named."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="of notebooks, without .ipynb; all when left out")
     parser.add_argument("--check", action="store_true", help="write nothing")
     given = parser.parse_args()
     for path in sorted(HERE.glob("*.ipynb")):
         if not given.names or path.stem in given.names:
             notebook = executed(path)
-            print(f"{path.name}: {sum(cell.cell_type == 'code' for cell in notebook.cells)} cells ran", flush=True)
+            print(
+                f"{path.name}: {sum(cell.cell_type == 'code' for cell in notebook.cells)} cells "
+                "ran",
+                flush=True,
+            )
             if not given.check:
                 path.write_text(nbformat.writes(notebook) + "\n", "utf-8")
 

@@ -1,6 +1,7 @@
 """A laboratory for attention sinks in diffusion language models.
 
-Names load where they are first used: importing this package costs at most torch (tests/test_import_cost.py).
+Names load where they are first used: importing this package costs at most torch
+(tests/test_import_cost.py).
 """
 
 from typing import TYPE_CHECKING

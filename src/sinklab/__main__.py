@@ -1,4 +1,6 @@
-"""`python -m sinklab`: the command line for launchers that want a module, as in `accelerate launch -m sinklab`."""
+"""`python -m sinklab`: the command line for launchers that want a module, as in
+`accelerate launch -m sinklab`.
+"""
 
 import sys
 

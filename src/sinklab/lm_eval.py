@@ -1,4 +1,6 @@
-"""lm-eval's own command line with the model "sinklab" in it: `python -m sinklab.lm_eval run --model sinklab …`."""
+"""lm-eval's own command line with the model "sinklab" in it:
+`python -m sinklab.lm_eval run --model sinklab …`.
+"""
 
 from sinklab.lab.studies.benchmarks.offline import needs_lm_eval
 

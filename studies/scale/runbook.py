@@ -1,13 +1,18 @@
-"""What added sinks are worth at 10M parameters, and how causal and diffusion twins differ: one GPU, 45 minutes.
+"""What added sinks are worth at 10M parameters, and how causal and diffusion twins differ: one GPU,
+45 minutes.
 
-    python studies/scale/runbook.py pack CORPUS HELDOUT   text and tokenizer to travel with the tree, before
-    python studies/scale/runbook.py measure               first command there: tokens per second, and the plan that fits
-    python studies/scale/runbook.py train                 again and again, ten minutes at most; goes on where it stopped
+    python studies/scale/runbook.py pack CORPUS HELDOUT   text and tokenizer to travel with the
+                                                          tree, before
+    python studies/scale/runbook.py measure               first command there: tokens per second,
+                                                          and the plan that fits
+    python studies/scale/runbook.py train                 again and again, ten minutes at most; goes
+                                                          on where it stopped
     python studies/scale/runbook.py report                tables and what may be said of them
 
-Nothing is downloaded. Everything is kept under runs/scale (--out): data/, plan.json, results.jsonl with a line a
-finished run, and runs/ with their folders. To go on elsewhere, data/, plan.json and results.jsonl are enough. Settings
-are those of settings.toml beside this file (--settings). README.md has questions and rules, registered before any run.
+Nothing is downloaded. Everything is kept under runs/scale (--out): data/, plan.json, results.jsonl
+with a line a finished run, and runs/ with their folders. To go on elsewhere, data/, plan.json and
+results.jsonl are enough. Settings are those of settings.toml beside this file (--settings).
+README.md has questions and rules, registered before any run.
 """
 
 from __future__ import annotations
@@ -99,11 +104,15 @@ class Runbook:
         """
         path = self.out / "plan.json"
         if not path.exists():
-            raise ValueError(f"runs are planned by what was measured, but {path} is not there; run measure first")
+            raise ValueError(
+                f"runs are planned by what was measured, but {path} is not there; run measure first"
+            )
         return json.loads(path.read_text("utf-8"))
 
     def runs(self, plan: dict[str, Any]) -> list[Run]:
-        """The runs of a plan in their order: stage by stage, and in a stage seed by seed with all kinds of a seed."""
+        """The runs of a plan in their order: stage by stage, and in a stage seed by seed with all
+        kinds of a seed.
+        """
         return [
             Run(stage["name"], kind, seed, stage["shape"], plan["stages"][stage["name"]]["tokens"])
             for stage in self.settings["stages"]
@@ -118,14 +127,15 @@ class Runbook:
 def planned(book: Runbook, speeds: dict[str, dict[str, float]], spent: float) -> dict[str, Any]:
     """What fits into the time that is left, at these speeds.
 
-    Seeds are given up from the last stage on, one at a time, and a stage whole where fewer than its least would be
-    left. The first stage keeps its seeds: where they do not fit, all its runs get fewer tokens; below a share of them
-    (`fewest_tokens`) nothing is run, since a smaller answer would not be one.
+    Seeds are given up from the last stage on, one at a time, and a stage whole where fewer than its
+    least would be left. The first stage keeps its seeds: where they do not fit, all its runs get
+    fewer tokens; below a share of them (`fewest_tokens`) nothing is run, since a smaller answer
+    would not be one.
 
     Args:
         book: the settings.
-        speeds: by shape, ``tokens_per_second`` of all runs at once together, and ``start``, the seconds before a run's
-            first step and after its last.
+        speeds: by shape, ``tokens_per_second`` of all runs at once together, and ``start``, the
+            seconds before a run's first step and after its last.
         spent: seconds that are gone.
     """
     limits, stages = book.limits, book.settings["stages"]
@@ -162,9 +172,17 @@ def told(plan: dict[str, Any], book: Runbook) -> Iterator[str]:
     for stage in book.settings["stages"]:
         name, kinds = stage["name"], ", ".join(stage["kinds"])
         seeds, tokens = plan["stages"][name]["seeds"], plan["stages"][name]["tokens"]
-        cut = "" if (seeds, tokens) == (stage["seeds"], stage["tokens"]) else f" (asked: {stage['seeds']} seeds"
+        cut = (
+            ""
+            if (seeds, tokens) == (stage["seeds"], stage["tokens"])
+            else f" (asked: {stage['seeds']} seeds"
+        )
         cut += f", {stage['tokens'] / 1e6:g}M tokens)" if cut else ""
-        yield f"{name}: {seeds} seeds of {kinds}, {tokens / 1e6:g}M tokens each{cut}" if seeds else f"{name}: left out"
+        yield (
+            f"{name}: {seeds} seeds of {kinds}, {tokens / 1e6:g}M tokens each{cut}"
+            if seeds
+            else f"{name}: left out"
+        )
     yield f"about {plan['seconds']} s of the {plan['left']} s that are left"
 
 
@@ -177,10 +195,17 @@ def settings_of(book: Runbook, run: Run, **changes: Any) -> Any:
     from sinklab.lab.training.settings import VARIANTS
 
     given, data = book.settings["train"], book.out / "data"
-    of_stage = next((stage.get("train", {}) for stage in book.settings["stages"] if stage["name"] == run.stage), {})
+    of_stage = next(
+        (stage.get("train", {}) for stage in book.settings["stages"] if stage["name"] == run.stage),
+        {},
+    )
     fields = {**given, **book.settings["shapes"][run.shape], **of_stage}
     fields |= {"corpus": str(data / "train.jsonl.gz"), "heldout": str(data / "heldout.jsonl.gz")}
-    fields |= {"tokenizer": str(data / "tokenizer"), "out": str(book.out / "runs" / run.name), "seed": run.seed}
+    fields |= {
+        "tokenizer": str(data / "tokenizer"),
+        "out": str(book.out / "runs" / run.name),
+        "seed": run.seed,
+    }
     fields["steps"] = max(1, round(run.tokens / (given["batch"] * given["length"])))
     if run.kind == "causal":
         fields["objective"] = "autoregressive"
@@ -202,9 +227,21 @@ def one(book: Runbook, run: Run) -> dict[str, Any]:
         progress=lambda text: print(text, flush=True),
     )
     found = open_run(folder)
-    heldout, monitor, history = found.table("heldout"), found.table("monitor"), found.table("history")
+    heldout, monitor, history = (
+        found.table("heldout"),
+        found.table("monitor"),
+        found.table("history"),
+    )
     overall = monitor[monitor["layer"] == -1]
-    seen = ("step", "first_share", "main_first", "main_added", "main_none", "top_text_share", "sink_share")
+    seen = (
+        "step",
+        "first_share",
+        "main_first",
+        "main_added",
+        "main_none",
+        "top_text_share",
+        "sink_share",
+    )
     line = dataclasses.asdict(run) | {"name": run.name, "steps": settings.steps}
     line |= {"parameters": int(heldout["parameters"][0]), "loss": float(heldout["loss"][0])}
     line["bits_per_byte"] = float(heldout["bits_per_byte"][0])
@@ -222,8 +259,9 @@ def one(book: Runbook, run: Run) -> dict[str, Any]:
 def masked(book: Runbook, settings: Any) -> list[dict[str, Any]]:
     """What hiding keys costs, on rows of the held-out text: a dict a number of keys and control.
 
-    Keys are chosen by a clean pass, per row, layer and head, and hidden from all queries, in both models alike. The arm
-    "matched" is "sinks" on the heads that have a control of equal mass, and is compared with that.
+    Keys are chosen by a clean pass, per row, layer and head, and hidden from all queries, in both
+    models alike. The arm "matched" is "sinks" on the heads that have a control of equal mass, and
+    is compared with that.
     """
     import torch
 
@@ -245,7 +283,9 @@ def masked(book: Runbook, settings: Any) -> list[dict[str, Any]]:
     for k, (arm, fields) in itertools.product(given["ks"], arms.items()):
         losses, doses = [], []
         for seed, ids_BS in batches:
-            with intervene(loaded.model, MaskSinks(k=k, source="clean_pass", seed=seed, **fields)) as log:
+            with intervene(
+                loaded.model, MaskSinks(k=k, source="clean_pass", seed=seed, **fields)
+            ) as log:
                 with log.probing():
                     row_losses(loaded, ids_BS, seed=seed)
                 losses.append(row_losses(loaded, ids_BS, seed=seed))
@@ -267,7 +307,9 @@ def started(book: Runbook, name: str, *words: str) -> subprocess.Popen[bytes]:
     threads = max(1, (os.cpu_count() or 1) // int(book.limits["jobs"]))
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     with log.open("ab") as file:
-        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        return subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
 
 
 def ended(process: subprocess.Popen[bytes]) -> None:
@@ -278,7 +320,9 @@ def ended(process: subprocess.Popen[bytes]) -> None:
 
 
 def together(book: Runbook, runs: Iterable[Run], seconds: float) -> list[str]:
-    """Run as many at once as the settings say, until all are done or the time is up; names of those that failed."""
+    """Run as many at once as the settings say, until all are done or the time is up; names of those
+    that failed.
+    """
     queue, running, failed = list(runs), dict[str, subprocess.Popen[bytes]](), list[str]()
     noted = time.monotonic()
     deadline = noted + seconds
@@ -314,7 +358,8 @@ def _failure(book: Runbook, name: str) -> str:
 
 
 def pack(book: Runbook, corpus: str, heldout: str, tokenizer: str | None) -> None:
-    """Write text and tokenizer into the folder that travels; held-out documents are no text to learn from.
+    """Write text and tokenizer into the folder that travels; held-out documents are no text to
+    learn from.
 
     Raises:
         ValueError: if they are larger than what travels.
@@ -336,14 +381,27 @@ def pack(book: Runbook, corpus: str, heldout: str, tokenizer: str | None) -> Non
     size = book.settings["tokenizer"]["vocab_size"]
     found = load_tokenizer(tokenizer) if tokenizer else train_tokenizer(texts["train"], size)
     found.save_pretrained(data / "tokenizer")
-    files = sorted(path for path in data.rglob("*") if path.is_file() and path.name != "packed.json")
-    facts = {path.relative_to(data).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    files = sorted(
+        path for path in data.rglob("*") if path.is_file() and path.name != "packed.json"
+    )
+    facts = {
+        path.relative_to(data).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
     total = sum(path.stat().st_size for path in files)
-    counts = {name: {"documents": len(some), "characters": sum(map(len, some))} for name, some in texts.items()}
-    (data / "packed.json").write_text(json.dumps({"bytes": total, "texts": counts, "sha256": facts}, indent=2) + "\n")
+    counts = {
+        name: {"documents": len(some), "characters": sum(map(len, some))}
+        for name, some in texts.items()
+    }
+    (data / "packed.json").write_text(
+        json.dumps({"bytes": total, "texts": counts, "sha256": facts}, indent=2) + "\n"
+    )
     print(f"{data}: {total / 2**20:.1f} MiB, {counts}")
     if total > LARGEST:
-        raise ValueError(f"text and tokenizer must fit {LARGEST / 2**20:g} MiB, but are {total / 2**20:.1f}; give less")
+        raise ValueError(
+            f"text and tokenizer must fit {LARGEST / 2**20:g} MiB, but are {total / 2**20:.1f}; "
+            "give less"
+        )
 
 
 def measure(book: Runbook) -> None:
@@ -355,17 +413,27 @@ def measure(book: Runbook) -> None:
         names = [f"measure-{shape}-{number}" for number in range(jobs)]
         processes = [started(book, name, "speed", name, shape) for name in names]
         try:
-            failed = [name for name, process in zip(names, processes, strict=True) if process.wait()]
+            failed = [
+                name for name, process in zip(names, processes, strict=True) if process.wait()
+            ]
         finally:
             for process in processes:
                 ended(process)
         if failed:
             raise ValueError(_failure(book, failed[0]))
-        found = [json.loads((book.out / "runs" / f"{name}.json").read_text("utf-8")) for name in names]
+        found = [
+            json.loads((book.out / "runs" / f"{name}.json").read_text("utf-8")) for name in names
+        ]
         speed = sum(one["tokens_per_second"] for one in found)
         training = max(one["tokens"] / one["tokens_per_second"] for one in found)
-        speeds[shape] = {"tokens_per_second": speed, "start": max(0.0, time.monotonic() - start - training)}
-        print(f"{shape}: {speed:,.0f} tokens a second in {jobs} runs at once, {speeds[shape]['start']:.0f} s to start")
+        speeds[shape] = {
+            "tokens_per_second": speed,
+            "start": max(0.0, time.monotonic() - start - training),
+        }
+        print(
+            f"{shape}: {speed:,.0f} tokens a second in {jobs} runs at once, "
+            f"{speeds[shape]['start']:.0f} s to start"
+        )
     book.spend("measure", began)
     plan = planned(book, speeds, book.spent())
     (book.out / "plan.json").write_text(json.dumps(plan, indent=2) + "\n")
@@ -381,7 +449,9 @@ def speed(book: Runbook, name: str, shape: str) -> None:
     run = Run("measure", "plain", 0, shape, 1)
     folder = book.out / "runs" / name
     shutil.rmtree(folder, ignore_errors=True)
-    settings = settings_of(book, run, out=str(folder), steps=given["steps"], log_every=given["log_every"])
+    settings = settings_of(
+        book, run, out=str(folder), steps=given["steps"], log_every=given["log_every"]
+    )
     train(settings, progress=lambda text: print(text, flush=True))
     # the first steps compile
     seen = open_run(folder).table("history")["tokens_per_second"].dropna().to_numpy()[1:]
@@ -398,22 +468,39 @@ def train_all(book: Runbook, seconds: float | None) -> int:
     seconds = min(book.limits["command"] if seconds is None else seconds, left)
     missing = [run for run in book.runs(book.plan()) if run.name not in results]
     if not missing or seconds <= 0:
-        print("every run of the plan is done" if not missing else "the time is spent", "- see report")
+        print(
+            "every run of the plan is done" if not missing else "the time is spent", "- see report"
+        )
         return 0
     failed = together(book, missing, seconds)
     still = len(missing) - sum(run.name in book.results() for run in missing)
-    print(f"{still} runs of the plan are left, and {max(0, book.limits['seconds'] - book.spent()):.0f} s")
+    print(
+        f"{still} runs of the plan are left, and "
+        f"{max(0, book.limits['seconds'] - book.spent()):.0f} s"
+    )
     return 1 if failed else 0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=["pack", "measure", "train", "report", "one", "speed"])
-    parser.add_argument("rest", nargs="*", help="of pack: corpus and held-out corpus, as `sinklab train` takes them")
-    parser.add_argument("--out", type=Path, default=Path("runs/scale"), help="where everything is kept")
+    parser.add_argument(
+        "rest", nargs="*", help="of pack: corpus and held-out corpus, as `sinklab train` takes them"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/scale"), help="where everything is kept"
+    )
     parser.add_argument("--settings", type=Path, default=HERE / "settings.toml")
-    parser.add_argument("--tokenizer", help="of pack: a tokenizer to take; without it one is trained on the corpus")
-    parser.add_argument("--seconds", type=float, help="of train: how long; without it what the settings give a command")
+    parser.add_argument(
+        "--tokenizer", help="of pack: a tokenizer to take; without it one is trained on the corpus"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        help="of train: how long; without it what the settings give a command",
+    )
     given = parser.parse_args(arguments)
     book = Runbook(given.out, given.settings)
     if given.command == "pack":

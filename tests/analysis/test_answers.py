@@ -1,4 +1,6 @@
-"""The three questions: words by their thresholds, numbers with their controls, sentences of at most 25 words."""
+"""The three questions: words by their thresholds, numbers with their controls, sentences of at most
+25 words.
+"""
 
 import re
 
@@ -23,7 +25,9 @@ from sinklab.lab.analysis.estimates import mean_over
 SPREAD = 0.01 * np.array([-1.0, 1.0, -0.5, 0.5, -0.8, 0.8, -0.2, 0.2])
 
 
-def existence(strongest: float, strong: float = 0.0, ruled: float = 0.0, samples: int = 8) -> Existence:
+def existence(
+    strongest: float, strong: float = 0.0, ruled: float = 0.0, samples: int = 8
+) -> Existence:
     strong_S, ruled_S = (np.full(samples, share) for share in (strong, ruled))
     return Existence(strongest + SPREAD[:samples], strong_S, ruled_S, even=0.016)
 
@@ -46,12 +50,21 @@ def spoken(answer: Answer) -> str:
         (existence(0.388, strong=0.04, ruled=0.3), existence(0.051), "weak"),
         (existence(0.1, strong=0.0, ruled=0.01), existence(0.063), "no"),
         (existence(0.1, strong=0.2, ruled=0.3), existence(0.15), "no"),
-        (existence(0.388, strong=0.2, ruled=0.8, samples=7), existence(0.051, samples=7), "inconclusive"),
+        (
+            existence(0.388, strong=0.2, ruled=0.8, samples=7),
+            existence(0.051, samples=7),
+            "inconclusive",
+        ),
         (existence(0.388, strong=0.2, ruled=0.8), None, "inconclusive"),
     ],
 )
-def test_whether_sinks_exist_is_a_word_by_its_thresholds(own: Existence, control: Existence | None, word: str) -> None:
-    found = exists(own, {} if control is None else {"initialised": existence(0.02, samples=2), "permuted": control})
+def test_whether_sinks_exist_is_a_word_by_its_thresholds(
+    own: Existence, control: Existence | None, word: str
+) -> None:
+    found = exists(
+        own,
+        {} if control is None else {"initialised": existence(0.02, samples=2), "permuted": control},
+    )
     assert found.word == word and found.sentence.casefold().startswith(word)
     assert words_in(found.sentence) <= 25
     if control is not None:
@@ -65,10 +78,13 @@ def test_the_sentence_on_existence_has_its_numbers_and_the_control() -> None:
         "Yes: the strongest token of a head receives 38.8 % of its attention (even share 1.6 %); "
         "with shuffled weights 5.1 %."
     )
-    # as strong as the control, give or take: a test of the paired difference, whatever part of it that is
+    # as strong as the control, give or take: a test of the paired difference, whatever part of it
+    # that is
     swapped = Existence(0.1 + SPREAD[::-1], np.zeros(8), np.full(8, 0.3), 0.016)
     same = exists(existence(0.1, ruled=0.3), {"permuted": swapped})
-    assert same.word == "no" and "not distinguishable from shuffled weights (10.0 %)" in spoken(same)
+    assert same.word == "no" and "not distinguishable from shuffled weights (10.0 %)" in spoken(
+        same
+    )
     assert same.detectable > 0
     few = exists(existence(0.1, samples=1), {})
     assert "Inconclusive with 1 sample (8 needed; --twin runs a control): " in few.sentence
@@ -80,17 +96,36 @@ def test_the_sentence_on_existence_has_its_numbers_and_the_control() -> None:
         (
             0.07,
             "stay",
-            "They stay: the first token is strongest in 77 % of heads and steps; two random steps differ 7 %",
+            "They stay: the first token is strongest in 77 % of heads and steps; two random steps "
+            "differ 7 %",
         ),
-        (0.8, "move", "They move: at two random steps a head's strongest token differs 80 % of the time"),
-        (0.4, "partly", "Partly: at two random steps a head's strongest token differs 40 % of the time"),
-        (0.25, "inconclusive", "Inconclusive with 8 samples (95 % 24 … 26): a head's strongest token"),
+        (
+            0.8,
+            "move",
+            "They move: at two random steps a head's strongest token differs 80 % of the time",
+        ),
+        (
+            0.4,
+            "partly",
+            "Partly: at two random steps a head's strongest token differs 40 % of the time",
+        ),
+        (
+            0.25,
+            "inconclusive",
+            "Inconclusive with 8 samples (95 % 24 … 26): a head's strongest token",
+        ),
     ],
 )
-def test_whether_they_stay_is_said_by_the_whole_interval(mobility: float, word: str, start: str) -> None:
+def test_whether_they_stay_is_said_by_the_whole_interval(
+    mobility: float, word: str, start: str
+) -> None:
     holders = [("the first token", 0.77), ("“.”", 0.1)]
     found = stays(Staying(mobility + SPREAD, holders), {"permuted": Staying(0.55 + SPREAD)})
-    assert found.word == word and spoken(found).startswith(start) and "(shuffled weights 55 %)" in spoken(found)
+    assert (
+        found.word == word
+        and spoken(found).startswith(start)
+        and "(shuffled weights 55 %)" in spoken(found)
+    )
     assert words_in(found.sentence) <= 25
     few = stays(Staying(mobility + SPREAD[:1], holders), {})
     assert few.word == "inconclusive" and "with 1 sample (8 needed)" in few.sentence
@@ -112,7 +147,8 @@ def test_what_masking_costs_is_held_against_random_keys() -> None:
     found = costs(cost(0.18, 0.0), {"permuted": 0.01}, "sinklab curve")
     low, high = found.low, found.high
     assert found.word == "costs" and spoken(found) == (
-        f"Costs +0.18 nats a token (3.73 → 3.91, 95 % +{low:.2f} … +{high:.2f}); as many random tokens +0.00, "
+        f"Costs +0.18 nats a token (3.73 → 3.91, 95 % +{low:.2f} … +{high:.2f}); as many random "
+        "tokens +0.00, "
         "non-sinks of equal mass +0.73."
     )
     assert found.controls["shuffled weights"] == 0.01 and words_in(found.sentence) <= 25
@@ -120,7 +156,9 @@ def test_what_masking_costs_is_held_against_random_keys() -> None:
     # of 3.73 nats 5 % are 0.19: with rows that differ so much it may be more
     assert costs(cost(0.0, 0.0, wobble=40), {}, "").word == "inconclusive"
     few = costs(cost(0.68, 0.0, rows=4), {}, "")
-    assert few.word == "inconclusive" and few.sentence.startswith("Inconclusive with 4 rows (8 needed): +0.68 nats")
+    assert few.word == "inconclusive" and few.sentence.startswith(
+        "Inconclusive with 4 rows (8 needed): +0.68 nats"
+    )
     none = costs(None, {}, "sinklab curve --model x")
     assert none.word == "not measured" and "`sinklab curve --model x`" in none.sentence
 
@@ -134,14 +172,19 @@ def test_models_are_compared_once_both_have_strong_sinks() -> None:
     one, other = model("a", "yes", 0.6 + SPREAD), model("b", "yes", 0.1 - SPREAD)
     weak = model("c", "weak", 0.9 + SPREAD)
     assert contrast([one]) == ""
-    assert "only a has strong sinks" in contrast([weak, one]) and "no model here has strong" in contrast([weak, weak])
+    assert "only a has strong sinks" in contrast(
+        [weak, one]
+    ) and "no model here has strong" in contrast([weak, weak])
     assert contrast([weak, other, one]).startswith("The sinks of a move more than those of b: b 10")
     for pair in ([one, other], [other, one]):
         # whichever stands first, the difference is that of the one that moves more
         ends = re.findall(r"[+−]\d+", contrast(pair).split("95")[1])
         assert len(ends) == 2 and all(end.startswith("+") for end in ends)
     same = contrast([one, model("d", "yes", 0.6 + SPREAD[::-1])])
-    assert same.startswith("Inconclusive which model's sinks move more: ") and "8 samples show " in same
+    assert (
+        same.startswith("Inconclusive which model's sinks move more: ")
+        and "8 samples show " in same
+    )
 
 
 def test_answers_are_a_table_and_three_sentences() -> None:
@@ -155,7 +198,9 @@ def test_answers_are_a_table_and_three_sentences() -> None:
     assert found["cost"].word == "costs"
     table = found.table
     assert table["word"].tolist() == ["yes", "stay", "costs"] and table["model"].unique() == ["x"]
-    assert table["shuffled weights"].iloc[0] == pytest.approx(0.051) and np.isnan(table["shuffled weights"].iloc[1])
+    assert table["shuffled weights"].iloc[0] == pytest.approx(0.051) and np.isnan(
+        table["shuffled weights"].iloc[1]
+    )
     assert {"value", "low", "high", "samples", "detectable", "sentence"} <= {*table.columns}
 
 
@@ -166,4 +211,7 @@ def test_controls_in_words() -> None:
         "shuffled weights 30 % (not distinguishable), fresh weights 3 %"
     )
     # without numbers of samples nothing is tested
-    assert beside(texts) == "shuffled weights 30 %, fresh weights 3 %" and beside({"permuted": ""}) == ""
+    assert (
+        beside(texts) == "shuffled weights 30 %, fresh weights 3 %"
+        and beside({"permuted": ""}) == ""
+    )

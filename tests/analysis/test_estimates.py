@@ -25,7 +25,9 @@ def test_too_few_samples_are_a_range_and_no_verdict() -> None:
     assert not few.is_interval and few.above() is None and few.above(9) is None
     none = median_over([np.nan])
     assert none.samples == 0 and math.isnan(none.value) and none.above() is None
-    with pytest.raises(ValueError, match=r"one number a sample, on one axis, but got shape \(2, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"one number a sample, on one axis, but got shape \(2, 2\)"
+    ):
         mean_over([[1, 2], [3, 4]])
 
 
@@ -33,7 +35,10 @@ def test_eight_samples_that_agree_are_enough_for_all_four_verdicts_of_a_page() -
     assert FEWEST == 8 and 2 * 0.5**8 < 0.05 / 4 < 2 * 0.5**7
     assert median_p([1.0] * 8, 0.9) == 2 * 0.5**8
     assert median_over([1.0] * 8).above(0.9) is True and median_over([1.0] * 7).above(0.9) is None
-    assert median_over([0.1] * 8).above(0.9) is False and median_over([0.1] * 6 + [1.0, 1.0]).above(0.9) is None
+    assert (
+        median_over([0.1] * 8).above(0.9) is False
+        and median_over([0.1] * 6 + [1.0, 1.0]).above(0.9) is None
+    )
 
 
 def test_seeds_of_trained_models_are_judged_from_six_on() -> None:
@@ -46,7 +51,11 @@ def test_the_interval_of_the_median_is_that_of_the_sign_test() -> None:
     for samples in range(FEWEST, 60):
         low, high = median_interval(np.arange(1.0, samples + 1))
         # samples below the lower end: as many as the sign test still rejects
-        assert stats.binomtest(int(low) - 1, samples).pvalue <= 0.05 < stats.binomtest(int(low), samples).pvalue
+        assert (
+            stats.binomtest(int(low) - 1, samples).pvalue
+            <= 0.05
+            < stats.binomtest(int(low), samples).pvalue
+        )
         assert low + high == samples + 1
 
 
@@ -73,7 +82,10 @@ def test_samples_that_are_all_alike() -> None:
 def test_a_p_value_is_the_level_at_which_the_interval_meets_the_threshold() -> None:
     rng = np.random.default_rng(4)
     for samples in (8, 9, 30, 250):
-        for values in (*rng.normal(0.6, 1, (40, samples)), *rng.exponential(1.3, (40, samples)) - 0.7):
+        for values in (
+            *rng.normal(0.6, 1, (40, samples)),
+            *rng.exponential(1.3, (40, samples)) - 0.7,
+        ):
             for over, p in ((mean_over, mean_p), (median_over, median_p)):
                 found = p(values)
                 assert 0 <= found <= 1
@@ -83,7 +95,10 @@ def test_a_p_value_is_the_level_at_which_the_interval_meets_the_threshold() -> N
     values = rng.normal(0.5, 1, 250)
     assert mean_p(values) == pytest.approx(stats.ttest_1samp(values, 0).pvalue)
     agree = [1.0] * 7 + [-1.0]
-    assert median_p(agree) == pytest.approx(stats.binomtest(1, 8).pvalue) and median_p([0.5] * 8, 0.5) == 1
+    assert (
+        median_p(agree) == pytest.approx(stats.binomtest(1, 8).pvalue)
+        and median_p([0.5] * 8, 0.5) == 1
+    )
     assert mean_p([0.5] * 8) == 0 and mean_p([0.5] * 8, 0.5) == 1 and math.isnan(mean_p([1.0] * 7))
 
 

@@ -1,4 +1,6 @@
-"""Intervals and tests against the books, against scipy, and against cases that can be counted by hand."""
+"""Intervals and tests against the books, against scipy, and against cases that can be counted by
+hand.
+"""
 
 import math
 
@@ -25,7 +27,9 @@ def test_a_paired_share_has_a_width_without_any_change() -> None:
     low, high = paired_share_interval(0, 0, 100)
     assert low == -high < 0
     # either order of the two gives the same interval, turned round
-    assert paired_share_interval(3, 9, 50) == tuple(-end for end in reversed(paired_share_interval(9, 3, 50)))
+    assert paired_share_interval(3, 9, 50) == tuple(
+        -end for end in reversed(paired_share_interval(9, 3, 50))
+    )
     assert all(map(math.isnan, paired_share_interval(0, 0, 0)))
 
 

@@ -8,7 +8,12 @@ def test_moves_at_block_borders():
     # Two heads, six steps, two blocks. One head moves with the block, the other once inside it.
     main = np.array([[4, 7], [4, 7], [4, 2], [9, 2], [9, 2], [9, 2]])[:, None]
     found = block_effects(main, [0, 0, 0, 1, 1, 1])
-    assert (found.border_moves, found.border_pairs, found.inside_moves, found.inside_pairs) == (1, 2, 1, 8)
+    assert (found.border_moves, found.border_pairs, found.inside_moves, found.inside_pairs) == (
+        1,
+        2,
+        1,
+        8,
+    )
     assert found.border_rate == 0.5 and found.inside_rate == 0.125 and found.ratio == 4
     twice = found + found
     assert twice.border_pairs == 4 and twice.ratio == 4
@@ -19,7 +24,11 @@ def test_moves_at_block_borders():
     counted[2, 0, 0] = False
     assert block_effects(main, [0, 0, 0, 1, 1, 1], counted).border_moves == 0
     one_block = block_effects(main, [0] * 6)
-    assert np.isnan(one_block.border_rate) and np.isnan(one_block.ratio) and one_block.inside_rate == 0.2
+    assert (
+        np.isnan(one_block.border_rate)
+        and np.isnan(one_block.ratio)
+        and one_block.inside_rate == 0.2
+    )
     still = block_effects(np.zeros((4, 1, 1), dtype=int), [0, 0, 1, 1])
     assert still.border_rate == 0 and np.isnan(still.ratio)
     samples = block_effects(np.stack([main, main]), np.array([[0, 0, 0, 1, 1, 1]] * 2))
@@ -29,7 +38,8 @@ def test_moves_at_block_borders():
 
 
 def test_split_sinks_by_hand():
-    # (step, state, layer, head): two layers of two heads over two steps; states masked, committed, prompt.
+    # (step, state, layer, head): two layers of two heads over two steps; states masked, committed,
+    # prompt.
     main = np.full((2, 3, 2, 2), 3)
     main[0, 1] = -1
     # Step 0 has no committed query yet: layer 0, head 0 splits against the prompt.
@@ -52,7 +62,8 @@ def test_split_sinks_counts_only_what_stands_out_when_shares_are_given():
     share = np.array([[[0.4, 0.4]], [[0.5, 0.01]], [[0.5, 0.5]]])[None]
     assert split_sinks(main).split_L.tolist() == [2]
     found = split_sinks(main, share, floor=0.05)
-    # Head 1: its committed queries have no sink, those of the prompt have one, elsewhere than the masked ones.
+    # Head 1: its committed queries have no sink, those of the prompt have one, elsewhere than the
+    # masked ones.
     assert found.committed == (1, 1) and found.prompt == (2, 2) and found.pairs_L.tolist() == [2]
     per_step = split_sinks(main, share, floor=np.full((1, 1, 1, 1), 0.45))
     assert per_step.pairs_L.tolist() == [0]

@@ -1,7 +1,15 @@
 import numpy as np
 import pytest
 
-from sinklab.lab.analysis import AGES, CLASSES, STATES, characters, token_ages, token_class, token_classes
+from sinklab.lab.analysis import (
+    AGES,
+    CLASSES,
+    STATES,
+    characters,
+    token_ages,
+    token_class,
+    token_classes,
+)
 
 
 @pytest.mark.parametrize(
@@ -61,14 +69,21 @@ def test_classes_of_special_tokens(text, role, name, in_template):
 
 def test_every_class_can_be_reached_and_roles_are_checked():
     found = {token_class(text) for text in ("\n", " ", ",", "7", "the", "")}
-    found |= {token_class("x", role) for role in ("mask", "bos", "eos", "template", "other", "image", "sink")}
+    found |= {
+        token_class("x", role)
+        for role in ("mask", "bos", "eos", "template", "other", "image", "sink")
+    }
     assert found == set(CLASSES)
-    with pytest.raises(ValueError, match=r"token '\[MASK\]'.* but is 'masked'; did you mean 'mask'\?"):
+    with pytest.raises(
+        ValueError, match=r"token '\[MASK\]'.* but is 'masked'; did you mean 'mask'\?"
+    ):
         token_class("[MASK]", "masked")
 
 
 def test_classes_of_arrays():
-    texts = np.array([["the", None, ",", "assistant"], ["<s>", "the", "[MASK]", "\n"]], dtype=object)
+    texts = np.array(
+        [["the", None, ",", "assistant"], ["<s>", "the", "[MASK]", "\n"]], dtype=object
+    )
     roles = np.array([["", "", "", ""], ["bos", "", "mask", ""]], dtype=object)
     flags = np.array([False, False, False, True])
     assert token_classes(texts, roles, flags).tolist() == [
@@ -80,7 +95,8 @@ def test_classes_of_arrays():
 
 def test_ages_follow_the_states():
     assert STATES == ("masked", "committed", "prompt")
-    # Prompt, a position committed before step 1, one committed before step 2, one that is masked to the end.
+    # Prompt, a position committed before step 1, one committed before step 2, one that is masked to
+    # the end.
     states = np.array([[2, 0, 0, 0], [2, 1, 0, 0], [2, 1, 1, 0]])
     ages = token_ages(states)
     assert ages.tolist() == [
@@ -93,7 +109,8 @@ def test_ages_follow_the_states():
 
 
 def test_ages_of_a_growing_sequence():
-    # The decoder appends: a new token was not there before. The first step knows of nothing before it.
+    # The decoder appends: a new token was not there before. The first step knows of nothing before
+    # it.
     ages = token_ages([[2, 1, -1, -1], [2, 1, 1, -1], [2, 1, 1, 1]])
     assert ages[0].tolist() == ["prompt", "committed", None, None]
     assert ages[1].tolist() == ["prompt", "committed", "just committed", None]

@@ -64,7 +64,10 @@ def test_default_thresholds_are_those_of_the_published_curve():
 def test_a_threshold_that_is_met_exactly_is_not_exceeded():
     received = np.full((1, 1, 64), 0.5, dtype=np.float32)
     received[..., 0], received[..., 1] = 3.953125, np.nextafter(np.float32(3.953125), np.float32(4))
-    assert epsilon_curve(received).at(3.0) == 1 - 1 / 64 and epsilon_curve(received, epsilons=[3]).at(3.0) == 1 - 1 / 64
+    assert (
+        epsilon_curve(received).at(3.0) == 1 - 1 / 64
+        and epsilon_curve(received, epsilons=[3]).at(3.0) == 1 - 1 / 64
+    )
 
 
 def test_even_attention_and_single_queries_have_no_sink_at_any_threshold():
@@ -72,7 +75,8 @@ def test_even_attention_and_single_queries_have_no_sink_at_any_threshold():
     even = (1 + 1e-7 * np.random.default_rng(0).standard_normal((2, 3, 4, 64))).astype(np.float32)
     for scale in ("sum", "percent", "zscore"):
         assert epsilon_curve(even, scale=scale).at(0.5) == 1
-    # One query gives all its attention to one key: without the number of positions nothing exceeds its whole weight.
+    # One query gives all its attention to one key: without the number of positions nothing exceeds
+    # its whole weight.
     single, seen = np.zeros((1, 1, 6)), np.ones(6)
     single[..., 2] = 1
     assert epsilon_curve(single, seen).at(0.0) == 1
@@ -86,8 +90,12 @@ def test_curves_of_samples_add_up():
     np.testing.assert_array_equal(both.sinks_LE, together.sinks_LE)
     np.testing.assert_array_equal(both.filtered, together.filtered)
     # Any axes in front do the same.
-    np.testing.assert_array_equal(epsilon_curve(one[None, None]).sinks_LE, epsilon_curve(one).sinks_LE)
-    np.testing.assert_array_equal(epsilon_curve(torch.from_numpy(one)).sinks_LE, epsilon_curve(one).sinks_LE)
+    np.testing.assert_array_equal(
+        epsilon_curve(one[None, None]).sinks_LE, epsilon_curve(one).sinks_LE
+    )
+    np.testing.assert_array_equal(
+        epsilon_curve(torch.from_numpy(one)).sinks_LE, epsilon_curve(one).sinks_LE
+    )
 
 
 def test_a_run_without_attention_filters_nothing():
@@ -115,7 +123,12 @@ def test_histogram_by_hand():
     scores = np.array([[0.0, 0.5, 0.99, 1.0, 3.5, 64.0, 99.0, np.nan]])
     found = score_histogram(scores, np.full(8, 8.0))
     assert len(found.counts) == 64 and found.edges.tolist() == list(range(65))
-    assert found.counts[0] == 3 and found.counts[1] == 1 and found.counts[3] == 1 and found.counts.sum() == 5
+    assert (
+        found.counts[0] == 3
+        and found.counts[1] == 1
+        and found.counts[3] == 1
+        and found.counts.sum() == 5
+    )
     assert found.below == 0 and found.above == 2
     logarithmic = score_histogram(scores, np.full(8, 8.0), bins=4, span=(0.25, 4.0), log=True)
     np.testing.assert_allclose(logarithmic.edges, [0.25, 0.5, 1, 2, 4])

@@ -6,7 +6,8 @@ from sinklab.lab.analysis.tokens import enriched, tallied
 
 
 def test_enrichment_by_hand():
-    # 8 places: mask at 4 (half), comma at 1, "a" at 2, "b" at 1; 6 events: 3 on masks, 3 on the comma.
+    # 8 places: mask at 4 (half), comma at 1, "a" at 2, "b" at 1; 6 events: 3 on masks, 3 on the
+    # comma.
     labels = np.array([["mask", "mask", ",", "a"], ["mask", "mask", "a", "b"]], dtype=object)
     events = np.array([[2, 1, 3, 0], [0, 0, 0, 0]])
     found = enrichment(labels, events)
@@ -20,7 +21,11 @@ def test_enrichment_by_hand():
 
 def test_places_that_do_not_exist_do_not_count():
     found = enrichment(["a", None, "b"], [1, 9, 1])
-    assert found.label == ["a", "b"] and found.occupancy.tolist() == [0.5, 0.5] and found.events.tolist() == [1, 1]
+    assert (
+        found.label == ["a", "b"]
+        and found.occupancy.tolist() == [0.5, 0.5]
+        and found.events.tolist() == [1, 1]
+    )
 
 
 def test_labels_that_read_alike_are_one():
@@ -43,8 +48,13 @@ def test_errors():
 
 def test_samples_that_are_counted_one_by_one_are_counted_together():
     rng = np.random.default_rng(0)
-    labels, events = rng.choice(np.array(["a", "b", "c", None], dtype=object), (3, 50)), rng.integers(0, 5, (3, 50))
+    labels, events = (
+        rng.choice(np.array(["a", "b", "c", None], dtype=object), (3, 50)),
+        rng.integers(0, 5, (3, 50)),
+    )
     apart = enriched([tallied(*sample) for sample in zip(labels, events, strict=True)])
-    for one, other in zip(vars(apart).values(), vars(enrichment(labels, events)).values(), strict=True):
+    for one, other in zip(
+        vars(apart).values(), vars(enrichment(labels, events)).values(), strict=True
+    ):
         np.testing.assert_array_equal(one, other)
     assert apart.occurrences.sum() == (labels != None).sum()  # noqa: E711 - elementwise

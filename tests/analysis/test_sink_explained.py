@@ -13,7 +13,9 @@ SHARES = ("by_class", "by_position")
 
 def tokens(seed: int = 0) -> np.ndarray:
     """(sample, step, position) classes that stand anywhere, drawn afresh at every step."""
-    return np.random.default_rng(seed).choice([*WEIGHTS], (SAMPLES, STEPS, PLACES), p=[0.7, 0.1, 0.2])
+    return np.random.default_rng(seed).choice(
+        [*WEIGHTS], (SAMPLES, STEPS, PLACES), p=[0.7, 0.1, 0.2]
+    )
 
 
 def mean_of(classes: np.ndarray) -> np.ndarray:
@@ -33,7 +35,11 @@ def test_purely_semantic():
     classes = tokens()
     found = together(mean_of(classes), classes)
     np.testing.assert_allclose(values(found), [1, 0], atol=0.03)
-    assert found.word == "semantic" and found.by_class.low > 0.9 and found.class_over_position.above() is True
+    assert (
+        found.word == "semantic"
+        and found.by_class.low > 0.9
+        and found.class_over_position.above() is True
+    )
 
 
 def test_purely_positional():
@@ -45,18 +51,22 @@ def test_purely_positional():
 
 
 def test_mixed_in_known_parts():
-    # Two independent effects of equal variance, and as much noise as both together: a quarter, a quarter, a half.
+    # Two independent effects of equal variance, and as much noise as both together: a quarter, a
+    # quarter, a half.
     rng = np.random.default_rng(1)
     classes = rng.choice(["a", "b"], (12, 400, 16))
     place = np.where(np.arange(16) % 2, 1.0, -1.0)
-    received = np.where(classes == "a", 1.0, -1.0) + place + rng.normal(0, np.sqrt(2), classes.shape)
+    received = (
+        np.where(classes == "a", 1.0, -1.0) + place + rng.normal(0, np.sqrt(2), classes.shape)
+    )
     found = together(received, classes)
     np.testing.assert_allclose(values(found), [0.25, 0.25], atol=0.01)
     assert found.word is None
 
 
 def test_what_class_and_position_share_is_told_by_either():
-    # The beginning of text stands only at position 0, and attention goes there: either explains all of it.
+    # The beginning of text stands only at position 0, and attention goes there: either explains all
+    # of it.
     classes = np.full((8, 20, 10), "words", dtype=object)
     classes[:, :, 0] = "bos"
     found = together(np.where(classes == "bos", 5.0, 0.5), classes)
@@ -81,8 +91,10 @@ def test_the_fits_are_least_squares_on_the_other_samples():
     told, spread = np.zeros(2), ((received - received.mean()) ** 2).sum()
     for out in range(8):
         others = np.arange(8) != out
-        by_class, by_place = ((labels[..., None] == kinds).astype(float) for labels, kinds in (
-            (classes, ["a", "b", "c"]), (place, np.arange(7))))  # fmt: skip
+        by_class, by_place = (
+            (labels[..., None] == kinds).astype(float)
+            for labels, kinds in ((classes, ["a", "b", "c"]), (place, np.arange(7)))
+        )
         mean = received[others].mean()
         for which, design in enumerate((by_class, by_place)):
             rows = design[others].reshape(-1, design.shape[-1])
@@ -92,7 +104,8 @@ def test_the_fits_are_least_squares_on_the_other_samples():
 
 
 def test_another_notion_of_position():
-    # The sink sits two to the left of the front, and the front moves: only the distance to it explains the sink.
+    # The sink sits two to the left of the front, and the front moves: only the distance to it
+    # explains the sink.
     steps, width = 40, 50
     received = np.full((8, steps, width), 0.5)
     received[:, np.arange(steps), np.arange(steps) + 5] = 9
@@ -105,8 +118,12 @@ def test_another_notion_of_position():
 def test_samples_of_different_lengths_add_up():
     classes = tokens().astype(object)
     received = mean_of(classes) + np.random.default_rng(4).normal(size=classes.shape)
-    short = [explained_mass(*(part[:, :11] if sample < 3 else part for part in (received[sample], classes[sample])))
-             for sample in range(SAMPLES)]  # fmt: skip
+    short = [
+        explained_mass(
+            *(part[:, :11] if sample < 3 else part for part in (received[sample], classes[sample]))
+        )
+        for sample in range(SAMPLES)
+    ]
     received[:3, :, 11:], classes[:3, :, 11:] = np.nan, None
     whole = together(received, classes)
     found = reduce(add, short)

@@ -11,7 +11,9 @@ ROUND = 128
 
 
 def path(positions: list[int | None], keys: int = 64, strength: float = 10.0) -> np.ndarray:
-    """Received attention (step, 1 layer, 1 head, key) whose main sink visits ``positions``; None: no such step."""
+    """Received attention (step, 1 layer, 1 head, key) whose main sink visits ``positions``; None:
+    no such step.
+    """
     received = np.full((len(positions), 1, 1, keys), (keys - strength) / (keys - 1))
     for step, position in enumerate(positions):
         if position is None:
@@ -30,7 +32,8 @@ def heads(*paths: np.ndarray) -> np.ndarray:
     ("positions", "mobility", "word"),
     [
         ([9] * ROUND, 0.0, "static"),
-        # Two places in turn: n (n - 1) pairs of steps agree at each, so 1 - 2 * 64 * 63 / (128 * 127) = 64/127.
+        # Two places in turn: n (n - 1) pairs of steps agree at each, so 1 - 2 * 64 * 63 / (128 *
+        # 127) = 64/127.
         ([3, 40] * (ROUND // 2), 64 / 127, "mixed"),
         (list(range(60)), 1.0, "moving"),
         # Four blocks of 32 steps, one place each: 1 - 4 * 32 * 31 / (128 * 127) = 96/127.
@@ -106,18 +109,28 @@ def test_steps_without_a_sink_do_not_count():
     assert every.counted.all() and every.moves.item() == 3
     np.testing.assert_allclose(every.mobility.item(), 1 - 4 * 3 / 30)
     weak = motion(path([1, 2, 3], strength=2.0))
-    assert weak.overall.word == "no sink" and weak.overall.heads_with_sink == 0 and np.isnan(weak.mobility.item())
-    assert np.isnan(weak.overall.drift) and np.isnan(weak.overall.moves_per_step) and weak.strength.item() == 0
+    assert (
+        weak.overall.word == "no sink"
+        and weak.overall.heads_with_sink == 0
+        and np.isnan(weak.mobility.item())
+    )
+    assert (
+        np.isnan(weak.overall.drift)
+        and np.isnan(weak.overall.moves_per_step)
+        and weak.strength.item() == 0
+    )
 
 
 def test_lives_of_sinks_by_hand():
-    # Key 5 at steps 0-2, key 8 at steps 1-1 and 3-5 (to the end), key 2 at steps 2-3: S = 64, ten times an even share.
+    # Key 5 at steps 0-2, key 8 at steps 1-1 and 3-5 (to the end), key 2 at steps 2-3: S = 64, ten
+    # times an even share.
     sinks = {5: [0, 1, 2], 8: [1, 3, 4, 5], 2: [2, 3]}
     received = np.full((6, 1, 1, 64), 0.5)
     for key, steps in sinks.items():
         received[steps, 0, 0, key] = 10
     found = motion(received)
-    # Born later than the first step: 8 at 1, 2 at 2, 8 at 3. Ended: 5 after 3 steps, 8 after 1, 2 after 2.
+    # Born later than the first step: 8 at 1, 2 at 2, 8 at 3. Ended: 5 after 3 steps, 8 after 1, 2
+    # after 2.
     assert (found.births.item(), found.deaths.item(), found.lasting.item()) == (3, 3, 1)
     assert found.mean_lifetime.item() == (3 + 1 + 2) / 3
     # Sinks that had a next step: steps 0 to 4 hold 1, 2, 2, 2, 1 of them; three ended.
@@ -142,7 +155,8 @@ def test_the_step_before_a_gap_is_no_chance_to_end():
 
 
 def test_expected_lifetime_recovers_the_chance_to_end():
-    # Every sink ends with chance 1/5 at each step and another takes its place: the mean life is 5 steps.
+    # Every sink ends with chance 1/5 at each step and another takes its place: the mean life is 5
+    # steps.
     rng = np.random.default_rng(3)
     walks = [path(list(np.cumsum(rng.random(15) < 0.2))) for _ in range(1000)]
     found = motion(heads(*walks))
@@ -152,7 +166,8 @@ def test_expected_lifetime_recovers_the_chance_to_end():
 
 
 def test_added_sinks_take_part_but_have_no_place():
-    # Key 0 is an added sink column: the main sink is there, at position 9 (key 10), there again, at 20 (key 21).
+    # Key 0 is an added sink column: the main sink is there, at position 9 (key 10), there again, at
+    # 20 (key 21).
     received = path([0, 10, 0, 21, 21])
     found = motion(received, added=1)
     assert found.moves.item() == 3 and found.jumps.item() == 0
@@ -160,7 +175,11 @@ def test_added_sinks_take_part_but_have_no_place():
     np.testing.assert_allclose(found.drift.item(), np.polyfit([1, 3, 4], [9, 20, 20], 1)[0])
     assert motion(received).jumps.item() == 3
     static = motion(path([0] * 12), added=1)
-    assert static.mobility.item() == 0 and static.overall.mobility == 0 and np.isnan(static.drift.item())
+    assert (
+        static.mobility.item() == 0
+        and static.overall.mobility == 0
+        and np.isnan(static.drift.item())
+    )
 
 
 def test_drift_is_relative_to_the_length_of_the_sequence():
@@ -183,8 +202,19 @@ def test_steps_of_a_cached_decoder_are_on_one_footing():
     partial[2:] /= 16
     seen[2:] /= 16
     found = motion(partial, seen, positions)
-    for name in ("main", "counted", "mobility", "moves", "births", "mean_lifetime", "strength", "drift_relative"):
-        np.testing.assert_allclose(getattr(found, name), getattr(whole, name), rtol=1e-6, err_msg=name)
+    for name in (
+        "main",
+        "counted",
+        "mobility",
+        "moves",
+        "births",
+        "mean_lifetime",
+        "strength",
+        "drift_relative",
+    ):
+        np.testing.assert_allclose(
+            getattr(found, name), getattr(whole, name), rtol=1e-6, err_msg=name
+        )
     assert not motion(partial, seen).counted[2:].any()
 
 
@@ -211,7 +241,10 @@ def test_samples_layers_and_heads_keep_their_places():
     assert received.shape == (2, 3, 1, 2, 64) and found.main.shape == (2, 3, 1, 2)
     assert found.moves[:, 0].tolist() == [[2, 0], [0, 2]]
     assert found.transitions[:, 0].tolist() == [[2, 1], [1, 2]]
-    assert found.births[:, 0].tolist() == [[2, 0], [0, 2]] and found.lasting[:, 0].tolist() == [[1, 0], [0, 1]]
+    assert found.births[:, 0].tolist() == [[2, 0], [0, 2]] and found.lasting[:, 0].tolist() == [
+        [1, 0],
+        [0, 1],
+    ]
     np.testing.assert_array_equal(motion(torch.from_numpy(received)).mobility, found.mobility)
     halved = motion(received.astype(np.float16))
     np.testing.assert_array_equal(halved.moves, found.moves)
@@ -219,7 +252,8 @@ def test_samples_layers_and_heads_keep_their_places():
 
 
 def test_overall_weighs_heads_by_what_their_sinks_draw():
-    # 32 of 64 against 8 of 64: the strong static head counts four times as much as the weak moving one.
+    # 32 of 64 against 8 of 64: the strong static head counts four times as much as the weak moving
+    # one.
     strong, weak = path([9] * 20, strength=32.0), path(list(range(20)), strength=8.0)
     overall = motion(heads(strong, weak)).overall
     np.testing.assert_allclose(overall.mobility, 0.2)
@@ -241,18 +275,33 @@ def test_keys_that_nobody_sees_and_steps_without_queries():
     received[1, 0, 0, 4], visible[1, ..., 4] = 50, 0
     received[2], visible[2] = 0, 0
     found = motion(received, visible, rule=Top(1))
-    assert found.main[:, 0, 0].tolist() == [9, 9, -1] and found.transitions.item() == 1 and found.moves.item() == 0
+    assert (
+        found.main[:, 0, 0].tolist() == [9, 9, -1]
+        and found.transitions.item() == 1
+        and found.moves.item() == 0
+    )
 
 
 def test_samples_pool_into_one_summary():
     one, two = path([9] * 20, strength=32.0), path([0, 40] * 10, strength=8.0)
     parts = [motion(one).overall, motion(two).overall]
     pooled, together = MotionSummary.pooled(parts), motion(np.stack([one, two])).overall
-    for name in ("mobility", "moves_per_step", "expected_lifetime", "drift", "drift_relative", "heads"):
+    for name in (
+        "mobility",
+        "moves_per_step",
+        "expected_lifetime",
+        "drift",
+        "drift_relative",
+        "heads",
+    ):
         np.testing.assert_allclose(getattr(pooled, name), getattr(together, name), err_msg=name)
-    assert pooled.mobility_over == together.mobility_over and pooled.drift_over == together.drift_over
+    assert (
+        pooled.mobility_over == together.mobility_over and pooled.drift_over == together.drift_over
+    )
     # every sample counts alike, however strong its sinks are
-    assert pooled.mobility_over.value == np.mean([part.mobility for part in parts]) > pooled.mobility
+    assert (
+        pooled.mobility_over.value == np.mean([part.mobility for part in parts]) > pooled.mobility
+    )
     assert pooled.drift_over.samples == 2
     with pytest.raises(ValueError, match="at least one summary"):
         MotionSummary.pooled([])
@@ -260,14 +309,22 @@ def test_samples_pool_into_one_summary():
 
 def test_heads_that_wander_together_are_one_observation():
     rng = np.random.default_rng(5)
-    walks = [[int(place) for place in 32 + np.cumsum(rng.integers(-1, 2, 60)) % 20] for _ in range(6)]
-    one, eight = (motion(np.stack([heads(*[path(walk)] * n) for walk in walks])).overall for n in (1, 8))
-    assert (one.drift_over.low, one.drift_over.high) == pytest.approx((eight.drift_over.low, eight.drift_over.high))
+    walks = [
+        [int(place) for place in 32 + np.cumsum(rng.integers(-1, 2, 60)) % 20] for _ in range(6)
+    ]
+    one, eight = (
+        motion(np.stack([heads(*[path(walk)] * n) for walk in walks])).overall for n in (1, 8)
+    )
+    assert (one.drift_over.low, one.drift_over.high) == pytest.approx(
+        (eight.drift_over.low, eight.drift_over.high)
+    )
     assert one.drift_word is None and eight.heads == 48
 
 
 def test_motion_words_and_errors():
-    assert [motion_word(m) for m in (0, 0.249, 0.25, 0.6, 0.601, 1)] == ["static"] * 2 + ["mixed"] * 2 + ["moving"] * 2
+    assert [motion_word(m) for m in (0, 0.249, 0.25, 0.6, 0.601, 1)] == ["static"] * 2 + [
+        "mixed"
+    ] * 2 + ["moving"] * 2
     with pytest.raises(ValueError, match=r"between 0 and 1: got 1\.2"):
         motion_word(1.2)
     with pytest.raises(ValueError, match=r"step, layer, head, key\): got shape \(3, 4, 5\)"):

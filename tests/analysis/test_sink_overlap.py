@@ -3,7 +3,13 @@ import pytest
 import torch
 
 from sinklab.core.sinks import Excess, find_sinks
-from sinklab.lab.analysis import jaccard, overlap_by_head, overlap_by_layer, overlap_by_step, sinks_per_layer
+from sinklab.lab.analysis import (
+    jaccard,
+    overlap_by_head,
+    overlap_by_layer,
+    overlap_by_step,
+    sinks_per_layer,
+)
 
 
 def flags(*sets: list[int], keys: int = 8) -> np.ndarray:
@@ -35,13 +41,15 @@ def test_overlap_from_step_to_step():
 
 
 def test_overlap_from_layer_to_layer():
-    # Layer 0: both heads at key 1. Layer 1: one head at 1, one at 2. Layer 2: both at 6. Layer 3: nothing.
+    # Layer 0: both heads at key 1. Layer 1: one head at 1, one at 2. Layer 2: both at 6. Layer 3:
+    # nothing.
     sinks = np.stack([flags([1], [1]), flags([1], [2]), flags([6], [6]), flags([], [])])
     matrix = overlap_by_layer(sinks)
     # Counts (2 at 1) against (1 at 1, 1 at 2): lesser 1, greater 3.
     expected = [[1, 1 / 3, 0, 0], [1 / 3, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, np.nan]]
     np.testing.assert_allclose(matrix, expected)
-    # A step in which layer 3 is as layer 2: their overlap is the mean of 0 and 1, that of layer 3 with itself 1.
+    # A step in which layer 3 is as layer 2: their overlap is the mean of 0 and 1, that of layer 3
+    # with itself 1.
     later = sinks.copy()
     later[3] = later[2]
     both = overlap_by_layer(np.stack([sinks, later]))
@@ -69,7 +77,8 @@ def test_overlap_from_head_to_head():
 
 
 def test_sinks_per_layer_by_hand():
-    # Layer 0: three sinks of 8 in each of two heads, four keys in all. Layer 1: one sink of 32, the same in both.
+    # Layer 0: three sinks of 8 in each of two heads, four keys in all. Layer 1: one sink of 32, the
+    # same in both.
     received = np.full((2, 2, 2, 64), 0.3)
     for head, keys in enumerate(([1, 2, 3], [2, 3, 4])):
         received[:, 0, head, keys] = 8
@@ -82,7 +91,9 @@ def test_sinks_per_layer_by_hand():
     np.testing.assert_allclose(found.trend, -2)
     twice = found + found
     assert twice.sinks.tolist() == [24, 8] and twice.trend == found.trend
-    halved = sinks_per_layer(find_sinks(received, Excess()), received / 2, np.full(64, 32.0), np.full((1, 1, 1), 64))
+    halved = sinks_per_layer(
+        find_sinks(received, Excess()), received / 2, np.full(64, 32.0), np.full((1, 1, 1), 64)
+    )
     np.testing.assert_allclose(halved.score, [8, 32])
 
 
@@ -95,7 +106,11 @@ def test_sinks_per_layer_trend_and_errors():
     missing = received.copy()
     missing[0, 0] = np.nan
     found = sinks_per_layer(find_sinks(missing, Excess()), missing)
-    assert np.isnan(found.number[0]) and np.isnan(found.score[0]) and found.heads.tolist() == [0, 1, 1, 1, 1]
+    assert (
+        np.isnan(found.number[0])
+        and np.isnan(found.score[0])
+        and found.heads.tolist() == [0, 1, 1, 1, 1]
+    )
     np.testing.assert_allclose(found.trend, -4)
     one = sinks_per_layer(find_sinks(received[:, :1], Excess()), received[:, :1])
     assert np.isnan(one.trend)

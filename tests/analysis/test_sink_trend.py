@@ -5,7 +5,9 @@ from sinklab.lab.analysis.movement import trend
 
 
 def walks(kind: str, steps: int, paths: int) -> np.ndarray:
-    """Paths (step, path) without drift whose wobble has no, some or endless memory, or changes with the block."""
+    """Paths (step, path) without drift whose wobble has no, some or endless memory, or changes with
+    the block.
+    """
     noise = np.random.default_rng(7).standard_normal((steps, paths))
     if kind == "independent":
         return noise
@@ -24,7 +26,8 @@ def test_the_interval_holds_the_drift_in_about_95_percent(steps, kind, drift):
     path = walks(kind, steps, 4000) + drift * np.arange(steps)[:, None]
     found = trend(path, np.ones(path.shape, dtype=bool))
     held = ((found.low <= drift) & (drift <= found.high)).mean()
-    # The random walk is the case the quantile is made for; what has less memory is held at least as often.
+    # The random walk is the case the quantile is made for; what has less memory is held at least as
+    # often.
     assert held >= 0.94 and (kind != "walk" or held <= 0.965)
 
 
@@ -41,7 +44,8 @@ def test_the_interval_fits_the_stretch_that_has_points(present):
 
 
 def test_a_clear_drift_is_seen_through_block_jumps():
-    # The sink sits in the middle of the block that is being written, and wanders a little: 128 steps, blocks of 32.
+    # The sink sits in the middle of the block that is being written, and wanders a little: 128
+    # steps, blocks of 32.
     rng = np.random.default_rng(0)
     path = np.repeat(16 + 32 * np.arange(4), 32)[:, None] + rng.normal(0, 3, (128, 200))
     found = trend(path, np.ones(path.shape, dtype=bool))
@@ -49,7 +53,8 @@ def test_a_clear_drift_is_seen_through_block_jumps():
 
 
 def test_the_textbook_interval_would_be_far_too_narrow():
-    # What the test above would say of independent residuals: the walk is held in a small part of the cases.
+    # What the test above would say of independent residuals: the walk is held in a small part of
+    # the cases.
     path = walks("walk", 128, 4000)
     found = trend(path, np.ones(path.shape, dtype=bool))
     textbook = 1.96 * np.sqrt((found.scores**2).sum(0))
@@ -62,7 +67,9 @@ def test_slope_equals_least_squares_where_points_are_missing():
     found = trend(np.where(here, path, 1e6), here)
     for place in range(5):
         steps = np.flatnonzero(here[:, place])
-        np.testing.assert_allclose(found.slope[place], np.polyfit(steps, path[steps, place], 1)[0], atol=1e-9)
+        np.testing.assert_allclose(
+            found.slope[place], np.polyfit(steps, path[steps, place], 1)[0], atol=1e-9
+        )
     np.testing.assert_allclose(found.scores.sum(0), 0, atol=1e-12)
     assert (found.scores[~here] == 0).all()
     assert (found.low < found.slope).all() and (found.slope < found.high).all()

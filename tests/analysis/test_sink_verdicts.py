@@ -3,7 +3,16 @@ import math
 import numpy as np
 import pytest
 
-from sinklab.lab.analysis import Verdict, epsilon_curve, holm, masking_cost, new_sinks, ninety_six, recovery, start_only
+from sinklab.lab.analysis import (
+    Verdict,
+    epsilon_curve,
+    holm,
+    masking_cost,
+    new_sinks,
+    ninety_six,
+    recovery,
+    start_only,
+)
 
 
 def events(*at_start: float, length: int = 100) -> np.ndarray:
@@ -19,11 +28,16 @@ def test_sinks_only_at_the_start():
     np.testing.assert_allclose(found.value, 0.95)
     assert found.holds is True and found.signature and found.estimate.samples == 8
     assert found.sentence == (
-        "95 % of the sinks in the text are at the first 4 positions (median of 8 samples, 95\u00a0% interval 95 % to "
+        "95 % of the sinks in the text are at the first 4 positions (median of 8 samples, "
+        "95\u00a0% interval 95 % to "
         "100 %; an even spread: 4 %): only at the start."
     )
     moved = start_only(events(19, 12, 11, 12, 10, 12, 12, 10, 12))
-    assert moved.holds is False and moved.sentence.endswith("not only at the start.") and moved.value == 0.6
+    assert (
+        moved.holds is False
+        and moved.sentence.endswith("not only at the start.")
+        and moved.value == 0.6
+    )
     # one sample in eight that differs, and it is inconclusive
     assert start_only(events(19, 20, 19, 20, 19, 20, 19, 2)).holds is None
     # exactly at the threshold is not over it
@@ -39,27 +53,36 @@ def test_events_of_a_lasting_sink_are_one_observation():
     few = start_only(events(20, 20, 20))
     assert few.holds is None and few.value == 1 and few.sentence.endswith("(5 more are needed).")
     # a sample without sinks is none
-    assert start_only(np.concatenate([events(*[20] * 5), np.zeros((3, 2, 100))])).estimate.samples == 5
+    assert (
+        start_only(np.concatenate([events(*[20] * 5), np.zeros((3, 2, 100))])).estimate.samples == 5
+    )
 
 
 def test_the_start_of_a_short_sequence_says_nothing():
     short = start_only(np.array([[1, 2, 3, 4]] * 6))
     assert short.holds is None and short.sentence.endswith("the sequence is too short to tell.")
     none = start_only(np.zeros((6, 30)))
-    assert none.holds is None and math.isnan(none.value) and none.sentence.startswith("There is no sink")
+    assert (
+        none.holds is None
+        and math.isnan(none.value)
+        and none.sentence.startswith("There is no sink")
+    )
     assert start_only(np.zeros((0, 0))).holds is None
     with pytest.raises(ValueError, match="at least 0"):
         start_only([[1, -1]])
 
 
 def test_a_falling_accuracy_is_a_cost_over_the_problems_of_both():
-    # as in Table 1 of the analysis, GSM8K, one sink masked: the autoregressive model breaks down, LLaDA does not
+    # as in Table 1 of the analysis, GSM8K, one sink masked: the autoregressive model breaks down,
+    # LLaDA does not
     right = np.repeat([1.0, 0.0], [340, 60])
     llama = masking_cost(right, np.repeat([1.0, 0.0], [8, 392]), measure="accuracy")
     assert llama.holds is True and llama.signature and llama.p < 1e-9
     assert llama.sentence == (
-        "With the sinks masked the accuracy goes from 0.85 to 0.02, 97.6 % worse (mean of 400 samples, 95\u00a0% "
-        f"interval {100 * llama.estimate.low:.3g} % to {100 * llama.estimate.high:.3g} %): over the limit of 5 %."
+        "With the sinks masked the accuracy goes from 0.85 to 0.02, 97.6 % worse (mean of 400 "
+        "samples, 95\u00a0% "
+        f"interval {100 * llama.estimate.low:.3g} % to {100 * llama.estimate.high:.3g} %): over "
+        "the limit of 5 %."
     )
     few_lost = right.copy()
     few_lost[:4] = 0
@@ -82,10 +105,16 @@ def test_a_rising_loss_is_a_cost():
     wobble = np.array([0.01, -0.01, 0.02, -0.02, 0.01, -0.01, 0.01, -0.01])
     found = masking_cost(plain, 1.1 * plain + wobble)
     np.testing.assert_allclose(found.value, 0.1)
-    assert found.holds is True and "loss goes from 4 to 4.4, 10 % worse (mean of 8 samples" in found.sentence
+    assert (
+        found.holds is True
+        and "loss goes from 4 to 4.4, 10 % worse (mean of 8 samples" in found.sentence
+    )
     better = masking_cost(plain, 0.975 * plain + wobble)
     assert better.holds is False and "2.5 % better" in better.sentence
-    assert "unchanged (mean of 8 samples, 95\u00a0% interval 0 % to 0 %): within" in masking_cost(plain, plain).sentence
+    assert (
+        "unchanged (mean of 8 samples, 95\u00a0% interval 0 % to 0 %): within"
+        in masking_cost(plain, plain).sentence
+    )
     assert masking_cost(plain, plain + 0.2 + 20 * wobble).holds is None
     few = masking_cost(plain[:3], 1.1 * plain[:3])
     assert few.holds is None and math.isnan(few.p) and few.sentence.endswith("(5 more are needed).")
@@ -103,23 +132,35 @@ def test_the_interval_of_a_cost_knows_that_the_base_varies_too():
     # rows of very different length, each 10 % worse: the ratio is exact, the differences are not
     plain = np.array([1.0, 2.0, 4.0, 8.0, 1.0, 3.0, 2.0, 5.0])
     found = masking_cost(plain, 1.1 * plain)
-    assert (found.estimate.low, found.estimate.high) == pytest.approx((0.1, 0.1)) and found.holds is True
+    assert (found.estimate.low, found.estimate.high) == pytest.approx(
+        (0.1, 0.1)
+    ) and found.holds is True
 
 
 def test_recovery_is_judged_by_what_is_written():
     wobble = np.array([0.02, -0.01, 0.0, 0.01, -0.02, 0.0, 0.01, -0.01])
     stuck = recovery(0.5 + wobble, 0.1 - wobble, held=(0.12, 0.08))
-    assert stuck.holds is True and stuck.signature and stuck.value == pytest.approx(0.4) and stuck.name == "no recovery"
+    assert (
+        stuck.holds is True
+        and stuck.signature
+        and stuck.value == pytest.approx(0.4)
+        and stuck.name == "no recovery"
+    )
     span = f"{stuck.estimate.low:.2g} nats to {stuck.estimate.high:.2g} nats"
     assert stuck.sentence == (
-        "With the stretch around its main sink (12 % of attention) hidden, the model finds each token that it writes "
-        "uncut 0.5 nats less likely, with one where few heads have a sink (8 % of attention) 0.1 (difference 0.4, mean "
+        "With the stretch around its main sink (12 % of attention) hidden, the model finds each "
+        "token that it writes "
+        "uncut 0.5 nats less likely, with one where few heads have a sink (8 % of attention) 0.1 "
+        "(difference 0.4, mean "
         f"of 8 samples, 95\u00a0% interval {span}): it does not recover."
     )
     # whatever lies there, hiding context costs something
     assert recovery(0.5 + wobble, 0.5 - wobble).holds is False
     unsure = recovery(0.5 + 10 * wobble, 0.4 - 10 * wobble)
-    assert unsure.holds is None and "inconclusive about 0.1 nats (detectable difference: " in unsure.sentence
+    assert (
+        unsure.holds is None
+        and "inconclusive about 0.1 nats (detectable difference: " in unsure.sentence
+    )
     # a sample without a sink, or without a control, does not count
     few = recovery([*(0.5 + wobble), 9.0], [math.nan, *(0.1 - wobble)])
     assert few.estimate.samples == 8
@@ -135,20 +176,37 @@ def judged(holds: bool | None, p: float) -> Verdict:
 
 def test_verdicts_of_a_page_are_corrected_for_their_number():
     # 3 · 0.01, then 2 · 0.02 stand; 0.06 never did
-    kept = holm([judged(True, 0.02), judged(False, 0.01), judged(None, 0.06), judged(None, math.nan)])
-    assert [one.holds for one in kept] == [True, False, None, None] and kept[0].sentence == "There are 2: more than 1."
+    kept = holm(
+        [judged(True, 0.02), judged(False, 0.01), judged(None, 0.06), judged(None, math.nan)]
+    )
+    assert [one.holds for one in kept] == [True, False, None, None] and kept[
+        0
+    ].sentence == "There are 2: more than 1."
     # 4 · 0.01 stands, 3 · 0.02 does not, and nothing behind it does
     found = holm([judged(True, 0.02), judged(True, 0.01), judged(True, 0.021), judged(None, 0.9)])
     assert [one.holds for one in found] == [None, True, None, None]
-    assert found[0].sentence == "There are 2: inconclusive, as one of 4 statements judged together (p = 0.02)."
+    assert (
+        found[0].sentence
+        == "There are 2: inconclusive, as one of 4 statements judged together (p = 0.02)."
+    )
     assert found[3].sentence == "There are 2: more than 1."
     # of a page with more on it, fewer stand; once more changes nothing
-    assert [one.holds for one in holm([*kept, judged(None, 0.5)])] == [None, False, None, None, None]
+    assert [one.holds for one in holm([*kept, judged(None, 0.5)])] == [
+        None,
+        False,
+        None,
+        None,
+        None,
+    ]
     assert [one.holds for one in holm(kept)] == [one.holds for one in kept] and holm([]) == []
 
 
-def heads(samples: int, lost: int, back: int, others: int = 10, others_back: int = 0) -> tuple[np.ndarray, ...]:
-    """(sample, head) lost, renormalised, recovered: ``back`` of ``lost`` heads, ``others_back`` of the others."""
+def heads(
+    samples: int, lost: int, back: int, others: int = 10, others_back: int = 0
+) -> tuple[np.ndarray, ...]:
+    """(sample, head) lost, renormalised, recovered: ``back`` of ``lost`` heads, ``others_back`` of
+    the others.
+    """
     gone, recovered = np.zeros((2, samples, lost + others), dtype=bool)
     gone[:, :lost], recovered[:, :back], recovered[:, lost : lost + others_back] = True, True, True
     return gone, np.zeros_like(gone), recovered
@@ -156,8 +214,10 @@ def heads(samples: int, lost: int, back: int, others: int = 10, others_back: int
 
 def test_new_sinks_are_held_against_the_base_rate():
     assert new_sinks(*heads(8, 20, 16), within=4) == (
-        "80 % of the heads that were left without a sink when theirs was hidden have a new one within 4 steps, 0 % of "
-        "those that had none (difference 80 %, median of 8 samples, 95\u00a0% interval 80 % to 80 %)."
+        "80 % of the heads that were left without a sink when theirs was hidden have a new one "
+        "within 4 steps, 0 % of "
+        "those that had none (difference 80 %, median of 8 samples, 95\u00a0% interval 80 % to 80 "
+        "%)."
     )
     assert "within 1 step, 10 % of those" in new_sinks(*heads(6, 20, 2, 10, 1), within=1)
     # as many of those that lost nothing
@@ -168,14 +228,21 @@ def test_new_sinks_are_held_against_the_base_rate():
 def test_renormalisation_builds_no_sink():
     lost, renormalised, recovered = heads(6, 20, 16)
     renormalised[:, :16] = True
-    assert new_sinks(lost, renormalised, recovered).startswith("0 % of the heads that were left without a sink")
+    assert new_sinks(lost, renormalised, recovered).startswith(
+        "0 % of the heads that were left without a sink"
+    )
     renormalised[:, :20] = True
     all_of_them = new_sinks(lost, renormalised, recovered)
-    assert all_of_them == "All 120 heads whose main sink was hidden have another by renormalisation alone."
+    assert (
+        all_of_them
+        == "All 120 heads whose main sink was hidden have another by renormalisation alone."
+    )
     none = new_sinks(*(np.zeros((6, 2), dtype=bool) for _ in range(3)))
     assert none == "No head had its main sink in what was hidden."
     assert "to take the base rate of new ones from" in new_sinks(*heads(6, 20, 16, 0))
-    with pytest.raises(ValueError, match=r"three \(sample, head\): got shapes \(2,\), \(3,\), \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"three \(sample, head\): got shapes \(2,\), \(3,\), \(2,\)"
+    ):
         new_sinks([True] * 2, [True] * 3, [True] * 2)
 
 
@@ -185,7 +252,8 @@ def test_ninety_six_percent():
     found = ninety_six([epsilon_curve(received).at(3.0)] * 8)
     assert found.holds is True and not found.signature and found.value == 1 - 1 / 64
     assert found.sentence == (
-        "Epsilon 3 leaves out 98.4 % of the tokens (median of 8 samples, 95\u00a0% interval 98.4 % to "
+        "Epsilon 3 leaves out 98.4 % of the tokens (median of 8 samples, 95\u00a0% interval 98.4 "
+        "% to "
         "98.4 %): at least 96 %."
     )
     received[..., :4] = 10
@@ -195,6 +263,7 @@ def test_ninety_six_percent():
     assert "inconclusive about 96 % (detectable difference: " in unsure
     one = ninety_six([0.98])
     assert (
-        one.holds is None and "(1 sample): inconclusive with fewer than 8 samples (7 more are needed)" in one.sentence
+        one.holds is None
+        and "(1 sample): inconclusive with fewer than 8 samples (7 more are needed)" in one.sentence
     )
     assert ninety_six([epsilon_curve(np.full((1, 1, 1, 4), np.nan)).at(3.0)]).holds is None

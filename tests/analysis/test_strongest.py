@@ -5,7 +5,9 @@ from sinklab.lab.analysis.strongest import strongest, window_mobility
 
 
 def windows_of(places: list[list[int]], share: float = 0.6) -> np.ndarray:
-    """(W, 1, H, K) mean weights: the key of each head that gets ``share`` in every window; the rest is even."""
+    """(W, 1, H, K) mean weights: the key of each head that gets ``share`` in every window; the rest
+    is even.
+    """
     heads, count = len(places), len(places[0])
     found = np.full((count, 1, heads, 8 * count), np.nan)
     for head, row in enumerate(places):
@@ -20,9 +22,11 @@ def test_two_windows_are_compared_on_the_keys_that_both_see():
     still, moves, newest = [0] * 6, [0, 1, 2, 3, 4, 5], [0, 8, 16, 24, 32, 40]
     found = window_mobility(windows_of([still, moves, newest]))
     assert found.shape == (1, 3)
-    # the first window sees one key and says nothing; of keys that are new to a window, the window before knows none
+    # the first window sees one key and says nothing; of keys that are new to a window, the window
+    # before knows none
     assert found[0, 0] == 0 and found[0, 1] == 1
-    # without its newest key a window weighs all others alike, and the first of these is the strongest
+    # without its newest key a window weighs all others alike, and the first of these is the
+    # strongest
     assert found[0, 2] == 1
     one = window_mobility(windows_of([still])[:2])
     assert np.isnan(one).all(), "two windows, of which the first says nothing"
@@ -37,7 +41,9 @@ def test_a_head_with_a_strong_key_counts_be_it_another_one_in_every_window():
     found = strongest(key_TLH, weight_TLH, windows_WLHK=windows)
     assert found.strong_LH.tolist() == [[True, False, False]]
     assert found.counted_LH.tolist() == [[True, True, False]]
-    assert found.mobility_strong == pytest.approx(0.5) and found.strong_share == pytest.approx(1 / 3)
+    assert found.mobility_strong == pytest.approx(0.5) and found.strong_share == pytest.approx(
+        1 / 3
+    )
     assert found.weight_LH[0] == pytest.approx([0.6, 0.2, 0.1])
     assert found.first_LH[0].tolist() == [0.75, 0, 0] and not found.always_first_LH.any()
     assert found.first_share == pytest.approx(3 / 10)
@@ -47,7 +53,10 @@ def test_a_head_with_a_strong_key_counts_be_it_another_one_in_every_window():
 def test_steps_of_a_denoiser_are_compared_as_they_are():
     key_TLH = np.array([[[2, 0]], [[2, 1]], [[2, 3]]])
     found = strongest(key_TLH, np.full(key_TLH.shape, 0.4), added=2)
-    assert found.mobility_LH.tolist() == [[0, 1]] and found.mobility_strong == found.mobility_all == 0.5
+    assert (
+        found.mobility_LH.tolist() == [[0, 1]]
+        and found.mobility_strong == found.mobility_all == 0.5
+    )
     assert found.always_first_LH.tolist() == [[True, False]]
     assert found.position_TLH[:, 0, 1].tolist() == [-2, -1, 1]
     given = strongest(key_TLH, np.full(key_TLH.shape, 0.1), mobility_LH=np.array([[0.1, np.nan]]))

@@ -1,4 +1,6 @@
-"""Run with TRITON_INTERPRET=1: the fused kernels on a CPU against the loop over chunks and the dense float64 map."""
+"""Run with TRITON_INTERPRET=1: the fused kernels on a CPU against the loop over chunks and the
+dense float64 map.
+"""
 
 # B batch, H query heads, K key heads, Q queries, S keys, D head dim, G query groups
 import itertools
@@ -40,7 +42,11 @@ def masks(shape: tuple[int, ...]) -> dict[str, Tensor | None]:
 
 
 def dense(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-    x = q.double() @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).mT * q.shape[-1] ** -0.5
+    x = (
+        q.double()
+        @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).mT
+        * q.shape[-1] ** -0.5
+    )
     if is_causal:
         x = x.masked_fill(~torch.ones(x.shape[-2:], dtype=torch.bool).tril(), -math.inf)
     if mask is not None:
@@ -51,12 +57,17 @@ def dense(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
 def compare(shape: tuple[int, ...], kind: str, mask: Tensor | None, how: tuple) -> None:
     batch, heads, kv, queries, keys, dim = shape
     count, chosen, is_known, dtype = how
-    q, k, v = (torch.randn(batch, n, heads_of, dim).transpose(1, 2).to(dtype) for n, heads_of in
-               ((queries, heads), (keys, kv), (keys, kv)))  # fmt: skip
+    q, k, v = (
+        torch.randn(batch, n, heads_of, dim).transpose(1, 2).to(dtype)
+        for n, heads_of in ((queries, heads), (keys, kv), (keys, kv))
+    )
     is_causal = kind.startswith("causal")
     groups = torch.rand(batch, count, queries) if count else None
     lse = row_logsumexp(q, k, mask=mask, is_causal=is_causal, chunk=50) if is_known else None
-    scores, norms = Scores.of(q, k, mask, is_causal, None, chosen, lse), value_norms(v, per_head=True)
+    scores, norms = (
+        Scores.of(q, k, mask, is_causal, None, chosen, lse),
+        value_norms(v, per_head=True),
+    )
     looped = attention_statistics(scores, ALL, v_BKSD=v, groups_BGQ=groups, chunk=50)
     for names in (ALL, ("row_logsumexp", "received")) if is_known else (ALL,):
         found = fused_pass(scores, names, groups, norms, cast=True)
@@ -65,15 +76,21 @@ def compare(shape: tuple[int, ...], kind: str, mask: Tensor | None, how: tuple) 
             by_group = name == "received" and groups is not None
             value = found[name].transpose(1, 2) if by_group else found[name]
             value = value[:, :, 0] if name == "received" and groups is None else value
-            torch.testing.assert_close(value, looped[name], rtol=2e-5, atol=2e-5, msg=f"{shape} {kind} {how} {name}")
+            torch.testing.assert_close(
+                value, looped[name], rtol=2e-5, atol=2e-5, msg=f"{shape} {kind} {how} {name}"
+            )
     if groups is None and chosen is None:
         received = found["received"][:, :, 0].double()
-        torch.testing.assert_close(received, dense(q, k, mask, is_causal).sum(-2), rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(
+            received, dense(q, k, mask, is_causal).sum(-2), rtol=2e-5, atol=2e-5
+        )
 
 
 def main() -> None:
     torch.manual_seed(0)
-    ways = itertools.cycle(itertools.product((0, 1, 6), (None, (1, 0)), (False, True), (torch.float32, torch.bfloat16)))
+    ways = itertools.cycle(
+        itertools.product((0, 1, 6), (None, (1, 0)), (False, True), (torch.float32, torch.bfloat16))
+    )
     count = 0
     for shape in SHAPES:
         for kind, mask in masks(shape).items():

@@ -1,4 +1,6 @@
-"""The fused pass on a GPU against the dense float64 map and the loop over chunks, and traces that overhear a kernel."""
+"""The fused pass on a GPU against the dense float64 map and the loop over chunks, and traces that
+overhear a kernel.
+"""
 
 # B batch, H query heads, K key heads, Q queries, S keys, D head dim, G query groups
 import math
@@ -23,17 +25,23 @@ HALF = (torch.bfloat16, torch.float16)
 
 @pytest.fixture(autouse=True)
 def any_algorithm() -> Iterator[None]:
-    """cuBLAS and cuDNN refuse to run, or are not chosen, where only deterministic algorithms may."""
+    """cuBLAS and cuDNN refuse to run, or are not chosen, where only deterministic algorithms
+    may.
+    """
     torch.use_deterministic_algorithms(False)
     yield
     torch.use_deterministic_algorithms(True)
 
 
-def factors(heads: int, kv: int, queries: int, keys: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def factors(
+    heads: int, kv: int, queries: int, keys: int, dim: int, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
     """q, k, v laid out as transformers does: (batch, position, head, dim), turned."""
     generator = torch.Generator("cuda").manual_seed(0)
     sizes = ((queries, heads), (keys, kv), (keys, kv))
-    drawn = (torch.randn(2, length, n, dim, device="cuda", generator=generator) for length, n in sizes)
+    drawn = (
+        torch.randn(2, length, n, dim, device="cuda", generator=generator) for length, n in sizes
+    )
     q, k, v = (x.to(dtype).transpose(1, 2) for x in drawn)
     return q, k, v
 
@@ -73,11 +81,15 @@ KINDS = (
 )
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, groups: Tensor) -> dict[str, Tensor]:
+def dense(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, groups: Tensor
+) -> dict[str, Tensor]:
     shared = q.shape[1] // k.shape[1]
     x = q.double() @ k.double().repeat_interleave(shared, 1).mT * q.shape[-1] ** -0.5
     if is_causal:
-        x = x.masked_fill(~torch.ones(x.shape[-2:], dtype=torch.bool, device="cuda").tril(), -math.inf)
+        x = x.masked_fill(
+            ~torch.ones(x.shape[-2:], dtype=torch.bool, device="cuda").tril(), -math.inf
+        )
     if mask is not None:
         x = x.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else x + mask.double()
     a = torch.softmax(x, -1).nan_to_num(0.0)
@@ -93,9 +105,18 @@ def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool,
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "shape", [(4, 4, 300, 300, 128), (6, 2, 130, 333, 64), (2, 1, 1, 65, 80), (2, 2, 33, 70, 20), (2, 2, 99, 300, 256)]
+    "shape",
+    [
+        (4, 4, 300, 300, 128),
+        (6, 2, 130, 333, 64),
+        (2, 1, 1, 65, 80),
+        (2, 2, 33, 70, 20),
+        (2, 2, 99, 300, 256),
+    ],
 )
-def test_every_statistic_is_that_of_the_dense_map(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> None:
+def test_every_statistic_is_that_of_the_dense_map(
+    shape: tuple[int, ...], kind: str, dtype: torch.dtype
+) -> None:
     q, k, v = factors(*shape, dtype)
     mask, is_causal = mask_of(kind, shape[0], shape[2], shape[3], dtype), kind == "causal"
     groups = torch.rand(2, 4, shape[2], device="cuda")
@@ -109,7 +130,8 @@ def test_every_statistic_is_that_of_the_dense_map(shape: tuple[int, ...], kind: 
         if name == "row_logsumexp":
             assert bool((found[name][~seen] < -1e30).all())
             found[name], twin = found[name][seen], twin[seen]
-        # a row that sees nothing is even; beside -65504 the scores of such a row are known to two digits
+        # a row that sees nothing is even; beside -65504 the scores of such a row are known to two
+        # digits
         wide = 5e-3 if kind == "least" and dtype == torch.float16 else 2e-5
         torch.testing.assert_close(found[name].double(), twin, rtol=wide, atol=wide)
 
@@ -146,8 +168,12 @@ def test_float32_is_never_rounded_to_tf32() -> None:
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")
-        twin = dense(q * 4, k, k, None, False, torch.ones(2, 1, 256, device="cuda"))["received"][:, 0]
-        torch.testing.assert_close(received_attention(q * 4, k).double(), twin, rtol=2e-5, atol=2e-5)
+        twin = dense(q * 4, k, k, None, False, torch.ones(2, 1, 256, device="cuda"))["received"][
+            :, 0
+        ]
+        torch.testing.assert_close(
+            received_attention(q * 4, k).double(), twin, rtol=2e-5, atol=2e-5
+        )
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -182,17 +208,26 @@ def test_what_the_kernels_do_not_serve_goes_by_chunks() -> None:
     assert Fused.serving(Scores.of(q.float().cpu(), k.float().cpu()), ALL) is None
 
 
-@pytest.mark.parametrize("backend", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH", None])
+@pytest.mark.parametrize(
+    "backend", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH", None]
+)
 @pytest.mark.parametrize("kind", ["none", "causal", "padding", "square_with_an_empty_row"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("shape", [(4, 4, 512, 512, 128), (4, 4, 300, 333, 64), (8, 2, 256, 264, 128)])
+@pytest.mark.parametrize(
+    "shape", [(4, 4, 512, 512, 128), (4, 4, 300, 333, 64), (8, 2, 256, 264, 128)]
+)
 def test_a_kernel_is_overheard_and_its_output_stays(
     backend: str | None, kind: str, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
     q, k, v = factors(*shape, dtype)
-    options = {"attn_mask": mask_of(kind, shape[0], shape[2], shape[3], dtype), "is_causal": kind == "causal"}
+    options = {
+        "attn_mask": mask_of(kind, shape[0], shape[2], shape[3], dtype),
+        "is_causal": kind == "causal",
+    }
     wide = {"enable_gqa": shape[0] != shape[1]}
-    chosen = [*SDPBackend.__members__.values()] if backend is None else [getattr(SDPBackend, backend)]
+    chosen = (
+        [*SDPBackend.__members__.values()] if backend is None else [getattr(SDPBackend, backend)]
+    )
     chosen = [one for one in chosen if one not in (SDPBackend.ERROR, SDPBackend.OVERRIDEABLE)]
     with sdpa_kernel(chosen):
         try:
@@ -203,12 +238,16 @@ def test_a_kernel_is_overheard_and_its_output_stays(
             for _ in range(2):
                 # made both ways, and then as that told
                 with mode():
-                    out, lse = attend_and_hear(F.scaled_dot_product_attention, (q, k, v), options | wide)
+                    out, lse = attend_and_hear(
+                        F.scaled_dot_product_attention, (q, k, v), options | wide
+                    )
                 assert torch.equal(out.nan_to_num(7.0), plain.nan_to_num(7.0))
             if lse is None:
                 continue
             lse = (lse.squeeze(-1) if lse.dim() == 4 else lse)[..., : shape[2]]
-            looped = row_logsumexp(q, k, mask=options["attn_mask"], is_causal=options["is_causal"], chunk=64)
+            looped = row_logsumexp(
+                q, k, mask=options["attn_mask"], is_causal=options["is_causal"], chunk=64
+            )
             seen = looped > -1e30
             torch.testing.assert_close(lse[seen], looped[seen], rtol=2e-5, atol=1e-4)
     if backend == "FLASH_ATTENTION":
@@ -219,19 +258,25 @@ class Attention(nn.Module):
     """One layer of attention over its argument, which holds q, k and v."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1]
+        )
 
 
 @pytest.mark.parametrize("kind", ["none", "padding", "least"])
 @pytest.mark.parametrize("shape", [(8, 8, 640, 640, 128), (8, 2, 64, 700, 128)])
-def test_a_trace_changes_no_bit_and_gives_what_the_chunks_give(shape: tuple[int, ...], kind: str) -> None:
+def test_a_trace_changes_no_bit_and_gives_what_the_chunks_give(
+    shape: tuple[int, ...], kind: str
+) -> None:
     model = nn.Sequential(Attention())
     model.forward = types.MethodType(lambda self, *given: self[0](*given), model)
     q, k, v = factors(*shape, torch.bfloat16)
     mask = mask_of(kind, shape[0], shape[2], shape[3], torch.bfloat16)
     with torch.inference_mode():
         plain = model(q, k, v, mask)
-        with trace(model, ("received", "row_entropy", "row_logsumexp", "noop_bound", "value_norm")) as recording:
+        with trace(
+            model, ("received", "row_entropy", "row_logsumexp", "noop_bound", "value_norm")
+        ) as recording:
             out = model(q, k, v, mask)
     assert torch.equal(out, plain)
     real = torch.ones(2, 1, shape[2], device="cuda")
@@ -240,7 +285,9 @@ def test_a_trace_changes_no_bit_and_gives_what_the_chunks_give(shape: tuple[int,
     looped = attention_statistics(Scores.of(q, k, mask), ALL, v_BKSD=v, groups_BGQ=real, chunk=64)
     for name, expected in looped.items():
         expected = expected[:, 0] if name == "received" else expected
-        torch.testing.assert_close(recording.values(name)[0][:, 0], expected.cpu(), rtol=5e-5, atol=5e-5)
+        torch.testing.assert_close(
+            recording.values(name)[0][:, 0], expected.cpu(), rtol=5e-5, atol=5e-5
+        )
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
@@ -251,7 +298,10 @@ def test_a_traced_forward_does_not_wait(shape: tuple[int, ...], kind: str) -> No
     model.forward = types.MethodType(lambda self, *given: self[0](*given), model)
     q, k, v = factors(*shape, torch.bfloat16)
     mask = mask_of(kind, shape[0], shape[2], shape[3], torch.bfloat16)
-    with torch.inference_mode(), trace(model, ("received", "row_entropy", "value_norm", "output_norm")) as recording:
+    with (
+        torch.inference_mode(),
+        trace(model, ("received", "row_entropy", "value_norm", "output_norm")) as recording,
+    ):
         # the first of a kind is compared with what it would be unheard
         model(q, k, v, mask)
         torch.cuda.set_sync_debug_mode("error")
@@ -261,4 +311,7 @@ def test_a_traced_forward_does_not_wait(shape: tuple[int, ...], kind: str) -> No
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert len(recording.received) == 3
-    assert torch.equal(recording.received[0], recording.received[2]) and not recording.received[2].is_pinned()
+    assert (
+        torch.equal(recording.received[0], recording.received[2])
+        and not recording.received[2].is_pinned()
+    )

@@ -1,4 +1,6 @@
-"""The fused pass where there is no GPU: its kernels under Triton's interpreter, and what is chosen and asked of it."""
+"""The fused pass where there is no GPU: its kernels under Triton's interpreter, and what is chosen
+and asked of it.
+"""
 
 import importlib.util
 import os
@@ -42,15 +44,19 @@ def test_a_cpu_is_not_served_and_triton_stays_unloaded() -> None:
     q, k = torch.randn(1, 2, 600, 8), torch.randn(1, 1, 600, 8)
     assert Fused.serving(Scores.of(q, k), ("received",)) is None
     script = (
-        "import sys, torch, sinklab.extras.fast.score_pass\nfrom sinklab.core.attention import received_attention\n"
-        "received_attention(torch.randn(1, 1, 9, 4), torch.randn(1, 1, 9, 4))\nassert 'triton' not in sys.modules"
+        "import sys, torch, sinklab.extras.fast.score_pass\nfrom sinklab.core.attention import "
+        "received_attention\n"
+        "received_attention(torch.randn(1, 1, 9, 4), torch.randn(1, 1, 9, 4))\nassert 'triton' "
+        "not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 @pytest.mark.parametrize("shared", [1, 2])
-def test_an_attention_call_is_heard_and_unchanged(mode: type, shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attention_call_is_heard_and_unchanged(
+    mode: type, shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compat, "_known", {})
     calls: list[int] = []
 
@@ -59,9 +65,17 @@ def test_an_attention_call_is_heard_and_unchanged(mode: type, shared: int, monke
         return F.scaled_dot_product_attention(*given, **options)
 
     with mode():
-        q, k, v = (torch.randn(2, 33, 4 // part, 16).transpose(1, 2) for part in (1, shared, shared))
+        q, k, v = (
+            torch.randn(2, 33, 4 // part, 16).transpose(1, 2) for part in (1, shared, shared)
+        )
         mask = torch.rand(2, 1, 33, 33) > 0.3
-        for options in ({}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": mask}, {"is_causal": False}):
+        for options in (
+            {},
+            {"is_causal": True},
+            {"scale": 0.3},
+            {"attn_mask": mask},
+            {"is_causal": False},
+        ):
             named: dict[str, Any] = {"enable_gqa": shared > 1, **options}
             by_loop = row_logsumexp(
                 q,
@@ -75,14 +89,20 @@ def test_an_attention_call_is_heard_and_unchanged(mode: type, shared: int, monke
             for turn in range(3):
                 calls.clear()
                 if turn == 2:
-                    out, logsumexp = attend_and_hear(attention, (), {"value": v, "query": q, "key": k, **named})
+                    out, logsumexp = attend_and_hear(
+                        attention, (), {"value": v, "query": q, "key": k, **named}
+                    )
                 else:
                     out, logsumexp = attend_and_hear(attention, (q, k, v), named)
                 assert torch.equal(out, plain) and out.stride() == plain.stride()
                 torch.testing.assert_close(logsumexp, by_loop, rtol=1e-5, atol=1e-5)
-                # made both ways at first; then its kernel is called at once, but where there is a mask
+                # made both ways at first; then its kernel is called at once, but where there is a
+                # mask
                 assert len(calls) == (2 if turn == 0 else int("attn_mask" in named))
-        assert attend_and_hear(attention, (q, k, v), {"dropout_p": 0.5, "enable_gqa": shared > 1})[1] is None
+        assert (
+            attend_and_hear(attention, (q, k, v), {"dropout_p": 0.5, "enable_gqa": shared > 1})[1]
+            is None
+        )
 
 
 def test_a_kernel_is_asked_only_if_its_output_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +112,9 @@ def test_a_kernel_is_asked_only_if_its_output_stays(monkeypatch: pytest.MonkeyPa
     q, asked = torch.randn(1, 2, 3, 4), []
 
     class Changes(compat._Overheard):
-        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple = (), kwargs: Any = None
+        ) -> Any:
             out = super().__torch_dispatch__(func, types, args, kwargs)
             asked.append(func)
             return (out[0] + 1e-3, *out[1:]) if func is op else out
@@ -134,11 +156,17 @@ class Attention(nn.Module):
 
 
 def test_a_trace_hands_what_it_heard_to_the_fused_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, by a pass that stands for the kernels; with an edit, what the edited call said."""
+    """As on a GPU, by a pass that stands for the kernels; with an edit, what the edited call
+    said.
+    """
     given = []
 
-    def fused(scores: Scores, names: object, groups: Tensor | None, norms: Tensor | None) -> dict[str, Tensor]:
-        given.append((scores, row_logsumexp(scores.q_BHQD, scores.k_BKSD, mask=scores.mask, chunk=8)))
+    def fused(
+        scores: Scores, names: object, groups: Tensor | None, norms: Tensor | None
+    ) -> dict[str, Tensor]:
+        given.append(
+            (scores, row_logsumexp(scores.q_BHQD, scores.k_BKSD, mask=scores.mask, chunk=8))
+        )
         return received._in_chunks(scores, ("received",), groups, norms, None)
 
     monkeypatch.setattr(received, "fast_path", lambda *call: fused)

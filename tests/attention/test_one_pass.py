@@ -1,4 +1,6 @@
-"""Several statistics in one pass against their dense twins, for some heads, and at sizes that take the fast product."""
+"""Several statistics in one pass against their dense twins, for some heads, and at sizes that take
+the fast product.
+"""
 
 # B batch, H query heads, K key heads, Q queries, S keys, D head dim
 import math
@@ -26,13 +28,19 @@ ALL = ("received", "row_entropy", "row_logsumexp", "noop_bound")
 
 
 def dense_scores(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-    x = q.double() @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2) * q.shape[-1] ** -0.5
+    x = (
+        q.double()
+        @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)
+        * q.shape[-1] ** -0.5
+    )
     if is_causal:
         x = x.masked_fill(~torch.ones(x.shape[-2:], dtype=torch.bool).tril(), -math.inf)
     return x if mask is None else x.masked_fill(~mask, -math.inf)
 
 
-def twins(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, groups: Tensor) -> dict[str, Tensor]:
+def twins(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, groups: Tensor
+) -> dict[str, Tensor]:
     x = dense_scores(q, k, mask, is_causal)
     a = torch.softmax(x, -1).nan_to_num(0.0)
     norms = v.double().norm(dim=-1).repeat_interleave(q.shape[1] // k.shape[1], 1)
@@ -59,7 +67,9 @@ def mask_of(kind: str, batch: int, queries: int, keys: int) -> Tensor | None:
 @pytest.mark.parametrize("kind", ["none", "causal", "padding", "by_head_with_an_empty_row"])
 @pytest.mark.parametrize("heads", [None, (2,), (3, 0), (1, 2, 3)])
 @pytest.mark.parametrize("chunk", [None, 5])
-def test_all_at_once_are_each_of_them(kind: str, heads: tuple[int, ...] | None, chunk: int | None) -> None:
+def test_all_at_once_are_each_of_them(
+    kind: str, heads: tuple[int, ...] | None, chunk: int | None
+) -> None:
     q, k, v = torch.randn(B, H, Q, D) * 3, torch.randn(B, K, S, D), torch.randn(B, K, S, D)
     mask, is_causal = mask_of(kind, B, Q, S), kind == "causal"
     state = torch.randint(-1, 3, (B, Q))
@@ -104,10 +114,14 @@ def test_the_fast_product_is_exact_and_asks_for_float32() -> None:
     if product is None:
         pytest.skip("this processor or build of torch gains nothing by another product")
     q, k = torch.randn(33, 24), torch.randn(70, 24)
-    torch.testing.assert_close(product(q, k).double(), q.double() @ k.double().T, rtol=1e-6, atol=3e-6)
+    torch.testing.assert_close(
+        product(q, k).double(), q.double() @ k.double().T, rtol=1e-6, atol=3e-6
+    )
 
 
-@pytest.mark.parametrize("where", ["torch.backends.mkldnn.matmul", "torch.backends.mkldnn", "torch.backends"])
+@pytest.mark.parametrize(
+    "where", ["torch.backends.mkldnn.matmul", "torch.backends.mkldnn", "torch.backends"]
+)
 def test_precision_set_by_the_newer_switches_stops_nothing(where: str) -> None:
     switch = torch.backends
     for name in where.split(".")[2:]:
@@ -121,7 +135,9 @@ def test_precision_set_by_the_newer_switches_stops_nothing(where: str) -> None:
         product = product_for(torch.device("cpu"), torch.float32, WORTHWHILE)
         if product is not None:
             dense = q[0, 0].double() @ k[0, 0].double().T
-            torch.testing.assert_close(product(q[0, 0], k[0, 0]).double(), dense, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                product(q[0, 0], k[0, 0]).double(), dense, rtol=1e-5, atol=1e-5
+            )
         # what torch's own products round to is the user's choice
         torch.testing.assert_close(received_attention(q, k), expected, rtol=0.05, atol=0.05)
     finally:
@@ -143,7 +159,9 @@ def test_intels_processors_multiply_by_mkl(monkeypatch: pytest.MonkeyPatch) -> N
     assert onednn._onednn.__wrapped__() is None
 
 
-def test_a_linear_layer_by_the_fast_product_stands_in_inference_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_linear_layer_by_the_fast_product_stands_in_inference_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real, calls = onednn._onednn() or F.linear, []
 
     def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -167,7 +185,10 @@ def test_a_linear_layer_by_the_fast_product_stands_in_inference_alone(monkeypatc
         finally:
             torch.set_float32_matmul_precision(before)
         # a weight so small that it is not worth it, and one of another dtype
-        onednn.linear_for(layer.weight[1:], None)(x), onednn.linear_for(layer.weight.double(), None)(x.double())
+        (
+            onednn.linear_for(layer.weight[1:], None)(x),
+            onednn.linear_for(layer.weight.double(), None)(x.double()),
+        )
     assert len(calls) == 1
 
 
@@ -181,7 +202,11 @@ class Products(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        if name in ("baddbmm_", "_linear_pointwise") and out.shape[-1] == self.keys and out.shape[-2] > 1:
+        if (
+            name in ("baddbmm_", "_linear_pointwise")
+            and out.shape[-1] == self.keys
+            and out.shape[-2] > 1
+        ):
             self.count += 1
         return out
 
@@ -230,7 +255,9 @@ def test_the_map_is_the_softmax(kind: str, heads: tuple[int, ...] | None) -> Non
     dense = torch.softmax(dense_scores(q, k, mask, is_causal), -1).nan_to_num(0.0)
     found = attention_map(q, k, mask=mask, is_causal=is_causal, heads=heads)
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), dense[:, list(heads or range(H))], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        found.double(), dense[:, list(heads or range(H))], rtol=1e-5, atol=1e-6
+    )
     assert attention_map(q.double(), k.double()).dtype == torch.float64
 
 

@@ -5,7 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from sinklab.core.attention import RunningCanvas, Visibility, decoding, decoding_run, running, running_canvas
+from sinklab.core.attention import (
+    RunningCanvas,
+    Visibility,
+    decoding,
+    decoding_run,
+    running,
+    running_canvas,
+)
 
 IDS = torch.arange(8).view(2, 4)
 

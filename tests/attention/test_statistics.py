@@ -1,4 +1,6 @@
-"""Every statistic against its dense float64 twin, over masks, grouped heads, chunk sizes and extreme scores."""
+"""Every statistic against its dense float64 twin, over masks, grouped heads, chunk sizes and
+extreme scores.
+"""
 
 # B batch, H query heads, K key heads, Q queries, S keys, D head dim
 import math
@@ -8,12 +10,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sinklab.core.attention import chunks, noop_bound, received_attention, row_entropy, row_logsumexp, value_norms
+from sinklab.core.attention import (
+    chunks,
+    noop_bound,
+    received_attention,
+    row_entropy,
+    row_logsumexp,
+    value_norms,
+)
 
 B, H, K, Q, S, D = 2, 4, 2, 37, 41, 8
 
 
-def dense_scores(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
+def dense_scores(
+    q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+) -> Tensor:
     """The whole map of scores in float64, masked: the slow twin."""
     k = k.double().repeat_interleave(q.shape[1] // k.shape[1], 1)
     x = q.double() @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
@@ -78,10 +89,16 @@ def test_received_row_statistics_and_bound(masked, size: float, chunk: int | Non
     options = {"mask": mask, "is_causal": causal, "chunk": chunk}
     # Scores of magnitude `size` carry that much float32 rounding into the exponent.
     tolerance = {"rtol": 1e-5 * size, "atol": 2e-6 * size}
-    torch.testing.assert_close(received_attention(q, k, **options).double(), twin.sum(-2), **tolerance)
-    torch.testing.assert_close(row_entropy(q, k, **options).double(), torch.special.entr(twin).sum(-1), **tolerance)
+    torch.testing.assert_close(
+        received_attention(q, k, **options).double(), twin.sum(-2), **tolerance
+    )
+    torch.testing.assert_close(
+        row_entropy(q, k, **options).double(), torch.special.entr(twin).sum(-1), **tolerance
+    )
     norms = v.double().norm(dim=-1).repeat_interleave(H // K, 1).unsqueeze(-1)
-    torch.testing.assert_close(noop_bound(q, k, v, **options).double(), (twin @ norms).squeeze(-1), **tolerance)
+    torch.testing.assert_close(
+        noop_bound(q, k, v, **options).double(), (twin @ norms).squeeze(-1), **tolerance
+    )
     lse = row_logsumexp(q, k, **options).double()
     expected = torch.logsumexp(dense_scores(q, k, mask, causal, None), -1)
     seen = expected > -1e30
@@ -91,7 +108,10 @@ def test_received_row_statistics_and_bound(masked, size: float, chunk: int | Non
 
 @pytest.mark.parametrize("queries", [1, 300, 700])
 def test_many_blocks_and_long_rows(queries: int) -> None:
-    q, k = torch.randn(3, 6, queries, 4, dtype=torch.float64), torch.randn(3, 3, 700, 4, dtype=torch.float64)
+    q, k = (
+        torch.randn(3, 6, queries, 4, dtype=torch.float64),
+        torch.randn(3, 3, 700, 4, dtype=torch.float64),
+    )
     twin = dense_attention(q, k, None, False, 0.7)
     received = received_attention(q, k, scale=0.7)
     assert received.dtype == torch.float64
@@ -114,10 +134,16 @@ def test_a_product_of_ones_own_is_given_rows_without_gaps(monkeypatch: pytest.Mo
 
 
 def test_scores_that_overflow_only_in_a_later_chunk() -> None:
-    q, k = torch.randn(1, 1, 40, 4, dtype=torch.float64), torch.randn(1, 1, 40, 4, dtype=torch.float64)
+    q, k = (
+        torch.randn(1, 1, 40, 4, dtype=torch.float64),
+        torch.randn(1, 1, 40, 4, dtype=torch.float64),
+    )
     q[0, 0, 25] *= 1e4
     torch.testing.assert_close(
-        received_attention(q, k, chunk=8), dense_attention(q, k, None, False, None).sum(-2), rtol=1e-9, atol=1e-12
+        received_attention(q, k, chunk=8),
+        dense_attention(q, k, None, False, None).sum(-2),
+        rtol=1e-9,
+        atol=1e-12,
     )
 
 
@@ -154,7 +180,11 @@ def test_no_tensor_with_two_sequence_axes_outlives_a_chunk() -> None:
     class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
-            seen.extend(x.numel() for x in (out if isinstance(out, tuple | list) else [out]) if torch.is_tensor(x))
+            seen.extend(
+                x.numel()
+                for x in (out if isinstance(out, tuple | list) else [out])
+                if torch.is_tensor(x)
+            )
             return out
 
     q, k = torch.randn(1, 2, length, 8), torch.randn(1, 2, length, 8)
@@ -187,8 +217,18 @@ def test_bound_holds_for_the_real_output() -> None:
         ((1, 2, 0, 4), (1, 2, 5, 4), {}, "at least one position"),
         ((1, 3, 5, 4), (1, 2, 5, 4), {}, "multiple of key heads"),
         ((1, 2, 5, 4), (1, 2, 5, 8), {}, "share batch and head dim"),
-        ((1, 2, 5, 4), (1, 2, 5, 4), {"mask": torch.ones(3, 7, dtype=torch.bool)}, "mask must broadcast"),
-        ((1, 2, 5, 4), (1, 2, 5, 4), {"groups_BGQ": torch.ones(1, 5)}, "groups_BGQ must be of shape"),
+        (
+            (1, 2, 5, 4),
+            (1, 2, 5, 4),
+            {"mask": torch.ones(3, 7, dtype=torch.bool)},
+            "mask must broadcast",
+        ),
+        (
+            (1, 2, 5, 4),
+            (1, 2, 5, 4),
+            {"groups_BGQ": torch.ones(1, 5)},
+            "groups_BGQ must be of shape",
+        ),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(q, k, options, message: str) -> None:

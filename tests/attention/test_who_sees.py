@@ -20,7 +20,11 @@ def test_padding_is_no_viewer_and_is_not_viewed(form: str, prefix: int) -> None:
     seen = torch.ones(2, 1, 1, prefix + 4, dtype=torch.bool)
     seen[0, ..., prefix] = False
     square = seen.expand(2, 1, 4, prefix + 4)
-    floor = {"additive": -math.inf, "finfo_min": torch.finfo(torch.float32).min, "billion": -1e9}.get(form, 0.0)
+    floor = {
+        "additive": -math.inf,
+        "finfo_min": torch.finfo(torch.float32).min,
+        "billion": -1e9,
+    }.get(form, 0.0)
     mask = {
         "row": seen,
         "expanded": square,
@@ -44,7 +48,9 @@ def test_causal_padding_counts_from_the_first_real_token() -> None:
 
 
 def test_no_query_sees_a_key_behind_the_last_of_them() -> None:
-    """A causal call without a mask and with more keys than queries: torch counts from the first key."""
+    """A causal call without a mask and with more keys than queries: torch counts from the first
+    key.
+    """
     own = Visibility(None, (2, 3, 6), True)
     assert own.visible_BHS[:, 0].tolist() == [[3, 2, 1, 0, 0, 0]] * 2
 
@@ -55,13 +61,19 @@ def test_some_queries_are_counted_as_a_dense_mask_counts_them(
     form: str, queries: int, keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scores, "SOME", 2)
-    shapes = {"row": (2, 1, 1, keys), "square": (1, 1, queries, keys), "heads": (2, 3, queries, keys)}
+    shapes = {
+        "row": (2, 1, 1, keys),
+        "square": (1, 1, queries, keys),
+        "heads": (2, 3, queries, keys),
+    }
     mask = torch.rand(shapes[form]) < 0.7 if form in shapes else None
     some_BQ = torch.rand(2, queries) < 0.5
     dense = torch.ones(queries, keys, dtype=torch.bool)
     dense_BHQS = (dense.tril() if form == "causal" else dense)[None, None] if mask is None else mask
     found = Visibility(mask, (2, queries, keys), form == "causal").seen_by(some_BQ)
-    assert found.dtype == torch.int64 and torch.equal(found, (dense_BHQS & some_BQ[:, None, :, None]).sum(2))
+    assert found.dtype == torch.int64 and torch.equal(
+        found, (dense_BHQS & some_BQ[:, None, :, None]).sum(2)
+    )
 
 
 def test_a_static_cache_with_room_at_the_end_counts_every_query() -> None:

@@ -1,4 +1,6 @@
-"""A2D, SDAR, Fast-dLLM v2 and iLLaDA in the formats they are published in; and what must not be taken for another."""
+"""A2D, SDAR, Fast-dLLM v2 and iLLaDA in the formats they are published in; and what must not be
+taken for another.
+"""
 
 import copy
 import json
@@ -22,7 +24,9 @@ BACKBONE |= {"sdar": "qwen3", "fast-dllm-v2": "qwen2", "illada": "llama"}
 def change(folder, **fields):
     path = folder / "config.json"
     config = {**json.loads(path.read_text()), **fields}
-    path.write_text(json.dumps({name: value for name, value in config.items() if value != "absent"}))
+    path.write_text(
+        json.dumps({name: value for name, value in config.items() if value != "absent"})
+    )
     return folder
 
 
@@ -36,15 +40,27 @@ def test_a_published_folder_loads_and_is_described(tmp_path, name, capsys):
     loaded, info = load(folder), describe(folder)
     model, config = loaded.model, loaded.model.config
     assert not ran.exists()
-    assert (loaded.family, loaded.published_family, config.backbone.model_type) == ("diffusion", name, BACKBONE[name])
-    assert (loaded.special.mask, config.mask_token_id, loaded.tokenizer.mask_token_id) == (mask, mask, mask)
+    assert (loaded.family, loaded.published_family, config.backbone.model_type) == (
+        "diffusion",
+        name,
+        BACKBONE[name],
+    )
+    assert (loaded.special.mask, config.mask_token_id, loaded.tokenizer.mask_token_id) == (
+        mask,
+        mask,
+        mask,
+    )
     end = ids["<|eot_id|>" if name == "a2d-llama" else "<|im_end|>"]
     assert (loaded.special.eot, loaded.special.stop) == (end, (1, end))
     blocks = {"sdar": 4, "fast-dllm-v2": 8}.get(name)
     assert (config.block_length, config.logit_shift) == (blocks, name == "fast-dllm-v2")
     assert model.model.rotary_emb.inv_freq[1].item() == pytest.approx(1e6 ** (-2 / config.head_dim))
     for target, tensor in model.state_dict().items():
-        source = "model.embed_tokens.weight" if config.tie_word_embeddings and target == "lm_head.weight" else target
+        source = (
+            "model.embed_tokens.weight"
+            if config.tie_word_embeddings and target == "lm_head.weight"
+            else target
+        )
         assert torch.equal(tensor, tensors[source]), target
     written = model.generate(IDS, max_new_tokens=4)
     assert written.shape == (1, 16) and not (written == mask).any()
@@ -52,15 +68,22 @@ def test_a_published_folder_loads_and_is_described(tmp_path, name, capsys):
     main(["info", str(folder)])
     said = " ".join(capsys.readouterr().out.split())
     assert f"diffusion, {name} ({info.architecture})" in said
-    assert ("attention full" if blocks is None else f"attention in blocks of {blocks} tokens") in said
+    assert (
+        "attention full" if blocks is None else f"attention in blocks of {blocks} tokens"
+    ) in said
 
 
 @pytest.mark.parametrize("name", ["a2d-qwen3", "a2d-qwen2", "a2d-llama"])
 def test_a_model_that_looks_to_the_left_alone_is_its_parent(tmp_path, name):
     """The parent in transformers' own class, from the same file under its own names."""
     folder, _ = toys.adapted(tmp_path / "child", name)
-    child, parent = load(folder, mask_token_id=301).model, shutil.copytree(folder, tmp_path / "parent")
-    named = {"qwen3": Qwen3ForCausalLM, "qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}[BACKBONE[name]]
+    child, parent = (
+        load(folder, mask_token_id=301).model,
+        shutil.copytree(folder, tmp_path / "parent"),
+    )
+    named = {"qwen3": Qwen3ForCausalLM, "qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}[
+        BACKBONE[name]
+    ]
     change(parent, model_type=BACKBONE[name], architectures=[named.__name__])
     expected = named.from_pretrained(parent, dtype=torch.float32).eval()(IDS).logits
     assert torch.allclose(child(IDS, causal=True).logits, expected, atol=1e-5)
@@ -73,7 +96,11 @@ def test_the_length_of_blocks_is_said_or_noted(tmp_path, name):
     folder, _ = toys.adapted(tmp_path, name)
     fields = {"sdar": {"block_size": "absent"}, "fast-dllm-v2": {"bd_size": "absent"}}.get(name, {})
     change(folder, **fields)
-    notes = [note for note in load(folder, mask_token_id=301).notes if "unless block_length= is given" in note]
+    notes = [
+        note
+        for note in load(folder, mask_token_id=301).notes
+        if "unless block_length= is given" in note
+    ]
     assert len(notes) == (name != "illada")
     assert load(folder, mask_token_id=301, block_length=16).model.config.block_length == 16
     with pytest.raises(ValueError, match="block_length must be at least 1, got 0"):
@@ -83,7 +110,10 @@ def test_the_length_of_blocks_is_said_or_noted(tmp_path, name):
 def test_a_mask_that_nobody_names_is_noted(tmp_path):
     loaded = load(toys.adapted(tmp_path, "illada")[0])
     assert loaded.special.mask is None
-    assert "neither config.json nor a tokenizer says which id is [MASK]: pass mask_token_id=" in loaded.notes[-1]
+    assert (
+        "neither config.json nor a tokenizer says which id is [MASK]: pass mask_token_id="
+        in loaded.notes[-1]
+    )
     assert load(tmp_path, mask_token_id=5).special.mask == 5
 
 
@@ -93,8 +123,12 @@ def test_rope_is_scaled_as_the_config_says_or_its_base_is_asked_for(tmp_path, na
     scaled = load(folder).model.model.rotary_emb.inv_freq
     change(folder, rope_scaling=None)
     assert torch.allclose(4 * scaled, load(folder).model.model.rotary_emb.inv_freq)
-    change(folder, rope_theta="absent", rope_parameters={"rope_type": "default", "rope_theta": 50.0})
-    assert load(folder).model.model.rotary_emb.inv_freq[1].item() == pytest.approx(50.0 ** (-2 / 12))
+    change(
+        folder, rope_theta="absent", rope_parameters={"rope_type": "default", "rope_theta": 50.0}
+    )
+    assert load(folder).model.model.rotary_emb.inv_freq[1].item() == pytest.approx(
+        50.0 ** (-2 / 12)
+    )
     change(folder, rope_parameters="absent")
     with pytest.raises(ValueError, match=f"a {name} checkpoint needs 'rope_theta'"):
         load(folder)
@@ -110,18 +144,25 @@ def test_ends_that_no_file_names_are_unknown(tmp_path):
 
 def test_windows_of_a_layer_are_not_those_of_a2d(tmp_path):
     """The original gives layers with a sliding window the same full mask."""
-    windows = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4, "use_sliding_window": True}
+    windows = {
+        "layer_types": ["sliding_attention"] * 2,
+        "sliding_window": 4,
+        "use_sliding_window": True,
+    }
     folder, _ = toys.adapted(tmp_path, "a2d-qwen2", **windows)
     config = load(folder).model.config.backbone
     assert set(config.layer_types) == {"full_attention"}
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("layer_norm_eps", 1e-5), ("rope_scaling", {"type": "linear"}), ("resid_pdrop", 0.1)]
+    ("field", "value"),
+    [("layer_norm_eps", 1e-5), ("rope_scaling", {"type": "linear"}), ("resid_pdrop", 0.1)],
 )
 def test_what_illada_cannot_be_here_is_refused_by_name(tmp_path, field, value):
     folder, _ = toys.adapted(tmp_path, "illada", **{field: value})
-    with pytest.raises(ValueError, match=rf"illada checkpoint has {field} = .*, which sinklab has no counterpart"):
+    with pytest.raises(
+        ValueError, match=rf"illada checkpoint has {field} = .*, which sinklab has no counterpart"
+    ):
         load(folder)
 
 
@@ -136,13 +177,20 @@ def test_rope_that_llada_would_scale_is_refused(tmp_path):
     [
         (toys.llada, "LLaDASomethingElse", "LLaDAModelLM"),
         (toys.dream, "DreamVLModel", "DreamModel"),
-        (lambda folder, **fields: toys.adapted(folder, "sdar", **fields), "SDARMoeForCausalLM", "SDARForCausalLM"),
+        (
+            lambda folder, **fields: toys.adapted(folder, "sdar", **fields),
+            "SDARMoeForCausalLM",
+            "SDARForCausalLM",
+        ),
     ],
 )
 def test_another_class_of_a_known_model_type_is_refused_by_name(tmp_path, make, theirs, ours):
     folder, _ = make(tmp_path, architectures=[theirs])
     for call in (load, describe):
-        with pytest.raises(ValueError, match=rf"names {theirs}, but of the model_type .* sinklab loads {ours} alone"):
+        with pytest.raises(
+            ValueError,
+            match=rf"names {theirs}, but of the model_type .* sinklab loads {ours} alone",
+        ):
             call(folder)
     # without a class the model_type decides
     assert load(change(folder, architectures="absent"), mask_token_id=9).family == "diffusion"
@@ -150,12 +198,19 @@ def test_another_class_of_a_known_model_type_is_refused_by_name(tmp_path, make, 
 
 def test_a_causal_class_is_read_for_its_own_model_type_alone(tmp_path):
     sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
-    Qwen2ForCausalLM(Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2)).save_pretrained(tmp_path)
+    Qwen2ForCausalLM(
+        Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    ).save_pretrained(tmp_path)
     change(tmp_path, architectures=["Qwen2ForRewardModel"])
-    with pytest.raises(ValueError, match=r"names Qwen2ForRewardModel, .*'qwen2' sinklab loads Qwen2ForCausalLM alone"):
+    with pytest.raises(
+        ValueError,
+        match=r"names Qwen2ForRewardModel, .*'qwen2' sinklab loads Qwen2ForCausalLM alone",
+    ):
         load(tmp_path)
     change(tmp_path, architectures=["Qwen2ForCausalLM"], model_type="mistral")
-    with pytest.raises(ValueError, match=r"'mistral' model \(Qwen2ForCausalLM\), but sinklab loads"):
+    with pytest.raises(
+        ValueError, match=r"'mistral' model \(Qwen2ForCausalLM\), but sinklab loads"
+    ):
         load(tmp_path)
 
 
@@ -164,10 +219,16 @@ def test_a_causal_class_is_read_for_its_own_model_type_alone(tmp_path):
     [
         ({"architectures": ["LLaDAForMultiModalGeneration"]}, "Lumina-DiMOO's image tokens"),
         (
-            {"architectures": ["NemotronLabsDiffusionModel"], "model_type": "nemotron_labs_diffusion"},
+            {
+                "architectures": ["NemotronLabsDiffusionModel"],
+                "model_type": "nemotron_labs_diffusion",
+            },
             "is a NemotronLabsDiffusionModel, which sinklab cannot load yet: .*Ministral decoder",
         ),
-        ({"architectures": "absent", "model_type": "nemotron_labs_diffusion"}, "is a nemotron_labs_diffusion, which"),
+        (
+            {"architectures": "absent", "model_type": "nemotron_labs_diffusion"},
+            "is a nemotron_labs_diffusion, which",
+        ),
     ],
 )
 def test_what_is_known_and_not_written_says_what_is_lacking(tmp_path, fields, message):
@@ -181,14 +242,20 @@ def test_what_is_known_and_not_written_says_what_is_lacking(tmp_path, fields, me
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (toys.llada, r"weights are quantised \(quantization_config: .*gptq.*but llada has others; take the"),
+        (
+            toys.llada,
+            r"weights are quantised \(quantization_config: .*gptq.*but llada has others; take the",
+        ),
         (
             lambda folder: toys.adapted(folder, "a2d-qwen3"),
-            r"is quantised \(gptq\), and what reads that is not installed, or cannot; take the original: ",
+            r"is quantised \(gptq\), and what reads that is not installed, or cannot; take the "
+            r"original: ",
         ),
     ],
 )
-def test_quantised_checkpoints_that_nothing_reads_are_refused_by_their_config(tmp_path, make, message):
+def test_quantised_checkpoints_that_nothing_reads_are_refused_by_their_config(
+    tmp_path, make, message
+):
     folder, _ = make(tmp_path)
     change(folder, quantization_config={"quant_method": "gptq", "bits": 4})
     with pytest.raises(ValueError, match=message):
@@ -196,33 +263,52 @@ def test_quantised_checkpoints_that_nothing_reads_are_refused_by_their_config(tm
     assert load(change(folder, quantization_config=None)).family == "diffusion"
 
 
-@pytest.mark.parametrize(("make", "head"), [(toys.llada, "model.transformer.ff_out.weight"), (None, "lm_head.weight")])
+@pytest.mark.parametrize(
+    ("make", "head"), [(toys.llada, "model.transformer.ff_out.weight"), (None, "lm_head.weight")]
+)
 def test_a_tied_head_that_is_stored_all_the_same_must_be_equal(tmp_path, make, head):
     if make is toys.llada:
         folder, tensors = toys.llada(tmp_path, weight_tying=True)
     else:
         folder, tensors = toys.adapted(tmp_path, "illada")
-    embedding = next(tensor for name, tensor in tensors.items() if "wte" in name or "embed_tokens" in name)
+    embedding = next(
+        tensor for name, tensor in tensors.items() if "wte" in name or "embed_tokens" in name
+    )
     save_file({**tensors, head: embedding.clone()}, folder / "model.safetensors")
     assert torch.equal(load(folder).model.lm_head.weight, embedding)
-    save_file({**tensors, head: embedding + (torch.arange(len(embedding)) == 7)[:, None]}, folder / "model.safetensors")
-    with pytest.raises(ValueError, match=f"ties the head to the embedding .*, but {head} of the checkpoint is another"):
+    save_file(
+        {**tensors, head: embedding + (torch.arange(len(embedding)) == 7)[:, None]},
+        folder / "model.safetensors",
+    )
+    with pytest.raises(
+        ValueError,
+        match=f"ties the head to the embedding .*, but {head} of the checkpoint is another",
+    ):
         load(folder)
 
 
 @pytest.mark.parametrize("number", [10**6, 10**12, 1e9])
 def test_numbers_of_layers_and_heads_that_cannot_be_take_no_memory(tmp_path, number):
-    for name, fields in (("llada", ("n_layers", "n_heads")), ("sdar", ("num_hidden_layers", "num_attention_heads"))):
-        folder, _ = toys.llada(tmp_path / name) if name == "llada" else toys.adapted(tmp_path / name, name)
+    for name, fields in (
+        ("llada", ("n_layers", "n_heads")),
+        ("sdar", ("num_hidden_layers", "num_attention_heads")),
+    ):
+        folder, _ = (
+            toys.llada(tmp_path / name) if name == "llada" else toys.adapted(tmp_path / name, name)
+        )
         before = json.loads((folder / "config.json").read_text())
         for field in fields:
             change(folder, **{**before, field: number})
             for call in (load, describe):
-                with pytest.raises(ValueError, match=rf"{field} = .* cannot be: at most 4096 are read"):
+                with pytest.raises(
+                    ValueError, match=rf"{field} = .* cannot be: at most 4096 are read"
+                ):
                     call(folder)
         # fewer, which a machine could hold, but more than there are tensors
         change(folder, **{**before, fields[0]: 900})
-        with pytest.raises(ValueError, match=rf"{fields[0]} = 900 cannot be: there are \d+ tensors; check that"):
+        with pytest.raises(
+            ValueError, match=rf"{fields[0]} = 900 cannot be: there are \d+ tensors; check that"
+        ):
             load(folder)
 
 
@@ -230,7 +316,9 @@ def test_numbers_of_layers_and_heads_that_cannot_be_take_no_memory(tmp_path, num
 def causal(tmp_path):
     """A Qwen2 that may have been trained to denoise: its tokenizer has a [MASK]."""
     sizes = {"vocab_size": 310, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
-    Qwen2ForCausalLM(Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2)).save_pretrained(tmp_path)
+    Qwen2ForCausalLM(
+        Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    ).save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -238,7 +326,8 @@ def causal(tmp_path):
 def test_a_causal_folder_with_a_mask_says_so(causal, where):
     assert load(causal).notes == ()
     with pytest.raises(
-        ValueError, match=r"a diffusion model needs a \[MASK\], which .* does not have; pass mask_token_id"
+        ValueError,
+        match=r"a diffusion model needs a \[MASK\], which .* does not have; pass mask_token_id",
     ):
         load(causal, as_diffusion=True)
     if where == "config":

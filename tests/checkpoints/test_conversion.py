@@ -31,13 +31,19 @@ IDS = torch.randint(0, WORDS, (2, 9), generator=torch.Generator().manual_seed(0)
 
 def words(entries: int = WORDS, **special: str) -> PreTrainedTokenizerFast:
     """A tokenizer of whole words w0, w1, … without a mask token."""
-    tokenizer = Tokenizer(WordLevel({f"w{number}": number for number in range(entries)}, unk_token="w0"))
+    tokenizer = Tokenizer(
+        WordLevel({f"w{number}": number for number in range(entries)}, unk_token="w0")
+    )
     tokenizer.pre_tokenizer = Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w1", **special)
 
 
-def save_causal(folder, family="llama", *, rows=WORDS + 3, tokenizer=None, dtype=torch.float32, **fields):
-    """A causal model whose biases and weights are not zero, with grouped keys; its embedding has spare rows."""
+def save_causal(
+    folder, family="llama", *, rows=WORDS + 3, tokenizer=None, dtype=torch.float32, **fields
+):
+    """A causal model whose biases and weights are not zero, with grouped keys; its embedding has
+    spare rows.
+    """
     config, model = CAUSAL[family]
     sizes = {
         "vocab_size": rows,
@@ -91,7 +97,9 @@ def test_an_open_gate_nearly_keeps_the_model_and_a_plain_one_does_not(tmp_path):
         theirs = causal(IDS).logits
         for bias in (4, None):
             loaded = from_causal(tmp_path, gate="elementwise", gate_bias=bias)
-            far[bias] = float((loaded.model(IDS, causal=True).logits - theirs).norm() / theirs.norm())
+            far[bias] = float(
+                (loaded.model(IDS, causal=True).logits - theirs).norm() / theirs.norm()
+            )
             assert any("gate_bias=4 opens it" in note for note in loaded.notes) == (bias is None)
     assert 0 < far[4] < 0.02 < 0.1 < far[None]
 
@@ -100,8 +108,16 @@ def test_an_open_gate_nearly_keeps_the_model_and_a_plain_one_does_not(tmp_path):
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("family", CAUSAL)
 def test_a_converted_model_is_saved_and_loaded(tmp_path, family, tied, mask_token):
-    save_causal(tmp_path / "causal", family, tie_word_embeddings=tied, rows=WORDS + (mask_token == "unused"))
-    settings = {"sink_kind": "token", "sink_count": 2, "gate": "elementwise", "gate_bias": 4, "logit_shift": True}
+    save_causal(
+        tmp_path / "causal", family, tie_word_embeddings=tied, rows=WORDS + (mask_token == "unused")
+    )
+    settings = {
+        "sink_kind": "token",
+        "sink_count": 2,
+        "gate": "elementwise",
+        "gate_bias": 4,
+        "logit_shift": True,
+    }
     first = from_causal(tmp_path / "causal", mask_token=mask_token, **settings)
     first.model.save_pretrained(tmp_path / "dlm")
     first.tokenizer.save_pretrained(tmp_path / "dlm")
@@ -110,7 +126,9 @@ def test_a_converted_model_is_saved_and_loaded(tmp_path, family, tied, mask_toke
         config = loaded.model.config
         assert {name: getattr(config, name) for name in settings} == settings
         assert config.vocab_size == config.backbone.vocab_size == WORDS + 1
-        assert loaded.special.mask == config.mask_token_id == loaded.tokenizer.mask_token_id == WORDS
+        assert (
+            loaded.special.mask == config.mask_token_id == loaded.tokenizer.mask_token_id == WORDS
+        )
         assert loaded.tokenizer("w3 <|mask|> w4").input_ids == [3, WORDS, 4]
     assert isinstance(second.model, DiffusionLM)
     with torch.inference_mode():
@@ -129,9 +147,27 @@ def test_where_mask_comes_from(tmp_path):
     named.add_tokens(["w99"])
     named.save_pretrained(tmp_path / "named")
     for folder, mask_token, expected, rows, note in [
-        ("spare", "auto", (WORDS, "<|mask|>"), WORDS + 3, "<|mask|>, a row that the tokenizer did not use"),
-        ("full", "auto", (WORDS, "<|mask|>"), WORDS + 1, "<|mask|>, a new row, the mean of the others"),
-        ("spare", "add", (WORDS + 3, "<|mask|>"), WORDS + 4, "<|mask|>, a new row, the mean of the others"),
+        (
+            "spare",
+            "auto",
+            (WORDS, "<|mask|>"),
+            WORDS + 3,
+            "<|mask|>, a row that the tokenizer did not use",
+        ),
+        (
+            "full",
+            "auto",
+            (WORDS, "<|mask|>"),
+            WORDS + 1,
+            "<|mask|>, a new row, the mean of the others",
+        ),
+        (
+            "spare",
+            "add",
+            (WORDS + 3, "<|mask|>"),
+            WORDS + 4,
+            "<|mask|>, a new row, the mean of the others",
+        ),
         ("own", "auto", (7, "w7"), WORDS, "w7, the tokenizer's own"),
         ("named", "auto", (WORDS, "<|mask|>"), WORDS + 3, "<|mask|>, the tokenizer's own"),
         ("full", 9, (9, "w9"), WORDS, "w9, as requested"),
@@ -160,7 +196,9 @@ def test_a_new_row_is_the_mean_of_the_others(tmp_path, tied):
 def test_the_dtype_is_the_callers(tmp_path):
     save_causal(tmp_path, dtype=torch.bfloat16)
     for dtype, expected in [("auto", torch.bfloat16), (torch.float32, torch.float32)]:
-        assert {p.dtype for p in from_causal(tmp_path, mask_token="add", dtype=dtype).model.parameters()} == {expected}
+        assert {
+            p.dtype for p in from_causal(tmp_path, mask_token="add", dtype=dtype).model.parameters()
+        } == {expected}
 
 
 def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path: Path):
@@ -169,15 +207,24 @@ def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path: Path):
         file.unlink()
     assert from_causal(tmp_path).model.config.mask_token_id == WORDS + 3
     loaded = from_causal(tmp_path, mask_token=4)
-    assert (loaded.tokenizer, loaded.special.mask, loaded.notes[-1]) == (None, 4, "[MASK] is id 4: as requested")
-    with pytest.raises(ValueError, match=r"has no tokenizer that says which rows are unused; give an id, or 'add'"):
+    assert (loaded.tokenizer, loaded.special.mask, loaded.notes[-1]) == (
+        None,
+        4,
+        "[MASK] is id 4: as requested",
+    )
+    with pytest.raises(
+        ValueError, match=r"has no tokenizer that says which rows are unused; give an id, or 'add'"
+    ):
         from_causal(tmp_path, mask_token="unused")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mask_token": "unsued"}, "mask_token must be one of auto, unused, add, an id, but is 'unsued'; did you mea"),
+        (
+            {"mask_token": "unsued"},
+            "mask_token must be one of auto, unused, add, an id, but is 'unsued'; did you mea",
+        ),
         (
             {"mask_token": WORDS},
             rf"mask_token must be a row of the embedding \(0…{WORDS - 1}\), but is {WORDS}; use 'a",
@@ -200,7 +247,10 @@ def test_what_makes_no_sense_is_refused(tmp_path, settings, message):
 
 def test_a_tokenizer_of_another_model_is_refused_by_name(tmp_path):
     save_causal(tmp_path, rows=WORDS - 2)
-    message = f"in the embedding of {tmp_path}, but its largest id is {WORDS - 1} ('w{WORDS - 1}') and the embedding"
+    message = (
+        f"in the embedding of {tmp_path}, but its largest id is {WORDS - 1} "
+        f"('w{WORDS - 1}') and the embedding"
+    )
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         from_causal(tmp_path)
     assert "38 rows; take the tokenizer that belongs to the model" in str(caught.value)
@@ -210,7 +260,10 @@ def test_a_tokenizer_with_holes_is_refused_rather_than_confused(tmp_path):
     save_causal(tmp_path)
     tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "c": 3}, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"cannot give <\|mask\|> the id 4: its ids have holes .*give mask_token= the"):
+    with pytest.raises(
+        ValueError,
+        match=r"cannot give <\|mask\|> the id 4: its ids have holes .*give mask_token= the",
+    ):
         from_causal(tmp_path)
     assert from_causal(tmp_path, mask_token=3).tokenizer.mask_token == "c"
 
@@ -218,7 +271,9 @@ def test_a_tokenizer_with_holes_is_refused_rather_than_confused(tmp_path):
 def test_a_diffusion_model_is_no_start(tmp_path):
     save_tiny(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"from a causal model \(llama, qwen2, qwen3, .*\), but .* is a diffusion"):
+    with pytest.raises(
+        ValueError, match=r"from a causal model \(llama, qwen2, qwen3, .*\), but .* is a diffusion"
+    ):
         from_causal(tmp_path)
 
 

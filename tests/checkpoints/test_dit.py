@@ -1,4 +1,6 @@
-"""MDLM and BD3-LM on tiny fakes: loading, tracing, editing, scoring, decoding, and what is refused by name."""
+"""MDLM and BD3-LM on tiny fakes: loading, tracing, editing, scoring, decoding, and what is refused
+by name.
+"""
 
 import math
 import subprocess
@@ -22,7 +24,9 @@ from sinklab.lab.scoring.heldout import row_losses
 from tiny_diffusion import tiny_tokenizer
 
 KINDS = ["mdlm", "bd3lm"]
-IDS = torch.tensor([[5, 9, 61, 61, 3, 61, 7, 2, 61, 61, 11, 4], [61, 8, 6, 61, 61, 61, 30, 31, 32, 61, 61, 61]])
+IDS = torch.tensor(
+    [[5, 9, 61, 61, 3, 61, 7, 2, 61, 61, 11, 4], [61, 8, 6, 61, 61, 61, 30, 31, 32, 61, 61, 61]]
+)
 
 
 @pytest.fixture(params=KINDS)
@@ -35,7 +39,9 @@ def toy(folder, kind, **fields):
 
 
 def probabilities(tensors, config, ids_BS, layer, blocks):
-    """Attention probabilities of the first layers by the authors' formulas, and the raw logits, all in float64."""
+    """Attention probabilities of the first layers by the authors' formulas, and the raw logits, all
+    in float64.
+    """
     get = {name.removeprefix("backbone."): tensor.double() for name, tensor in tensors.items()}
     heads, width = config["n_heads"], config["hidden_dim"]
 
@@ -48,25 +54,39 @@ def probabilities(tensors, config, ids_BS, layer, blocks):
     time = torch.cat([torch.ones(128), torch.zeros(128)]).double()
     condition = F.silu(linear("sigma_map.mlp.2", F.silu(linear("sigma_map.mlp.0", time))))
     place_S = torch.arange(ids_BS.shape[1])
-    angle = place_S[:, None] * 10000.0 ** (-torch.arange(0, width // heads, 2).double() / (width // heads))
+    angle = place_S[:, None] * 10000.0 ** (
+        -torch.arange(0, width // heads, 2).double() / (width // heads)
+    )
     cos, sin = (torch.cat([part, part], -1) for part in (angle.cos(), angle.sin()))
-    hidden = (place_S[None] // (blocks or len(place_S))) > (place_S[:, None] // (blocks or len(place_S)))
+    hidden = (place_S[None] // (blocks or len(place_S))) > (
+        place_S[:, None] // (blocks or len(place_S))
+    )
     x = get["vocab_embed.embedding"][ids_BS]
     found = None
     for index in range(config["n_blocks"]):
         here = f"blocks.{index}."
         parts = linear(here + "adaLN_modulation", condition).chunk(6)
         y = norm(here + "norm1", x) * (1 + parts[1]) + parts[0]
-        q, k, v = linear(here + "attn_qkv", y).view(*y.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            linear(here + "attn_qkv", y).view(*y.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4)
+        )
         half = q.shape[-1] // 2
         q, k = (z * cos + torch.cat([-z[..., half:], z[..., :half]], -1) * sin for z in (q, k))
-        probs = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill(hidden, -torch.inf).softmax(-1)
+        probs = (
+            (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]))
+            .masked_fill(hidden, -torch.inf)
+            .softmax(-1)
+        )
         found = probs if index == layer else found
         x = x + parts[2] * linear(here + "attn_out", (probs @ v).transpose(1, 2).flatten(2))
         y = norm(here + "norm2", x) * (1 + parts[4]) + parts[3]
-        x = x + parts[5] * linear(here + "mlp.2", F.gelu(linear(here + "mlp.0", y), approximate="tanh"))
+        x = x + parts[5] * linear(
+            here + "mlp.2", F.gelu(linear(here + "mlp.0", y), approximate="tanh")
+        )
     shift, scale = linear("output_layer.adaLN_modulation", condition).chunk(2)
-    return found, linear("output_layer.linear", norm("output_layer.norm_final", x) * (1 + scale) + shift)
+    return found, linear(
+        "output_layer.linear", norm("output_layer.norm_final", x) * (1 + scale) + shift
+    )
 
 
 def test_attention_and_logits_are_those_of_the_formulas(tmp_path, kind):
@@ -87,10 +107,19 @@ def test_attention_and_logits_are_those_of_the_formulas(tmp_path, kind):
 def test_the_config_says_what_it_is(tmp_path, kind, capsys):
     folder, tensors = getattr(toys, kind)(tmp_path)
     facts = describe(folder)
-    sizes = (facts.layers, facts.heads, facts.head_dim, facts.hidden, facts.intermediate, facts.vocabulary)
+    sizes = (
+        facts.layers,
+        facts.heads,
+        facts.head_dim,
+        facts.hidden,
+        facts.intermediate,
+        facts.vocabulary,
+    )
     assert (*sizes, facts.context) == (2, 4, 8, 32, 128, 62, 64)
     unread = ("inv_freq", "sampling_eps_min", "sampling_eps_max")
-    assert facts.parameters == sum(tensor.numel() for name, tensor in tensors.items() if not name.endswith(unread))
+    assert facts.parameters == sum(
+        tensor.numel() for name, tensor in tensors.items() if not name.endswith(unread)
+    )
     assert (facts.published_family, facts.backbone, facts.special.mask) == (kind, "sinklab_dit", 61)
     assert main(["info", str(folder)]) == 0
     assert f"diffusion, {kind} ({kind.upper()}) on sinklab_dit" in capsys.readouterr().out
@@ -100,9 +129,12 @@ def test_the_config_says_what_it_is(tmp_path, kind, capsys):
 def test_a_saved_one_loads_through_transformers_too(tmp_path, kind):
     toy(tmp_path, kind).model.save_pretrained(tmp_path / "own")
     lines = (
-        "import sys; from sinklab.core.models import DiffusionLM; print(DiffusionLM.from_pretrained(sys.argv[1]).dtype)"
+        "import sys; from sinklab.core.models import DiffusionLM; "
+        "print(DiffusionLM.from_pretrained(sys.argv[1]).dtype)"
     )
-    done = subprocess.run([sys.executable, "-c", lines, str(tmp_path / "own")], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", lines, str(tmp_path / "own")], capture_output=True, text=True
+    )
     assert done.stdout.strip() == "torch.float32", done.stderr
     model = DiffusionLM.from_pretrained(tmp_path / "own").eval()
     assert torch.allclose(model(IDS).logits, toy(tmp_path, kind).model(IDS).logits, atol=1e-4)
@@ -129,7 +161,9 @@ def test_the_denoiser_never_proposes_the_mask_and_padding_is_not_seen(tmp_path, 
     assert logits_MV.softmax(-1)[:, 61].max() == 0
     padded = torch.cat([torch.zeros(2, 4, dtype=torch.long), IDS], 1)
     real = torch.cat([torch.zeros(2, 4), torch.ones(IDS.shape)], 1).long()
-    assert torch.allclose(model(padded, real).logits[:, 4:, :61], model(IDS).logits[..., :61], atol=1e-4)
+    assert torch.allclose(
+        model(padded, real).logits[:, 4:, :61], model(IDS).logits[..., :61], atol=1e-4
+    )
     written = model.generate(IDS, rule="entropy")
     assert not (written == 61).any()
     with trace(model) as recording:
@@ -154,7 +188,9 @@ def test_the_loss_is_that_of_a_plain_twin(tmp_path, kind):
     real = torch.ones_like(ids)
     real[1, 9:] = 0
     loss = published_loss(model, ids, real, generator=torch.Generator().manual_seed(3))
-    noisy, masked, t = published_noise(model.config, ids, generator=torch.Generator().manual_seed(3))
+    noisy, masked, t = published_noise(
+        model.config, ids, generator=torch.Generator().manual_seed(3)
+    )
     total, counted = 0.0, 0
     for row in range(2):
         clean = {} if kind == "mdlm" else {"clean": ids[row : row + 1]}
@@ -164,7 +200,9 @@ def test_the_loss_is_that_of_a_plain_twin(tmp_path, kind):
                 continue
             counted += 1
             if masked[row, place]:
-                total -= logits_SV[place].log_softmax(-1)[ids[row, place]].item() / t[row, place].item()
+                total -= (
+                    logits_SV[place].log_softmax(-1)[ids[row, place]].item() / t[row, place].item()
+                )
     assert loss.item() == pytest.approx(total / counted, rel=1e-5)
     assert len({*t[0].tolist()}) == (1 if kind == "mdlm" else 3)
     assert not (kind == "bd3lm" and masked[:, 0].any())
@@ -213,17 +251,26 @@ def test_samplers_fill_every_mask_and_follow_from_the_seed(tmp_path, kind):
 
 
 def test_first_hitting_draws_what_the_rule_random_draws(tmp_path):
-    """The same distribution in our own loop: one position at random takes a draw at temperature 1."""
+    """The same distribution in our own loop: one position at random takes a draw at temperature
+    1.
+    """
     model = toy(tmp_path, "bd3lm").model
     ids = torch.tensor([[5, 9, 61, 3]])
     canvas = Canvas.infill(ids, mask_id=61)
     p_V = model(ids).logits[0, 2].softmax(-1)
     drawn = [
-        int([*semi_ar(model.denoiser(), canvas, block_length=4, generator=generator)][-1].ids_BS[0, 2])
+        int(
+            [*semi_ar(model.denoiser(), canvas, block_length=4, generator=generator)][-1].ids_BS[
+                0, 2
+            ]
+        )
         for generator in [torch.Generator().manual_seed(0)]
         for _ in range(300)
     ]
-    ours = [int(model.generate(ids, rule="random", temperature=1.0, seed=seed)[0, 2]) for seed in range(300)]
+    ours = [
+        int(model.generate(ids, rule="random", temperature=1.0, seed=seed)[0, 2])
+        for seed in range(300)
+    ]
     best = int(p_V.argmax())
     for found in (drawn, ours):
         assert abs(found.count(best) / 300 - p_V[best].item()) < 0.1
@@ -251,10 +298,22 @@ REFUSED = {
         lambda folder: load(folder, gate="elementwise"),
         "takes no added sink and no gate, got .* gate='elementwise'",
     ),
-    "training": (lambda folder: load(folder).model.train(), r"DiT\) can be loaded, .* but not trained"),
-    "resizing": (lambda folder: load(folder).model.resize_token_embeddings(70), r"ends with \[MASK\] and is not"),
-    "as_diffusion": (lambda folder: load(folder, as_diffusion=True), "denoises already; leave it out"),
-    "liger": (lambda folder: load(folder).model(IDS, labels=IDS % 61, liger=True), "Liger's loss has no bias"),
+    "training": (
+        lambda folder: load(folder).model.train(),
+        r"DiT\) can be loaded, .* but not trained",
+    ),
+    "resizing": (
+        lambda folder: load(folder).model.resize_token_embeddings(70),
+        r"ends with \[MASK\] and is not",
+    ),
+    "as_diffusion": (
+        lambda folder: load(folder, as_diffusion=True),
+        "denoises already; leave it out",
+    ),
+    "liger": (
+        lambda folder: load(folder).model(IDS, labels=IDS % 61, liger=True),
+        "Liger's loss has no bias",
+    ),
 }
 
 
@@ -290,17 +349,25 @@ def test_samplers_and_losses_refuse_what_they_cannot_do(tmp_path):
     with pytest.raises(ValueError, match="knows no padding"):
         next(ddpm_cache(mdlm.denoiser(), padded, steps=3, generator=generator))
     with pytest.raises(ValueError, match="steps must be at least 1"):
-        next(ddpm_cache(mdlm.denoiser(), Canvas.infill(IDS, mask_id=61), steps=0, generator=generator))
+        next(
+            ddpm_cache(
+                mdlm.denoiser(), Canvas.infill(IDS, mask_id=61), steps=0, generator=generator
+            )
+        )
     with pytest.raises(ValueError, match="whole blocks of 4 tokens, but has 10"):
         published_loss(bd3lm, IDS[:, :10].clamp(max=60), generator=generator)
 
 
 def write_with_tokenizer(folder, kind):
-    """A folder with a tokenizer that has no [MASK], as GPT-2's has none: its id is the one behind the tokens."""
+    """A folder with a tokenizer that has no [MASK], as GPT-2's has none: its id is the one behind
+    the tokens.
+    """
     tokenizer = tiny_tokenizer()
     written = getattr(toys, kind)(folder, vocab_size=len(tokenizer) + 1)[0]
     tokenizer.save_pretrained(written)
-    (Path(written) / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (Path(written) / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    )
     return written
 
 
@@ -317,7 +384,16 @@ def test_held_out_loss_of_text(tmp_path, kind):
 def test_trace_from_the_command_line(tmp_path, kind):
     folder = write_with_tokenizer(tmp_path / "model", kind)
     # one block of attention, or a part of it, is decoded at a time
-    command = ["trace", "The old man", "--model", str(folder), "--new-tokens", "8", "--out", str(tmp_path / "run")]
+    command = [
+        "trace",
+        "The old man",
+        "--model",
+        str(folder),
+        "--new-tokens",
+        "8",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     command += ["--block-length", "4"]
     assert main(command) == 0
     run = open_run(tmp_path / "run")

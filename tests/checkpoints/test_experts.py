@@ -1,4 +1,6 @@
-"""Mixtures of experts: their tensors, their arithmetic written out, and everything that is done with a loaded model."""
+"""Mixtures of experts: their tensors, their arithmetic written out, and everything that is done
+with a loaded model.
+"""
 
 # T tokens, E hidden size, X experts, C chosen experts
 import json
@@ -30,7 +32,9 @@ every_make = pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 
 
 def gated(tensors, here, x_TE):
-    gate, up, down = (tensors[f"{here}{kind}_proj.weight"].to(x_TE) for kind in ("gate", "up", "down"))
+    gate, up, down = (
+        tensors[f"{here}{kind}_proj.weight"].to(x_TE) for kind in ("gate", "up", "down")
+    )
     return (F.silu(x_TE @ gate.T) * (x_TE @ up.T)) @ down.T
 
 
@@ -62,10 +66,14 @@ def llada2_block(tensors, config, layer, x_TE):
         groups = ranked_X.view(config["n_group"], -1)
         best = groups.topk(2).values.sum(-1).topk(config["topk_group"]).indices.tolist()
         allowed = [expert for expert in range(count) if expert // groups.shape[1] in best]
-        chosen = sorted(allowed, key=lambda expert: -ranked_X[expert])[: config["num_experts_per_tok"]]
+        chosen = sorted(allowed, key=lambda expert: -ranked_X[expert])[
+            : config["num_experts_per_tok"]
+        ]
         weights_X = scores_X * torch.tensor([expert in chosen for expert in range(count)])
         rows.append(weights_X / weights_X.sum() * config["routed_scaling_factor"])
-    return mixed(tensors, here, x_TE, torch.stack(rows)) + gated(tensors, here + "shared_experts.", x_TE)
+    return mixed(tensors, here, x_TE, torch.stack(rows)) + gated(
+        tensors, here + "shared_experts.", x_TE
+    )
 
 
 def raw(folder):
@@ -79,12 +87,17 @@ def test_experts_arrive_in_one_tensor(tmp_path):
     first, dense, last = (layer.mlp for layer in model.model.layers)
     here = "model.layers.2."
     for expert in range(6):
-        gate, up, down = (tensors[f"{here}mlp.experts.{expert}.{kind}_proj.weight"] for kind in ("gate", "up", "down"))
+        gate, up, down = (
+            tensors[f"{here}mlp.experts.{expert}.{kind}_proj.weight"]
+            for kind in ("gate", "up", "down")
+        )
         assert torch.equal(last.experts.gate_up_proj[expert], torch.cat([gate, up]))
         assert torch.equal(last.experts.down_proj[expert], down)
     assert torch.equal(last.gate.weight, tensors[here + "mlp.gate.weight"])
     assert torch.equal(last.gate.expert_bias, tensors[here + "mlp.expert_bias"])
-    assert torch.equal(last.shared_expert.up_proj.weight, tensors[here + "shared_expert.up_proj.weight"])
+    assert torch.equal(
+        last.shared_expert.up_proj.weight, tensors[here + "shared_expert.up_proj.weight"]
+    )
     assert torch.equal(dense.up_proj.weight, tensors["model.layers.1.mlp.up_proj.weight"])
     assert not hasattr(dense, "shared_expert") and hasattr(first, "shared_expert")
 
@@ -112,7 +125,11 @@ def test_query_key_and_value_are_taken_apart(tmp_path):
         (toys.llada_moe, llada_moe_block, OWN),
         (toys.llada_moe, llada_moe_block, {**OWN, "moe_router_enable_expert_bias": False}),
         (toys.llada2, llada2_block, {}),
-        (toys.llada2, llada2_block, {"num_experts_per_tok": 2, "topk_group": 1, "routed_scaling_factor": 1.0}),
+        (
+            toys.llada2,
+            llada2_block,
+            {"num_experts_per_tok": 2, "topk_group": 1, "routed_scaling_factor": 1.0},
+        ),
     ],
     ids=["softmax", "shared and bias", "shared", "groups", "one group"],
 )
@@ -129,7 +146,9 @@ def test_a_layer_of_experts_is_what_is_written(tmp_path, make, reference, fields
     # routers go through float32
     for ours, theirs in zip(*outcomes, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    assert len(block.gate(x_TE)[2].unique()) >= 4, "one set of experts would not show how they are chosen"
+    assert len(block.gate(x_TE)[2].unique()) >= 4, (
+        "one set of experts would not show how they are chosen"
+    )
     assert block.gate.weight.grad.abs().max() > 0
 
 
@@ -152,7 +171,9 @@ def test_a_mixture_is_a_model_like_any_other(tmp_path, make):
         mask[1, :5] = 0
         together = model(rows, mask).logits
         torch.testing.assert_close(together[:1], traced, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(together[1:, 5:], model(IDS.flip(1)[:, 5:]).logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            together[1:, 5:], model(IDS.flip(1)[:, 5:]).logits, rtol=1e-4, atol=1e-4
+        )
         with intervene(model, MaskSinks(k=2)):
             # the second step loses what received most in the first
             first, masked = model(IDS).logits, model(IDS).logits
@@ -163,12 +184,16 @@ def test_a_mixture_is_a_model_like_any_other(tmp_path, make):
     assert not torch.allclose(masked, traced, atol=1e-3)
 
 
-@pytest.mark.parametrize(("name", "bias"), [("llada_moe-own", "expert_bias"), ("llada2", "e_score_correction_bias")])
+@pytest.mark.parametrize(
+    ("name", "bias"), [("llada_moe-own", "expert_bias"), ("llada2", "e_score_correction_bias")]
+)
 def test_what_corrects_a_router_stays_float32(tmp_path, name, bias):
     folder, tensors = MAKES[name](tmp_path)
     model = load(folder, dtype=torch.bfloat16).model
     found = getattr(model.model.layers[2].mlp.gate, bias)
-    assert torch.equal(found, next(t for n, t in tensors.items() if n.startswith("model.layers.2") and "bias" in n))
+    assert torch.equal(
+        found, next(t for n, t in tensors.items() if n.startswith("model.layers.2") and "bias" in n)
+    )
     assert {tensor.dtype for tensor in model.parameters()} == {torch.bfloat16}
     assert model(IDS).logits.dtype == torch.bfloat16
 
@@ -182,7 +207,9 @@ def test_the_fast_decoder_leaves_experts_to_the_model(tmp_path, make):
     written = model.generate(IDS[:, :6], **settings)
     assert written.shape == (1, 14) and not (written == 59).any()
     for cache in ("prefix", "dual"):
-        assert torch.equal(model.generate(IDS[:, :6], cache=cache, refresh_every=1, **settings), written), cache
+        assert torch.equal(
+            model.generate(IDS[:, :6], cache=cache, refresh_every=1, **settings), written
+        ), cache
 
 
 def test_finished_blocks_of_a_mixture_are_kept(tmp_path):
@@ -228,18 +255,34 @@ def test_untrained_twins_of_experts(tmp_path, make):
 
 @pytest.mark.parametrize(
     ("kind", "config", "experts"),
-    [(Qwen3MoeForCausalLM, Qwen3MoeConfig, "num_experts"), (Glm4MoeForCausalLM, Glm4MoeConfig, "n_routed_experts")],
+    [
+        (Qwen3MoeForCausalLM, Qwen3MoeConfig, "num_experts"),
+        (Glm4MoeForCausalLM, Glm4MoeConfig, "n_routed_experts"),
+    ],
 )
 def test_a_causal_mixture_is_the_start_of_a_diffusion_model(tmp_path, kind, config, experts):
-    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, experts: 4}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "moe_intermediate_size": 12, "num_experts_per_tok": 2}
+    sizes = {
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        experts: 4,
+    }
+    sizes |= {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": 12,
+        "num_experts_per_tok": 2,
+    }
     causal = kind(config(**sizes)).eval()
     model = DiffusionLM.from_backbone(causal, mask_token_id=59).eval()
     torch.testing.assert_close(model(IDS, causal=True).logits, causal(IDS).logits)
     assert not torch.allclose(model(IDS).logits, causal(IDS).logits, atol=1e-4)
     causal.save_pretrained(tmp_path)
     start = load(tmp_path, as_diffusion=True, mask_token_id=59).model
-    torch.testing.assert_close(start(IDS, causal=True).logits, causal(IDS).logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        start(IDS, causal=True).logits, causal(IDS).logits, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_experts_are_read_in_pieces(tmp_path, monkeypatch):
@@ -263,8 +306,15 @@ def test_experts_are_read_in_pieces(tmp_path, monkeypatch):
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_host_holds_the_experts_once(tmp_path, dtype):
-    fields = {"hidden_size": 256, "expert_intermediate_size": 192, "num_experts": 64, "vocab_size": 2000}
-    big, _ = toys.llada_moe(tmp_path / "big", shards=3, moe_layer_freq=[1] * 8, num_hidden_layers=8, **fields)
+    fields = {
+        "hidden_size": 256,
+        "expert_intermediate_size": 192,
+        "num_experts": 64,
+        "vocab_size": 2000,
+    }
+    big, _ = toys.llada_moe(
+        tmp_path / "big", shards=3, moe_layer_freq=[1] * 8, num_hidden_layers=8, **fields
+    )
     small, _ = toys.llada_moe(tmp_path / "small")
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(big), str(small), dtype],
@@ -281,15 +331,24 @@ def test_the_host_holds_the_experts_once(tmp_path, dtype):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop("model.layers.1.mlp.experts.5.up_proj.weight"), r"missing: model\.layers\.1\.mlp\.experts\.5"),
-        (lambda t: t.update({"model.layers.1.mlp.experts.8.up_proj.weight": torch.ones(12, 32)}), "unexpected: .*s.8"),
+        (
+            lambda t: t.pop("model.layers.1.mlp.experts.5.up_proj.weight"),
+            r"missing: model\.layers\.1\.mlp\.experts\.5",
+        ),
+        (
+            lambda t: t.update({"model.layers.1.mlp.experts.8.up_proj.weight": torch.ones(12, 32)}),
+            "unexpected: .*s.8",
+        ),
         (
             lambda t: t.update({"model.layers.1.mlp.experts.5.up_proj.weight": torch.ones(11, 32)}),
             r"mismatched: model\.layers\.1\.mlp\.experts\.5\.up_proj\.weight has shape \(11, 32\)",
         ),
         (
-            lambda t: t.update({"model.layers.1.attention.query_key_value.weight": torch.ones(136, 32)}),
-            r"mismatched: model\.layers\.1\.attention\.query_key_value\.weight has shape \(136, 32\)",
+            lambda t: t.update(
+                {"model.layers.1.attention.query_key_value.weight": torch.ones(136, 32)}
+            ),
+            r"mismatched: model\.layers\.1\.attention\.query_key_value\.weight has shape \(136, "
+            r"32\)",
         ),
     ],
 )
@@ -302,7 +361,13 @@ def test_wrong_experts_are_named_as_the_checkpoint_names_them(tmp_path, change, 
 
 
 def test_the_mask_that_no_config_names(tmp_path):
-    rows = {"vocab_size": 156900, "hidden_size": 8, "head_dim": 4, "mask_token_id": None, "intermediate_size": 8}
+    rows = {
+        "vocab_size": 156900,
+        "hidden_size": 8,
+        "head_dim": 4,
+        "mask_token_id": None,
+        "intermediate_size": 8,
+    }
     folder, _ = toys.llada2(tmp_path / "a", **rows, num_hidden_layers=1, num_attention_heads=2)
     info = describe(folder)
     assert info.special.mask == 156895
@@ -312,19 +377,39 @@ def test_the_mask_that_no_config_names(tmp_path):
 
 
 def test_the_sizes_of_llada_moe(tmp_path):
-    sizes = {"hidden_size": 2048, "num_hidden_layers": 16, "moe_layer_freq": [1] * 16, "vocab_size": 157184}
+    sizes = {
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "moe_layer_freq": [1] * 16,
+        "vocab_size": 157184,
+    }
     sizes |= {"num_attention_heads": 16, "num_key_value_heads": 16, "dense_intermediate_size": 8192}
     sizes |= {"expert_intermediate_size": 1024, "num_experts": 64, "num_experts_per_tok": 8}
     expert, rest = 3 * 2048 * 1024, 4 * 2048**2 + 2 * 128 + 2 * 2048 + 64 * 2048
     ends = 2 * 157184 * 2048 + 2048
-    _check_sizes(tmp_path, {**toys.LLADA_MOE, **sizes}, *(ends + 16 * (rest + count * expert) for count in (64, 8)))
+    _check_sizes(
+        tmp_path,
+        {**toys.LLADA_MOE, **sizes},
+        *(ends + 16 * (rest + count * expert) for count in (64, 8)),
+    )
     # what its authors call 7B with 1.4B active, which leaves out the embedding
     assert round((ends + 16 * (rest + 8 * expert) - 157184 * 2048) / 1e9, 1) == 1.4
 
 
 def test_the_sizes_of_llada2_mini(tmp_path):
-    sizes = {"hidden_size": 2048, "num_hidden_layers": 20, "vocab_size": 157184, "num_attention_heads": 16}
-    sizes |= {"num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 5120, "num_experts": 256, "n_group": 8}
+    sizes = {
+        "hidden_size": 2048,
+        "num_hidden_layers": 20,
+        "vocab_size": 157184,
+        "num_attention_heads": 16,
+    }
+    sizes |= {
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "intermediate_size": 5120,
+        "num_experts": 256,
+        "n_group": 8,
+    }
     sizes |= {"num_experts_per_tok": 8, "moe_intermediate_size": 512, "num_shared_experts": 1}
     expert, rest = 3 * 2048 * 512, (16 + 2 * 4 + 16) * 128 * 2048 + 2 * 128 + 2 * 2048
     ends = 2 * 157184 * 2048 + 2048 + rest + 3 * 2048 * 5120
@@ -337,7 +422,9 @@ def _check_sizes(folder, config, parameters, active):
     info = describe(folder)
     assert (info.parameters, info.active_parameters) == (parameters, active)
     assert (info.experts, info.experts_per_token) == (config["num_experts"], 8)
-    line = f"experts          {info.experts} a layer, 8 for each token: {active:,} parameters active"
+    line = (
+        f"experts          {info.experts} a layer, 8 for each token: {active:,} parameters active"
+    )
     assert line in info.lines()
     assert info.as_dict()["experts"] == info.experts
 
@@ -352,10 +439,16 @@ def test_the_chat_format_is_the_authors(tmp_path):
     folder, _ = toys.llada2(tmp_path, vocab_size=300)
     toys.save_llada_tokenizer(folder)
     tokenizer = load(folder).tokenizer
-    said = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False, add_generation_prompt=True)
+    said = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "a"}], tokenize=False, add_generation_prompt=True
+    )
     head = "<role>SYSTEM</role>{}<|role_end|><role>HUMAN</role>a<|role_end|>"
     assert said == head.format("detailed thinking off") + "<role>ASSISTANT</role>"
-    chat = [{"role": "system", "content": "b"}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "c"}]
+    chat = [
+        {"role": "system", "content": "b"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "c"},
+    ]
     said = tokenizer.apply_chat_template(chat, tokenize=False)
     assert said == head.format("b") + "<role>ASSISTANT</role>c<|role_end|>"
 
@@ -382,5 +475,7 @@ def test_what_cannot_be_is_refused_by_name(tmp_path, make, field, value):
 
 
 def test_a_decoder_that_nobody_knows_is_refused():
-    with pytest.raises(ValueError, match=r"the backbone's model_type .*llada_moe, sinklab_dit, but is 'gpt2'"):
+    with pytest.raises(
+        ValueError, match=r"the backbone's model_type .*llada_moe, sinklab_dit, but is 'gpt2'"
+    ):
         DiffusionLMConfig(backbone={"model_type": "gpt2"})

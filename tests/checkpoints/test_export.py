@@ -1,4 +1,6 @@
-"""Exported folders: loaded by plain transformers in processes that cannot import sinklab, and by sinklab unexecuted."""
+"""Exported folders: loaded by plain transformers in processes that cannot import sinklab, and by
+sinklab unexecuted.
+"""
 
 import ast
 import json
@@ -27,7 +29,12 @@ KINDS = {
     "none": {},
     "gate": {"gate": "elementwise", "gate_bias": 0.5},
     "token": {"sink_kind": "token", "sink_count": 2},
-    "token_end_gate": {"sink_kind": "token", "sink_count": 1, "sink_side": "end", "gate": "elementwise"},
+    "token_end_gate": {
+        "sink_kind": "token",
+        "sink_count": 1,
+        "sink_side": "end",
+        "gate": "elementwise",
+    },
     "zero": {"sink_kind": "zero", "sink_count": 1},
     "kv": {"sink_kind": "kv", "sink_count": 4},
     "logit": {"sink_kind": "logit", "sink_count": 1},
@@ -35,7 +42,8 @@ KINDS = {
     "keys": {"sink_kind": "keys", "sink_count": 2},
 }
 CACHES = ("none", "prefix", "sink_refresh:sinks=2", "dual", "sink:sinks=2,keep=0.5")
-# what a process does that has transformers and no sinklab; the finder stands in for an environment without it
+# what a process does that has transformers and no sinklab; the finder stands in for an environment
+# without it
 PLAIN = """
 import json, sys
 
@@ -117,7 +125,10 @@ def test_plain_transformers_computes_and_writes_the_same(keys: None, tmp_path: P
     (kept / "refs").mkdir()
     (kept / "refs" / "main").write_text(commit)
     done = subprocess.run(
-        [sys.executable, "-c", PLAIN, given, str(tmp_path / "found")], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", PLAIN, given, str(tmp_path / "found")],
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     found = load_file(tmp_path / "found")
@@ -128,7 +139,9 @@ def test_plain_transformers_computes_and_writes_the_same(keys: None, tmp_path: P
         torch.testing.assert_close(found.pop(f"{name} logits"), wanted, rtol=0, atol=1e-6)
         caches = {"blocks": ("none", "committed"), "token": CACHES}.get(name, CACHES[-2:])
         for cache in caches:
-            written = loaded.model.generate(ids, real, max_new_tokens=8, block_length=4, cache=cache)
+            written = loaded.model.generate(
+                ids, real, max_new_tokens=8, block_length=4, cache=cache
+            )
             assert torch.equal(found.pop(f"{name} {cache}"), written), (name, cache)
     with torch.no_grad():
         wanted = models["token"].model(ids, real).logits
@@ -162,7 +175,8 @@ def test_the_files_import_each_other_and_nothing_of_sinklab(tmp_path: Path) -> N
                 used |= {node.module} if node.module else {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 assert not str(node.module).startswith("sinklab")
-    # transformers copies what it finds by this expression, and says so once for each file that has any
+    # transformers copies what it finds by this expression, and says so once for each file that has
+    # any
     form = re.compile(r"^\s*from\s+\.(\S+)\s+import", re.M)
     named = {name: form.findall(text) for name, text in files.items() if form.search(text)}
     assert named.keys() == {"modeling_sinklab"}
@@ -173,7 +187,11 @@ def test_the_files_import_each_other_and_nothing_of_sinklab(tmp_path: Path) -> N
 def test_the_sources_are_those_of_the_package(tmp_path: Path) -> None:
     """But for imports, line by line: a change of the core needs no change here."""
     source = Path(sinklab.__file__).parent / "sampling" / "rules.py"
-    kept = [line for line in source.read_text("utf-8").splitlines() if not line.startswith("from sinklab.")]
+    kept = [
+        line
+        for line in source.read_text("utf-8").splitlines()
+        if not line.startswith("from sinklab.")
+    ]
     text = exporting.sources()["sinklab.core.sampling.rules"]
     assert [line for line in text.splitlines()[2:] if not line.startswith("from.")] == kept
     assert "from.attention_context import finest" in text
@@ -183,7 +201,11 @@ def test_the_folder_says_what_it_is_and_where_nothing_was(tmp_path: Path) -> Non
     loaded = load(save_tiny(tmp_path / "secret" / "mine", 1))
     folder = export(loaded, tmp_path / "exported")
     card = (folder / "README.md").read_text("utf-8")
-    assert "trust_remote_code=True" in card and "# mine, exported from sinklab" in card and "| mask | " in card
+    assert (
+        "trust_remote_code=True" in card
+        and "# mine, exported from sinklab" in card
+        and "| mask | " in card
+    )
     assert "1 sink of kind `token` (front)" in card
     config = json.loads((folder / "config.json").read_text("utf-8"))
     assert config["auto_map"] == {
@@ -194,7 +216,9 @@ def test_the_folder_says_what_it_is_and_where_nothing_was(tmp_path: Path) -> Non
     ids = json.loads((folder / "generation_config.json").read_text("utf-8"))
     assert ids["eos_token_id"] == config["eos_token_id"] is not None
     for file in folder.iterdir():
-        assert b"secret" not in file.read_bytes() and str(tmp_path).encode() not in file.read_bytes(), file.name
+        assert (
+            b"secret" not in file.read_bytes() and str(tmp_path).encode() not in file.read_bytes()
+        ), file.name
 
 
 FOREIGN = {"AutoTokenizer": ["me/evil--evil.Tokenizer", None]}
@@ -205,8 +229,14 @@ def test_names_of_code_and_unknown_settings_are_left_behind(tmp_path: Path) -> N
     folder, _ = toys.dream(tmp_path / "dream")
     toys.save_dream_tokenizer(folder)
     for name, more in (
-        ("tokenizer_config.json", {"auto_map": FOREIGN, "evil": {"run": 1}, "processor_class": "Evil"}),
-        ("config.json", {"custom_generate": "me/evil", "auto_map": {"AutoModel": "me/evil--evil.Model"}}),
+        (
+            "tokenizer_config.json",
+            {"auto_map": FOREIGN, "evil": {"run": 1}, "processor_class": "Evil"},
+        ),
+        (
+            "config.json",
+            {"custom_generate": "me/evil", "auto_map": {"AutoModel": "me/evil--evil.Model"}},
+        ),
     ):
         told = json.loads((Path(folder) / name).read_text("utf-8"))
         (Path(folder) / name).write_text(json.dumps(told | more))
@@ -245,7 +275,10 @@ def test_a_tokenizer_of_a_class_that_only_code_has(tmp_path: Path) -> None:
 
     own = Own(tokenizer_object=plain.backend_tokenizer)
     folder = export(Loaded(loaded.model, own, "toy", loaded.special, "diffusion"), tmp_path / "own")
-    assert AutoTokenizer.from_pretrained(folder)("The old man")["input_ids"] == plain("The old man")["input_ids"]
+    assert (
+        AutoTokenizer.from_pretrained(folder)("The old man")["input_ids"]
+        == plain("The old man")["input_ids"]
+    )
     with pytest.raises(ValueError, match=r"but this is a Slow of .*test_export"):
         export(Loaded(loaded.model, Slow(), "toy", loaded.special, "diffusion"), tmp_path / "slow")
     assert not (tmp_path / "slow").exists()
@@ -260,20 +293,33 @@ def test_only_what_an_export_left_is_removed(tmp_path: Path) -> None:
     assert (beside / "thesis.txt").read_text() == "mine"
     (beside / exporting.MARKER).touch()
     folder = export(tiny_loaded(), tmp_path / "mine")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"] and not (folder / exporting.MARKER).exists()
+    assert (
+        sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
+        and not (folder / exporting.MARKER).exists()
+    )
 
 
 def test_without_a_tokenizer_the_card_writes_ids(tmp_path: Path) -> None:
     loaded = tiny_loaded()
-    folder = export(Loaded(loaded.model, None, "someone/toy", None, "diffusion"), tmp_path / "exported")
+    folder = export(
+        Loaded(loaded.model, None, "someone/toy", None, "diffusion"), tmp_path / "exported"
+    )
     card = (folder / "README.md").read_text("utf-8")
-    assert "AutoTokenizer" not in card and "base_model: someone/toy" in card and "model.generate([[5" in card
+    assert (
+        "AutoTokenizer" not in card
+        and "base_model: someone/toy" in card
+        and "model.generate([[5" in card
+    )
     assert not (folder / "tokenizer.json").exists()
 
 
-def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     causal = load("tiny-causal")
-    with pytest.raises(ValueError, match="tiny-causal is a LlamaForCausalLM: transformers loads it as it is"):
+    with pytest.raises(
+        ValueError, match="tiny-causal is a LlamaForCausalLM: transformers loads it as it is"
+    ):
         export(causal, tmp_path / "causal")
     dit, _ = toys.mdlm(tmp_path / "mdlm")
     with pytest.raises(ValueError, match=r"to be exported, the decoder of .* must be one of llama"):
@@ -290,18 +336,31 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path, m
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_plug_in_that_uses_the_whole_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plug_in_that_uses_the_whole_package_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sinks, "_classes", {**sinks._all()})
-    text = (EXAMPLES / "add_a_sink.py").read_text("utf-8").replace("per_layer(model", "sinklab.x.per_layer(model")
+    text = (
+        (EXAMPLES / "add_a_sink.py")
+        .read_text("utf-8")
+        .replace("per_layer(model", "sinklab.x.per_layer(model")
+    )
     (tmp_path / "whole.py").write_text(text.replace('"keys"', '"whole"'))
     load_plugin(tmp_path / "whole.py")
     loaded = tiny_loaded(sink_kind="whole", sink_count=1)
-    with pytest.raises(ValueError, match=r"sinklab_plugin_whole uses sinklab as a whole; .* import from sinklab"):
+    with pytest.raises(
+        ValueError, match=r"sinklab_plugin_whole uses sinklab as a whole; .* import from sinklab"
+    ):
         export(loaded, tmp_path / "exported")
 
 
 def test_other_decoders_are_exported_too(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+    }
     backbone = Qwen2Config(vocab_size=60, num_key_value_heads=2, **sizes)
     model = DiffusionLM(DiffusionLMConfig(backbone, mask_token_id=59)).eval()
     folder = export(Loaded(model, None, "toy", None, "diffusion"), tmp_path / "exported")

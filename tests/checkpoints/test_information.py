@@ -32,9 +32,21 @@ def counted(vocabulary, width, inner, layers, heads, kv_heads, *, tied=False, bi
 @pytest.mark.parametrize(
     ("file", "family", "sizes", "settings", "expected"),
     [
-        ("LLaDA-8B-Instruct/config.json", "llada", (126464, 4096, 12288, 32, 32, 32), {}, 8_015_581_184),
+        (
+            "LLaDA-8B-Instruct/config.json",
+            "llada",
+            (126464, 4096, 12288, 32, 32, 32),
+            {},
+            8_015_581_184,
+        ),
         ("Open-dLLM/Llama3-8B.json", "llama", (128256, 4096, 14336, 32, 32, 8), {}, 8_030_261_248),
-        ("hf_transcribed/Llama_3_1_8B_nbailab_copy.json", "llama", (128256, 4096, 14336, 32, 32, 8), {}, 8_030_261_248),
+        (
+            "hf_transcribed/Llama_3_1_8B_nbailab_copy.json",
+            "llama",
+            (128256, 4096, 14336, 32, 32, 8),
+            {},
+            8_030_261_248,
+        ),
         (
             "hf_transcribed/DiffuCoder_7B_Instruct.json",
             "dream",
@@ -49,7 +61,13 @@ def counted(vocabulary, width, inner, layers, heads, kv_heads, *, tied=False, bi
             {"biased": True},
             7_615_616_512,
         ),
-        ("Open-dLLM/Qwen2-7B.json", "qwen2", (152064, 3584, 18944, 28, 28, 4), {"biased": True}, 7_615_616_512),
+        (
+            "Open-dLLM/Qwen2-7B.json",
+            "qwen2",
+            (152064, 3584, 18944, 28, 28, 4),
+            {"biased": True},
+            7_615_616_512,
+        ),
         (
             "Qwen2.5-0.5B-Instruct/config.json",
             "qwen2",
@@ -69,7 +87,14 @@ def counted(vocabulary, width, inner, layers, heads, kv_heads, *, tied=False, bi
 def test_real_configs_have_the_real_sizes(file, family, sizes, settings, expected):
     info = describe(real(file))
     assert info.published_family == family
-    found = (info.vocabulary, info.hidden, info.intermediate, info.layers, info.heads, info.kv_heads)
+    found = (
+        info.vocabulary,
+        info.hidden,
+        info.intermediate,
+        info.layers,
+        info.heads,
+        info.kv_heads,
+    )
     assert found == sizes
     assert info.parameters == counted(*sizes, **settings) == expected
     assert info.weight_bytes("bfloat16") == 2 * expected
@@ -80,10 +105,16 @@ def test_mmada_has_the_rows_of_its_images(tmp_path):
     partial = real("hf_transcribed/MMaDA_Parallel_M_partial.json")
     with pytest.raises(ValueError, match="a mmada checkpoint needs 'rms_norm_eps'"):
         describe(partial)
-    whole = json.loads(real("LLaDA-8B-Instruct/config.json").read_text()) | json.loads(partial.read_text())
+    whole = json.loads(real("LLaDA-8B-Instruct/config.json").read_text()) | json.loads(
+        partial.read_text()
+    )
     (tmp_path / "config.json").write_text(json.dumps(whole))
     info = describe(tmp_path)
-    assert (info.published_family, info.vocabulary, info.text_vocabulary) == ("mmada", 134656, 126464)
+    assert (info.published_family, info.vocabulary, info.text_vocabulary) == (
+        "mmada",
+        134656,
+        126464,
+    )
     assert info.parameters == counted(134656, 4096, 12288, 32, 32, 32) == 8_082_690_048
     assert info.special.mask == 126336
 
@@ -112,7 +143,11 @@ def test_our_own_model(tmp_path, sink):
     model, info = tiny_model(sink, gate="elementwise"), describe(folder)
     assert isinstance(info, ModelInfo)
     assert info.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert (info.family, info.published_family, info.gate) == ("diffusion", "sinklab", "elementwise")
+    assert (info.family, info.published_family, info.gate) == (
+        "diffusion",
+        "sinklab",
+        "elementwise",
+    )
     assert info.sink == ("2 (token, front)" if sink else "none")
     assert info.context == 64 - sink
     assert info.special.mask == model.config.mask_token_id
@@ -129,10 +164,14 @@ def test_our_own_model(tmp_path, sink):
 def test_a_long_context_is_not_taken_for_a_canvas(tmp_path):
     LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+            vocab_size=20,
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
             max_position_embeddings=131072,
         )
-    ).save_pretrained(tmp_path)  # fmt: skip
+    ).save_pretrained(tmp_path)
     info = describe(tmp_path)
     assert (info.family, info.context) == ("autoregressive", 131072)
     assert info.canvas_bytes("float32") == info.canvas_bytes("float32", 4096)

@@ -83,13 +83,27 @@ def test_an_autoregressive_model_is_a_baseline(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tiny-snik", r"no model can be loaded from 'tiny-snik'.*did you mean 'tiny-sink' or 'tiny' or 'tiny-ca"),
+        (
+            "tiny-snik",
+            r"no model can be loaded from 'tiny-snik'.*did you mean 'tiny-sink' or 'tiny' or "
+            r"'tiny-ca",
+        ),
         ("tny", r"no model can be loaded from 'tny'.*did you mean 'tiny'\?"),
-        ("./no/such/folder", r"from './no/such/folder'.*'tiny', 'tiny-sink', 'tiny-causal', a folder"),
-        ("gpt2", r"from 'gpt2'.*it is no folder, and the Hub cannot be asked, since this machine is offline"),
+        (
+            "./no/such/folder",
+            r"from './no/such/folder'.*'tiny', 'tiny-sink', 'tiny-causal', a folder",
+        ),
+        (
+            "gpt2",
+            r"from 'gpt2'.*it is no folder, and the Hub cannot be asked, since this machine is "
+            r"offline",
+        ),
         ("a b", r"from 'a b': it is no folder and no name on the Hub"),
         ("GSAI-ML/LLaDA-8B-Instuct", r"did you mean 'GSAI-ML/LLaDA-8B-Instruct' or "),
-        ("someone/something-else", r"'tiny', 'tiny-sink', 'tiny-causal', a folder, a GGUF file, or a Hub name"),
+        (
+            "someone/something-else",
+            r"'tiny', 'tiny-sink', 'tiny-causal', a folder, a GGUF file, or a Hub name",
+        ),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_near_ones(name: str, message: str) -> None:
@@ -103,10 +117,13 @@ def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
 
 
 def test_an_architecture_that_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
-    GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20)).save_pretrained(tmp_path)
+    GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20)).save_pretrained(
+        tmp_path
+    )
     with pytest.raises(
         ValueError,
-        match=r"'gpt2' model \(GPT2LMHeadModel\), but sinklab loads .*\(LLaDAModelLM\), .*, llama .*qwen2 .*--plugin",
+        match=r"'gpt2' model \(GPT2LMHeadModel\), but sinklab loads .*\(LLaDAModelLM\), .*, llama "
+        r".*qwen2 .*--plugin",
     ):
         load(tmp_path)
 
@@ -117,12 +134,17 @@ def test_missing_surplus_and_misshapen_tensors_are_refused_by_name(tmp_path: Pat
     name = "model.layers.1.mlp.up_proj.weight"
     for change, message in [
         ({key: value for key, value in tensors.items() if key != name}, f"missing: {name}"),
-        ({key: value for key, value in tensors.items() if key != "sink_embeddings"}, "missing: sink_embeddings"),
+        (
+            {key: value for key, value in tensors.items() if key != "sink_embeddings"},
+            "missing: sink_embeddings",
+        ),
         ({**tensors, "model.layers.2.extra": torch.zeros(2)}, "unexpected: model.layers.2.extra"),
         ({**tensors, name: torch.zeros(2, 3)}, rf"mismatched: .*{name}"),
     ]:
         save_file(change, weights, metadata={"format": "pt"})
-        with pytest.raises(ValueError, match=rf"do not fit its config \(.*{message}.*belong together"):
+        with pytest.raises(
+            ValueError, match=rf"do not fit its config \(.*{message}.*belong together"
+        ):
             load(tmp_path)
 
 
@@ -153,12 +175,18 @@ def test_pickled_weights_are_never_opened(tmp_path: Path) -> None:
     model = tiny_model()
     (save_tiny(tmp_path) / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"pickled \(pytorch_model.bin\), and unpickling can run code"):
+    with pytest.raises(
+        ValueError, match=r"pickled \(pytorch_model.bin\), and unpickling can run code"
+    ):
         load(tmp_path)
 
 
 def test_a_damaged_config_is_refused(tmp_path: Path) -> None:
-    for text, message in [("{", "config.json is damaged"), ("[]", "holds a list"), ("{}", "is a None model")]:
+    for text, message in [
+        ("{", "config.json is damaged"),
+        ("[]", "holds a list"),
+        ("{}", "is a None model"),
+    ]:
         (save_tiny(tmp_path) / "config.json").write_text(text)
         with pytest.raises(ValueError, match=message):
             load(tmp_path)
@@ -170,7 +198,10 @@ def test_a_model_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
     loaded = load(tmp_path)
     assert loaded.tokenizer is None
     assert loaded.special.mask == model.config.mask_token_id
-    with pytest.raises(ValueError, match=r"has no tokenizer files, so it takes token ids .* put its tokenizer\.json"):
+    with pytest.raises(
+        ValueError,
+        match=r"has no tokenizer files, so it takes token ids .* put its tokenizer\.json",
+    ):
         loaded.needed_tokenizer()
     tiny_tokenizer().save_pretrained(tmp_path)
     assert load(tmp_path).needed_tokenizer().mask_token_id == model.config.mask_token_id
@@ -185,7 +216,9 @@ def test_the_code_of_a_checkpoint_is_never_run(tmp_path: Path, ours: bool) -> No
     save_tiny(tmp_path) if ours else save_llama(tmp_path)
     ran = tmp_path / "ran"
     for module in ("modeling_x", "configuration_x", "tokenization_x"):
-        (tmp_path / f"{module}.py").write_text(f"open({str(ran)!r}, 'w')\nraise RuntimeError('code was run')")
+        (tmp_path / f"{module}.py").write_text(
+            f"open({str(ran)!r}, 'w')\nraise RuntimeError('code was run')"
+        )
     edit(
         tmp_path / "config.json",
         auto_map={
@@ -194,7 +227,10 @@ def test_the_code_of_a_checkpoint_is_never_run(tmp_path: Path, ours: bool) -> No
             "AutoModelForCausalLM": "modeling_x.Model",
         },
     )
-    edit(tmp_path / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tokenization_x.Tokenizer", None]})
+    edit(
+        tmp_path / "tokenizer_config.json",
+        auto_map={"AutoTokenizer": ["tokenization_x.Tokenizer", None]},
+    )
     loaded = load(tmp_path)
     assert loaded.family == ("diffusion" if ours else "autoregressive")
     assert not ran.exists()
@@ -203,7 +239,9 @@ def test_the_code_of_a_checkpoint_is_never_run(tmp_path: Path, ours: bool) -> No
 def test_an_architecture_that_comes_as_code_is_refused_and_not_run(tmp_path: Path) -> None:
     save_tiny(tmp_path)
     ran = tmp_path / "ran"
-    (tmp_path / "configuration_x.py").write_text(f"open({str(ran)!r}, 'w')\nraise RuntimeError('code was run')")
+    (tmp_path / "configuration_x.py").write_text(
+        f"open({str(ran)!r}, 'w')\nraise RuntimeError('code was run')"
+    )
     edit(
         tmp_path / "config.json",
         model_type="newcomer",
@@ -223,7 +261,9 @@ def test_a_packaged_model_loads_and_writes(name: str) -> None:
     assert isinstance(loaded.model, LlamaForCausalLM) == causal
     assert getattr(loaded.model.config, "sink_count", 0) == (name == "tiny-sink")
     ids = torch.tensor([encode(loaded, "It was a dark and").ids])
-    assert ids[0, 0] == loaded.special.bos == loaded.tokenizer.bos_token_id == 4096, "rows began with it"
+    assert ids[0, 0] == loaded.special.bos == loaded.tokenizer.bos_token_id == 4096, (
+        "rows began with it"
+    )
     written = loaded.model.generate(ids, max_new_tokens=6)
     assert loaded.tokenizer.mask_token_id not in written
     assert torch.equal(written[:, : ids.shape[1]], ids)
@@ -235,24 +275,37 @@ def test_the_packaged_models_differ_in_objective_and_sink_alone() -> None:
     width = models["tiny-sink"].model.config.backbone.hidden_size
     assert sizes["tiny"] == sizes["tiny-causal"] == sizes["tiny-sink"] - width
     assert len({str(sorted(one.tokenizer.get_vocab().items())) for one in models.values()}) == 1
-    folders = [Path(sinklab.__file__).parent / "checkpoints" / "packaged" / name for name in PACKAGED]
+    folders = [
+        Path(sinklab.__file__).parent / "checkpoints" / "packaged" / name for name in PACKAGED
+    ]
     for folder, one in zip(folders, models.values(), strict=True):
-        assert weights_hash(one.model.state_dict()) == (folder / "weights.sha256").read_text().strip()
+        assert (
+            weights_hash(one.model.state_dict()) == (folder / "weights.sha256").read_text().strip()
+        )
         assert (folder / "model.safetensors").stat().st_size < 10e6
     records = [open_run(folder / "training").info for folder in folders]
     apart = {"objective", "sink_kind", "sink_count", "out"}
-    settings = [{key: value for key, value in one.settings.items() if key not in apart} for one in records]
+    settings = [
+        {key: value for key, value in one.settings.items() if key not in apart} for one in records
+    ]
     assert settings[0] == settings[1] == settings[2]
     assert len({one.model["data_sha256"] for one in records}) == 1, "the same rows"
-    starts = {name: one.model["init_from"]["sha256"] for name, one in zip(PACKAGED, records, strict=True)}
-    assert starts["tiny"] == starts["tiny-causal"], "the same start; that of tiny-sink has the sink besides"
+    starts = {
+        name: one.model["init_from"]["sha256"] for name, one in zip(PACKAGED, records, strict=True)
+    }
+    assert starts["tiny"] == starts["tiny-causal"], (
+        "the same start; that of tiny-sink has the sink besides"
+    )
 
 
 ASKED = [
     {"attn_implementation": "evil/kernel"},
     {"_attn_implementation": "evil/kernel"},
     {"_attn_implementation_internal": "evil/kernel"},
-    {"_attn_implementation_autoset": True, "attn_implementation": {"": "evil/kernel", "backbone": "evil/kernel"}},
+    {
+        "_attn_implementation_autoset": True,
+        "attn_implementation": {"": "evil/kernel", "backbone": "evil/kernel"},
+    },
     {"experts_implementation": "evil/kernel", "_experts_implementation_internal": "evil/kernel"},
     {"attn_implementation": "eager"},
     {"output_attentions": True},
@@ -306,10 +359,14 @@ def test_the_attention_is_not_the_checkpoints_to_choose(
 
 @pytest.mark.parametrize("implementation", ["evil/kernel", "eager", "flash_attention_2"])
 def test_what_is_built_has_sdpa_whatever_its_config(built: list, implementation: str) -> None:
-    backbone = LlamaConfig(**{**tiny_model().config.backbone.to_dict(), "attn_implementation": implementation})
+    backbone = LlamaConfig(
+        **{**tiny_model().config.backbone.to_dict(), "attn_implementation": implementation}
+    )
     for config in (backbone, DiffusionLMConfig(backbone, attn_implementation=implementation)):
         model = materialize.empty_model(config, "x")
-        assert model.config._attn_implementation == model.model.config._attn_implementation == "sdpa"
+        assert (
+            model.config._attn_implementation == model.model.config._attn_implementation == "sdpa"
+        )
     assert len(built) == 2
 
 
@@ -362,7 +419,8 @@ def test_a_damaged_generation_config_is_refused(tmp_path: Path) -> None:
     for text in ("{", "[]", '{"max_new_tokens": "many", "eos_token_id": {}}'):
         (tmp_path / "generation_config.json").write_text(text)
         with pytest.raises(
-            ValueError, match=rf"generation_config\.json of {re.escape(str(tmp_path))} is damaged; repair"
+            ValueError,
+            match=rf"generation_config\.json of {re.escape(str(tmp_path))} is damaged; repair",
         ):
             load(tmp_path)
 
@@ -371,13 +429,21 @@ def test_a_damaged_generation_config_is_refused(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"mask_token_id": "3"}, "mask_token_id must be a whole number or None, but is '3'"),
-        ({"mask_token_id": 3, "eot_token_id": 2.5}, "eot_token_id must be a whole number or None, but is 2.5"),
-        ({"mask_token_id": 3, "text_vocab_size": True}, "text_vocab_size must be a whole number or None, but is True"),
+        (
+            {"mask_token_id": 3, "eot_token_id": 2.5},
+            "eot_token_id must be a whole number or None, but is 2.5",
+        ),
+        (
+            {"mask_token_id": 3, "text_vocab_size": True},
+            "text_vocab_size must be a whole number or None, but is True",
+        ),
         ({"mask_token_id": 3, "gate_bias": "4"}, "gate_bias must be a number or None, but is '4'"),
         ({"mask_token_id": 3, "context": 0}, "context must be at least 1, got 0"),
     ],
 )
-def test_settings_of_the_wrong_kind_are_refused(tmp_path: Path, settings: dict[str, object], message: str) -> None:
+def test_settings_of_the_wrong_kind_are_refused(
+    tmp_path: Path, settings: dict[str, object], message: str
+) -> None:
     save_llama(tmp_path)
     with pytest.raises(ValueError, match=message):
         load(tmp_path, as_diffusion=True, **settings)
@@ -389,13 +455,18 @@ def test_a_folder_of_smdms_training_says_which_config_it_needs(tmp_path: Path) -
     (folder / "model.safetensors").unlink()
     torch.save({"model": tensors}, folder / "iter-000100-ckpt.pth")
     message = (
-        r"no readable config\.json.*for SMDM's iter-000100-ckpt\.pth write one beside it.* padded_vocab_size, n_embd"
+        r"no readable config\.json.*for SMDM's iter-000100-ckpt\.pth write one beside it.* "
+        r"padded_vocab_size, n_embd"
     )
     for call in (load, describe):
         with pytest.raises(ValueError, match=message) as caught:
             call(folder)
     # the fields it names are enough
-    names = re.search("trained with: (.*), n_query_groups where", str(caught.value)).group(1).split(", ")
+    names = (
+        re.search("trained with: (.*), n_query_groups where", str(caught.value))
+        .group(1)
+        .split(", ")
+    )
     config = {name: toys.SMDM[name] for name in [*names, "n_query_groups"]}
     (folder / "config.json").write_text(json.dumps(config))
     assert load(folder, allow_pickle=True).published_family == "smdm"

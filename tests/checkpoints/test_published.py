@@ -1,4 +1,6 @@
-"""Published models: tokenizers and chat formats without foreign code, special ids, settings, the table itself."""
+"""Published models: tokenizers and chat formats without foreign code, special ids, settings, the
+table itself.
+"""
 
 import copy
 import json
@@ -37,7 +39,12 @@ CAUSAL = {
 def save_causal(folder, family="llama", **fields):
     config, model = CAUSAL[family]
     sizes = {"vocab_size": 280, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 8}
+    heads = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "head_dim": 8,
+    }
     causal = model(config(**sizes, **heads, initializer_range=0.3, **fields)).eval()
     causal.save_pretrained(folder)
     return causal
@@ -65,7 +72,9 @@ def test_dream_reads_its_tokenizer_without_its_class(tmp_path):
 
 @pytest.mark.parametrize("said_by", ["config.json", "the tokenizer", "the name"])
 def test_dreamons_tokens_of_length_are_no_words(tmp_path, said_by, monkeypatch):
-    """Config, tokenizer or table say which they are; end of text deletes; a saved model knows them still."""
+    """Config, tokenizer or table say which they are; end of text deletes; a saved model knows them
+    still.
+    """
     folder = tmp_path / "DreamOn-v0-7B"
     toys.dream(folder, **({"expand_token_id": 303} if said_by == "config.json" else {}))
     expand = 303
@@ -84,7 +93,9 @@ def test_dreamons_tokens_of_length_are_no_words(tmp_path, said_by, monkeypatch):
     with torch.no_grad():
         # nothing but expansions is ever proposed where they may be
         model.lm_head.weight.zero_()
-    model.lm_head.register_forward_hook(lambda head, given, out: out.index_fill(-1, torch.tensor([expand]), 9))
+    model.lm_head.register_forward_hook(
+        lambda head, given, out: out.index_fill(-1, torch.tensor([expand]), 9)
+    )
     canvas = Canvas.infill([[5, 301, 301, 6]], mask_id=301)
     steps = model.denoise(canvas, DecodingSettings(schedule="elastic:max_tokens=6"))
     assert [step.ids_BS.shape[1] for step in steps] == [5, 6, 7, 8, *[8] * 6]
@@ -103,19 +114,34 @@ def test_dreams_vocabulary_is_the_published_one(tmp_path):
     for name in ("vocab.json", "merges.txt"):
         (folder / name).write_bytes((qwen / name).read_bytes())
     settings = json.loads((qwen / "tokenizer_config.json").read_text())
-    added = {key: value for key, value in settings["added_tokens_decoder"].items() if int(key) <= 151664}
+    added = {
+        key: value for key, value in settings["added_tokens_decoder"].items() if int(key) <= 151664
+    }
     for token_id, text in ((151665, "<|beginoftext|>"), (151666, "<|mask|>")):
         added[str(token_id)] = {**added["151643"], "content": text}
     auto_map = {"AutoTokenizer": ["tokenization_x.DreamTokenizer", None]}
-    tokens = {"bos_token": "<|beginoftext|>", "eos_token": "<|endoftext|>", "mask_token": "<|mask|>"}
-    settings = {"added_tokens_decoder": added, "tokenizer_class": "DreamTokenizer", "auto_map": auto_map, **tokens}
+    tokens = {
+        "bos_token": "<|beginoftext|>",
+        "eos_token": "<|endoftext|>",
+        "mask_token": "<|mask|>",
+    }
+    settings = {
+        "added_tokens_decoder": added,
+        "tokenizer_class": "DreamTokenizer",
+        "auto_map": auto_map,
+        **tokens,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     ran = toys.poison(folder)
     tokenizer = load(folder).tokenizer
     assert not ran.exists()
     assert tokenizer("Hello world<|mask|><|mask|>")["input_ids"] == [9707, 1879, 151666, 151666]
     row = PUBLISHED["Dream-org/Dream-v0-Instruct-7B"].special
-    found = (tokenizer.mask_token_id, tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>"))
+    found = (
+        tokenizer.mask_token_id,
+        tokenizer.eos_token_id,
+        tokenizer.convert_tokens_to_ids("<|im_end|>"),
+    )
     assert found == (row.mask, row.eos, row.eot)
     assert tokenizer.bos_token_id == 151665
 
@@ -123,7 +149,9 @@ def test_dreams_vocabulary_is_the_published_one(tmp_path):
 def test_llada_reads_its_tokenizer_without_its_code(tmp_path):
     folder, _ = toys.llada(tmp_path)
     ran, ids = toys.poison(folder), toys.save_llada_tokenizer(folder)
-    config = json.loads((folder / "config.json").read_text()) | {"mask_token_id": ids["<|mdm_mask|>"]}
+    config = json.loads((folder / "config.json").read_text()) | {
+        "mask_token_id": ids["<|mdm_mask|>"]
+    }
     (folder / "config.json").write_text(json.dumps(config))
     loaded = load(folder)
     assert not ran.exists()
@@ -156,7 +184,11 @@ def logged():
 def test_a_published_folder_loads_without_a_word(tmp_path, logged, make, alone):
     folder, _ = make(tmp_path)
     toys.poison(folder)
-    ids = toys.save_dream_tokenizer(folder) if make is toys.dream else toys.save_llada_tokenizer(folder)
+    ids = (
+        toys.save_dream_tokenizer(folder)
+        if make is toys.dream
+        else toys.save_llada_tokenizer(folder)
+    )
     if alone and make is not toys.dream:  # Dream's special tokens are in its tokenizer_config.json
         (folder / "tokenizer_config.json").unlink()
     token = "<|im_end|>" if make is toys.dream else "<|eot_id|>"
@@ -164,7 +196,9 @@ def test_a_published_folder_loads_without_a_word(tmp_path, logged, make, alone):
     assert [record.getMessage() for record in logged] == []
 
 
-@pytest.mark.parametrize(("family", "expected"), [("LLaDAModelLM", "theirs"), ("MMadaModelLM", "one newline")])
+@pytest.mark.parametrize(
+    ("family", "expected"), [("LLaDAModelLM", "theirs"), ("MMadaModelLM", "one newline")]
+)
 def test_whose_chat_template(tmp_path, family, expected):
     folder, _ = toys.llada(tmp_path, architectures=[family])
     toys.save_llada_tokenizer(folder, template="theirs")
@@ -209,7 +243,8 @@ def test_a_head_that_should_be_tied_and_is_not(tmp_path, as_diffusion):
     for other in (embedding + 1, embedding[:5].clone()):
         save_file({**tensors, "lm_head.weight": other}, tmp_path / "model.safetensors")
         with pytest.raises(
-            ValueError, match=r"ties the head to the embedding .* but lm_head\.weight of the checkpoint"
+            ValueError,
+            match=r"ties the head to the embedding .* but lm_head\.weight of the checkpoint",
         ):
             load(tmp_path, **as_diffusion)
 
@@ -226,7 +261,12 @@ def test_a_baseline_writes_as_its_authors_say(tmp_path):
 
 
 def test_llama_3_frequencies_survive(tmp_path):
-    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_type": "llama3"}
+    scaling = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+    }
     rope = {**scaling, "original_max_position_embeddings": 16, "rope_theta": 500000.0}
     causal = save_causal(tmp_path, rope_parameters=rope)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -249,11 +289,23 @@ def test_llama_3_frequencies_survive(tmp_path):
             {"sink_count": 1, "sink_kind": "token"},
             "sink_count, sink_kind can be set for diffusion models only; pass as",
         ),
-        ({"as_diffusion": True, "mask_token_id": 280}, "mask_token_id must be an id of the backbone's vocabulary"),
+        (
+            {"as_diffusion": True, "mask_token_id": 280},
+            "mask_token_id must be an id of the backbone's vocabulary",
+        ),
         ({"sink_knid": "token"}, "'sink_knid' is no setting of .* did you mean 'sink_kind'"),
-        ({"trust_remote_code": True}, "'trust_remote_code' is no setting of a diffusion language model"),
-        ({"attn_implementation": "eager"}, "'attn_implementation' is no setting of .* did you mean 'attention'"),
-        ({"backbone": {}, "as_diffusion": True, "mask_token_id": 1}, "backbone comes from the checkpoint"),
+        (
+            {"trust_remote_code": True},
+            "'trust_remote_code' is no setting of a diffusion language model",
+        ),
+        (
+            {"attn_implementation": "eager"},
+            "'attn_implementation' is no setting of .* did you mean 'attention'",
+        ),
+        (
+            {"backbone": {}, "as_diffusion": True, "mask_token_id": 1},
+            "backbone comes from the checkpoint",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(tmp_path, settings, message):
@@ -283,10 +335,16 @@ def test_a_published_model_gets_a_sink_and_a_gate(tmp_path):
 WITHOUT_SINK, WITHOUT_GATE = {"sink_kind": "none", "sink_count": 0}, {"gate": "none"}
 
 
-@pytest.mark.parametrize("removed", [WITHOUT_SINK, WITHOUT_GATE, WITHOUT_SINK | WITHOUT_GATE], ids="-".join)
+@pytest.mark.parametrize(
+    "removed", [WITHOUT_SINK, WITHOUT_GATE, WITHOUT_SINK | WITHOUT_GATE], ids="-".join
+)
 @pytest.mark.parametrize("own", [False, True])
 def test_a_sink_or_gate_is_taken_away_on_request(tmp_path, own, removed):
-    folder = save_tiny(tmp_path, 1, gate="elementwise") if own else toys.smdm(tmp_path, sink=1, gate=True)[0]
+    folder = (
+        save_tiny(tmp_path, 1, gate="elementwise")
+        if own
+        else toys.smdm(tmp_path, sink=1, gate=True)[0]
+    )
     whole, model = load(folder).model, load(folder, **removed).model
     assert hasattr(model, "sink_embeddings") == ("sink_kind" not in removed)
     assert hasattr(model, "gates") == ("gate" not in removed)
@@ -313,9 +371,13 @@ def test_a_setting_does_not_hide_a_tensor(tmp_path):
         with pytest.raises(ValueError, match=r"unexpected: gates\.0"):
             load(folder, **settings)
     (folder / "config.json").write_text(json.dumps(config))
-    strangers = {name: torch.ones(1) for name in ("gates.2.weight", "sink_embeddings_2", "stranger")}
+    strangers = {
+        name: torch.ones(1) for name in ("gates.2.weight", "sink_embeddings_2", "stranger")
+    }
     save_file({**tensors, **strangers}, folder / "model.safetensors")
-    with pytest.raises(ValueError, match=r"unexpected: gates\.2\.weight, sink_embeddings_2, stranger"):
+    with pytest.raises(
+        ValueError, match=r"unexpected: gates\.2\.weight, sink_embeddings_2, stranger"
+    ):
         load(folder, **WITHOUT_SINK, **WITHOUT_GATE)
     with pytest.raises(ValueError, match="mismatched: sink_embeddings"):
         load(folder, sink_count=2)
@@ -329,19 +391,38 @@ def test_the_table_fills_in_what_the_config_leaves_out(tmp_path, monkeypatch):
     assert loaded.special == SpecialIds(mask=298, eos=1, eot=297, pad=1, bos=296, stop=(1, 297))
     assert (loaded.context, loaded.chat_template) == (48, "llada")
     assert (loaded.model.config.mask_token_id, loaded.model.config.eot_token_id) == (298, 297)
-    folder, _ = toys.llada(tmp_path, _name_or_path="someone/toy", embedding_size=299, mask_token_id=290)
+    folder, _ = toys.llada(
+        tmp_path, _name_or_path="someone/toy", embedding_size=299, mask_token_id=290
+    )
     assert load(folder).special == SpecialIds(mask=290, eos=1, pad=1, stop=(1,))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_row_of_the_table_is_consistent(name):
     row = PUBLISHED[name]
-    ids = [row.special.mask, row.special.eos, row.special.eot, row.special.pad, row.special.bos, *row.special.stop]
+    ids = [
+        row.special.mask,
+        row.special.eos,
+        row.special.eot,
+        row.special.pad,
+        row.special.bos,
+        *row.special.stop,
+    ]
     assert all(one is None or 0 <= one < (row.vocabulary or 157184) for one in ids)
-    assert (row.special.mask is not None) == (row.family not in ("llama", "qwen2", "qwen3", "diffusion_gemma"))
+    assert (row.special.mask is not None) == (
+        row.family not in ("llama", "qwen2", "qwen3", "diffusion_gemma")
+    )
     assert row.special.eos in (row.special.stop or (None,))
     assert row.special.eot is None or row.special.eot in row.special.stop
-    assert row.chat_template in (None, "llada", "llada_moe", "mmada", "chatml", "llama3", "modernbert")
+    assert row.chat_template in (
+        None,
+        "llada",
+        "llada_moe",
+        "mmada",
+        "chatml",
+        "llama3",
+        "modernbert",
+    )
     assert published.find(name) is row
     assert published.find("x", name, vocabulary=row.vocabulary) is row
     assert published.find(name, vocabulary=7) is (None if row.vocabulary else row)
@@ -385,17 +466,29 @@ def called(tmp_path, where):
     return folder
 
 
-@pytest.mark.parametrize("where", ["x/a-toy-1B", "models--someone--a-toy-1B/snapshots/0123abc", "a-toy-1B/./"])
+@pytest.mark.parametrize(
+    "where", ["x/a-toy-1B", "models--someone--a-toy-1B/snapshots/0123abc", "a-toy-1B/./"]
+)
 def test_a_folder_called_like_a_checkpoint_is_taken_for_it(tmp_path, monkeypatch, where):
     row = Published("llada", 300, SpecialIds(mask=298, bos=296), 48, "llada")
     monkeypatch.setitem(PUBLISHED, "someone/a-toy-1B", row)
     folder = called(tmp_path, where)
     note = ("taken for someone/a-toy-1B: matched by folder name, family and vocabulary",)
     loaded = load(folder)
-    assert (loaded.special.mask, loaded.special.bos, loaded.context, loaded.notes) == (298, 296, 48, note)
+    assert (loaded.special.mask, loaded.special.bos, loaded.context, loaded.notes) == (
+        298,
+        296,
+        48,
+        note,
+    )
     for name in (folder, folder / "config.json"):
         info = describe(name)
-        assert (info.special.mask, info.context, info.chat_template, info.notes) == (298, 48, "llada", note)
+        assert (info.special.mask, info.context, info.chat_template, info.notes) == (
+            298,
+            48,
+            "llada",
+            note,
+        )
     monkeypatch.chdir(folder)
     assert load(".").notes == note
 
@@ -413,7 +506,9 @@ def test_a_folder_called_like_a_checkpoint_is_taken_for_it(tmp_path, monkeypatch
     ],
 )
 def test_a_folder_is_taken_for_nothing_that_is_not_sure(tmp_path, monkeypatch, where, change):
-    row = Published(change.get("family", "llada"), change.get("vocabulary", 300), SpecialIds(mask=298))
+    row = Published(
+        change.get("family", "llada"), change.get("vocabulary", 300), SpecialIds(mask=298)
+    )
     monkeypatch.setitem(PUBLISHED, "someone/a-toy-1B", row)
     if "second" in change:
         monkeypatch.setitem(PUBLISHED, "other/a-toy-1B", row)
@@ -478,6 +573,7 @@ def test_sentencepiece_alone_is_refused_with_a_remedy(tmp_path, make):
     (tmp_path / "tokenizer.model").write_bytes(b"no model")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     with pytest.raises(
-        ValueError, match=r"tokenizer\.model only: install sentencepiece, or put a tokenizer\.json beside"
+        ValueError,
+        match=r"tokenizer\.model only: install sentencepiece, or put a tokenizer\.json beside",
     ):
         load(tmp_path)

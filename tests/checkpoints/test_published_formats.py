@@ -1,4 +1,6 @@
-"""Published formats: every name and shape is checked in the names of the checkpoint, and what cannot be is refused."""
+"""Published formats: every name and shape is checked in the names of the checkpoint, and what
+cannot be is refused.
+"""
 
 import json
 import re
@@ -37,7 +39,9 @@ def test_padding_that_is_also_the_end_can_be_learned(tmp_path):
     assert loaded.model.get_input_embeddings().weight.grad[1].abs().max() > 0
 
 
-@pytest.mark.parametrize("fields", [{"n_kv_heads": None, "multi_query_attention": True}, {"n_kv_heads": 2}])
+@pytest.mark.parametrize(
+    "fields", [{"n_kv_heads": None, "multi_query_attention": True}, {"n_kv_heads": 2}]
+)
 def test_fewer_key_value_heads(tmp_path, fields):
     model = load(toys.llada(tmp_path, **fields)[0]).model
     assert model.config.backbone.num_key_value_heads == (fields["n_kv_heads"] or 1)
@@ -59,7 +63,9 @@ def test_fused_and_interleaved_projections(tmp_path, sink, gate):
     # two groups of: two query heads, a key head, a value head, each of 8 rows
     fused = tensors["transformer.h.1.attn.attn.weight"].view(2, 4, 8, 32)
     attention = model.model.layers[1].self_attn
-    assert torch.equal(attention.q_proj.weight, torch.cat([fused[0, 0], fused[0, 1], fused[1, 0], fused[1, 1]]))
+    assert torch.equal(
+        attention.q_proj.weight, torch.cat([fused[0, 0], fused[0, 1], fused[1, 0], fused[1, 1]])
+    )
     assert torch.equal(attention.k_proj.weight, torch.cat([fused[0, 2], fused[1, 2]]))
     assert torch.equal(attention.v_proj.weight, torch.cat([fused[0, 3], fused[1, 3]]))
     assert torch.equal(model.model.embed_tokens.weight, tensors["transformer.wte.weight"][:61])
@@ -90,7 +96,8 @@ def test_fused_and_interleaved_projections(tmp_path, sink, gate):
 def test_what_llada_cannot_be_here_is_refused_by_name(tmp_path, field, value):
     folder, _ = toys.llada(tmp_path, **{field: value})
     with pytest.raises(
-        ValueError, match=rf"llada checkpoint has {field} = {value!r}, which sinklab has no counterpart"
+        ValueError,
+        match=rf"llada checkpoint has {field} = {value!r}, which sinklab has no counterpart",
     ):
         load(folder)
 
@@ -98,12 +105,20 @@ def test_what_llada_cannot_be_here_is_refused_by_name(tmp_path, field, value):
 @pytest.mark.parametrize(
     ("make", "fields", "message"),
     [
-        (toys.dream, {"use_sliding_window": True}, "dream checkpoint has use_sliding_window = True"),
+        (
+            toys.dream,
+            {"use_sliding_window": True},
+            "dream checkpoint has use_sliding_window = True",
+        ),
         (toys.dream, {"use_mrope": True}, "dream checkpoint has use_mrope = True"),
         (toys.dream, {"rope_theta": None}, "a dream checkpoint needs 'rope_theta'"),
         (toys.smdm, {"_norm_class": "LayerNorm"}, "smdm checkpoint has _norm_class = 'LayerNorm'"),
         (toys.smdm, {"rotary_percentage": 0.25}, "smdm checkpoint has rotary_percentage = 0.25"),
-        (toys.llada, {"mask_token_id": 300}, "mask_token_id must be an id of the backbone's vocabulary"),
+        (
+            toys.llada,
+            {"mask_token_id": 300},
+            "mask_token_id must be an id of the backbone's vocabulary",
+        ),
     ],
 )
 def test_other_families_refuse_by_name_too(tmp_path, make, fields, message):
@@ -117,7 +132,10 @@ def test_a_field_that_is_missing_is_named_with_the_near_ones(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["rms_norm_epsilon"] = config.pop("rms_norm_eps")
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"llada checkpoint needs 'rms_norm_eps', which is not there.*'rms_norm_eps"):
+    with pytest.raises(
+        ValueError,
+        match=r"llada checkpoint needs 'rms_norm_eps', which is not there.*'rms_norm_eps",
+    ):
         load(folder)
 
 
@@ -126,10 +144,14 @@ def test_wrong_tensors_are_named_as_the_checkpoint_names_them(tmp_path):
     name = "model.transformer.blocks.1.up_proj.weight"
     for change, message in [
         ({key: value for key, value in tensors.items() if key != name}, f"missing: {name}"),
-        ({**tensors, "model.transformer.blocks.2.q_norm.weight": torch.ones(2)}, "unexpected: .*blocks.2.q_norm"),
+        (
+            {**tensors, "model.transformer.blocks.2.q_norm.weight": torch.ones(2)},
+            "unexpected: .*blocks.2.q_norm",
+        ),
         (
             {**tensors, name: torch.ones(3, 32)},
-            f"mismatched: {name} has shape (3, 32), which does not give model.layers.1.mlp.up_proj.weight (48, 32)",
+            f"mismatched: {name} has shape (3, 32), which does not give "
+            "model.layers.1.mlp.up_proj.weight (48, 32)",
         ),
     ]:
         save_file(change, folder / "model.safetensors")
@@ -144,15 +166,24 @@ def test_a_fused_tensor_of_the_wrong_size_is_named(tmp_path):
         save_file({**tensors, name: torch.ones(rows, 32)}, folder / "model.safetensors")
         with pytest.raises(ValueError, match=rf"mismatched: {name} has shape \({rows}, 32\)"):
             load(folder)
-    save_file({**tensors, "transformer.wte.weight": torch.ones(64, 32)}, folder / "model.safetensors")
-    with pytest.raises(ValueError, match=r"mismatched: transformer.wte.weight has shape \(64, 32\)"):
+    save_file(
+        {**tensors, "transformer.wte.weight": torch.ones(64, 32)}, folder / "model.safetensors"
+    )
+    with pytest.raises(
+        ValueError, match=r"mismatched: transformer.wte.weight has shape \(64, 32\)"
+    ):
         load(folder)
 
 
 def test_many_missing_tensors_are_counted(tmp_path):
     folder, tensors = toys.llada(tmp_path)
-    save_file({"model.transformer.ln_f.weight": tensors["model.transformer.ln_f.weight"]}, folder / "model.safetensors")
-    with pytest.raises(ValueError, match=r"missing: model\.transformer\.wte\.weight, .* and 15 more\)"):
+    save_file(
+        {"model.transformer.ln_f.weight": tensors["model.transformer.ln_f.weight"]},
+        folder / "model.safetensors",
+    )
+    with pytest.raises(
+        ValueError, match=r"missing: model\.transformer\.wte\.weight, .* and 15 more\)"
+    ):
         load(folder)
 
 
@@ -160,13 +191,19 @@ def test_dream_shifts_and_keeps_its_biases(tmp_path):
     folder, tensors = toys.dream(tmp_path)
     model = load(folder).model
     assert model.config.logit_shift
-    assert torch.equal(model.model.layers[0].self_attn.q_proj.bias, tensors["model.layers.0.self_attn.q_proj.bias"])
+    assert torch.equal(
+        model.model.layers[0].self_attn.q_proj.bias, tensors["model.layers.0.self_attn.q_proj.bias"]
+    )
     assert model.model.layers[0].self_attn.o_proj.bias is None
     assert model.config.backbone.rope_parameters["rope_theta"] == 1000000.0
 
 
 def test_images_are_no_text(tmp_path):
-    for extra, expected in (({"llm_vocab_size": 250}, 250), ({"codebook_size": 40}, 260), ({}, None)):
+    for extra, expected in (
+        ({"llm_vocab_size": 250}, 250),
+        ({"codebook_size": 40}, 260),
+        ({}, None),
+    ):
         folder, _ = toys.llada(tmp_path, architectures=["MMadaModelLM"], mask_token_id=240, **extra)
         loaded = load(folder)
         assert (loaded.published_family, loaded.model.config.text_vocab_size) == ("mmada", expected)
@@ -186,5 +223,7 @@ def test_quantised_pickles_are_refused_too(tmp_path, dtype):
     (folder / "model.safetensors").unlink()
     name = "model.transformer.blocks.0.q_proj.weight"
     torch.save({**tensors, name: torch.ones(32, 32, dtype=dtype)}, folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=f"{name} holds {dtype}, but sinklab reads F64, F32, F16, BF16"):
+    with pytest.raises(
+        ValueError, match=f"{name} holds {dtype}, but sinklab reads F64, F32, F16, BF16"
+    ):
         load(folder, allow_pickle=True)

@@ -1,4 +1,5 @@
-"""Weights that a quantiser stores: made by torchao at loading, read from a folder, refused by name where neither goes.
+"""Weights that a quantiser stores: made by torchao at loading, read from a folder, refused by name
+where neither goes.
 
 Where torchao is not installed, a stand-in that rounds takes its place for what is ours.
 """
@@ -28,7 +29,9 @@ with_torchao = [
 
 
 def rounding(monkeypatch):
-    """A torchao that knows int8 alone: numbers are rounded to 127 steps a row, and tensors stay what they are."""
+    """A torchao that knows int8 alone: numbers are rounded to 127 steps a row, and tensors stay
+    what they are.
+    """
 
     def quantize(model, config, chooses):
         for path, module in model.named_modules():
@@ -47,7 +50,9 @@ def rounding(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao", torchao)
 
 
-def test_the_linear_layers_but_the_head_are_stored_and_the_rest_keeps_the_type_of_the_config(tmp_path, monkeypatch):
+def test_the_linear_layers_but_the_head_are_stored_and_the_rest_keeps_the_type_of_the_config(
+    tmp_path, monkeypatch
+):
     folder = save_tiny(tmp_path / "model", 1)
     plain = sinklab.load(folder)
     rounding(monkeypatch)
@@ -55,22 +60,32 @@ def test_the_linear_layers_but_the_head_are_stored_and_the_rest_keeps_the_type_o
     assert (lm.model.dtype, lm.stored, plain.stored) == (torch.float32, "int8", "")
     assert lm.notes == ("weights of linear layers but the head are stored in int8 (torchao 0.0)",)
     before = plain.model.state_dict()
-    changed = {name for name, tensor in lm.model.state_dict().items() if not torch.equal(tensor, before[name])}
+    changed = {
+        name
+        for name, tensor in lm.model.state_dict().items()
+        if not torch.equal(tensor, before[name])
+    }
     assert changed == {name for name in before if "proj" in name}
-    with pytest.raises(ValueError, match=r"torchao 0\.0 does not run int4 weights of .* on cpu: .*another library"):
+    with pytest.raises(
+        ValueError, match=r"torchao 0\.0 does not run int4 weights of .* on cpu: .*another library"
+    ):
         sinklab.load(folder, dtype="int4")
 
 
 def test_without_torchao_the_remedy_is_named(tmp_path, monkeypatch):
     folder = save_tiny(tmp_path / "model")
     monkeypatch.setitem(sys.modules, "torchao", None)
-    with pytest.raises(ValueError, match="dtype='int8' needs torchao, which is not there; pip install torchao"):
+    with pytest.raises(
+        ValueError, match="dtype='int8' needs torchao, which is not there; pip install torchao"
+    ):
         sinklab.load(folder, dtype="int8")
 
 
 def test_quantised_weights_are_not_divided_over_processes(tmp_path, monkeypatch):
     monkeypatch.setattr("sinklab.lab.checkpoints.parallel.place_of", lambda count, device: "cpu")
-    with pytest.raises(ValueError, match=r"not divided over processes; leave out tensor_parallel or dtype='int8'"):
+    with pytest.raises(
+        ValueError, match=r"not divided over processes; leave out tensor_parallel or dtype='int8'"
+    ):
         sinklab.load(save_tiny(tmp_path / "model"), dtype="int8", tensor_parallel=2)
 
 
@@ -78,9 +93,12 @@ def test_a_folder_whose_quantiser_is_not_there_is_refused_and_described_all_the_
     model = tiny_model()
     model.save_pretrained(tmp_path)
     config = (tmp_path / "config.json").read_text()
-    (tmp_path / "config.json").write_text(config[:-2] + ',"quantization_config": {"quant_method": "awq", "bits": 4}}')
+    (tmp_path / "config.json").write_text(
+        config[:-2] + ',"quantization_config": {"quant_method": "awq", "bits": 4}}'
+    )
     with pytest.raises(
-        ValueError, match=r"is quantised \(awq\), and what reads that is not installed, or cannot; take"
+        ValueError,
+        match=r"is quantised \(awq\), and what reads that is not installed, or cannot; take",
     ):
         sinklab.load(tmp_path)
     assert describe(tmp_path).notes == ("its weights are quantised: awq",)
@@ -98,7 +116,10 @@ class TestTorchao:
         with torch.no_grad():
             expected, logits = plain.model(IDS).logits, lm.model(IDS).logits
         assert 0 < (logits - expected).abs().max() < 0.1 * expected.abs().max()
-        with torch.no_grad(), trace(lm.model, ("received", "value_norm", "row_entropy")) as recording:
+        with (
+            torch.no_grad(),
+            trace(lm.model, ("received", "value_norm", "row_entropy")) as recording,
+        ):
             assert torch.equal(lm.model(IDS).logits, logits)
         assert recording.received[0].sum(-1).allclose(torch.tensor(float(IDS.shape[1])), atol=1e-3)
         with torch.no_grad(), trace(plain.model) as other:
@@ -106,14 +127,18 @@ class TestTorchao:
         assert recording.received[0].allclose(other.received[0], atol=0.2)
         wanted = IDS > 30
         assert lm.model.denoiser().is_fast
-        assert lm.model.denoiser()(IDS, wanted).allclose(lm.model.denoiser(plain=True)(IDS, wanted), atol=1e-4)
+        assert lm.model.denoiser()(IDS, wanted).allclose(
+            lm.model.denoiser(plain=True)(IDS, wanted), atol=1e-4
+        )
         with intervene(lm.model, MaskSinks(k=1)) as log:
             lm.generate("The old man", 6, seed=0)
         assert len(log.removals) == 5
         assert lm.generate("The old man", 6, cache="dual", block_length=3).startswith("The old man")
         assert lm.loss(TEXT) == pytest.approx(plain.loss(TEXT), rel=0.05)
         assert weights_hash(lm.model.state_dict()) != weights_hash(plain.model.state_dict())
-        with pytest.raises(ValueError, match="cannot be permuted as they are stored; load floating point ones"):
+        with pytest.raises(
+            ValueError, match="cannot be permuted as they are stored; load floating point ones"
+        ):
             untrained_twins(lm)
 
     def test_four_bits_run_or_are_refused_by_name(self, tmp_path):

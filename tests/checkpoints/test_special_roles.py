@@ -14,12 +14,17 @@ from sinklab.lab.checkpoints.llada import LLaDA
 from sinklab.lab.checkpoints.tokens import ROLES, special_roles, token_text
 from tiny_diffusion import tiny_loaded, tiny_tokenizer
 
-CHATML = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}<|im_start|>"
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% "
+    "endfor %}<|im_start|>"
+)
 
 
 def with_specials(*texts: str, template: str | None = None) -> PreTrainedTokenizerFast:
     tokenizer = copy.deepcopy(tiny_tokenizer())
-    tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken(text, special=True) for text in texts]})
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": [AddedToken(text, special=True) for text in texts]}
+    )
     tokenizer.chat_template = template
     return tokenizer
 
@@ -35,14 +40,20 @@ def test_the_tiny_tokenizer_has_a_mask_an_end_and_padding() -> None:
 
 
 def test_the_chat_format_decides_what_belongs_to_it() -> None:
-    tokenizer = with_specials("<|im_start|>", "<|im_end|>", "<|tool|>", "<|note|>", template=CHATML + "<|note|>")
+    tokenizer = with_specials(
+        "<|im_start|>", "<|im_end|>", "<|tool|>", "<|note|>", template=CHATML + "<|note|>"
+    )
     loaded = replace(tiny_loaded(), tokenizer=tokenizer)
     roles = special_roles(loaded)
-    assert [roles[tokenizer.convert_tokens_to_ids(text)] for text in ("<|im_start|>", "<|im_end|>")] == [
+    assert [
+        roles[tokenizer.convert_tokens_to_ids(text)] for text in ("<|im_start|>", "<|im_end|>")
+    ] == [
         "template",
         "eot",
     ]
-    assert roles[tokenizer.convert_tokens_to_ids("<|note|>")] == "template", "the chat format writes it"
+    assert roles[tokenizer.convert_tokens_to_ids("<|note|>")] == "template", (
+        "the chat format writes it"
+    )
     assert roles[tokenizer.convert_tokens_to_ids("<|tool|>")] == "other"
     tokenizer.chat_template = "{{ raise_exception('broken') }}"
     assert special_roles(loaded)[tokenizer.convert_tokens_to_ids("<|note|>")] == "other"
@@ -58,11 +69,20 @@ def test_ids_alone_will_do_and_the_mask_goes_first() -> None:
 def test_image_codes_are_named() -> None:
     loaded = replace(tiny_loaded(text_vocab_size=270), tokenizer=None)
     roles = special_roles(loaded)
-    assert [token_id for token_id, role in roles.items() if role == "image"] == list(range(270, 280))
+    assert [token_id for token_id, role in roles.items() if role == "image"] == list(
+        range(270, 280)
+    )
 
 
 def test_lladas_chat_format() -> None:
-    texts = ("<|startoftext|>", "<|endoftext|>", "[CLS]", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+    texts = (
+        "<|startoftext|>",
+        "<|endoftext|>",
+        "[CLS]",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+    )
     tokenizer = with_specials(*texts, template=LLaDA.chat_template)
     roles = special_roles(replace(tiny_loaded(), tokenizer=tokenizer))
     named = [roles[tokenizer.convert_tokens_to_ids(text)] for text in texts]
@@ -70,7 +90,9 @@ def test_lladas_chat_format() -> None:
 
 
 def test_qwen_as_published() -> None:
-    shared = Path(os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared")
+    shared = Path(
+        os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
+    )
     folder = shared / "data" / "tok_qwen"
     if not (folder / "vocab.json").is_file():
         pytest.skip(f"no published tokenizer at {folder}; set SINKLAB_SHARED")
@@ -89,9 +111,16 @@ def test_the_packaged_models_have_roles() -> None:
 def falling_back() -> PreTrainedTokenizerFast:
     """As Llama's: a character that is not in the vocabulary is its bytes, by name."""
     names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "é", "x"]
-    model = BPE({name: number for number, name in enumerate(names)}, [], byte_fallback=True, unk_token="<unk>")
+    model = BPE(
+        {name: number for number, name in enumerate(names)},
+        [],
+        byte_fallback=True,
+        unk_token="<unk>",
+    )
     plain = Tokenizer(model)
-    plain.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    plain.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     return PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>")
 
 
@@ -102,6 +131,10 @@ def test_a_token_names_its_bytes_where_they_are_no_character(kind: str) -> None:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     named = [token_text(tokenizer, token_id) for token_id in ids]
     euro = named.index("<0xE2>")
-    assert named[euro : euro + 3] == ["<0xE2>", "<0x82>", "<0xAC>"] and "\ufffd" not in named and "\n" in named
+    assert (
+        named[euro : euro + 3] == ["<0xE2>", "<0x82>", "<0xAC>"]
+        and "\ufffd" not in named
+        and "\n" in named
+    )
     assert "".join(characters(named)).replace("◌", "") == text == tokenizer.decode(ids)
     assert token_text(None, 7) == "⟨7⟩"

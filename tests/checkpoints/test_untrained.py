@@ -31,14 +31,20 @@ def test_twins_have_the_tensors_of_the_model_and_leave_it_alone(loaded: Loaded) 
     ours = loaded.model.state_dict()
     for twin in twins.values():
         theirs = twin.model.state_dict()
-        assert {name: tensor.shape for name, tensor in theirs.items()} == {name: ours[name].shape for name in ours}
+        assert {name: tensor.shape for name, tensor in theirs.items()} == {
+            name: ours[name].shape for name in ours
+        }
         assert type(twin.model) is type(loaded.model)
-        assert not any(torch.equal(theirs[name], ours[name]) for name in ours if name.endswith("proj.weight"))
+        assert not any(
+            torch.equal(theirs[name], ours[name]) for name in ours if name.endswith("proj.weight")
+        )
         assert twin.name.startswith(loaded.name)
         assert not twin.model.training
     permuted = twins["permuted"].model.state_dict()
     for name, tensor in ours.items():
-        assert torch.equal(permuted[name].flatten().sort().values, tensor.flatten().sort().values), name
+        assert torch.equal(
+            permuted[name].flatten().sort().values, tensor.flatten().sort().values
+        ), name
     # rows are mixed with rows, not only among themselves
     name = next(name for name in ours if name.endswith("q_proj.weight"))
     assert not torch.equal(permuted[name].sort(1).values, ours[name].sort(1).values)
@@ -62,7 +68,9 @@ def test_twins_follow_from_the_seed_alone() -> None:
     one, same, other = (untrained_twins(loaded, seed) for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), state)
     for name in one:
-        first, again, different = (weights_hash(twins[name].model.state_dict()) for twins in (one, same, other))
+        first, again, different = (
+            weights_hash(twins[name].model.state_dict()) for twins in (one, same, other)
+        )
         assert first == again != different
     # a model that was made under this very seed is no twin of itself
     fresh = tiny_loaded(seed=1)
@@ -91,7 +99,8 @@ def test_a_class_that_cannot_initialise_itself_has_the_other_twin_alone() -> Non
     loaded = tiny_loaded()
     loaded.model.__class__ = Foreign
     with pytest.raises(
-        ValueError, match=r"^Foreign cannot be initialised from the config of tiny test model alone.*'tables'"
+        ValueError,
+        match=r"^Foreign cannot be initialised from the config of tiny test model alone.*'tables'",
     ):
         initialised(loaded)
     twins = untrained_twins(loaded)
@@ -102,5 +111,8 @@ def test_a_class_that_cannot_initialise_itself_has_the_other_twin_alone() -> Non
 def test_a_class_that_makes_other_tensors_is_named() -> None:
     loaded = tiny_loaded()
     loaded.model.lm_head.extra = torch.nn.Parameter(torch.zeros(2))
-    with pytest.raises(ValueError, match=r"cannot be initialised .* Missing key\(s\) in state_dict: \"lm_head.extra\""):
+    with pytest.raises(
+        ValueError,
+        match=r"cannot be initialised .* Missing key\(s\) in state_dict: \"lm_head.extra\"",
+    ):
         initialised(loaded)

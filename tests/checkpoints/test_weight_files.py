@@ -43,13 +43,18 @@ def test_an_index_that_lies_is_refused(tmp_path):
             json.dumps({"weight_map": {**content["weight_map"], name: "../else.safetensors"}}),
             "points out of its folder",
         ),
-        (json.dumps({"weight_map": {**content["weight_map"], name: "lost.safetensors"}}), r"1 of 4 shards .*\(lost"),
+        (
+            json.dumps({"weight_map": {**content["weight_map"], name: "lost.safetensors"}}),
+            r"1 of 4 shards .*\(lost",
+        ),
     ]:
         index.write_text(text)
         with pytest.raises(ValueError, match=message):
             load(folder)
     index.unlink()
-    with pytest.raises(ValueError, match=r"several weight files and no index .*model-00001-of-00003"):
+    with pytest.raises(
+        ValueError, match=r"several weight files and no index .*model-00001-of-00003"
+    ):
         load(folder)
 
 
@@ -58,7 +63,9 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path):
     first, second = (folder / f"model-0000{n}-of-00002.safetensors" for n in (1, 2))
     name = next(iter(load_file(first)))
     save_file({**load_file(second), name: tensors[name]}, second)
-    with pytest.raises(ValueError, match=rf"{name} is in model-00001-of-00002.* and in model-00002"):
+    with pytest.raises(
+        ValueError, match=rf"{name} is in model-00001-of-00002.* and in model-00002"
+    ):
         load(folder)
 
 
@@ -68,7 +75,9 @@ def test_a_truncated_shard_is_refused(tmp_path, keep):
     shard = folder / "model-00002-of-00002.safetensors"
     content = shard.read_bytes()
     shard.write_bytes(content[: int(len(content) * keep) if isinstance(keep, float) else keep])
-    with pytest.raises(ValueError, match=r"weights of .* cannot be read, the file may be cut short or damaged"):
+    with pytest.raises(
+        ValueError, match=r"weights of .* cannot be read, the file may be cut short or damaged"
+    ):
         load(folder)
 
 
@@ -81,7 +90,9 @@ def test_a_single_file_may_have_any_name(tmp_path, name):
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-@pytest.mark.parametrize(("file", "wrap"), [("pytorch_model.bin", None), ("iter-000100-ckpt.pth", "model")])
+@pytest.mark.parametrize(
+    ("file", "wrap"), [("pytorch_model.bin", None), ("iter-000100-ckpt.pth", "model")]
+)
 def test_pickles_are_read_when_asked_for(tmp_path, legacy, file, wrap):
     folder, tensors = toys.smdm(tmp_path, sink=1)
     expected = logits(folder)
@@ -109,7 +120,9 @@ def test_a_pickle_with_code_in_it_is_never_run(tmp_path, legacy):
     content = {**tensors, "lm_head.weight": Malice(ran)}
     torch.save(content, folder / "model.pth", _use_new_zipfile_serialization=not legacy)
     for settings in ({}, {"allow_pickle": True}):
-        with pytest.raises(ValueError, match=r"pickled|holds more than tensors and was not unpickled"):
+        with pytest.raises(
+            ValueError, match=r"pickled|holds more than tensors and was not unpickled"
+        ):
             load(folder, **settings)
         assert not ran.exists()
     # the same bytes would have run
@@ -205,7 +218,14 @@ print((watched.peak - start) / size, size)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_host_holds_the_model_once(tmp_path, dtype):
-    big, _ = toys.llada(tmp_path / "big", shards=3, d_model=512, mlp_hidden_size=1536, n_layers=8, embedding_size=20000)
+    big, _ = toys.llada(
+        tmp_path / "big",
+        shards=3,
+        d_model=512,
+        mlp_hidden_size=1536,
+        n_layers=8,
+        embedding_size=20000,
+    )
     small, _ = toys.llada(tmp_path / "small")
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(big), str(small), dtype],
@@ -232,9 +252,14 @@ def test_dtypes(tmp_path):
         assert {parameter.dtype for parameter in model.parameters()} == {expected}
         assert (model.dtype, model.config.dtype, model.config.backbone.dtype) == (expected,) * 3
         name = "model.transformer.blocks.0.q_proj.weight"
-        assert torch.equal(model.model.layers[0].self_attn.q_proj.weight, tensors[name].to(expected))
+        assert torch.equal(
+            model.model.layers[0].self_attn.q_proj.weight, tensors[name].to(expected)
+        )
     for wrong in ("bf16", torch.int8, "int16"):
-        with pytest.raises(ValueError, match=r"dtype must be a floating point type such as torch\.bfloat16 or 'auto'"):
+        with pytest.raises(
+            ValueError,
+            match=r"dtype must be a floating point type such as torch\.bfloat16 or 'auto'",
+        ):
             load(folder, dtype=wrong)
 
 
@@ -253,7 +278,11 @@ def test_a_processor_is_asked_what_type_it_multiplies(tmp_path, monkeypatch, fla
     if flags is not None:
         (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : {flags}\n")
     monkeypatch.setattr(materialize, "CPU_FLAGS", tmp_path / "cpuinfo")
-    assert materialize.machine_type("cpu") == materialize.machine_type(torch.device("cpu", 0)) == expected
+    assert (
+        materialize.machine_type("cpu")
+        == materialize.machine_type(torch.device("cpu", 0))
+        == expected
+    )
     assert materialize.machine_type("mps") == torch.float32
     folder = save_tiny(tmp_path / "model")
     for where in ({}, {"device": "cpu"}, {"device_map": {"": "cpu"}}):
@@ -268,7 +297,9 @@ def test_a_processor_is_asked_what_type_it_multiplies(tmp_path, monkeypatch, fla
 
 def test_a_gpu_is_asked_for_units_and_not_for_emulation(monkeypatch):
     for has in (True, False):
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has=has: has)
+        monkeypatch.setattr(
+            torch.cuda, "is_bf16_supported", lambda including_emulation, has=has: has
+        )
         assert materialize.machine_type("cuda:1") == (torch.bfloat16 if has else torch.float32)
 
 
@@ -293,8 +324,14 @@ def test_device_maps(tmp_path, device_map):
     [
         ({}, "device_map does not cover the model: it has no device for"),
         ("autp", "device_map must be one of auto, balanced, balanced_low_0, sequential, or a dict"),
-        ({"model.embed_tokens": "cpu"}, "device_map does not cover the model: it has no device for model.layers.0"),
-        ({**SPLIT, "lm_haed": "cpu"}, "names 'lm_haed', which the model does not have; did you mean 'lm_head'"),
+        (
+            {"model.embed_tokens": "cpu"},
+            "device_map does not cover the model: it has no device for model.layers.0",
+        ),
+        (
+            {**SPLIT, "lm_haed": "cpu"},
+            "names 'lm_haed', which the model does not have; did you mean 'lm_head'",
+        ),
         ({**SPLIT, "lm_head": "disk"}, "weights would go to disk"),
     ],
 )
@@ -321,7 +358,9 @@ def test_a_device_by_number_is_not_the_cpu(tmp_path):
     if torch.cuda.is_available():
         assert load(folder, device=0).model.device.index == 0
     else:
-        with pytest.raises(ValueError, match=r"device must be one that torch can use here \(cpu\), but is 0; "):
+        with pytest.raises(
+            ValueError, match=r"device must be one that torch can use here \(cpu\), but is 0; "
+        ):
             load(folder, device=0)
 
 
@@ -330,19 +369,25 @@ def test_a_device_that_is_not_there_is_refused_with_the_remedy(tmp_path, device)
     folder = save_tiny(tmp_path)
     maps = [{"device": device}] + ([{"device_map": {"": device}}] if device != "disk" else [])
     for settings in maps:
-        with pytest.raises(ValueError, match=rf"can use here .*but is {device!r}; pass device='cpu'"):
+        with pytest.raises(
+            ValueError, match=rf"can use here .*but is {device!r}; pass device='cpu'"
+        ):
             load(folder, **settings)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_cuda_is_refused_with_the_remedy(tmp_path):
     for settings in ({"device": "cuda"}, {"device_map": {"": "cuda"}}):
-        with pytest.raises(ValueError, match=r"can use here \(cpu\), but is 'cuda'; pass device='cpu'"):
+        with pytest.raises(
+            ValueError, match=r"can use here \(cpu\), but is 'cuda'; pass device='cpu'"
+        ):
             load(save_tiny(tmp_path), **settings)
 
 
 def test_device_and_device_map_exclude_each_other(tmp_path):
-    with pytest.raises(ValueError, match="give device_map, or device and tensor_parallel, not both"):
+    with pytest.raises(
+        ValueError, match="give device_map, or device and tensor_parallel, not both"
+    ):
         load(save_tiny(tmp_path), device="cpu", device_map="auto")
 
 

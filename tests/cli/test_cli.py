@@ -16,12 +16,25 @@ from sinklab.lab.records import open_run
 from tiny_diffusion import TEXT, save_tiny, tiny_model, tiny_tokenizer
 
 GREEDY = ("--temperature", "0", "--rule", "low_confidence")
-COMMANDS = ("tour", "generate", "serve", "info", "validate", "trace", "mask", "compare", "train", "report")
+COMMANDS = (
+    "tour",
+    "generate",
+    "serve",
+    "info",
+    "validate",
+    "trace",
+    "mask",
+    "compare",
+    "train",
+    "report",
+)
 
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """In a fresh process `main` silences transformers by variables; here it was imported long ago."""
+    """In a fresh process `main` silences transformers by variables; here it was imported long
+    ago.
+    """
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -50,8 +63,12 @@ def help_of(command: str, capsys: pytest.CaptureFixture) -> str:
 def examples(text: str) -> list[str]:
     lines = [line.strip() for line in text.partition("Try")[2].splitlines()]
     # a launcher runs the same command as a module
-    lines = [re.sub(r"^accelerate launch .*-m sinklab(?:\.cli)? ", "sinklab ", line) for line in lines]
-    return [part.strip() for line in lines if line.startswith("sinklab ") for part in line.split("&&")]
+    lines = [
+        re.sub(r"^accelerate launch .*-m sinklab(?:\.cli)? ", "sinklab ", line) for line in lines
+    ]
+    return [
+        part.strip() for line in lines if line.startswith("sinklab ") for part in line.split("&&")
+    ]
 
 
 def test_the_help_lists_every_command(capsys: pytest.CaptureFixture) -> None:
@@ -68,14 +85,18 @@ def test_the_help_lists_every_command(capsys: pytest.CaptureFixture) -> None:
 def test_no_line_of_the_help_breaks_where_the_source_does(
     command: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a box a line is as full as it can be: the first word of the next one would not have fit."""
+    """In a box a line is as full as it can be: the first word of the next one would not have
+    fit.
+    """
     monkeypatch.setenv("COLUMNS", "100")
     _, _, options = help_of(command, capsys).partition("show this help")
     lines = [line.strip("│").ljust(100)[:99].rstrip() for line in options.splitlines()]
     checked = 0
     for line, following in itertools.pairwise(lines):
         text, words = line.strip(), following.split()
-        if len(following) - len(following.lstrip()) < 15 or (text.startswith("--") and "  " not in text):
+        if len(following) - len(following.lstrip()) < 15 or (
+            text.startswith("--") and "  " not in text
+        ):
             continue
         assert len(line) + 1 + len(words[0]) > 95, f"{line}\n{following}"
         checked += 1
@@ -135,13 +156,28 @@ def test_generate_prints_what_the_model_writes(model: str, capsys: pytest.Captur
 
 
 def test_generate_fills_blanks_and_streams(model: str, capsys: pytest.CaptureFixture) -> None:
-    assert main(["generate", "The <|mask|><|mask|> sat.", "--new-tokens", "0", "--model", model]) == 0
+    assert (
+        main(["generate", "The <|mask|><|mask|> sat.", "--new-tokens", "0", "--model", model]) == 0
+    )
     printed = capsys.readouterr().out
     assert printed.startswith("The ")
     assert printed.endswith(" sat.\n")
     assert "mask" not in printed
-    options = ["--new-tokens", "3", "--temperature", "1.0", "--rule", "random", "--seed", "4", "--cfg-scale", "0.5"]
-    assert main(["generate", "The sea", "--model", model, "--stream", "--steps", "2", *options]) == 0
+    options = [
+        "--new-tokens",
+        "3",
+        "--temperature",
+        "1.0",
+        "--rule",
+        "random",
+        "--seed",
+        "4",
+        "--cfg-scale",
+        "0.5",
+    ]
+    assert (
+        main(["generate", "The sea", "--model", model, "--stream", "--steps", "2", *options]) == 0
+    )
     assert capsys.readouterr().out.count("\033[33m") == 2
 
 
@@ -165,24 +201,74 @@ def test_generate_fills_blanks_of_another_length_where_tokens_change_it(
     assert capsys.readouterr().out == f"The {3 * tiny_tokenizer().decode([40])} sea\n"
     assert main(["generate", text, text, *how])
     assert "got 2 rows" in capsys.readouterr().err
-    assert main(["trace", "The sea", "--model", how[1], "--schedule", "elastic", "--new-tokens", "4", "--out", "run"])
+    assert main(
+        [
+            "trace",
+            "The sea",
+            "--model",
+            how[1],
+            "--schedule",
+            "elastic",
+            "--new-tokens",
+            "4",
+            "--out",
+            "run",
+        ]
+    )
     assert "columns move under the schedule" in capsys.readouterr().err
 
 
-def test_generate_takes_rules_schedules_and_caches(model: str, capsys: pytest.CaptureFixture) -> None:
-    options = shlex.split("--rule entropy --schedule entropy_bound --gamma 0.5 --cache prefix --temperature 0")
-    assert main(["generate", "The sea", "--model", model, "--new-tokens", "8", "--block-length", "4", *options]) == 0
+def test_generate_takes_rules_schedules_and_caches(
+    model: str, capsys: pytest.CaptureFixture
+) -> None:
+    options = shlex.split(
+        "--rule entropy --schedule entropy_bound --gamma 0.5 --cache prefix --temperature 0"
+    )
+    assert (
+        main(
+            [
+                "generate",
+                "The sea",
+                "--model",
+                model,
+                "--new-tokens",
+                "8",
+                "--block-length",
+                "4",
+                *options,
+            ]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     loaded = sinklab.load(model)
     ids = loaded.tokenizer("The sea", return_tensors="pt")["input_ids"]
-    chosen = {"rule": "entropy", "schedule": "entropy_bound", "gamma": 0.5, "cache": "prefix", "block_length": 4}
+    chosen = {
+        "rule": "entropy",
+        "schedule": "entropy_bound",
+        "gamma": 0.5,
+        "cache": "prefix",
+        "block_length": 4,
+    }
     written = loaded.model.generate(ids, max_new_tokens=8, **chosen)
     assert printed == loaded.tokenizer.decode(written[0], skip_special_tokens=True) + "\n"
 
 
-def test_without_tokenizer_files_a_prompt_is_ids(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_without_tokenizer_files_a_prompt_is_ids(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     tiny_model(1).save_pretrained(tmp_path / "ids")
-    options = ["--model", str(tmp_path / "ids"), "--new-tokens", "6", "--block-length", "3", "--cache", "dual", *GREEDY]
+    options = [
+        "--model",
+        str(tmp_path / "ids"),
+        "--new-tokens",
+        "6",
+        "--block-length",
+        "3",
+        "--cache",
+        "dual",
+        *GREEDY,
+    ]
     assert main(["generate", "5 17, 3", "9", *options]) == 0
     both = [[int(part) for part in line.split()] for line in capsys.readouterr().out.splitlines()]
     assert [len(row) for row in both] == [9, 7]
@@ -199,19 +285,37 @@ def test_without_tokenizer_files_a_prompt_is_ids(tmp_path: Path, capsys: pytest.
 
 def test_a_golden_folder_writes(capsys: pytest.CaptureFixture) -> None:
     for family in ("llada", "dream", "mmada", "smdm_sink"):
-        options = ["--new-tokens", "8", "--block-length", "4", "--rule", "maskgit_plus", "--cache", "prefix"]
+        options = [
+            "--new-tokens",
+            "8",
+            "--block-length",
+            "4",
+            "--rule",
+            "maskgit_plus",
+            "--cache",
+            "prefix",
+        ]
         assert main(["generate", "5 17 3", "--model", str(golden_folder(family)), *options]) == 0
         assert len(capsys.readouterr().out.split()) == 11
 
 
-def test_chat_wraps_the_prompt_and_prints_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_chat_wraps_the_prompt_and_prints_the_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     folder = save_tiny(tmp_path / "chatty")
     assert main(["generate", "The sea", "--chat", "--model", str(folder), "--new-tokens", "5"]) == 2
     assert "no known chat format; leave out --chat" in capsys.readouterr().err
     tokenizer = sinklab.load(folder).tokenizer
-    tokenizer.chat_template = "{% for message in messages %}sea: {{ message['content'] }}{% endfor %} old"
+    tokenizer.chat_template = (
+        "{% for message in messages %}sea: {{ message['content'] }}{% endfor %} old"
+    )
     tokenizer.save_pretrained(folder)
-    assert main(["generate", "The sea", "--chat", "--model", str(folder), "--new-tokens", "5", *GREEDY]) == 0
+    assert (
+        main(
+            ["generate", "The sea", "--chat", "--model", str(folder), "--new-tokens", "5", *GREEDY]
+        )
+        == 0
+    )
     answer = capsys.readouterr().out
     loaded = sinklab.load(folder)
     ids = loaded.tokenizer("sea: The sea old", return_tensors="pt")["input_ids"]
@@ -224,18 +328,36 @@ def test_chat_wraps_the_prompt_and_prints_the_answer(tmp_path: Path, capsys: pyt
     assert "one turn only; leave out --chat" in error
 
 
-def test_a_tokenizer_without_padding_takes_unequal_prompts(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_tokenizer_without_padding_takes_unequal_prompts(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     folder = save_tiny(tmp_path / "padless")
     tokenizer = sinklab.load(folder).tokenizer
     tokenizer.pad_token = None
     tokenizer.save_pretrained(folder)
-    assert main(["generate", "The old man", "The sea", "--model", str(folder), "--new-tokens", "5", *GREEDY]) == 0
+    assert (
+        main(
+            [
+                "generate",
+                "The old man",
+                "The sea",
+                "--model",
+                str(folder),
+                "--new-tokens",
+                "5",
+                *GREEDY,
+            ]
+        )
+        == 0
+    )
     both = capsys.readouterr().out
     assert main(["generate", "The sea", "--model", str(folder), "--new-tokens", "5", *GREEDY]) == 0
     assert both.endswith(capsys.readouterr().out)
 
 
-def test_info_reads_the_config_alone(model: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_info_reads_the_config_alone(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text((Path(model) / "config.json").read_text())
     assert main(["info", str(tmp_path / "bare")]) == 0
@@ -254,16 +376,27 @@ def test_generate_starts_from_nothing(model: str, capsys: pytest.CaptureFixture)
 
 
 @pytest.mark.slow
-def test_train_trace_and_report_make_one_river(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_train_trace_and_report_make_one_river(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     (tmp_path / "text.txt").write_text(TEXT * 60)
-    sizes = "--vocab-size 270 --hidden-size 32 --layers 2 --heads 2 --mlp-size 48 --length 32 --batch 4 --no-bf16"
+    sizes = (
+        "--vocab-size 270 --hidden-size 32 --layers 2 --heads 2 --mlp-size 48 --length 32 "
+        "--batch 4 --no-bf16"
+    )
     train = f"train --corpus text.txt --out made --steps 3 --sink-kind token --sink-count 1 {sizes}"
     assert main(shlex.split(train)) == 0
     printed = capsys.readouterr().out
-    assert "model: made/model\nnext: sinklab report made, or sinklab trace --model made/model" in printed
+    assert (
+        "model: made/model\nnext: sinklab report made, or sinklab trace --model made/model"
+        in printed
+    )
     assert open_run("made").info.settings["sink_count"] == 1
 
-    study = "--new-tokens 6 --ks 0 1 --mask-sinks 1 --heldout text.txt --heldout-rows 2 --heldout-length 16"
+    study = (
+        "--new-tokens 6 --ks 0 1 --mask-sinks 1 --heldout text.txt --heldout-rows 2 "
+        "--heldout-length 16"
+    )
     assert main(shlex.split(f'trace "The old man" --model made/model --out watched {study}')) == 0
     assert "run folder: watched\nnext: sinklab report watched" in capsys.readouterr().out
     run = open_run("watched")
@@ -279,24 +412,45 @@ def test_train_trace_and_report_make_one_river(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("generat", "unknown command 'generat'; known are .*, generate, .*; did you mean 'generate'"),
+        (
+            "generat",
+            "unknown command 'generat'; known are .*, generate, .*; did you mean 'generate'",
+        ),
         ("generate", "generate needs a prompt, e.g."),
-        ("generate x --model tiny-snik", "no model can be loaded from 'tiny-snik'.*did you mean 'tiny-sink'"),
+        (
+            "generate x --model tiny-snik",
+            "no model can be loaded from 'tiny-snik'.*did you mean 'tiny-sink'",
+        ),
         ("generate a b --stream --model {model}", "there are 2 prompts; leave out --stream"),
         ("generate x --model {model} --new-tokens 4 --rule rondom", "did you mean 'random'"),
-        ("generate x --model {model} --new-tokens 64 --steps 65 --block-length None", "context of 63 positions"),
-        ("generate x --model {model} --new-tokens -1", "--new-tokens must be at least 0, .* but is -1"),
-        ("generate x --model {model} --schedule threshold --rule random", "threshold.*RandomOrder.*use low_confidence"),
+        (
+            "generate x --model {model} --new-tokens 64 --steps 65 --block-length None",
+            "context of 63 positions",
+        ),
+        (
+            "generate x --model {model} --new-tokens -1",
+            "--new-tokens must be at least 0, .* but is -1",
+        ),
+        (
+            "generate x --model {model} --schedule threshold --rule random",
+            "threshold.*RandomOrder.*use low_confidence",
+        ),
         ("generate x --model {model} --cache duall", "did you mean 'dual'"),
         ("generate x --model {model} --dtype float17", "dtype must be a floating point type"),
         ("generate x --model {model} --device cudaa", "cudaa"),
         ("info nowhere/at-all/here", "no model can be loaded from 'nowhere/at-all/here'"),
         ("trace --model {model} --new-tokens 200", "context of 63 positions"),
-        ("trace --model {model} --heldout nowhere --heldout-length 16 --new-tokens 4 --ks 0", "nowhere does not exist"),
+        (
+            "trace --model {model} --heldout nowhere --heldout-length 16 --new-tokens 4 --ks 0",
+            "nowhere does not exist",
+        ),
         ("train --corpus nowhere", "the corpus nowhere does not exist"),
         ("train --out nothing --resume", "nothing to resume: nothing has no checkpoint"),
         ("train --heads 3", r"--hidden-size \(128\) must be a multiple of heads \(3\)"),
-        ("trace x --prompts p.txt --model {model}", "arguments or from a file, but there are both: 'x'"),
+        (
+            "trace x --prompts p.txt --model {model}",
+            "arguments or from a file, but there are both: 'x'",
+        ),
         ("trace --prompts p.txt --model {model}", "the file of prompts p.txt does not exist"),
         ("trace --samples 3 --model {model}", "--samples takes the first prompts of a file"),
         ("trace --statistics recieved --model {model}", "did you mean 'received'"),
@@ -305,7 +459,10 @@ def test_train_trace_and_report_make_one_river(tmp_path: Path, capsys: pytest.Ca
         ("mask --k 1 --epsilon 3 --model {model}", "give --k or --epsilon, not both: got 1 and 3"),
         ("mask --k 0 --model {model}", "k counts the keys to remove, at least 1, got 0"),
         ("mask --edits mask_sink:k=1 --model {model}", "did you mean 'mask_sinks'"),
-        ("mask --out {model} --model {model}", "is written into an empty or absent folder, but .* is taken"),
+        (
+            "mask --out {model} --model {model}",
+            "is written into an empty or absent folder, but .* is taken",
+        ),
         ("compare nowhere there", "nowhere is not a run folder: no such folder"),
         ("report", "report needs at least one run folder"),
         ("report nowhere", "nowhere is not a run folder: no such folder"),
@@ -326,8 +483,12 @@ def test_a_mistake_is_one_line_on_stderr_and_status_2(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [["generate", "x", "--temperature", "warm"], ["train", "--steps", "x"]])
-def test_what_cannot_be_parsed_is_refused_with_status_2(arguments: list[str], capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["generate", "x", "--temperature", "warm"], ["train", "--steps", "x"]]
+)
+def test_what_cannot_be_parsed_is_refused_with_status_2(
+    arguments: list[str], capsys: pytest.CaptureFixture
+) -> None:
     with pytest.raises(SystemExit) as end:
         main(arguments)
     assert end.value.code == 2
@@ -342,7 +503,10 @@ def test_an_interruption_is_said_and_has_its_own_status(
 
     monkeypatch.setattr("sinklab.lab.training.run.train", interrupted)
     assert main(["train"]) == 130
-    assert capsys.readouterr().err.splitlines()[-1] == "sinklab: interrupted; what was written so far is kept"
+    assert (
+        capsys.readouterr().err.splitlines()[-1]
+        == "sinklab: interrupted; what was written so far is kept"
+    )
 
 
 def test_generate_samples_unless_told_otherwise(model: str, capsys: pytest.CaptureFixture) -> None:

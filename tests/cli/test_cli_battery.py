@@ -17,10 +17,19 @@ from sinklab.lab.studies.battery.study import of_kind
 from tiny_diffusion import save_tiny, tiny_loaded, tiny_tokenizer
 from tiny_llama import tiny_llama
 
-SMALL = {"skills": ("arithmetic", "copying"), "levels": (1,), "problems": 2, "ks": (5,), "new_tokens": 4, "twin": False}
+SMALL = {
+    "skills": ("arithmetic", "copying"),
+    "levels": (1,),
+    "problems": 2,
+    "ks": (5,),
+    "new_tokens": 4,
+    "twin": False,
+}
 
 
-def battery(models: tuple[str, ...], out: Path, *, settings: Any = None, resume: bool = False) -> None:
+def battery(
+    models: tuple[str, ...], out: Path, *, settings: Any = None, resume: bool = False
+) -> None:
     print("\n".join(conduct(Battery(), models, out, settings or BatterySettings(), resume=resume)))
 
 
@@ -36,27 +45,41 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def test_a_battery_without_random_keys_is_told_beside_its_twins(
-    models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    models: tuple[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sinklab.lab.studies.battery.figures.write_battery_figures", lambda *_: [])
     small = SMALL | {"ks": (0, 2), "skills": ("copying",), "controls": ("sinks",), "twin": True}
     battery(models[:1], tmp_path / "out", settings=BatterySettings(**small))
     said = capsys.readouterr().out
-    assert "most attended keys" in said and "random keys" not in said and "No untrained control" not in said
+    assert (
+        "most attended keys" in said
+        and "random keys" not in said
+        and "No untrained control" not in said
+    )
 
 
 @pytest.mark.slow
 def test_models_of_both_kinds_are_scored_side_by_side(
-    models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    models: tuple[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = BatterySettings(**SMALL, conditions=("pure", "blocks-2"), controls=("sinks", "random"))
+    settings = BatterySettings(
+        **SMALL, conditions=("pure", "blocks-2"), controls=("sinks", "random")
+    )
     battery(models, tmp_path / "out", settings=settings)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(
         "dlm, pure: 0 of 2 skills are above 90% at level 1 with nothing hidden (not arithmetic 0%"
     )
     assert sum(line.startswith("dlm, blocks-2: ") for line in lines) == 3
-    said = next(line for line in lines if line.startswith("ar: most attended keys, protocol paper: "))
+    said = next(
+        line for line in lines if line.startswith("ar: most attended keys, protocol paper: ")
+    )
     assert " keys a head (" in said
     # seven tokens cannot lose five random columns beside five sinks
     assert "ar: 1 of 6 parts left out, questions too short for so many keys" in lines
@@ -73,20 +96,45 @@ def test_models_of_both_kinds_are_scored_side_by_side(
 
 
 def test_the_command_line_reaches_every_setting(
-    models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    models: tuple[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sinklab.lab.studies.battery.figures.write_battery_figures", lambda *_: [])
-    options = "--skills copying --levels 1 2 --problems 1 --ks 2 --controls clean_pass --conditions random --no-twin"
-    arguments = ["battery", models[0], "--out", str(tmp_path / "out"), "--seed", "4", "--batch", "2", *options.split()]
+    options = (
+        "--skills copying --levels 1 2 --problems 1 --ks 2 --controls clean_pass "
+        "--conditions random --no-twin"
+    )
+    arguments = [
+        "battery",
+        models[0],
+        "--out",
+        str(tmp_path / "out"),
+        "--seed",
+        "4",
+        "--batch",
+        "2",
+        *options.split(),
+    ]
     arguments += ["--new-tokens", "3"]
     assert main(arguments) == 0
     assert f"run folders: {tmp_path / 'out' / 'dlm'}" in capsys.readouterr().out
     info = open_run(tmp_path / "out" / "dlm").info
     assert info.seed == 4
-    asked = {"skills": ["copying"], "levels": [1, 2], "problems": 1, "ks": [0, 2], "controls": ["clean_pass"]}
-    assert info.settings == asked | {"conditions": ["random"], "new_tokens": 3, "seed": 4, "batch": 2}, (
-        "a random order depends on the batch"
-    )
+    asked = {
+        "skills": ["copying"],
+        "levels": [1, 2],
+        "problems": 1,
+        "ks": [0, 2],
+        "controls": ["clean_pass"],
+    }
+    assert info.settings == asked | {
+        "conditions": ["random"],
+        "new_tokens": 3,
+        "seed": 4,
+        "batch": 2,
+    }, "a random order depends on the batch"
     assert main([*arguments, "--resume", "--problems", "2"]) == 2
     assert "its settings['problems'] is 1, and now it is 2" in capsys.readouterr().err
     assert main(["battery", models[0], "--conditions", "blocks-x"]) == 2
@@ -101,14 +149,19 @@ def test_what_makes_no_sense_is_refused(models: tuple[str, str], tmp_path: Path)
     with pytest.raises(ValueError, match="no model can be loaded from 'tny'"):
         battery(("tny",), tmp_path / "out")
     with pytest.raises(
-        ValueError, match=r"none of .*/dlm/model can have greedy: .* leave it out, or name such a model"
+        ValueError,
+        match=r"none of .*/dlm/model can have greedy: .* leave it out, or name such a model",
     ):
-        battery(models[:1], tmp_path / "out", settings=BatterySettings(conditions=("greedy", "pure")))
+        battery(
+            models[:1], tmp_path / "out", settings=BatterySettings(conditions=("greedy", "pure"))
+        )
     assert not (tmp_path / "out").exists()
 
 
 def test_every_model_has_a_folder_of_its_own_name() -> None:
-    assert folder_names(["tiny", "runs/battery/model", "owner/name", "runs/battery-causal/model/"]) == [
+    assert folder_names(
+        ["tiny", "runs/battery/model", "owner/name", "runs/battery-causal/model/"]
+    ) == [
         "tiny",
         "battery",
         "name",

@@ -30,19 +30,40 @@ def settings(tmp_path, **changes):
         "block_length": 6,
         "texts": 1,
     }
-    return CacheSettings(**{**small, "repeats": 1, "heldout": str(tmp_path / "text.txt"), "sparse": True, **changes})
+    return CacheSettings(
+        **{**small, "repeats": 1, "heldout": str(tmp_path / "text.txt"), "sparse": True, **changes}
+    )
 
 
 def test_the_table_is_printed_and_kept(folder, tmp_path, capsys):
     caches(str(folder), tmp_path / "run", settings=settings(tmp_path))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["loss", "divergence", "same", "first", "texts", "agree", "time", "kB", "attended"]
-    assert lines[1].split()[0] == "none" and lines[1].split()[2:5] == ["0.00000", "100.0%", "100.0%"]
+    assert lines[0].split() == [
+        "loss",
+        "divergence",
+        "same",
+        "first",
+        "texts",
+        "agree",
+        "time",
+        "kB",
+        "attended",
+    ]
+    assert lines[1].split()[0] == "none" and lines[1].split()[2:5] == [
+        "0.00000",
+        "100.0%",
+        "100.0%",
+    ]
     assert any(line.startswith("nearest 0.25 + 4 sinks ") for line in lines)
     # sparse attention is not timed, and is in the table all the same
     assert next(line for line in lines if line.startswith("window 0.25 ")).split()[-3:] == ["–"] * 3
-    verdict = next(line for line in lines if line.startswith("nearest, 0.25 kept: with protected sinks "))
-    assert verdict.endswith("2 rows, too few for an interval)") and "no verdict on the distance to uncached" in verdict
+    verdict = next(
+        line for line in lines if line.startswith("nearest, 0.25 kept: with protected sinks ")
+    )
+    assert (
+        verdict.endswith("2 rows, too few for an interval)")
+        and "no verdict on the distance to uncached" in verdict
+    )
     assert open_run(tmp_path / "run").info.kind == "caches"
     assert (tmp_path / "run" / "caches.png").is_file()
     with pytest.raises(ValueError, match="is taken; choose another folder"):
@@ -50,7 +71,9 @@ def test_the_table_is_printed_and_kept(folder, tmp_path, capsys):
 
 
 def test_without_time_and_texts(folder, tmp_path, capsys):
-    caches(str(folder), tmp_path / "run", settings=settings(tmp_path, repeats=0, texts=0, sparse=False))
+    caches(
+        str(folder), tmp_path / "run", settings=settings(tmp_path, repeats=0, texts=0, sparse=False)
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[-1] == "agree"
     assert lines[1].split()[-1] == "–"

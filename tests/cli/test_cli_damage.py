@@ -26,9 +26,21 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scored(place: Path) -> Path:
     """A folder as `sinklab eval` leaves it."""
-    model = {"name": "x", "family": "diffusion", "dtype": "float32", "device": "cpu", "weights_sha256": "0"}
+    model = {
+        "name": "x",
+        "family": "diffusion",
+        "dtype": "float32",
+        "device": "cpu",
+        "weights_sha256": "0",
+    }
     with RunWriter(place, kind="benchmark", model=model, settings={"seed": 0}, seed=0) as run:
-        columns = {"task": "gsm8k", "filter": "strict", "doc_id": [0, 1], "response": ["a", "b"], "prompt": ["q", "r"]}
+        columns = {
+            "task": "gsm8k",
+            "filter": "strict",
+            "doc_id": [0, 1],
+            "response": ["a", "b"],
+            "prompt": ["q", "r"],
+        }
         columns |= {"right": [1.0, 0.0], "answer": "", "target": "7", "cut": 0}
         run.table("samples", pd.DataFrame(columns | {"logprobs": [[], []], "stderrs": [[], []]}))
     return place
@@ -53,7 +65,11 @@ READERS: dict[str, Callable[[Path, Path], list[str]]] = {
 
 @pytest.mark.parametrize("command", READERS)
 def test_every_reader_names_a_damaged_file(
-    traced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, command: str
+    traced: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    command: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -122,7 +138,11 @@ def with_escapes(traced: Path, place: Path, *, free: bool) -> Path:
     """
     run = shutil.copytree(traced, place / f"run{PWN}")
     told = json.loads((run / "run.json").read_text())
-    named = {key: value for key, value in told.items() if free and key in ("schema", "kind", "status", "parts")}
+    named = {
+        key: value
+        for key, value in told.items()
+        if free and key in ("schema", "kind", "status", "parts")
+    }
     listed = {key: told[key] for key in ("schema", "tables", "arrays", "parts")}
     told = hostile(told) | listed | named | {"checksums": {}}
     if free:
@@ -133,7 +153,9 @@ def with_escapes(traced: Path, place: Path, *, free: bool) -> Path:
         table = pd.read_parquet(file)
         for name in table.select_dtypes(["object", "string"]).columns:
             if not (free and name in ("state", "special", "query_state", "rule")):
-                table[name] = [f"{one}{PWN}" if isinstance(one, str) else one for one in table[name]]
+                table[name] = [
+                    f"{one}{PWN}" if isinstance(one, str) else one for one in table[name]
+                ]
         table.to_parquet(file)
     return run
 
@@ -166,13 +188,19 @@ OVER: dict[str, list[str]] = {
 
 @pytest.mark.parametrize("free", [True, False])
 def test_no_command_prints_the_escapes_of_a_run_folder(
-    traced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, free: bool
+    traced: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    free: bool,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run, told = with_escapes(traced, tmp_path, free=free), 0
     for name, words in OVER.items():
-        given = shutil.copytree(run, tmp_path / name / run.name) if name in ("merge", "resume") else run
+        given = (
+            shutil.copytree(run, tmp_path / name / run.name) if name in ("merge", "resume") else run
+        )
         try:
             main([word.format(run=given) for word in words])
         except SystemExit:
@@ -186,6 +214,8 @@ def test_no_command_prints_the_escapes_of_a_run_folder(
 def test_commands_print_through_one_module() -> None:
     package = Path(inspect.getfile(main)).parent
     printing = {
-        file.name for file in package.glob("*.py") if re.search(r"\b(print|Console)\(", file.read_text("utf-8"))
+        file.name
+        for file in package.glob("*.py")
+        if re.search(r"\b(print|Console)\(", file.read_text("utf-8"))
     }
     assert printing == {"progress.py"}

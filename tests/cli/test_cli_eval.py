@@ -31,7 +31,10 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def model(tmp_path: Path) -> str:
     data = tmp_path / "data" / "gsm8k"
     data.mkdir(parents=True)
-    rows = [{"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"} for n in range(4)]
+    rows = [
+        {"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"}
+        for n in range(4)
+    ]
     (data / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(save_tiny(tmp_path / "model", 1, context=160))
 
@@ -40,9 +43,17 @@ def evaluated(model: str, settings: EvalSettings) -> None:
     print("\n".join(conduct(Evaluation(), (model,), Path("out"), settings)))
 
 
-def test_a_benchmark_is_scored_masked_and_resumed(model: str, capsys: pytest.CaptureFixture) -> None:
+def test_a_benchmark_is_scored_masked_and_resumed(
+    model: str, capsys: pytest.CaptureFixture
+) -> None:
     settings = EvalSettings(
-        tasks=("gsm8k,gsm8k",), data="data", limit=2, num_fewshot=0, new_tokens=6, block_length=None, mask_sinks=1
+        tasks=("gsm8k,gsm8k",),
+        data="data",
+        limit=2,
+        num_fewshot=0,
+        new_tokens=6,
+        block_length=None,
+        mask_sinks=1,
     )
     evaluated(model, settings)
     printed = capsys.readouterr()
@@ -82,7 +93,9 @@ def test_the_command_takes_the_same_settings_as_python() -> None:
 def test_it_runs_from_the_command_line(model: str, capsys: pytest.CaptureFixture) -> None:
     from sinklab.lab.cli import main
 
-    common = f"eval --model {model} --tasks gsm8k --data data --num-fewshot 0 --new-tokens 4 --limit 1"
+    common = (
+        f"eval --model {model} --tasks gsm8k --data data --num-fewshot 0 --new-tokens 4 --limit 1"
+    )
     assert main(shlex.split(f"{common} --out out --edits window_attention:radius=8")) == 0
     assert capsys.readouterr().out.endswith("run folder: out\n")
     assert open_run("out").info.settings["edits"] == ["window_attention:radius=8"]
@@ -111,7 +124,12 @@ def own_tasks(tmp_path: Path) -> str:
     folder.mkdir()
     (folder / "rows.jsonl").write_text('{"q": "The sea", "a": "4"}\n' * 2)
     (folder / "evil.py").write_text("import os\nos.mkdir('ran')\ndocs = lambda rows: rows\n")
-    usual = {"rows": folder / "rows.jsonl", "cache": tmp_path / "data_sets", "template": "", "metric": "exact_match"}
+    usual = {
+        "rows": folder / "rows.jsonl",
+        "cache": tmp_path / "data_sets",
+        "template": "",
+        "metric": "exact_match",
+    }
     for name, changes in {
         "plain": {},
         "function": {"more": "process_docs: !function evil.docs"},
@@ -146,23 +164,37 @@ def test_task_files_of_ones_own_run_no_code_unless_allowed(
     assert "task files lie in a folder, but nowhere is none" in capsys.readouterr().err
 
 
-def test_a_plan_counts_documents_and_steps(model: str, own_tasks: str, capsys: pytest.CaptureFixture) -> None:
+def test_a_plan_counts_documents_and_steps(
+    model: str, own_tasks: str, capsys: pytest.CaptureFixture
+) -> None:
     from sinklab.lab.cli import main
 
     common = f"--model {model} --data data --num-fewshot 0 --new-tokens 4 --batch 1 --dry-run"
     assert main(shlex.split(f"eval --tasks gsm8k --limit 3 {common}")) == 0
-    assert "plan: gsm8k (3 documents) × 1 on" in (told := capsys.readouterr().out) and ", 12 evaluations of" in told
+    assert (
+        "plan: gsm8k (3 documents) × 1 on" in (told := capsys.readouterr().out)
+        and ", 12 evaluations of" in told
+    )
     assert main(shlex.split(f"table1 --tasks gsm8k --ks 0 5 {common}")) == 0
-    assert "plan: gsm8k (4 documents) × 2 on" in (told := capsys.readouterr().out) and ", 32 evaluations of" in told
+    assert (
+        "plan: gsm8k (4 documents) × 2 on" in (told := capsys.readouterr().out)
+        and ", 32 evaluations of" in told
+    )
     assert not Path("runs").exists()
 
 
-def test_a_worker_that_does_not_conclude_computes_no_metrics(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_conclude_computes_no_metrics(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from lm_eval.api.task import ConfigurableTask
 
     usual, calls = ConfigurableTask.process_results, []
-    monkeypatch.setattr(ConfigurableTask, "process_results", lambda *given: (calls.append(1), usual(*given))[1])
-    settings = EvalSettings(tasks=("gsm8k",), data="data", num_fewshot=0, new_tokens=4, block_length=None)
+    monkeypatch.setattr(
+        ConfigurableTask, "process_results", lambda *given: (calls.append(1), usual(*given))[1]
+    )
+    settings = EvalSettings(
+        tasks=("gsm8k",), data="data", num_fewshot=0, new_tokens=4, block_length=None
+    )
     with monkeypatch.context() as patch:
         # another worker has the tables in work
         patch.setattr("sinklab.lab.studies.benchmarks.run._concludes", lambda run, last: False)
@@ -174,7 +206,10 @@ def test_a_worker_that_does_not_conclude_computes_no_metrics(model: str, monkeyp
 
 @pytest.mark.slow
 def test_lm_evals_own_command_line_has_our_model(model: str, own_tasks: str) -> None:
-    words = f"-m sinklab.lm_eval run --model sinklab --model_args pretrained={model},block_length=None --tasks my_plain"
+    words = (
+        "-m sinklab.lm_eval run --model sinklab --model_args "
+        f"pretrained={model},block_length=None --tasks my_plain"
+    )
     command = [sys.executable, *shlex.split(f"{words} --include_path {own_tasks}")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

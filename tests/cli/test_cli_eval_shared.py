@@ -1,4 +1,6 @@
-"""The benchmarks themselves, end to end and offline on the packaged model, where their files are at hand."""
+"""The benchmarks themselves, end to end and offline on the packaged model, where their files are at
+hand.
+"""
 
 import os
 from pathlib import Path
@@ -20,7 +22,18 @@ def test_the_benchmarks_run_offline_on_the_packaged_model(
     if not DATA.is_dir():
         pytest.skip("no shared data here")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    words = ["eval", "--tasks", *TASKS, "--data", str(DATA), "--run-code", "--limit", "2", "--num-fewshot", "0"]
+    words = [
+        "eval",
+        "--tasks",
+        *TASKS,
+        "--data",
+        str(DATA),
+        "--run-code",
+        "--limit",
+        "2",
+        "--num-fewshot",
+        "0",
+    ]
     words += ["--mask-sinks", "5", "--new-tokens", "16", "--mc-samples", "4", "--record-sinks", "1"]
     assert main([*words, "--out", str(tmp_path / "run")]) == 0, capsys.readouterr().err
     run = open_run(tmp_path / "run")

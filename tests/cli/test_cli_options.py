@@ -1,4 +1,6 @@
-"""What all commands share: plans, settings from files and what no file gives, help, errors in flags, Ctrl-C."""
+"""What all commands share: plans, settings from files and what no file gives, help, errors in
+flags, Ctrl-C.
+"""
 
 import json
 import re
@@ -72,13 +74,22 @@ def test_commands_stand_in_groups_a_line_each(
     assert end.value.code == (0 if asked else 2)
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     places = [lines.index(group) for group in GROUPS]
-    assert places == sorted(places) and [*GROUPS] == ["watch", "intervene", "train", "evaluate", "share", "check"]
+    assert places == sorted(places) and [*GROUPS] == [
+        "watch",
+        "intervene",
+        "train",
+        "evaluate",
+        "share",
+        "check",
+    ]
     commands = [*studies, *OTHERS, "train"]
     assert sorted(name for group in GROUPS.values() for name in group) == sorted(commands)
     for name in commands:
         assert len([line for line in lines if line.startswith(f"  {name} ")]) == 1, name
     assert all(
-        len(about) <= 67 and about.endswith((".", "?", "…")) for group in GROUPS.values() for about in group.values()
+        len(about) <= 67 and about.endswith((".", "?", "…"))
+        for group in GROUPS.values()
+        for about in group.values()
     )
 
 
@@ -87,10 +98,16 @@ def test_the_command_of_a_plug_in_stands_in_a_group_of_its_own() -> None:
     assert "more" not in grouped({"trace": "Record."})
 
 
-@pytest.mark.parametrize(("word", "command"), [("watch", "trace"), ("hide", "curve"), ("benchmark", "eval")])
-def test_another_word_for_a_command_names_it(word: str, command: str, capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("word", "command"), [("watch", "trace"), ("hide", "curve"), ("benchmark", "eval")]
+)
+def test_another_word_for_a_command_names_it(
+    word: str, command: str, capsys: pytest.CaptureFixture
+) -> None:
     assert run(word) == 2
-    assert f"did you mean '{command}'? {GROUPS[group_of(command)][command]}" in capsys.readouterr().err
+    assert (
+        f"did you mean '{command}'? {GROUPS[group_of(command)][command]}" in capsys.readouterr().err
+    )
 
 
 def group_of(command: str) -> str:
@@ -100,7 +117,11 @@ def group_of(command: str) -> str:
 def test_words_for_commands_name_commands_once() -> None:
     commands = {*studies, *OTHERS, "train"}
     words = [word for line in WORDS["meant"].values() for word in line.split()]
-    assert {*WORDS["meant"]} <= commands and len({*words}) == len(words) and not commands.intersection(words)
+    assert (
+        {*WORDS["meant"]} <= commands
+        and len({*words}) == len(words)
+        and not commands.intersection(words)
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,7 +145,9 @@ BOTH = ["ablate {} --rows 2", "distance {} --rows 2", "battery {} --problems 2"]
 
 
 @pytest.mark.parametrize("command", BOTH)
-def test_a_model_is_given_by_its_flag_and_as_once_without(command: str, capsys: pytest.CaptureFixture) -> None:
+def test_a_model_is_given_by_its_flag_and_as_once_without(
+    command: str, capsys: pytest.CaptureFixture
+) -> None:
     said = []
     for model in ("--model tiny-sink", "tiny-sink"):
         assert run(command.format(model) + " --dry-run") == 0
@@ -132,7 +155,9 @@ def test_a_model_is_given_by_its_flag_and_as_once_without(command: str, capsys: 
     assert said[0] == said[1] and "tiny-sink" in said[0]
 
 
-def test_serve_info_and_export_take_a_model_both_ways(model: str, capsys: pytest.CaptureFixture) -> None:
+def test_serve_info_and_export_take_a_model_both_ways(
+    model: str, capsys: pytest.CaptureFixture
+) -> None:
     said = []
     for command in (f"info --model {model}", f"info {model}", f"info --no-json {model}"):
         assert run(command) == 0
@@ -174,29 +199,45 @@ def test_serve_takes_the_real_model_where_it_can_be_had(
 
 
 @pytest.mark.parametrize("command", ["ablate", "distance", "battery", "serve", "info", "export"])
-def test_the_help_shows_the_flag_of_the_model_alone(command: str, capsys: pytest.CaptureFixture) -> None:
+def test_the_help_shows_the_flag_of_the_model_alone(
+    command: str, capsys: pytest.CaptureFixture
+) -> None:
     told = shown(f"{command} --help", capsys)
     assert "--model" in told and "MODEL]" not in told and f"sinklab {command} tiny" not in told
 
 
 @pytest.mark.parametrize("command", ["trace", "train", "eval", "generate", "table1"])
-def test_the_short_help_leaves_rare_options_to_the_whole_one(command: str, capsys: pytest.CaptureFixture) -> None:
-    short, whole = (set(re.findall(r"(--[\w-]+)", shown(f"{command} {flag}", capsys))) for flag in ("-h", "--help-all"))
+def test_the_short_help_leaves_rare_options_to_the_whole_one(
+    command: str, capsys: pytest.CaptureFixture
+) -> None:
+    short, whole = (
+        set(re.findall(r"(--[\w-]+)", shown(f"{command} {flag}", capsys)))
+        for flag in ("-h", "--help-all")
+    )
     assert short - {"--help-all"} < whole
     assert len(short) < 0.75 * len(whole)
     assert {"--seed", "--config", "--reproduce"} <= short
 
 
 @pytest.mark.parametrize("command", [*studies, *OTHERS, "train"])
-def test_the_help_calls_arguments_by_what_they_are(command: str, capsys: pytest.CaptureFixture) -> None:
+def test_the_help_calls_arguments_by_what_they_are(
+    command: str, capsys: pytest.CaptureFixture
+) -> None:
     told = shown(f"{command} --help-all", capsys)
     assert "[[" not in told and "(default: )" not in told and "STR [STR" not in told
-    usage = {"referee": "[RUN …]", "trace": "[PROMPT …]", "push": "WHAT REPO", "validate": "FOLDER [PROMPT …]"}
+    usage = {
+        "referee": "[RUN …]",
+        "trace": "[PROMPT …]",
+        "push": "WHAT REPO",
+        "validate": "FOLDER [PROMPT …]",
+    }
     assert usage.get(command, "") in told.splitlines()[0]
 
 
 def test_a_reader_that_has_gone_is_no_error() -> None:
-    with subprocess.Popen([sys.executable, "-m", "sinklab", "list"], stdout=-1, stderr=-1, text=True) as told:
+    with subprocess.Popen(
+        [sys.executable, "-m", "sinklab", "list"], stdout=-1, stderr=-1, text=True
+    ) as told:
         told.stdout.close()
         assert (told.stderr.read(), told.wait()) == ("", 141)
 
@@ -223,13 +264,16 @@ def test_closed_sets_stand_in_the_help_and_in_the_completion(capsys: pytest.Capt
         "train",
     ],
 )
-def test_a_dry_run_says_what_a_command_takes_and_writes_nothing(command: str, capsys: pytest.CaptureFixture) -> None:
+def test_a_dry_run_says_what_a_command_takes_and_writes_nothing(
+    command: str, capsys: pytest.CaptureFixture
+) -> None:
     assert run(f"{command} --dry-run") == 0
     told = capsys.readouterr()
     assert told.err == ""
     for line in told.out.splitlines():
         assert re.fullmatch(
-            r"plan: .* [\d,]+ evaluations of [\d,]+ positions: about [\d.,]+ (s|min|h) and [\d.e+]+ GB"
+            r"plan: .* [\d,]+ evaluations of [\d,]+ positions: about [\d.,]+ (s|min|h) and "
+            r"[\d.e+]+ GB"
             r"(, activations not counted,)? on cpu \(estimated\)",
             line,
         ), line
@@ -250,7 +294,9 @@ def test_a_plan_grows_with_what_is_asked_and_counts_what_a_trace_evaluates(
 ) -> None:
     assert run(f"trace ab cd --model {model} --out one {QUICK} --mask-sinks 1") == 0
     # two texts, each written twice, a token a step
-    assert "4 texts × 4 steps on" in (told := capsys.readouterr().err) and "16 evaluations of" in told
+    assert (
+        "4 texts × 4 steps on" in (told := capsys.readouterr().err) and "16 evaluations of" in told
+    )
     assert open_run("one").table("generations")["steps"].sum() == 16
 
     def seconds(evaluations: int) -> float:
@@ -261,7 +307,8 @@ def test_a_plan_grows_with_what_is_asked_and_counts_what_a_trace_evaluates(
     assert seconds(100) == pytest.approx(100 * seconds(1), rel=0.2)
     # the weights of `tiny` are stored in half precision
     told = [
-        plan_of(lambda *_: Amount("", 1, 1), None, "tiny", Reading(dtype)) for dtype in ("auto", "bfloat16", "float32")
+        plan_of(lambda *_: Amount("", 1, 1), None, "tiny", Reading(dtype))
+        for dtype in ("auto", "bfloat16", "float32")
     ]
     stored, half, whole = (float(re.search(r"and ([\d.e-]+) GB", line)[1]) for line in told)
     assert stored == half == pytest.approx(whole / 2, rel=0.1)
@@ -270,18 +317,27 @@ def test_a_plan_grows_with_what_is_asked_and_counts_what_a_trace_evaluates(
 
 
 def test_a_duration_has_no_exponent() -> None:
-    told = [duration(seconds) for seconds in (0.01, 9.96, 99.4, 99.6, 119, 121, 7000, 7300, 900_000)]
+    told = [
+        duration(seconds) for seconds in (0.01, 9.96, 99.4, 99.6, 119, 121, 7000, 7300, 900_000)
+    ]
     assert told == ["0.1 s", "10 s", "99 s", "100 s", "119 s", "2 min", "117 min", "2 h", "250 h"]
 
 
-def test_a_file_gives_defaults_that_options_override(model: str, capsys: pytest.CaptureFixture) -> None:
+def test_a_file_gives_defaults_that_options_override(
+    model: str, capsys: pytest.CaptureFixture
+) -> None:
     Path("mine.toml").write_text(
-        f'model = "{model}"\nprompts = ["The sea", "A"]\nnew-tokens = 4\nblock_length = 2\nedits = ["mask_sinks:k=1"]\n'
+        f'model = "{model}"\nprompts = ["The sea", "A"]\nnew-tokens = 4\nblock_length = 2\nedits '
+        '= ["mask_sinks:k=1"]\n'
     )
     assert run("trace --config mine.toml --out one --block-length 4") == 0
     settings = open_run("one").info.settings
     assert settings["prompts"] == ["The sea", "A"]
-    assert (settings["new_tokens"], settings["block_length"], settings["edits"]) == (4, 4, ["mask_sinks:k=1"])
+    assert (settings["new_tokens"], settings["block_length"], settings["edits"]) == (
+        4,
+        4,
+        ["mask_sinks:k=1"],
+    )
     assert run(f"trace --config one/run.json --model {model} --out two") == 0
     assert run(f"trace --reproduce one --model {model} --out three The") == 0
     assert open_run("two").info.settings == settings
@@ -296,7 +352,10 @@ def test_a_file_gives_defaults_that_options_override(model: str, capsys: pytest.
     ("text", "message"),
     [
         ("new_tokns = 4", "mine.toml has no field 'new_tokns'; did you mean 'new_tokens'"),
-        ('new_tokens = "4"', "mine.toml: new_tokens cannot be '4': TypeCheckError: str is not an instance of int"),
+        (
+            'new_tokens = "4"',
+            "mine.toml: new_tokens cannot be '4': TypeCheckError: str is not an instance of int",
+        ),
         ("new_tokens = [4]", r"new_tokens cannot be \(4,\)"),
         ("layers = 4", "layers cannot be 4"),
         ("[settings]\nedits = [3]", "3 is no registered intervention"),
@@ -304,7 +363,9 @@ def test_a_file_gives_defaults_that_options_override(model: str, capsys: pytest.
         ("rule = 'rondom'", "did you mean 'random'"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_refused(text: str, message: str, capsys: pytest.CaptureFixture) -> None:
+def test_a_file_that_makes_no_sense_is_refused(
+    text: str, message: str, capsys: pytest.CaptureFixture
+) -> None:
     Path("mine.toml").write_text(text)
     assert run("trace --config mine.toml --out one") == 2
     assert re.search(message, capsys.readouterr().err)
@@ -329,7 +390,9 @@ HOSTILE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("command", ["trace", "eval", "train", "table1", "generate", "backcopy", "mask"])
+@pytest.mark.parametrize(
+    "command", ["trace", "eval", "train", "table1", "generate", "backcopy", "mask"]
+)
 def test_no_permission_folder_or_plugin_comes_from_a_file(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -350,7 +413,12 @@ def test_no_permission_folder_or_plugin_comes_from_a_file(
     told = capsys.readouterr().err
     assert re.search("not taken from run.json: " + ", ".join(HOSTILE), told), told
     assert not Path("ran").exists() and not Path("stolen").exists()
-    values = [value for group in seen["given"] if hasattr(group, "__dataclass_fields__") for value in _flat(group)]
+    values = [
+        value
+        for group in seen["given"]
+        if hasattr(group, "__dataclass_fields__")
+        for value in _flat(group)
+    ]
     assert ("seed", 3) in values or command == "backcopy"
     for name, value in values:
         assert name not in HOSTILE or value != HOSTILE[name], name
@@ -362,7 +430,9 @@ def _flat(group: Any) -> list[tuple[str, Any]]:
     return [(name, value) for name, (_, value) in leaves(group).items()]
 
 
-def test_a_run_folder_from_elsewhere_is_read_as_data(model: str, capsys: pytest.CaptureFixture) -> None:
+def test_a_run_folder_from_elsewhere_is_read_as_data(
+    model: str, capsys: pytest.CaptureFixture
+) -> None:
     for name, text, message in (
         ("deep", '{"settings": ' + '{"a":' * 200 + "1" + "}" * 201, "nested"),
         ("list", '{"settings": [1, 2]}', "cannot be read as settings"),
@@ -430,11 +500,19 @@ sys.exit(main(["generate", "The sea"]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_one_interrupt_ends_a_command_even_where_python_cannot_raise(name: str, status: int) -> None:
+def test_one_interrupt_ends_a_command_even_where_python_cannot_raise(
+    name: str, status: int
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LOST.format(name=name)], capture_output=True, text=True, timeout=PATIENCE
+        [sys.executable, "-c", LOST.format(name=name)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
-    assert (done.returncode, done.stderr) == (status, "sinklab: interrupted; what was written so far is kept\n")
+    assert (done.returncode, done.stderr) == (
+        status,
+        "sinklab: interrupted; what was written so far is kept\n",
+    )
 
 
 def test_handlers_are_put_back(capsys: pytest.CaptureFixture) -> None:
@@ -443,18 +521,24 @@ def test_handlers_are_put_back(capsys: pytest.CaptureFixture) -> None:
     assert (signal.getsignal(signal.SIGINT), sys.unraisablehook) == before
 
 
-def test_a_folder_of_runs_is_reported_as_its_runs(model: str, capsys: pytest.CaptureFixture) -> None:
+def test_a_folder_of_runs_is_reported_as_its_runs(
+    model: str, capsys: pytest.CaptureFixture
+) -> None:
     for name in ("b", "a"):
         assert run(f"trace 'The sea' --model {model} --out tour/{name} {QUICK}") == 0
     assert run("report tour --out page --tables csv") == 0
     assert "report: page/report.html" in capsys.readouterr().out
     for name, day in (("a", 2), ("b", 1)):
         path = Path("tour", name, "run.json")
-        path.write_text(re.sub(r'("created": ")[^"]*', rf"\g<1>2026-01-0{day}T00:00:00+00:00", path.read_text()))
+        path.write_text(
+            re.sub(r'("created": ")[^"]*', rf"\g<1>2026-01-0{day}T00:00:00+00:00", path.read_text())
+        )
     assert [run.path.name for run in _opened([Path("tour"), Path("tour/a")])] == ["b", "a", "a"]
 
 
-def test_models_that_do_not_fill_masks_write_as_they_do(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_models_that_do_not_fill_masks_write_as_they_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     loaded = tiny_llama()
     loaded.model.save_pretrained("llama")
     loaded.tokenizer.save_pretrained("llama")
@@ -464,9 +548,15 @@ def test_models_that_do_not_fill_masks_write_as_they_do(tmp_path: Path, capsys: 
     assert capsys.readouterr().out == "".join(f"{text}\n" for text in expected)
     assert run("generate 'The sea' --model llama --new-tokens 5 --seed 3") == 0
     torch.manual_seed(3)
-    assert capsys.readouterr().out == lm.generate("The sea", 5, do_sample=True, temperature=0.7, top_k=0) + "\n"
+    assert (
+        capsys.readouterr().out
+        == lm.generate("The sea", 5, do_sample=True, temperature=0.7, top_k=0) + "\n"
+    )
     assert run("generate 'The sea' --model llama --schedule even") == 2
-    assert "writes token after token: --schedule can be set for models that fill" in capsys.readouterr().err
+    assert (
+        "writes token after token: --schedule can be set for models that fill"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_model_that_renoises_canvases_writes_as_it_does(capsys: pytest.CaptureFixture) -> None:
@@ -474,7 +564,10 @@ def test_a_model_that_renoises_canvases_writes_as_it_does(capsys: pytest.Capture
     assert run("generate '5 17 3' --model gemma --new-tokens 6 --seed 2") == 0
     assert capsys.readouterr().out == sinklab.load("gemma").generate([5, 17, 3], 6, seed=2) + "\n"
     assert run("generate '5 17 3' --model gemma --temperature 0") == 2
-    assert "renoises whole canvases: --temperature can be set for models that fill masks" in capsys.readouterr().err
+    assert (
+        "renoises whole canvases: --temperature can be set for models that fill masks"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -484,13 +577,18 @@ def test_a_model_that_renoises_canvases_writes_as_it_does(capsys: pytest.Capture
         ("trace --steps=x", r"--steps takes a whole number, but is 'x'"),
         ("trace --steps", r"--steps takes a whole number, but is ''"),
         ("curve --ks 1 a", r"--ks takes whole numbers, but is '1 a'"),
-        ("figures r --style ici", r"--style must be one of neurips, icml, acl, thesis, but is 'ici'"),
+        (
+            "figures r --style ici",
+            r"--style must be one of neurips, icml, acl, thesis, but is 'ici'",
+        ),
         ("merge a", r"sinklab merge needs --out"),
         ("info a b", r"sinklab info takes no further arguments, but there is 'b'"),
         ("trace --steps \x1b[2J", r"but is '\\x1b\[2J'"),
     ],
 )
-def test_a_wrong_value_is_one_sentence(command: str, said: str, capsys: pytest.CaptureFixture) -> None:
+def test_a_wrong_value_is_one_sentence(
+    command: str, said: str, capsys: pytest.CaptureFixture
+) -> None:
     """As other errors are, and no box of the parser."""
     assert run(command) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -12,16 +12,41 @@ from sinklab.lab.cli.options import typed
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports.samples import NotRecorded
 from sinklab.lab.studies.contents import ContentsSettings, Probe, figures
-from sinklab.lab.studies.contents.figures import contents_figure, contents_places, contents_sentences
+from sinklab.lab.studies.contents.figures import (
+    contents_figure,
+    contents_places,
+    contents_sentences,
+)
 from tiny_diffusion import TEXT, save_tiny
 
-SMALL = {"twin": False, "new_tokens": 8, "block_length": 4, "every": 2, "folds": 3, "resamples": 20, "layers": (0, 2)}
+SMALL = {
+    "twin": False,
+    "new_tokens": 8,
+    "block_length": 4,
+    "every": 2,
+    "folds": 3,
+    "resamples": 20,
+    "layers": (0, 2),
+}
 
 
 def probe(
-    prompt: tuple[str, ...], model: str, out: Path, inputs: Inputs, settings: ContentsSettings, *, resume: bool = False
+    prompt: tuple[str, ...],
+    model: str,
+    out: Path,
+    inputs: Inputs,
+    settings: ContentsSettings,
+    *,
+    resume: bool = False,
 ) -> None:
-    given = {"prompt": prompt, "model": model, "out": out, "inputs": inputs, "resume": resume, "reading": Reading()}
+    given = {
+        "prompt": prompt,
+        "model": model,
+        "out": out,
+        "inputs": inputs,
+        "resume": resume,
+        "reading": Reading(),
+    }
     command("probe", Probe())(**given, settings=typed(settings, "prompts"))
 
 
@@ -39,7 +64,11 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_command_says_what_was_found(
-    model: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: str,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # one picture is enough
     one = partial(figures.save_contents_figures, places=("future",))
@@ -69,9 +98,14 @@ def test_places_without_sinks_are_said_and_not_drawn(
     probe((), model, tmp_path / "run", Inputs(prompts=prompts), settings)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("sinks by ε = 500, in 5 texts.")
-    assert lines[2].endswith("0 % of the positions of a layer are chosen, 0 pairs sampled; nothing to compare.")
+    assert lines[2].endswith(
+        "0 % of the positions of a layer are chosen, 0 pairs sampled; nothing to compare."
+    )
     assert not any(line.startswith("figures") for line in lines)
-    with pytest.raises(NotRecorded, match=re.escape("has some at none. Choose another place, or --choose strongest")):
+    with pytest.raises(
+        NotRecorded,
+        match=re.escape("has some at none. Choose another place, or --choose strongest"),
+    ):
         contents_figure(open_run(tmp_path / "run"))
 
 
@@ -91,20 +125,48 @@ def test_bad_input_is_told(model: str, prompts: Path, tmp_path: Path) -> None:
 def test_sentences_count_differences_that_are_sure(tmp_path: Path) -> None:
     cells = [("sink", 0.9, 0.8, 1.0), ("matched", 0.1, 0.0, 0.2), ("difference", 0.8, 0.6, 1.0)]
     rows = [
-        {"place": "future", "layer": 3, "target": "token", "measure": "skill", "population": one, "value": value}
-        | {"low": low, "high": high, "rows": 9, "texts": 5, "shuffled": 0.0, "other_text": 0.0, "accuracy": 0.5}
+        {
+            "place": "future",
+            "layer": 3,
+            "target": "token",
+            "measure": "skill",
+            "population": one,
+            "value": value,
+        }
+        | {
+            "low": low,
+            "high": high,
+            "rows": 9,
+            "texts": 5,
+            "shuffled": 0.0,
+            "other_text": 0.0,
+            "accuracy": 0.5,
+        }
         for one, value, low, high in cells
     ]
     constant = [{**row, "layer": 0, "value": 0.0, "low": 0.0, "high": 0.0} for row in rows]
     settings = {"choose": "excess", "epsilon": 3.0}
-    with RunWriter(tmp_path, kind="contents", model={"name": "toy"}, settings=settings, seed=0) as writer:
-        writer.table("looks", {"place": ["prompt"], "sinks": [0], "positions": [12], "pairs": [0], "step": [0]})
+    with RunWriter(
+        tmp_path, kind="contents", model={"name": "toy"}, settings=settings, seed=0
+    ) as writer:
+        writer.table(
+            "looks",
+            {"place": ["prompt"], "sinks": [0], "positions": [12], "pairs": [0], "step": [0]},
+        )
         writer.table("texts", {"text": [0]})
-        assert contents_sentences([open_run(tmp_path)])[0].endswith("not complete; --resume goes on with it.")
+        assert contents_sentences([open_run(tmp_path)])[0].endswith(
+            "not complete; --resume goes on with it."
+        )
         writer.table("probes", pd.DataFrame(rows + constant))
-        lens = [{key: row[key] for key in ("place", "layer", "population", "value", "low", "high")} for row in rows]
+        lens = [
+            {key: row[key] for key in ("place", "layer", "population", "value", "low", "high")}
+            for row in rows
+        ]
         writer.table("lens", pd.DataFrame(lens).assign(measure="entropy"))
-        writer.table("looks", {"place": ["future"], "sinks": [3], "positions": [12], "pairs": [3], "step": [0]})
+        writer.table(
+            "looks",
+            {"place": ["future"], "sinks": [3], "positions": [12], "pairs": [3], "step": [0]},
+        )
         writer.table("texts", {"text": [0, 1]})
     run = open_run(tmp_path)
     assert contents_places(run) == ["future"]
@@ -112,14 +174,18 @@ def test_sentences_count_differences_that_are_sure(tmp_path: Path) -> None:
     assert lines[0] == "toy: sinks by ε = 3, in 2 texts."
     assert lines[1] == "block (masked, in the block being written): no such positions."
     assert lines[2].startswith(
-        "future (masked, to the right of the block): 25 % of the positions of a layer are chosen, 3 pairs sampled. "
-        "Of 1 differences between what probes read at sinks and beside them, 1 are above 0 and 0 below it at 95 %"
+        "future (masked, to the right of the block): 25 % of the positions of a layer are chosen, "
+        "3 pairs sampled. "
+        "Of 1 differences between what probes read at sinks and beside them, 1 are above 0 and 0 "
+        "below it at 95 %"
     )
     assert lines[2].endswith("the largest is token at layer 3, +0.80 [+0.60, +1.00].")
-    assert [path.name for path in figures.save_contents_figures(run, tmp_path / "new", prefix="a-")] == [
-        "a-contents-future.png"
-    ]
-    titles = {axes.get_title("left"): len(axes.lines) for axes in contents_figure(run, "future").axes}
+    assert [
+        path.name for path in figures.save_contents_figures(run, tmp_path / "new", prefix="a-")
+    ] == ["a-contents-future.png"]
+    titles = {
+        axes.get_title("left"): len(axes.lines) for axes in contents_figure(run, "future").axes
+    }
     assert titles["entropy, nats"] == 2 and titles["the token finally written (skill)"] == 6
     assert titles["position (R²)"] == 0
 
@@ -127,15 +193,38 @@ def test_sentences_count_differences_that_are_sure(tmp_path: Path) -> None:
 def test_runs_of_another_kind_are_refused(tmp_path: Path) -> None:
     with RunWriter(tmp_path, kind="study", model={}, settings={}, seed=0):
         pass
-    with pytest.raises(ValueError, match=re.escape("is of kind 'study'; make one with `sinklab probe`")):
+    with pytest.raises(
+        ValueError, match=re.escape("is of kind 'study'; make one with `sinklab probe`")
+    ):
         contents_places(open_run(tmp_path))
 
 
-def test_through_the_command_line(model: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_through_the_command_line(
+    model: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     from sinklab.lab.cli import main
 
-    arguments = ["probe", "--model", model, "--prompts", str(prompts), "--out", str(tmp_path / "run")]
-    arguments += ["--epsilon", "500", "--new-tokens", "8", "--block-length", "4", "--every", "4", "--folds", "3"]
+    arguments = [
+        "probe",
+        "--model",
+        model,
+        "--prompts",
+        str(prompts),
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    arguments += [
+        "--epsilon",
+        "500",
+        "--new-tokens",
+        "8",
+        "--block-length",
+        "4",
+        "--every",
+        "4",
+        "--folds",
+        "3",
+    ]
     assert main([*arguments, "--resamples", "10", "--layers", "2", "--no-twin"]) == 0
     assert "run folder: " in capsys.readouterr().out
     assert main([*arguments, "--cache", "dual", "--resume"]) == 2

@@ -49,7 +49,9 @@ def test_a_long_pass_says_how_far_it_is_but_not_often(shown: Shown, clock: Clock
     assert told[0] == "scoring" and told[1] == "5 of 100, 1 a second, about 95 s left"
     # every five seconds at first, later every tenth of what has passed
     assert 8 < len(told) < 21
-    assert all(re.fullmatch(r"\d+ of 100, 1 a second, about \d+ (s|min) left", line) for line in told[1:])
+    assert all(
+        re.fullmatch(r"\d+ of 100, 1 a second, about \d+ (s|min) left", line) for line in told[1:]
+    )
 
 
 def test_a_short_pass_says_nothing(shown: Shown, clock: Clock) -> None:
@@ -70,7 +72,9 @@ def test_a_terminal_shows_a_bar_and_no_lines(clock: Clock) -> None:
     assert "left" not in console.file.getvalue()
 
 
-def test_a_slow_part_is_counted_while_it_is_done_and_names_what_it_takes(shown: Shown, clock: Clock) -> None:
+def test_a_slow_part_is_counted_while_it_is_done_and_names_what_it_takes(
+    shown: Shown, clock: Clock
+) -> None:
     for part in range(9):
         shown.count(part / 8, 4)
         clock.now += 10
@@ -79,9 +83,12 @@ def test_a_slow_part_is_counted_while_it_is_done_and_names_what_it_takes(shown: 
 
 
 @pytest.mark.parametrize(
-    ("planned", "said"), [(10.0, "about 100 s, not 10 s"), (1000.0, "about 100 s, not 17 min"), (80.0, "")]
+    ("planned", "said"),
+    [(10.0, "about 100 s, not 10 s"), (1000.0, "about 100 s, not 17 min"), (80.0, "")],
 )
-def test_a_plan_is_corrected_once_where_it_is_off(shown: Shown, clock: Clock, planned: float, said: str) -> None:
+def test_a_plan_is_corrected_once_where_it_is_off(
+    shown: Shown, clock: Clock, planned: float, said: str
+) -> None:
     shown.planned(Plan("plan: much", planned))
     for done in range(60):
         shown.count(done, 100)

@@ -1,4 +1,6 @@
-"""`sinklab export`, `push` and `gallery`: what would be sent is a cleaned copy, listed, private, and asked for."""
+"""`sinklab export`, `push` and `gallery`: what would be sent is a cleaned copy, listed, private,
+and asked for.
+"""
 
 import json
 import re
@@ -36,7 +38,9 @@ class Hub:
     def repo_info(self, repo: str, *, repo_type: str) -> SimpleNamespace:
         return SimpleNamespace(private=self.private)
 
-    def upload_folder(self, *, repo_id: str, repo_type: str, folder_path: Path, commit_message: str) -> None:
+    def upload_folder(
+        self, *, repo_id: str, repo_type: str, folder_path: Path, commit_message: str
+    ) -> None:
         self.asked.append(("upload", repo_id, repo_type))
         found = [path for path in folder_path.rglob("*") if path.is_file()]
         self.files = {path.relative_to(folder_path).as_posix(): path.read_bytes() for path in found}
@@ -64,7 +68,9 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that names places, with what workers and an editor left beside it."""
     place = tmp_path_factory.mktemp("secret") / "run"
     run = study(
-        tiny_loaded(1), place, StudySettings(prompts=("The old /home/x/y man",), new_tokens=3, block_length=None)
+        tiny_loaded(1),
+        place,
+        StudySettings(prompts=("The old /home/x/y man",), new_tokens=3, block_length=None),
     )
     info = json.loads((place / "run.json").read_text())
     info["model"]["name"] = str(place.parent / "models" / "mine")
@@ -91,27 +97,50 @@ def test_a_dry_run_lists_every_file_of_a_cleaned_copy(
     assert main(["push", str(traced), "me/house", "--dry-run"]) == 0
     printed = capsys.readouterr().out
     copy = copy_of(printed)
-    sizes = {path.relative_to(copy).as_posix(): path.stat().st_size for path in copy.rglob("*") if path.is_file()}
-    assert listed(printed) == sizes and {"run.json", "report.html", "README.md", "attention-0000.safetensors"} <= {
-        *sizes
+    sizes = {
+        path.relative_to(copy).as_posix(): path.stat().st_size
+        for path in copy.rglob("*")
+        if path.is_file()
     }
-    assert "a private dataset repository me/house would get" in printed and "nothing was sent" in printed
-    assert "stays here: .claims, notes.txt" in printed and f"{sum(sizes.values()):,}  bytes in" in printed
+    assert listed(printed) == sizes and {
+        "run.json",
+        "report.html",
+        "README.md",
+        "attention-0000.safetensors",
+    } <= {*sizes}
+    assert (
+        "a private dataset repository me/house would get" in printed
+        and "nothing was sent" in printed
+    )
+    assert (
+        "stays here: .claims, notes.txt" in printed
+        and f"{sum(sizes.values()):,}  bytes in" in printed
+    )
     assert re.search(r"run.json: model.name: '/.*/models/mine' is sent as 'mine'", printed)
     for path in copy.rglob("*"):
         assert path.is_dir() or b"secret" not in path.read_bytes(), path.name
     sent, here = open_run(copy), open_run(traced)
     assert not lost_files(copy, sent.info)
     assert sent.table("tokens").equals(here.table("tokens"))
-    assert sent.info.model == here.info.model | {"name": "mine"} and sent.info.settings["heldout"] == "held.txt"
+    assert (
+        sent.info.model == here.info.model | {"name": "mine"}
+        and sent.info.settings["heldout"] == "held.txt"
+    )
     assert sent.info.settings["prompts"] == ["The old /home/x/y man"]
     card = (copy / "README.md").read_text("utf-8")
-    assert "- config_name: tokens\n  data_files:\n  - tokens-0000.parquet" in card and "of mine, complete" in card
+    assert (
+        "- config_name: tokens\n  data_files:\n  - tokens-0000.parquet" in card
+        and "of mine, complete" in card
+    )
     assert json.loads((traced / "run.json").read_text())["model"]["name"].endswith("models/mine")
 
 
-def test_another_kind_of_run_is_a_data_set_without_a_page(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    with RunWriter(tmp_path / "run", kind="curve", model={"name": "x"}, settings={}, seed=None) as run:
+def test_another_kind_of_run_is_a_data_set_without_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    with RunWriter(
+        tmp_path / "run", kind="curve", model={"name": "x"}, settings={}, seed=None
+    ) as run:
         run.table("curve", {"k": [1, 2]})
     assert main(["push", str(tmp_path / "run"), "me/x", "--dry-run"]) == 0
     assert {*listed(capsys.readouterr().out)} == {"README.md", "run.json", "curve.parquet"}
@@ -119,19 +148,33 @@ def test_another_kind_of_run_is_a_data_set_without_a_page(tmp_path: Path, capsys
 
 @pytest.mark.parametrize("public", [False, True])
 def test_a_run_is_sent_private_unless_it_is_said(
-    traced: Path, hub: Callable[..., Hub], capsys: pytest.CaptureFixture, tmp_path: Path, public: bool
+    traced: Path,
+    hub: Callable[..., Hub],
+    capsys: pytest.CaptureFixture,
+    tmp_path: Path,
+    public: bool,
 ) -> None:
     it = hub()
     assert main(["push", str(traced), "me/house", "--yes", *["--public"] * public]) == 0
-    assert it.asked == [("create", "me/house", "dataset", not public), ("upload", "me/house", "dataset")]
+    assert it.asked == [
+        ("create", "me/house", "dataset", not public),
+        ("upload", "me/house", "dataset"),
+    ]
     printed = capsys.readouterr().out
     assert {name: len(content) for name, content in it.files.items()} == listed(printed)
     assert "sent: https://hub/me/house" in printed and not copy_of(printed).exists()
 
 
-@pytest.mark.parametrize(("private", "flags", "fact"), [(False, [], "public"), (True, ["--public"], "private")])
+@pytest.mark.parametrize(
+    ("private", "flags", "fact"), [(False, [], "public"), (True, ["--public"], "private")]
+)
 def test_a_repository_that_is_there_must_be_as_private_as_was_said(
-    traced: Path, hub: Callable[..., Hub], capsys: pytest.CaptureFixture, private: bool, flags: list[str], fact: str
+    traced: Path,
+    hub: Callable[..., Hub],
+    capsys: pytest.CaptureFixture,
+    private: bool,
+    flags: list[str],
+    fact: str,
 ) -> None:
     it = hub(private=private)
     assert main(["push", str(traced), "me/house", "--yes", *flags]) == 2
@@ -139,7 +182,9 @@ def test_a_repository_that_is_there_must_be_as_private_as_was_said(
     assert not it.files
 
 
-@pytest.mark.parametrize(("answer", "sent"), [("y", True), ("YES", True), ("", False), ("no", False)])
+@pytest.mark.parametrize(
+    ("answer", "sent"), [("y", True), ("YES", True), ("", False), ("no", False)]
+)
 def test_somebody_at_a_terminal_is_asked(
     traced: Path,
     hub: Callable[..., Hub],
@@ -162,26 +207,39 @@ def test_somebody_at_a_terminal_is_asked(
     assert bool(it.files) == bool(it.asked) == sent
 
 
-def test_nobody_at_a_terminal_is_not_asked(traced: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_nobody_at_a_terminal_is_not_asked(
+    traced: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     before = sorted(tmp_path.iterdir())
     assert main(["push", str(traced), "me/house"]) == 2
     assert "give --yes to send it, or --dry-run" in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_sink_file_is_sent_without_the_place_of_its_model(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    file = save_sink(tiny_loaded(2).model, tmp_path / "sink.safetensors", name="/home/secret/models/LLaDA")
+def test_a_sink_file_is_sent_without_the_place_of_its_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    file = save_sink(
+        tiny_loaded(2).model, tmp_path / "sink.safetensors", name="/home/secret/models/LLaDA"
+    )
     assert main(["push", str(file), "me/sink", "--dry-run"]) == 0
     printed = capsys.readouterr().out
     copy = copy_of(printed)
-    assert listed(printed).keys() == {"README.md", "sink.safetensors"} and "a private model repository" in printed
+    assert (
+        listed(printed).keys() == {"README.md", "sink.safetensors"}
+        and "a private model repository" in printed
+    )
     assert "name: '/home/secret/models/LLaDA' is sent as 'LLaDA'" in printed
     facts = sink_file_of(copy / file.name)
     assert facts == facts.__class__(**{**vars(sink_file_of(file)), "name": "LLaDA"})
     with safe_open(file, "pt") as one, safe_open(copy / file.name, "pt") as other:
         assert torch.equal(one.get_tensor("sink_embeddings"), other.get_tensor("sink_embeddings"))
     card = (copy / "README.md").read_text("utf-8")
-    assert "2 added attention sinks of kind `token`" in card and facts.weights_sha256 in card and "secret" not in card
+    assert (
+        "2 added attention sinks of kind `token`" in card
+        and facts.weights_sha256 in card
+        and "secret" not in card
+    )
 
 
 def test_a_model_is_sent_as_export_writes_it_with_its_owners_card(
@@ -191,7 +249,12 @@ def test_a_model_is_sent_as_export_writes_it_with_its_owners_card(
     it = hub()
     assert main(["push", str(plain), "me/mine", "--yes"]) == 0
     assert it.asked[0] == ("create", "me/mine", "model", True)
-    assert {"modeling_sinklab.py", "config.json", "model.safetensors", "tokenizer.json"} <= it.files.keys()
+    assert {
+        "modeling_sinklab.py",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    } <= it.files.keys()
     assert not any(b"secret" in content for content in it.files.values())
     folder = export(load(plain), tmp_path / "exported")
     (folder / "README.md").write_text("license: mit")
@@ -203,7 +266,9 @@ def test_a_model_is_sent_as_export_writes_it_with_its_owners_card(
     assert "whatever the folder held" in capsys.readouterr().out
 
 
-def test_what_is_neither_and_a_name_without_an_owner_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_what_is_neither_and_a_name_without_an_owner_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     (tmp_path / "text.txt").write_text("x")
     (tmp_path / "wrong.safetensors").write_bytes(b"x")
     for what, fault in (
@@ -217,7 +282,9 @@ def test_what_is_neither_and_a_name_without_an_owner_are_refused(tmp_path: Path,
     assert "a repository is OWNER/NAME, but this is 'house'" in capsys.readouterr().err
 
 
-def test_the_command_exports_the_model_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_command_exports_the_model_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     save_tiny(tmp_path / "run" / "model", 1)
     (tmp_path / "run" / "run.json").write_text("{}")
     assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "exported")]) == 0
@@ -227,7 +294,9 @@ def test_the_command_exports_the_model_of_a_run(tmp_path: Path, capsys: pytest.C
     assert "transformers loads it as it is" in capsys.readouterr().err
 
 
-def test_the_command_makes_a_site(traced: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_command_makes_a_site(
+    traced: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     shutil.copytree(traced, tmp_path / "house")
     given = [str(tmp_path / "house"), "--out", str(tmp_path / "site"), "--title", "Mine"]
     assert main(["gallery", *given]) == 0

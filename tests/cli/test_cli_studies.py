@@ -44,20 +44,28 @@ def run(command: str) -> int:
     return main(shlex.split(command))
 
 
-def test_a_run_is_not_reproduced_with_the_model_that_is_the_default(model: str, capsys: pytest.CaptureFixture) -> None:
+def test_a_run_is_not_reproduced_with_the_model_that_is_the_default(
+    model: str, capsys: pytest.CaptureFixture
+) -> None:
     assert run(f"trace The --model {model} --out out {QUICK}") == 0
     capsys.readouterr()
     for command in ("trace --reproduce out --out again", "trace --reproduce=out --dry-run"):
         assert run(command) == 2
         printed = capsys.readouterr()
-        assert f"give --model {model}" in printed.err and "plan" not in printed.err and not printed.out
+        assert (
+            f"give --model {model}" in printed.err and "plan" not in printed.err and not printed.out
+        )
     assert not Path("again").exists()
     assert run(f"trace --reproduce out --model {model} --dry-run") == 0
     assert f"on {model}" in capsys.readouterr().out
 
 
-def test_trace_takes_prompts_from_a_file_and_resumes(model: str, capsys: pytest.CaptureFixture) -> None:
-    Path("q.jsonl").write_text("".join(f'{{"question": "The {thing}"}}\n' for thing in ("sea", "boat", "man")))
+def test_trace_takes_prompts_from_a_file_and_resumes(
+    model: str, capsys: pytest.CaptureFixture
+) -> None:
+    Path("q.jsonl").write_text(
+        "".join(f'{{"question": "The {thing}"}}\n' for thing in ("sea", "boat", "man"))
+    )
     command = f"trace --prompts q.jsonl --samples 2 --model {model} --out out {QUICK}"
     assert run(f"{command} --layers -1 --maps 1:0:2 --every 2") == 0
     printed = capsys.readouterr()
@@ -67,7 +75,8 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model: str, capsys: pytest.
         "next: sinklab report out",
         f"controls, with shuffled and with fresh weights: {again} out --resume --twin",
         f"what it writes with sinks hidden: {again} out-masked --mask-sinks 5",
-        f"what hiding them costs: sinklab curve --model {model}; head by head: sinklab ablate --model {model}",
+        f"what hiding them costs: sinklab curve --model {model}; head by head: sinklab ablate "
+        f"--model {model}",
     ]
     plan, *stages = [re.sub(r"^ +\d+\.\d s  ", "", line) for line in printed.err.splitlines()]
     assert plan.startswith(f"plan: 2 texts × 3 steps on {model}, 6 evaluations of ")
@@ -80,11 +89,16 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model: str, capsys: pytest.
     assert "but out is taken; choose another folder, or continue" in capsys.readouterr().err
     assert run(f"{command} --layers -1 --maps 1:0:2 --every 2 --resume") == 0
     assert run(f"{command} --resume") == 2
-    assert "can be resumed only with the same settings: its model['recorded_layers']" in capsys.readouterr().err
+    assert (
+        "can be resumed only with the same settings: its model['recorded_layers']"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow
-def test_untrained_twins_are_asked_for_left_out_and_reproduced(model: str, capsys: pytest.CaptureFixture) -> None:
+def test_untrained_twins_are_asked_for_left_out_and_reproduced(
+    model: str, capsys: pytest.CaptureFixture
+) -> None:
     twins = ("attention-initialised", "attention-permuted")
     for flags, expected in (
         ("--no-twin", ()),
@@ -93,9 +107,17 @@ def test_untrained_twins_are_asked_for_left_out_and_reproduced(model: str, capsy
         ("--reproduce twin --no-twin", ()),
     ):
         folder = flags.strip("-").replace(" ", "-")
-        assert run(f"trace The --model {model} --out {folder} {'' if 'reproduce' in flags else QUICK} {flags}") == 0
+        assert (
+            run(
+                f"trace The --model {model} --out {folder} "
+                f"{'' if 'reproduce' in flags else QUICK} {flags}"
+            )
+            == 0
+        )
         assert open_run(folder).array_files == ("attention", *expected)
-    assert ("a control (shuffled weights) reads the same canvases" in capsys.readouterr().err) == bool(twins)
+    assert (
+        "a control (shuffled weights) reads the same canvases" in capsys.readouterr().err
+    ) == bool(twins)
     # the flag that was left out may come later
     assert run(f"trace The --model {model} --out no-twin {QUICK} --twin --resume") == 0
     assert open_run("no-twin").array_files == ("attention", *twins)
@@ -105,7 +127,10 @@ def test_trace_watches_autoregressive_models(tmp_path: Path, capsys: pytest.Capt
     loaded = tiny_llama()
     loaded.model.save_pretrained(tmp_path / "llama")
     loaded.tokenizer.save_pretrained(tmp_path / "llama")
-    assert run("trace 'The sea' --model llama --out out --new-tokens 3 --mask-sinks 1 --heldout None") == 0
+    assert (
+        run("trace 'The sea' --model llama --out out --new-tokens 3 --mask-sinks 1 --heldout None")
+        == 0
+    )
     assert "no held-out loss: it is defined for diffusion models" in capsys.readouterr().err
     written = open_run("out")
     assert written.info.model["family"] == "autoregressive"
@@ -117,7 +142,9 @@ def test_trace_watches_autoregressive_models(tmp_path: Path, capsys: pytest.Capt
     assert (open_run("masked/masked").table("removals")["forward"].unique() == [1, 2, 3]).all()
 
 
-def test_mask_writes_both_runs_and_says_what_it_did(model: str, capsys: pytest.CaptureFixture) -> None:
+def test_mask_writes_both_runs_and_says_what_it_did(
+    model: str, capsys: pytest.CaptureFixture
+) -> None:
     assert run(f"mask 'The old man' 'The sea' --model {model} --out out --k 2 {QUICK}") == 0
     lines = capsys.readouterr().out.splitlines()
     plain, masked = open_run("out/plain"), open_run("out/masked")
@@ -127,17 +154,24 @@ def test_mask_writes_both_runs_and_says_what_it_did(model: str, capsys: pytest.C
     removals = masked.table("removals")
     assert lines[0] == f"edits: {masked.info.settings['edits'][0]}"
     told = re.fullmatch(
-        r"removed by mask_sinks: 2 keys per head in 2 forwards; attention mass of the selected keys (.*) %; mass "
+        r"removed by mask_sinks: 2 keys per head in 2 forwards; attention mass of the selected "
+        r"keys (.*) %; mass "
         r"actually removed (.*) %; overlap with the selection of the step before (.*)",
         lines[1],
     )
     assert told, lines[1]
-    expected = [100 * removals["mass"].mean(), 100 * removals["realised"].mean(), removals["overlap"].mean()]
+    expected = [
+        100 * removals["mass"].mean(),
+        100 * removals["realised"].mean(),
+        removals["overlap"].mean(),
+    ]
     assert [float(number) for number in told.groups()] == pytest.approx(expected, abs=0.051)
     same = [
         (one == other).mean()
         for one, other in zip(
-            plain.table("generations")["token_ids"], masked.table("generations")["token_ids"], strict=True
+            plain.table("generations")["token_ids"],
+            masked.table("generations")["token_ids"],
+            strict=True,
         )
     ]
     agreed = re.fullmatch(r"token agreement with the unedited run: (.*) %", lines[2])
@@ -146,13 +180,20 @@ def test_mask_writes_both_runs_and_says_what_it_did(model: str, capsys: pytest.C
     assert lines[-1] == "next: sinklab compare out/plain out/masked"
 
 
-def test_mask_refuses_before_the_plain_run_begins(model: str, capsys: pytest.CaptureFixture) -> None:
-    assert run(f"mask 'The sea' --model {model} --out out --source clean_pass --cache prefix {QUICK}") == 2
+def test_mask_refuses_before_the_plain_run_begins(
+    model: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert (
+        run(f"mask 'The sea' --model {model} --out out --source clean_pass --cache prefix {QUICK}")
+        == 2
+    )
     assert "decode without a cache" in capsys.readouterr().err
     assert not Path("out").exists()
 
 
-def test_mask_takes_controls_thresholds_and_further_edits(model: str, capsys: pytest.CaptureFixture) -> None:
+def test_mask_takes_controls_thresholds_and_further_edits(
+    model: str, capsys: pytest.CaptureFixture
+) -> None:
     options = "--epsilon 0.5 --removal zero_value --control random --source clean_pass"
     options += " --edits mask_positions:positions=1"
     assert run(f"mask 'The sea' --model {model} --out out {options} {QUICK}") == 0
@@ -168,7 +209,9 @@ def test_mask_takes_controls_thresholds_and_further_edits(model: str, capsys: py
 
 
 @pytest.mark.slow
-def test_compare_prints_a_table_and_writes_the_page(model: str, capsys: pytest.CaptureFixture) -> None:
+def test_compare_prints_a_table_and_writes_the_page(
+    model: str, capsys: pytest.CaptureFixture
+) -> None:
     assert run(f"mask 'The sea' --model {model} --out out {QUICK}") == 0
     capsys.readouterr()
     assert run("compare out/plain out/masked --out both") == 0
@@ -195,7 +238,9 @@ def test_a_table_of_numbers_is_aligned(capsys: pytest.CaptureFixture) -> None:
     assert rows == [["a", "1.235", "7"], ["longer", "–", "12"]]
 
 
-def test_other_processes_are_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_other_processes_are_silent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
         with working() as progress:
@@ -227,7 +272,9 @@ def test_each_process_takes_a_gpu_of_its_own(
     assert asked == [used]
 
 
-def test_launchers_can_run_it_as_a_module(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_launchers_can_run_it_as_a_module(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     monkeypatch.setattr("sys.argv", ["sinklab", "report"])
     with pytest.raises(SystemExit) as end:
         runpy.run_module("sinklab", run_name="__main__")

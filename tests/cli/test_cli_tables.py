@@ -32,8 +32,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny(tmp_path_factory.mktemp("models") / "plain"))
 
 
-def curve(models: tuple[str, ...], out: Path, settings: CurveSettings, figures: tuple[str, ...]) -> None:
-    print("\n".join(conduct(Curve(), models, out, settings, resume=True, options=Curve.Options(figures=figures))))
+def curve(
+    models: tuple[str, ...], out: Path, settings: CurveSettings, figures: tuple[str, ...]
+) -> None:
+    print(
+        "\n".join(
+            conduct(
+                Curve(), models, out, settings, resume=True, options=Curve.Options(figures=figures)
+            )
+        )
+    )
 
 
 def small(**changes: object) -> CurveSettings:
@@ -42,7 +50,9 @@ def small(**changes: object) -> CurveSettings:
     return CurveSettings(**{**fields, **changes})
 
 
-def test_a_curve_is_scored_once(model: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_curve_is_scored_once(
+    model: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     curve((model, model), Path("out"), settings=small(), figures=())
     printed = capsys.readouterr()
     assert printed.out.splitlines()[-2:] == [
@@ -57,12 +67,17 @@ def test_a_curve_is_scored_once(model: str, capsys: pytest.CaptureFixture, monke
     monkeypatch.setattr("sinklab.lab.studies.curve.run.score", None)
     curve((model,), Path("out"), settings=small(), figures=())
     assert "out/plain is there" in capsys.readouterr().err
-    with pytest.raises(ValueError, match=r"out/plain holds a run of another model or with other settings; choose"):
+    with pytest.raises(
+        ValueError, match=r"out/plain holds a run of another model or with other settings; choose"
+    ):
         curve((model,), Path("out"), settings=small(rows=2), figures=())
 
 
 def test_an_unfinished_curve_is_scored_again(model: str) -> None:
-    with pytest.raises(KeyboardInterrupt), RunWriter("out/plain", kind="curve", model={}, settings={}, seed=0):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        RunWriter("out/plain", kind="curve", model={}, settings={}, seed=0),
+    ):
         raise KeyboardInterrupt
     curve((model,), Path("out"), settings=small(controls=("sinks",)), figures=("svg",))
     assert open_run("out/plain").info.status == "complete"
@@ -79,26 +94,52 @@ def test_what_makes_no_sense_is_refused(model: str) -> None:
     with pytest.raises(ValueError, match=r"but nowhere is not a folder"):
         onetoken((Path("nowhere"),))
     # tyro does not check while it parses
-    with pytest.raises(ValueError, match=r"controls must be one of .* but is 'sink'; did you mean 'sinks'"):
+    with pytest.raises(
+        ValueError, match=r"controls must be one of .* but is 'sink'; did you mean 'sinks'"
+    ):
         curve((model,), Path("out"), checked(typed(CurveSettings()), controls=("sink",)), ())
 
 
 def test_folders_are_named_after_models() -> None:
     given = ("tiny", "runs/causal/model", "/models/LLaDA-8B/", "org/Dream", "other/tiny", "model")
     assert folder_names(given) == ["tiny", "causal", "LLaDA-8B", "Dream", "tiny-2", "model"]
-    again = ["a/battery/model", "b/battery/model", "c/battery", "battery-2", "runs/battery-causal/model/"]
-    assert folder_names(again) == ["battery", "battery-2", "battery-3", "battery-2-2", "battery-causal"]
+    again = [
+        "a/battery/model",
+        "b/battery/model",
+        "c/battery",
+        "battery-2",
+        "runs/battery-causal/model/",
+    ]
+    assert folder_names(again) == [
+        "battery",
+        "battery-2",
+        "battery-3",
+        "battery-2-2",
+        "battery-causal",
+    ]
 
 
 def scored(right: Callable[[int], list[int]]) -> Callable[..., Path]:
-    """What stands in for `evaluate`: it writes which documents are right by the number of masked sinks."""
+    """What stands in for `evaluate`: it writes which documents are right by the number of masked
+    sinks.
+    """
 
     def evaluate(settings, model, out, *, progress=None) -> Path:
         about = {"name": "tiny", "family": "diffusion", "weights_sha256": "w"}
         with RunWriter(out, kind="benchmark", model=about, settings=settings.kept(), seed=0) as run:
             (task,), flags = settings.tasks, right(settings.mask_sinks or 0)
-            row = {"task": task, "metric": "exact_match", "filter": "none", "value": sum(flags) / len(flags)}
-            row |= {"stderr": 0.1, "samples": len(flags), "higher_is_better": True, "no_answer": float("nan")}
+            row = {
+                "task": task,
+                "metric": "exact_match",
+                "filter": "none",
+                "value": sum(flags) / len(flags),
+            }
+            row |= {
+                "stderr": 0.1,
+                "samples": len(flags),
+                "higher_is_better": True,
+                "no_answer": float("nan"),
+            }
             run.table("scores", pd.DataFrame([row]))
             rows = [
                 {"task": task, "filter": "none", "doc_id": number, "right": flag, "metrics": "{}"}
@@ -113,7 +154,9 @@ def scored(right: Callable[[int], list[int]]) -> Callable[..., Path]:
 @pytest.fixture
 def no_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sinklab.lab.studies.benchmarks.run._check_tasks", lambda settings: None)
-    monkeypatch.setattr("sinklab.lab.studies.benchmarks.asked.amount_of", lambda settings, info, cells: None)
+    monkeypatch.setattr(
+        "sinklab.lab.studies.benchmarks.asked.amount_of", lambda settings, info, cells: None
+    )
 
 
 @pytest.mark.usefixtures("no_tasks")
@@ -121,19 +164,28 @@ def test_table1_prints_measured_beside_published(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(
-        "sinklab.lab.studies.benchmarks.run.evaluate", scored(lambda k: [1] * (90 - 8 * k) + [0] * (10 + 8 * k))
+        "sinklab.lab.studies.benchmarks.run.evaluate",
+        scored(lambda k: [1] * (90 - 8 * k) + [0] * (10 + 8 * k)),
     )
     table1((model,), Path("out"), settings=typed(EvalSettings(tasks=("gsm8k",))), figures=())
     printed = capsys.readouterr().out
     assert (
-        "│ GSM8K │ tiny         │ measured  │ 0.900 ± 0.030 │ 0.820 ± 0.038 │ 0.500 ± 0.050 │ 0.100 ± 0.030" in printed
+        "│ GSM8K │ tiny         │ measured  │ 0.900 ± 0.030 │ 0.820 ± 0.038 │ 0.500 ± 0.050 │ "
+        "0.100 ± 0.030" in printed
     )
     assert "│ GSM8K │ LLaDA-8B     │ published │ 0.76 ± 0.01 " in printed
     assert "undecided at 1 (−8.0)" in printed
     assert "written: out/table1.md, out/table1.tex, out/table1.csv" in printed
-    assert sorted(path.name for path in Path("out/plain").iterdir()) == [f"gsm8k-k{k}" for k in ("0", "1", "10", "5")]
+    assert sorted(path.name for path in Path("out/plain").iterdir()) == [
+        f"gsm8k-k{k}" for k in ("0", "1", "10", "5")
+    ]
     cell = open_run("out/plain/gsm8k-k5").info.settings
-    assert (cell["new_tokens"], cell["block_length"], cell["mask_sinks"], cell["temperature"]) == (256, 32, 5, 0.0)
+    assert (cell["new_tokens"], cell["block_length"], cell["mask_sinks"], cell["temperature"]) == (
+        256,
+        32,
+        5,
+        0.0,
+    )
     table1(render=(Path("out"),), out=Path("again"), figures=())
     assert "0.100 ± 0.030" in capsys.readouterr().out
 
@@ -147,10 +199,16 @@ def test_table1_of_two_models_prints_protocols_doses_and_controls(
     save_tiny(Path("dlm"), 1, context=160)
     tiny_llama(160).model.save_pretrained("ar")
     tiny_tokenizer().save_pretrained("ar")
-    questions = [{"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"} for n in range(2)]
+    questions = [
+        {"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"}
+        for n in range(2)
+    ]
     Path("data/gsm8k").mkdir(parents=True)
     Path("data/gsm8k/test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
-    how = "--tasks gsm8k --data data --num-fewshot 0 --new-tokens 4 --block-length 4 --record-sinks 1 --ks 1"
+    how = (
+        "--tasks gsm8k --data data --num-fewshot 0 --new-tokens 4 --block-length 4 "
+        "--record-sinks 1 --ks 1"
+    )
     more = "--protocols paper held --controls sinks random --out out --figures"
     assert main(shlex.split(f"table1 --model dlm ar {how} {more}")) == 0
     printed = capsys.readouterr().out
@@ -170,7 +228,11 @@ def paper_toys() -> list[str]:
     """Tiny models in the formats of the paper's, in folders that are called as theirs are."""
     import published_toys as toys
 
-    llada, dream, llama = Path("LLaDA-8B-Instruct"), Path("Dream-v0-Instruct-7B"), Path("Llama-3.1-8B-Instruct")
+    llada, dream, llama = (
+        Path("LLaDA-8B-Instruct"),
+        Path("Dream-v0-Instruct-7B"),
+        Path("Llama-3.1-8B-Instruct"),
+    )
     toys.llada(llada, max_sequence_length=200)
     toys.save_llada_tokenizer(llada)
     toys.dream(dream, max_position_embeddings=200)
@@ -188,8 +250,13 @@ def test_the_paper_s_table_on_toys_in_the_published_formats(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     models = paper_toys()
     Path("data/gsm8k").mkdir(parents=True)
-    Path("data/gsm8k/test.jsonl").write_text(json.dumps({"question": "1 and 1?", "answer": "#### 2"}) + "\n")
-    how = "--tasks gsm8k --data data --num-fewshot 0 --new-tokens 4 --block-length 4 --out out --figures"
+    Path("data/gsm8k/test.jsonl").write_text(
+        json.dumps({"question": "1 and 1?", "answer": "#### 2"}) + "\n"
+    )
+    how = (
+        "--tasks gsm8k --data data --num-fewshot 0 --new-tokens 4 --block-length 4 --out out "
+        "--figures"
+    )
     assert main(["table1", "--paper", "--model", *models, *shlex.split(how)]) == 0
     printed = capsys.readouterr()
     # what to expect stands before what was measured
@@ -202,21 +269,33 @@ def test_the_paper_s_table_on_toys_in_the_published_formats(
     ):
         (row,) = [line for line in first.splitlines() if f" {name} " in line]
         assert none in row and ten in row
-    assert "1,319 questions of gsm8k × 256 steps, each with 4 numbers of keys: 1,350,656 steps a model" in first
+    assert (
+        "1,319 questions of gsm8k × 256 steps, each with 4 numbers of keys: 1,350,656 steps a model"
+        in first
+    )
     assert "not as in the paper: block_length=4, new_tokens=4, num_fewshot=0" in first
     assert printed.err.count("plan: gsm8k (1 documents) × 4") == 3
     assert second.count("│ measured ") == 3
     cells = pd.read_csv("out/table1.csv").query("source == 'measured'")
     assert cells.groupby("model")["k"].apply(sorted).tolist() == [[0, 1, 5, 10]] * 3
     kept = open_run("out/LLaDA-8B-Instruct/gsm8k-k10").info
-    assert (kept.settings["mask_sinks"], kept.settings["temperature"], kept.settings["control"]) == (10, 0.0, "sinks")
+    assert (
+        kept.settings["mask_sinks"],
+        kept.settings["temperature"],
+        kept.settings["control"],
+    ) == (10, 0.0, "sinks")
 
 
 def test_the_paper_s_table_is_refused_without_the_weights(capsys: pytest.CaptureFixture) -> None:
     assert main(["table1", "--paper", "--tasks", "gsm8k"]) == 2
     printed = capsys.readouterr()
     assert "To expect" in printed.out and "1,350,656 steps a model" in printed.out
-    for name in ("LLaDA-8B-Instruct", "Dream-v0-Instruct-7B", "MMaDA-8B-MixCoT", "Llama-3.1-8B-Instruct"):
+    for name in (
+        "LLaDA-8B-Instruct",
+        "Dream-v0-Instruct-7B",
+        "MMaDA-8B-MixCoT",
+        "Llama-3.1-8B-Instruct",
+    ):
         assert name in printed.err
     # a folder that has a config and no weights
     (llada, *_) = paper_toys()
@@ -231,7 +310,9 @@ def test_the_paper_s_table_is_refused_without_the_weights(capsys: pytest.Capture
 @pytest.mark.usefixtures("no_tasks")
 def test_onetoken_prints_all_five_tables(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     settings = {"tasks": ["arc_easy"], "mask_sinks": None, "init_from": None}
-    with RunWriter("runs/a", kind="training", model={"family": "diffusion"}, settings=settings, seed=0):
+    with RunWriter(
+        "runs/a", kind="training", model={"family": "diffusion"}, settings=settings, seed=0
+    ):
         pass
     onetoken((Path("runs"),), Path("out"))
     printed = capsys.readouterr().out
@@ -244,7 +325,10 @@ def test_onetoken_prints_all_five_tables(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_the_commands_are_reached_by_name(model: str, capsys: pytest.CaptureFixture) -> None:
     small()
-    command = f"curve --model {model} --ks 0 1 --rows 2 --length 20 --heldout held.txt --out out --figures"
+    command = (
+        f"curve --model {model} --ks 0 1 --rows 2 --length 20 --heldout held.txt --out out "
+        "--figures"
+    )
     assert main(shlex.split(command)) == 0
     assert "run folders: out/plain" in capsys.readouterr().out
     assert main(shlex.split(f"curve --model {model} --controls randm")) == 2

@@ -1,4 +1,6 @@
-"""SIGTERM ends a command in order, with status 143; `--resume` goes on to what an unbroken run writes."""
+"""SIGTERM ends a command in order, with status 143; `--resume` goes on to what an unbroken run
+writes.
+"""
 
 import json
 import os
@@ -17,7 +19,11 @@ from tiny_diffusion import save_tiny
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, value in {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1", "COLUMNS": "200"}.items():
+    for name, value in {
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TQDM_DISABLE": "1",
+        "COLUMNS": "200",
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -40,10 +46,17 @@ def terminated_after(call: int, owner: type, method: str, monkeypatch: pytest.Mo
 
 WRITES = "--new-tokens 6 --block-length None"
 STUDIES = {
-    "trace": (f"trace The sea boat --model model {WRITES} --statistics received", RunWriter, "table", 4, "tokens"),
+    "trace": (
+        f"trace The sea boat --model model {WRITES} --statistics received",
+        RunWriter,
+        "table",
+        4,
+        "tokens",
+    ),
     "ablate": ("ablate model --rows 3 --length 16", RunWriter, "table", 2, "ablation"),
     "eval": (
-        f"eval --model model --tasks gsm8k --data data --limit 4 --num-fewshot 0 --batch 2 {WRITES}",
+        "eval --model model --tasks gsm8k --data data --limit 4 --num-fewshot 0 --batch 2 "
+        f"{WRITES}",
         RequestCache,
         "add",
         1,
@@ -59,7 +72,10 @@ def test_a_command_keeps_what_is_written_and_goes_on(
 ) -> None:
     if name == "eval":
         pytest.importorskip("lm_eval")
-        rows = [{"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"} for n in range(4)]
+        rows = [
+            {"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"}
+            for n in range(4)
+        ]
         Path("data/gsm8k").mkdir(parents=True)
         Path("data/gsm8k/test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     save_tiny(Path("model"), 1, context=160)
@@ -69,7 +85,10 @@ def test_a_command_keeps_what_is_written_and_goes_on(
         terminated_after(calls, owner, method, patch)
         assert main([*command, "--out", "run"]) == 143
     assert signal.getsignal(signal.SIGTERM) is handler
-    assert capsys.readouterr().err.splitlines()[-1] == "sinklab: interrupted; what was written so far is kept"
+    assert (
+        capsys.readouterr().err.splitlines()[-1]
+        == "sinklab: interrupted; what was written so far is kept"
+    )
     left = open_run("run").info
     assert (left.status, left.error) == ("interrupted", "Terminated: 143")
     kept = {path: path.read_bytes() for path in Path("run").glob("*") if path.name != "run.json"}
@@ -79,4 +98,6 @@ def test_a_command_keeps_what_is_written_and_goes_on(
     ended, whole = open_run("run"), open_run("whole")
     assert ended.info.status == "complete"
     assert ended.table(table).equals(whole.table(table))
-    assert all(path.read_bytes().startswith(content) for path, content in kept.items()), "nothing is made twice"
+    assert all(path.read_bytes().startswith(content) for path, content in kept.items()), (
+        "nothing is made twice"
+    )

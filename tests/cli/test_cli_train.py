@@ -14,7 +14,11 @@ from sinklab.lab.records import open_run
 from sinklab.lab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
 from tiny_diffusion import TEXT
 
-SIZES = "--vocab-size 270 --hidden-size 32 --layers 2 --heads 2 --mlp-size 48 --length 32 --batch 4 --steps 3 --no-bf16"
+SIZES = (
+    "--vocab-size 270 --hidden-size 32 --layers 2 --heads 2 --mlp-size 48 --length 32 "
+    "--batch "
+    "4 --steps 3 --no-bf16"
+)
 
 
 @pytest.fixture
@@ -33,7 +37,9 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TrainSetti
     return seen
 
 
-def test_the_help_lists_recipes_and_variants(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_help_lists_recipes_and_variants(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit):
         main(["train", "--help"])
@@ -43,7 +49,9 @@ def test_the_help_lists_recipes_and_variants(capsys: pytest.CaptureFixture, monk
     assert ", ".join(VARIANTS) in printed
 
 
-def test_the_help_of_a_recipe_shows_its_values(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_help_of_a_recipe_shows_its_values(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     with pytest.raises(SystemExit):
         main(["train", "qwen-0.5b", "--variant", "gate", "--help"])
@@ -60,8 +68,15 @@ def test_a_recipe_is_what_runs(name: str, settings: list[TrainSettings]) -> None
 
 
 def test_flags_override_the_recipe_and_nothing_else(settings: list[TrainSettings]) -> None:
-    assert main(shlex.split("train laptop-from-causal --variant=4-sinks --lr 0.5 --no-bf16 --keep 7")) == 0
-    expected = asdict(recipe("laptop-from-causal", "4-sinks")) | {"lr": 0.5, "bf16": False, "keep": 7}
+    assert (
+        main(shlex.split("train laptop-from-causal --variant=4-sinks --lr 0.5 --no-bf16 --keep 7"))
+        == 0
+    )
+    expected = asdict(recipe("laptop-from-causal", "4-sinks")) | {
+        "lr": 0.5,
+        "bf16": False,
+        "keep": 7,
+    }
     assert asdict(settings[0]) == expected
     assert settings[0].out == "runs/laptop-from-causal-4-sinks"
     assert settings[0].sink_count == 4
@@ -70,11 +85,20 @@ def test_flags_override_the_recipe_and_nothing_else(settings: list[TrainSettings
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("train laptop-scrtch", "recipe must be one of .*, but is 'laptop-scrtch'; did you mean 'laptop-scratch'"),
+        (
+            "train laptop-scrtch",
+            "recipe must be one of .*, but is 'laptop-scrtch'; did you mean 'laptop-scratch'",
+        ),
         ("train --variant snk", "variant must be one of .*, but is 'snk'; did you mean 'sink'"),
         ("train --steps 3 laptop-causal", "the recipe comes first: sinklab train laptop-causal"),
-        ("train laptop-causal --variant sink", "plain autoregressive model, so it has no variant 'sink'"),
-        ("train laptop-sft --reproduce runs/x", "takes every setting from the run folder; leave out the recipe"),
+        (
+            "train laptop-causal --variant sink",
+            "plain autoregressive model, so it has no variant 'sink'",
+        ),
+        (
+            "train laptop-sft --reproduce runs/x",
+            "takes every setting from the run folder; leave out the recipe",
+        ),
         ("train --reproduce nowhere --out there", "nowhere is not a run folder: no such folder"),
     ],
 )
@@ -96,7 +120,9 @@ def test_a_run_reproduces_from_its_folder_alone(
     capsys.readouterr()
     assert main(shlex.split("train --reproduce first --out second")) == 0
     assert "the weights equal those of first, compared bit for bit" in capsys.readouterr().out
-    first, second = (open_run(name).table("history")["loss"].dropna().tolist() for name in ("first", "second"))
+    first, second = (
+        open_run(name).table("history")["loss"].dropna().tolist() for name in ("first", "second")
+    )
     assert first == second
     assert main(shlex.split("train --reproduce first --out other --seed 1")) == 0
     assert "the weights differ from those of first, compared bit for bit" in capsys.readouterr().out
@@ -104,4 +130,6 @@ def test_a_run_reproduces_from_its_folder_alone(
     assert "is reproduced in a folder of its own" in capsys.readouterr().err
     shutil.rmtree("first/model")
     assert main(shlex.split("train --reproduce first --out third")) == 0
-    assert "first was not finished, so there are no weights to compare with" in capsys.readouterr().out
+    assert (
+        "first was not finished, so there are no weights to compare with" in capsys.readouterr().out
+    )

@@ -1,4 +1,6 @@
-"""launch/shards.slurm under what acts as Slurm: an array of workers that are killed, and another array after it."""
+"""launch/shards.slurm under what acts as Slurm: an array of workers that are killed, and another
+array after it.
+"""
 
 import os
 import signal
@@ -24,15 +26,27 @@ ASKED = ["trace", *(f"The sea {number}" for number in range(6)), "--new-tokens",
 
 def array(folder: Path, tasks: range, out: str) -> dict[int, subprocess.Popen]:
     """The tasks of an array, as `sbatch --array` starts them."""
-    environment = {**os.environ, "PATH": f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "SLURM_ARRAY_TASK_COUNT": str(len(tasks))}
+    environment = {
+        **os.environ,
+        "PATH": f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    environment |= {
+        "PYTHONPATH": str(ROOT / "src"),
+        "OMP_NUM_THREADS": "1",
+        "SLURM_ARRAY_TASK_COUNT": str(len(tasks)),
+    }
     running = {}
     for task in tasks:
         own = {"SLURM_ARRAY_TASK_ID": str(task), "SLURM_ARRAY_TASK_MIN": str(tasks[0])}
         with open(folder / f"{task}.log", "a") as log:
             command = ["bash", str(ROOT / "launch" / "shards.slurm"), *ASKED, out]
             running[task] = subprocess.Popen(
-                command, env=environment | own, cwd=folder, stdout=log, stderr=log, start_new_session=True
+                command,
+                env=environment | own,
+                cwd=folder,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
     return running
 

@@ -40,7 +40,9 @@ def solved(problem: Problem) -> str:
             ways = [way + edge[1] for way in ways for edge in edges if edge[0] == way[-1]]
         return next(way for way in ways if way[-1] == asked[1])
     known = dict(re.findall(r"([a-z])([01])", facts))
-    rules = {after: (sign, before) for after, sign, before in re.findall(r"([a-z])([=!])([a-z])", facts)}
+    rules = {
+        after: (sign, before) for after, sign, before in re.findall(r"([a-z])([=!])([a-z])", facts)
+    }
     chain = [asked]
     while chain[0] in rules:
         chain.insert(0, rules[chain[0]][1])
@@ -54,11 +56,15 @@ def solved(problem: Problem) -> str:
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_answers_follow_from_the_questions(split: str) -> None:
     made = list(problems(split, 1200))
-    assert {(one.skill, one.level) for one in made} == {(skill, level) for skill in SKILLS for level in LEVELS}
+    assert {(one.skill, one.level) for one in made} == {
+        (skill, level) for skill in SKILLS for level in LEVELS
+    }
     for problem in made:
         assert solved(problem) == problem.answer, problem
         assert is_right(problem, problem.answer)
-        assert not is_right(problem, problem.answer[:-1]) and not is_right(problem, problem.answer + "x")
+        assert not is_right(problem, problem.answer[:-1]) and not is_right(
+            problem, problem.answer + "x"
+        )
         assert not is_right(problem, "")
         assert len(problem.question) <= LONGEST_QUESTION and len(problem.answer) <= LONGEST_ANSWER
 
@@ -66,7 +72,11 @@ def test_answers_follow_from_the_questions(split: str) -> None:
 def test_a_plan_may_take_any_way_of_the_graph() -> None:
     problem = Problem("planning", 1, "Pabbcaddc?ac", "abc")
     assert is_right(problem, "abc") and is_right(problem, "adc")
-    assert not is_right(problem, "ac") and not is_right(problem, "abdc") and not is_right(problem, "ab")
+    assert (
+        not is_right(problem, "ac")
+        and not is_right(problem, "abdc")
+        and not is_right(problem, "ab")
+    )
 
 
 def test_more_of_everything_at_a_higher_level() -> None:
@@ -97,7 +107,10 @@ def test_levels_and_skills_are_chosen() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"split": "trian"}, "split must be one of train, test, but is 'trian'; did you mean 'train'"),
+        (
+            {"split": "trian"},
+            "split must be one of train, test, but is 'trian'; did you mean 'train'",
+        ),
         ({"skills": ("plan",)}, "skill must be one of arithmetic, .* but is 'plan'"),
         ({"skills": ()}, "a battery needs skills"),
         ({"levels": (0, 1)}, r"levels among \(1, 2, 3, 4\)"),
@@ -133,7 +146,9 @@ def test_a_completion_is_what_a_canvas_holds() -> None:
     rows, counts = pair_rows(pairs, tokenizer, 64, style="completion", answer_length=20)
     rows = rows.dense()
     assert counts.lines == len(rows.ids_RS) == 60 and rows.attention_RS is not None
-    for pair, ids, maskable, seen in zip(pairs, rows.ids_RS, rows.maskable_RS, rows.attention_RS, strict=True):
+    for pair, ids, maskable, seen in zip(
+        pairs, rows.ids_RS, rows.maskable_RS, rows.attention_RS, strict=True
+    ):
         question, answer = (tokenizer(text)["input_ids"] for text in (pair.question, pair.answer))
         window = answer + [end] * (20 - len(answer))
         filled = len(question) + 20

@@ -29,7 +29,9 @@ def mixed(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("start", range(8))
-def test_documents_are_counted_over_every_kind_of_file_and_blank_ones_count(tmp_path: Path, start: int) -> None:
+def test_documents_are_counted_over_every_kind_of_file_and_blank_ones_count(
+    tmp_path: Path, start: int
+) -> None:
     assert list(corpus_documents(mixed(tmp_path), start=start)) == TEXTS[start:]
     assert list(read_corpus(tmp_path)) == ["one", "two", "three", "four"]
 
@@ -52,7 +54,9 @@ def test_parquet_files_are_refused_by_name(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1], "body": ["x"]}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"a.parquet, row 0: no field 'text' \(it has id, body\)"):
         list(corpus_documents(tmp_path))
-    with pytest.raises(ValueError, match=r"a.parquet, row 0: field 'id' must be text, but is a int"):
+    with pytest.raises(
+        ValueError, match=r"a.parquet, row 0: field 'id' must be text, but is a int"
+    ):
         list(corpus_documents(tmp_path, text_field="id"))
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(ValueError, match=r"a.parquet cannot be read as Parquet: "):
@@ -77,21 +81,30 @@ def test_a_dataset_is_streamed_and_can_be_begun_anywhere(hub: Path) -> None:
 
 
 def test_a_configuration_of_a_dataset_can_be_named(hub: Path) -> None:
-    configs = "".join(f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in ("small", "large"))
+    configs = "".join(
+        f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in ("small", "large")
+    )
     (hub / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
     (hub / "small.jsonl").write_bytes(lines("small"))
     (hub / "large.jsonl").write_bytes(lines("large"))
     assert list(read_corpus(f"hub:{hub}:large")) == ["large"]
-    with pytest.raises(ValueError, match=r"must be a dataset with a split train, but: .*\['small', 'large'\]"):
+    with pytest.raises(
+        ValueError, match=r"must be a dataset with a split train, but: .*\['small', 'large'\]"
+    ):
         list(read_corpus(f"hub:{hub}"))
 
 
 def test_datasets_that_cannot_be_used_are_refused_by_name(hub: Path) -> None:
     with pytest.raises(ValueError, match=r"row 0: no field 'body' \(it has id, text\)"):
         list(read_corpus(f"hub:{hub}", text_field="body"))
-    with pytest.raises(ValueError, match=r"named as hub:NAME or hub:NAME:CONFIG, but the corpus is 'hub:'"):
+    with pytest.raises(
+        ValueError, match=r"named as hub:NAME or hub:NAME:CONFIG, but the corpus is 'hub:'"
+    ):
         list(read_corpus("hub:"))
-    with pytest.raises(ValueError, match="the corpus hub:nobody/nothing must be a dataset with a split train, but: "):
+    with pytest.raises(
+        ValueError,
+        match="the corpus hub:nobody/nothing must be a dataset with a split train, but: ",
+    ):
         list(read_corpus("hub:nobody/nothing"))
     shutil.move(hub / "train.parquet", hub / "test.parquet")
     with pytest.raises(ValueError, match=r"must be a dataset with a split train, but: .*train"):
@@ -138,7 +151,10 @@ ORIGINS = ["code", "web", "code", "web", "books"]
 def of_origins(folder: Path) -> Path:
     """Documents 0 to 4, each with where it comes from, in two kinds of file."""
     folder.mkdir()
-    rows = [{"text": f"{number}", "meta": {"set": origin}, "part": number % 2} for number, origin in enumerate(ORIGINS)]
+    rows = [
+        {"text": f"{number}", "meta": {"set": origin}, "part": number % 2}
+        for number, origin in enumerate(ORIGINS)
+    ]
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
     pq.write_table(pa.Table.from_pylist(rows[3:]), folder / "b.parquet")
     return folder
@@ -154,11 +170,17 @@ def of_origins(folder: Path) -> Path:
         ("meta.set!=news", ["0", "1", "2", "3", "4"]),
     ],
 )
-def test_documents_are_chosen_by_a_field_and_keep_their_numbers(tmp_path: Path, only: str, kept: list[str]) -> None:
+def test_documents_are_chosen_by_a_field_and_keep_their_numbers(
+    tmp_path: Path, only: str, kept: list[str]
+) -> None:
     folder = of_origins(tmp_path / "corpus")
     assert list(read_corpus(folder, only=only)) == kept
-    assert list(corpus_documents(folder, only=only)) == [text if text in kept else "" for text in "01234"]
-    assert list(corpus_documents(folder, only=only, start=2)) == [text if text in kept else "" for text in "234"]
+    assert list(corpus_documents(folder, only=only)) == [
+        text if text in kept else "" for text in "01234"
+    ]
+    assert list(corpus_documents(folder, only=only, start=2)) == [
+        text if text in kept else "" for text in "234"
+    ]
     rows = StreamedRows(folder, tiny_tokenizer(), 2, only=only, repeat=False, shuffle_rows=1)
     ids = [token for row in rows for token in row["input_ids"].tolist()]
     assert ids == pack(kept, tiny_tokenizer(), 2).flatten().tolist()
@@ -170,15 +192,23 @@ def test_a_dataset_is_chosen_from_as_files_are(hub: Path) -> None:
 
 def test_a_choice_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     folder = of_origins(tmp_path / "corpus")
-    for only, missing in (("meta.sets=code", "meta.sets"), ("meta.set.name=code", "meta.set.name"), ("parts", "parts")):
+    for only, missing in (
+        ("meta.sets=code", "meta.sets"),
+        ("meta.set.name=code", "meta.set.name"),
+        ("parts", "parts"),
+    ):
         with pytest.raises(
-            ValueError, match=rf"a.jsonl, line 1: only='{only}' chooses .*no field '{missing}' \(it has"
+            ValueError,
+            match=rf"a.jsonl, line 1: only='{only}' chooses .*no field '{missing}' \(it has",
         ):
             list(read_corpus(folder, only=only))
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(
-        ValueError, match=r"a.txt: only='meta.set=x' .* but there is no field 'meta.set' \(it has text\)"
+        ValueError,
+        match=r"a.txt: only='meta.set=x' .* but there is no field 'meta.set' \(it has text\)",
     ):
         list(read_corpus(tmp_path / "a.txt", only="meta.set=x"))
-    with pytest.raises(ValueError, match=r"python-docs: only='a=b' .* but there is no field 'a' \(it has none\)"):
+    with pytest.raises(
+        ValueError, match=r"python-docs: only='a=b' .* but there is no field 'a' \(it has none\)"
+    ):
         list(read_corpus("python-docs", only="a=b"))

@@ -28,7 +28,18 @@ CONTENTS = {
     "bom.txt": b"\xef\xbb\xbfmarked",
     "ignored.csv": b"x,y",
 }
-TEXTS = ["plain é", "# mark\ndown", "marked", "one", "two", "three", "four", "packed", "packed notes", "below"]
+TEXTS = [
+    "plain é",
+    "# mark\ndown",
+    "marked",
+    "one",
+    "two",
+    "three",
+    "four",
+    "packed",
+    "packed notes",
+    "below",
+]
 
 
 def write(folder: Path, contents: dict[str, bytes]) -> Path:
@@ -52,10 +63,19 @@ def test_the_field_of_json_lines_can_be_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        ({"a.jsonl": jsonl("x", field="body")}, r"a.jsonl, line 1: no field 'text' \(it has id, body\)"),
-        ({"a.jsonl": b'{"text": "x"}\n[1]\n'}, "a.jsonl, line 2: each line must be one JSON object.* a list"),
+        (
+            {"a.jsonl": jsonl("x", field="body")},
+            r"a.jsonl, line 1: no field 'text' \(it has id, body\)",
+        ),
+        (
+            {"a.jsonl": b'{"text": "x"}\n[1]\n'},
+            "a.jsonl, line 2: each line must be one JSON object.* a list",
+        ),
         ({"a.jsonl": b'{"text": "x"}\n{"text": \n'}, "a.jsonl, line 2: .*: Expecting value"),
-        ({"a.jsonl": b'{"text": null}\n'}, "a.jsonl, line 1: field 'text' must be text, but is a NoneType"),
+        (
+            {"a.jsonl": b'{"text": null}\n'},
+            "a.jsonl, line 1: field 'text' must be text, but is a NoneType",
+        ),
         ({"a.txt": b"caf\xe9"}, "a.txt cannot be read as UTF-8 text: .*utf-8"),
         ({"a.txt.gz": b"no gzip"}, "a.txt.gz cannot be read"),
         ({"a.txt.gz": gzip.compress(b"x" * 1000)[:-12]}, "a.txt.gz cannot be read"),
@@ -65,13 +85,17 @@ def test_the_field_of_json_lines_can_be_named(tmp_path: Path) -> None:
         ({}, "no file of a known kind"),
     ],
 )
-def test_a_corpus_that_cannot_be_used_is_refused_by_name(tmp_path: Path, contents: dict, message: str) -> None:
+def test_a_corpus_that_cannot_be_used_is_refused_by_name(
+    tmp_path: Path, contents: dict, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         list(read_corpus(write(tmp_path, contents)))
 
 
 def test_an_unknown_place_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nowhere does not exist; name a folder, a file or 'python-docs'"):
+    with pytest.raises(
+        ValueError, match="nowhere does not exist; name a folder, a file or 'python-docs'"
+    ):
         list(read_corpus(tmp_path / "nowhere"))
 
 
@@ -81,13 +105,21 @@ def test_the_documentation_of_python_is_text() -> None:
     assert any("class" in topic and "inherit" in topic for topic in topics)
 
 
-def test_the_docstrings_of_the_library_are_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_docstrings_of_the_library_are_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = (
-        '"""Of the module."""\nclass A:\n    """Of the class."""\n    def f(self):\n        """Of f."""\n        "\\d"'
+        '"""Of the module."""\nclass A:\n    """Of the class."""\n    def f(self):\n        '
+        '"""Of f."""\n        "\\d"'
     )
     write(
         tmp_path,
-        {"a.py": source.encode(), "broken.py": b"def", "latin.py": b"# \xe9", "site-packages/b.py": source.encode()},
+        {
+            "a.py": source.encode(),
+            "broken.py": b"def",
+            "latin.py": b"# \xe9",
+            "site-packages/b.py": source.encode(),
+        },
     )
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     *_, last = read_corpus("python-docs")
@@ -114,7 +146,9 @@ def test_special_tokens_come_first_and_are_one_token_each() -> None:
 
 
 def test_a_vocabulary_must_hold_the_bytes() -> None:
-    with pytest.raises(ValueError, match=r"at least 259 \(256 bytes and 3 special tokens\), but is 258"):
+    with pytest.raises(
+        ValueError, match=r"at least 259 \(256 bytes and 3 special tokens\), but is 258"
+    ):
         train_tokenizer([TEXT], 258)
     assert len(train_tokenizer([TEXT], 259)) == 259
 
@@ -122,7 +156,11 @@ def test_a_vocabulary_must_hold_the_bytes() -> None:
 def test_packing_puts_an_end_after_each_document_and_loses_the_tail_alone() -> None:
     tokenizer = tiny_tokenizer()
     documents = [TEXT, "The sea.", TEXT[:50]]
-    stream = [token for text in documents for token in [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]]
+    stream = [
+        token
+        for text in documents
+        for token in [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+    ]
     rows = pack(documents, tokenizer, 16)
     assert rows.dtype == torch.int32
     assert rows.shape == (len(stream) // 16, 16)
@@ -142,7 +180,9 @@ def test_packing_refuses_what_does_not_fit() -> None:
     tokenizer = tiny_tokenizer()
     with pytest.raises(ValueError, match="at least 2 tokens, but length is 1"):
         pack([TEXT], tokenizer, 1)
-    with pytest.raises(ValueError, match=r"the corpus has \d+ tokens, which do not fill one row of 4096"):
+    with pytest.raises(
+        ValueError, match=r"the corpus has \d+ tokens, which do not fill one row of 4096"
+    ):
         pack([TEXT], tokenizer, 4096)
     with pytest.raises(ValueError, match="has 0 tokens"):
         pack([], tokenizer, 4)
@@ -178,5 +218,8 @@ def test_a_tokenizer_must_fit_the_embedding() -> None:
     check_vocabulary(tokenizer, 280)
     check_vocabulary(tokenizer, 300)
     last = tokenizer.convert_ids_to_tokens(279)
-    with pytest.raises(ValueError, match=rf"largest id is 279 \({last!r}\) and the embedding has 279 rows; take the"):
+    with pytest.raises(
+        ValueError,
+        match=rf"largest id is 279 \({last!r}\) and the embedding has 279 rows; take the",
+    ):
         check_vocabulary(tokenizer, 279)

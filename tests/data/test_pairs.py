@@ -30,18 +30,24 @@ def beginning() -> PreTrainedTokenizerFast:
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
     start = ("<|begin|>", tokenizer.bos_token_id)
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<|begin|> $A", special_tokens=[start])
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|begin|> $A", special_tokens=[start]
+    )
     assert tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id == 280
     return tokenizer
 
 
-def published_rows(lines: tuple[str, ...], tokenizer: PreTrainedTokenizerFast, length: int) -> tuple[list, list]:
+def published_rows(
+    lines: tuple[str, ...], tokenizer: PreTrainedTokenizerFast, length: int
+) -> tuple[list, list]:
     """The published rows and the lengths of their prompts, written out from the raw lines."""
     rows, prompts = [], []
     for line in lines:
         question, rest = line.split("||")
         thought, answer = rest.split("####")
-        pieces = [tokenizer(text)["input_ids"] for text in (f"Question: {question}", f"Answer: {thought}")]
+        pieces = [
+            tokenizer(text)["input_ids"] for text in (f"Question: {question}", f"Answer: {thought}")
+        ]
         last = [*tokenizer(f"####{answer}")["input_ids"], tokenizer.eos_token_id]
         both = pieces[0] + pieces[1]
         for row, prompt in [(both, len(pieces[0])), (both + last, len(both))]:
@@ -54,9 +60,14 @@ def published_rows(lines: tuple[str, ...], tokenizer: PreTrainedTokenizerFast, l
 def test_pairs_are_read_from_every_kind_of_file(tmp_path: Path, name: str) -> None:
     text = "".join((LINES[0], "\n", *LINES[1:]))
     if "jsonl" in name:
-        objects = [{"question": pair.question, "answer": f"{pair.thought}\n#### {pair.answer}"} for pair in PAIRS]
+        objects = [
+            {"question": pair.question, "answer": f"{pair.thought}\n#### {pair.answer}"}
+            for pair in PAIRS
+        ]
         text = "".join(json.dumps(row) + "\n" for row in objects)
-    (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    (tmp_path / name).write_bytes(
+        gzip.compress(text.encode()) if name.endswith("gz") else text.encode()
+    )
     pairs = read_pairs(tmp_path / name)
     assert pairs.pairs == PAIRS
     assert pairs.skipped == 0
@@ -75,7 +86,9 @@ def test_lines_of_another_form_are_left_out_and_counted(tmp_path: Path) -> None:
     assert tuple(pairs) == PAIRS
     assert (len(pairs), pairs.skipped) == (3, 6)
     (tmp_path / "b.txt").write_text("".join(odd))
-    with pytest.raises(ValueError, match=r"b.txt must hold lines such as 'question\|\|.*, but none of its 5 lines"):
+    with pytest.raises(
+        ValueError, match=r"b.txt must hold lines such as 'question\|\|.*, but none of its 5 lines"
+    ):
         read_pairs(tmp_path / "b.txt")
 
 
@@ -97,11 +110,15 @@ def test_files_that_hold_no_pairs_are_refused_by_name(tmp_path: Path) -> None:
         (tmp_path / "a.csv", ""),
     ]:
         with pytest.raises(
-            ValueError, match=f"read from one file .* or are 'arithmetic' or 'battery', but .*{fact or 'another kind'}"
+            ValueError,
+            match="read from one file .* or are 'arithmetic' or 'battery', but "
+            f".*{fact or 'another kind'}",
         ):
             read_pairs(source)
     (tmp_path / "a.jsonl").write_text('{"question": "q", "solution": "s"}\n')
-    with pytest.raises(ValueError, match=r"a.jsonl, line 1: no field 'answer' \(it has question, solution\)"):
+    with pytest.raises(
+        ValueError, match=r"a.jsonl, line 1: no field 'answer' \(it has question, solution\)"
+    ):
         read_pairs(tmp_path / "a.jsonl")
 
 
@@ -128,7 +145,9 @@ def test_corrected_rows_have_one_start_and_no_loss_on_padding(begins: bool) -> N
     made = made.dense()
     ids_RS, maskable_RS, attention_RS = made.ids_RS, made.maskable_RS, made.attention_RS
     assert attention_RS is not None
-    for row, (pair, answered) in enumerate([(pair, answered) for pair in PAIRS for answered in (False, True)]):
+    for row, (pair, answered) in enumerate(
+        [(pair, answered) for pair in PAIRS for answered in (False, True)]
+    ):
         question, thought, answer = pair.texts()
         prompt, target = (question + thought, answer) if answered else (question, thought)
         kept = ids_RS[row][attention_RS[row]].tolist()
@@ -167,7 +186,10 @@ def test_pairs_that_are_too_long_are_left_out_whole(style: str) -> None:
     whole_RS = whole.dense().ids_RS
     assert torch.equal(rows.dense().ids_RS, torch.cat([whole_RS[:2], whole_RS[4:]])[:, :length])
     assert pair_rows(PAIRS, tokenizer, length + 1, style=style)[1].dropped == 0
-    with pytest.raises(ValueError, match=f"fits a row of 20 tokens: the longest of 3 has {length + 1}; use a longer"):
+    with pytest.raises(
+        ValueError,
+        match=f"fits a row of 20 tokens: the longest of 3 has {length + 1}; use a longer",
+    ):
         pair_rows(PAIRS, tokenizer, 20, style=style)
 
 
@@ -178,10 +200,17 @@ def test_a_special_token_spelt_out_in_a_question_is_text() -> None:
 
 
 @pytest.mark.parametrize("style", ["published", "corrected"])
-def test_rows_take_the_room_of_their_own_tokens_and_are_read_as_if_they_were_filled(style: str) -> None:
-    short, long = (pair_rows(PAIRS, tiny_tokenizer(), length, style=style)[0] for length in (100, 100_000))
+def test_rows_take_the_room_of_their_own_tokens_and_are_read_as_if_they_were_filled(
+    style: str,
+) -> None:
+    short, long = (
+        pair_rows(PAIRS, tiny_tokenizer(), length, style=style)[0] for length in (100, 100_000)
+    )
     filled = short.dense()
-    kept = [{name: column.parts_T.numel() for name, column in rows.columns.items()} for rows in (short, long)]
+    kept = [
+        {name: column.parts_T.numel() for name, column in rows.columns.items()}
+        for rows in (short, long)
+    ]
     assert kept[0] == kept[1], "longer rows take no more room"
     if style == "corrected":
         assert set(kept[0].values()) == {int(filled.attention_RS.sum())}
@@ -191,7 +220,8 @@ def test_rows_take_the_room_of_their_own_tokens_and_are_read_as_if_they_were_fil
             ours, theirs = one[row], other[row]
             assert ours.keys() == theirs.keys()
             assert all(
-                torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype for name in ours
+                torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype
+                for name in ours
             )
     part, of_filled = short.part(slice(-2, None)).dense(), filled.part(torch.tensor([4, 5]))
     assert all(torch.equal(part.columns[name], of_filled.columns[name]) for name in filled.columns)
@@ -199,7 +229,8 @@ def test_rows_take_the_room_of_their_own_tokens_and_are_read_as_if_they_were_fil
 
 def test_an_unknown_style_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"published, corrected, completion, but is 'correct'; did you mean 'corrected'\?"
+        ValueError,
+        match=r"published, corrected, completion, but is 'correct'; did you mean 'corrected'\?",
     ):
         pair_rows(PAIRS, tiny_tokenizer(), 100, style="correct")
 

@@ -39,7 +39,9 @@ def test_without_a_seed_rows_keep_their_order() -> None:
 
 
 def test_a_sequential_loader_ends_after_the_run() -> None:
-    loader = torch.utils.data.DataLoader(Rows(numbered(), seed=0, total=10), batch_size=4, collate_fn=collate)
+    loader = torch.utils.data.DataLoader(
+        Rows(numbered(), seed=0, total=10), batch_size=4, collate_fn=collate
+    )
     assert torch.cat([batch["row"] for batch in loader]).tolist() == list(range(10))
     with pytest.raises(IndexError, match="row 10 of 10"):
         Rows(numbered(), seed=0, total=10)[10]
@@ -47,7 +49,11 @@ def test_a_sequential_loader_ends_after_the_run() -> None:
 
 def test_what_belongs_to_a_row_stays_with_it_and_batches_have_the_types_of_the_model() -> None:
     ids_RS = numbered()
-    parts = {"documents_RS": (ids_RS % 2).to(torch.int16), "maskable_RS": ids_RS % 3 > 0, "attention_RS": ids_RS > 5}
+    parts = {
+        "documents_RS": (ids_RS % 2).to(torch.int16),
+        "maskable_RS": ids_RS % 3 > 0,
+        "attention_RS": ids_RS > 5,
+    }
     rows = Rows(ids_RS, **parts, seed=1, total=14)
     batch = collate([rows[n] for n in range(8, 12)])
     ids_BS = batch["input_ids"]
@@ -67,7 +73,9 @@ def test_parts_that_were_not_given_are_absent() -> None:
 def test_rows_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match=r"at least one token, but their shape is \(0, 3\)"):
         Rows(numbered(0))
-    with pytest.raises(ValueError, match=r"maskable must have the shape of the rows, \(7, 3\), but has \(7, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"maskable must have the shape of the rows, \(7, 3\), but has \(7, 2\)"
+    ):
         Rows(numbered(), maskable_RS=torch.ones(7, 2, dtype=torch.bool))
     with pytest.raises(ValueError, match="total must be at most 7, but is 8; give a seed"):
         Rows(numbered(), total=8)
@@ -75,5 +83,8 @@ def test_rows_that_cannot_be_are_refused() -> None:
         Rows(numbered(), seed=0, total=0)
     with pytest.raises(ValueError, match="a batch needs at least one row"):
         collate([])
-    with pytest.raises(ValueError, match=r"same parts, but one has \['input_ids', 'row'\], \['documents', 'input_ids"):
+    with pytest.raises(
+        ValueError,
+        match=r"same parts, but one has \['input_ids', 'row'\], \['documents', 'input_ids",
+    ):
         collate([Rows(numbered(), documents_RS=numbered())[0], Rows(numbered())[0]])

@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from sinklab.lab.data import StreamedRows, collate, corpus_documents, pack, pack_with_documents, read_corpus, streams
+from sinklab.lab.data import (
+    StreamedRows,
+    collate,
+    corpus_documents,
+    pack,
+    pack_with_documents,
+    read_corpus,
+    streams,
+)
 from tiny_diffusion import TEXT, tiny_tokenizer
 
 LENGTH = 8
@@ -17,14 +25,20 @@ BLOCK = 3
 
 def corpus(folder: Path, texts: list[str] | None = None) -> Path:
     """Short and long documents with blank ones between: about 14 rows a pass."""
-    texts = ["", TEXT[:40], " \n", TEXT, "The sea.", "", TEXT[20:90], "rain"] if texts is None else texts
+    texts = (
+        ["", TEXT[:40], " \n", TEXT, "The sea.", "", TEXT[20:90], "rain"]
+        if texts is None
+        else texts
+    )
     folder.mkdir(exist_ok=True)
     (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return folder
 
 
 def stream(folder: Path, **changes: object) -> StreamedRows:
-    return StreamedRows(folder, tiny_tokenizer(), LENGTH, **({"seed": 4, "shuffle_rows": BLOCK} | changes))
+    return StreamedRows(
+        folder, tiny_tokenizer(), LENGTH, **({"seed": 4, "shuffle_rows": BLOCK} | changes)
+    )
 
 
 def ids(rows: list[dict[str, torch.Tensor]]) -> list[list[int]]:
@@ -67,7 +81,9 @@ def test_passes_follow_one_another_without_a_gap(tmp_path: Path) -> None:
     assert ids(rows) == twice.tolist()
 
 
-@pytest.mark.parametrize("changes", [{}, {"skip_rows": 4}, {"documents": "separate"}, {"shuffle_rows": 1}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"skip_rows": 4}, {"documents": "separate"}, {"shuffle_rows": 1}]
+)
 def test_every_row_can_be_gone_on_from(tmp_path: Path, changes: dict) -> None:
     folder = corpus(tmp_path)
     expected = list(islice(stream(folder, **changes), 45))
@@ -80,7 +96,9 @@ def test_every_row_can_be_gone_on_from(tmp_path: Path, changes: dict) -> None:
             assert same(list(islice(again, 5)), expected[row : row + 5]), (row, earlier)
 
 
-def test_going_on_tokenizes_nothing_before_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_going_on_tokenizes_nothing_before_the_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = [f"{number}: {TEXT}" for number in range(200)]
     folder = corpus(tmp_path, texts)
     rows = list(islice(stream(folder, shuffle_rows=8), 1000))
@@ -90,7 +108,9 @@ def test_going_on_tokenizes_nothing_before_the_block(tmp_path: Path, monkeypatch
     def encode(documents: object, tokenizer: object) -> object:
         for text in documents:
             read.append(text)
-            yield torch.tensor(tokenizer(text)["input_ids"] + [tokenizer.eos_token_id], dtype=torch.int32)
+            yield torch.tensor(
+                tokenizer(text)["input_ids"] + [tokenizer.eos_token_id], dtype=torch.int32
+            )
 
     monkeypatch.setattr(streams, "encode", encode)
     again = stream(folder, shuffle_rows=8)
@@ -100,10 +120,16 @@ def test_going_on_tokenizes_nothing_before_the_block(tmp_path: Path, monkeypatch
     assert len(read) < 10
 
 
-def test_the_next_block_is_read_while_this_one_is_consumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_block_is_read_while_this_one_is_consumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cut: list[bool] = []
     packed = StreamedRows._packed
-    monkeypatch.setattr(StreamedRows, "_packed", lambda *given: (row for row in packed(*given) if not cut.append(True)))
+    monkeypatch.setattr(
+        StreamedRows,
+        "_packed",
+        lambda *given: (row for row in packed(*given) if not cut.append(True)),
+    )
     read = []
     for _ in islice(stream(corpus(tmp_path), shuffle_rows=5), 30):
         read.append(len(cut))
@@ -159,7 +185,10 @@ def test_two_workers_of_a_loader_are_refused(tmp_path: Path) -> None:
 
 def test_a_corpus_that_fills_no_row_is_refused(tmp_path: Path) -> None:
     short = corpus(tmp_path / "short", ["", "sea"])
-    with pytest.raises(ValueError, match=r"short has 3 tokens, which do not fill one row of 8; use a shorter length"):
+    with pytest.raises(
+        ValueError,
+        match=r"short has 3 tokens, which do not fill one row of 8; use a shorter length",
+    ):
         next(iter(stream(short)))
     folder = corpus(tmp_path / "whole")
     rows = pack(read_corpus(folder), tiny_tokenizer(), LENGTH).shape[0]
@@ -189,7 +218,9 @@ def test_streams_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_real_books_stream_as_they_pack(tmp_path: Path) -> None:
-    books = Path(os.environ.get("SINKLAB_SHARED", "../shared")) / "data" / "books_pd" / "valid.jsonl.gz"
+    books = (
+        Path(os.environ.get("SINKLAB_SHARED", "../shared")) / "data" / "books_pd" / "valid.jsonl.gz"
+    )
     if not books.is_file():
         pytest.skip("no shared data here")
     texts = [text[:10_000] for text in corpus_documents(books)]

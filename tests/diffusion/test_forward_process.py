@@ -22,14 +22,18 @@ def test_the_rate_of_masks_is_the_time(t: float) -> None:
 
 def test_each_row_has_its_own_rate_and_masks_are_independent_of_position() -> None:
     times = torch.tensor([0.1, 0.5, 0.9])
-    _, masked = corrupt(torch.zeros(3, 60_000, dtype=torch.long), times, mask_id=MASK, generator=seeded())
+    _, masked = corrupt(
+        torch.zeros(3, 60_000, dtype=torch.long), times, mask_id=MASK, generator=seeded()
+    )
     assert torch.allclose(masked.float().mean(1), times, atol=0.01)
     neighbours = (masked[:, 1:] & masked[:, :-1]).float().mean(1)
     assert torch.allclose(neighbours, times**2, atol=0.01)
 
 
 def test_time_one_masks_everything() -> None:
-    noisy, masked = corrupt(torch.zeros(8, 1000, dtype=torch.long), torch.ones(8), mask_id=MASK, generator=seeded())
+    noisy, masked = corrupt(
+        torch.zeros(8, 1000, dtype=torch.long), torch.ones(8), mask_id=MASK, generator=seeded()
+    )
     assert masked.all()
     assert (noisy == MASK).all()
 
@@ -37,7 +41,9 @@ def test_time_one_masks_everything() -> None:
 def test_what_is_not_maskable_stays() -> None:
     ids = torch.randint(0, MASK, (4, 50))
     maskable = torch.rand(4, 50) < 0.5
-    noisy, masked = corrupt(ids, torch.ones(4), mask_id=MASK, maskable_BS=maskable, generator=seeded())
+    noisy, masked = corrupt(
+        ids, torch.ones(4), mask_id=MASK, maskable_BS=maskable, generator=seeded()
+    )
     assert torch.equal(masked, maskable)
     assert torch.equal(noisy[~maskable], ids[~maskable])
 
@@ -45,7 +51,9 @@ def test_what_is_not_maskable_stays() -> None:
 def test_the_generator_decides_and_the_input_is_left_alone() -> None:
     ids = torch.randint(0, MASK, (4, 50))
     before, times = ids.clone(), torch.full((4,), 0.5)
-    first, again, other = (corrupt(ids, times, mask_id=MASK, generator=seeded(seed))[1] for seed in (1, 1, 2))
+    first, again, other = (
+        corrupt(ids, times, mask_id=MASK, generator=seeded(seed))[1] for seed in (1, 1, 2)
+    )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(ids, before)
@@ -53,7 +61,9 @@ def test_the_generator_decides_and_the_input_is_left_alone() -> None:
 
 @pytest.mark.parametrize("sampler", ["iid", "low_discrepancy"])
 def test_times_are_uniform_from_eps_to_one(sampler: str) -> None:
-    times = torch.stack([sample_times(8, sampler=sampler, eps=0.1, generator=seeded(seed)) for seed in range(2000)])
+    times = torch.stack(
+        [sample_times(8, sampler=sampler, eps=0.1, generator=seeded(seed)) for seed in range(2000)]
+    )
     assert times.min() >= 0.1
     assert times.max() <= 1.0
     # of a row, not of the batch: each row alone must be uniform, whatever its place
@@ -65,7 +75,12 @@ def test_times_are_uniform_from_eps_to_one(sampler: str) -> None:
 
 def test_low_discrepancy_spreads_the_batch_evenly() -> None:
     def batch_means(sampler: str) -> torch.Tensor:
-        return torch.stack([sample_times(16, sampler=sampler, generator=seeded(seed)).mean() for seed in range(300)])
+        return torch.stack(
+            [
+                sample_times(16, sampler=sampler, generator=seeded(seed)).mean()
+                for seed in range(300)
+            ]
+        )
 
     # 1 / 16 of the variance is expected
     assert batch_means("low_discrepancy").var() < batch_means("iid").var() / 10
@@ -97,7 +112,11 @@ def test_times_outside_are_refused(t: float) -> None:
 
 def test_shapes_that_disagree_are_refused() -> None:
     ids = torch.zeros(2, 3, dtype=torch.long)
-    with pytest.raises(ValueError, match=r"times must be of shape \(2\), but is .* of shape \(3,\)"):
+    with pytest.raises(
+        ValueError, match=r"times must be of shape \(2\), but is .* of shape \(3,\)"
+    ):
         corrupt(ids, torch.ones(3), mask_id=MASK)
-    with pytest.raises(ValueError, match=r"maskable must be of shape \(2, 3\), but is bool of shape \(3, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"maskable must be of shape \(2, 3\), but is bool of shape \(3, 2\)"
+    ):
         corrupt(ids, torch.ones(2), mask_id=MASK, maskable_BS=torch.ones(3, 2, dtype=torch.bool))

@@ -30,7 +30,8 @@ def test_a_uniform_model_costs_log_v_whatever_the_time(t: float) -> None:
 @pytest.mark.parametrize("sampler", ["iid", "low_discrepancy"])
 def test_a_uniform_model_costs_log_v_over_drawn_times(sampler: str) -> None:
     times = sample_times(2000, sampler=sampler, eps=0.01, generator=seeded())
-    # the variance of (masked / t) over a row is (1 - t) / (t S), whose mean over t is about (log(1 / eps) - 1) / S
+    # the variance of (masked / t) over a row is (1 - t) / (t S), whose mean over t is about (log(1
+    # / eps) - 1) / S
     spread = math.log(VOCAB) * ((math.log(100) - 1) / 100 / 2000) ** 0.5
     assert abs(uniform_loss(times, 100) - math.log(VOCAB)) < 4 * spread
 
@@ -82,7 +83,9 @@ def test_it_equals_the_plain_loop_and_its_gradients() -> None:
 def test_rows_apart() -> None:
     ids, maskable, times, masked = batch()
     logits = torch.randn(3, 11, VOCAB, dtype=torch.float64)
-    rows = masked_token_loss(logits[masked], ids, masked, times, maskable_BS=maskable, reduction="row")
+    rows = masked_token_loss(
+        logits[masked], ids, masked, times, maskable_BS=maskable, reduction="row"
+    )
     _, plain = plain_loss(logits, ids, masked, times, maskable)
     assert torch.allclose(rows, torch.stack(plain), rtol=1e-13)
     mean = masked_token_loss(logits[masked], ids, masked, times, maskable_BS=maskable)
@@ -93,7 +96,9 @@ def test_rows_apart() -> None:
 def test_a_row_without_masks_costs_nothing() -> None:
     ids = torch.zeros(2, 4, dtype=torch.long)
     masked = torch.tensor([[False] * 4, [True] * 4])
-    rows = masked_token_loss(torch.zeros(4, VOCAB), ids, masked, torch.full((2,), 0.5), reduction="row")
+    rows = masked_token_loss(
+        torch.zeros(4, VOCAB), ids, masked, torch.full((2,), 0.5), reduction="row"
+    )
     assert torch.allclose(rows, torch.tensor([0.0, 2 * math.log(VOCAB)]))
 
 
@@ -110,15 +115,26 @@ def test_half_precision_logits_are_summed_in_float32() -> None:
     ("change", "message"),
     [
         ({"reduction": "sum"}, "reduction must be one of mean, row, but is 'sum'"),
-        ({"logits_MV": torch.zeros(33, VOCAB)}, "logits must be of shape .* logits_to_keep=masked_BS"),
+        (
+            {"logits_MV": torch.zeros(33, VOCAB)},
+            "logits must be of shape .* logits_to_keep=masked_BS",
+        ),
         ({"t_B": torch.ones(2)}, r"times must be of shape \(3\), but is .* of shape \(2,\)"),
-        ({"maskable_BS": torch.ones(3, 2, dtype=torch.bool)}, "maskable must be of shape .* as the ids"),
+        (
+            {"maskable_BS": torch.ones(3, 2, dtype=torch.bool)},
+            "maskable must be of shape .* as the ids",
+        ),
         ({"maskable_BS": torch.zeros(3, 11, dtype=torch.bool)}, "there is none to divide by"),
     ],
 )
 def test_it_refuses_what_does_not_fit(change: dict, message: str) -> None:
     ids, maskable, times, masked = batch()
-    given = {"logits_MV": torch.zeros(int(masked.sum()), VOCAB), "ids_BS": ids, "masked_BS": masked, "t_B": times}
+    given = {
+        "logits_MV": torch.zeros(int(masked.sum()), VOCAB),
+        "ids_BS": ids,
+        "masked_BS": masked,
+        "t_B": times,
+    }
     masked_token_loss(**given, maskable_BS=maskable)
     with pytest.raises(ValueError, match=message):
         masked_token_loss(**{**given, **change})
@@ -126,7 +142,12 @@ def test_it_refuses_what_does_not_fit(change: dict, message: str) -> None:
 
 def test_a_row_with_nothing_to_predict_is_refused() -> None:
     maskable = torch.tensor([[True, True], [False, False]])
-    arguments = (torch.zeros(2, VOCAB), torch.zeros(2, 2, dtype=torch.long), maskable, torch.ones(2))
+    arguments = (
+        torch.zeros(2, VOCAB),
+        torch.zeros(2, 2, dtype=torch.long),
+        maskable,
+        torch.ones(2),
+    )
     assert masked_token_loss(*arguments, maskable_BS=maskable).isfinite()
     with pytest.raises(ValueError, match="drop such rows"):
         masked_token_loss(*arguments, maskable_BS=maskable, reduction="row")
@@ -141,7 +162,9 @@ def test_a_training_step_applies_the_head_at_masks_alone(sink: int) -> None:
         lambda module, args: masks.append(int((args[0] == model.config.mask_token_id).sum()))
     )
     ids = torch.randint(3, model.config.vocab_size, (4, 24))
-    noisy, masked = corrupt(ids, torch.full((4,), 0.5), mask_id=model.config.mask_token_id, generator=seeded())
+    noisy, masked = corrupt(
+        ids, torch.full((4,), 0.5), mask_id=model.config.mask_token_id, generator=seeded()
+    )
     model(noisy, labels=ids.masked_fill(~masked, -100)).loss.backward()
     assert rows == [(masks[0], 32)]
     assert 0 < masks[0] < ids.numel()

@@ -1,4 +1,6 @@
-"""What becomes of connections that stop reading, never finish a request, or are too many: over real sockets."""
+"""What becomes of connections that stop reading, never finish a request, or are too many: over real
+sockets.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +51,15 @@ class Address:
 
     def page(self, cookie: str) -> ClientConnection:
         return connect(
-            f"ws://{self.here}/socket", additional_headers={"Cookie": cookie}, origin=f"http://{self.here}",
-            open_timeout=PATIENCE, ping_interval=None, max_size=None, max_queue=1, compression=None,
-        )  # fmt: skip
+            f"ws://{self.here}/socket",
+            additional_headers={"Cookie": cookie},
+            origin=f"http://{self.here}",
+            open_timeout=PATIENCE,
+            ping_interval=None,
+            max_size=None,
+            max_queue=1,
+            compression=None,
+        )
 
 
 @contextmanager
@@ -69,7 +77,9 @@ def running(live: Live) -> Iterator[Address]:
 
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
-    """Of a server that hurries nobody: a busy machine may keep the owner from showing the cookie."""
+    """Of a server that hurries nobody: a busy machine may keep the owner from showing the
+    cookie.
+    """
     monkeypatch.setattr(connections, "INTRODUCTION", 10 * PATIENCE)
     with running(Live(load("tiny"), DecodingSettings())) as address:
         yield address
@@ -89,7 +99,9 @@ def writes_much(_: LiveText, prompt: str, new_tokens: int, seed: int) -> Iterato
         yield {"kind": "step", "step": step, "prompt": prompt, "filling": LONG}
 
 
-def test_a_page_that_stops_reading_keeps_nobody_waiting(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_stops_reading_keeps_nobody_waiting(
+    address: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(LiveText, "write", writes_much)
     cookie = address.cookie()
     with address.page(cookie) as deaf, address.page(cookie) as other:
@@ -120,7 +132,9 @@ def test_a_page_that_reads_nothing_is_cut_off_and_may_come_again(
         assert told(again)["kind"] == "model"
 
 
-def test_what_a_page_is_behind_is_bounded(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_page_is_behind_is_bounded(
+    address: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(LiveText, "write", writes_much)
     monkeypatch.setattr(server, "AHEAD", 3 * len(LONG))
     with address.page(address.cookie()) as slow:
@@ -180,7 +194,9 @@ class Loop:
         call(*given)
 
 
-def test_a_server_that_was_kept_from_its_work_gives_the_time_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_was_kept_from_its_work_gives_the_time_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What the owner sent meanwhile is still to be read when the timer comes."""
     loop, strangers, transport = Loop(), connections.Strangers(), Mock()
     monkeypatch.setattr(connections.asyncio, "get_running_loop", lambda: loop)

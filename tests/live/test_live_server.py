@@ -62,7 +62,11 @@ def client(stranger: TestClient, guard: Guard) -> TestClient:
 def test_nobody_is_let_in_without_the_address(stranger: TestClient) -> None:
     for path in PATHS:
         answer = stranger.get(path)
-        assert answer.status_code == 403 and "sinklab serve" in answer.text and "set-cookie" not in answer.headers
+        assert (
+            answer.status_code == 403
+            and "sinklab serve" in answer.text
+            and "set-cookie" not in answer.headers
+        )
     with pytest.raises(WebSocketDisconnect), stranger.websocket_connect(SOCKET, headers=OURS):
         pass
 
@@ -74,19 +78,30 @@ def test_the_token_is_taken_once_for_a_strict_cookie(stranger: TestClient, guard
     answer = stranger.get("/", params={"token": guard.token})
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     cookie = answer.headers["set-cookie"].lower()
-    assert "httponly" in cookie and "samesite=strict" in cookie and "path=/" in cookie and "domain" not in cookie
+    assert (
+        "httponly" in cookie
+        and "samesite=strict" in cookie
+        and "path=/" in cookie
+        and "domain" not in cookie
+    )
     assert guard.token not in cookie
     # who has the cookie may reload the address that he was given; anybody else comes too late
     assert stranger.get("/", params={"token": guard.token}).status_code == 303
     stranger.cookies.clear()
     late = stranger.get("/", params={"token": guard.token})
-    assert late.status_code == 403 and "used already" in late.text and "set-cookie" not in late.headers
+    assert (
+        late.status_code == 403 and "used already" in late.text and "set-cookie" not in late.headers
+    )
     stranger.cookies.set(guard.name, "x" * 43)
     assert stranger.get("/").status_code == 403
 
 
-@pytest.mark.parametrize("host", ["evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", f"[::1]:{PORT}"])
-def test_another_host_is_refused_before_anything_is_given(stranger: TestClient, guard: Guard, host: str) -> None:
+@pytest.mark.parametrize(
+    "host", ["evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", f"[::1]:{PORT}"]
+)
+def test_another_host_is_refused_before_anything_is_given(
+    stranger: TestClient, guard: Guard, host: str
+) -> None:
     """A name that resolves to this machine (DNS rebinding) is still another name."""
     given = stranger.get("/", params={"token": guard.token}, headers={"host": host})
     assert given.status_code == 403 and "set-cookie" not in given.headers
@@ -112,7 +127,10 @@ def test_another_host_is_refused_before_anything_is_given(stranger: TestClient, 
 def test_another_origin_is_refused(client: TestClient, headers: dict[str, str]) -> None:
     for path in PATHS:
         assert client.get(path, headers=headers).status_code == 403
-    with pytest.raises(WebSocketDisconnect), client.websocket_connect(SOCKET, headers={**OURS, **headers}):
+    with (
+        pytest.raises(WebSocketDisconnect),
+        client.websocket_connect(SOCKET, headers={**OURS, **headers}),
+    ):
         pass
 
 
@@ -136,18 +154,30 @@ def test_the_page_asks_for_nothing_from_elsewhere_and_holds_no_script(client: Te
     page, script, style = (client.get(path) for path in ("/", "/live.js", "/live.css"))
     for answer in (page, script, style, client.get("/nothing")):
         policy = answer.headers["content-security-policy"]
-        assert "unsafe" not in policy and "*" not in policy and "script-src 'self';" in policy and "http" not in policy
+        assert (
+            "unsafe" not in policy
+            and "*" not in policy
+            and "script-src 'self';" in policy
+            and "http" not in policy
+        )
         assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
-        assert answer.headers["referrer-policy"] == "no-referrer" and answer.headers["cache-control"] == "no-store"
+        assert (
+            answer.headers["referrer-policy"] == "no-referrer"
+            and answer.headers["cache-control"] == "no-store"
+        )
         assert answer.headers["x-content-type-options"] == "nosniff"
     assert [answer.status_code for answer in (page, script, style)] == [200] * 3
     assert re.findall(r"<script[^>]*>([^<]*)", page.text) == [""]
     assert "The model is <b>tiny</b>" in page.text and "6 layers of 6 heads" in page.text
     assert not re.search(r"\sstyle=|\son\w+=|<style|javascript:", page.text)
-    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", page.text + script.text + style.text)
+    assert not re.search(
+        r"https?://(?!www\.w3\.org/2000/svg)", page.text + script.text + style.text
+    )
 
 
-@pytest.mark.parametrize("path", ["/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/model"])
+@pytest.mark.parametrize(
+    "path", ["/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/model"]
+)
 def test_no_other_path_is_served(client: TestClient, path: str) -> None:
     assert client.get(path).status_code == 404
     assert client.post("/").status_code == 405
@@ -158,7 +188,10 @@ def test_a_page_says_what_to_write_and_never_with_what() -> None:
     for wrong, message in (
         ('{"ask": "load", "model": "/etc"}', "asks one of write, take, stop"),
         ('{"ask": ["write"]}', "asks one of"),
-        ('{"ask": "write", "prompt": "a", "new_tokens": 3, "seed": 0, "model": "x"}', "no field 'model'"),
+        (
+            '{"ask": "write", "prompt": "a", "new_tokens": 3, "seed": 0, "model": "x"}',
+            "no field 'model'",
+        ),
         ('{"ask": "write", "prompt": "a", "new_tokens": true, "seed": 0}', "new_tokens of write"),
         ('{"ask": "write", "prompt": "a", "seed": 0}', "new_tokens of write"),
         ('{"ask": "write", "prompt": "a", "new_tokens": 100000, "seed": 0}', "1 to 4096"),
@@ -202,8 +235,12 @@ def test_a_text_is_written_and_a_sink_taken(client: TestClient) -> None:
         assert "UTF-8" in heard(page, "failed", "written")[-1]["text"]
 
 
-@pytest.mark.parametrize("message", [{"text": "x" * (LONGEST + 1)}, {"text": "ä" * LONGEST}, {"bytes": b"{}"}])
-def test_a_message_that_is_too_long_or_no_text_ends_the_page(client: TestClient, message: dict) -> None:
+@pytest.mark.parametrize(
+    "message", [{"text": "x" * (LONGEST + 1)}, {"text": "ä" * LONGEST}, {"bytes": b"{}"}]
+)
+def test_a_message_that_is_too_long_or_no_text_ends_the_page(
+    client: TestClient, message: dict
+) -> None:
     with client.websocket_connect(SOCKET, headers=OURS) as page:
         page.receive_json()
         page.send({"type": "websocket.receive", **message})
@@ -221,7 +258,9 @@ class Slow:
         self.running: list[str] = []
 
     def end(self) -> None:
-        """Let steps run until one request has ended: when the server has heard of its end, nobody knows."""
+        """Let steps run until one request has ended: when the server has heard of its end, nobody
+        knows.
+        """
         for _ in range(20 * PATIENCE):
             self.permits.release()
             if self.ended.acquire(timeout=0.05):
@@ -242,7 +281,9 @@ class Slow:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     slow = Slow()
-    monkeypatch.setattr(LiveText, "write", lambda live_text, **given: slow.write(live_text, **given))
+    monkeypatch.setattr(
+        LiveText, "write", lambda live_text, **given: slow.write(live_text, **given)
+    )
     return slow
 
 
@@ -276,7 +317,9 @@ def test_a_page_that_is_closed_gives_up_its_request(client: TestClient, slow: Sl
     slow.end()
 
 
-def test_requests_of_two_pages_run_one_after_another_in_one_thread(client: TestClient, slow: Slow) -> None:
+def test_requests_of_two_pages_run_one_after_another_in_one_thread(
+    client: TestClient, slow: Slow
+) -> None:
     with client.websocket_connect(SOCKET, headers=OURS) as one:
         one.receive_json()
         with client.websocket_connect(SOCKET, headers=OURS) as other:
@@ -296,7 +339,9 @@ def test_requests_of_two_pages_run_one_after_another_in_one_thread(client: TestC
     assert set(slow.running) == {"model_0"}
 
 
-def test_a_request_that_is_given_up_in_the_queue_never_begins(client: TestClient, slow: Slow) -> None:
+def test_a_request_that_is_given_up_in_the_queue_never_begins(
+    client: TestClient, slow: Slow
+) -> None:
     with client.websocket_connect(SOCKET, headers=OURS) as one:
         one.receive_json()
         write(one, "one")
@@ -306,7 +351,8 @@ def test_a_request_that_is_given_up_in_the_queue_never_begins(client: TestClient
             write(other, "other")
             write(other, "again")
             assert other.receive_json()["kind"] == "waiting"
-        # requests run in the order in which they come: what begins now is behind those of the page that has gone
+        # requests run in the order in which they come: what begins now is behind those of the page
+        # that has gone
         write(one, "last")
         slow.end()
         assert slow.began.acquire(timeout=PATIENCE)
@@ -336,21 +382,34 @@ def test_an_error_that_nobody_expected_is_told_and_the_thread_goes_on(
 def test_the_command_serves_this_machine_alone_and_ctrl_c_ends_it() -> None:
     command = [sys.executable, "-m", "sinklab", "serve", "--model", "tiny", "--port", "0"]
     started = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )
     try:
         assert started.stdout is not None
-        found = re.match(r"open (http://127\.0\.0\.1:(\d+)/\?token=(\S+))\n", started.stdout.readline())
+        found = re.match(
+            r"open (http://127\.0\.0\.1:(\d+)/\?token=(\S+))\n", started.stdout.readline()
+        )
         assert found is not None, started.stderr and started.stderr.read()
         address, port = found[1], int(found[2])
-        with pytest.raises(OSError), socket.create_connection(("127.0.0.2", port), timeout=PATIENCE):
+        with (
+            pytest.raises(OSError),
+            socket.create_connection(("127.0.0.2", port), timeout=PATIENCE),
+        ):
             pass
         taken = subprocess.run([*command[:-1], str(port)], capture_output=True, text=True)
         assert taken.returncode == 2 and f"port {port} of 127.0.0.1 cannot be had" in taken.stderr
         cookie = cookie_for(address)
         ours = f"http://127.0.0.1:{port}"
         opened = functools.partial(open_socket, f"ws://127.0.0.1:{port}/socket")
-        for headers, origin in (({}, ours), ({"Cookie": cookie}, None), ({"Cookie": cookie}, "http://evil.example")):
+        for headers, origin in (
+            ({}, ours),
+            ({"Cookie": cookie}, None),
+            ({"Cookie": cookie}, "http://evil.example"),
+        ):
             with pytest.raises(InvalidStatus, match="403"), opened(headers, origin):
                 pass
         with opened({"Cookie": cookie}, ours) as socket_of_page:
@@ -360,7 +419,9 @@ def test_the_command_serves_this_machine_alone_and_ctrl_c_ends_it() -> None:
                 socket_of_page.recv(PATIENCE)
         with opened({"Cookie": cookie}, ours) as socket_of_page:
             socket_of_page.recv(PATIENCE)
-            socket_of_page.send(json.dumps({"ask": "write", "prompt": "a", "new_tokens": 200, "seed": 0}))
+            socket_of_page.send(
+                json.dumps({"ask": "write", "prompt": "a", "new_tokens": 200, "seed": 0})
+            )
             assert json.loads(socket_of_page.recv(PATIENCE))["step"] == 0
             started.send_signal(signal.SIGINT)
             assert started.wait(PATIENCE) == 0
@@ -373,7 +434,13 @@ def test_the_command_serves_this_machine_alone_and_ctrl_c_ends_it() -> None:
 
 
 def open_socket(address: str, headers: dict[str, str], origin: Any) -> ClientConnection:
-    return connect(address, additional_headers=headers, origin=origin, open_timeout=PATIENCE, ping_interval=None)
+    return connect(
+        address,
+        additional_headers=headers,
+        origin=origin,
+        open_timeout=PATIENCE,
+        ping_interval=None,
+    )
 
 
 def cookie_for(address: str) -> str:

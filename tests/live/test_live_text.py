@@ -1,4 +1,6 @@
-"""What the live page asks of the model, against loops written by hand: full attention with a column left out."""
+"""What the live page asks of the model, against loops written by hand: full attention with a column
+left out.
+"""
 
 # S canvas positions, L layers, H heads, K keys
 from __future__ import annotations
@@ -44,8 +46,12 @@ def codes(step: dict, live_text: LiveText) -> np.ndarray:
     return np.frombuffer(base64.b64decode(step["codes"]["heads"]), np.uint8).reshape(shape)
 
 
-def by_hand(loaded: Loaded, canvas: list[int], hidden: int, first: int) -> tuple[list[list[int]], list[int]]:
-    """The canvases that a greedy loop reads, the most confident place written each time, and what it ends with."""
+def by_hand(
+    loaded: Loaded, canvas: list[int], hidden: int, first: int
+) -> tuple[list[list[int]], list[int]]:
+    """The canvases that a greedy loop reads, the most confident place written each time, and what
+    it ends with.
+    """
     mask, seen = loaded.model.config.mask_token_id, []
     ids_1S = torch.tensor([canvas])
     while bool((ids_1S == mask).any()):
@@ -67,7 +73,9 @@ def logits(loaded: Loaded, ids_1S: torch.Tensor, hidden: int | None) -> torch.Te
         return loaded.model(ids_1S, visible=visible_SS).logits[0]
 
 
-def test_the_plain_text_is_the_one_that_the_model_writes(tiny: Loaded, live_text: tuple[LiveText, list[dict]]) -> None:
+def test_the_plain_text_is_the_one_that_the_model_writes(
+    tiny: Loaded, live_text: tuple[LiveText, list[dict]]
+) -> None:
     told = live_text[1]
     seen, end = by_hand(tiny, ids(told[0]), 0, 99)
     assert [ids(step) for step in steps(told)] == seen and len(seen) == NEW
@@ -93,8 +101,12 @@ def test_a_key_is_gone_from_a_step_on_and_everything_before_stays(
 
 def test_every_forward_says_how_far_it_is(live_text: tuple[LiveText, list[dict]]) -> None:
     told = list(live_text[0].take(3, 1))
-    assert [(one["step"], one["total"]) for one in told if one["kind"] == "again"] == [(step, NEW) for step in range(3)]
-    measured = [(one["pass"], one["step"], one["total"]) for one in told if one["kind"] == "measuring"]
+    assert [(one["step"], one["total"]) for one in told if one["kind"] == "again"] == [
+        (step, NEW) for step in range(3)
+    ]
+    measured = [
+        (one["pass"], one["step"], one["total"]) for one in told if one["kind"] == "measuring"
+    ]
     assert measured == [("plain", NEW - 3, NEW - 3), ("edited", NEW - 3, NEW - 3)]
 
 
@@ -110,7 +122,11 @@ def test_the_loss_is_that_of_the_plain_tokens_on_the_plain_canvases(
     for name, hidden in (("plain_loss", None), ("edited_loss", 1)):
         losses = []
         for step, written in zip(plain[first:], after[first:], strict=True):
-            (place,) = [one for one, (old, new) in enumerate(zip(ids(step), written, strict=True)) if old != new]
+            (place,) = [
+                one
+                for one, (old, new) in enumerate(zip(ids(step), written, strict=True))
+                if old != new
+            ]
             out_SV = logits(tiny, torch.tensor([ids(step)]), hidden)
             losses.append(-float(out_SV[place].log_softmax(-1)[written[place]]))
         # the model of the page is read in batches, its loss taken in single precision
@@ -130,7 +146,10 @@ def test_a_sink_may_go_from_one_head_alone(live_text: tuple[LiveText, list[dict]
 def test_what_became_of_the_main_sinks(live_text: tuple[LiveText, list[dict]]) -> None:
     first, key = 3, 0
     edited = list(live_text[0].take(first, key))
-    before, after = (np.array([step["main"] for step in of]) - 1 for of in (steps(live_text[1])[first:], steps(edited)))
+    before, after = (
+        np.array([step["main"] for step in of]) - 1
+        for of in (steps(live_text[1])[first:], steps(edited))
+    )
     measured = edited[-1]["measured"]
     assert measured["held"] == pytest.approx((before == key).mean()) and measured["held"] > 0
     assert measured["moved"] == pytest.approx((before != after).mean())
@@ -142,9 +161,13 @@ def test_an_added_sink_can_be_taken_too() -> None:
     plain = steps(list(live_text.write(PROMPT, 4, 0)))
     assert plain[0]["added"] == 1 and plain[0]["keys"] == len(plain[0]["tokens"]) + 1
     edited = steps(list(live_text.take(1, 0)))
-    assert (codes(plain[1], live_text)[..., 0] > 1).any() and (codes(edited[0], live_text)[..., 0] == 1).all()
+    assert (codes(plain[1], live_text)[..., 0] > 1).any() and (
+        codes(edited[0], live_text)[..., 0] == 1
+    ).all()
     edited = steps(list(live_text.take(1, 1)))
-    assert (codes(edited[0], live_text)[..., 1] == 1).all() and (codes(edited[0], live_text)[..., 0] > 1).any()
+    assert (codes(edited[0], live_text)[..., 1] == 1).all() and (
+        codes(edited[0], live_text)[..., 0] > 1
+    ).any()
 
 
 def test_draws_are_repeated(tiny: Loaded) -> None:
@@ -158,7 +181,11 @@ def test_draws_are_repeated(tiny: Loaded) -> None:
 def test_tokens_that_spell_a_character_together_are_read_as_one(tiny: Loaded) -> None:
     (first, *_) = LiveText(tiny, SETTINGS).write("a café 😀 and", 1, 0)
     texts = [token[1] for token in first["tokens"]]
-    assert any("😀" in text for text in texts) and "◌" in texts and not any("\ufffd" in text for text in texts)
+    assert (
+        any("😀" in text for text in texts)
+        and "◌" in texts
+        and not any("\ufffd" in text for text in texts)
+    )
 
 
 def taken(loaded: Loaded, prompt: str, **settings: object) -> tuple[list[dict], list[dict]]:
@@ -208,7 +235,9 @@ def test_every_way_to_decode(tiny: Loaded, settings: dict) -> None:
     taken(tiny, PROMPT, **settings)
 
 
-def test_what_makes_no_sense_is_refused(tiny: Loaded, live_text: tuple[LiveText, list[dict]]) -> None:
+def test_what_makes_no_sense_is_refused(
+    tiny: Loaded, live_text: tuple[LiveText, list[dict]]
+) -> None:
     with pytest.raises(ValueError, match="write one first"):
         next(LiveText(tiny, SETTINGS).take(0, 0))
     for wrong, message in (

@@ -1,5 +1,5 @@
-"""The specification of remembered columns: the whole canvas runs every time, and the keys and values of the columns
-that are not recomputed are put back to what they were.
+"""The specification of remembered columns: the whole canvas runs every time, and the keys and
+values of the columns that are not recomputed are put back to what they were.
 """
 
 import torch
@@ -22,7 +22,11 @@ class RememberedColumns:
             k_BHSD = torch.where(self.fresh_S[:, None], k_BHSD, old_k)
             v_BHSD = torch.where(self.fresh_S[:, None], v_BHSD, old_v)
         self.known[layer_idx] = k_BHSD, v_BHSD
-        return (k_BHSD, v_BHSD) if self.prefix is None else self.prefix.update(k_BHSD, v_BHSD, layer_idx)
+        return (
+            (k_BHSD, v_BHSD)
+            if self.prefix is None
+            else self.prefix.update(k_BHSD, v_BHSD, layer_idx)
+        )
 
 
 class TwinSession:
@@ -44,4 +48,6 @@ class TwinSession:
             if self.model.config.logit_shift:
                 # every column that runs brings the one before it, which predicts it
                 self.memory.fresh_S[:-1] |= self.memory.fresh_S[1:].clone()
-        return self.model(ids_BS, self.attention_mask, logits_to_keep=wanted_BS, sink_prefix=self.memory).logits
+        return self.model(
+            ids_BS, self.attention_mask, logits_to_keep=wanted_BS, sink_prefix=self.memory
+        ).logits

@@ -1,5 +1,6 @@
-"""The specification of evicting caches: the whole canvas runs every time, frozen columns are put back, evicted ones are
-hidden by a mask per layer and head; what is kept is chosen by plain loops over Python lists.
+"""The specification of evicting caches: the whole canvas runs every time, frozen columns are put
+back, evicted ones are hidden by a mask per layer and head; what is kept is chosen by plain loops
+over Python lists.
 """
 
 import torch
@@ -28,7 +29,11 @@ class EvictingTwin:
         self.memory, self.kept, self.sinks = None, {}, {}
 
     def real(self, ids_BS):
-        return torch.ones_like(ids_BS, dtype=torch.bool) if self.attention_mask is None else self.attention_mask.bool()
+        return (
+            torch.ones_like(ids_BS, dtype=torch.bool)
+            if self.attention_mask is None
+            else self.attention_mask.bool()
+        )
 
     @torch.no_grad()
     def __call__(self, ids_BS, wanted_BS, work):
@@ -53,14 +58,18 @@ class EvictingTwin:
 
         F.scaled_dot_product_attention = spy
         try:
-            out = model(ids_BS, self.attention_mask, logits_to_keep=wanted_BS, sink_prefix=self.memory)
+            out = model(
+                ids_BS, self.attention_mask, logits_to_keep=wanted_BS, sink_prefix=self.memory
+            )
         finally:
             F.scaled_dot_product_attention = own
             for handle in handles:
                 handle.remove()
         if work.is_choice:
             heads = model.config.backbone.num_key_value_heads
-            self.kept = {n: self.chosen(n, call, heads, real_BS, work) for n, call in enumerate(seen)}
+            self.kept = {
+                n: self.chosen(n, call, heads, real_BS, work) for n, call in enumerate(seen)
+            }
         return out.logits
 
     def hiding(self, kept, real_BS):
@@ -95,7 +104,10 @@ class EvictingTwin:
                     received[group][j] += share_K[sinks + place].item()
                     aligned[j] += dot_K[sinks + place].item() / query_BHSD.shape[1]
             result.append(
-                [self.best(policy, layer, row, head, real, received[head], aligned, work) for head in range(groups)]
+                [
+                    self.best(policy, layer, row, head, real, received[head], aligned, work)
+                    for head in range(groups)
+                ]
             )
         return result
 
@@ -124,5 +136,7 @@ class EvictingTwin:
                 return -2 * distance(j) - (j >= stop)
             return mixed(layer, head, work.number, j - stop)
 
-        order = sorted(others, key=lambda j: (j not in now, distance(j) > policy.neighbours, -score(j), j))
+        order = sorted(
+            others, key=lambda j: (j not in now, distance(j) > policy.neighbours, -score(j), j)
+        )
         return order[: int(policy.keep * len(others) + 1e-9)]

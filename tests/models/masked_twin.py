@@ -1,4 +1,6 @@
-"""The specification of the sink: the (L + N)² masked form of Eq. 6, with every sink seeing itself alone."""
+"""The specification of the sink: the (L + N)² masked form of Eq. 6, with every sink seeing itself
+alone.
+"""
 
 import contextlib
 
@@ -13,7 +15,11 @@ def masked_form(model, input_ids, attention_mask=None):
     config = model.config
     batch, length = input_ids.shape
     count = config.sink_count
-    real_BL = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    real_BL = (
+        torch.ones_like(input_ids, dtype=torch.bool)
+        if attention_mask is None
+        else attention_mask.bool()
+    )
     embeds = model.model.embed_tokens(input_ids)
     if count:
         embeds = torch.cat([model.sink_embeddings.expand(batch, -1, -1), embeds], dim=1)
@@ -27,10 +33,16 @@ def masked_form(model, input_ids, attention_mask=None):
     positions = torch.cat([sink_start + torch.arange(count), text_positions], dim=1)
     mask = allowed_BKK[:, None]
     if model.model.config._attn_implementation == "eager":
-        mask = torch.zeros(mask.shape, dtype=embeds.dtype).masked_fill(~mask, torch.finfo(embeds.dtype).min)
+        mask = torch.zeros(mask.shape, dtype=embeds.dtype).masked_fill(
+            ~mask, torch.finfo(embeds.dtype).min
+        )
     with _zeroed_values(model.model, count if config.sink_kind == "zero" else 0):
         out = model.model(
-            inputs_embeds=embeds, attention_mask=mask, position_ids=positions, use_cache=False, is_causal=False
+            inputs_embeds=embeds,
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=False,
+            is_causal=False,
         )
     return model.lm_head(out.last_hidden_state[:, count:])
 
@@ -41,7 +53,11 @@ def _zeroed_values(decoder: nn.Module, count: int):
         keep = torch.arange(output.shape[1])[None, :, None] >= count
         return output * keep
 
-    handles = [layer.self_attn.v_proj.register_forward_hook(zero) for layer in decoder.layers] if count else []
+    handles = (
+        [layer.self_attn.v_proj.register_forward_hook(zero) for layer in decoder.layers]
+        if count
+        else []
+    )
     try:
         yield
     finally:

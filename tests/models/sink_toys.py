@@ -6,13 +6,17 @@ from tiny_diffusion import tiny_model, tiny_tokenizer
 
 IDS = torch.randint(3, 250, (4, 12), generator=torch.Generator().manual_seed(0))
 MASK = tiny_tokenizer().mask_token_id
-NOISY = torch.where(torch.rand(IDS.shape, generator=torch.Generator().manual_seed(1)) < 0.5, MASK, IDS)
+NOISY = torch.where(
+    torch.rand(IDS.shape, generator=torch.Generator().manual_seed(1)) < 0.5, MASK, IDS
+)
 
 
 def train(model, steps=8, lr=0.05, ids=IDS):
     """Losses of a few steps on one batch."""
     model.train()
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=lr, weight_decay=0.0
+    )
     losses = []
     for _ in range(steps):
         logits = model(NOISY, logits_to_keep=NOISY == MASK).logits

@@ -1,4 +1,6 @@
-"""Attention in blocks: its two limits, decoding with the committed cache, and what does not go with it."""
+"""Attention in blocks: its two limits, decoding with the committed cache, and what does not go with
+it.
+"""
 
 import pytest
 import torch
@@ -23,7 +25,9 @@ PADDED = torch.tensor([[1] * 7, [0, 0, 1, 1, 1, 1, 1]])
 
 
 def texts(model, rows=2, length=12):
-    ids_BS = torch.randint(0, model.config.mask_token_id, (rows, length), generator=torch.Generator().manual_seed(1))
+    ids_BS = torch.randint(
+        0, model.config.mask_token_id, (rows, length), generator=torch.Generator().manual_seed(1)
+    )
     masked_BS = torch.rand(ids_BS.shape, generator=torch.Generator().manual_seed(2)) < 0.5
     return ids_BS, masked_BS, ids_BS.masked_fill(masked_BS, model.config.mask_token_id)
 
@@ -32,12 +36,16 @@ def loss_and_gradients(model, noisy_BS, masked_BS, ids_BS, **form):
     model.zero_grad()
     loss = model(noisy_BS, labels=ids_BS.masked_fill(~masked_BS, -100), **form).loss
     loss.backward()
-    return loss.detach(), {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    return loss.detach(), {
+        name: one.grad for name, one in model.named_parameters() if one.grad is not None
+    }
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("padding", [None, 3])
-def test_a_block_of_the_whole_length_gives_the_loss_and_gradients_of_full_attention(variant, padding):
+def test_a_block_of_the_whole_length_gives_the_loss_and_gradients_of_full_attention(
+    variant, padding
+):
     full, blocks = tiny_lm(**variant).double(), tiny_lm(**variant, block_length=12).double()
     blocks.load_state_dict(full.state_dict())
     ids_BS, masked_BS, noisy_BS = texts(full)
@@ -47,7 +55,9 @@ def test_a_block_of_the_whole_length_gives_the_loss_and_gradients_of_full_attent
         real_BS[1, :padding] = 0
         masked_BS &= real_BS.bool()
     loss, gradients = loss_and_gradients(full, noisy_BS, masked_BS, ids_BS, attention_mask=real_BS)
-    other, others = loss_and_gradients(blocks, noisy_BS, masked_BS, ids_BS, attention_mask=real_BS, clean=ids_BS)
+    other, others = loss_and_gradients(
+        blocks, noisy_BS, masked_BS, ids_BS, attention_mask=real_BS, clean=ids_BS
+    )
     torch.testing.assert_close(other, loss)
     assert gradients.keys() == others.keys()
     for name, gradient in gradients.items():
@@ -63,7 +73,9 @@ def test_with_blocks_of_one_the_clean_half_attends_causally():
     model = tiny_lm(block_length=1).double()
     ids_BS, _, _ = texts(model)
     states = []
-    model.model.register_forward_hook(lambda module, args, out: states.append(out.last_hidden_state))
+    model.model.register_forward_hook(
+        lambda module, args, out: states.append(out.last_hidden_state)
+    )
     model(ids_BS, clean=ids_BS), model(ids_BS, causal=True)
     torch.testing.assert_close(states[0][:, 12:], states[1])
 
@@ -86,7 +98,9 @@ def test_each_block_sees_what_it_sees_when_it_is_written(variant, length, clean)
         torch.testing.assert_close(logits_MV, at_once_BSV[:, block].flatten(0, 1).detach())
 
 
-@pytest.mark.parametrize("variant", [*VARIANTS, {"clean_attention": "causal"}, {"blocks_from": "column"}], ids=str)
+@pytest.mark.parametrize(
+    "variant", [*VARIANTS, {"clean_attention": "causal"}, {"blocks_from": "column"}], ids=str
+)
 @pytest.mark.parametrize("length", [1, 4, 64])
 @pytest.mark.parametrize("mask", [None, PADDED], ids=["", "padded"])
 def test_the_committed_cache_changes_nothing_and_a_row_is_written_as_alone(variant, length, mask):
@@ -96,15 +110,22 @@ def test_the_committed_cache_changes_nothing_and_a_row_is_written_as_alone(varia
     columns = variant.get("blocks_from") == "column"
     start = -7 % length if columns else 0
     padded_BP = torch.nn.functional.pad(prompts_BP, (start, 0))
-    real_BP = torch.nn.functional.pad(torch.ones_like(prompts_BP) if mask is None else mask, (start, 0))
+    real_BP = torch.nn.functional.pad(
+        torch.ones_like(prompts_BP) if mask is None else mask, (start, 0)
+    )
     mask_id = model.config.mask_token_id
     canvas = Canvas.from_prompts(padded_BP, new_tokens=9, mask_id=mask_id, attention_BP=real_BP)
-    for denoiser, cache in [(model.denoiser(canvas.attention_BS, plain=True), "none"), (None, "committed")]:
+    for denoiser, cache in [
+        (model.denoiser(canvas.attention_BS, plain=True), "none"),
+        (None, "committed"),
+    ]:
         denoiser = denoiser or model.denoiser(canvas.attention_BS)
         *_, last = DecodingSettings(cache=cache).decode(denoiser, canvas)
         assert torch.equal(last.ids_BS[:, start:], written_BS), cache
     with trace(model) as recording:
-        assert torch.equal(model.generate(prompts_BP, mask, max_new_tokens=9, cache="committed"), written_BS)
+        assert torch.equal(
+            model.generate(prompts_BP, mask, max_new_tokens=9, cache="committed"), written_BS
+        )
     assert len(recording.steps) >= 9
     for row in range(2):
         begin = 0 if mask is None else int((mask[row] == 0).sum())
@@ -120,13 +141,17 @@ def test_a_trace_counts_what_each_query_may_see():
     model.set_attn_implementation("eager")
     probabilities = []
     for layer in model.model.layers:
-        layer.self_attn.register_forward_hook(lambda module, args, out: probabilities.append(out[1]))
+        layer.self_attn.register_forward_hook(
+            lambda module, args, out: probabilities.append(out[1])
+        )
     model(noisy_BS)
     blocks_S = torch.arange(12) // 4
     for layer, weights_BHQK in enumerate(probabilities):
         assert not weights_BHQK[..., blocks_S[None] > blocks_S[:, None]].any()
         received_BHK = weights_BHQK.sum(2)
-        torch.testing.assert_close(recording.received[0][:, layer].double(), received_BHK, atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            recording.received[0][:, layer].double(), received_BHK, atol=1e-6, rtol=0
+        )
     assert recording.visible[0][0].tolist() == [12] * 4 + [8] * 4 + [4] * 4
 
 
@@ -134,7 +159,10 @@ def test_parts_of_a_block_are_decoded_one_after_the_other():
     model = tiny_lm(block_length=4).double()
     prompts_BP = texts(model, length=6)[0]
     canvas = Canvas.from_prompts(prompts_BP, new_tokens=8, mask_id=model.config.mask_token_id)
-    blocks = {length: model.denoiser().in_blocks(canvas, length).block_BS[0, 6:].tolist() for length in (None, 4, 2, 1)}
+    blocks = {
+        length: model.denoiser().in_blocks(canvas, length).block_BS[0, 6:].tolist()
+        for length in (None, 4, 2, 1)
+    }
     assert blocks[None] == blocks[4] == [0, 0, 1, 1, 1, 1, 2, 2]
     assert blocks[2] == [0, 0, 1, 1, 2, 2, 3, 3] and blocks[1] == [*range(8)]
     plain = model.denoiser(plain=True)
@@ -145,13 +173,18 @@ def test_parts_of_a_block_are_decoded_one_after_the_other():
 def test_what_does_not_fit_is_refused():
     blocks, full = tiny_lm(block_length=4), tiny_lm()
     ids_BS, _, noisy_BS = texts(full)
-    with pytest.raises(ValueError, match=r"this model has full attention; set config\.block_length"):
+    with pytest.raises(
+        ValueError, match=r"this model has full attention; set config\.block_length"
+    ):
         full(noisy_BS, clean=ids_BS)
     with pytest.raises(ValueError, match="leave out visible and causal"):
         blocks(noisy_BS, clean=ids_BS, causal=True)
     with pytest.raises(ValueError, match="clean must be int64 of shape"):
         blocks(noisy_BS, clean=ids_BS[:, 1:])
-    with pytest.raises(ValueError, match="in equal parts, but block_length is 3 and the model attends in blocks of 4"):
+    with pytest.raises(
+        ValueError,
+        match="in equal parts, but block_length is 3 and the model attends in blocks of 4",
+    ):
         blocks.generate(ids_BS, max_new_tokens=4, block_length=3)
     with pytest.raises(ValueError, match="the cache 'committed' is exact for attention in blocks"):
         full.generate(ids_BS, max_new_tokens=4, cache="committed")
@@ -161,8 +194,9 @@ def test_what_does_not_fit_is_refused():
 
 @pytest.mark.parametrize("is_filled", [False, True])
 def test_an_added_sink_is_a_committed_block_of_its_own(is_filled):
-    """The same numbers as an ordinary token in front of the text, where the first block holds nothing else: because it
-    is a block of one, or because hidden padding fills it up. Beside other text it would see more than itself.
+    """The same numbers as an ordinary token in front of the text, where the first block holds
+    nothing else: because it is a block of one, or because hidden padding fills it up. Beside other
+    text it would see more than itself.
     """
     length, sink_id = 4, 5
     added = tiny_lm(sink_kind="token", sink_count=1, block_length=length).double()
@@ -193,7 +227,9 @@ def test_an_added_sink_is_a_committed_block_of_its_own(is_filled):
     assert masked_BS.any()
 
 
-@pytest.mark.parametrize("cache", ["evict:keep=1.0", "received:keep=1.0", "sink:keep=0.5", "sink_refresh:sinks=2"])
+@pytest.mark.parametrize(
+    "cache", ["evict:keep=1.0", "received:keep=1.0", "sink:keep=0.5", "sink_refresh:sinks=2"]
+)
 @pytest.mark.parametrize("variant", VARIANTS[:3], ids=str)
 def test_a_cache_that_chooses_keeps_nothing_that_a_block_does_not_see(cache, variant):
     model = tiny_lm(**variant, block_length=4).double()
@@ -206,7 +242,9 @@ def test_a_cache_that_chooses_keeps_nothing_that_a_block_does_not_see(cache, var
         assert torch.equal(written_BS, model.generate(prompts_BP, max_new_tokens=12))
     # what comes after a block has no say in it: the block is written as if the canvas ended there
     short_BS = model.generate(prompts_BP, max_new_tokens=4, cache=cache)
-    if "keep=1.0" in cache and variant.get("sink_side") != "end":  # a sink at the end knows the length
+    if (
+        "keep=1.0" in cache and variant.get("sink_side") != "end"
+    ):  # a sink at the end knows the length
         assert torch.equal(written_BS[:, :12], short_BS)
 
 
@@ -215,8 +253,12 @@ def test_what_is_watched_for_some_steps_is_computed_afresh_there_and_nowhere_els
     prompts_BP = texts(model, rows=1, length=6)[0]
     expected_BS = model.generate(prompts_BP, max_new_tokens=10)
     ran, recorded = [], []
-    model.lm_head.register_forward_pre_hook(lambda *_: None)  # a hook of somebody else: the plain decoder runs
-    model.model.embed_tokens.register_forward_hook(lambda module, args, out: ran.append(out.shape[1]))
+    model.lm_head.register_forward_pre_hook(
+        lambda *_: None
+    )  # a hook of somebody else: the plain decoder runs
+    model.model.embed_tokens.register_forward_hook(
+        lambda module, args, out: ran.append(out.shape[1])
+    )
     canvas = Canvas.from_prompts(prompts_BP, new_tokens=10, mask_id=model.config.mask_token_id)
     steps, index = model.denoise(canvas), 0
     while True:
@@ -233,7 +275,9 @@ def test_what_is_watched_for_some_steps_is_computed_afresh_there_and_nowhere_els
     assert [width for number, width in enumerate(ran) if number in (3, 4, 8)] == [16, 16, 16]
     assert all(width < 16 for number, width in enumerate(ran[:8]) if number not in (3, 4))
     # whole canvas: the first block is seen by all, the last by itself
-    assert all(visible_S.tolist() == [16] * 4 + [12] * 4 + [8] * 4 + [4] * 4 for visible_S in recorded)
+    assert all(
+        visible_S.tolist() == [16] * 4 + [12] * 4 + [8] * 4 + [4] * 4 for visible_S in recorded
+    )
 
 
 def test_where_blocks_are_columns_the_writer_of_texts_begins_one_as_generate_does():

@@ -1,4 +1,6 @@
-"""How a block is written: the quota, the first token alone and the edits, each against plain Python."""
+"""How a block is written: the quota, the first token alone and the edits, each against plain
+Python.
+"""
 
 import pytest
 import torch
@@ -41,7 +43,8 @@ def proposals(model, ids, places, bars_mask):
         barred_PV[:, MASK_ID] = -torch.inf
     best = barred_PV.argmax(-1).tolist()
     return {
-        place: (token, float(chances_PV[n, token])) for n, (place, token) in enumerate(zip(places, best, strict=True))
+        place: (token, float(chances_PV[n, token]))
+        for n, (place, token) in enumerate(zip(places, best, strict=True))
     }
 
 
@@ -69,7 +72,9 @@ def by_quota(model, prompt, new_tokens, quotas, threshold):
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.25, 0.5, 1.0])
-@pytest.mark.parametrize(("steps", "quotas"), [(None, [1] * 4), (1, [4]), (2, [2, 2]), (3, [2, 1, 1]), (4, [1] * 4)])
+@pytest.mark.parametrize(
+    ("steps", "quotas"), [(None, [1] * 4), (1, [4]), (2, [2, 2]), (3, [2, 1, 1]), (4, [1] * 4)]
+)
 def test_a_quota_is_that_of_a_whole_block(threshold, steps, quotas):
     schedule = Dynamic(threshold, steps, None if steps is None else LENGTH)
     for seed, prompt in enumerate(PROMPTS):
@@ -81,14 +86,21 @@ def test_a_quota_is_that_of_a_whole_block(threshold, steps, quotas):
 
 
 def test_the_thresholds_of_this_file_decide():
-    counts = [len(steps_of(model_of(), canvas_of(PROMPTS[:1]), schedule=Dynamic(one))) for one in (0.0, 0.25, 0.5, 1.0)]
+    counts = [
+        len(steps_of(model_of(), canvas_of(PROMPTS[:1]), schedule=Dynamic(one)))
+        for one in (0.0, 0.25, 0.5, 1.0)
+    ]
     assert counts[0] < counts[1] <= counts[2] < counts[3] == 11
 
 
 def test_a_confidence_that_is_just_the_threshold_is_not_enough():
     canvas = Canvas.from_prompts([[0]], new_tokens=4, mask_id=2)
     for threshold, expected in ((0.5, 1), (0.5 - 2**-20, 4)):
-        step = next(denoise(lambda ids_BS, wanted_BS: torch.zeros(4, 2), canvas, schedule=Dynamic(threshold)))
+        step = next(
+            denoise(
+                lambda ids_BS, wanted_BS: torch.zeros(4, 2), canvas, schedule=Dynamic(threshold)
+            )
+        )
         assert int(step.committed_BS.sum()) == expected
 
 
@@ -106,11 +118,15 @@ def by_editing(model, prompt, new_tokens, settings, limit=10**9):
             found = proposals(model, ids, places, bars_mask=True)
             order = sorted(masked, key=lambda place: -found[place][1])
             sure = [place for place in order if found[place][1] > settings.threshold]
-            fill = sure if len(sure) >= settings.num_to_transfer else order[: settings.num_to_transfer]
+            fill = (
+                sure if len(sure) >= settings.num_to_transfer else order[: settings.num_to_transfer]
+            )
             edited = [
                 place
                 for place in places
-                if place not in masked and free[place][1] > settings.editing_threshold and free[place][0] != ids[place]
+                if place not in masked
+                and free[place][1] > settings.editing_threshold
+                and free[place][0] != ids[place]
             ]
             for place in fill:
                 ids[place] = found[place][0]
@@ -165,7 +181,9 @@ def test_a_mask_that_is_written_back_is_filled_again_and_the_block_ends():
 
 
 @pytest.mark.parametrize(
-    "variant", [{}, {"logit_shift": True, "first_alone": True}, {"clean_attention": "causal"}], ids=str
+    "variant",
+    [{}, {"logit_shift": True, "first_alone": True}, {"clean_attention": "causal"}],
+    ids=str,
 )
 @pytest.mark.parametrize(
     "schedule", ["dynamic:threshold=0.3", "dynamic:threshold=0.3,steps=2,block_length=4", EDITS[1]]
@@ -200,11 +218,20 @@ def test_a_stop_id_ends_a_row_with_its_block_where_tokens_are_edited():
 def test_the_first_token_of_a_block_is_written_alone():
     model = tiny_model(block_length=LENGTH, logit_shift=True, first_alone=True).double()
     canvas = canvas_of([PROMPTS[0]], new_tokens=8)
-    numbers = {one: model.denoiser().in_blocks(canvas, one).block_BS[0, 6:].tolist() for one in (None, 2, 1)}
+    numbers = {
+        one: model.denoiser().in_blocks(canvas, one).block_BS[0, 6:].tolist()
+        for one in (None, 2, 1)
+    }
     assert numbers[None] == [0, 0, 1, 2, 2, 2, 3, 4]
     assert numbers[2] == [0, 0, 1, 2, 3, 3, 4, 5] and numbers[1] == [*range(8)]
     done = steps_of(model, canvas, schedule="dynamic:threshold=0")
-    assert [step.committed_BS[0].nonzero()[:, 0].tolist() for step in done] == [[6, 7], [8], [9, 10, 11], [12], [13]]
+    assert [step.committed_BS[0].nonzero()[:, 0].tolist() for step in done] == [
+        [6, 7],
+        [8],
+        [9, 10, 11],
+        [12],
+        [13],
+    ]
     # as the last row of the block before predicts it
     text = done[0].ids_BS[0, :8].tolist()
     with torch.no_grad():
@@ -214,7 +241,11 @@ def test_the_first_token_of_a_block_is_written_alone():
 
 
 def test_edits_are_traced_and_edited_as_other_steps_are():
-    model, canvas, settings = model_of(), canvas_of(PROMPTS[:1]), DecodingSettings(schedule=EDITS[0])
+    model, canvas, settings = (
+        model_of(),
+        canvas_of(PROMPTS[:1]),
+        DecodingSettings(schedule=EDITS[0]),
+    )
     plain = steps_of(model, canvas, schedule=EDITS[0])
     with trace(model) as recording:
         for step in model.denoise(canvas, settings):
@@ -225,7 +256,8 @@ def test_edits_are_traced_and_edited_as_other_steps_are():
         *_, masked = model.denoise(canvas, settings)
     assert not torch.equal(masked.ids_BS, plain[-1].ids_BS)
     texts = [
-        model.generate([PROMPTS[0]], max_new_tokens=11, settings=settings, seed=1, temperature=one) for one in (0, 2)
+        model.generate([PROMPTS[0]], max_new_tokens=11, settings=settings, seed=1, temperature=one)
+        for one in (0, 2)
     ]
     assert torch.equal(texts[0], plain[-1].ids_BS) and not torch.equal(*texts)
     assert not (texts[1] == MASK_ID).any()
@@ -235,19 +267,27 @@ def test_edits_are_traced_and_edited_as_other_steps_are():
     ("make", "message"),
     [
         (lambda: Dynamic(steps=4), "got steps=4 and block_length=None; give both, or neither"),
-        (lambda: Dynamic(steps=5, block_length=4), "at least one each, got steps=5 and block_length=4"),
+        (
+            lambda: Dynamic(steps=5, block_length=4),
+            "at least one each, got steps=5 and block_length=4",
+        ),
         (lambda: Dynamic(threshold=1.5), "threshold must be at least 0 and at most 1"),
         (lambda: Editing(max_post_steps=-1), "max_post_steps must be at least 0"),
         (
-            lambda: steps_of(model_of(), canvas_of([[1]]), schedule="dynamic:steps=1,block_length=2"),
-            "has a quota for blocks of 2 tokens, but one has 4; set its block_length, or decode in blocks of 2",
+            lambda: steps_of(
+                model_of(), canvas_of([[1]]), schedule="dynamic:steps=1,block_length=2"
+            ),
+            "has a quota for blocks of 2 tokens, but one has 4; set its block_length, or decode "
+            "in blocks of 2",
         ),
         (
             lambda: steps_of(model_of(), canvas_of([[1]]), schedule="dynamic", rule="random"),
             "'dynamic' does not go with the rule RandomOrder.*gives no confidence",
         ),
         (
-            lambda: steps_of(model_of(), canvas_of([[1]]), schedule="dynamic:threshold=1", rule="origin"),
+            lambda: steps_of(
+                model_of(), canvas_of([[1]]), schedule="dynamic:threshold=1", rule="origin"
+            ),
             "'dynamic' does not go with the rule Origin",
         ),
         (
@@ -260,7 +300,8 @@ def test_edits_are_traced_and_edited_as_other_steps_are():
         ),
         (
             lambda: steps_of(model_of(), canvas_of([[1]]), schedule="editing", rule="topk_margin"),
-            "'editing' does not go with the rule TopkMargin.*gives no probability of the proposed token",
+            "'editing' does not go with the rule TopkMargin.*gives no probability of the proposed "
+            "token",
         ),
     ],
 )
@@ -271,7 +312,9 @@ def test_what_makes_no_sense_is_refused(make, message):
 
 def test_the_quota_alone_goes_with_any_order():
     model, canvas = model_of(), canvas_of([PROMPTS[0]])
-    done = steps_of(model, canvas, schedule="dynamic:threshold=1,steps=2,block_length=4", rule="left_to_right")
+    done = steps_of(
+        model, canvas, schedule="dynamic:threshold=1,steps=2,block_length=4", rule="left_to_right"
+    )
     columns = [step.committed_BS[0].nonzero()[:, 0].tolist() for step in done]
     assert columns == [[6, 7], [8, 9], [10, 11], [12, 13], [14, 15], [16]]
 
@@ -284,7 +327,9 @@ def test_what_is_written_in_batches_is_edited_to_the_end(ends):
     *_, last = loaded.model.denoise(
         Canvas.from_prompts(ids, new_tokens=7, mask_id=loaded.model.config.mask_token_id), settings
     )
-    with Writing(loaded, [WritingRequest(tuple(ids[0].tolist()))], settings, 7, ends=ends).begin() as writer:
+    with Writing(
+        loaded, [WritingRequest(tuple(ids[0].tolist()))], settings, 7, ends=ends
+    ).begin() as writer:
         done = list(writer.steps())
     assert torch.equal(writer.ids_BS, last.ids_BS)
     # the last evaluation edits nothing, or is one too many

@@ -1,4 +1,6 @@
-"""Sessions of the model's denoiser: the lean road, the decoder's own, and the slow twin give the same numbers."""
+"""Sessions of the model's denoiser: the lean road, the decoder's own, and the slow twin give the
+same numbers.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,12 @@ VARIANTS = {
         "sink_count": 1,
     },
     "shifted": {"logit_shift": True},
-    "shifted qwen2 with a sink": {"kind": "qwen2", "logit_shift": True, "sink_kind": "zero", "sink_count": 1},
+    "shifted qwen2 with a sink": {
+        "kind": "qwen2",
+        "logit_shift": True,
+        "sink_kind": "zero",
+        "sink_count": 1,
+    },
 }
 
 
@@ -84,10 +91,19 @@ def wanted_at(ids_BS, start, stop):
 
 
 def script(ids_BS):
-    """What a cached decoder does: (ids, wanted, columns) with tokens committed in between, in every form of columns."""
+    """What a cached decoder does: (ids, wanted, columns) with tokens committed in between, in every
+    form of columns.
+    """
     calls = []
     start, length = int((ids_BS[0] == MASK).nonzero()[0]), ids_BS.shape[1]
-    for columns in (None, slice(start, start + 6), slice(start, start + 6), slice(start + 1, length), "tensor", None):
+    for columns in (
+        None,
+        slice(start, start + 6),
+        slice(start, start + 6),
+        slice(start + 1, length),
+        "tensor",
+        None,
+    ):
         wanted_BS = wanted_at(ids_BS, start, start + 6)
         if columns == "tensor":
             columns = torch.tensor([2, *range(start, start + 6), length - 1])
@@ -119,7 +135,10 @@ def test_both_roads_equal_the_slow_twin(variant, batch, dtype, tolerance):
     model = build(dtype=dtype, **VARIANTS[variant])
     ids_BS, attention_BS = canvas(batch)
     calls = script(ids_BS)
-    twin, quick, plain = TwinSession(model, attention_BS), *(model.denoiser(attention_BS).session() for _ in range(2))
+    twin, quick, plain = (
+        TwinSession(model, attention_BS),
+        *(model.denoiser(attention_BS).session() for _ in range(2)),
+    )
     expected = [twin(*call) for call in calls]
     agree([quick(*call) for call in calls], expected, tolerance)
     with watching(model):
@@ -189,7 +208,9 @@ class OtherNorm(nn.Module):
         lambda model: model.set_attn_implementation("eager"),
         lambda model: model.train(),
         lambda model: setattr(
-            model.model.layers[1], "input_layernorm", OtherNorm(model.model.layers[1].input_layernorm)
+            model.model.layers[1],
+            "input_layernorm",
+            OtherNorm(model.model.layers[1].input_layernorm),
         ),
         lambda model: setattr(model.model, "norm", OtherNorm(model.model.norm)),
     ],
@@ -226,7 +247,9 @@ def test_a_hook_that_comes_later_is_seen():
     session = model.denoiser().session()
     session(ids_BS, wanted_BS)
     shapes = []
-    model.model.layers[-1].mlp.register_forward_hook(lambda _, args, out: shapes.append(out.shape[1]))
+    model.model.layers[-1].mlp.register_forward_hook(
+        lambda _, args, out: shapes.append(out.shape[1])
+    )
     session(ids_BS, wanted_BS, slice(8, 14))
     assert shapes == [6]
 
@@ -280,9 +303,15 @@ def test_only_what_is_asked_for_is_computed():
     session(ids_BS, wanted_BS, slice(8, 14))
     assert model.lm_head.rows == [4, 4]
     assert [layer.mlp.rows for layer in model.model.layers] == [[20, 6], [20, 6], [4, 4]]
-    assert [layer.self_attn.q_proj.rows for layer in model.model.layers] == [[20, 6], [20, 6], [4, 4]]
+    assert [layer.self_attn.q_proj.rows for layer in model.model.layers] == [
+        [20, 6],
+        [20, 6],
+        [4, 4],
+    ]
     assert [layer.self_attn.k_proj.rows for layer in model.model.layers] == [[20, 6]] * 3
-    assert buffers == [tensor.data_ptr() for tensor in (*session._store._keys, *session._store._values)]
+    assert buffers == [
+        tensor.data_ptr() for tensor in (*session._store._keys, *session._store._values)
+    ]
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "two sinks at the end", "gate", "shifted"])
@@ -300,7 +329,9 @@ def test_a_row_of_a_batch_equals_the_row_alone(variant):
                 columns = columns[columns >= shift] - shift
             elif columns is not None:
                 columns = slice(columns.start - shift, columns.stop - shift)
-            mine_MV = alone(ids_BS[row : row + 1, shift:], wanted_BS[row : row + 1, shift:], columns)
+            mine_MV = alone(
+                ids_BS[row : row + 1, shift:], wanted_BS[row : row + 1, shift:], columns
+            )
             row_M = wanted_BS.nonzero()[:, 0]
             torch.testing.assert_close(mine_MV, logits_MV[row_M == row], rtol=0, atol=1e-10)
 
@@ -317,7 +348,9 @@ def written(model, prompts, **settings):
 
 @pytest.mark.parametrize("schedule", [EvenQuota(), Threshold(0.6), Factor(0.9)])
 @pytest.mark.parametrize("cache", [PrefixCache(), DualCache(), DualCache(refresh_every=2)])
-@pytest.mark.parametrize("variant", ["llama", "gate and sink, qwen3", "two sinks at the end", "shifted"])
+@pytest.mark.parametrize(
+    "variant", ["llama", "gate and sink, qwen3", "two sinks at the end", "shifted"]
+)
 def test_unequal_prompts_are_written_as_each_alone(variant, cache, schedule):
     model = build(**VARIANTS[variant])
     together_BN, evaluations = written(model, PROMPTS, cache=cache, schedule=schedule)
@@ -334,13 +367,16 @@ def test_unequal_prompts_are_written_as_each_alone(variant, cache, schedule):
 def test_a_refresh_at_every_step_is_no_cache(variant, cache, schedule):
     model = build(**VARIANTS[variant])
     assert torch.equal(
-        written(model, PROMPTS, cache=cache, schedule=schedule)[0], written(model, PROMPTS, schedule=schedule)[0]
+        written(model, PROMPTS, cache=cache, schedule=schedule)[0],
+        written(model, PROMPTS, schedule=schedule)[0],
     )
 
 
 def test_a_cache_is_not_the_same_as_none():
     model = build()
-    results = [written(model, PROMPTS, cache=cache)[0] for cache in (None, PrefixCache(), DualCache())]
+    results = [
+        written(model, PROMPTS, cache=cache)[0] for cache in (None, PrefixCache(), DualCache())
+    ]
     assert not any(torch.equal(one, other) for one, other in itertools.combinations(results, 2))
 
 
@@ -353,7 +389,10 @@ def test_guidance_remembers_both_sides_apart(cache):
     with watching(model):
         plain_ids = [step.ids_BS for step in denoise(guide, start, cache=cache, block_length=4)]
     assert all(map(torch.equal, lean_ids, plain_ids))
-    unguided = [step.ids_BS for step in denoise(model.denoiser(start.attention_BS), start, cache=cache, block_length=4)]
+    unguided = [
+        step.ids_BS
+        for step in denoise(model.denoiser(start.attention_BS), start, cache=cache, block_length=4)
+    ]
     assert not torch.equal(unguided[-1], lean_ids[-1])
 
 
@@ -383,7 +422,9 @@ def test_another_attention_backend_is_taken_up():
     model.set_attn_implementation("eager")
     # transformers' eager softmax is in float32
     torch.testing.assert_close(session(ids_BS, wanted_BS), expected, rtol=0, atol=1e-4)
-    torch.testing.assert_close(session(ids_BS, wanted_BS, slice(8, 14)), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        session(ids_BS, wanted_BS, slice(8, 14)), expected, rtol=0, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("variant", ["qwen2", "gate and sink, qwen3"])
@@ -393,13 +434,17 @@ def test_bfloat16_is_as_exact_on_the_lean_road(variant):
     exact.load_state_dict(rounded.state_dict())
     ids_BS, attention_BS = canvas(2)
     calls = script(ids_BS)
-    truth, quick, plain = (model.denoiser(attention_BS).session() for model in (exact, rounded, rounded))
+    truth, quick, plain = (
+        model.denoiser(attention_BS).session() for model in (exact, rounded, rounded)
+    )
     true_MV = torch.cat([truth(*call) for call in calls])
     quick_MV = torch.cat([quick(*call) for call in calls])
     with watching(rounded):
         plain_MV = torch.cat([plain(*call) for call in calls])
     assert quick_MV.dtype == torch.bfloat16
-    lean_error, plain_error = ((value.double() - true_MV).pow(2).mean().sqrt() for value in (quick_MV, plain_MV))
+    lean_error, plain_error = (
+        (value.double() - true_MV).pow(2).mean().sqrt() for value in (quick_MV, plain_MV)
+    )
     assert lean_error < 1.2 * plain_error
 
 
@@ -427,7 +472,9 @@ def test_a_plain_or_watched_denoiser_is_the_models_own_forward_bit_for_bit():
     assert torch.equal(model.denoiser(attention_BS, plain=True)(ids_BS, wanted_BS), expected)
     with watching(model):
         assert torch.equal(model.denoiser(attention_BS)(ids_BS, wanted_BS), expected)
-    torch.testing.assert_close(model.denoiser(attention_BS)(ids_BS, wanted_BS), expected, rtol=0, atol=3e-5)
+    torch.testing.assert_close(
+        model.denoiser(attention_BS)(ids_BS, wanted_BS), expected, rtol=0, atol=3e-5
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -437,11 +484,19 @@ def test_a_fast_evaluation_without_memory_is_the_models_own(variant, batch):
     ids_BS, attention_BS = canvas(batch)
     quick, plain = model.denoiser(attention_BS), model.denoiser(attention_BS, plain=True)
     assert (quick.is_fast, plain.is_fast) == (True, False)
-    for wanted_BS in (wanted_at(ids_BS, 8, 14), torch.zeros_like(ids_BS, dtype=torch.bool), ids_BS == MASK):
-        torch.testing.assert_close(quick(ids_BS, wanted_BS), plain(ids_BS, wanted_BS), rtol=0, atol=1e-12)
+    for wanted_BS in (
+        wanted_at(ids_BS, 8, 14),
+        torch.zeros_like(ids_BS, dtype=torch.bool),
+        ids_BS == MASK,
+    ):
+        torch.testing.assert_close(
+            quick(ids_BS, wanted_BS), plain(ids_BS, wanted_BS), rtol=0, atol=1e-12
+        )
 
 
-@pytest.mark.parametrize("variant", ["llama", "gate and sink, qwen3", "two sinks at the end", "shifted"])
+@pytest.mark.parametrize(
+    "variant", ["llama", "gate and sink, qwen3", "two sinks at the end", "shifted"]
+)
 def test_padding_is_not_computed_wherever_it_stands(variant):
     ids_BS, left_BS = canvas(3)
     wanted_BS = wanted_at(ids_BS, 8, 14)
@@ -459,7 +514,9 @@ def test_padding_is_not_computed_wherever_it_stands(variant):
             layer.self_attn.k_proj = Counted(layer.self_attn.k_proj)
         for _ in range(2):
             torch.testing.assert_close(quick(ids_BS, wanted_BS), expected, rtol=0, atol=1e-12)
-        assert [layer.self_attn.k_proj.rows for layer in model.model.layers] == [[int(attention_BS.sum())] * 2] * 3
+        assert [layer.self_attn.k_proj.rows for layer in model.model.layers] == [
+            [int(attention_BS.sum())] * 2
+        ] * 3
 
 
 def test_nothing_wanted_gives_no_rows_and_fills_the_memory():
@@ -468,7 +525,9 @@ def test_nothing_wanted_gives_no_rows_and_fills_the_memory():
     session = model.denoiser().session()
     assert session(ids_BS, torch.zeros_like(ids_BS, dtype=torch.bool)).shape == (0, MASK + 1)
     wanted_BS = wanted_at(ids_BS, 8, 14)
-    torch.testing.assert_close(session(ids_BS, wanted_BS, slice(8, 14)), model.denoiser()(ids_BS, wanted_BS))
+    torch.testing.assert_close(
+        session(ids_BS, wanted_BS, slice(8, 14)), model.denoiser()(ids_BS, wanted_BS)
+    )
     assert session(ids_BS, torch.zeros_like(wanted_BS), slice(8, 14)).shape == (0, MASK + 1)
 
 
@@ -479,7 +538,9 @@ def test_a_new_denoiser_sees_new_weights(change):
     wanted_BS = wanted_at(ids_BS, 8, 14)
     before = model.denoiser().session()(ids_BS, wanted_BS)
     with torch.no_grad():
-        (model.sink_embeddings if change == "sinks" else model.model.layers[0].mlp.up_proj.weight).mul_(2)
+        (
+            model.sink_embeddings if change == "sinks" else model.model.layers[0].mlp.up_proj.weight
+        ).mul_(2)
     session = model.denoiser().session()
     with torch.no_grad():
         expected = model(ids_BS, logits_to_keep=wanted_BS).logits
@@ -509,7 +570,8 @@ class TestRefusals:
 
     def test_the_first_evaluation_is_full(self):
         with pytest.raises(
-            ValueError, match=r"only while all others are remembered, but nothing is; .* columns=None first"
+            ValueError,
+            match=r"only while all others are remembered, but nothing is; .* columns=None first",
         ):
             self.session(self.ids_BS, self.wanted_BS, slice(8, 14))
 
@@ -520,7 +582,9 @@ class TestRefusals:
         self.session(self.ids_BS[:, 1:], self.wanted_BS[:, 1:])
         self.session(self.ids_BS[:, 1:], self.wanted_BS[:, 1:], slice(7, 13))
 
-    @pytest.mark.parametrize("columns", [slice(8, 13), slice(9, 14), torch.tensor([8, 9, 11, 12, 13])])
+    @pytest.mark.parametrize(
+        "columns", [slice(8, 13), slice(9, 14), torch.tensor([8, 9, 11, 12, 13])]
+    )
     def test_wanted_outside_the_columns(self, columns):
         self.session(self.ids_BS, self.wanted_BS)
         with pytest.raises(ValueError, match="wanted positions must lie in the columns that run"):
@@ -536,14 +600,18 @@ class TestRefusals:
             self.session(self.ids_BS, self.wanted_BS, slice(8, 14))
 
     def test_wanted_of_another_shape_or_type(self):
-        with pytest.raises(ValueError, match="wanted positions of a denoiser must be bool of shape"):
+        with pytest.raises(
+            ValueError, match="wanted positions of a denoiser must be bool of shape"
+        ):
             self.session(self.ids_BS, self.wanted_BS[:, 1:])
         with pytest.raises(ValueError, match=r"but is int64 of shape"):
             self.model.denoiser()(self.ids_BS, self.wanted_BS.long())
 
     def test_a_canvas_longer_than_the_context(self):
         ids_BS = torch.full((1, 64), MASK)
-        with pytest.raises(ValueError, match="the text has 64 tokens, but the model's context is 63"):
+        with pytest.raises(
+            ValueError, match="the text has 64 tokens, but the model's context is 63"
+        ):
             self.session(ids_BS, ids_BS == MASK)
 
     def test_a_row_of_padding(self):
@@ -554,14 +622,20 @@ class TestRefusals:
 
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("cache", [None, "prefix", "dual"])
-def test_an_empty_prompt_in_a_batch_is_predicted_as_it_is_alone(plain: bool, cache: str | None) -> None:
+def test_an_empty_prompt_in_a_batch_is_predicted_as_it_is_alone(
+    plain: bool, cache: str | None
+) -> None:
     """Where logits are shifted, what stands in front of its first position is padding."""
     model = tiny_model(logit_shift=True).double()
     prompts = [[], [5, 6, 7, 8], [9, 10]]
 
     def written(*some: list[int]) -> torch.Tensor:
-        canvas = Canvas.from_prompts(some, new_tokens=6, mask_id=model.config.mask_token_id, pad_id=0)
-        denoiser = model.denoiser(None if canvas.attention_BS.all() else canvas.attention_BS, plain=plain)
+        canvas = Canvas.from_prompts(
+            some, new_tokens=6, mask_id=model.config.mask_token_id, pad_id=0
+        )
+        denoiser = model.denoiser(
+            None if canvas.attention_BS.all() else canvas.attention_BS, plain=plain
+        )
         wanted_BS = canvas.ids_BS == canvas.mask_id
         if cache is None:
             return denoiser(canvas.ids_BS, wanted_BS).view(len(some), 6, -1)
@@ -569,7 +643,9 @@ def test_an_empty_prompt_in_a_batch_is_predicted_as_it_is_alone(plain: bool, cac
         session(canvas.ids_BS, wanted_BS)
         columns = slice(start, start + 3) if cache == "dual" else slice(start, start + 6)
         wanted_BS[:, columns.stop :] = False
-        return session(canvas.ids_BS, wanted_BS, columns).view(len(some), -1, model.config.vocab_size)
+        return session(canvas.ids_BS, wanted_BS, columns).view(
+            len(some), -1, model.config.vocab_size
+        )
 
     together = written(*prompts)
     for row, prompt in enumerate(prompts):

@@ -34,7 +34,10 @@ def test_a_copy_uses_its_own_gate_and_sink(duplicate, checkpointing):
     twin = duplicate(model)
     if checkpointing:
         for one in (model, twin):
-            enable = getattr(one, "activation_checkpointing_enable", None) or one.gradient_checkpointing_enable
+            enable = (
+                getattr(one, "activation_checkpointing_enable", None)
+                or one.gradient_checkpointing_enable
+            )
             enable({"use_reentrant": False})
             one.train()
     assert torch.equal(twin(IDS).logits, before)
@@ -65,7 +68,9 @@ def test_a_gate_multiplies_once_and_only_what_it_was_asked_for():
 
 def test_factors_left_by_an_interrupted_call_are_not_copied():
     model = tiny_model(gate="elementwise")
-    handle = model.model.layers[0].self_attn.o_proj.register_forward_pre_hook(interrupt, prepend=True)
+    handle = model.model.layers[0].self_attn.o_proj.register_forward_pre_hook(
+        interrupt, prepend=True
+    )
     with pytest.raises(KeyboardInterrupt):
         model(IDS)
     handle.remove()
@@ -90,15 +95,23 @@ def test_the_callers_backbone_config_is_left_alone():
 
 def test_unknown_keys_are_refused_with_the_near_ones():
     backbone = tiny_model().config.backbone
-    with pytest.raises(ValueError, match=r"'sink_cuont' is no setting of a .*did you mean 'sink_count'"):
+    with pytest.raises(
+        ValueError, match=r"'sink_cuont' is no setting of a .*did you mean 'sink_count'"
+    ):
         DiffusionLMConfig(backbone, sink_cuont=1)
-    with pytest.raises(ValueError, match=r"'colour' is no setting of .*known are backbone, sink_kind"):
+    with pytest.raises(
+        ValueError, match=r"'colour' is no setting of .*known are backbone, sink_kind"
+    ):
         DiffusionLMConfig(backbone, colour="blue")
     with pytest.raises(ValueError, match="did you mean 'mask_token_id'"):
         DiffusionLM.from_backbone(LlamaForCausalLM(backbone), mask_tokn_id=3)
-    with pytest.raises(ValueError, match="rope_dtype must be one of float32, bfloat16, but is 'bf16'"):
+    with pytest.raises(
+        ValueError, match="rope_dtype must be one of float32, bfloat16, but is 'bf16'"
+    ):
         DiffusionLMConfig(backbone, rope_dtype="bf16")
-    with pytest.raises(ValueError, match="text_vocab_size must be from 1 to the size of the vocabulary 280"):
+    with pytest.raises(
+        ValueError, match="text_vocab_size must be from 1 to the size of the vocabulary 280"
+    ):
         DiffusionLMConfig(backbone, text_vocab_size=281)
     tied = LlamaConfig(**{**backbone.to_dict(), "tie_word_embeddings": True})
     with pytest.raises(ValueError, match="head of 279 rows cannot be tied"):
@@ -125,12 +138,16 @@ def test_what_transformers_writes_into_a_config_comes_back(tmp_path):
 @pytest.mark.parametrize("size", [300, 278])
 def test_the_vocabulary_can_be_resized(tmp_path, tied, size):
     torch.manual_seed(0)
-    backbone = LlamaConfig(**{**tiny_model().config.backbone.to_dict(), "tie_word_embeddings": tied})
+    backbone = LlamaConfig(
+        **{**tiny_model().config.backbone.to_dict(), "tie_word_embeddings": tied}
+    )
     model = DiffusionLM(DiffusionLMConfig(backbone, mask_token_id=5)).eval()
     before = model(IDS).logits
     embedding = model.resize_token_embeddings(size)
     assert embedding is model.get_input_embeddings()
-    assert (model.config.vocab_size, model.config.backbone.vocab_size, model.model.vocab_size) == (size,) * 3
+    assert (model.config.vocab_size, model.config.backbone.vocab_size, model.model.vocab_size) == (
+        size,
+    ) * 3
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
     after = model(IDS).logits
     shared = min(size, 280)
@@ -143,7 +160,9 @@ def test_the_vocabulary_can_be_resized(tmp_path, tied, size):
 def test_a_resize_that_cannot_be_is_refused():
     model = tiny_model()
     mask_id = model.config.mask_token_id
-    with pytest.raises(ValueError, match=rf"cut off \[MASK\] \(id {mask_id}\); keep at least {mask_id + 1}"):
+    with pytest.raises(
+        ValueError, match=rf"cut off \[MASK\] \(id {mask_id}\); keep at least {mask_id + 1}"
+    ):
         model.resize_token_embeddings(mask_id)
     with pytest.raises(ValueError, match="279 rows for 280 ids"):
         tiny_model(output_vocab_size=279).resize_token_embeddings(300)
@@ -165,7 +184,9 @@ def test_a_dlm_from_a_bfloat16_backbone_keeps_exact_frequencies():
     model = DiffusionLM.from_backbone(causal, mask_token_id=5)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert model.model.rotary_emb.inv_freq.dtype == torch.float32
-    assert torch.equal(model.model.rotary_emb.inv_freq, LlamaForCausalLM(backbone).model.rotary_emb.inv_freq)
+    assert torch.equal(
+        model.model.rotary_emb.inv_freq, LlamaForCausalLM(backbone).model.rotary_emb.inv_freq
+    )
     assert torch.equal(model.lm_head.weight, causal.lm_head.weight)
 
 
@@ -181,7 +202,9 @@ def test_rotary_tables_are_rounded_as_asked():
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_the_attention_that_a_config_asks_for_is_used(implementation):
-    config = DiffusionLMConfig(tiny_model().config.backbone.to_dict(), attn_implementation=implementation)
+    config = DiffusionLMConfig(
+        tiny_model().config.backbone.to_dict(), attn_implementation=implementation
+    )
     assert DiffusionLM(config).model.config._attn_implementation == implementation
 
 

@@ -19,7 +19,12 @@ from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 VOCAB, MASK = 61, 60
 SINKS = [
     ("none", 0, "front"),
-    *[(kind, count, side) for kind in ("token", "zero") for count in (1, 2, 4) for side in ("front", "end")],
+    *[
+        (kind, count, side)
+        for kind in ("token", "zero")
+        for count in (1, 2, 4)
+        for side in ("front", "end")
+    ],
 ]
 FAMILIES = {
     "llama": LlamaConfig,
@@ -29,7 +34,10 @@ FAMILIES = {
     "glm4_moe": Glm4MoeConfig,
 }
 EXPERTS = {"moe_intermediate_size": 12, "num_experts_per_tok": 2}
-EXPERTS = {"qwen3_moe": {**EXPERTS, "num_experts": 4}, "glm4_moe": {**EXPERTS, "n_routed_experts": 4}}
+EXPERTS = {
+    "qwen3_moe": {**EXPERTS, "num_experts": 4},
+    "glm4_moe": {**EXPERTS, "n_routed_experts": 4},
+}
 
 
 def backbone(family="llama", **fields):
@@ -48,7 +56,15 @@ def backbone(family="llama", **fields):
     return FAMILIES[family](**{**sizes, **EXPERTS.get(family, {}), **fields})
 
 
-def build(sink=("none", 0, "front"), *, family="llama", impl="sdpa", dtype=torch.float64, std=0.3, **fields):
+def build(
+    sink=("none", 0, "front"),
+    *,
+    family="llama",
+    impl="sdpa",
+    dtype=torch.float64,
+    std=0.3,
+    **fields,
+):
     kind, count, side = sink
     torch.manual_seed(0)
     if family in EXPERTS and dtype == torch.float64:
@@ -76,8 +92,8 @@ def ragged(batch=3, length=9):
 
 
 class TrueFloat64(TorchFunctionMode):
-    """Keeps float64 where transformers' RMSNorm, rotary tables and routers go through float32, so that 1e-12 can be
-    asked for.
+    """Keeps float64 where transformers' RMSNorm, rotary tables and routers go through float32, so
+    that 1e-12 can be asked for.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -97,14 +113,19 @@ def compare(model, ids, mask, tolerance):
 
 def _compare(model, ids, mask, tolerance):
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-    weights = torch.randn(real.sum(), VOCAB, dtype=model.dtype, generator=torch.Generator().manual_seed(2))
+    weights = torch.randn(
+        real.sum(), VOCAB, dtype=model.dtype, generator=torch.Generator().manual_seed(2)
+    )
     results = []
     for logits in (model(ids, mask).logits, masked_form(model, ids, mask)):
         model.zero_grad()
         loss = (logits[real] * weights).mean()
         loss.backward()
         results.append(
-            (logits[real].detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+            (
+                logits[real].detach(),
+                {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None},
+            )
         )
     (fast, fast_grads), (slow, slow_grads) = results
     assert fast.std() > 0.1
@@ -136,7 +157,10 @@ def test_every_backbone_and_gate(family, gate):
 
 def checkpoint_layers(model, **settings):
     # renamed in transformers 5.2x
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable = (
+        getattr(model, "activation_checkpointing_enable", None)
+        or model.gradient_checkpointing_enable
+    )
     enable(settings)
 
 
@@ -171,7 +195,12 @@ class SeenMasks(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.nn.functional.scaled_dot_product_attention:
             self.calls.append(
-                (args[0].shape[2], args[1].shape[2], (kwargs or {}).get("attn_mask"), kwargs.get("is_causal"))
+                (
+                    args[0].shape[2],
+                    args[1].shape[2],
+                    (kwargs or {}).get("attn_mask"),
+                    kwargs.get("is_causal"),
+                )
             )
         return func(*args, **(kwargs or {}))
 
@@ -184,10 +213,15 @@ def test_no_mask_is_built_without_padding():
         model(ids, torch.ones_like(ids))
     text = [call for call in seen.calls if call[0] == ids.shape[1]]
     assert len(text) == 2 * model.config.backbone.num_hidden_layers
-    assert all(keys == queries + 2 and attn_mask is None and not causal for queries, keys, attn_mask, causal in text)
+    assert all(
+        keys == queries + 2 and attn_mask is None and not causal
+        for queries, keys, attn_mask, causal in text
+    )
     with SeenMasks() as seen:
         model(ids, mask)
-    assert {call[2].shape for call in seen.calls if call[0] == ids.shape[1]} == {(3, 1, 1, ids.shape[1] + 2)}
+    assert {call[2].shape for call in seen.calls if call[0] == ids.shape[1]} == {
+        (3, 1, 1, ids.shape[1] + 2)
+    }
 
 
 def test_the_model_looks_both_ways_and_causal_does_not():
@@ -196,7 +230,9 @@ def test_the_model_looks_both_ways_and_causal_does_not():
     changed = ids.clone()
     changed[:, -1] = (changed[:, -1] + 1) % MASK
     assert (model(ids).logits - model(changed).logits)[:, 0].abs().max() > 1e-3
-    assert torch.equal(model(ids, causal=True).logits[:, :-1], model(changed, causal=True).logits[:, :-1])
+    assert torch.equal(
+        model(ids, causal=True).logits[:, :-1], model(changed, causal=True).logits[:, :-1]
+    )
 
 
 @pytest.mark.parametrize("sink", [("none", 0, "front"), ("token", 1, "front")])
@@ -206,7 +242,9 @@ def test_causal_equals_the_backbone_before_conversion(sink, impl):
     torch.manual_seed(0)
     ar = LlamaForCausalLM(backbone()).eval()
     kind, count, side = sink
-    model = DiffusionLM.from_backbone(ar, sink_kind=kind, sink_count=count, sink_side=side, mask_token_id=MASK).eval()
+    model = DiffusionLM.from_backbone(
+        ar, sink_kind=kind, sink_count=count, sink_side=side, mask_token_id=MASK
+    ).eval()
     model.set_attn_implementation(impl)
     ids, _ = ragged()
     difference = (model(ids, causal=True).logits - ar(ids).logits).abs().max()
@@ -227,7 +265,9 @@ def test_logits_only_where_asked():
         ids, mask = ragged()
         wanted = torch.rand(ids.shape) < 0.4
         assert torch.allclose(
-            model(ids, mask, logits_to_keep=wanted).logits, model(ids, mask).logits[wanted], atol=1e-12
+            model(ids, mask, logits_to_keep=wanted).logits,
+            model(ids, mask).logits[wanted],
+            atol=1e-12,
         )
 
 
@@ -241,10 +281,15 @@ def test_shift_moves_outputs_right_by_one():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_round_trip_is_bit_equal(tmp_path, family):
-    model = build(("zero", 4, "end"), family=family, gate="elementwise", gate_bias=4.0, dtype=torch.float32)
+    model = build(
+        ("zero", 4, "end"), family=family, gate="elementwise", gate_bias=4.0, dtype=torch.float32
+    )
     model.save_pretrained(tmp_path)
     ids, mask = ragged()
-    for again in (DiffusionLM.from_pretrained(tmp_path).eval(), AutoModel.from_pretrained(tmp_path).eval()):
+    for again in (
+        DiffusionLM.from_pretrained(tmp_path).eval(),
+        AutoModel.from_pretrained(tmp_path).eval(),
+    ):
         assert isinstance(again, DiffusionLM)
         assert again.config.to_dict()["sink_side"] == "end"
         assert torch.equal(model(ids, mask).logits, again(ids, mask).logits)
@@ -265,7 +310,10 @@ def test_variants_share_the_other_weights():
     plain, sink = build(), build(("token", 1, "front"), gate="elementwise")
     ours = dict(plain.named_parameters())
     theirs = dict(sink.named_parameters())
-    assert theirs.keys() - ours.keys() == {"sink_embeddings", *(f"gates.{i}.weight" for i in range(3))}
+    assert theirs.keys() - ours.keys() == {
+        "sink_embeddings",
+        *(f"gates.{i}.weight" for i in range(3)),
+    }
     assert all(torch.equal(theirs[name], value) for name, value in ours.items())
 
 
@@ -273,7 +321,9 @@ def test_a_gate_that_a_checkpoint_lacks_starts_open(tmp_path):
     build().save_pretrained(tmp_path)
     config = DiffusionLMConfig.from_pretrained(tmp_path, gate="elementwise", gate_bias=4.0)
     gates = AutoModelForMaskedLM.from_pretrained(tmp_path, config=config).gates
-    assert len(gates) == 3 and all((gate.bias == 4.0).all() and gate.weight.std() > 0 for gate in gates)
+    assert len(gates) == 3 and all(
+        (gate.bias == 4.0).all() and gate.weight.std() > 0 for gate in gates
+    )
 
 
 def test_open_gate_starts_near_one():
@@ -321,7 +371,9 @@ def test_unknown_backbones_and_missing_ones_are_refused():
     with pytest.raises(ValueError, match="needs a backbone"):
         DiffusionLMConfig()
     with pytest.raises(ValueError, match="sliding"):
-        DiffusionLMConfig(backbone("qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=1))
+        DiffusionLMConfig(
+            backbone("qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=1)
+        )
 
 
 def test_bad_input_is_refused():

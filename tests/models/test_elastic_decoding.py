@@ -1,4 +1,6 @@
-"""Decoding under which the canvas changes its length: DreamOn's loops, what is recorded of it, what is refused."""
+"""Decoding under which the canvas changes its length: DreamOn's loops, what is recorded of it, what
+is refused.
+"""
 
 import dataclasses
 import itertools
@@ -15,10 +17,11 @@ from tiny_diffusion import tiny_loaded, tiny_tokenizer
 
 ROWS, MASK, EXPAND, END = 20, 17, 18, 19
 PUBLISHED = {"max_tokens": 8, "expand_id": EXPAND, "delete_id": END}
-# What the original loops wrote with the logits of `formula`, float64: every canvas that was evaluated, and the text; a
-# to q are the tokens 0 to 16, _ is [MASK]. evaluation: `batch_generate_with_expand_as_token` of DreamLM/DreamOn
-# 8a0a549, eval/generator.py, whose budget is its max_gen_len. checkpoint: `_sample` of the generation_utils.py that
-# goes with the weights, as xlm-core carries it.
+# What the original loops wrote with the logits of `formula`, float64: every canvas that was
+# evaluated, and the text; a to q are the tokens 0 to 16, _ is [MASK]. evaluation:
+# `batch_generate_with_expand_as_token` of DreamLM/DreamOn 8a0a549, eval/generator.py, whose budget
+# is its max_gen_len. checkpoint: `_sample` of the generation_utils.py that goes with the weights,
+# as xlm-core carries it.
 ORIGINAL = {
     "evaluation, the rest deleted": (
         ("entropy", {"delete_rest": True, "expansions": 8}, {"expand": 2, "delete": 2, "seed": 0}),
@@ -26,12 +29,14 @@ ORIGINAL = {
     ),
     "evaluation, up to the limit": (
         ("maskgit_plus", {"expansions": 8}, {"expand": 2, "delete": 0, "seed": 2}),
-        "bcd____ef bcd_____ef bcd______ef bcd_______ef bcd________ef bcd__p_____ef bcd__p____mef bcd__p_n__mef "
+        "bcd____ef bcd_____ef bcd______ef bcd_______ef bcd________ef bcd__p_____ef bcd__p____mef "
+        "bcd__p_n__mef "
         "bcd__p_nm_mef bcd__p_nmpmef bcdp_p_nmpmef bcdpkp_nmpmef bcdpkphnmpmef",
     ),
     "checkpoint, two expansions": (
         ("entropy", {"expansions": 2}, {"expand": 4, "delete": 0, "seed": 0}),
-        "bcd____ef bcd_____ef bcd______ef bcd_g____ef bcd_g___eef bcd_g_m_eef bcd_gnm_eef bcdggnm_eef bcdggnmeef",
+        "bcd____ef bcd_____ef bcd______ef bcd_g____ef bcd_g___eef bcd_g_m_eef bcd_gnm_eef "
+        "bcdggnm_eef bcdggnmeef",
     ),
     "checkpoint, the rest deleted": (
         ("topk_margin", {"delete_rest": True}, {"expand": 2, "delete": 2, "seed": 7}),
@@ -46,9 +51,16 @@ ORIGINAL = {
 
 def formula(ids_BS, expand, delete, seed):
     """Logits (S, V) of the places of a text, each from its neighbours and the length."""
-    ids_S, token_V, length = ids_BS[0].double(), torch.arange(ROWS, dtype=torch.float64), ids_BS.shape[1]
+    ids_S, token_V, length = (
+        ids_BS[0].double(),
+        torch.arange(ROWS, dtype=torch.float64),
+        ids_BS.shape[1],
+    )
     nothing = torch.zeros(1, dtype=torch.float64)
-    left_S1, right_S1 = torch.cat([nothing, ids_S[:-1]])[:, None], torch.cat([ids_S[1:], nothing])[:, None]
+    left_S1, right_S1 = (
+        torch.cat([nothing, ids_S[:-1]])[:, None],
+        torch.cat([ids_S[1:], nothing])[:, None],
+    )
     place_S1 = torch.arange(length, dtype=torch.float64)[:, None]
     inner_SV = 0.61 * (token_V + 1) * (left_S1 + 1 + seed) + 1.37 * (right_S1 + 2) * (token_V + 3)
     logits_SV = 3 * torch.sin(inner_SV + 0.83 * place_S1 * (token_V + 1) + 0.29 * length * token_V)
@@ -67,7 +79,11 @@ def test_canvases_are_those_of_the_original_loops(case):
     (rule, fields, how), expected = ORIGINAL[case]
     canvas = Canvas.infill([[1, 2, 3, *[MASK] * 4, 4, 5]], mask_id=MASK)
     schedule = Elastic(**PUBLISHED, **fields)
-    steps = list(denoise(lambda ids, wanted: formula(ids, **how)[wanted[0]], canvas, rule=rule, schedule=schedule))
+    steps = list(
+        denoise(
+            lambda ids, wanted: formula(ids, **how)[wanted[0]], canvas, rule=rule, schedule=schedule
+        )
+    )
     assert [as_text(step.before_BS) for step in steps] == expected.split()[:-1]
     assert as_text(steps[-1].ids_BS) == expected.split()[-1]
 
@@ -85,7 +101,9 @@ def model_of(expand=6.0, delete=0.0, dtype=torch.float64, **settings):
 TEXT = [[5, 6, MASK_ID, MASK_ID, MASK_ID, 9, 10, 11]]
 
 
-@pytest.mark.parametrize("settings", [{}, {"sink_kind": "token", "sink_count": 1}, {"logit_shift": True}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"sink_kind": "token", "sink_count": 1}, {"logit_shift": True}]
+)
 def test_each_step_evaluates_the_text_of_its_length_alone(settings):
     model = model_of(**settings)
     canvas = Canvas.infill(TEXT, mask_id=MASK_ID)
@@ -116,7 +134,10 @@ def test_each_step_evaluates_the_text_of_its_length_alone(settings):
 def test_masks_are_filled_so_where_the_model_has_the_tokens_and_else_as_ever():
     model, prompt = model_of(), TEXT[0][:2]
     assert model.generate(TEXT).shape[1] > len(TEXT[0])
-    for written in (model.generate(TEXT, schedule="even"), model.generate([prompt], max_new_tokens=3)):
+    for written in (
+        model.generate(TEXT, schedule="even"),
+        model.generate([prompt], max_new_tokens=3),
+    ):
         assert 7 not in written
     assert model.generate([prompt], max_new_tokens=3).shape[1] == 5
     longer = model.generate([prompt], max_new_tokens=3, schedule="elastic:max_tokens=5")
@@ -136,7 +157,9 @@ def test_all_may_be_deleted():
 def test_blocks_to_the_right_move_along():
     model = model_of(expand=3)
     canvas = Canvas.infill([[5, *[MASK_ID] * 6, 9]], mask_id=MASK_ID)
-    steps = list(model.denoise(canvas, DecodingSettings(schedule="elastic:max_tokens=12", block_length=2)))
+    steps = list(
+        model.denoise(canvas, DecodingSettings(schedule="elastic:max_tokens=12", block_length=2))
+    )
     blocks = [step.block for step in steps]
     assert blocks == sorted(blocks) and set(blocks) == {0, 1, 2} and len(steps) > 6
     for step in steps:
@@ -157,7 +180,9 @@ def test_a_trace_records_each_step_at_its_own_length_with_the_states_of_its_plac
     assert [step.ids_BS.tolist() for step in steps] == plain
     lengths = [step.before_BS.shape[1] for step in steps]
     assert len(set(lengths)) > 2
-    assert [tuple(received.shape[-1:]) for received in recording.received] == [(length,) for length in lengths]
+    assert [tuple(received.shape[-1:]) for received in recording.received] == [
+        (length,) for length in lengths
+    ]
     for step, state_BK, columns in zip(steps, recording.key_state, recording.columns, strict=True):
         assert state_BK[0].tolist() == [
             0 if masked else 1 if opened else 2
@@ -165,7 +190,10 @@ def test_a_trace_records_each_step_at_its_own_length_with_the_states_of_its_plac
         ]
         assert len(columns) == step.before_BS.shape[1]
     array = recording.array("received")
-    assert array.shape[-1] == max(lengths) and (~torch.tensor(array[0, 0, 0, 0]).isnan()).sum() == lengths[0]
+    assert (
+        array.shape[-1] == max(lengths)
+        and (~torch.tensor(array[0, 0, 0, 0]).isnan()).sum() == lengths[0]
+    )
 
 
 def test_an_edit_that_chooses_a_step_ahead_starts_afresh_where_columns_have_moved():
@@ -188,14 +216,29 @@ def test_an_edit_that_chooses_a_step_ahead_starts_afresh_where_columns_have_move
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 3}, "'elastic' runs until no mask is left, got steps=3; leave steps out, or set tok"),
+        (
+            {"steps": 3},
+            "'elastic' runs until no mask is left, got steps=3; leave steps out, or set tok",
+        ),
         ({"cache": "dual"}, "of a single row, where a model has tokens for it, got the cache Dual"),
-        ({"rule": "positional", "seed": 0}, "got the rule PositionalOrder.*whose order is drawn for all col"),
+        (
+            {"rule": "positional", "seed": 0},
+            "got the rule PositionalOrder.*whose order is drawn for all col",
+        ),
         ({"rule": "origin", "seed": 0}, "'elastic' does not go with the rule Origin"),
-        ({"stop_ids": 9}, "got stop ids; mend that, or take schedule='even', which keeps the length"),
-        ({"cfg_scale": 1.0}, "guidance needs a canvas of one length, got cfg_scale=1.0; leave it out"),
+        (
+            {"stop_ids": 9},
+            "got stop ids; mend that, or take schedule='even', which keeps the length",
+        ),
+        (
+            {"cfg_scale": 1.0},
+            "guidance needs a canvas of one length, got cfg_scale=1.0; leave it out",
+        ),
         ({"schedule": "elastic:max_tokens=2"}, "got max_tokens=2 for 3 masks"),
-        ({"schedule": "elastic:tokens=0"}, "tokens must be at least 1, but is 0; DreamOn commits 1"),
+        (
+            {"schedule": "elastic:tokens=0"},
+            "tokens must be at least 1, but is 0; DreamOn commits 1",
+        ),
     ],
 )
 def test_what_needs_one_length_is_refused(options, message):
@@ -218,7 +261,11 @@ def test_several_rows_padding_and_blocks_of_attention_are_refused_and_so_are_unk
 def test_what_is_recorded_and_scored_keeps_its_length():
     loaded = tiny_loaded(expand_token_id=7, delete_token_id=8)
     loaded = dataclasses.replace(loaded, tokenizer=tiny_tokenizer())
-    texts = Writing(loaded, [WritingRequest((3, 4))], DecodingSettings(schedule="elastic", seed=0), 4)
-    message = "columns move under the schedule 'elastic', but what is recorded keeps them; take another"
+    texts = Writing(
+        loaded, [WritingRequest((3, 4))], DecodingSettings(schedule="elastic", seed=0), 4
+    )
+    message = (
+        "columns move under the schedule 'elastic', but what is recorded keeps them; take another"
+    )
     with pytest.raises(ValueError, match=message), texts.begin():
         pass

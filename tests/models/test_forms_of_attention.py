@@ -1,4 +1,6 @@
-"""Causal attention and a lone first token as forms of a diffusion model: its passes, its denoiser, its training."""
+"""Causal attention and a lone first token as forms of a diffusion model: its passes, its denoiser,
+its training.
+"""
 
 import json
 from dataclasses import replace
@@ -76,7 +78,9 @@ def test_padding_does_not_change_a_row(form, side):
     padded_BS, mask_BS = (torch.cat(part if side == "left" else part[::-1], 1) for part in parts)
     columns = slice(3, None) if side == "left" else slice(0, 9)
     with torch.no_grad():
-        torch.testing.assert_close(model(padded_BS, mask_BS).logits[:, columns], model(ids_BS).logits)
+        torch.testing.assert_close(
+            model(padded_BS, mask_BS).logits[:, columns], model(ids_BS).logits
+        )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -100,7 +104,9 @@ def test_the_fast_decoder_and_exact_caches_keep_the_form(form, variant):
             torch.testing.assert_close(part, model(ids_BS).logits[block_BS])
     prompts_BP = torch.arange(6).view(2, 3) + 5
     written_BS = model.generate(prompts_BP, max_new_tokens=8, block_length=4)
-    refreshed_BS = model.generate(prompts_BP, max_new_tokens=8, block_length=4, cache="dual:refresh_every=1")
+    refreshed_BS = model.generate(
+        prompts_BP, max_new_tokens=8, block_length=4, cache="dual:refresh_every=1"
+    )
     assert torch.equal(written_BS, refreshed_BS)
 
 
@@ -169,7 +175,13 @@ def test_a_run_trains_the_form_and_resumes(form, settings, tmp_path):
 
 def test_an_autoregressive_run_trains_adapters(settings, tmp_path):
     parent = train(replace(settings, objective="autoregressive", out=str(tmp_path / "parent")))
-    adapted = replace(settings, tokenizer=None, init_from=str(parent), objective="autoregressive", train_only="lora")
+    adapted = replace(
+        settings,
+        tokenizer=None,
+        init_from=str(parent),
+        objective="autoregressive",
+        train_only="lora",
+    )
     folder = train(replace(adapted, lora_rank=4, out=str(tmp_path / "adapted")))
     before, after = load_file(parent / "model.safetensors"), load_file(folder / "model.safetensors")
     changed = {name for name in before if not torch.equal(before[name], after[name])}

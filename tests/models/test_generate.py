@@ -24,7 +24,9 @@ def test_it_continues_ids(sink: int) -> None:
     assert out.dtype == torch.int64
     assert torch.equal(out[:, :3], ids)
     assert MASK not in out
-    assert torch.equal(out, model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=8))
+    assert torch.equal(
+        out, model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=8)
+    )
 
 
 def test_the_result_is_the_most_probable_token_at_each_step() -> None:
@@ -35,13 +37,18 @@ def test_the_result_is_the_most_probable_token_at_each_step() -> None:
     with torch.no_grad():
         while (canvas == MASK).any():
             p = model(canvas).logits[0].index_fill(-1, torch.tensor([MASK]), -torch.inf)
-            best, token = model(canvas).logits[0].softmax(-1).gather(-1, p.argmax(-1, True))[:, 0], p.argmax(-1)
+            best, token = (
+                model(canvas).logits[0].softmax(-1).gather(-1, p.argmax(-1, True))[:, 0],
+                p.argmax(-1),
+            )
             place = best.masked_fill(canvas[0] != MASK, -1).argmax()
             canvas[0, place] = token[place]
     assert torch.equal(out, canvas)
 
 
-@pytest.mark.parametrize("sink", [{"sink": 0}, {"sink": 2}, {"sink": 2, "sink_side": "end"}], ids=str)
+@pytest.mark.parametrize(
+    "sink", [{"sink": 0}, {"sink": 2}, {"sink": 2, "sink_side": "end"}], ids=str
+)
 def test_a_left_padded_batch_equals_its_rows(sink: dict) -> None:
     model = tiny_model(**sink).double()
     prompts = [[40, 41, 42, 43, 44], [50, 51], [60]]
@@ -58,25 +65,45 @@ def test_a_left_padded_batch_equals_its_rows(sink: dict) -> None:
 
 
 GREEDY = [
-    *((rule, schedule) for rule in ("low_confidence", "maskgit_plus") for schedule in ("threshold", "factor")),
-    *((rule, schedule) for rule in ("entropy", "topk_margin", "left_to_right") for schedule in ("even", "timed")),
+    *(
+        (rule, schedule)
+        for rule in ("low_confidence", "maskgit_plus")
+        for schedule in ("threshold", "factor")
+    ),
+    *(
+        (rule, schedule)
+        for rule in ("entropy", "topk_margin", "left_to_right")
+        for schedule in ("even", "timed")
+    ),
     *(("low_confidence", schedule) for schedule in ("even", "timed")),
     *(("maskgit_plus", schedule) for schedule in ("even", "timed")),
     *(("topk_margin", "threshold"), ("entropy", "entropy_bound")),
 ]
-NUMBERS = {"threshold": {"threshold": 0.1}, "factor": {"factor": 1.4}, "entropy_bound": {"gamma": 5.0}}
+NUMBERS = {
+    "threshold": {"threshold": 0.1},
+    "factor": {"factor": 1.4},
+    "entropy_bound": {"gamma": 5.0},
+}
 
 
 @pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
 @pytest.mark.parametrize(("rule", "schedule"), GREEDY, ids=str)
-def test_a_batch_equals_its_rows_under_every_rule_schedule_and_cache(rule: str, schedule: str, cache: str) -> None:
+def test_a_batch_equals_its_rows_under_every_rule_schedule_and_cache(
+    rule: str, schedule: str, cache: str
+) -> None:
     model = tiny_model(1).double()
     prompts = [[40, 41, 42, 43, 44], [50, 51], [60]]
     ids, real = torch.zeros(3, 5, dtype=torch.long), torch.zeros(3, 5, dtype=torch.long)
     for row, prompt in enumerate(prompts):
         ids[row, -len(prompt) :] = torch.tensor(prompt)
         real[row, -len(prompt) :] = 1
-    options = {"rule": rule, "schedule": schedule, "cache": cache, "block_length": 4, "max_new_tokens": 10}
+    options = {
+        "rule": rule,
+        "schedule": schedule,
+        "cache": cache,
+        "block_length": 4,
+        "max_new_tokens": 10,
+    }
     options |= NUMBERS.get(schedule, {})
     for more in ({}, {"stop_ids": tuple(range(0, 280, 7))}):
         out = model.generate(ids, real, **options, **more)
@@ -94,7 +121,9 @@ def test_infilling_fills_the_masks_and_nothing_else() -> None:
     assert MASK not in out
     given = ids != MASK
     assert torch.equal(out[given], ids[given])
-    assert not torch.equal(model.generate(ids[:, :5])[0], out[0, :5]), "what stands to the right is read"
+    assert not torch.equal(model.generate(ids[:, :5])[0], out[0, :5]), (
+        "what stands to the right is read"
+    )
 
 
 def calls_of(model) -> list[int]:
@@ -127,14 +156,19 @@ def test_the_seed_decides_the_sample() -> None:
     torch.manual_seed(5)
     free = model.generate(ids, **options)
     torch.manual_seed(5)
-    assert torch.equal(free, model.generate(ids, **options)), "without a seed the global generator decides"
+    assert torch.equal(free, model.generate(ids, **options)), (
+        "without a seed the global generator decides"
+    )
     assert not torch.equal(free, model.generate(ids, **options))
 
 
 def test_the_order_can_be_random() -> None:
     model = tiny_model()
     ids = torch.tensor([[40, 41]])
-    texts = {tuple(model.generate(ids, max_new_tokens=12, rule="random", seed=seed)[0].tolist()) for seed in range(4)}
+    texts = {
+        tuple(model.generate(ids, max_new_tokens=12, rule="random", seed=seed)[0].tolist())
+        for seed in range(4)
+    }
     assert len(texts) > 1
     assert tuple(model.generate(ids, max_new_tokens=12, rule="random", seed=0)[0].tolist()) in texts
 
@@ -200,20 +234,26 @@ def test_it_ends_early_at_end_of_text() -> None:
         assert torch.equal(model.generate(ids[:1], stop_at_eos=True, **options), first)
         assert torch.equal(model.generate(ids[:1], **options), full[:1]), "only where asked for"
     model.config.eos_token_id = None
-    with pytest.raises(ValueError, match="stop_at_eos needs the id of end of text, but the model names none"):
+    with pytest.raises(
+        ValueError, match="stop_at_eos needs the id of end of text, but the model names none"
+    ):
         model.generate(ids, stop_at_eos=True, **options)
 
 
 def test_settings_in_one_record_and_by_keyword_are_the_same() -> None:
     model = tiny_model(1)
     ids = torch.tensor([[40, 41]])
-    record = DecodingSettings(rule="entropy", schedule="entropy_bound", gamma=4.0, temperature=0.8, top_k=9, seed=5)
+    record = DecodingSettings(
+        rule="entropy", schedule="entropy_bound", gamma=4.0, temperature=0.8, top_k=9, seed=5
+    )
     out = model.generate(ids, max_new_tokens=12, settings=record)
     options = {name: value for name, value in dataclasses.asdict(record).items() if value != ()}
     assert torch.equal(out, model.generate(ids, max_new_tokens=12, **options))
     plan = EntropyBound(4.0)
     plain = DecodingSettings(temperature=0.8, top_k=9, seed=5)
-    assert torch.equal(out, model.generate(ids, max_new_tokens=12, settings=plain, rule=Entropy(), schedule=plan))
+    assert torch.equal(
+        out, model.generate(ids, max_new_tokens=12, settings=plain, rule=Entropy(), schedule=plan)
+    )
     assert not torch.equal(out, model.generate(ids, max_new_tokens=12, settings=record, seed=6))
 
 
@@ -245,7 +285,12 @@ def test_a_streamer_sees_the_prompt_the_drafts_and_the_text() -> None:
 def test_a_streamer_of_an_infilling_sees_the_whole_text_once() -> None:
     model, streamer = tiny_model(), FakeStreamer()
     out = model.generate(torch.tensor([[40, MASK, 42]]), streamer=streamer)
-    assert streamer.events == [("put", []), ("draft", out[0].tolist()), ("put", out[0].tolist()), ("end", [])]
+    assert streamer.events == [
+        ("put", []),
+        ("draft", out[0].tolist()),
+        ("put", out[0].tolist()),
+        ("end", []),
+    ]
 
 
 def test_the_streamer_of_transformers_prints_it(capsys: pytest.CaptureFixture) -> None:
@@ -258,7 +303,9 @@ def test_the_streamer_of_transformers_prints_it(capsys: pytest.CaptureFixture) -
     assert confirmed.endswith(tokenizer.decode(out[0, ids.shape[1] :]) + "\n")
     assert printed.startswith("The old")
     with pytest.raises(ValueError, match="batch size"):
-        model.generate(ids.repeat(2, 1), max_new_tokens=2, streamer=TextDiffusionStreamer(tokenizer))
+        model.generate(
+            ids.repeat(2, 1), max_new_tokens=2, streamer=TextDiffusionStreamer(tokenizer)
+        )
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -280,19 +327,37 @@ def test_the_model_is_left_as_it_was() -> None:
         ({"max_new_tokens": 0}, "new_tokens must be at least 1, got 0; leave it out"),
         ({"max_new_tokens": 62}, r"context of 63 positions, got a prompt of 2 and 62 new tokens"),
         ({}, "at least one open position"),
-        ({"input_ids": torch.tensor([[40, MASK]]), "max_new_tokens": 4}, "must not contain the mask id 2"),
+        (
+            {"input_ids": torch.tensor([[40, MASK]]), "max_new_tokens": 4},
+            "must not contain the mask id 2",
+        ),
         ({"input_ids": torch.full((1, 64), MASK)}, r"context of 63 positions, got 64"),
-        ({"attention_mask": torch.tensor([[1, 0]]), "max_new_tokens": 4}, "must be padded on the left"),
-        ({"attention_mask": torch.ones(1, 3), "max_new_tokens": 4}, "must be of shape .* one flag per token"),
+        (
+            {"attention_mask": torch.tensor([[1, 0]]), "max_new_tokens": 4},
+            "must be padded on the left",
+        ),
+        (
+            {"attention_mask": torch.ones(1, 3), "max_new_tokens": 4},
+            "must be of shape .* one flag per token",
+        ),
         ({"max_new_tokens": 4, "steps": 5}, "steps must not exceed the open positions"),
         ({"max_new_tokens": 4, "steps": 1, "block_length": 2}, "each block needs at least 1 step"),
         ({"max_new_tokens": 4, "rule": "confidence"}, "unknown unmasking rule 'confidence'"),
-        ({"max_new_tokens": 4, "schedule": "threshold", "steps": 4}, "'threshold' runs until each block is done"),
-        ({"max_new_tokens": 4, "schedule": "threshold", "rule": "random"}, "does not go with the rule RandomOrder"),
+        (
+            {"max_new_tokens": 4, "schedule": "threshold", "steps": 4},
+            "'threshold' runs until each block is done",
+        ),
+        (
+            {"max_new_tokens": 4, "schedule": "threshold", "rule": "random"},
+            "does not go with the rule RandomOrder",
+        ),
         ({"max_new_tokens": 4, "factor": 1.5}, "factor does not go with the schedule 'even'"),
         ({"max_new_tokens": 4, "top_p": 0.9}, "top_p and top_k do nothing at temperature 0"),
         ({"max_new_tokens": 4, "temperature": -1}, "temperature must be at least 0 and finite"),
-        ({"max_new_tokens": 4, "cfg_scale": float("inf")}, "guidance scale must be a finite number"),
+        (
+            {"max_new_tokens": 4, "cfg_scale": float("inf")},
+            "guidance scale must be a finite number",
+        ),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",
 )
@@ -309,12 +374,16 @@ def test_it_refuses_before_any_work(arguments: dict, message: str) -> None:
 
 def test_unknown_arguments_and_models_without_a_mask_are_refused() -> None:
     ids = ids_of(TEXT[:10])
-    with pytest.raises(TypeError, match="no option 'zzzz'; options are rule, schedule, cache, steps"):
+    with pytest.raises(
+        TypeError, match="no option 'zzzz'; options are rule, schedule, cache, steps"
+    ):
         tiny_model().generate(ids, max_new_tokens=2, zzzz=4)
     with pytest.raises(TypeError, match=r"no option 'treshold'; did you mean 'threshold'\?"):
         tiny_model().generate(ids, max_new_tokens=2, treshold=0.9)
     maskless = tiny_model(mask_token_id=None)
-    with pytest.raises(ValueError, match=r"no mask token, so it cannot denoise; set config.mask_token_id"):
+    with pytest.raises(
+        ValueError, match=r"no mask token, so it cannot denoise; set config.mask_token_id"
+    ):
         maskless.generate(ids, max_new_tokens=2)
 
 
@@ -332,14 +401,21 @@ def test_unknown_arguments_and_models_without_a_mask_are_refused() -> None:
     ids=str,
 )
 def test_options_of_transformers_are_led_to_ours(option: dict, instead: str) -> None:
-    with pytest.raises(TypeError, match=f"generate has no option '{next(iter(option))}'; {instead}"):
+    with pytest.raises(
+        TypeError, match=f"generate has no option '{next(iter(option))}'; {instead}"
+    ):
         tiny_model().generate(torch.tensor([[40, 41]]), **option)
 
 
 def test_lists_and_single_rows_are_taken_as_rows() -> None:
     model, options = tiny_model(1), {"max_new_tokens": 4}
     out = model.generate(torch.tensor([[40, 41, 42]]), **options)
-    for given in (torch.tensor([40, 41, 42]), [40, 41, 42], [[40, 41, 42]], torch.tensor([[40, 41, 42]]).numpy()):
+    for given in (
+        torch.tensor([40, 41, 42]),
+        [40, 41, 42],
+        [[40, 41, 42]],
+        torch.tensor([[40, 41, 42]]).numpy(),
+    ):
         assert torch.equal(model.generate(given, **options), out)
     assert torch.equal(model.generate([0, 40, 41, 42], [0, 1, 1, 1], **options)[:, 1:], out)
     holes = model.generate(torch.tensor([[0, 40, MASK]]), torch.tensor([[0, 1, 1]]))
@@ -350,14 +426,23 @@ def test_lists_and_single_rows_are_taken_as_rows() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([[40, 41], [42]], r"tensor or a list of rows of equal length, got a list .*padding_side='left'"),
+        (
+            [[40, 41], [42]],
+            r"tensor or a list of rows of equal length, got a list .*padding_side='left'",
+        ),
         ("text", "tensor or a list of rows of equal length, got a str .*tokenize text"),
         (["text"], "got a list .*tokenize text"),
         ({"input_ids": torch.tensor([[40]])}, r"got a dict; pass \*\*inputs"),
         ([[40.5]], "token ids must be integers.*torch.float32"),
-        (torch.tensor([[[40]]]), r"of shape \(rows, positions\), got torch.int64 of shape \(1, 1, 1\)"),
+        (
+            torch.tensor([[[40]]]),
+            r"of shape \(rows, positions\), got torch.int64 of shape \(1, 1, 1\)",
+        ),
         (torch.tensor(40), r"got torch.int64 of shape \(\)"),
-        ([[40, 41], [42, -100]], "vocabulary, 0 to 279, but row 1 position 1 holds -100; check the tokenizer"),
+        (
+            [[40, 41], [42, -100]],
+            "vocabulary, 0 to 279, but row 1 position 1 holds -100; check the tokenizer",
+        ),
         ([[40, 280]], "vocabulary, 0 to 279, but row 0 position 1 holds 280"),
     ],
     ids=str,
@@ -377,17 +462,24 @@ def test_ids_outside_the_vocabulary_are_refused_when_infilling_too() -> None:
 def test_classes_and_ids_that_cannot_be_are_refused() -> None:
     model, ids = tiny_model(), torch.tensor([[40, 41]])
     for option, name in (("cache", DualCache), ("rule", Entropy), ("schedule", Factor)):
-        with pytest.raises(TypeError, match=rf"a {option} is an object, got the class .*; pass {name.__name__}\(\)"):
+        with pytest.raises(
+            TypeError, match=rf"a {option} is an object, got the class .*; pass {name.__name__}\(\)"
+        ):
             model.generate(ids, max_new_tokens=2, **{option: name})
     for stop in (280, -1):
-        with pytest.raises(ValueError, match=rf"stop_ids must lie in the vocabulary, 0 .*, got \[{stop}\]"):
+        with pytest.raises(
+            ValueError, match=rf"stop_ids must lie in the vocabulary, 0 .*, got \[{stop}\]"
+        ):
             model.generate(ids, max_new_tokens=2, stop_ids=stop)
     assert torch.equal(
-        model.generate(ids, max_new_tokens=4, defer_ids=7), model.generate(ids, max_new_tokens=4, defer_ids=(7,))
+        model.generate(ids, max_new_tokens=4, defer_ids=7),
+        model.generate(ids, max_new_tokens=4, defer_ids=(7,)),
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"cache": "dual", "block_length": 2}, {"cfg_scale": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"cache": "dual", "block_length": 2}, {"cfg_scale": 1.0}], ids=str
+)
 def test_what_it_writes_can_be_trained_on(options: dict) -> None:
     model = tiny_model(1)
     out = model.generate(torch.tensor([[40, 41]]), max_new_tokens=4, **options)
@@ -397,7 +489,14 @@ def test_what_it_writes_can_be_trained_on(options: dict) -> None:
     assert model.sink_embeddings.grad.abs().sum() > 0
     canvas = Canvas.from_prompts([[40, 41]], new_tokens=4, mask_id=MASK)
     for step in model.denoise(canvas, DecodingSettings(**options)):
-        tensors = [step.before_BS, step.ids_BS, step.filled_BS, step.masked_BS, step.committed_BS, step.confidence_BS]
+        tensors = [
+            step.before_BS,
+            step.ids_BS,
+            step.filled_BS,
+            step.masked_BS,
+            step.committed_BS,
+            step.confidence_BS,
+        ]
         assert not any(tensor.is_inference() for tensor in tensors)
         model(step.ids_BS).logits.sum().backward()
 
@@ -406,7 +505,8 @@ def test_unequal_holes_with_steps_and_blocks_are_refused_and_one_by_one_they_are
     model = tiny_model()
     ids = torch.tensor([[40, MASK, MASK, MASK, 44], [50, MASK, 52, 53, 54]])
     with pytest.raises(
-        ValueError, match=r"splits steps=2 over 2 block\(s\) .*, got rows with 1, 3; leave steps or block_l"
+        ValueError,
+        match=r"splits steps=2 over 2 block\(s\) .*, got rows with 1, 3; leave steps or block_l",
     ):
         model.generate(ids, steps=2, block_length=2)
     for options in ({"steps": 2}, {"block_length": 2}):

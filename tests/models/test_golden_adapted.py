@@ -1,5 +1,5 @@
-"""A2D, BD3LM, SDAR, Fast-dLLM v2 and iLLaDA against the numbers of their authors' code: logits, and the canvases of
-those that attend to everything.
+"""A2D, BD3LM, SDAR, Fast-dLLM v2 and iLLaDA against the numbers of their authors' code: logits, and
+the canvases of those that attend to everything.
 """
 
 # B batch rows, S canvas positions, Q queries, K keys, V vocabulary
@@ -28,11 +28,17 @@ FAMILIES = {
     "fast_dllm_v2": "fast-dllm-v2",
     "illada": "illada",
 }
-# What config.json does not say: iLLaDA's [MASK] stands in its README, and this folder has no tokenizer.
+# What config.json does not say: iLLaDA's [MASK] stands in its README, and this folder has no
+# tokenizer.
 GIVEN = {"illada": {"mask_token_id": 5}}
-QUIRKS = {"mask_proposed": "[MASK] itself is proposed, counted as revealed and left behind; here it never is"}
+QUIRKS = {
+    "mask_proposed": "[MASK] itself is proposed, counted as revealed and left behind; here it "
+    "never is"
+}
 QUIRKS_ILLADA = dict.fromkeys(("lowconf", "oneblock", "cfg"), QUIRKS["mask_proposed"])
-REFUSED = {"blocks": "its rows have unequal numbers of masks; each alone gives what the original writes"}
+REFUSED = {
+    "blocks": "its rows have unequal numbers of masks; each alone gives what the original writes"
+}
 """Infilling alone."""
 
 
@@ -42,7 +48,9 @@ def loaded(family, **settings):
 
 
 def places(tensors, prefix, case, length):
-    """What the model is given besides ids: padding, and the keys that each query sees, as the original was."""
+    """What the model is given besides ids: padding, and the keys that each query sees, as the
+    original was.
+    """
     mask = tensors.get(prefix + "attention_mask", tensors.get(prefix + "attention"))
     if mask is None and "block_size" in case:
         block_S = torch.arange(length) // case["block_size"]
@@ -92,7 +100,9 @@ def test_golden_logits(family):
             seen_BSV = lm.model(ids_BS, real_BS).logits
         assert (ours_BSV - expected_BSV)[valid_BS].abs().max() < 5e-4, name
         hides = visible is not None and not bool(visible.all())
-        assert hides == bool((seen_BSV - expected_BSV)[valid_BS].abs().max() > 5e-4), f"{name}: the mask does nothing"
+        assert hides == bool((seen_BSV - expected_BSV)[valid_BS].abs().max() > 5e-4), (
+            f"{name}: the mask does nothing"
+        )
     assert names == {case["name"] for case in golden_cases(family)["logits"]} and len(names) >= 4
 
 
@@ -106,7 +116,10 @@ def test_golden_logits_in_blocks(family):
             if name == "train_mask":
                 noisy_BS, clean_BS = ids_BS.chunk(2, 1)
                 ours_BSV = model(noisy_BS, clean=clean_BS).logits
-                expected_BSV, valid_BS = expected_BSV[:, : noisy_BS.shape[1]], valid_BS[:, : noisy_BS.shape[1]]
+                expected_BSV, valid_BS = (
+                    expected_BSV[:, : noisy_BS.shape[1]],
+                    valid_BS[:, : noisy_BS.shape[1]],
+                )
             else:
                 ours_BSV = model(ids_BS, real_BS).logits
         assert (ours_BSV - expected_BSV)[valid_BS].abs().max() < 5e-4, name
@@ -115,15 +128,23 @@ def test_golden_logits_in_blocks(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_golden_special_ids(family):
     lm, ids = loaded(family), golden_cases(family)["special_ids"]
-    assert (lm.special.mask, lm.special.eos, lm.model.config.mask_token_id) == (ids["mask"], ids["eos"], ids["mask"])
+    assert (lm.special.mask, lm.special.eos, lm.model.config.mask_token_id) == (
+        ids["mask"],
+        ids["eos"],
+        ids["mask"],
+    )
     # this config has the end of a turn as its padding, unlike its tokenizer
     assert lm.special.pad == (ids["eos"] if family == "fast_dllm_v2" else ids["pad"])
     if lm.tokenizer is not None:
         assert lm.tokenizer.mask_token_id == ids["mask"]
     assert lm.model.config.block_length == {"sdar": 4, "fast_dllm_v2": 8}.get(family)
-    assert lm.model.config.blocks_from == ("column" if family.startswith(("a2d", "bd3lm")) else "text")
+    assert lm.model.config.blocks_from == (
+        "column" if family.startswith(("a2d", "bd3lm")) else "text"
+    )
     assert lm.model.config.logit_shift == (family == "fast_dllm_v2")
-    assert any("BD3LM" in note and "block_length=" in note for note in lm.notes) == family.startswith(("a2d", "bd3lm"))
+    assert any(
+        "BD3LM" in note and "block_length=" in note for note in lm.notes
+    ) == family.startswith(("a2d", "bd3lm"))
 
 
 @pytest.mark.parametrize("family", ["bd3lm_qwen3", "bd3lm_llama"])
@@ -135,7 +156,9 @@ def test_the_blocks_that_no_config_names_are_given(family):
 def settings_of(case, family):
     theirs = {"steps": 128, "block_size": 128, "temperature": 0.0, **case["settings"]}
     if family == "illada":
-        return DecodingSettings(**{name: theirs[name] for name in ("steps", "block_length", "cfg_scale")})
+        return DecodingSettings(
+            **{name: theirs[name] for name in ("steps", "block_length", "cfg_scale")}
+        )
     return DecodingSettings(
         schedule="alpha:curve=cosine" if case["scheduler"].startswith("Cosine") else "alpha",
         steps=theirs["steps"],
@@ -147,11 +170,18 @@ def settings_of(case, family):
 
 def canvas_of(family, case, kind):
     """The first canvas: prompts on the left, rows of dLLM padded on the right."""
-    tensors, mask_id = golden_tensors(family), case.get("special_ids", golden_cases(family)["special_ids"])["mask"]
+    tensors, mask_id = (
+        golden_tensors(family),
+        case.get("special_ids", golden_cases(family)["special_ids"])["mask"],
+    )
     ids_BS = tensors[f"{kind}.{case['name']}.canvas"][0].long()
     real_BS = torch.ones_like(ids_BS, dtype=torch.bool)
     if family != "illada":
-        new_B = (ids_BS == mask_id).sum(1) if kind == "gen" else torch.zeros(len(ids_BS), dtype=torch.int64)
+        new_B = (
+            (ids_BS == mask_id).sum(1)
+            if kind == "gen"
+            else torch.zeros(len(ids_BS), dtype=torch.int64)
+        )
         width_B = tensors[f"{kind}.{case['name']}.prompt_lengths"].long() + new_B
         real_BS = torch.arange(ids_BS.shape[1]) < width_B[:, None]
     return Canvas(ids_BS, real_BS, (ids_BS == mask_id) & real_BS, mask_id)
@@ -180,8 +210,12 @@ class Noisy:
 
 
 def in_windows(canvas, settings):
-    """dLLM's blocks of infilling: windows of the columns, which share the steps with those that have no masks."""
-    window_S = torch.arange(canvas.ids_BS.shape[1]) // (settings.block_length or canvas.ids_BS.shape[1])
+    """dLLM's blocks of infilling: windows of the columns, which share the steps with those that
+    have no masks.
+    """
+    window_S = torch.arange(canvas.ids_BS.shape[1]) // (
+        settings.block_length or canvas.ids_BS.shape[1]
+    )
     window_BS = window_S.expand_as(canvas.ids_BS)
     held = window_BS[canvas.open_BS].unique()
     block_BS = torch.where(canvas.open_BS, torch.searchsorted(held, window_BS.contiguous()), -1)
@@ -191,7 +225,9 @@ def in_windows(canvas, settings):
 
 def decoded(family, case, kind, row=slice(None)):
     theirs, canvas = case["settings"], canvas_of(family, case, kind)
-    canvas = Canvas(canvas.ids_BS[row], canvas.attention_BS[row], canvas.open_BS[row], canvas.mask_id)
+    canvas = Canvas(
+        canvas.ids_BS[row], canvas.attention_BS[row], canvas.open_BS[row], canvas.mask_id
+    )
     settings, model = settings_of(case, family), loaded(family).model
     if theirs.get("right_shift_logits"):
         model = loaded(family, logit_shift=True).model
@@ -200,7 +236,9 @@ def decoded(family, case, kind, row=slice(None)):
     denoiser = model.denoiser(None if bool(canvas.attention_BS.all()) else canvas.attention_BS)
     if scale := theirs.get("cfg_scale"):
         kept = torch.tensor(theirs.get("cfg_keep_tokens") or [-1])
-        denoiser = guided(denoiser, scale, canvas.prompt_BS & ~torch.isin(canvas.ids_BS, kept), canvas.mask_id)
+        denoiser = guided(
+            denoiser, scale, canvas.prompt_BS & ~torch.isin(canvas.ids_BS, kept), canvas.mask_id
+        )
         settings = replace(settings, cfg_scale=0.0)
     given = {}
     if case.get("noise_draws"):
@@ -225,7 +263,9 @@ def test_every_canvas_of_dllm(family, kind):
         assert len(steps) == case["denoising_evaluations"] == len(canvas_TBS) - 1, case["name"]
         assert [int(step.committed_BS.sum()) for step in steps] == case["committed"], case["name"]
         for step, after_BS in zip(steps, canvas_TBS[1:], strict=True):
-            assert torch.equal(step.ids_BS, after_BS), f"{case['name']}: the canvas after evaluation {step.index}"
+            assert torch.equal(step.ids_BS, after_BS), (
+                f"{case['name']}: the canvas after evaluation {step.index}"
+            )
         assert torch.equal(steps[-1].ids_BS, golden_tensors(family)[prefix + "sequences"].long())
 
 
@@ -235,12 +275,15 @@ def test_rows_that_would_change_one_another_are_refused_and_decode_alone(family)
     with pytest.raises(ValueError, match="must be the same in every row, got rows with"):
         decoded(family, case, "infill")
     for row, text_S in enumerate(golden_tensors(family)[f"infill.{case['name']}.sequences"].long()):
-        assert torch.equal(decoded(family, case, "infill", slice(row, row + 1))[-1].ids_BS[0], text_S)
+        assert torch.equal(
+            decoded(family, case, "infill", slice(row, row + 1))[-1].ids_BS[0], text_S
+        )
 
 
 def test_illada_reveals_what_the_original_reveals():
-    """Its tiny weights propose [MASK] everywhere, which reveals nothing (QUIRKS_ILLADA): ours must propose it too, at
-    the places that would be revealed, where it is allowed; it never is, so canvases differ, and their number does not.
+    """Its tiny weights propose [MASK] everywhere, which reveals nothing (QUIRKS_ILLADA): ours must
+    propose it too, at the places that would be revealed, where it is allowed; it never is, so
+    canvases differ, and their number does not.
     """
     assert {case["name"] for case in golden_cases("illada")["generate"]} == set(QUIRKS_ILLADA)
     for case in golden_cases("illada")["generate"]:
@@ -248,10 +291,14 @@ def test_illada_reveals_what_the_original_reveals():
         canvas_TBS = golden_tensors("illada")[f"gen.{case['name']}.canvas"].long()
         assert all(torch.equal(one_BS, canvas.ids_BS) for one_BS in canvas_TBS)
         block_BS = canvas.open_BS & (canvas.open_BS.cumsum(1) <= theirs["block_length"])
-        denoiser = guided(lm.model.denoiser(), theirs["cfg_scale"], canvas.prompt_BS, canvas.mask_id)
+        denoiser = guided(
+            lm.model.denoiser(), theirs["cfg_scale"], canvas.prompt_BS, canvas.mask_id
+        )
         best = denoiser(canvas.ids_BS, block_BS).softmax(-1).max(-1)
         quota = theirs["gen_length"] // theirs["steps"]
-        for values, tokens in zip(*(each.view(len(canvas.ids_BS), -1) for each in best), strict=True):
+        for values, tokens in zip(
+            *(each.view(len(canvas.ids_BS), -1) for each in best), strict=True
+        ):
             assert (tokens[values.topk(quota).indices] == canvas.mask_id).all(), case["name"]
         steps = list(lm.model.denoise(canvas, settings_of(case, "illada")))
         assert len(steps) == case["nfe"] == len(canvas_TBS) - 1

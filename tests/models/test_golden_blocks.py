@@ -1,12 +1,14 @@
-"""BD3LM, SDAR, Fast-dLLM v2 and LLaDA2 against the numbers of their authors' code: every canvas of generation, the
-evaluations that denoise, and how often the network is called.
+"""BD3LM, SDAR, Fast-dLLM v2 and LLaDA2 against the numbers of their authors' code: every canvas of
+generation, the evaluations that denoise, and how often the network is called.
 
-An evaluation of ours is one call of the network (two with guidance): a block that is finished runs with the first
-evaluation of the next one, and a prompt with the first of all. The originals' further calls, which store keys and
-values or encode a prefix again, decide nothing and are no evaluations.
+An evaluation of ours is one call of the network (two with guidance): a block that is finished runs
+with the first evaluation of the next one, and a prompt with the first of all. The originals'
+further calls, which store keys and values or encode a prefix again, decide nothing and are no
+evaluations.
 """
 
-# B batch rows, S canvas positions, M wanted positions, V vocabulary, T evaluations, N positions of a draw
+# B batch rows, S canvas positions, M wanted positions, V vocabulary, T evaluations, N positions of
+# a draw
 from __future__ import annotations
 
 import functools
@@ -24,15 +26,20 @@ from sinklab.lab.checkpoints import load
 DLLM = ("bd3lm_qwen3", "bd3lm_llama")
 LLADA2 = ("llada2_moe", "llada21_moe")
 UNEQUAL = {
-    "pad_generated": "dLLM takes a written token for padding where it has the pad token's id; here padding is where it "
+    "pad_generated": "dLLM takes a written token for padding where it has the pad token's id; "
+    "here padding is where it "
     "was given",
-    "block_cache": "Fast-dLLM v2's cache inside a block: keys and values of other sub-blocks are stale, and logits "
+    "block_cache": "Fast-dLLM v2's cache inside a block: keys and values of other sub-blocks are "
+    "stale, and logits "
     "are shifted inside the sub-block; here the cache of a model in blocks is exact",
     "block_cache_quarter": "the same",
     "short_prompt_cache": "the same",
 }
 """Cases that are not compared, and why."""
-CUT = {"tail_quota": "SDAR's generate.py then overwrites a given token, which one is undefined: up to evaluation 1"}
+CUT = {
+    "tail_quota": "SDAR's generate.py then overwrites a given token, which one is undefined: up "
+    "to evaluation 1"
+}
 """Cases of which a part is compared."""
 
 
@@ -54,7 +61,9 @@ def case_of(family, name, group="generate"):
 
 @contextmanager
 def calls_of(model):
-    """How often the network runs: its head does so once in each call, whatever stands for the decoder."""
+    """How often the network runs: its head does so once in each call, whatever stands for the
+    decoder.
+    """
     calls = []
     handle = model.lm_head.register_forward_hook(lambda *_: calls.append(1))
     try:
@@ -64,14 +73,20 @@ def calls_of(model):
 
 
 class Drawn:
-    """Tokens drawn by the noise that the original drew, at the columns that its draw was for; all else is ours."""
+    """Tokens drawn by the noise that the original drew, at the columns that its draw was for; all
+    else is ours.
+    """
 
     def __init__(self, denoiser, draws, key_of, score_of):
         self.denoiser, self.draws = denoiser, iter(draws)
         self.key_of, self.score_of = key_of, score_of
 
     def __getattr__(self, name):
-        return getattr(self.denoiser, name) if name == "in_blocks" else object.__getattribute__(self, name)
+        return (
+            getattr(self.denoiser, name)
+            if name == "in_blocks"
+            else object.__getattribute__(self, name)
+        )
 
     def __call__(self, ids_BS, wanted_BS):
         self.logits_MV = self.denoiser(ids_BS, wanted_BS)
@@ -105,7 +120,9 @@ def check_canvases(name, steps, canvas_TBS):
 
 
 def bd3lm_canvas(family, case):
-    """Prompts as the original pads them, on the left to whole blocks, and the masks of all blocks."""
+    """Prompts as the original pads them, on the left to whole blocks, and the masks of all
+    blocks.
+    """
     given_BP, ids = tensors_of(family)[f"gen.{case['name']}.canvas"][0].long(), case["special_ids"]
     prompt_BP = given_BP[:, (given_BP >= 0).all(0)]
     assert prompt_BP.shape[1] % case["settings"]["block_size"] == 0
@@ -117,7 +134,11 @@ def bd3lm_canvas(family, case):
 
 def bd3lm(family, case, **settings):
     theirs, canvas = case["settings"], bd3lm_canvas(family, case)
-    model = loaded(family, block_length=theirs["block_size"], logit_shift=theirs.get("right_shift_logits", False)).model
+    model = loaded(
+        family,
+        block_length=theirs["block_size"],
+        logit_shift=theirs.get("right_shift_logits", False),
+    ).model
     new = theirs["max_new_tokens"]
     steps = theirs.get("steps", 128)
     if "steps_per_block" in theirs:
@@ -126,10 +147,14 @@ def bd3lm(family, case, **settings):
     if scale := theirs.get("cfg_scale"):
         denoiser = guided(denoiser, scale, canvas.prompt_BS, canvas.mask_id)
     if case["noise_draws"]:
-        noise = [tensors_of(family)[f"gen.{case['name']}.noise.{n}"] for n in range(case["noise_draws"])]
+        noise = [
+            tensors_of(family)[f"gen.{case['name']}.noise.{n}"] for n in range(case["noise_draws"])
+        ]
         if theirs.get("remasking") == "random":
             # the scores themselves
-            drawn = Drawn(denoiser, [one[..., None] for one in noise], lambda l_MV, n_MV: l_MV, None)
+            drawn = Drawn(
+                denoiser, [one[..., None] for one in noise], lambda l_MV, n_MV: l_MV, None
+            )
             given["rule"] = lambda candidates: drawn.noise_MV[:, 0]
         else:
             temperature = theirs["temperature"]
@@ -162,7 +187,8 @@ def test_every_canvas_of_bd3lm(family):
         evaluation = 2 if "cfg_scale" in case["settings"] else 1
         assert calls == evaluation * len(steps) < case["model_calls"], name
         assert torch.equal(
-            steps[-1].ids_BS[:, : canvas_TBS.shape[-1]], tensors_of(family)[f"gen.{name}.sequences"].long()
+            steps[-1].ids_BS[:, : canvas_TBS.shape[-1]],
+            tensors_of(family)[f"gen.{name}.sequences"].long(),
         )
 
 
@@ -172,7 +198,10 @@ def test_every_canvas_of_bd3lm(family):
 def sdar(case):
     theirs, name, family = case["settings"], case["name"], "sdar"
     length, prompt = theirs["block_length"], tensors_of(family)[f"gen.{case['name']}.prompt"].long()
-    model, mask_id = loaded(family, block_length=length).model, golden_cases(family)["special_ids"]["mask"]
+    model, mask_id = (
+        loaded(family, block_length=length).model,
+        golden_cases(family)["special_ids"]["mask"],
+    )
     total = -(-(len(prompt) + theirs["gen_length"]) // length) * length
     canvas = Canvas.from_prompts([prompt.tolist()], new_tokens=total - len(prompt), mask_id=mask_id)
     is_copy = case["function"] == "huggingface_bd3.py"
@@ -180,28 +209,48 @@ def sdar(case):
     threshold = theirs.get("threshold", 1)
     if kind == "low_confidence_dynamic":
         threshold = theirs["confidence_threshold"]
-    schedule = f"dynamic:threshold={threshold},steps={theirs['denoising_steps']},block_length={length}"
-    rule = "left_to_right" if kind == "sequential" else "low_confidence" if is_copy else "maskgit_plus"
+    schedule = (
+        f"dynamic:threshold={threshold},steps={theirs['denoising_steps']},block_length={length}"
+    )
+    rule = (
+        "left_to_right" if kind == "sequential" else "low_confidence" if is_copy else "maskgit_plus"
+    )
     given, denoiser, options = {}, model.denoiser(), {}
     if "noise" in case["sampling"]:
-        noise = [tensors_of(family)[f"gen.{name}.noise.{n}"] for n in range(case["denoising_evaluations"])]
+        noise = [
+            tensors_of(family)[f"gen.{name}.noise.{n}"]
+            for n in range(case["denoising_evaluations"])
+        ]
         sampling = TokenSampling(theirs["temperature"], theirs["top_p"], theirs["top_k"])
 
         def probabilities(logits_MV):
             # top-k before top-p, which is ours the other way round
-            for one in (TokenSampling(sampling.temperature, None, sampling.top_k), TokenSampling(1.0, sampling.top_p)):
+            for one in (
+                TokenSampling(sampling.temperature, None, sampling.top_k),
+                TokenSampling(1.0, sampling.top_p),
+            ):
                 logits_MV = shaped(logits_MV, one)
             return logits_MV.softmax(-1)
 
         def confidences(logits_MV):
-            return (logits_MV / sampling.temperature).softmax(-1) if is_copy else probabilities(logits_MV)
+            return (
+                (logits_MV / sampling.temperature).softmax(-1)
+                if is_copy
+                else probabilities(logits_MV)
+            )
 
-        denoiser = Drawn(denoiser, noise, lambda l_MV, n_MV: probabilities(l_MV).log() - n_MV.log(), confidences)
+        denoiser = Drawn(
+            denoiser, noise, lambda l_MV, n_MV: probabilities(l_MV).log() - n_MV.log(), confidences
+        )
         given["rule"] = denoiser.rule
     elif not is_copy and kind != "sequential" and theirs["top_k"]:
         options["top_k"] = theirs["top_k"]
     with calls_of(model) as calls:
-        steps = list(DecodingSettings(rule=rule, schedule=schedule, **options).decode(denoiser, canvas, **given))
+        steps = list(
+            DecodingSettings(rule=rule, schedule=schedule, **options).decode(
+                denoiser, canvas, **given
+            )
+        )
     return steps, len(calls), len(prompt)
 
 
@@ -214,7 +263,9 @@ def test_every_canvas_of_sdar():
             steps, canvas_TBS = steps[:1], canvas_TBS[:2]
         elif case["stopping_criteria_idx"]:
             stops = torch.tensor(case["stopping_criteria_idx"])
-            ended = {step.block for step in steps if torch.isin(step.ids_BS[:, prompt:], stops).any()}
+            ended = {
+                step.block for step in steps if torch.isin(step.ids_BS[:, prompt:], stops).any()
+            }
             steps = [step for step in steps if step.block <= min(ended)]
         else:
             assert calls == len(steps) == case["denoising_evaluations"] < case["model_calls"], name
@@ -227,16 +278,23 @@ def test_every_canvas_of_sdar():
 
 
 def fast_dllm(case, prompts, total):
-    """The steps, and which of them write the first token of a block: what the original's commit calls decide."""
+    """The steps, and which of them write the first token of a block: what the original's commit
+    calls decide.
+    """
     theirs, family = case["settings"], "fast_dllm_v2"
     length, mask_id = theirs["block_size"], case["mask_id"]
     model = loaded(family, block_length=length).model
     assert model.config.first_alone and model.config.logit_shift
     # the original's rows end in the same column; of a longer prompt ours writes on
-    canvas = Canvas.from_prompts(prompts, new_tokens=total - min(map(len, prompts)), mask_id=mask_id, pad_id=0)
+    canvas = Canvas.from_prompts(
+        prompts, new_tokens=total - min(map(len, prompts)), mask_id=mask_id, pad_id=0
+    )
     denoiser, given = model.denoiser(canvas.attention_BS), {}
     if "temperature" in theirs:
-        noise = [tensors_of(family)[f"gen.{case['name']}.noise.{n}"] for n in range(case["denoising_evaluations"])]
+        noise = [
+            tensors_of(family)[f"gen.{case['name']}.noise.{n}"]
+            for n in range(case["denoising_evaluations"])
+        ]
         sampling = TokenSampling(theirs["temperature"], theirs["top_p"])
         plain = denoiser
 
@@ -249,8 +307,14 @@ def fast_dllm(case, prompts, total):
             drawn.logits_MV = plain(ids_BS, wanted_BS)
             return drawn.logits_MV
 
-        drawn = Drawn(plain, noise, lambda l_MV, n_MV: probabilities(l_MV).log() - n_MV.log(), probabilities)
-        first_is_best.in_blocks, given["rule"], denoiser = plain.in_blocks, drawn.rule, first_is_best
+        drawn = Drawn(
+            plain, noise, lambda l_MV, n_MV: probabilities(l_MV).log() - n_MV.log(), probabilities
+        )
+        first_is_best.in_blocks, given["rule"], denoiser = (
+            plain.in_blocks,
+            drawn.rule,
+            first_is_best,
+        )
     settings = DecodingSettings(
         schedule=f"dynamic:threshold={theirs['threshold']}",
         block_length=theirs["small_block_size"],
@@ -259,7 +323,11 @@ def fast_dllm(case, prompts, total):
     with calls_of(model) as calls:
         steps = list(settings.decode(denoiser, canvas, **given))
     assert len(calls) == len(steps)
-    first = [int(step.committed_BS.nonzero()[0, 1]) % length == 0 for step in steps] if len(prompts) == 1 else None
+    first = (
+        [int(step.committed_BS.nonzero()[0, 1]) % length == 0 for step in steps]
+        if len(prompts) == 1
+        else None
+    )
     return steps, first
 
 
@@ -277,10 +345,15 @@ def test_every_canvas_of_fast_dllm_v2():
         shown_TBS = tensors[f"gen.{name}.shown"].long()
         shown_TBS = shown_TBS[[place for place, kind in enumerate(kinds) if kind == "block"]]
         for step, shown_BS in zip(
-            (step for step, alone in zip(steps, first, strict=True) if not alone), shown_TBS, strict=True
+            (step for step, alone in zip(steps, first, strict=True) if not alone),
+            shown_TBS,
+            strict=True,
         ):
             before_BS = step.before_BS[:, : shown_BS.shape[1]]
-            assert torch.equal(before_BS[shown_BS >= 0], shown_BS[shown_BS >= 0]), (name, step.index)
+            assert torch.equal(before_BS[shown_BS >= 0], shown_BS[shown_BS >= 0]), (
+                name,
+                step.index,
+            )
 
 
 @pytest.mark.parametrize("name", ["same_block", "other_blocks"])
@@ -288,7 +361,8 @@ def test_a_batch_of_fast_dllm_v2_is_written_as_its_rows(name):
     case, tensors = case_of("fast_dllm_v2", name, "batch"), tensors_of("fast_dllm_v2")
     lengths = case["lengths"]
     if name == "other_blocks":
-        # the 17th token of this prompt is the first of a block, and the original writes its own prediction over it
+        # the 17th token of this prompt is the first of a block, and the original writes its own
+        # prediction over it
         lengths = [10, 16]
     prompts = [tensors[f"batch.{name}.prompt"][row, :n].tolist() for row, n in enumerate(lengths)]
     texts = [tensors[f"batch.{name}.sequences.{row}"] for row in range(2)]
@@ -298,7 +372,9 @@ def test_a_batch_of_fast_dllm_v2_is_written_as_its_rows(name):
         alone = fast_dllm(case, [prompts[row]], total)[0][-1].ids_BS
         padding = max(map(len, prompts)) - len(prompts[row])
         assert first_stop(alone[0, :total], stops) == first_stop(text, stops)
-        assert first_stop(together[row, padding : padding + total], stops) == first_stop(text, stops)
+        assert first_stop(together[row, padding : padding + total], stops) == first_stop(
+            text, stops
+        )
 
 
 # LLaDA2.0 and 2.1
@@ -315,7 +391,9 @@ def llada2(family, case):
     if family == "llada21_moe":
         given = ("editing_threshold", "max_post_steps", "num_to_transfer")
         fields = [
-            f"{name}={min(theirs[name], 1) if name == given[0] else theirs[name]}" for name in given if name in theirs
+            f"{name}={min(theirs[name], 1) if name == given[0] else theirs[name]}"
+            for name in given
+            if name in theirs
         ]
         schedule = ",".join([f"editing:threshold={theirs['threshold']}", *fields])
     else:
@@ -323,11 +401,16 @@ def llada2(family, case):
     denoiser, options = model.denoiser(), {}
     if "temperature" in theirs:
         # its draws are stored
-        draws_TC, confidence_TC = tensors[prefix + "proposed"].long(), tensors[prefix + "confidence"]
+        draws_TC, confidence_TC = (
+            tensors[prefix + "proposed"].long(),
+            tensors[prefix + "confidence"],
+        )
         sampling = TokenSampling(theirs["temperature"], None, theirs["top_k"])
 
         def probabilities(logits_MV):
-            return shaped(shaped(logits_MV, sampling), TokenSampling(1.0, theirs["top_p"])).softmax(-1)
+            return shaped(shaped(logits_MV, sampling), TokenSampling(1.0, theirs["top_p"])).softmax(
+                -1
+            )
 
         def key_of(logits_MV, drawn_M1):
             return torch.zeros_like(logits_MV).scatter_(-1, drawn_M1, 1.0)
@@ -335,7 +418,11 @@ def llada2(family, case):
         denoiser = Drawn(denoiser, draws_TC[..., None], key_of, probabilities)
         options["rule"] = denoiser.rule
     with calls_of(model) as calls:
-        steps = list(DecodingSettings(schedule=schedule, stop_ids=stop_ids).decode(denoiser, canvas, **options))
+        steps = list(
+            DecodingSettings(schedule=schedule, stop_ids=stop_ids).decode(
+                denoiser, canvas, **options
+            )
+        )
     assert len(calls) == len(steps)
     if "temperature" in theirs:
         for step, draw_C, confidence_C in zip(steps, draws_TC, confidence_TC, strict=True):
@@ -356,13 +443,19 @@ def test_every_canvas_of_llada2(family):
         if name == "eos_stop":
             # the original stops after the block
             stops = torch.tensor([theirs["eos_id"]])
-            ended = {step.block for step in steps if torch.isin(step.ids_BS[:, prompt:], stops).any()}
+            ended = {
+                step.block for step in steps if torch.isin(step.ids_BS[:, prompt:], stops).any()
+            }
             steps = [step for step in steps if step.block <= min(ended)]
         assert len(steps) == case["nfe"], name
         for step, shown_S in zip(steps, canvas_TS, strict=True):
-            assert torch.equal(step.before_BS[0], shown_S), f"{name}: the canvas of evaluation {step.index}"
+            assert torch.equal(step.before_BS[0], shown_S), (
+                f"{name}: the canvas of evaluation {step.index}"
+            )
         text = steps[-1].ids_BS[0, prompt : prompt + theirs["gen_length"]]
-        assert first_stop(text, [theirs["eos_id"]]) == tensors[f"gen.{name}.output"][0].tolist(), name
+        assert first_stop(text, [theirs["eos_id"]]) == tensors[f"gen.{name}.output"][0].tolist(), (
+            name
+        )
         if family == "llada21_moe":
             edits = sum(int((step.committed_BS & ~step.masked_BS).sum()) for step in steps)
             assert (edits > 0) == (case["tokens_changed_after_commit"] > 0), name
@@ -370,7 +463,13 @@ def test_every_canvas_of_llada2(family):
 
 def test_what_is_not_compared_is_named():
     known = {
-        case["name"] for family in (*DLLM, *LLADA2, "sdar", "fast_dllm_v2") for case in golden_cases(family)["generate"]
+        case["name"]
+        for family in (*DLLM, *LLADA2, "sdar", "fast_dllm_v2")
+        for case in golden_cases(family)["generate"]
     }
     assert set(UNEQUAL) | set(CUT) <= known
-    assert {case["name"] for case in golden_cases("fast_dllm_v2")["batch"]} == {"same_block", "other_blocks", "cache"}
+    assert {case["name"] for case in golden_cases("fast_dllm_v2")["batch"]} == {
+        "same_block",
+        "other_blocks",
+        "cache",
+    }

@@ -1,4 +1,6 @@
-"""Fast-dLLM's own prefix and dual caches on its golden weights: every canvas, confidence, and evaluation."""
+"""Fast-dLLM's own prefix and dual caches on its golden weights: every canvas, confidence, and
+evaluation.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_every_canvas_of_fast_dllm(model, name, road):
     assert len(steps) == case.nfe
     assert torch.equal(steps[0].before_BS, case.canvases_TBS[0])
     for step, after_BS in zip(steps, case.canvases_TBS[1:], strict=True):
-        assert torch.equal(step.ids_BS, after_BS), f"{name}: the canvas after step {step.index} differs"
+        assert torch.equal(step.ids_BS, after_BS), (
+            f"{name}: the canvas after step {step.index} differs"
+        )
     for step, confidence_BS in zip(steps, case.confidence_TBS, strict=True):
         candidate_BS = ~step.confidence_BS.isnan()
         torch.testing.assert_close(
@@ -48,7 +52,9 @@ def test_idle_evaluations_of_revision_a_are_left_out(model, name):
     changed = [after_BS for before_BS, after_BS in pairs if not torch.equal(before_BS, after_BS)]
     steps = steps_of(model, case)
     assert len(steps) == len(changed) < case.nfe
-    assert all(torch.equal(step.ids_BS, after_BS) for step, after_BS in zip(steps, changed, strict=True))
+    assert all(
+        torch.equal(step.ids_BS, after_BS) for step, after_BS in zip(steps, changed, strict=True)
+    )
 
 
 def test_all_cases_without_a_quirk_are_run():

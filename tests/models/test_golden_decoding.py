@@ -1,4 +1,6 @@
-"""The decoders of the field on their golden weights: the canvas after every evaluation, and how many there were."""
+"""The decoders of the field on their golden weights: the canvas after every evaluation, and how
+many there were.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,34 @@ from sinklab.lab.checkpoints import load
 
 NAMES = {
     "llada": [
-        *("full", "uneven", "blocks3", "blocks3_uneven", "one_step", "cfg", "eos_inf", "conf_eos_eot_inf"),
+        *(
+            "full",
+            "uneven",
+            "blocks3",
+            "blocks3_uneven",
+            "one_step",
+            "cfg",
+            "eos_inf",
+            "conf_eos_eot_inf",
+        ),
         *("batch_leftpad", "batch_leftpad_cfg", "batch_equal"),
     ],
     "dream": [
-        *("maskgit_plus_16", "maskgit_plus_8", "topk_margin_16", "topk_margin_8", "entropy_16", "entropy_8"),
-        *("entropy_leftpad", "maskgit_plus_leftpad_few", "topk_margin_more_steps", "entropy_eps", "entropy_topk50"),
+        *(
+            "maskgit_plus_16",
+            "maskgit_plus_8",
+            "topk_margin_16",
+            "topk_margin_8",
+            "entropy_16",
+            "entropy_8",
+        ),
+        *(
+            "entropy_leftpad",
+            "maskgit_plus_leftpad_few",
+            "topk_margin_more_steps",
+            "entropy_eps",
+            "entropy_topk50",
+        ),
         "maskgit_plus_topk50_topp",
     ],
     "mmada": ["full", "blocks", "uneven", "cfg", "batch_equal", "leftpad_fullmask"],
@@ -49,10 +73,16 @@ def case_of(family, name):
 def settings_of(family, name):
     """The original's settings as ours."""
     theirs, special = case_of(family, name)["settings"], golden_cases(family)["special_ids"]
-    common = {"steps": theirs["steps"], "temperature": theirs["temperature"], "cfg_scale": theirs.get("cfg_scale", 0.0)}
+    common = {
+        "steps": theirs["steps"],
+        "temperature": theirs["temperature"],
+        "cfg_scale": theirs.get("cfg_scale", 0.0),
+    }
     if family == "dream":
         cuts = {key: theirs[key] for key in ("top_p", "top_k", "alg_temp")}
-        return DecodingSettings(rule=theirs["alg"], schedule="timed", eps=theirs["eps"], **common, **cuts)
+        return DecodingSettings(
+            rule=theirs["alg"], schedule="timed", eps=theirs["eps"], **common, **cuts
+        )
     if family.startswith("smdm"):
         return DecodingSettings(schedule="timed", eps=theirs["eps"], pooled=True, **common)
     return DecodingSettings(
@@ -79,7 +109,9 @@ def assert_same_run(steps, canvases_TBS, confidence_TBS=None):
     assert len(steps) == len(canvases_TBS) - 1, "number of model evaluations"
     assert torch.equal(steps[0].before_BS, canvases_TBS[0])
     for step, after_BS in zip(steps, canvases_TBS[1:], strict=True):
-        assert torch.equal(step.ids_BS, after_BS), f"the canvas after evaluation {step.index} differs"
+        assert torch.equal(step.ids_BS, after_BS), (
+            f"the canvas after evaluation {step.index} differs"
+        )
     for step, theirs_BS in zip(
         steps, [] if confidence_TBS is None else confidence_TBS, strict=confidence_TBS is not None
     ):
@@ -87,7 +119,9 @@ def assert_same_run(steps, canvases_TBS, confidence_TBS=None):
         # Dream keeps no confidences where it selects nothing.
         if asked_BS.any():
             assert torch.equal(asked_BS, ~step.confidence_BS.isnan())
-            torch.testing.assert_close(step.confidence_BS[asked_BS], theirs_BS[asked_BS], rtol=0, atol=5e-4)
+            torch.testing.assert_close(
+                step.confidence_BS[asked_BS], theirs_BS[asked_BS], rtol=0, atol=5e-4
+            )
 
 
 @pytest.mark.parametrize(("family", "name"), CASES, ids="-".join)
@@ -96,10 +130,18 @@ def test_every_canvas(family, name):
     prompt_BP, attention_BP, new_tokens = prompt_of(family, name)
     mask_id = golden_cases(family)["special_ids"]["mask"]
     assert model.config.mask_token_id == mask_id
-    canvas = Canvas.from_prompts(prompt_BP, new_tokens=new_tokens, mask_id=mask_id, attention_BP=attention_BP)
+    canvas = Canvas.from_prompts(
+        prompt_BP, new_tokens=new_tokens, mask_id=mask_id, attention_BP=attention_BP
+    )
     denoiser = model.denoiser(None if attention_BP is None else canvas.attention_BS)
-    steps = list(settings_of(family, name).decode(denoiser, canvas, text_vocabulary=model.config.text_vocab_size))
-    assert_same_run(steps, tensors[f"gen.{name}.canvas"].long(), tensors.get(f"gen.{name}.confidence"))
+    steps = list(
+        settings_of(family, name).decode(
+            denoiser, canvas, text_vocabulary=model.config.text_vocab_size
+        )
+    )
+    assert_same_run(
+        steps, tensors[f"gen.{name}.canvas"].long(), tensors.get(f"gen.{name}.confidence")
+    )
 
 
 @pytest.mark.parametrize(("family", "name"), CASES, ids="-".join)
@@ -133,7 +175,8 @@ def test_no_stored_case_is_left_out():
 def test_golden_masks_in_the_prompt_are_refused_where_the_original_lets_them_use_up_the_quota():
     prompt_BP, attention_BP, new_tokens = prompt_of("llada", "prompt_with_masks")
     with pytest.raises(
-        ValueError, match=r"a prompt must not contain the mask id \d+, .*Canvas.infill, or --new-tokens 0"
+        ValueError,
+        match=r"a prompt must not contain the mask id \d+, .*Canvas.infill, or --new-tokens 0",
     ):
         model_of("llada").generate(prompt_BP, attention_BP, max_new_tokens=new_tokens)
 
@@ -143,9 +186,13 @@ def test_golden_mmada_writes_text_alone_unless_asked():
     prompt_BP, _, new_tokens = prompt_of("mmada", "full")
     text = model.config.text_vocab_size
     every, words = (
-        model.generate(prompt_BP, max_new_tokens=new_tokens, text_only=text_only)[:, prompt_BP.shape[1] :]
+        model.generate(prompt_BP, max_new_tokens=new_tokens, text_only=text_only)[
+            :, prompt_BP.shape[1] :
+        ]
         for text_only in (False, True)
     )
     assert (words < text).all()
-    assert torch.equal(every, golden_tensors("mmada")["gen.full.sequences"][:, prompt_BP.shape[1] :].long())
+    assert torch.equal(
+        every, golden_tensors("mmada")["gen.full.sequences"][:, prompt_BP.shape[1] :].long()
+    )
     assert (every >= text).any(), "the original writes image codes"

@@ -1,4 +1,6 @@
-"""MDLM and BD3-LM through load(): logits, attention, losses and samplers against those of the authors' code."""
+"""MDLM and BD3-LM through load(): logits, attention, losses and samplers against those of the
+authors' code.
+"""
 
 import pytest
 import torch
@@ -10,25 +12,41 @@ from sinklab.core.sampling import Canvas
 from sinklab.extras.zoo import ddpm_cache, published_loss, published_noise, semi_ar
 from sinklab.lab.checkpoints import load
 
-LOGITS = [("mdlm", "full"), ("mdlm", "short"), ("bd3lm", "train"), ("bd3lm", "sample_two"), ("bd3lm", "sample_all")]
+LOGITS = [
+    ("mdlm", "full"),
+    ("mdlm", "short"),
+    ("bd3lm", "train"),
+    ("bd3lm", "sample_two"),
+    ("bd3lm", "sample_all"),
+]
 LOSSES = [("mdlm", "pair"), ("mdlm", "four"), ("bd3lm", "pair"), ("bd3lm", "four")]
 QUIRK = {
-    "kv_cache": "keys are rotated anew at each call, and a finished block is run once more to store it: the same "
+    "kv_cache": "keys are rotated anew at each call, and a finished block is run once more to "
+    "store it: the same "
     "tokens, so we decode without that cache and count 4 calls less",
-    "four": "loss and nlls of bd3lm's case are those of times from 0.001 to 1, t and noisy_input those of its own",
-    "last update": "the timed sampler divides by t = 0 at its last update; here that one fills what is left",
+    "four": "loss and nlls of bd3lm's case are those of times from 0.001 to 1, t and noisy_input "
+    "those of its own",
+    "last update": "the timed sampler divides by t = 0 at its last update; here that one fills "
+    "what is left",
     "256 tokens": "longer texts may end early where entropy falls; here every mask is filled",
 }
 
 
 def expected(family, prefix):
     found = golden_tensors(family)
-    values = {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
-    return {name: value.long() if value.dtype == torch.int32 else value for name, value in values.items()}
+    values = {
+        name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)
+    }
+    return {
+        name: value.long() if value.dtype == torch.int32 else value
+        for name, value in values.items()
+    }
 
 
 def logits_of(model, ids, *, clean=False):
-    """Logits as the file has them: the head lowers [MASK] by 1e6, which the authors do behind their forward."""
+    """Logits as the file has them: the head lowers [MASK] by 1e6, which the authors do behind their
+    forward.
+    """
     ids, *texts = ids.chunk(2, dim=1) if clean else (ids,)
     with torch.inference_mode():
         return model(ids, **({"clean": texts[0]} if clean else {})).logits
@@ -52,7 +70,9 @@ def test_golden_logits(family, case):
 
 
 def subs(logits_BSV, ids_BS, mask_id):
-    """MDLM's log-probabilities (2406.07524, section 3.2.3): [MASK] is never right, and what is not masked stays."""
+    """MDLM's log-probabilities (2406.07524, section 3.2.3): [MASK] is never right, and what is not
+    masked stays.
+    """
     certain_BSV = torch.full_like(logits_BSV, -1e6).scatter(-1, ids_BS[..., None], 0.0)
     return torch.where((ids_BS != mask_id)[..., None], certain_BSV, logits_BSV.log_softmax(-1))
 
@@ -95,23 +115,33 @@ def test_golden_losses(family, name):
     model, case = load(golden_folder(family)).model, case_of(family, "loss", name)
     right, mask = expected(family, f"loss.{name}."), model.config.mask_token_id
     own = (case.get("sampling_eps_min", 1e-3), case.get("sampling_eps_max", 1.0))
-    noisy, masked, t = published_noise(model.config, right["input_ids"], times=own, generator=seeded(case))
+    noisy, masked, t = published_noise(
+        model.config, right["input_ids"], times=own, generator=seeded(case)
+    )
     assert torch.equal(noisy, right["noisy_input"])
     assert (t - right["t"].view(len(t), -1)).abs().max() < 1e-6
     # QUIRK four
-    loss = published_loss(model, right["input_ids"], right["attention_mask"], generator=seeded(case))
+    loss = published_loss(
+        model, right["input_ids"], right["attention_mask"], generator=seeded(case)
+    )
     assert loss.item() == pytest.approx(right["loss"].item(), rel=1e-5)
     noisy, masked, t = published_noise(model.config, right["input_ids"], generator=seeded(case))
     clean = {"clean": right["input_ids"]} if family == "bd3lm" else {}
     with torch.inference_mode():
         log_probs = subs(model(noisy, **clean).logits, noisy, mask)
-    nlls = -log_probs.gather(-1, right["input_ids"][..., None])[..., 0] / t * right["attention_mask"]
+    nlls = (
+        -log_probs.gather(-1, right["input_ids"][..., None])[..., 0] / t * right["attention_mask"]
+    )
     assert torch.allclose(nlls, right["nlls"], rtol=1e-5, atol=1e-5)
     if family == "mdlm":
         # the lab's own loss is this one
         real, wanted = right["attention_mask"].bool(), masked & right["attention_mask"].bool()
         ours = masked_token_loss(
-            model(noisy, logits_to_keep=wanted).logits, right["input_ids"], wanted, t[:, 0], maskable_BS=real
+            model(noisy, logits_to_keep=wanted).logits,
+            right["input_ids"],
+            wanted,
+            t[:, 0],
+            maskable_BS=real,
         )
         assert ours.item() == pytest.approx(right["loss"].item(), rel=1e-5)
 
@@ -148,9 +178,17 @@ def test_golden_bd3lm_sampler(name):
             generator=seeded(case),
         )
     )
-    assert len(steps) == case["sampling_steps_reported"] == case["forward_calls"] - case["forward_calls_storing_kv"]
+    assert (
+        len(steps)
+        == case["sampling_steps_reported"]
+        == case["forward_calls"] - case["forward_calls_storing_kv"]
+    )
     assert torch.equal(steps[-1].ids_BS, right["sequences"])
-    changed = [row for row in range(case["updates"]) if not torch.equal(right["canvas"][row], right["after"][row])]
+    changed = [
+        row
+        for row in range(case["updates"])
+        if not torch.equal(right["canvas"][row], right["after"][row])
+    ]
     assert len(changed) == len(steps)
     for step, row in zip(steps, changed, strict=True):
         end = int(right["window_end"][row])
@@ -166,6 +204,10 @@ def test_a_published_dit_becomes_our_own(tmp_path, family):
     loaded.model.save_pretrained(tmp_path)
     again, ids = load(tmp_path), torch.arange(2, 14)[None]
     assert again.published_family == "sinklab"
-    assert again.model.config.block_length == loaded.model.config.block_length == {"mdlm": None, "bd3lm": 4}[family]
+    assert (
+        again.model.config.block_length
+        == loaded.model.config.block_length
+        == {"mdlm": None, "bd3lm": 4}[family]
+    )
     with torch.inference_mode():
         assert torch.equal(again.model(ids).logits, loaded.model(ids).logits)

@@ -1,4 +1,6 @@
-"""Mixtures of experts: logits, attention, routers and experts chosen, against what the authors' code gives."""
+"""Mixtures of experts: logits, attention, routers and experts chosen, against what the authors'
+code gives.
+"""
 
 import functools
 
@@ -30,7 +32,11 @@ def loaded_of(family):
 def case_of(family, name):
     """The tensors of a case, by their short names."""
     prefix = f"logits.{name}."
-    found = {key.removeprefix(prefix): value for key, value in golden_tensors(family).items() if key.startswith(prefix)}
+    found = {
+        key.removeprefix(prefix): value
+        for key, value in golden_tensors(family).items()
+        if key.startswith(prefix)
+    }
     return found | {"input_ids": found["input_ids"].long()}
 
 
@@ -41,12 +47,16 @@ def logits_of(model, case):
 
 @pytest.mark.parametrize("family", [family for family in CASES if "2" in family])
 def test_golden_blocks(family):
-    """The same without a mask that says so: in blocks as told, and in those of the family, which are longer."""
+    """The same without a mask that says so: in blocks as told, and in those of the family, which
+    are longer.
+    """
     assert loaded_of(family).model.config.block_length == 32
     for case in golden_cases(family)["logits"]:
         if "block_length" in case:
             mask_id = golden_cases(family)["special_ids"]["mask"]
-            model = load(golden_folder(family), mask_token_id=mask_id, block_length=case["block_length"]).model
+            model = load(
+                golden_folder(family), mask_token_id=mask_id, block_length=case["block_length"]
+            ).model
             tensors = case_of(family, case["name"])
             tensors.pop("mask")
             assert (logits_of(model, tensors) - tensors["logits"]).abs().max() < 5e-4, case["name"]
@@ -58,10 +68,14 @@ def test_golden_logits(family):
     for name in CASES[family]:
         case = case_of(family, name)
         off_BSV = (logits_of(loaded_of(family).model, case) - case["logits"]).abs()
-        assert off_BSV[case.get("valid", torch.ones(off_BSV.shape[:2], dtype=torch.bool))].max() < 5e-4, name
+        assert (
+            off_BSV[case.get("valid", torch.ones(off_BSV.shape[:2], dtype=torch.bool))].max() < 5e-4
+        ), name
 
 
-@pytest.mark.parametrize(("family", "name"), [("llada_moe", "plain"), *((f, "blockmask") for f in CASES if "2" in f)])
+@pytest.mark.parametrize(
+    ("family", "name"), [("llada_moe", "plain"), *((f, "blockmask") for f in CASES if "2" in f)]
+)
 def test_golden_attention(family, name):
     model, case = loaded_of(family).model, case_of(family, name)
     config = model.config.backbone
@@ -70,7 +84,9 @@ def test_golden_attention(family, name):
         logits_of(model, case)
     assert len(layers) == sum(key.startswith("probs.") for key in case)
     for layer in layers:
-        ours_HQK = torch.stack([torch.as_tensor(recording.map(0, layer, head))[0] for head in heads])
+        ours_HQK = torch.stack(
+            [torch.as_tensor(recording.map(0, layer, head))[0] for head in heads]
+        )
         torch.testing.assert_close(ours_HQK, case[f"probs.{layer}"][0], rtol=0, atol=3e-4)
 
 
@@ -78,7 +94,10 @@ def test_golden_attention(family, name):
 def test_golden_routers(family):
     model, case, seen = loaded_of(family).model, case_of(family, "blockmask"), []
     blocks = [layer.mlp for layer in model.model.layers if hasattr(layer.mlp, "experts")]
-    hooks = [block.gate.register_forward_hook(lambda router, args, out: seen.append(out)) for block in blocks]
+    hooks = [
+        block.gate.register_forward_hook(lambda router, args, out: seen.append(out))
+        for block in blocks
+    ]
     try:
         logits_of(model, case)
     finally:
@@ -96,7 +115,11 @@ def test_golden_families(family):
     name, backbones = BACKBONES[family]
     assert (loaded.family, loaded.published_family, loaded.tokenizer) == ("diffusion", name, None)
     assert loaded.model.config.backbone.model_type in backbones
-    assert (loaded.special.mask, loaded.special.eos, loaded.special.pad) == (ids["mask"], ids["eos"], ids["pad"])
+    assert (loaded.special.mask, loaded.special.eos, loaded.special.pad) == (
+        ids["mask"],
+        ids["eos"],
+        ids["pad"],
+    )
     assert not loaded.model.config.logit_shift
     assert not loaded.model.denoiser().is_fast
 
@@ -110,4 +133,6 @@ def test_a_published_mixture_becomes_our_own(tmp_path, family):
         case = case_of(family, name)
         assert torch.equal(logits_of(again, case), logits_of(model, case))
         # transformers' own choice of how to multiply, which rounds otherwise
-        torch.testing.assert_close(logits_of(through_class, case), logits_of(model, case), rtol=0, atol=1e-4)
+        torch.testing.assert_close(
+            logits_of(through_class, case), logits_of(model, case), rtol=0, atol=1e-4
+        )

@@ -1,4 +1,6 @@
-"""DiffusionGemma through load(), trace and our own sampler, against what transformers' own class gives."""
+"""DiffusionGemma through load(), trace and our own sampler, against what transformers' own class
+gives.
+"""
 
 import pytest
 import torch
@@ -15,7 +17,8 @@ FAMILY, CANVAS = "diffusion_gemma", 8
 LOGITS = ("p9", "p9_selfcond", "p5", "p5_selfcond", "leftpad")
 WRITTEN = ("greedyish", "default_rule", "adaptive_stop", "accept_all", "batch_eos")
 pytestmark = pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.23"), reason="DiffusionGemma needs transformers 5.23"
+    Version(transformers.__version__) < Version("5.23"),
+    reason="DiffusionGemma needs transformers 5.23",
 )
 
 
@@ -26,7 +29,9 @@ def loaded():
 def expected(kind, case):
     prefix = f"{kind}.{case}."
     tensors = {
-        name.removeprefix(prefix): one for name, one in golden_tensors(FAMILY).items() if name.startswith(prefix)
+        name.removeprefix(prefix): one
+        for name, one in golden_tensors(FAMILY).items()
+        if name.startswith(prefix)
     }
     return {name: one.long() if one.dtype == torch.int32 else one for name, one in tensors.items()}
 
@@ -48,10 +53,14 @@ def test_golden_logits(name):
     ours = read(model, case)(canvas_BL, torch.ones_like(canvas_BL, dtype=torch.bool), before_BLV)
     assert (ours - case["logits"]).abs().max() < 5e-4
     given = {key: case[key] for key in ("attention_mask", "decoder_attention_mask") if key in case}
-    out = model(case["input_ids"], decoder_input_ids=canvas_BL, self_conditioning_logits=before_BLV, **given)
+    out = model(
+        case["input_ids"], decoder_input_ids=canvas_BL, self_conditioning_logits=before_BLV, **given
+    )
     assert (out.logits - case["logits"]).abs().max() < 5e-4
     if "encoder_last_hidden_state" in case:
-        assert (out.encoder_last_hidden_state - case["encoder_last_hidden_state"]).abs().max() < 5e-4
+        assert (
+            out.encoder_last_hidden_state - case["encoder_last_hidden_state"]
+        ).abs().max() < 5e-4
 
 
 @pytest.mark.parametrize("name", ["p9", "p9_selfcond"])
@@ -67,13 +76,16 @@ def test_golden_attention(name):
         assert received_BLHK.shape[1:3] == (4, 4) and recording.prefix == 0
         for layer in range(4):
             probs_BHQK = case[f"{side}_probs.{layer}"]
-            # transformers' cache drops what lies before a sliding window: those are the first columns here
+            # transformers' cache drops what lies before a sliding window: those are the first
+            # columns here
             absent = received_BLHK.shape[-1] - probs_BHQK.shape[-1]
             assert absent == (4 if side == "decoder" and layer < 3 else 0)
             assert (received_BLHK[:, layer, :, :absent] == 0).all()
             assert (received_BLHK[:, layer, :, absent:] - probs_BHQK.sum(2)).abs().max() < 3e-4
             for head in range(4):
-                assert (recording.map(0, layer, head)[..., absent:] - probs_BHQK[:, head]).abs().max() < 3e-4
+                assert (
+                    recording.map(0, layer, head)[..., absent:] - probs_BHQK[:, head]
+                ).abs().max() < 3e-4
 
 
 def settings(case):
@@ -89,12 +101,18 @@ def test_golden_writing_step_by_step(name):
     case = next(one for one in golden_cases(FAMILY)["generate"] if one["name"] == name)
     steps = list(renoise(model, want["prompt"], settings(case)))
     assert len(steps) == case["decoder_evaluations"] == len(want["block"])
-    for step, block, number in zip(steps, want["block"].tolist(), want["step"].tolist(), strict=True):
+    for step, block, number in zip(
+        steps, want["block"].tolist(), want["step"].tolist(), strict=True
+    ):
         row, told = step.index, step.choice
         is_first = row == 0 or block != want["block"][row - 1]
         is_last = row + 1 == len(steps) or want["block"][row + 1] != block
-        before_B = torch.zeros(case["batch"], dtype=torch.bool) if is_first else want["finished"][row - 1]
-        assert step.block == block and is_first == (number == case["settings"]["max_denoising_steps"])
+        before_B = (
+            torch.zeros(case["batch"], dtype=torch.bool) if is_first else want["finished"][row - 1]
+        )
+        assert step.block == block and is_first == (
+            number == case["settings"]["max_denoising_steps"]
+        )
         assert torch.equal(step.before_BS[:, -CANVAS:], want["canvas"][row])
         assert torch.equal(told.best_BL, want["argmax"][row])
         assert torch.equal(told.done_B, want["finished"][row])
@@ -108,7 +126,9 @@ def test_golden_writing_step_by_step(name):
         assert not is_first or error_BL.max() < 3e-4
         assert before_B.all() or error_BL[~before_B].max() < 3e-4
         written_BL = want["sequences"][:, step.ids_BS.shape[1] - CANVAS : step.ids_BS.shape[1]]
-        assert torch.equal(step.ids_BS[:, -CANVAS:], written_BL if is_last else want["next_canvas"][row])
+        assert torch.equal(
+            step.ids_BS[:, -CANVAS:], written_BL if is_last else want["next_canvas"][row]
+        )
     assert torch.equal(steps[-1].ids_BS, want["sequences"])
 
 
@@ -125,7 +145,9 @@ def test_golden_raw_logits_of_every_evaluation():
         canvas_BL = want["canvas"][row]
         logits_BLV = denoiser(canvas_BL, torch.ones_like(canvas_BL, dtype=torch.bool), before_BLV)
         assert (logits_BLV - want["logits"][row]).abs().max() < 5e-4
-        before_BLV = logits_BLV / (chosen.t_min + (chosen.t_max - chosen.t_min) * left / chosen.max_denoising_steps)
+        before_BLV = logits_BLV / (
+            chosen.t_min + (chosen.t_max - chosen.t_min) * left / chosen.max_denoising_steps
+        )
         assert (entropy(before_BLV) - want["entropy"][row]).abs().max() < 3e-4
 
 
@@ -134,14 +156,22 @@ def test_golden_adaptive_stop(number):
     want, case = expected("stop", f"case{number}"), golden_cases(FAMILY)["stopping"][number]
     thresholds = {name: case[name] for name in ("stability_threshold", "confidence_threshold")}
     stop = AdaptiveStop(Renoising(**thresholds))
-    said = [stop(best, entropy(logits)) for best, logits in zip(want["argmax"], want["logits"], strict=True)]
+    said = [
+        stop(best, entropy(logits))
+        for best, logits in zip(want["argmax"], want["logits"], strict=True)
+    ]
     assert torch.equal(torch.stack(said), want["stop"])
     assert int(want["stop"].sum()) == case["true_count"] > 0
 
 
 def test_golden_facts_of_the_folder():
     lm, ids = loaded(), golden_cases(FAMILY)["special_ids"]
-    assert (lm.family, lm.published_family, lm.tokenizer, lm.context) == ("diffusion", FAMILY, None, 256)
+    assert (lm.family, lm.published_family, lm.tokenizer, lm.context) == (
+        "diffusion",
+        FAMILY,
+        None,
+        256,
+    )
     assert (lm.special.mask, lm.special.eos, lm.special.pad, lm.special.bos) == (
         None,
         ids["eos"],
@@ -153,5 +183,10 @@ def test_golden_facts_of_the_folder():
     assert (chosen.eos_token_id, chosen.pad_token_id, chosen.entropy_bound) == ((1, 5), 0, 0.1)
     facts = describe(golden_folder(FAMILY))
     assert facts.parameters == sum(parameter.numel() for parameter in lm.model.parameters())
-    assert facts.details["canvas"] == "8 tokens" and facts.details["sliding layers"] == "3, window 6 tokens"
-    assert (facts.kv_heads, facts.head_dim) == (2, 8) and "heads 1, 16 wide" in facts.details["full layers"]
+    assert (
+        facts.details["canvas"] == "8 tokens"
+        and facts.details["sliding layers"] == "3, window 6 tokens"
+    )
+    assert (facts.kv_heads, facts.head_dim) == (2, 8) and "heads 1, 16 wide" in facts.details[
+        "full layers"
+    ]

@@ -28,7 +28,13 @@ def cases(family):
         valid = expected.get(prefix + "valid_shifted", expected.get(prefix + "valid"))
         everywhere = torch.ones(logits.shape[:2], dtype=torch.bool)
         mask = expected.get(prefix + "attention_mask")
-        yield case["name"], expected[prefix + "input_ids"].long(), mask, logits, everywhere if valid is None else valid
+        yield (
+            case["name"],
+            expected[prefix + "input_ids"].long(),
+            mask,
+            logits,
+            everywhere if valid is None else valid,
+        )
 
 
 def settings(family):
@@ -38,7 +44,11 @@ def settings(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_golden_logits(family):
     loaded = load(golden_folder(family), **settings(family))
-    assert (loaded.family, loaded.published_family, loaded.tokenizer) == ("diffusion", FAMILIES[family], None)
+    assert (loaded.family, loaded.published_family, loaded.tokenizer) == (
+        "diffusion",
+        FAMILIES[family],
+        None,
+    )
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
     columns = golden_tensors(family).get("columns")
     names = set()
@@ -70,7 +80,8 @@ def test_a_published_model_becomes_our_own(tmp_path, family):
     loaded.model.save_pretrained(tmp_path)
     again = load(tmp_path)
     assert again.published_family == "sinklab"
-    # our own format has no name from the table, hence no end of turn or context that only the table knows
+    # our own format has no name from the table, hence no end of turn or context that only the table
+    # knows
     assert (again.special, again.context) == (loaded.special, loaded.context)
     assert again.model.config.text_vocab_size == loaded.model.config.text_vocab_size
     through_class = DiffusionLM.from_pretrained(tmp_path).eval()

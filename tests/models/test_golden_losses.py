@@ -1,4 +1,6 @@
-"""Training losses and gradients of dLLM (MDLM, BD3LM), SDAR and Fast-dLLM v2 against what the authors' code gives."""
+"""Training losses and gradients of dLLM (MDLM, BD3LM), SDAR and Fast-dLLM v2 against what the
+authors' code gives.
+"""
 
 import math
 
@@ -12,16 +14,26 @@ DLLM = ("a2d_qwen3", "a2d_qwen2", "a2d_llama", "bd3lm_qwen3", "bd3lm_llama")
 
 
 def check(case, loss, model):
-    torch.testing.assert_close(loss.detach().double(), torch.tensor(case["loss"]).double(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        loss.detach().double(), torch.tensor(case["loss"]).double(), rtol=1e-5, atol=0
+    )
     loss.backward()
-    norms = {name: one.grad.norm().item() for name, one in model.named_parameters() if one.grad is not None}
+    norms = {
+        name: one.grad.norm().item()
+        for name, one in model.named_parameters()
+        if one.grad is not None
+    }
     for name, norm in case.get("gradient_norms", {}).items():
         assert norms[name] == pytest.approx(norm, rel=1e-3), name
 
 
 def tensors(folder, name):
     start = f"loss.{name}."
-    return {key.removeprefix(start): one for key, one in golden_tensors(folder).items() if key.startswith(start)}
+    return {
+        key.removeprefix(start): one
+        for key, one in golden_tensors(folder).items()
+        if key.startswith(start)
+    }
 
 
 def dllm_weights(case, t_B, asked_BS):
@@ -34,7 +46,9 @@ def dllm_weights(case, t_B, asked_BS):
     else:
         weight_B = 1 / (t_B + 1e-6)
     own_B1 = asked_BS.sum(1, keepdim=True)
-    count = {"token": asked_BS.sum(), "sequence": own_B1 * len(t_B), "batch": len(t_B)}[case["loss_norm_type"]]
+    count = {"token": asked_BS.sum(), "sequence": own_B1 * len(t_B), "batch": len(t_B)}[
+        case["loss_norm_type"]
+    ]
     return weight_B[:, None] / count
 
 
@@ -53,9 +67,13 @@ def test_golden_losses_of_dllm(folder):
             alpha_B = 1 - torch.cos(math.pi / 2 * alpha_B)
         asked_BS = labels_BS != -100
         masked_BS = asked_BS & (noisy_BS == golden_cases(folder)["special_ids"]["mask"])
-        assert torch.equal(masked_BS, asked_BS & (given["rand_mask"] < 1 - alpha_B[:, None])), case["name"]
+        assert torch.equal(masked_BS, asked_BS & (given["rand_mask"] < 1 - alpha_B[:, None])), case[
+            "name"
+        ]
         # BD3LM's trainer overwrites the mask of padding
-        form = {"clean": ids_BS} if case["block_size"] else {"attention_mask": given["attention_mask"]}
+        form = (
+            {"clean": ids_BS} if case["block_size"] else {"attention_mask": given["attention_mask"]}
+        )
         loss = model(
             noisy_BS,
             labels=labels_BS.masked_fill(~masked_BS, -100),
@@ -89,7 +107,10 @@ def test_golden_losses_of_sdar(number):
             assert torch.equal(noisy_1S[0], shown_S)
             labels_1S = labels_1S.masked_fill(~masked_1S, -100)
             weights_1S = (1 / share / total).expand(ids_1S.shape)
-            loss = loss + model(noisy_1S, labels=labels_1S, label_weights=weights_1S, clean=ids_1S).loss
+            loss = (
+                loss
+                + model(noisy_1S, labels=labels_1S, label_weights=weights_1S, clean=ids_1S).loss
+            )
             start += length
     check(case, loss, model)
 

@@ -1,4 +1,6 @@
-"""Parity with the code of «One Token Is Enough»: losses and gradient norms of its three variants, through load()."""
+"""Parity with the code of «One Token Is Enough»: losses and gradient norms of its three variants,
+through load().
+"""
 
 import math
 
@@ -21,9 +23,17 @@ def test_the_variant_is_seen_in_the_tensors(family):
     loaded = load(golden_folder(family))
     config, mask_id = loaded.model.config, golden_cases(family)["special_ids"]["mask"]
     assert (config.sink_kind, config.sink_count, config.gate) == VARIANTS[family]
-    assert (loaded.published_family, loaded.special.mask, config.mask_token_id) == ("smdm", mask_id, mask_id)
+    assert (loaded.published_family, loaded.special.mask, config.mask_token_id) == (
+        "smdm",
+        mask_id,
+        mask_id,
+    )
     # the head has no row for [MASK], and the block of the original is all text
-    assert (config.output_vocab_size, config.text_vocab_size, config.vocab_size) == (mask_id, mask_id, mask_id + 1)
+    assert (config.output_vocab_size, config.text_vocab_size, config.vocab_size) == (
+        mask_id,
+        mask_id,
+        mask_id + 1,
+    )
     full = golden_tensors(family)["logits.full_block.input_ids"]
     assert loaded.context == full.shape[1]
     with torch.inference_mode():
@@ -34,13 +44,19 @@ def test_the_variant_is_seen_in_the_tensors(family):
 def test_the_rotary_tables_of_the_release_are_bfloat16(family):
     expected = golden_tensors(family)
     ids = expected["logits.batch.input_ids"].long()
-    columns = expected["columns"].long() if "columns" in expected else slice(expected["logits.batch.logits"].shape[-1])
+    columns = (
+        expected["columns"].long()
+        if "columns" in expected
+        else slice(expected["logits.batch.logits"].shape[-1])
+    )
     folder = golden_folder(family)
     for settings, key in (({}, "logits_bf16_rope"), ({"rope_dtype": "float32"}, "logits")):
         with torch.inference_mode():
             logits = load(folder, **settings).model(ids).logits[..., columns]
         assert (logits - expected[f"logits.batch.{key}"]).abs().max() < 5e-4, key
-    assert (expected["logits.batch.logits_bf16_rope"] - expected["logits.batch.logits"]).abs().max() > 1e-2
+    assert (
+        expected["logits.batch.logits_bf16_rope"] - expected["logits.batch.logits"]
+    ).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("family", VARIANTS)
@@ -49,9 +65,13 @@ def test_golden_losses_and_gradients(family):
     loaded = load(folder, rope_dtype="float32")
     model = loaded.model
     stored = weights.open_weights(folder, family)
-    checkpoint = families.read(families.read_config(folder / "config.json", family), family, stored.shapes)
+    checkpoint = families.read(
+        families.read_config(folder / "config.json", family), family, stored.shapes
+    )
     plan: dict[str, list[str]] = {}
-    for target, (source, _) in materialize.tensor_plan(checkpoint, model, stored, {}, family).sources.items():
+    for target, (source, _) in materialize.tensor_plan(
+        checkpoint, model, stored, {}, family
+    ).sources.items():
         plan.setdefault(source, []).append(target)
     compared = 0
     for case in golden_cases(family)["losses"]:

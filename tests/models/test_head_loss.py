@@ -31,13 +31,19 @@ def whole(model, ids, mask, labels, weights):
     logits = model(ids, mask).logits
     asked = labels != -100
     exact = torch.promote_types(logits.dtype, torch.float32)
-    return (F.cross_entropy(logits[asked].to(exact), labels[asked], reduction="none") * weights[asked]).sum()
+    return (
+        F.cross_entropy(logits[asked].to(exact), labels[asked], reduction="none") * weights[asked]
+    ).sum()
 
 
 def gradients(model, loss, scale=1.0):
     model.zero_grad()
     (loss * scale).backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 def same(model, tolerance, *, chunk=4, scale=1.0, highest=MASK):
@@ -61,7 +67,11 @@ def same(model, tolerance, *, chunk=4, scale=1.0, highest=MASK):
 def test_loss_and_gradients_equal_those_of_whole_logits(chunk, shift, tied):
     torch.manual_seed(0)
     config = DiffusionLMConfig(
-        backbone(tie_word_embeddings=tied), sink_kind="token", sink_count=1, logit_shift=shift, mask_token_id=MASK
+        backbone(tie_word_embeddings=tied),
+        sink_kind="token",
+        sink_count=1,
+        logit_shift=shift,
+        mask_token_id=MASK,
     )
     model = DiffusionLM(config).double()
     grads = same(model, 1e-12, chunk=chunk, scale=0.25)
@@ -85,14 +95,19 @@ def test_a_head_with_fewer_rows_than_ids():
     same(model, 1e-12, highest=VOCAB - 7)
     ids, mask, labels, weights = question()
     labels[0, 0] = MASK
-    with pytest.raises(ValueError, match=rf"0…{VOCAB - 8}\), or -100 where nothing is asked, but one is {MASK}"):
+    with pytest.raises(
+        ValueError, match=rf"0…{VOCAB - 8}\), or -100 where nothing is asked, but one is {MASK}"
+    ):
         model(ids, mask, labels=labels, label_weights=weights)
 
 
 def test_weights_are_one_when_left_out_and_no_question_costs_nothing():
     model = build()
     ids, mask, labels, weights = question()
-    left_out, ones = model(ids, mask, labels=labels), model(ids, mask, labels=labels, label_weights=weights * 0 + 1)
+    left_out, ones = (
+        model(ids, mask, labels=labels),
+        model(ids, mask, labels=labels, label_weights=weights * 0 + 1),
+    )
     assert torch.equal(left_out.loss, ones.loss)
     nothing = model(ids, mask, labels=torch.full_like(labels, -100))
     grads = gradients(model, nothing.loss)
@@ -193,7 +208,10 @@ def test_a_head_of_another_make_is_called_and_not_looked_into():
     ("change", "message"),
     [
         ({"labels": None}, "labels are missing"),
-        ({"labels": torch.zeros(3, 8, dtype=torch.long)}, r"int64 of shape \(3, 9\), .* as input_ids"),
+        (
+            {"labels": torch.zeros(3, 8, dtype=torch.long)},
+            r"int64 of shape \(3, 9\), .* as input_ids",
+        ),
         ({"labels": torch.zeros(3, 9)}, "is float32"),
         ({"label_weights": torch.zeros(3, 8)}, "float of shape .* as labels"),
         ({"label_weights": torch.ones(3, 9, dtype=torch.long)}, "label_weights must be float"),
@@ -206,12 +224,16 @@ def test_a_head_of_another_make_is_called_and_not_looked_into():
 def test_bad_questions_are_refused(change, message):
     ids, mask, labels, weights = question()
     with pytest.raises(ValueError, match=message):
-        build(dtype=torch.float32)(ids, mask, **{"labels": labels, "label_weights": weights, **change})
+        build(dtype=torch.float32)(
+            ids, mask, **{"labels": labels, "label_weights": weights, **change}
+        )
 
 
 def test_liger_is_refused_by_name_where_it_cannot_run(monkeypatch):
     ids, mask, labels, _ = question()
-    with pytest.raises(ValueError, match=r"runs on CUDA, but the model is on cpu; .*pip install liger-kernel"):
+    with pytest.raises(
+        ValueError, match=r"runs on CUDA, but the model is on cpu; .*pip install liger-kernel"
+    ):
         build()(ids, mask, labels=labels, liger=True)
     assert not fast.Liger.serving(None, torch.device("cpu"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -252,7 +274,13 @@ def test_liger_equals_the_plain_path():
     pytest.importorskip("liger_kernel")
     model = build(dtype=torch.float32, std=0.1).cuda()
     ids, mask, labels, weights = (value.cuda() for value in question())
-    plain, fused = (model(ids, mask, labels=labels, label_weights=weights, liger=on).loss for on in (False, True))
+    plain, fused = (
+        model(ids, mask, labels=labels, label_weights=weights, liger=on).loss
+        for on in (False, True)
+    )
     assert torch.allclose(plain, fused, rtol=1e-3)
     ours, theirs = gradients(model, plain), gradients(model, fused)
-    assert all((ours[name] - grad).abs().max() <= 1e-2 * max(1.0, grad.abs().max()) for name, grad in theirs.items())
+    assert all(
+        (ours[name] - grad).abs().max() <= 1e-2 * max(1.0, grad.abs().max())
+        for name, grad in theirs.items()
+    )

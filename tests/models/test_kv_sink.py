@@ -12,11 +12,17 @@ from tiny_diffusion import tiny_model
 def with_cache(model, ids):
     """The decoder with a stock cache filled by hand: what a kv sink must equal."""
     cache = DynamicCache(config=model.config.backbone)
-    for layer, (keys_NGD, values_NGD) in enumerate(zip(model.sink_keys, model.sink_values, strict=True)):
-        rows = [one.transpose(0, 1)[None].repeat(len(ids), 1, 1, 1) for one in (keys_NGD, values_NGD)]
+    for layer, (keys_NGD, values_NGD) in enumerate(
+        zip(model.sink_keys, model.sink_values, strict=True)
+    ):
+        rows = [
+            one.transpose(0, 1)[None].repeat(len(ids), 1, 1, 1) for one in (keys_NGD, values_NGD)
+        ]
         cache.update(*rows, layer)
     positions = torch.arange(ids.shape[1])[None]
-    states = model.model(ids, past_key_values=cache, position_ids=positions, is_causal=False).last_hidden_state
+    states = model.model(
+        ids, past_key_values=cache, position_ids=positions, is_causal=False
+    ).last_hidden_state
     return model.lm_head(states)
 
 
@@ -27,9 +33,12 @@ def test_a_kv_sink_is_a_cache_in_front_of_the_text(count):
     found, twin = model(IDS).logits, with_cache(model, IDS)
     assert torch.equal(found, twin)
     assert not torch.allclose(found, plain(IDS).logits, atol=1e-2)
-    weights = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(3))
+    weights = torch.randn(
+        found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(3)
+    )
     gradients = [
-        torch.autograd.grad((one * weights).sum(), [model.sink_keys, model.sink_values]) for one in (found, twin)
+        torch.autograd.grad((one * weights).sum(), [model.sink_keys, model.sink_values])
+        for one in (found, twin)
     ]
     for ours, theirs in zip(*gradients, strict=True):
         assert ours.abs().max() > 0
@@ -50,11 +59,14 @@ def test_a_kv_sink_takes_no_position():
     assert (model.config.text_positions, model.config.text_start) == (16, 0)
     assert model(torch.full((1, 16), 5)).logits.isfinite().all()
     with pytest.raises(
-        ValueError, match="sink_side must be 'front' for sink_kind 'kv', whose keys have no position, bu"
+        ValueError,
+        match="sink_side must be 'front' for sink_kind 'kv', whose keys have no position, bu",
     ):
         tiny_model(sink_kind="kv", sink_count=1, sink_side="end")
     with pytest.raises(
-        ValueError, match="sink_kind must be one of none, token, zero, kv, logit, but is 'kvs'; did you mean 'kv"
+        ValueError,
+        match="sink_kind must be one of none, token, zero, kv, logit, but is 'kvs'; did you mean "
+        "'kv",
     ):
         tiny_model(sink_kind="kvs", sink_count=1)
 
@@ -108,12 +120,20 @@ def test_a_kv_sink_is_saved_loaded_and_counted(tmp_path):
     info = describe(tmp_path)
     assert info.sink == "2 (kv, front)"
     assert info.parameters == sum(p.numel() for p in model.parameters())
-    assert load(tmp_path, dtype="bfloat16", device_map={"": "cpu"}).model.sink_keys.dtype == torch.bfloat16
+    assert (
+        load(tmp_path, dtype="bfloat16", device_map={"": "cpu"}).model.sink_keys.dtype
+        == torch.bfloat16
+    )
     plain = load(tmp_path, sink_kind="none", sink_count=0).model
     assert not [name for name in plain.state_dict() if name.startswith("sink")]
     token = load(tmp_path, sink_kind="token", sink_count=1).model
     assert [name for name in token.state_dict() if name.startswith("sink")] == ["sink_embeddings"]
-    split = {"model.embed_tokens": "cpu", "lm_head": "cpu", "model.layers.0": "cpu", "model.layers.1": "cpu"}
+    split = {
+        "model.embed_tokens": "cpu",
+        "lm_head": "cpu",
+        "model.layers.0": "cpu",
+        "model.layers.1": "cpu",
+    }
     split |= {"model.norm": "cpu", "model.rotary_emb": "cpu"}
     assert torch.equal(load(tmp_path, device_map=split).model(IDS).logits, model(IDS).logits)
 
@@ -125,7 +145,10 @@ def test_a_kv_sink_survives_checkpointing_and_autocast():
     for checkpointed in (False, True):
         if checkpointed:
             model.train()
-            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable = (
+                getattr(model, "activation_checkpointing_enable", None)
+                or model.gradient_checkpointing_enable
+            )
             enable({"use_reentrant": False})
         model.zero_grad()
         model(IDS).logits.square().mean().backward()

@@ -48,9 +48,13 @@ def test_a_logit_sink_is_that_of_gpt_oss(causal):
     hidden = torch.full((12, 12), -torch.inf).triu(1) if causal else None
     for layer, (q, k, v, options, out) in enumerate(calls_of(model, IDS, causal=causal)):
         groups = len(q[0]) // len(k[0])
-        module = SimpleNamespace(sinks=model.sink_logits[layer, :, 0], num_key_value_groups=groups, training=False)
+        module = SimpleNamespace(
+            sinks=model.sink_logits[layer, :, 0], num_key_value_groups=groups, training=False
+        )
         assert k.shape[2] == 13 and not k[:, :, 0].any() and not v[:, :, 0].any()
-        theirs, _ = eager_attention_forward(module, q, k[:, :, 1:], v[:, :, 1:], hidden, options["scale"])
+        theirs, _ = eager_attention_forward(
+            module, q, k[:, :, 1:], v[:, :, 1:], hidden, options["scale"]
+        )
         assert torch.allclose(out.transpose(1, 2), theirs, atol=1e-12)
 
 
@@ -94,9 +98,12 @@ def test_a_trace_shows_what_the_sink_receives_and_an_edit_takes_it_away():
     with trace(model, ("received",)) as recording, torch.no_grad():
         model(IDS)
     calls = [
-        (q, k.repeat_interleave(len(q[0]) // len(k[0]), 1), options) for q, k, _, options, _ in calls_of(model, IDS)
+        (q, k.repeat_interleave(len(q[0]) // len(k[0]), 1), options)
+        for q, k, _, options, _ in calls_of(model, IDS)
     ]
-    weights = [(q @ k.mT * options["scale"] + options["attn_mask"]).softmax(-1) for q, k, options in calls]
+    weights = [
+        (q @ k.mT * options["scale"] + options["attn_mask"]).softmax(-1) for q, k, options in calls
+    ]
     dense = torch.stack(weights, 1).sum(-2)
     assert torch.allclose(recording.received[0].float(), dense, atol=1e-4)
     assert recording.prefix == 1 and dense[..., 0].std() > 0.2
@@ -147,7 +154,10 @@ def test_a_logit_sink_survives_checkpointing_and_autocast():
     for checkpointed in (False, True):
         if checkpointed:
             model.train()
-            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable = (
+                getattr(model, "activation_checkpointing_enable", None)
+                or model.gradient_checkpointing_enable
+            )
             enable({"use_reentrant": False})
         model.zero_grad()
         model(IDS).logits.square().mean().backward()

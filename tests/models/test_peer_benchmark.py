@@ -65,9 +65,17 @@ def otherlab(peers, root, **changes):
     (package / "__init__.py").write_text("")
     (package / "loop.py").write_text(LOOP)
     (root / "driver.py").write_text(DRIVER)
-    environment(root / "source", f'PYTHONPATH={Path(sinklab.__file__).parents[1]} exec {sys.executable} "$@"')
+    environment(
+        root / "source",
+        f'PYTHONPATH={Path(sinklab.__file__).parents[1]} exec {sys.executable} "$@"',
+    )
     return replace(
-        peers.PEERS[1], name="otherlab", driver=root / "driver.py", cells=((4, 1, "committed"),), aim=0.0, **changes
+        peers.PEERS[1],
+        name="otherlab",
+        driver=root / "driver.py",
+        cells=((4, 1, "committed"),),
+        aim=0.0,
+        **changes,
     )
 
 
@@ -77,9 +85,15 @@ def test_a_peer_runs_beside_ours_and_one_that_does_not_is_left_out_by_name(peers
     broken = replace(peer, name="broken")
     (tmp_path / "broken").mkdir()
     environment(tmp_path / "broken", "echo no such kernel >&2; exit 1")
-    sources = {"otherlab": tmp_path / "source", "broken": tmp_path / "broken", "away": tmp_path / "nowhere"}
+    sources = {
+        "otherlab": tmp_path / "source",
+        "broken": tmp_path / "broken",
+        "away": tmp_path / "nowhere",
+    }
     sizes = replace(peers.QUICK, new_tokens=8, prompts=(12,))
-    results, left_out = peers.measured((peer, broken, replace(peer, name="away")), sources, sizes, pairs=2)
+    results, left_out = peers.measured(
+        (peer, broken, replace(peer, name="away")), sources, sizes, pairs=2
+    )
     assert left_out.keys() == {"broken", "away"}
     assert "no such kernel" in left_out["broken"] and peer.repository in left_out["away"]
     ((name, cell),) = results["otherlab"]["cells"].items()
@@ -88,7 +102,10 @@ def test_a_peer_runs_beside_ours_and_one_that_does_not_is_left_out_by_name(peers
     assert cell["ours"]["evaluations"] == cell["theirs"]["evaluations"] == 8
     # the prompt, then a block a step, and with the first of the second block the finished one
     assert (cell["ours"]["network_calls"], cell["ours"]["positions_run"]) == (8, 12 + 8 * 4 + 4)
-    assert (cell["theirs"]["network_calls"], cell["theirs"]["positions_run"]) == (8, 4 * 16 + 4 * 20)
+    assert (cell["theirs"]["network_calls"], cell["theirs"]["positions_run"]) == (
+        8,
+        4 * 16 + 4 * 20,
+    )
     assert cell["versions"]["code"] == "otherlab 1" and cell["versions"]["threads"] == 1
 
 
@@ -111,7 +128,11 @@ def test_ratios_are_taken_within_pairs_and_who_is_first_takes_turns(peers):
     ours, theirs = Told("ours", [1, 10, 2], [5, 6], log), Told("theirs", [2, 15, 8], [5, 6], log)
     cell = peers.compared(ours, theirs, 3)
     assert log == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
-    assert cell["times_faster_by_cpu"] == {"median": 2, "min": 1.5, "max": 4} == cell["times_faster_by_wall"]
+    assert (
+        cell["times_faster_by_cpu"]
+        == {"median": 2, "min": 1.5, "max": 4}
+        == cell["times_faster_by_wall"]
+    )
     assert cell["positions_that_differ"] == 0
     assert cell["theirs"]["cpu_s"] == 8 and cell["theirs"]["network_calls"] == 3
     other = Told("theirs", [1], [5, 7], log)
@@ -138,7 +159,10 @@ def test_a_result_file_has_two_peers(peers, monkeypatch, ran):
 def test_both_sides_load_the_published_format(peers, tmp_path, number):
     peer = peers.PEERS[number]
     folder = peers.write_checkpoint(tmp_path / "model", peer, peers.QUICK)
-    assert json.loads((folder / "config.json").read_text())["architectures"] == peer.fields["architectures"]
+    assert (
+        json.loads((folder / "config.json").read_text())["architectures"]
+        == peer.fields["architectures"]
+    )
     lm = load(folder, mask_token_id=127, block_length=4)
     assert lm.published_family == {"dllm": "a2d-qwen3", "sdar": "sdar"}[peer.name]
     assert lm.model.config.mask_token_id == 127
@@ -149,7 +173,9 @@ def test_llada_s_shape_is_written_in_its_format(peers, tmp_path):
     folder = peers.write_checkpoint(tmp_path / "model", peers.PEERS[2], peers.QUICK)
     lm = load(folder)
     assert (lm.published_family, lm.model.config.mask_token_id) == ("llada", 127)
-    assert lm.model.model.layers[1].mlp.down_proj.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert lm.model.model.layers[1].mlp.down_proj.weight.std().item() == pytest.approx(
+        0.02, rel=0.1
+    )
     assert not lm.model.lm_head.weight[[126, 127]].any() and lm.model.model.norm.weight.eq(1).all()
 
 
@@ -159,5 +185,7 @@ def test_real_shapes_run_at_tiny_size(monkeypatch):
     import real_shapes
 
     found = real_shapes.measured(["llada"], "cpu", quick=True)
-    assert found["llada"]["step"]["traced_equals_plain"] and found["llada"]["step"]["masked_differs"]
+    assert (
+        found["llada"]["step"]["traced_equals_plain"] and found["llada"]["step"]["masked_differs"]
+    )
     assert found["llada"]["page"]["page_mb"] > 0

@@ -21,7 +21,11 @@ from tiny_llama import tiny_llama
 def test_all_trains_everything():
     model = tiny_model(1, gate="elementwise")
     freeze(model, "sink")
-    assert freeze(model, "all") == trainable_parameters(model, "all") == [name for name, _ in model.named_parameters()]
+    assert (
+        freeze(model, "all")
+        == trainable_parameters(model, "all")
+        == [name for name, _ in model.named_parameters()]
+    )
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
@@ -31,20 +35,34 @@ def test_only_the_sink_learns():
     assert freeze(model, "sink") == trainable_parameters(model, "sink") == ["sink_embeddings"]
     losses = train(model)
     assert losses[-1] < losses[0] - 0.01
-    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    changed = {
+        name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])
+    }
     assert changed == {"sink_embeddings"}
-    assert [name for name, p in model.named_parameters() if p.grad is not None] == ["sink_embeddings"]
+    assert [name for name, p in model.named_parameters() if p.grad is not None] == [
+        "sink_embeddings"
+    ]
 
 
 def test_what_cannot_be_trained_is_refused(monkeypatch):
-    with pytest.raises(ValueError, match="train_only must be one of all, sink, lora, but is 'snik'; did you mean 'si"):
+    with pytest.raises(
+        ValueError,
+        match="train_only must be one of all, sink, lora, but is 'snik'; did you mean 'si",
+    ):
         freeze(tiny_model(), "snik")
-    with pytest.raises(ValueError, match="train_only='sink' needs a model with a sink, but this one has none; give"):
+    with pytest.raises(
+        ValueError, match="train_only='sink' needs a model with a sink, but this one has none; give"
+    ):
         freeze(tiny_model(), "sink")
-    with pytest.raises(ValueError, match="lora_rank must be a whole number of at least 1, but is 0"):
+    with pytest.raises(
+        ValueError, match="lora_rank must be a whole number of at least 1, but is 0"
+    ):
         freeze(tiny_model(), "lora", 0)
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ValueError, match="train_only='lora' needs peft, which is not installed; run pip install peft"):
+    with pytest.raises(
+        ValueError,
+        match="train_only='lora' needs peft, which is not installed; run pip install peft",
+    ):
         freeze(tiny_model(), "lora")
 
 
@@ -71,7 +89,9 @@ def test_lora_learns_and_is_merged_into_a_plain_model(tmp_path, sink, gate):
     after = model.state_dict()
     assert after.keys() == before.keys()
     changed = {name for name in after if not torch.equal(after[name], before[name])}
-    assert changed == {f"{name}.weight" for name in adapted} | ({"sink_embeddings"} if sink else set())
+    assert changed == {f"{name}.weight" for name in adapted} | (
+        {"sink_embeddings"} if sink else set()
+    )
     assert all(parameter.requires_grad for parameter in model.parameters())
     model.save_pretrained(tmp_path)
     again = load(tmp_path).model
@@ -99,17 +119,25 @@ def test_merging_what_has_no_adapters_changes_nothing():
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize("settings", [{"sink_kind": "kv"}, {"sink_kind": "token"}, {"sink_kind": "zero"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"sink_kind": "kv"}, {"sink_kind": "token"}, {"sink_kind": "zero"}], ids=str
+)
 def test_retrofit_teaches_the_sink_alone_and_its_file_brings_it_back(tmp_path, settings):
     save_tiny(tmp_path / "m", logit_shift=True)
     plain = load(tmp_path / "m")
     started = load(tmp_path / "m", sink_count=2, **settings).model
     before = copied(started)
     names = freeze(started, "sink")
-    assert names == (["sink_keys", "sink_values"] if settings["sink_kind"] == "kv" else ["sink_embeddings"])
+    assert names == (
+        ["sink_keys", "sink_values"] if settings["sink_kind"] == "kv" else ["sink_embeddings"]
+    )
     losses = train(started)
     assert losses[-1] < losses[0] - 0.01
-    changed = {name for name, tensor in started.state_dict().items() if not torch.equal(tensor, before[name])}
+    changed = {
+        name
+        for name, tensor in started.state_dict().items()
+        if not torch.equal(tensor, before[name])
+    }
     assert changed == set(names)
     assert {name for name, p in started.named_parameters() if p.grad is not None} == set(names)
     file = save_sink(started, tmp_path / "sink.safetensors", name="toy")
@@ -128,7 +156,9 @@ def test_retrofit_teaches_the_sink_alone_and_its_file_brings_it_back(tmp_path, s
 def test_a_sink_file_says_what_it_is(tmp_path):
     model = kv_model(2)
     facts = sink_file_of(save_sink(model, tmp_path / "s", name="owner/toy"))
-    assert facts == SinkFile("kv", 2, "front", "llama", 32, 2, 2, 8, "owner/toy", backbone_hash(model), 1)
+    assert facts == SinkFile(
+        "kv", 2, "front", "llama", 32, 2, 2, 8, "owner/toy", backbone_hash(model), 1
+    )
     assert backbone_hash(model) == backbone_hash(tiny_model(1)) == backbone_hash(model.bfloat16())
     assert backbone_hash(model) != backbone_hash(tiny_model(seed=1))
     assert sink_file_of(save_sink(tiny_model(1, sink_side="end"), tmp_path / "s")).side == "end"
@@ -137,7 +167,9 @@ def test_a_sink_file_says_what_it_is(tmp_path):
 def test_a_model_that_is_not_all_there_gets_no_sink(tmp_path):
     file = save_sink(kv_model(1), tmp_path / "s")
     model = cpu_offload(tiny_model(), execution_device=torch.device("cpu"))
-    with pytest.raises(ValueError, match="compared with all weights, but some of this model are offloaded"):
+    with pytest.raises(
+        ValueError, match="compared with all weights, but some of this model are offloaded"
+    ):
         attach_sink(model, file)
 
 
@@ -151,31 +183,44 @@ def test_other_weights_are_noted_and_other_shapes_refused(tmp_path):
     assert "the sink was trained on other weights of this shape (toy, SHA-256" in notes[1]
     folder, _ = toys.dream(tmp_path / "dream")
     with pytest.raises(
-        ValueError, match=r"trained on another backbone \(toy\): backbone llama there and qwen2 here; load"
+        ValueError,
+        match=r"trained on another backbone \(toy\): backbone llama there and qwen2 here; load",
     ):
         load(folder, sink=file)
     folder, _ = toys.llada(tmp_path / "llada", n_layers=3)
     with pytest.raises(
-        ValueError, match="layers 2 there and 3 here, kv heads 2 there and 4 here; load the model it belo"
+        ValueError,
+        match="layers 2 there and 3 here, kv heads 2 there and 4 here; load the model it belo",
     ):
         load(folder, sink=file)
     save_tiny(tmp_path / "own", 1)
     with pytest.raises(
-        ValueError, match=r"has a sink of its own \(1 token\); leave that out with sink_kind='none' and si"
+        ValueError,
+        match=r"has a sink of its own \(1 token\); leave that out with sink_kind='none' and si",
     ):
         load(tmp_path / "own", sink=file)
-    assert load(tmp_path / "own", sink=file, sink_kind="none", sink_count=0).model.config.sink_kind == "kv"
+    assert (
+        load(tmp_path / "own", sink=file, sink_kind="none", sink_count=0).model.config.sink_kind
+        == "kv"
+    )
     tiny_llama().model.save_pretrained(tmp_path / "causal")
     with pytest.raises(
-        ValueError, match="a sink file is for a DiffusionLM, and this one is a llama; a causal model becomes on"
+        ValueError,
+        match="a sink file is for a DiffusionLM, and this one is a llama; a causal model becomes "
+        "on",
     ):
         load(tmp_path / "causal", sink=file)
 
 
 def test_what_is_no_sink_file_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="this model has no sink that could be saved; give it one with sink_kind"):
+    with pytest.raises(
+        ValueError, match="this model has no sink that could be saved; give it one with sink_kind"
+    ):
         save_sink(tiny_model(), tmp_path / "s")
-    with pytest.raises(ValueError, match=r"no sink can be read from .*absent, which is absent, cut short or damaged"):
+    with pytest.raises(
+        ValueError,
+        match=r"no sink can be read from .*absent, which is absent, cut short or damaged",
+    ):
         sink_file_of(tmp_path / "absent")
     file = save_sink(kv_model(1), tmp_path / "s")
     with safe_open(file, "pt") as opened:
@@ -184,14 +229,19 @@ def test_what_is_no_sink_file_is_refused(tmp_path):
     one = {"sink_keys": tensors["sink_keys"]}
     for change, kept, message in [
         ({"format": "pt"}, tensors, "holds no sink: save_sink writes one"),
-        ({"version": "2"}, tensors, "has version 2, and this sinklab reads version 1; write it again with save_sink"),
+        (
+            {"version": "2"},
+            tensors,
+            "has version 2, and this sinklab reads version 1; write it again with save_sink",
+        ),
         ({"kind": "vk"}, tensors, "is damaged: unknown sink kind 'vk'"),
         ({"count": "one"}, tensors, "is damaged: invalid literal"),
         ({}, one, "is damaged: a kv sink is sink_keys, sink_values, but it holds sink_keys"),
         (
             {"count": "2"},
             tensors,
-            r"is damaged: sink_keys has shape \(2, 1, 2, 8\), but its metadata ask for \(2, 2, 2, 8",
+            r"is damaged: sink_keys has shape \(2, 1, 2, 8\), but its metadata ask for \(2, 2, 2, "
+            r"8",
         ),
         ({"side": "end"}, tensors, "sink_side must be 'front' for sink_kind 'kv'"),
     ]:
@@ -204,7 +254,9 @@ def test_what_is_no_sink_file_is_refused(tmp_path):
     model = tiny_model(1)
     pytest.importorskip("peft")
     freeze(model, "lora", 2)
-    with pytest.raises(ValueError, match=r"adapters would be tied to them; merge_lora\(model\) first"):
+    with pytest.raises(
+        ValueError, match=r"adapters would be tied to them; merge_lora\(model\) first"
+    ):
         save_sink(model, file)
 
 
@@ -227,7 +279,9 @@ def test_a_published_model_gets_a_sink(tmp_path, family, kind):
     assert torch.equal(loaded.model(ids).logits, model(ids).logits)
     assert not torch.allclose(loaded.model(ids).logits, logits, atol=1e-3)
     assert torch.equal(load(folder).model(ids).logits, logits)
-    written = loaded.model.generate(ids[:, :4], max_new_tokens=4, block_length=2, steps=4, cache="dual")
+    written = loaded.model.generate(
+        ids[:, :4], max_new_tokens=4, block_length=2, steps=4, cache="dual"
+    )
     assert written.shape == (1, 8)
     with trace(loaded.model) as recording:
         traced = loaded.model(ids).logits
@@ -259,13 +313,17 @@ def test_the_training_loss_of_a_frozen_model_reaches_the_sink_alone(settings, ti
     for asked in (True, False):
         model.zero_grad(set_to_none=True)
         if asked:
-            loss = model(NOISY, labels=labels, label_weights=torch.full(IDS.shape, 0.5), head_chunk=5).loss
+            loss = model(
+                NOISY, labels=labels, label_weights=torch.full(IDS.shape, 0.5), head_chunk=5
+            ).loss
         else:
             loss = 0.5 * torch.nn.functional.cross_entropy(
                 model(NOISY).logits.flatten(0, 1), labels.flatten(), reduction="sum"
             )
         loss.backward()
-        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+        gradients.append(
+            {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        )
     assert gradients[0].keys() == gradients[1].keys() == set(names)
     for name in names:
         assert gradients[1][name].abs().max() > 0

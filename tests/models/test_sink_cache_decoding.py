@@ -1,4 +1,6 @@
-"""Sessions under caches that evict or refresh: both roads equal the slow twin, rows of a batch equal rows alone."""
+"""Sessions under caches that evict or refresh: both roads equal the slow twin, rows of a batch
+equal rows alone.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ POLICIES = {
 
 
 def script(ids_BS, policy):
-    """(ids, wanted, work) of two blocks of six, tokens committed in between, at different places in different rows."""
+    """(ids, wanted, work) of two blocks of six, tokens committed in between, at different places in
+    different rows.
+    """
     calls, first = [], int((ids_BS[0] == MASK).nonzero()[0])
     for number, start in enumerate((first, first + 6)):
         for nth in range(4):
@@ -52,7 +56,9 @@ def script(ids_BS, policy):
             calls.append((ids_BS, wanted_BS, policy.work(start, start + 6, number, nth)))
             ids_BS = ids_BS.clone()
             for row in wanted_BS.any(1).nonzero()[:, 0].tolist():
-                ids_BS[row, wanted_BS[row].nonzero()[row % 2 and -1, 0]] = torch.randint(0, MASK, ())
+                ids_BS[row, wanted_BS[row].nonzero()[row % 2 and -1, 0]] = torch.randint(
+                    0, MASK, ()
+                )
     return calls
 
 
@@ -75,7 +81,9 @@ def test_both_roads_equal_the_slow_twin(variant, policy, batch):
         agree([plain(*call) for call in calls], expected, 1e-10)
 
 
-@pytest.mark.parametrize("variant", ["one key head", "heads of their own", "qwen2", "four zero sinks", "one layer"])
+@pytest.mark.parametrize(
+    "variant", ["one key head", "heads of their own", "qwen2", "four zero sinks", "one layer"]
+)
 def test_other_models_equal_the_slow_twin_in_float32(variant):
     model = build(dtype=torch.float32, **VARIANTS[variant])
     ids_BS, attention_BS = canvas(3)
@@ -92,7 +100,9 @@ def test_sinks_of_the_first_block_are_its_own_and_as_many_later(protect):
     calls = script(ids_BS, SinkCache())[:2]
     for policy in (RandomCache(keep=0.25, sinks=3, protect=which) for which in ("now", protect)):
         session = model.denoiser().session()
-        logits.append([session(*given, dataclasses.replace(work, policy=policy)) for *given, work in calls])
+        logits.append(
+            [session(*given, dataclasses.replace(work, policy=policy)) for *given, work in calls]
+        )
     agree(*logits, 1e-12)
     # the block's own queries see little but the block, in a model that says so
     received_BGS = torch.rand(1, 2, ids_BS.shape[1], dtype=torch.float64)
@@ -111,7 +121,10 @@ def test_the_road_may_change_in_the_middle_of_a_block():
     model = build()
     ids_BS, attention_BS = canvas(3)
     calls = script(ids_BS, ReceivedCache(keep=0.4))
-    session, expected = model.denoiser(attention_BS).session(), model.denoiser(attention_BS).session()
+    session, expected = (
+        model.denoiser(attention_BS).session(),
+        model.denoiser(attention_BS).session(),
+    )
     mixed = []
     for index, call in enumerate(calls):
         if index % 2:
@@ -123,14 +136,18 @@ def test_the_road_may_change_in_the_middle_of_a_block():
 
 
 def plain_received(model, ids_BS, run):
-    """Attention that the window's queries give every column, summed over layers and heads, by an eager softmax."""
+    """Attention that the window's queries give every column, summed over layers and heads, by an
+    eager softmax.
+    """
     total, own = [], torch.nn.functional.scaled_dot_product_attention
     with torch.no_grad():
         prefix = model.sink_prefix(ids_BS.shape[1])
 
     def spy(query, key, value, **options):
         every = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-        share = (query @ every.transpose(2, 3) * (options.get("scale") or query.shape[-1] ** -0.5)).softmax(-1)
+        share = (
+            query @ every.transpose(2, 3) * (options.get("scale") or query.shape[-1] ** -0.5)
+        ).softmax(-1)
         total.append(share[0, :, run].sum((0, 1))[model.config.sink_count :])
         return own(query, key, value, **options)
 
@@ -167,7 +184,9 @@ def test_the_most_attended_columns_are_computed_with_the_block(variant, road):
 
 @torch.no_grad()
 def twin_of_columns(twin, ids_BS, wanted_BS, columns):
-    """The twin's evaluation with exactly these columns fresh: those a shifted model needs are among them."""
+    """The twin's evaluation with exactly these columns fresh: those a shifted model needs are among
+    them.
+    """
     if columns is None:
         return twin(ids_BS, wanted_BS)
     twin.memory.fresh_S = torch.zeros(ids_BS.shape[1], dtype=torch.bool)
@@ -175,7 +194,12 @@ def twin_of_columns(twin, ids_BS, wanted_BS, columns):
     return twin.model(ids_BS, None, logits_to_keep=wanted_BS, sink_prefix=twin.memory).logits
 
 
-CACHES = [SinkCache(keep=0.5, sinks=2), EvictCache(keep=0.5, sinks=1), RandomCache(keep=0.5), SinkRefreshCache(sinks=3)]
+CACHES = [
+    SinkCache(keep=0.5, sinks=2),
+    EvictCache(keep=0.5, sinks=1),
+    RandomCache(keep=0.5),
+    SinkRefreshCache(sinks=3),
+]
 
 
 @pytest.mark.parametrize("cache", CACHES, ids=lambda cache: type(cache).__name__)
@@ -188,10 +212,14 @@ def test_unequal_prompts_are_written_as_each_alone(variant, cache):
     assert len({tuple(row) for row in together_BN.tolist()}) == 3
 
 
-@pytest.mark.parametrize("cache", [SinkCache(keep=1.0), ReceivedCache(keep=1.0, sinks=3), RandomCache(keep=1.0)])
+@pytest.mark.parametrize(
+    "cache", [SinkCache(keep=1.0), ReceivedCache(keep=1.0, sinks=3), RandomCache(keep=1.0)]
+)
 def test_what_keeps_everything_is_the_dual_cache(cache):
     model = build(**VARIANTS["sink"])
-    assert torch.equal(written(model, PROMPTS, cache=cache)[0], written(model, PROMPTS, cache=DualCache())[0])
+    assert torch.equal(
+        written(model, PROMPTS, cache=cache)[0], written(model, PROMPTS, cache=DualCache())[0]
+    )
 
 
 @pytest.mark.parametrize("cache", ["sink", "evict", "received", "random", "sink_refresh"])
@@ -229,9 +257,13 @@ def test_guidance_chooses_on_both_sides_apart():
     model = build(sink_kind="token", sink_count=1)
     start = Canvas.from_prompts(PROMPTS[:2], new_tokens=8, mask_id=MASK, pad_id=0)
     guide = guided(model.denoiser(start.attention_BS), 1.5, start.prompt_BS, MASK)
-    lean_ids = [step.ids_BS for step in denoise(guide, start, cache=SinkCache(keep=0.4), block_length=4)]
+    lean_ids = [
+        step.ids_BS for step in denoise(guide, start, cache=SinkCache(keep=0.4), block_length=4)
+    ]
     with watching(model):
-        plain_ids = [step.ids_BS for step in denoise(guide, start, cache=SinkCache(keep=0.4), block_length=4)]
+        plain_ids = [
+            step.ids_BS for step in denoise(guide, start, cache=SinkCache(keep=0.4), block_length=4)
+        ]
     assert all(map(torch.equal, lean_ids, plain_ids))
 
 
@@ -272,42 +304,59 @@ class TestRefusals:
         self.policy = SinkCache(keep=0.5)
 
     def partial(self, policy=None, nth=1):
-        return self.session(self.ids_BS, self.wanted_BS, (policy or self.policy).work(8, 14, 0, nth))
+        return self.session(
+            self.ids_BS, self.wanted_BS, (policy or self.policy).work(8, 14, 0, nth)
+        )
 
     def test_the_first_evaluation_is_full(self):
-        with pytest.raises(ValueError, match="only while all others are remembered, but nothing is"):
+        with pytest.raises(
+            ValueError, match="only while all others are remembered, but nothing is"
+        ):
             self.partial()
 
     def test_a_memory_of_another_kind(self):
         self.session(self.ids_BS, self.wanted_BS)
-        with pytest.raises(ValueError, match="only while all others are remembered, but nothing is"):
+        with pytest.raises(
+            ValueError, match="only while all others are remembered, but nothing is"
+        ):
             self.partial()
         self.partial(nth=0)
-        with pytest.raises(ValueError, match="only while all others are remembered, but nothing is"):
+        with pytest.raises(
+            ValueError, match="only while all others are remembered, but nothing is"
+        ):
             self.session(self.ids_BS, self.wanted_BS, slice(8, 14))
 
     def test_before_anything_was_chosen(self):
         policy = EvictCache(keep=0.5)
         self.partial(policy, 0)
-        with pytest.raises(ValueError, match="attends to what a full one chose, but none has chosen yet"):
+        with pytest.raises(
+            ValueError, match="attends to what a full one chose, but none has chosen yet"
+        ):
             self.partial(policy, 2)
 
     def test_wanted_outside_the_block(self):
         for nth in (0, 1):
             with pytest.raises(ValueError, match=r"must lie in the columns that run, slice\(9, 14"):
                 self.session(self.ids_BS, self.wanted_BS, self.policy.work(9, 14, 0, nth))
-            self.session(self.ids_BS, self.wanted_BS & (torch.arange(20) > 8), self.policy.work(9, 14, 0, 0))
+            self.session(
+                self.ids_BS, self.wanted_BS & (torch.arange(20) > 8), self.policy.work(9, 14, 0, 0)
+            )
 
     def test_another_block_than_was_chosen_for(self):
         self.partial(nth=0)
         with pytest.raises(
-            ValueError, match=r"the block at slice\(14, 20, .* chose for the block at slice\(8, 14, .*begin a block"
+            ValueError,
+            match=r"the block at slice\(14, 20, .* chose for the block at slice\(8, 14, .*begin a "
+            r"block",
         ):
             self.session(self.ids_BS, self.wanted_BS, self.policy.work(14, 20, 1, 1))
 
     def test_attention_that_nobody_can_read(self):
         self.model.set_attn_implementation("eager")
-        with pytest.raises(ValueError, match=r"in 0 of 3 layers \(attn_implementation is 'eager'\); call model\.set_"):
+        with pytest.raises(
+            ValueError,
+            match=r"in 0 of 3 layers \(attn_implementation is 'eager'\); call model\.set_",
+        ):
             self.partial(nth=0)
 
     def test_rows_that_refresh_columns_of_their_own_under_a_trace(self):
@@ -317,11 +366,17 @@ class TestRefusals:
         with watching(self.model):
             session(ids_BS, wanted_BS, policy.work(8, 14, 0, 0))
             with pytest.raises(
-                ValueError, match=r"recomputes its own sinks.* but there are 3 rows; decode them one by"
+                ValueError,
+                match=r"recomputes its own sinks.* but there are 3 rows; decode them one by",
             ):
                 session(ids_BS, wanted_BS, policy.work(8, 14, 0, 1))
 
 
 def test_the_twin_knows_every_policy():
-    assert {policy.score for policy in POLICIES.values()} == {"nearest", "received", "aligned", "random"}
+    assert {policy.score for policy in POLICIES.values()} == {
+        "nearest",
+        "received",
+        "aligned",
+        "random",
+    }
     assert all(isinstance(policy, EvictingCache) for policy in POLICIES.values())

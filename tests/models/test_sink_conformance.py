@@ -1,4 +1,6 @@
-"""What every kind of added sink keeps: those of the package, the example, and some that are written here."""
+"""What every kind of added sink keeps: those of the package, the example, and some that are written
+here.
+"""
 
 import sys
 from dataclasses import dataclass
@@ -41,7 +43,9 @@ def test_the_sink_kind_of_the_example_conforms(keys, tmp_path):
     assert variant({"sink_kind": keys, "sink_count": 2}) == "2 keys sinks"
     tiny_model(sink_kind=keys, sink_count=1).save_pretrained(tmp_path)
     del sinks._classes[keys]
-    with pytest.raises(ValueError, match=r"sink_kind must be .* but is 'keys'; if a plug-in defines it, .*--plugin"):
+    with pytest.raises(
+        ValueError, match=r"sink_kind must be .* but is 'keys'; if a plug-in defines it, .*--plugin"
+    ):
         load(tmp_path)
 
 
@@ -90,8 +94,12 @@ class Rotated(Sink):
 
 def test_a_sink_kind_that_does_not_conform_is_seen(keys):
     sinks.register("rotated")(Rotated)
-    with pytest.raises(AssertionError, match="the prefix does not equal its slow twin: logits differs"):
+    with pytest.raises(
+        AssertionError, match="the prefix does not equal its slow twin: logits differs"
+    ):
         check_sink("rotated")
-    sinks.register("unset")(type("Unset", (Sink,), {"initialize": lambda self, name, tensor, std: tensor.fill_(nan)}))
+    sinks.register("unset")(
+        type("Unset", (Sink,), {"initialize": lambda self, name, tensor, std: tensor.fill_(nan)})
+    )
     with pytest.raises(AssertionError, match="sink_embeddings is not initialised"):
         check_sink("unset")

@@ -1,10 +1,21 @@
-"""Training with the sinks in the sequence: the same model as with a prefix, and as the masked form."""
+"""Training with the sinks in the sequence: the same model as with a prefix, and as the masked
+form.
+"""
 
 import copy
 
 import pytest
 import torch
-from test_diffusion_lm import FAMILIES, SINKS, SeenMasks, TrueFloat64, build, checkpoint_layers, compare, ragged
+from test_diffusion_lm import (
+    FAMILIES,
+    SINKS,
+    SeenMasks,
+    TrueFloat64,
+    build,
+    checkpoint_layers,
+    compare,
+    ragged,
+)
 from torch import nn
 
 from sinklab.core.attention import watching
@@ -54,7 +65,9 @@ def test_causal_and_visible_equal_the_prefix_form(impl, side):
         with TrueFloat64():
             inside, prefix = (model(ids, **settings).logits, model.eval()(ids, **settings).logits)
         model.train()
-        real = mask.bool() if "attention_mask" in settings else torch.ones_like(mask, dtype=torch.bool)
+        real = (
+            mask.bool() if "attention_mask" in settings else torch.ones_like(mask, dtype=torch.bool)
+        )
         assert (inside - prefix)[real].abs().max() <= 1e-12 * prefix.abs().max()
 
 
@@ -74,7 +87,9 @@ def labelled(model, precision=False):
     return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo looks
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)  # dynamo looks
 @pytest.mark.slow
 def test_checkpointing_compilation_and_autocast_keep_it():
     for change, precision, tolerance in [
@@ -86,11 +101,16 @@ def test_checkpointing_compilation_and_autocast_keep_it():
         changed = copy.deepcopy(plain)
         plain.sink_form = "prefix"
         change(changed)
-        (expected, grads), (loss, changed_grads) = labelled(plain, precision), labelled(changed, precision)
+        (expected, grads), (loss, changed_grads) = (
+            labelled(plain, precision),
+            labelled(changed, precision),
+        )
         assert abs(loss - expected) <= max(tolerance, 1e-6) * expected
         assert grads["sink_embeddings"].abs().max() > 0
         for name, grad in grads.items():
-            assert (changed_grads[name] - grad).abs().max() <= max(tolerance, 1e-5) * max(1, grad.abs().max()), name
+            assert (changed_grads[name] - grad).abs().max() <= max(tolerance, 1e-5) * max(
+                1, grad.abs().max()
+            ), name
     torch.compiler.reset()
 
 
@@ -110,7 +130,9 @@ def test_it_is_for_training_alone():
 
 
 class Wrapped(nn.Module):
-    """An output projection as adapters leave it: a hook on what is inside no longer sees all of its inputs."""
+    """An output projection as adapters leave it: a hook on what is inside no longer sees all of its
+    inputs.
+    """
 
     def __init__(self, inner):
         super().__init__()
@@ -154,12 +176,18 @@ def test_an_unknown_form_is_refused():
         model(ragged()[0])
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo looks
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)  # dynamo looks
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["prefix", "sequence"])
-@pytest.mark.parametrize("sinks", [("none", 0, "front"), ("token", 1, "front"), ("token", 2, "end")])
+@pytest.mark.parametrize(
+    "sinks", [("none", 0, "front"), ("token", 1, "front"), ("token", 2, "end")]
+)
 def test_a_compiled_pass_in_which_nothing_is_hidden_has_no_mask(sinks, form):
-    """With one, flash attention cannot run: transformers 5.17 makes one in compiled code, of a text's positions."""
+    """With one, flash attention cannot run: transformers 5.17 makes one in compiled code, of a
+    text's positions.
+    """
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
@@ -175,7 +203,12 @@ def test_a_compiled_pass_in_which_nothing_is_hidden_has_no_mask(sinks, form):
     model.model.compile(backend=aot_autograd(fw_compiler=keep, bw_compiler=keep), dynamic=False)
     ids = torch.randint(0, 20, (2, 9))
     model(ids, labels=ids).loss.backward()
-    called = [node for graph in graphs for node in graph.graph.nodes if "attention_for_cpu.default" in str(node.target)]
+    called = [
+        node
+        for graph in graphs
+        for node in graph.graph.nodes
+        if "attention_for_cpu.default" in str(node.target)
+    ]
     assert called
     assert all(node.kwargs.get("attn_mask") is None for node in called)
     torch.compiler.reset()

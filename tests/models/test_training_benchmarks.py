@@ -25,7 +25,8 @@ def test_the_formula_of_mfu_counts_the_products_of_a_step(variant):
     shape = steps.Shape(layers=2, width=64, heads=2, mlp=96, vocab=128, batch=2, length=32)
     model, batch = steps.build(shape, variant, "cpu"), steps.noisy_batch(shape, "cpu")
     model.set_attn_implementation("eager")
-    # the first layer's input is an embedding that wants a gradient, so nothing of the backward pass is left out
+    # the first layer's input is an embedding that wants a gradient, so nothing of the backward pass
+    # is left out
     with FlopCounterMode(display=False) as counter:
         steps.ours(model, batch).backward()
     masked = int((batch.labels_BS != -100).sum())
@@ -40,7 +41,10 @@ def test_the_472m_model_has_the_size_of_the_paper():
     import steps
 
     shape = mfu.PAPER
-    layers = shape.layers * (4 * shape.width**2 + 3 * shape.width * shape.mlp + 2 * shape.width) + shape.width
+    layers = (
+        shape.layers * (4 * shape.width**2 + 3 * shape.width * shape.mlp + 2 * shape.width)
+        + shape.width
+    )
     assert layers == pytest.approx(471.91e6, rel=1e-4)
     tiny = steps.build(mfu.QUICK, "plain", "cpu")
     per_layer = 4 * 64**2 + 3 * 64 * 96 + 2 * 64
@@ -55,7 +59,11 @@ def test_what_is_kept_for_the_backward_pass_grows_with_the_batch_and_holds_no_we
     kept = []
     for shape in (small, large):
         model, batch = steps.build(shape, "plain", "cpu"), steps.noisy_batch(shape, "cpu")
-        kept.append(steps.kept_mb(model, lambda model=model, batch=batch: steps.ours(model, batch), "float32", "cpu"))
+        kept.append(
+            steps.kept_mb(
+                model, lambda model=model, batch=batch: steps.ours(model, batch), "float32", "cpu"
+            )
+        )
     head_gradient = 64 * 32 * 4 / 1e6
     assert 1.5 < kept[1] / kept[0] < 2.1
     assert kept[0] < 1
@@ -63,7 +71,9 @@ def test_what_is_kept_for_the_backward_pass_grows_with_the_batch_and_holds_no_we
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo looks
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)  # dynamo looks
 @pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
 def test_mfu_runs_every_form_at_tiny_sizes(capsys):
     import mfu
@@ -71,7 +81,13 @@ def test_mfu_runs_every_form_at_tiny_sizes(capsys):
     result = mfu.main(["--quick"])
     assert list(result["forms"]) == list(mfu.FORMS)
     flops = {form: taken["model_flops"] for form, taken in result["forms"].items()}
-    assert flops["plain"] == flops["sink_prefix"] == flops["sink_sequence"] == flops["masked_twin"] < flops["gate"]
+    assert (
+        flops["plain"]
+        == flops["sink_prefix"]
+        == flops["sink_sequence"]
+        == flops["masked_twin"]
+        < flops["gate"]
+    )
     assert all(taken["mfu"] > 0 for taken in result["forms"].values())
     json.dumps(result)
     assert "MFU" in capsys.readouterr().out

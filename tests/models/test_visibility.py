@@ -1,4 +1,6 @@
-"""Which text a query of the text may see: documents kept apart, and the mask that is annealed from causal to full."""
+"""Which text a query of the text may see: documents kept apart, and the mask that is annealed from
+causal to full.
+"""
 
 import pytest
 import torch
@@ -20,7 +22,9 @@ def test_everything_visible_is_no_mask_and_the_lower_triangle_is_causal(impl, si
     ids, mask = ragged()
     length = ids.shape[1]
     full = torch.ones(length, length, dtype=torch.bool)
-    assert torch.allclose(model(ids, mask, visible=full).logits, model(ids, mask).logits, atol=1e-12)
+    assert torch.allclose(
+        model(ids, mask, visible=full).logits, model(ids, mask).logits, atol=1e-12
+    )
     causal = model(ids, causal=True).logits
     for visible in (full.tril(), full.tril().expand(len(ids), -1, -1)):
         assert torch.allclose(model(ids, visible=visible).logits, causal, atol=1e-12)
@@ -48,7 +52,9 @@ def test_documents_do_not_see_each_other_but_the_sinks(impl):
 
 
 def test_positions_do_not_change():
-    """The second document starts where it stands and not at 0: rotary attention within it is the same, sinks apart."""
+    """The second document starts where it stands and not at 0: rotary attention within it is the
+    same, sinks apart.
+    """
     model = build()
     ids, _ = ragged()
     visible = apart((torch.arange(9) >= 4).long().expand(3, -1))
@@ -74,7 +80,10 @@ def test_padding_stays_hidden_and_a_query_that_sees_nothing_is_finite():
     changed = ids.clone()
     changed[1, :3] = 7
     full = torch.ones(9, 9, dtype=torch.bool)
-    assert torch.equal(model(ids, mask, visible=full).logits[1, 3:], model(changed, mask, visible=full).logits[1, 3:])
+    assert torch.equal(
+        model(ids, mask, visible=full).logits[1, 3:],
+        model(changed, mask, visible=full).logits[1, 3:],
+    )
 
 
 @pytest.mark.parametrize("shape", [(9,), (8, 8), (3, 1, 9, 9)])
@@ -89,5 +98,7 @@ def test_other_shapes_are_refused(shape):
 def test_other_kernels_are_refused():
     model = build()
     model.model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(ValueError, match=r"visibility are supported .* 'flash_attention_2'; use sdpa"):
+    with pytest.raises(
+        ValueError, match=r"visibility are supported .* 'flash_attention_2'; use sdpa"
+    ):
         model(ragged()[0], visible=torch.ones(9, 9, dtype=torch.bool))

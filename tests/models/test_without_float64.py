@@ -10,7 +10,14 @@ from sinklab.core.attention import context
 from sinklab.core.probing import MaskSinks, intervene, trace
 from tiny_diffusion import save_tiny
 
-STATISTICS = ("received", "value_norm", "row_entropy", "row_logsumexp", "noop_bound", "massive_activations")
+STATISTICS = (
+    "received",
+    "value_norm",
+    "row_entropy",
+    "row_logsumexp",
+    "noop_bound",
+    "massive_activations",
+)
 PROMPT = torch.arange(20, 30)[None]
 
 
@@ -19,7 +26,9 @@ class NoFloat64(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        if any(isinstance(one, torch.Tensor) and one.dtype == torch.float64 for one in tree_leaves(out)):
+        if any(
+            isinstance(one, torch.Tensor) and one.dtype == torch.float64 for one in tree_leaves(out)
+        ):
             raise TypeError(f"{func} makes float64")
         return out
 
@@ -69,7 +78,9 @@ def test_float32_noise_draws_what_float64_noise_draws_up_to_its_tail(monkeypatch
     shares = []
     for devices in (set(), {"cpu"}):
         monkeypatch.setattr(context, "NO_FLOAT64", devices)
-        drawn_M = sinklab.core.sampling.sample_tokens(logits_MV, 1.0, torch.Generator().manual_seed(0))
+        drawn_M = sinklab.core.sampling.sample_tokens(
+            logits_MV, 1.0, torch.Generator().manual_seed(0)
+        )
         shares.append(torch.bincount(drawn_M, minlength=4) / len(drawn_M))
     expected = logits_MV[0].softmax(-1)
     assert all((share - expected).abs().max() < 0.015 for share in shares)
@@ -90,4 +101,6 @@ def test_half_precision_gives_finite_numbers(tmp_path):
     assert recording.received[0].sum(-1).allclose(torch.tensor(16.0), atol=2e-2)
     with intervene(lm.model, MaskSinks(k=1)) as log:
         lm.model.generate(PROMPT, max_new_tokens=6, cache="dual", block_length=3)
-    assert log.removals and lm.loss("The old man sat.") == pytest.approx(exact.loss("The old man sat."), rel=0.01)
+    assert log.removals and lm.loss("The old man sat.") == pytest.approx(
+        exact.loss("The old man sat."), rel=0.01
+    )

@@ -1,4 +1,6 @@
-"""Dense attention in place of SDPA: hides keys by hand and remembers every map; the slow twin of the edits."""
+"""Dense attention in place of SDPA: hides keys by hand and remembers every map; the slow twin of
+the edits.
+"""
 
 # B batch, H heads, Q queries, S keys
 from __future__ import annotations
@@ -17,8 +19,8 @@ Hide = Callable[[int, Tensor], Tensor | None]
 
 
 class DenseTwin:
-    """One forward. Each of `edits` sees the map that the one before it left; `zeroed` says whose values add nothing,
-    `values` (layer, map, values) gives others.
+    """One forward. Each of `edits` sees the map that the one before it left; `zeroed` says whose
+    values add nothing, `values` (layer, map, values) gives others.
     """
 
     def __init__(self, *edits: Hide, zeroed: Hide | None = None, values: Any = None) -> None:
@@ -26,14 +28,20 @@ class DenseTwin:
         self.before: list[list[Tensor]] = []
         self.maps: list[Tensor] = []
 
-    def __call__(self, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    def __call__(
+        self, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+    ):
         layer, groups = len(self.maps), q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         x = q @ k.transpose(-1, -2) * (scale or q.shape[-1] ** -0.5)
         if is_causal:
             x = x.masked_fill(~torch.ones(x.shape[-2:], dtype=torch.bool).tril(), -math.inf)
         if attn_mask is not None:
-            x = x.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else x + attn_mask
+            x = (
+                x.masked_fill(~attn_mask, -math.inf)
+                if attn_mask.dtype == torch.bool
+                else x + attn_mask
+            )
         self.before.append([])
         for hide in self.edits:
             a = torch.softmax(x, -1).nan_to_num()
@@ -68,5 +76,7 @@ def received(maps: Tensor, real_BS: Tensor | None = None) -> Tensor:
 
 def top(score_BHS: Tensor, k: int) -> Tensor:
     """The k largest of every head as flags (B, H, 1, S), to hide them."""
-    gone = torch.zeros_like(score_BHS, dtype=torch.bool).scatter(-1, score_BHS.topk(k, -1).indices, True)
+    gone = torch.zeros_like(score_BHS, dtype=torch.bool).scatter(
+        -1, score_BHS.topk(k, -1).indices, True
+    )
     return gone.unsqueeze(2)

@@ -1,4 +1,6 @@
-"""The way through transformers' attention functions: what is recorded is what the way through SDPA records."""
+"""The way through transformers' attention functions: what is recorded is what the way through SDPA
+records.
+"""
 
 # B batch, H query heads, K key heads, Q queries, S keys, D head dim
 from __future__ import annotations
@@ -12,7 +14,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssForCausalLM, masking_utils
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    masking_utils,
+)
 from transformers.integrations import flex_attention as flex
 
 from sinklab.core.compat import attention_of, register_watched
@@ -43,7 +51,9 @@ def by_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sinklab.core.probing.tap.asking", lambda modules: [])
 
 
-def recorded(model: torch.nn.Module, **given: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def recorded(
+    model: torch.nn.Module, **given: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     with trace(model, ALL) as recording, intervene(model, MaskSinks(k=1)) as log, torch.no_grad():
         logits = model(IDS, **given).logits
         logits = model(IDS, **given).logits
@@ -62,7 +72,9 @@ def test_both_ways_record_the_same(padded: bool, request: pytest.FixtureRequest)
         torch.testing.assert_close(narrow[name], found, rtol=0, atol=0, equal_nan=True)
 
 
-def test_nothing_but_attention_is_heard_of_a_model_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_but_attention_is_heard_of_a_model_of_transformers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     heard, hear = [], Tap.__torch_function__
 
     def listen(self: Tap, func: object, *given: object) -> object:
@@ -88,7 +100,8 @@ def test_the_model_keeps_its_attention_and_so_does_its_copy() -> None:
         assert torch.equal(twin(IDS).logits, plain)
         assert torch.equal(model(IDS).logits, plain)
     assert model.config._attn_implementation == "sdpa" and len(outer.received) == 2
-    # the copy asks for the same function under the watched name, by which nobody hears of it any more
+    # the copy asks for the same function under the watched name, by which nobody hears of it any
+    # more
     assert attention_of(twin.config) == "sdpa" and torch.equal(twin(IDS).logits, plain)
     with trace(twin) as recording:
         twin(IDS)
@@ -116,21 +129,27 @@ def test_a_model_that_attends_by_itself_is_hooked() -> None:
 
 
 class Twin:
-    """Received attention and visible queries of every layer in double precision, from the states that enter it."""
+    """Received attention and visible queries of every layer in double precision, from the states
+    that enter it.
+    """
 
     def __init__(self, model: Any, given: dict[str, Tensor], causal: bool) -> None:
         self.received: list[Tensor] = []
         real_BS = given.get("attention_mask", torch.ones_like(IDS)).bool()
         self.may_BQS = real_BS[:, None] & real_BS[:, :, None]
         if causal:
-            self.may_BQS = self.may_BQS & torch.ones(IDS.shape[1], IDS.shape[1], dtype=torch.bool).tril()
+            self.may_BQS = (
+                self.may_BQS & torch.ones(IDS.shape[1], IDS.shape[1], dtype=torch.bool).tril()
+            )
         twin = copy.deepcopy(model).double()
         twin.set_attn_implementation("sdpa")
         attention, self.visible_BS = F.scaled_dot_product_attention, self.may_BQS.sum(1)
 
         def keep(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
             scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * q.shape[-1] ** -0.5
-            seen_BHQS = torch.softmax(scores.masked_fill(~self.may_BQS[:, None], -torch.inf), -1).nan_to_num()
+            seen_BHQS = torch.softmax(
+                scores.masked_fill(~self.may_BQS[:, None], -torch.inf), -1
+            ).nan_to_num()
             self.received.append(seen_BHQS.sum(-2))
             return attention(q, k, v, **options)
 
@@ -144,7 +163,9 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """FlexAttention without a compiler of C++, which takes a minute."""
     monkeypatch.setattr(flex.WrappedFlexAttention, "__call__", lambda self: flex.flex_attention)
     made = masking_utils.create_block_mask
-    monkeypatch.setattr(masking_utils, "create_block_mask", lambda *given, _compile, **named: made(*given, **named))
+    monkeypatch.setattr(
+        masking_utils, "create_block_mask", lambda *given, _compile, **named: made(*given, **named)
+    )
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
@@ -152,7 +173,12 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("base", ["sdpa", "eager", FLEX])
 def test_backends(
-    base: str, causal: bool, padded: bool, kv_heads: int, uncompiled: None, monkeypatch: pytest.MonkeyPatch
+    base: str,
+    causal: bool,
+    padded: bool,
+    kv_heads: int,
+    uncompiled: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen, observe = [], FrameRecorder.observe
 
@@ -161,7 +187,10 @@ def test_backends(
         observe(self, call, out)
 
     monkeypatch.setattr(FrameRecorder, "observe", keep)
-    model, given = llama(causal=causal, kv_heads=kv_heads), {"attention_mask": LEFT} if padded else {}
+    model, given = (
+        llama(causal=causal, kv_heads=kv_heads),
+        {"attention_mask": LEFT} if padded else {},
+    )
     twin = Twin(model, given, causal)
     model.set_attn_implementation(base)
     with torch.no_grad():
@@ -184,7 +213,10 @@ def test_edits(base: str, padded: bool, uncompiled: None) -> None:
     logits, gone = [], []
     for name in ("sdpa", base):
         model.set_attn_implementation(name)
-        with intervene(model, MaskSinks(k=2), MaskPositions(positions=(5,), heads=(1, 2))) as log, torch.no_grad():
+        with (
+            intervene(model, MaskSinks(k=2), MaskPositions(positions=(5,), heads=(1, 2))) as log,
+            torch.no_grad(),
+        ):
             model(IDS, **given)
             logits.append(model(IDS, **given).logits[LEFT.bool()])
         gone.append([removal.columns_BLHM for removal in log.removals])
@@ -195,9 +227,13 @@ def test_edits(base: str, padded: bool, uncompiled: None) -> None:
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("settings", [{}, {"sink": 2}, {"block_length": 4}, {"sink": 2, "block_length": 4}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"sink": 2}, {"block_length": 4}, {"sink": 2, "block_length": 4}]
+)
 @pytest.mark.parametrize("base", ["eager", FLEX])
-def test_our_own_models_whatever_their_backend(base: str, settings: dict[str, int], uncompiled: None) -> None:
+def test_our_own_models_whatever_their_backend(
+    base: str, settings: dict[str, int], uncompiled: None
+) -> None:
     """The pass of the sinks alone is not seen, blocks and padding are."""
     found = []
     for name in ("sdpa", base):
@@ -258,12 +294,16 @@ def test_what_a_compiled_model_cannot_show_is_refused() -> None:
     model = llama()
     compiled = torch.compile(model, backend="eager")
     with (
-        pytest.raises(ValueError, match="an edit changes calls, which a compiled model has compiled"),
+        pytest.raises(
+            ValueError, match="an edit changes calls, which a compiled model has compiled"
+        ),
         intervene(compiled, MaskSinks(k=1)),
     ):
         pass
     with (
-        pytest.raises(ValueError, match="massive_activations needs hidden states, which a compiled model"),
+        pytest.raises(
+            ValueError, match="massive_activations needs hidden states, which a compiled model"
+        ),
         trace(compiled, ("massive_activations",)),
     ):
         pass
@@ -272,7 +312,10 @@ def test_what_a_compiled_model_cannot_show_is_refused() -> None:
         pass
     assert model.config._attn_implementation == "sdpa"
     model.compile(backend="eager")
-    with pytest.raises(ValueError, match=r"the model is compiled, which hides .* trace what"), trace(model):
+    with (
+        pytest.raises(ValueError, match=r"the model is compiled, which hides .* trace what"),
+        trace(model),
+    ):
         pass
 
 
@@ -282,7 +325,9 @@ def test_a_backend_that_does_otherwise_is_refused(monkeypatch: pytest.MonkeyPatc
 
     eager = ways._eager
 
-    def off(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> Any:
+    def off(
+        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
+    ) -> Any:
         out, weights = eager[type(module)](module, q, k, v, mask, **options)
         return out * 1.001, weights
 
@@ -290,7 +335,9 @@ def test_a_backend_that_does_otherwise_is_refused(monkeypatch: pytest.MonkeyPatc
     model = llama(attention="eager")
     model.config._attn_implementation = "off_by_little"
     with (
-        pytest.raises(ValueError, match=r"model.layers.0.self_attn: what off_by_little gives is not softmax"),
+        pytest.raises(
+            ValueError, match=r"model.layers.0.self_attn: what off_by_little gives is not softmax"
+        ),
         trace(model),
         torch.no_grad(),
     ):
@@ -299,17 +346,28 @@ def test_a_backend_that_does_otherwise_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_no_mask_says_is_refused_by_name() -> None:
-    sizes: dict[str, Any] = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    sizes: dict[str, Any] = {
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+    }
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
     capped = Gemma2ForCausalLM(Gemma2Config(**sizes, attn_implementation="eager")).eval()
     with (
-        pytest.raises(ValueError, match=r"Gemma2Attention gives its attention function \(eager\) 'softcap'"),
+        pytest.raises(
+            ValueError, match=r"Gemma2Attention gives its attention function \(eager\) 'softcap'"
+        ),
         trace(capped),
     ):
         capped(IDS)
-    sinks = GptOssForCausalLM(GptOssConfig(**sizes, num_local_experts=2, attn_implementation="eager")).eval()
+    sinks = GptOssForCausalLM(
+        GptOssConfig(**sizes, num_local_experts=2, attn_implementation="eager")
+    ).eval()
     with (
-        pytest.raises(ValueError, match=r"GptOssAttention gives its attention function \(eager\) 's_aux'"),
+        pytest.raises(
+            ValueError, match=r"GptOssAttention gives its attention function \(eager\) 's_aux'"
+        ),
         trace(sinks),
     ):
         sinks(IDS)
@@ -320,12 +378,24 @@ class FlashLike:
 
     window: int | None = None
 
-    def __call__(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> Any:
+    def __call__(
+        self,
+        module: nn.Module,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        **options: Any,
+    ) -> Any:
         queries, keys = q.shape[2], k.shape[2]
         causal = options.get("is_causal")
-        seen = ways._of_flash(mask, q, keys, module.is_causal if causal is None else causal, self.window)
+        seen = ways._of_flash(
+            mask, q, keys, module.is_causal if causal is None else causal, self.window
+        )
         seen = torch.ones(1, 1, queries, keys, dtype=torch.bool) if seen is None else seen
-        out = F.scaled_dot_product_attention(q, k, v, seen, scale=options["scaling"], enable_gqa=True)
+        out = F.scaled_dot_product_attention(
+            q, k, v, seen, scale=options["scaling"], enable_gqa=True
+        )
         return out.nan_to_num().transpose(1, 2), None
 
 
@@ -336,7 +406,9 @@ def test_a_kernel_that_is_told_of_padding_alone(causal: bool, padded: bool) -> N
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register("flash_like", FlashLike())
-    AttentionMaskInterface.register("flash_like", AttentionMaskInterface._global_mapping["flash_attention_2"])
+    AttentionMaskInterface.register(
+        "flash_like", AttentionMaskInterface._global_mapping["flash_attention_2"]
+    )
     model, given = llama(causal=causal), {"attention_mask": LEFT} if padded else {}
     twin = Twin(model, given, causal)
     model.config._attn_implementation = "flash_like"
@@ -348,7 +420,9 @@ def test_a_kernel_that_is_told_of_padding_alone(causal: bool, padded: bool) -> N
         assert (recording.received[0][:, layer].double() - received).abs().max() < 1e-5
     assert torch.equal(recording.visible[0].long(), twin.visible_BS)
     with (
-        pytest.raises(ValueError, match=r"flash_like takes no mask that hides keys of some queries or heads"),
+        pytest.raises(
+            ValueError, match=r"flash_like takes no mask that hides keys of some queries or heads"
+        ),
         intervene(model, MaskPositions(positions=(3,))),
         torch.no_grad(),
     ):
@@ -377,7 +451,8 @@ def test_another_thread_is_refused_and_one_attention_may_be_tapped_twice() -> No
     def run() -> None:
         try:
             model.model.layers[0](
-                torch.randn(1, 3, 32), position_embeddings=(torch.ones(1, 3, 8), torch.zeros(1, 3, 8))
+                torch.randn(1, 3, 32),
+                position_embeddings=(torch.ones(1, 3, 8), torch.zeros(1, 3, 8)),
             )
         except ValueError as error:
             said.append(str(error))
@@ -406,7 +481,10 @@ def test_names_of_kernels_have_no_slash() -> None:
     model = llama()
     model.config._attn_implementation_internal = "hub/kernel"
     with trace(model, allow_empty=True):
-        assert "/" not in model.config._attn_implementation and attention_of(model.config) == "hub/kernel"
+        assert (
+            "/" not in model.config._attn_implementation
+            and attention_of(model.config) == "hub/kernel"
+        )
     assert model.config._attn_implementation == "hub/kernel"
 
 
@@ -432,7 +510,9 @@ def test_attention_within_a_function_of_torch_is_seen(cross: bool) -> None:
         assert not torch.equal(model(x, y), plain)
     with (
         pytest.raises(
-            ValueError, match=r"attention: torch has a fast path .* call torch.backends.mha.set_fastpath_enabled"
+            ValueError,
+            match=r"attention: torch has a fast path .* call "
+            r"torch.backends.mha.set_fastpath_enabled",
         ),
         trace(model),
         torch.no_grad(),
@@ -445,6 +525,8 @@ def test_a_forward_that_is_not_seen_is_refused() -> None:
     with trace(model) as recording:
         model(IDS)
         model.set_attn_implementation("eager")
-        with pytest.raises(ValueError, match="forward 2 made no attention call that could be seen, as those before"):
+        with pytest.raises(
+            ValueError, match="forward 2 made no attention call that could be seen, as those before"
+        ):
             model(IDS)
     assert len(recording.received) == 1 and model.config._attn_implementation == "eager"

@@ -22,17 +22,35 @@ class Spy:
     def __init__(self) -> None:
         self.maps: list[Tensor] = []
 
-    def __call__(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-        out = REAL(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    def __call__(
+        self,
+        query,
+        key,
+        value,
+        attn_mask=None,
+        dropout_p=0.0,
+        is_causal=False,
+        scale=None,
+        enable_gqa=False,
+    ):
+        out = REAL(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
         groups = query.shape[1] // key.shape[1]
         score = query.double() @ key.double().repeat_interleave(groups, 1).transpose(-1, -2)
         score = score * (query.shape[-1] ** -0.5 if scale is None else scale)
         if is_causal:
-            score = score.masked_fill(~torch.ones(score.shape[-2:], dtype=torch.bool).tril(), -math.inf)
+            score = score.masked_fill(
+                ~torch.ones(score.shape[-2:], dtype=torch.bool).tril(), -math.inf
+            )
         if attn_mask is not None:
             hidden = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask < -1e8
             score = score.masked_fill(hidden, -math.inf)
-            score = score if attn_mask.dtype == torch.bool else score + attn_mask.double().masked_fill(hidden, 0)
+            score = (
+                score
+                if attn_mask.dtype == torch.bool
+                else score + attn_mask.double().masked_fill(hidden, 0)
+            )
         self.maps.append(score.softmax(-1).nan_to_num().detach())
         return out
 
@@ -53,11 +71,24 @@ def translator(kind: str, **fields: Any) -> Any:
     torch.manual_seed(0)
     if kind == "t5":
         config = T5Config(
-            vocab_size=40, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, pad_token_id=0, **fields
+            vocab_size=40,
+            d_model=16,
+            d_kv=8,
+            d_ff=24,
+            num_layers=2,
+            num_heads=2,
+            pad_token_id=0,
+            **fields,
         )
         return T5Model(config).eval()
     build = {"bart": (BartConfig, BartModel), "pegasus": (PegasusConfig, PegasusModel)}[kind]
-    sizes = {"vocab_size": 40, "d_model": 16, "max_position_embeddings": 64, "pad_token_id": 0, "init_std": 0.5}
+    sizes = {
+        "vocab_size": 40,
+        "d_model": 16,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "init_std": 0.5,
+    }
     sizes |= {f"{part}_layers": 2 for part in ("encoder", "decoder")}
     sizes |= {f"{part}_attention_heads": 2 for part in ("encoder", "decoder")}
     sizes |= {f"{part}_ffn_dim": 24 for part in ("encoder", "decoder")}
@@ -66,7 +97,9 @@ def translator(kind: str, **fields: Any) -> Any:
 
 def source(queries: int, side: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    ids_BS, ids_BQ = (torch.randint(3, 40, (2, length), generator=generator) for length in (12, queries))
+    ids_BS, ids_BQ = (
+        torch.randint(3, 40, (2, length), generator=generator) for length in (12, queries)
+    )
     real_BS = torch.ones_like(ids_BS)
     real_BS[1, slice(0, PADS) if side == "left" else slice(-PADS, None)] = 0
     return {"input_ids": ids_BS, "attention_mask": real_BS, "decoder_input_ids": ids_BQ}
@@ -99,7 +132,9 @@ def test_a_key_hidden_in_cross_attention_is_the_strongest_of_all_queries() -> No
         model(**given)
     (record,) = log.removals
     assert torch.equal(record.columns_BLHM[:, 0, :, 0], top_BHS.long().argmax(-1))
-    torch.testing.assert_close(record.mass_BLH[:, 0].double(), maps[5].mean(2).amax(-1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        record.mass_BLH[:, 0].double(), maps[5].mean(2).amax(-1), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_queries_that_are_padding_are_told_by_a_mask_of_their_own() -> None:
@@ -110,18 +145,31 @@ def test_queries_that_are_padding_are_told_by_a_mask_of_their_own() -> None:
     layers = ("decoder.*.encoder_attn",)
     with torch.no_grad(), trace(model, query_mask=real_BQ, layers=layers) as recording:
         model(**given)
-    expected = torch.stack([(maps[number] * real_BQ[:, None, :, None]).sum(2) for number in (3, 5)], 1)
+    expected = torch.stack(
+        [(maps[number] * real_BQ[:, None, :, None]).sum(2) for number in (3, 5)], 1
+    )
     torch.testing.assert_close(recording.received[0].double(), expected, rtol=1e-5, atol=1e-5)
     wrong = pytest.raises(ValueError, match=r"query_mask must be bool of shape \(2, 12\)")
     with torch.no_grad(), wrong, trace(model, query_mask=real_BQ[:, 1:], layers=layers):
         model(**given)
-    with pytest.raises(ValueError, match="query_mask leaves a row"), trace(model, query_mask=real_BQ & False):
+    with (
+        pytest.raises(ValueError, match="query_mask leaves a row"),
+        trace(model, query_mask=real_BQ & False),
+    ):
         pass
     # a trace changes nothing that an edit does
     edit = MaskSinks(k=1, source="now")
-    with pytest.raises(ValueError, match="query_mask"), intervene(model, edit), trace(model, query_mask=real_BQ):
+    with (
+        pytest.raises(ValueError, match="query_mask"),
+        intervene(model, edit),
+        trace(model, query_mask=real_BQ),
+    ):
         pass
-    with torch.no_grad(), intervene(model, edit, query_mask=real_BQ), trace(model, query_mask=real_BQ.clone()):
+    with (
+        torch.no_grad(),
+        intervene(model, edit, query_mask=real_BQ),
+        trace(model, query_mask=real_BQ.clone()),
+    ):
         model(**given)
 
 
@@ -129,7 +177,9 @@ class Torch(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(2)
-        self.layers = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 24, batch_first=True), 2)
+        self.layers = nn.TransformerDecoder(
+            nn.TransformerDecoderLayer(16, 2, 24, batch_first=True), 2
+        )
 
     def forward(self, tgt: Tensor, memory: Tensor, padding: Tensor) -> Tensor:
         return self.layers(tgt, memory, memory_key_padding_mask=padding)
@@ -144,8 +194,12 @@ def test_a_decoder_of_torch_over_a_padded_memory(queries: int) -> None:
     with trace(model) as recording:
         model(tgt_BQD, memory_BSD, padding_BS)
     received_BLHS = torch.from_numpy(recording.array("received")[0])
-    assert torch.allclose(received_BLHS[:, 1].sum(-1), torch.full((2, 2), float(queries)), atol=1e-4)
-    assert torch.allclose(received_BLHS[:, 0].nansum(-1), torch.full((2, 2), float(queries)), atol=1e-4)
+    assert torch.allclose(
+        received_BLHS[:, 1].sum(-1), torch.full((2, 2), float(queries)), atol=1e-4
+    )
+    assert torch.allclose(
+        received_BLHS[:, 0].nansum(-1), torch.full((2, 2), float(queries)), atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("queries", [4, 9])
@@ -157,7 +211,9 @@ def test_multihead_attention_with_other_keys(queries: int) -> None:
     with trace(attention) as recording:
         attention(x_BQD, y_BSD, y_BSD, key_padding_mask=padding_BS, need_weights=False)
     assert recording.prefix == 0 and recording.columns[0].tolist() == list(range(queries))
-    assert torch.allclose(recording.received[0].sum(-1), torch.full((2, 1, 2), float(queries)), atol=1e-4)
+    assert torch.allclose(
+        recording.received[0].sum(-1), torch.full((2, 1, 2), float(queries)), atol=1e-4
+    )
     assert torch.equal(recording.visible[0], (~padding_BS).long() * queries)
     # its own sequence: padding tells its queries as before
     with trace(attention) as recording:
@@ -169,7 +225,9 @@ def test_added_sinks_are_counted_by_the_first_call_over_the_own_sequence() -> No
     class Latents(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.cross, self.own = (nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(2))
+            self.cross, self.own = (
+                nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(2)
+            )
 
         def forward(self, x_BQD: Tensor, y_BSD: Tensor) -> Tensor:
             x_BQD = x_BQD + self.cross(x_BQD, y_BSD, y_BSD, need_weights=False)[0]
@@ -195,5 +253,8 @@ def test_edits_by_the_position_of_queries_are_refused_there() -> None:
 
 def test_a_compiled_model_with_cross_attention_is_refused() -> None:
     model = torch.compile(translator("bart"), backend="eager")
-    with pytest.raises(ValueError, match="BartModel is compiled and has cross attention"), trace(model):
+    with (
+        pytest.raises(ValueError, match="BartModel is compiled and has cross attention"),
+        trace(model),
+    ):
         pass

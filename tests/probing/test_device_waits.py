@@ -1,4 +1,6 @@
-"""A trace on an accelerator: no number is read before a forward ends, and little is copied to the device."""
+"""A trace on an accelerator: no number is read before a forward ends, and little is copied to the
+device.
+"""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -24,7 +26,9 @@ class Layer(nn.Module):
         heads_BQHD = x_BQE.unflatten(-1, (H, D))
         k_BSKD = heads_BQHD[:, :1, :K].expand(-1, keys, -1, -1)
         q_BHQD, k_BKSD = heads_BQHD.transpose(1, 2), k_BSKD.transpose(1, 2)
-        out_BHQD = F.scaled_dot_product_attention(q_BHQD, k_BKSD, k_BKSD, attn_mask=mask, enable_gqa=True)
+        out_BHQD = F.scaled_dot_product_attention(
+            q_BHQD, k_BKSD, k_BKSD, attn_mask=mask, enable_gqa=True
+        )
         return out_BHQD.transpose(1, 2).flatten(2)
 
 
@@ -42,7 +46,9 @@ class Model(nn.Module):
 
 
 class FromHost(TorchDispatchMode):
-    """Counts what goes to the device: a tensor there cannot be read, so what comes from it raises."""
+    """Counts what goes to the device: a tensor there cannot be read, so what comes from it
+    raises.
+    """
 
     count = 0
 
@@ -81,7 +87,9 @@ def canvas_of(length: int) -> SimpleNamespace:
 
 @pytest.mark.parametrize("kind", ["none", "padding", "by_query"])
 @pytest.mark.parametrize("heads", [None, (3, 0)])
-def test_nothing_is_read_before_a_forward_ends(departures: list[torch.Size], kind: str, heads: tuple | None) -> None:
+def test_nothing_is_read_before_a_forward_ends(
+    departures: list[torch.Size], kind: str, heads: tuple | None
+) -> None:
     model, x_BQE = Model(), torch.empty(B, S, H * D, device="meta")
     shape = {"none": None, "padding": (B, 1, 1, S), "by_query": (B, 1, S, S)}[kind]
     mask = None if shape is None else torch.empty(shape, dtype=torch.bool, device="meta")
@@ -97,14 +105,18 @@ def test_nothing_is_read_before_a_forward_ends(departures: list[torch.Size], kin
             counts.append(host.count)
     # once a forward: which positions are open, and which are real
     assert counts[1:] == [2, 2, 2] and counts[0] <= 6
-    # what layers share leaves once: statistics, columns, queries that see a key, states of queries and of positions
+    # what layers share leaves once: statistics, columns, queries that see a key, states of queries
+    # and of positions
     assert len(departures) == 4 * (len(statistics) + 4)
     assert seen.received[0].shape == (B, LAYERS, 2 if heads else H, S)
 
 
 def test_columns_of_a_cached_step_stay_on_the_device(departures: list[torch.Size]) -> None:
     model, x_BQE = Model(), torch.empty(B, 4, H * D, device="meta")
-    ids_BS, columns = torch.empty(B, S, dtype=torch.int64, device="meta"), torch.empty(4, dtype=torch.int64)
+    ids_BS, columns = (
+        torch.empty(B, S, dtype=torch.int64, device="meta"),
+        torch.empty(4, dtype=torch.int64),
+    )
     names = ("received_from_masked", "massive_activations", "received")
     with trace(model, names, canvas=canvas_of(S)) as seen:
         for given in (slice(5, 9), columns.to("meta")):

@@ -37,14 +37,19 @@ def test_whole_run(golden, name: str, trace_first: bool) -> None:
         recording, log = (first, second) if trace_first else (second, first)
         canvases = [canvas.ids_BS]
         for step in denoise(
-            llada_denoiser(model), canvas, steps=settings["steps"], block_length=settings["block_length"]
+            llada_denoiser(model),
+            canvas,
+            steps=settings["steps"],
+            block_length=settings["block_length"],
         ):
             recording.mark(step)
             canvases.append(step.ids_BS)
     assert torch.equal(torch.stack(canvases).int(), tensors[f"{name}.canvas"].int())
     for statistic, tolerance in (("received", 2e-5), ("row_entropy", 2e-5), ("value_norm", 1e-5)):
         ours = torch.from_numpy(recording.array(statistic)[:, 0]).double()
-        torch.testing.assert_close(ours, tensors[f"{name}.{statistic}"].double(), rtol=0, atol=tolerance)
+        torch.testing.assert_close(
+            ours, tensors[f"{name}.{statistic}"].double(), rtol=0, atol=tolerance
+        )
     if run["K"]:
         taken = torch.stack([removal.columns_BLHM[0] for removal in log.removals])
         assert torch.equal(taken.int(), tensors[f"{name}.masked_columns"][1:].int())

@@ -1,4 +1,6 @@
-"""Massive activations and clipped channels against explicit hooks, and keys told apart by the state of positions."""
+"""Massive activations and clipped channels against explicit hooks, and keys told apart by the state
+of positions.
+"""
 
 # B batch, L layers, H heads, Q queries, S positions, D width, K keys (sink columns first), R ranks
 from __future__ import annotations
@@ -32,7 +34,9 @@ def layers_of(model):
 
 
 def hooked(model, run, change=lambda number, states_BSD: states_BSD):
-    """What `run()` gives, and the states after each layer, by hooks written out; `change` is what a layer gives."""
+    """What `run()` gives, and the states after each layer, by hooks written out; `change` is what a
+    layer gives.
+    """
     seen = {}
 
     def after(number, output):
@@ -44,7 +48,9 @@ def hooked(model, run, change=lambda number, states_BSD: states_BSD):
 
     with ExitStack() as stack, torch.no_grad():
         for number, layer in enumerate(layers_of(model)):
-            hook = layer.register_forward_hook(lambda _, __, output, number=number: after(number, output))
+            hook = layer.register_forward_hook(
+                lambda _, __, output, number=number: after(number, output)
+            )
             stack.callback(hook.remove)
         return run(), [seen[number] for number in sorted(seen)]
 
@@ -52,7 +58,10 @@ def hooked(model, run, change=lambda number, states_BSD: states_BSD):
 def distinct(seed):
     """Ids (2, 9), none twice in a row: magnitudes without ties."""
     return torch.stack(
-        [torch.randperm(26, generator=torch.Generator().manual_seed(seed + row))[:9] + 3 for row in (0, 9)]
+        [
+            torch.randperm(26, generator=torch.Generator().manual_seed(seed + row))[:9] + 3
+            for row in (0, 9)
+        ]
     )
 
 
@@ -61,10 +70,13 @@ def greatest(states_SD, top=3, real_S=None):
     states = states_SD.numpy().astype(np.float64)
     places = np.arange(len(states)) if real_S is None else np.flatnonzero(real_S)
     flat = sorted(
-        ((abs(states[s, d]), states[s, d], d, s) for s in places for d in range(states.shape[1])), reverse=True
+        ((abs(states[s, d]), states[s, d], d, s) for s in places for d in range(states.shape[1])),
+        reverse=True,
     )
     median = sorted(size for size, *_ in flat)[(len(flat) - 1) // 2]
-    return np.array([(value, channel, position, size / median) for size, value, channel, position in flat[:top]])
+    return np.array(
+        [(value, channel, position, size / median) for size, value, channel, position in flat[:top]]
+    )
 
 
 class Pair(torch.nn.Module):
@@ -112,7 +124,14 @@ def test_a_layer_that_attends_twice_is_recorded_by_its_first_call() -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [Pairs(), llama(), llama(causal=True, kind="qwen2"), HandWritten(), tiny_model(), tiny_model(2, logit_shift=True)],
+    [
+        Pairs(),
+        llama(),
+        llama(causal=True, kind="qwen2"),
+        HandWritten(),
+        tiny_model(),
+        tiny_model(2, logit_shift=True),
+    ],
 )
 def test_massive_activations_are_those_of_the_hooks(model) -> None:
     ids = distinct(1)
@@ -120,10 +139,18 @@ def test_massive_activations_are_those_of_the_hooks(model) -> None:
     with torch.no_grad(), trace(model, ("massive_activations:top=5", "received")) as recording:
         model(ids)
     found = recording.array("massive_activations:top=5")
-    assert recording.dims("massive_activations:top=5") == ("step", "batch", "layer", "rank", "number")
+    assert recording.dims("massive_activations:top=5") == (
+        "step",
+        "batch",
+        "layer",
+        "rank",
+        "number",
+    )
     for layer, states_BSD in enumerate(states):
         for row in range(2):
-            np.testing.assert_allclose(found[0, row, layer], greatest(states_BSD[row], 5), rtol=1e-5)
+            np.testing.assert_allclose(
+                found[0, row, layer], greatest(states_BSD[row], 5), rtol=1e-5
+            )
 
 
 def test_padding_is_neither_great_nor_in_the_median() -> None:
@@ -136,7 +163,9 @@ def test_padding_is_neither_great_nor_in_the_median() -> None:
     _, states = hooked(model, lambda: model(ids, attention_mask=real))
     for row in range(2):
         expected = greatest(states[-1][row], real_S=real[row].numpy())
-        np.testing.assert_allclose(recording.array("massive_activations")[0, row, 0], expected, rtol=1e-5)
+        np.testing.assert_allclose(
+            recording.array("massive_activations")[0, row, 0], expected, rtol=1e-5
+        )
 
 
 def test_positions_are_those_of_the_canvas_under_a_cache() -> None:
@@ -188,15 +217,27 @@ def test_a_layer_that_gives_no_states_is_refused() -> None:
     with trace(model) as recording:
         model(x)
     assert recording.layers == ["layers.0"]
-    for watch in (trace(model, ("massive_activations",)), intervene(model, ClipChannel(channels=0))):
-        with pytest.raises(ValueError, match=r"but that of layers.0 gives no tensor \(batch"), watch:
+    for watch in (
+        trace(model, ("massive_activations",)),
+        intervene(model, ClipChannel(channels=0)),
+    ):
+        with (
+            pytest.raises(ValueError, match=r"but that of layers.0 gives no tensor \(batch"),
+            watch,
+        ):
             model(x)
 
 
 EDITS = {
-    "limit": (ClipChannel(channels=(3, 7), limit=0.2, layers=0), lambda x_BSC: x_BSC.clamp(-0.2, 0.2)),
+    "limit": (
+        ClipChannel(channels=(3, 7), limit=0.2, layers=0),
+        lambda x_BSC: x_BSC.clamp(-0.2, 0.2),
+    ),
     "zero": (ClipChannel(channels=5, limit=0.0, layers=1), lambda x_BSC: 0 * x_BSC),
-    "mean": (ClipChannel(channels=(2,)), lambda x_BSC: x_BSC.mean(1, keepdim=True).expand_as(x_BSC)),
+    "mean": (
+        ClipChannel(channels=(2,)),
+        lambda x_BSC: x_BSC.mean(1, keepdim=True).expand_as(x_BSC),
+    ),
 }
 
 
@@ -221,21 +262,32 @@ def test_a_clip_is_that_of_the_hooks(model, name) -> None:
         return getattr(out, "logits", out)
 
     expected, states = hooked(model, run, change)
-    with torch.no_grad(), intervene(model, edit) as log, trace(model, ("massive_activations",)) as recording:
+    with (
+        torch.no_grad(),
+        intervene(model, edit) as log,
+        trace(model, ("massive_activations",)) as recording,
+    ):
         logits = run()
         run()
     torch.testing.assert_close(logits, expected)
     assert not torch.equal(logits, hooked(model, run)[0])
     # a trace sees what the next layer reads
-    np.testing.assert_allclose(recording.array("massive_activations")[1, 0, -1], greatest(states[-1][0]), rtol=1e-5)
+    np.testing.assert_allclose(
+        recording.array("massive_activations")[1, 0, -1], greatest(states[-1][0]), rtol=1e-5
+    )
     found = state_records(log)
     assert [one[:4] for one in found] == [
-        ("clip_channel", forward, number, row) for forward in range(2) for number in where for row in range(2)
+        ("clip_channel", forward, number, row)
+        for forward in range(2)
+        for number in where
+        for row in range(2)
     ]
     assert not log.removals
     for record in found:
         before, after = (seen[record.layer][record.row][..., channels] for seen in (raw, states))
-        assert (record.before, record.after) == pytest.approx((float(before.abs().max()), float(after.abs().max())))
+        assert (record.before, record.after) == pytest.approx(
+            (float(before.abs().max()), float(after.abs().max()))
+        )
         assert record.changed == pytest.approx(float((before != after).float().mean()))
 
 
@@ -273,7 +325,10 @@ def test_clips_compose_with_other_edits_and_leave_nothing() -> None:
     assert len(log.removals) == 4 and len(log.table()["forward"]) == 4 * 2 * 4
     assert not any(layer._forward_hooks for layer in model.model.layers)
     plain = model(canvas.ids_BS).logits
-    with intervene(model, ClipChannel(channels=4, limit=0.0), allow_idle=True) as log, log.probing():
+    with (
+        intervene(model, ClipChannel(channels=4, limit=0.0), allow_idle=True) as log,
+        log.probing(),
+    ):
         assert torch.equal(model(canvas.ids_BS).logits, plain)
 
 
@@ -290,9 +345,15 @@ def test_a_clip_that_never_acts_is_an_error() -> None:
     with intervene(model, edit, allow_idle=True) as log, log.probing():
         model(ids)
     assert list(log.idle) == ["clip_channel"] and not state_records(log)
-    with pytest.raises(ValueError, match=r"channels 0 to 31, got 32"), intervene(model, ClipChannel(channels=32)):
+    with (
+        pytest.raises(ValueError, match=r"channels 0 to 31, got 32"),
+        intervene(model, ClipChannel(channels=32)),
+    ):
         model(ids)
-    with pytest.raises(ValueError, match=r"layers are numbered 0"), intervene(model, ClipChannel(channels=0, layers=9)):
+    with (
+        pytest.raises(ValueError, match=r"layers are numbered 0"),
+        intervene(model, ClipChannel(channels=0, layers=9)),
+    ):
         model(ids)
     for wrong, message in (((), "got none"), ((-1,), "count from 0"), ((1.5,), "whole numbers")):
         with pytest.raises(ValueError, match=message):
@@ -302,7 +363,8 @@ def test_a_clip_that_never_acts_is_an_error() -> None:
 
 
 @pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.23"), reason="its replayed layers save another number of tensors"
+    Version(transformers.__version__) < Version("5.23"),
+    reason="its replayed layers save another number of tensors",
 )
 def test_layers_that_a_backward_pass_replays_are_clipped_too() -> None:
     grads = []
@@ -319,7 +381,9 @@ def test_layers_that_a_backward_pass_replays_are_clipped_too() -> None:
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_published_formats(family) -> None:
-    """The states of a golden checkpoint, and its logits with a channel clipped, are those of hooks on a stock model."""
+    """The states of a golden checkpoint, and its logits with a channel clipped, are those of hooks
+    on a stock model.
+    """
     model = load(golden_folder(family)).model.eval()
     ids = torch.randint(5, 60, (1, 12), generator=torch.Generator().manual_seed(4))
     edit = ClipChannel(channels=2, limit=0.0625, layers=(0,))
@@ -330,7 +394,9 @@ def test_published_formats(family) -> None:
 
     def change(number, states_BSD):
         states_BSD = states_BSD.clone()
-        states_BSD[..., 2] = states_BSD[..., 2].clamp(-0.0625, 0.0625) if number == 0 else states_BSD[..., 2]
+        states_BSD[..., 2] = (
+            states_BSD[..., 2].clamp(-0.0625, 0.0625) if number == 0 else states_BSD[..., 2]
+        )
         return states_BSD
 
     stock = load_llada() if family == "llada" else model
@@ -348,7 +414,9 @@ SPIKE, CONSTANT, TOKEN = 7, 8, 17
 
 
 def planted(spike: float = 400.0):
-    """A token whose embedding has one massive channel, and attention whose keys are large there: a sink made by it."""
+    """A token whose embedding has one massive channel, and attention whose keys are large there: a
+    sink made by it.
+    """
     model = tiny_model(seed=1)
     with torch.no_grad():
         embeddings = model.model.embed_tokens.weight
@@ -380,18 +448,26 @@ def test_a_planted_channel_is_found_and_its_clip_takes_the_sink_away() -> None:
     assert sinks[..., place].all()
     # after layer 0 the channel is clipped: layer 1, which reads it, has no sink there any more
     clip = intervene(model, ClipChannel(channels=SPIKE, limit=0.03125, layers=(0,)))
-    with torch.no_grad(), clip as log, trace(model, ("massive_activations", "received")) as recording:
+    with (
+        torch.no_grad(),
+        clip as log,
+        trace(model, ("massive_activations", "received")) as recording,
+    ):
         model(ids)
     sinks = find_sinks(recording.array("received")[0, 0], Excess(3.0))
     assert sinks[0, :, place].all() and not sinks[1, :, place].any()
     (record,) = state_records(log)
-    assert (record.before, record.after) == (400.0, 0.03125) and record.changed == pytest.approx(1 / 24)
+    assert (record.before, record.after) == (400.0, 0.03125) and record.changed == pytest.approx(
+        1 / 24
+    )
     assert (recording.array("massive_activations")[0, 0, :, 0, VALUE] < 100).all()
 
 
 def canvas_of(model, new_tokens=14):
     prompts = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
-    return Canvas.from_prompts(prompts, new_tokens=new_tokens, mask_id=model.config.mask_token_id, pad_id=0)
+    return Canvas.from_prompts(
+        prompts, new_tokens=new_tokens, mask_id=model.config.mask_token_id, pad_id=0
+    )
 
 
 @pytest.mark.parametrize("sinks", [0, 2])
@@ -405,7 +481,9 @@ def test_received_from_masked_against_the_maps(sinks, shift) -> None:
         for step in denoise(model.denoiser(canvas.attention_BS), canvas, block_length=7):
             recording.mark(step)
     told = 0
-    for nth, (strict, loose) in enumerate(zip(*(recording.values(name) for name in names[1:]), strict=True)):
+    for nth, (strict, loose) in enumerate(
+        zip(*(recording.values(name) for name in names[1:]), strict=True)
+    ):
         for row in range(2):
             masked = (recording.query_state[nth][row] == 0).nonzero()[:, 0].tolist()
             real = int((recording.query_state[nth][row] >= 0).sum())
@@ -432,7 +510,9 @@ def test_the_number_of_masked_queries_that_see_a_key_is_counted() -> None:
     ids = torch.tensor([[4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]])
     open_BS = torch.zeros_like(ids, dtype=torch.bool)
     open_BS[0, 2:] = True
-    canvas = type("canvas", (), {"open_BS": open_BS, "attention_BS": torch.ones_like(open_BS), "mask_id": 99})
+    canvas = type(
+        "canvas", (), {"open_BS": open_BS, "attention_BS": torch.ones_like(open_BS), "mask_id": 99}
+    )
     shown = ids.masked_fill(open_BS, 99)
     whole = trace(model, ("received_from_masked:least=4",), canvas=canvas, maps=[(0, 0, 1)])
     with torch.no_grad(), torch.random.fork_rng(), whole as recording:
@@ -456,7 +536,9 @@ def test_a_sink_of_masked_queries_alone_is_told_by_them_alone() -> None:
     ids = torch.full((1, 40), 5)
     ids[0, :10] = 1
     open_BS = ids == 1
-    canvas = type("canvas", (), {"open_BS": open_BS, "attention_BS": torch.ones_like(open_BS), "mask_id": 1})
+    canvas = type(
+        "canvas", (), {"open_BS": open_BS, "attention_BS": torch.ones_like(open_BS), "mask_id": 1}
+    )
 
     class Given(torch.nn.Module):
         def forward(self, ids_BS):
@@ -466,7 +548,10 @@ def test_a_sink_of_masked_queries_alone_is_told_by_them_alone() -> None:
     model = Given()
     with trace(model, ("received", "received_from_masked"), canvas=canvas) as recording:
         model(ids)
-    found = [find_sinks(recording.array(name)[0, 0, 0, 0], Excess(6.0), 40) for name in recording.statistics]
+    found = [
+        find_sinks(recording.array(name)[0, 0, 0, 0], Excess(6.0), 40)
+        for name in recording.statistics
+    ]
     assert not found[0].any() and found[1].nonzero()[0].tolist() == [3]
     assert ReceivedFromMasked().least == 8 and MassiveActivations().top == 3
 
@@ -475,9 +560,13 @@ def test_a_sink_of_masked_queries_alone_is_told_by_them_alone() -> None:
 def test_keys_apart_by_the_state_of_their_position(cache) -> None:
     model = tiny_model(2)
     canvas = canvas_of(model, 6)
-    with trace(model, ("received", "value_norm", "key_norm", "row_entropy"), canvas=canvas) as recording:
+    with trace(
+        model, ("received", "value_norm", "key_norm", "row_entropy"), canvas=canvas
+    ) as recording:
         steps = []
-        for step in denoise(model.denoiser(canvas.attention_BS), canvas, cache=cache, block_length=3):
+        for step in denoise(
+            model.denoiser(canvas.attention_BS), canvas, cache=cache, block_length=3
+        ):
             recording.mark(step)
             steps.append(step)
     means = {name: recording.by_state(name) for name in ("received", "value_norm", "key_norm")}
@@ -487,13 +576,23 @@ def test_keys_apart_by_the_state_of_their_position(cache) -> None:
             places = {0: [], 1: [], 2: []}
             for position in range(12):
                 if canvas.attention_BS[row, position]:
-                    state = 0 if step.masked_BS[row, position] else 1 if canvas.open_BS[row, position] else 2
+                    state = (
+                        0
+                        if step.masked_BS[row, position]
+                        else 1
+                        if canvas.open_BS[row, position]
+                        else 2
+                    )
                     places[state].append(2 + position)
                     assert recording.key_state[nth][row, 2 + position] == state
             for name, mean in means.items():
                 values = recording.values(name)[nth][row]
                 for state, keys in places.items():
-                    expected = values[..., keys].mean(-1) if keys else torch.full(values.shape[:-1], torch.nan)
+                    expected = (
+                        values[..., keys].mean(-1)
+                        if keys
+                        else torch.full(values.shape[:-1], torch.nan)
+                    )
                     np.testing.assert_allclose(mean[nth, row, state], expected, rtol=1e-5)
     with pytest.raises(ValueError, match="row_entropy is not counted by key"):
         recording.by_state("row_entropy")
@@ -510,5 +609,8 @@ def test_the_fast_medians_are_the_median(dtype: torch.dtype, size: int) -> None:
     size_BN[1, torch.rand(size) > 0.5] = torch.nan
     size_BN[2], size_BN[3] = size_BN[2].round(), torch.nan
     expected_B1 = size_BN.nanmedian(1, True).values
-    for found_B1 in (bisected_median(size_BN, is_short=dtype == torch.bfloat16), partitioned_median(size_BN)):
+    for found_B1 in (
+        bisected_median(size_BN, is_short=dtype == torch.bfloat16),
+        partitioned_median(size_BN),
+    ):
         torch.testing.assert_close(found_B1, expected_B1, rtol=0, atol=0, equal_nan=True)

@@ -1,4 +1,6 @@
-"""Interventions against a slow twin that masks by hand, their controls, their log, and that nothing stays."""
+"""Interventions against a slow twin that masks by hand, their controls, their log, and that nothing
+stays.
+"""
 
 # B batch, L layers, H heads, S keys
 from __future__ import annotations
@@ -20,14 +22,18 @@ PADDED[0, :4] = 0
 
 
 class Twin:
-    """Dense attention in place of SDPA, with columns removed by hand; remembers what every layer's keys received."""
+    """Dense attention in place of SDPA, with columns removed by hand; remembers what every layer's
+    keys received.
+    """
 
     def __init__(self) -> None:
         self.received: list[Tensor] = []
         self.gone: list[Tensor] | None = None
         self.removal = "mask"
 
-    def __call__(self, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    def __call__(
+        self, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+    ):
         groups = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         x = q @ k.transpose(-1, -2) * (scale or q.shape[-1] ** -0.5)
@@ -38,13 +44,19 @@ class Twin:
         if gone is not None and self.removal == "zero_value":
             v = v.masked_fill(gone.unsqueeze(-1), 0.0)
         a = torch.softmax(x, -1)
-        real = torch.ones(q.shape[0], q.shape[2]) if attn_mask is None else attn_mask.any(2).any(1).float()
+        real = (
+            torch.ones(q.shape[0], q.shape[2])
+            if attn_mask is None
+            else attn_mask.any(2).any(1).float()
+        )
         self.received.append((a * real[:, None, :, None]).sum(-2))
         return a @ v
 
 
 def columns(received: Tensor, k: int) -> Tensor:
-    return torch.zeros_like(received, dtype=torch.bool).scatter(-1, received.topk(k, -1).indices, True)
+    return torch.zeros_like(received, dtype=torch.bool).scatter(
+        -1, received.topk(k, -1).indices, True
+    )
 
 
 @pytest.mark.parametrize("removal", ["mask", "zero_value"])
@@ -54,7 +66,11 @@ def test_closed_loop_against_the_slow_twin(removal: str, padded: bool, k: int, m
     model, given = llama(), {"attention_mask": PADDED} if padded else {}
     texts = [(IDS + 5 * t) % 49 + 1 for t in range(4)]
     real = PADDED.bool() if padded else torch.ones_like(PADDED, dtype=torch.bool)
-    with torch.no_grad(), intervene(model, MaskSinks(k, removal=removal)) as log, trace(model) as recording:
+    with (
+        torch.no_grad(),
+        intervene(model, MaskSinks(k, removal=removal)) as log,
+        trace(model) as recording,
+    ):
         edited = [model(ids, **given).logits for ids in texts]
     expected, gone, twin_received = [], None, []
     for ids in texts:
@@ -65,7 +81,9 @@ def test_closed_loop_against_the_slow_twin(removal: str, padded: bool, k: int, m
             expected.append(model(ids, **given).logits)
         gone = [columns(received, k) for received in twin.received]
         twin_received.append(torch.stack(twin.received, 1))
-    for ours, theirs, seen, dense in zip(edited, expected, recording.received, twin_received, strict=True):
+    for ours, theirs, seen, dense in zip(
+        edited, expected, recording.received, twin_received, strict=True
+    ):
         torch.testing.assert_close(ours[real], theirs[real], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(seen, dense, rtol=1e-3, atol=1e-4)
     assert not torch.allclose(edited[1], model(texts[1], **given).logits, atol=1e-3)
@@ -147,7 +165,11 @@ def test_a_forward_that_fails_does_not_count_as_the_previous_step() -> None:
 def test_controls_take_as_many_columns_outside_the_top_k(control: str) -> None:
     model = llama()
     options = {"attention_mask": PADDED.flip(-1)}
-    with torch.no_grad(), intervene(model, MaskSinks(3, control=control)) as log, trace(model) as recording:
+    with (
+        torch.no_grad(),
+        intervene(model, MaskSinks(3, control=control)) as log,
+        trace(model) as recording,
+    ):
         model(IDS, **options)
         model(IDS, **options)
     taken = log.removals[0].columns_BLHM
@@ -156,7 +178,10 @@ def test_controls_take_as_many_columns_outside_the_top_k(control: str) -> None:
     assert bool((taken[0] < 8).all())
     assert bool((taken.sort(-1).values.diff() > 0).all())
     if control == "recent":
-        free = [[c for c in reversed(range(8 if b == 0 else 12)) if c not in sinks[b, 0, 0]] for b in range(2)]
+        free = [
+            [c for c in reversed(range(8 if b == 0 else 12)) if c not in sinks[b, 0, 0]]
+            for b in range(2)
+        ]
         assert [taken[b, 0, 0].tolist() for b in range(2)] == [row[:3] for row in free]
 
 
@@ -187,7 +212,10 @@ def test_clean_pass_selects_in_unedited_forwards_and_leaves_them_alone() -> None
     assert log.forwards == 2 and len(log.removals) == 2 and recording.forwards_per_step == [1, 1]
     assert torch.equal(log.removals[0].columns_BLHM, log.removals[1].columns_BLHM)
     assert log.removals[1].overlap_BLH.unique().tolist() == [1.0]
-    with pytest.raises(ValueError, match="but none was run"), intervene(model, MaskSinks(2, source="clean_pass")):
+    with (
+        pytest.raises(ValueError, match="but none was run"),
+        intervene(model, MaskSinks(2, source="clean_pass")),
+    ):
         model(IDS)
 
 
@@ -197,7 +225,8 @@ def test_overlap_and_summary() -> None:
         for _ in range(4):
             model(IDS)
     assert bool(log.removals[0].overlap_BLH.isnan().all())
-    # What was masked receives nothing, so with one key the closed loop alternates (papers: removal by turns).
+    # What was masked receives nothing, so with one key the closed loop alternates (papers: removal
+    # by turns).
     assert log.removals[1].overlap_BLH.max() == 0
     summary = log.summary()
     assert summary["forwards"] == 4 and summary["removals"] == 3
@@ -251,7 +280,9 @@ def test_autoregressive_last_row_with_a_growing_cache(padded: bool, removal: str
     with intervene(model, edit) as log, trace(model) as recording:
         model.generate(IDS, **options)
     assert len(log.removals) == 3
-    for removed, before, now in zip(log.removals[1:], recording.received[1:], recording.received[2:], strict=False):
+    for removed, before, now in zip(
+        log.removals[1:], recording.received[1:], recording.received[2:], strict=False
+    ):
         assert torch.equal(removed.columns_BLHM, before.topk(2, -1).indices)
         if removal == "mask":
             assert bool((now.gather(-1, removed.columns_BLHM) == 0).all())
@@ -295,7 +326,10 @@ def test_wrong_use_is_refused_by_name() -> None:
         MaskSinks(1, source="closed-loop")
     with pytest.raises(ValueError, match="pass instances"), intervene(HandWritten(), MaskSinks):
         pass
-    with pytest.raises(ValueError, match="at least 1, got 0"), intervene(HandWritten(), forwards_per_step=0):
+    with (
+        pytest.raises(ValueError, match="at least 1, got 0"),
+        intervene(HandWritten(), forwards_per_step=0),
+    ):
         pass
     with (
         pytest.raises(ValueError, match=r"more than 12 keys .* has 12 and 12: lower k"),
@@ -308,11 +342,17 @@ def test_wrong_use_is_refused_by_name() -> None:
     ):
         model(IDS, attention_mask=PADDED)
     eager = by_itself(llama(attention="eager"))
-    with pytest.raises(ValueError, match='attn_implementation="sdpa"'), intervene(eager, MaskSinks(1)):
+    with (
+        pytest.raises(ValueError, match='attn_implementation="sdpa"'),
+        intervene(eager, MaskSinks(1)),
+    ):
         eager(IDS)
 
 
 def test_the_only_key_there_is_cannot_be_taken() -> None:
-    with pytest.raises(ValueError, match="needs more than 1 keys"), intervene(model := HandWritten(), MaskSinks(1)):
+    with (
+        pytest.raises(ValueError, match="needs more than 1 keys"),
+        intervene(model := HandWritten(), MaskSinks(1)),
+    ):
         model(IDS[:, :1])
         model(IDS[:, :1])

@@ -1,4 +1,6 @@
-"""Interventions in real decodings: caches, guidance, padded batches, an autoregressive model that packs its heads."""
+"""Interventions in real decodings: caches, guidance, padded batches, an autoregressive model that
+packs its heads.
+"""
 
 # B batch, L layers, H heads, S keys
 from __future__ import annotations
@@ -6,7 +8,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sinklab.core.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
+from sinklab.core.probing import (
+    MaskPositions,
+    MaskSinks,
+    TruncateContext,
+    WindowAttention,
+    intervene,
+    trace,
+)
 from sinklab.core.sampling import Canvas, denoise, guided
 from sinklab.core.sinks import Excess, find_sinks
 from sinklab.lab.caching import DualCache, PrefixCache
@@ -16,12 +25,18 @@ from tiny_models import llama
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
 NEW, BLOCK, SINKS = 6, 3, 1
 CACHES = [None, PrefixCache(), DualCache(), DualCache(refresh_every=2)]
-FULL = {None: [True] * 6, PrefixCache(): [True, False, False] * 2, DualCache(): [True, False, False] * 2}
+FULL = {
+    None: [True] * 6,
+    PrefixCache(): [True, False, False] * 2,
+    DualCache(): [True, False, False] * 2,
+}
 FULL[DualCache(refresh_every=2)] = [True, False, True] * 2
 
 
 def evicted_counts(cache):
-    """How many keys are out of the memory in the steps after the first, one more in each that is not full."""
+    """How many keys are out of the memory in the steps after the first, one more in each that is
+    not full.
+    """
     counts = [0]
     for is_full in FULL[cache][1:]:
         counts.append(1 if is_full else counts[-1] + 1)
@@ -30,7 +45,9 @@ def evicted_counts(cache):
 
 def decode(model, cache, *edits, prompts=PROMPTS, scale=0.0, **options):
     """The log, the recording and the last canvas of a run under these edits."""
-    canvas = Canvas.from_prompts(prompts, new_tokens=NEW, mask_id=model.config.mask_token_id, pad_id=0)
+    canvas = Canvas.from_prompts(
+        prompts, new_tokens=NEW, mask_id=model.config.mask_token_id, pad_id=0
+    )
     real = None if bool(canvas.attention_BS.all()) else canvas.attention_BS
     denoiser = guided(model.denoiser(real), scale, canvas.prompt_BS, model.config.mask_token_id)
     with intervene(model, *edits, **options) as log, trace(model) as recording:
@@ -40,15 +57,21 @@ def decode(model, cache, *edits, prompts=PROMPTS, scale=0.0, **options):
 
 
 @pytest.mark.parametrize("cache", CACHES)
-def test_evicted_keys_stay_gone_within_a_block_and_come_back_with_the_next_full_evaluation(cache) -> None:
+def test_evicted_keys_stay_gone_within_a_block_and_come_back_with_the_next_full_evaluation(
+    cache,
+) -> None:
     log, recording, _ = decode(tiny_model(SINKS), cache, MaskSinks(1, removal="evict"))
     assert [removal.removed_BLH.unique().tolist() for removal in log.removals] == [
         [count] for count in evicted_counts(cache)
     ]
-    for removal, row, before in zip(log.removals, recording.received[1:], recording.received, strict=False):
+    for removal, row, before in zip(
+        log.removals, recording.received[1:], recording.received, strict=False
+    ):
         columns = removal.columns_BLHM
         assert bool((row.gather(-1, columns) == 0).all())
-        assert torch.equal(columns[..., 0], before.argmax(-1)), "the newest is what received most one step before"
+        assert torch.equal(columns[..., 0], before.argmax(-1)), (
+            "the newest is what received most one step before"
+        )
         assert bool((columns.sort(-1).values.diff() > 0).all())
 
 
@@ -59,7 +82,9 @@ def test_evicted_positions_outlast_the_steps_that_evicted_them():
     gone = [bool((row[0, ..., SINKS + 2 : SINKS + 4] == 0).all()) for row in recording.received]
     assert gone == [False, True, True, False, False, False]
     assert log.removals[1].overlap_BLH.unique().tolist() == [1.0]
-    assert log.removals[1].removed_BLH[:, 0, 0].tolist() == [2, 1], "the short row has padding there"
+    assert log.removals[1].removed_BLH[:, 0, 0].tolist() == [2, 1], (
+        "the short row has padding there"
+    )
 
 
 def test_a_memory_that_nobody_leaves():
@@ -71,8 +96,13 @@ def test_a_memory_that_nobody_leaves():
 @pytest.mark.parametrize("cache", CACHES)
 def test_without_partial_evaluations_evicting_and_masking_write_the_same(cache) -> None:
     model = tiny_model(SINKS)
-    masked, evicted = (decode(model, cache, MaskSinks(2, removal=name)) for name in ("mask", "evict"))
-    same = all(torch.equal(one, other) for one, other in zip(masked[1].received, evicted[1].received, strict=True))
+    masked, evicted = (
+        decode(model, cache, MaskSinks(2, removal=name)) for name in ("mask", "evict")
+    )
+    same = all(
+        torch.equal(one, other)
+        for one, other in zip(masked[1].received, evicted[1].received, strict=True)
+    )
     assert same == (cache is None)
     assert torch.equal(masked[1].received[1], evicted[1].received[1]), "one forward of it is a mask"
 
@@ -97,7 +127,13 @@ def test_epsilon_finds_what_the_sink_rule_finds_on_the_recording(cache) -> None:
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize(
     "edit",
-    [MaskSinks(2), MaskSinks(1, removal="evict"), WindowAttention(2), MaskPositions((4, 5)), MaskSinks(epsilon=1.0)],
+    [
+        MaskSinks(2),
+        MaskSinks(1, removal="evict"),
+        WindowAttention(2),
+        MaskPositions((4, 5)),
+        MaskSinks(epsilon=1.0),
+    ],
 )
 def test_a_row_of_a_padded_batch_is_edited_as_it_is_alone(cache, edit) -> None:
     model = tiny_model(SINKS)
@@ -118,10 +154,14 @@ def test_a_row_of_a_padded_batch_is_edited_as_it_is_alone(cache, edit) -> None:
 def test_guidance_has_two_memories(cache) -> None:
     model = tiny_model(SINKS)
     edit = MaskSinks(1, removal="evict")
-    log, recording, _ = decode(model, cache, edit, prompts=PROMPTS[:1], scale=1.0, forwards_per_step=2)
+    log, recording, _ = decode(
+        model, cache, edit, prompts=PROMPTS[:1], scale=1.0, forwards_per_step=2
+    )
     assert recording.forwards_per_step == [2] * NEW and log.forwards == 2 * NEW
     first, *_ = log.removals
-    assert first.forward == 2 and torch.equal(first.columns_BLHM[..., 0], recording.received[0].argmax(-1))
+    assert first.forward == 2 and torch.equal(
+        first.columns_BLHM[..., 0], recording.received[0].argmax(-1)
+    )
     counts = [removal.removed_BLH.unique().tolist() for removal in log.removals]
     assert counts[::2] == counts[1::2] == [[count] for count in evicted_counts(cache)]
     # The second forward of a step reads the canvas with its prompt hidden: its sinks are its own.
@@ -145,7 +185,9 @@ def test_an_autoregressive_memory_of_a_padded_batch(edit: str, removal: str) -> 
     # Alone, the row has its four columns of padding less.
     chosen = MaskPositions((2, 9), removal=removal) if edit == "positions" else chosen
     with intervene(model, chosen) as alone_log:
-        alone = model.generate(ids[:1, 4:], max_new_tokens=4, do_sample=False, attention_mask=seen[:1, 4:])
+        alone = model.generate(
+            ids[:1, 4:], max_new_tokens=4, do_sample=False, attention_mask=seen[:1, 4:]
+        )
     assert torch.equal(both[:1, 4:], alone)
     for one, other in zip(log.removals, alone_log.removals, strict=True):
         torch.testing.assert_close(one.realised_BLH[:1], other.realised_BLH, rtol=0, atol=1e-5)
@@ -153,7 +195,9 @@ def test_an_autoregressive_memory_of_a_padded_batch(edit: str, removal: str) -> 
     for row in recording.received[1:]:
         keys = row.shape[-1]
         if edit == "window":
-            assert [bool((row[..., key] > 0).all()) for key in range(keys)] == [key >= keys - 4 for key in range(keys)]
+            assert [bool((row[..., key] > 0).all()) for key in range(keys)] == [
+                key >= keys - 4 for key in range(keys)
+            ]
         if edit == "positions" and removal != "zero_value":
             gone = [6, 13] if keys > 13 else [6]
             assert bool((row[..., gone] == 0).all())
@@ -173,7 +217,9 @@ def canvas_of(model, prompts):
 
 
 def equal(one, other):
-    assert [removal.forward for removal in one] == [removal.forward for removal in other] and len(one) > 0
+    assert [removal.forward for removal in one] == [removal.forward for removal in other] and len(
+        one
+    ) > 0
     for left, right in zip(one, other, strict=True):
         assert torch.equal(left.columns_BLHM, right.columns_BLHM)
         torch.testing.assert_close(left.overlap_BLH, right.overlap_BLH, equal_nan=True)
@@ -226,7 +272,10 @@ def test_generate_begins_afresh() -> None:
     model = tiny_model(SINKS)
     with intervene(model, MaskSinks(1)) as log:
         # of another length: what was chosen in the first would be refused in the second
-        written = [model.generate(prompts, max_new_tokens=new) for prompts, new in zip(PAIRS, (6, 4), strict=True)]
+        written = [
+            model.generate(prompts, max_new_tokens=new)
+            for prompts, new in zip(PAIRS, (6, 4), strict=True)
+        ]
     with intervene(model, MaskSinks(1)):
         alone = model.generate(PAIRS[1], max_new_tokens=4)
     assert torch.equal(written[1], alone)
@@ -247,7 +296,9 @@ def test_forwards_between_the_steps_end_no_run() -> None:
     with intervene(model, edit) as log:
         for step in model.denoise(canvas_of(model, prompts)):
             model(step.ids_BS)
-    assert [removal.forward for removal in log.removals] == list(range(1, 2 * NEW)), "they are steps of it"
+    assert [removal.forward for removal in log.removals] == list(range(1, 2 * NEW)), (
+        "they are steps of it"
+    )
 
 
 def test_what_a_clean_pass_chose_ahead_of_a_run_is_taken_in_it() -> None:

@@ -17,7 +17,9 @@ from tiny_models import llama
 
 
 def greedy(scores: list[float], wanted: float, free: list[bool]) -> list[int] | None:
-    """Keys of one head whose scores sum to within the tolerance of what is wanted, the greatest first."""
+    """Keys of one head whose scores sum to within the tolerance of what is wanted, the greatest
+    first.
+    """
     taken, total = [], 0.0
     for key in sorted(range(len(scores)), key=lambda key: (-scores[key], key)):
         if total >= (1 - TOLERANCE) * wanted:
@@ -36,7 +38,9 @@ def test_equal_mass_is_the_greedy_choice_of_each_head() -> None:
     wanted_BH[0] = 0.0
     flags_BHS, found_BH = equal_mass(score_BHS, wanted_BH, free_BHS)
     for row, head in np.ndindex(40, 5):
-        keys = greedy(score_BHS[row, head].tolist(), float(wanted_BH[row, head]), free_BHS[row, head].tolist())
+        keys = greedy(
+            score_BHS[row, head].tolist(), float(wanted_BH[row, head]), free_BHS[row, head].tolist()
+        )
         assert bool(found_BH[row, head]) == (keys is not None)
         assert flags_BHS[row, head].nonzero()[:, 0].tolist() == sorted(keys or [])
     assert 0.2 < found_BH.float().mean() < 0.95
@@ -44,7 +48,9 @@ def test_equal_mass_is_the_greedy_choice_of_each_head() -> None:
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("rule", [None, Excess(0.9)])
-def test_sinks_and_their_control_hold_the_same_mass_in_the_same_heads(padded: bool, rule: Excess | None) -> None:
+def test_sinks_and_their_control_hold_the_same_mass_in_the_same_heads(
+    padded: bool, rule: Excess | None
+) -> None:
     model, given = llama().double(), {"attention_mask": PADDED} if padded else {}
     logs = []
     for control in ("sinks", "equal_mass"):
@@ -61,17 +67,25 @@ def test_sinks_and_their_control_hold_the_same_mass_in_the_same_heads(padded: bo
     both_BH = matched_BH == 1
     assert both_BH.any() and (matched_BH == 0).any()
     assert ((control_BH / sinks_BH - 1).abs()[both_BH] <= TOLERANCE + 1e-6).all()
-    assert (sinks_BH[~both_BH] == 0).all() and (control_BH[~both_BH] == 0).all(), "both arms leave the head out"
-    assert (logs[1].removals[0].sinks_BLH.nan_to_num() == 0).all(), "no sink is among what controls hide"
+    assert (sinks_BH[~both_BH] == 0).all() and (control_BH[~both_BH] == 0).all(), (
+        "both arms leave the head out"
+    )
+    assert (logs[1].removals[0].sinks_BLH.nan_to_num() == 0).all(), (
+        "no sink is among what controls hide"
+    )
     assert logs[0].dose().matched == pytest.approx(
-        np.nanmean(np.concatenate([one.matched_BLH.flatten().numpy() for one in logs[0].removals])), abs=1e-6
+        np.nanmean(np.concatenate([one.matched_BLH.flatten().numpy() for one in logs[0].removals])),
+        abs=1e-6,
     )
     assert recording.received[0].shape[1] == len(logs[0].removals[0].layers)
 
 
 def test_random_columns_are_no_sinks_where_a_rule_says_what_sinks_are() -> None:
     model, rule = llama().double(), Excess(0.3)
-    with torch.no_grad(), intervene(model, MaskSinks(k=1, rule=rule, source="now", control="random")) as log:
+    with (
+        torch.no_grad(),
+        intervene(model, MaskSinks(k=1, rule=rule, source="now", control="random")) as log,
+    ):
         for ids in TEXTS:
             model(ids)
     assert log.dose().sinks == 0 and 0 < log.dose().columns <= 1
@@ -92,9 +106,9 @@ def test_the_log_counts_sinks_among_the_keys_that_were_chosen() -> None:
     assert dose.sinks == pytest.approx(sinks_BH.sum().item() / (3 * sinks_BH.numel()))
     assert 0 < dose.sinks < 1 and dose.columns == 3
     held = received_BHS.gather(-1, best_BHM).sum(-1) / IDS.shape[1]
-    assert dose.held == pytest.approx(held.mean().item(), abs=1e-6) and dose.removed == pytest.approx(
-        dose.held, abs=1e-6
-    )
+    assert dose.held == pytest.approx(
+        held.mean().item(), abs=1e-6
+    ) and dose.removed == pytest.approx(dose.held, abs=1e-6)
     assert math.isnan(dose.overlap) and math.isnan(dose.matched)
     table = log.table()
     assert table["sinks"].sum() == sinks_BH.sum() and (table["chosen"] == 3).all()
@@ -136,7 +150,8 @@ def test_a_protocol_says_when_keys_are_chosen_and_whether_they_stay_hidden(proto
     whole = torch.stack([one.removed_BLH for one in log.removals])
     overlaps = torch.stack([one.overlap_BLH for one in log.removals[1:]])
     if protocol == "paper":
-        # on an unchanging text what was hidden received nothing, and cannot be the greatest of the next choice
+        # on an unchanging text what was hidden received nothing, and cannot be the greatest of the
+        # next choice
         assert overlaps.eq(0).all() and log.removals[0].edit.source == "closed_loop"
     else:
         assert overlaps[~overlaps.isnan()].eq(1).all(), "the chosen key stays hidden"
@@ -157,9 +172,15 @@ def test_without_a_source_a_closed_loop_runs_and_a_scorer_reads_once() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MaskSinks.by_protocol("papr", 1), "protocol must be one of paper, held, rule, clean, but is 'papr'"),
+        (
+            lambda: MaskSinks.by_protocol("papr", 1),
+            "protocol must be one of paper, held, rule, clean, but is 'papr'",
+        ),
         (lambda: MaskSinks(1, rule=Excess(), counted_by=Excess(2)), "leave out counted_by"),
-        (lambda: MaskSinks(1, control="random", matched=True), 'take control="sinks" or "equal_mass"'),
+        (
+            lambda: MaskSinks(1, control="random", matched=True),
+            'take control="sinks" or "equal_mass"',
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused(make, message: str) -> None:

@@ -1,11 +1,19 @@
-"""An edit that never had an opportunity to act is refused at the end of its block; one that found nothing is not."""
+"""An edit that never had an opportunity to act is refused at the end of its block; one that found
+nothing is not.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from sinklab.core.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene
+from sinklab.core.probing import (
+    MaskPositions,
+    MaskSinks,
+    TruncateContext,
+    WindowAttention,
+    intervene,
+)
 from sinklab.core.registry import interventions
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.lab.caching import DualCache
@@ -22,7 +30,8 @@ def test_a_closed_loop_over_one_forward_is_refused(edit: MaskSinks) -> None:
     message = (
         r"^mask_sinks had no opportunity to act in this block \(forwards: 1\): "
         rf"source='{edit.source or 'closed_loop'}' removes what "
-        r"the step before chose, and no sequence had a second step; run more than one .*, or choose .*"
+        r"the step before chose, and no sequence had a second step; run more than one .*, or "
+        r"choose .*"
         r'source="clean_pass", or accept that with .*allow_idle=True'
     )
     with pytest.raises(ValueError, match=message), intervene(model, edit) as log:
@@ -36,11 +45,18 @@ def test_a_closed_loop_over_one_forward_is_refused(edit: MaskSinks) -> None:
 
 @pytest.mark.parametrize(
     ("edit", "step"),
-    [(MaskPositions(1, steps=(2, 4)), 2), (MaskPositions(1, steps=(2, None)), 2), (TruncateContext(0, 2, 3), 3)],
+    [
+        (MaskPositions(1, steps=(2, 4)), 2),
+        (MaskPositions(1, steps=(2, None)), 2),
+        (TruncateContext(0, 2, 3), 3),
+    ],
 )
 def test_a_first_step_that_is_never_reached_is_refused(edit: object, step: int) -> None:
     model = HandWritten()
-    message = rf"{interventions.name_of(edit)} had .* \(forwards: {step}\): it begins at step {step} .*; begin earlier"
+    message = (
+        rf"{interventions.name_of(edit)} had .* \(forwards: {step}\): it begins at step "
+        rf"{step} .*; begin earlier"
+    )
     with pytest.raises(ValueError, match=message), intervene(model, edit):
         for _ in range(step):
             model(IDS)
@@ -51,8 +67,13 @@ def test_a_first_step_that_is_never_reached_is_refused(edit: object, step: int) 
 
 def test_steps_count_the_forwards_of_guidance_together_and_begin_anew_after_a_reset() -> None:
     model = HandWritten()
-    message = r"\(forwards: 2\): source='closed_loop', forwards_per_step=2 removes what .* second step"
-    with pytest.raises(ValueError, match=message), intervene(model, MaskSinks(1), forwards_per_step=2):
+    message = (
+        r"\(forwards: 2\): source='closed_loop', forwards_per_step=2 removes what .* second step"
+    )
+    with (
+        pytest.raises(ValueError, match=message),
+        intervene(model, MaskSinks(1), forwards_per_step=2),
+    ):
         model(IDS)
         model(IDS)
     with (
@@ -66,7 +87,13 @@ def test_steps_count_the_forwards_of_guidance_together_and_begin_anew_after_a_re
 
 @pytest.mark.parametrize(
     "edit",
-    [MaskSinks(1), MaskSinks(1, source="clean_pass"), MaskPositions(1), WindowAttention(3), TruncateContext(0, 2, 0)],
+    [
+        MaskSinks(1),
+        MaskSinks(1, source="clean_pass"),
+        MaskPositions(1),
+        WindowAttention(3),
+        TruncateContext(0, 2, 0),
+    ],
 )
 def test_forwards_of_a_clean_pass_are_no_opportunity(edit: object) -> None:
     model = HandWritten()
@@ -86,7 +113,9 @@ def test_forwards_of_a_clean_pass_are_no_opportunity(edit: object) -> None:
 def test_a_dose_of_zero_is_a_result() -> None:
     model = HandWritten()
     seen = WindowAttention(30)
-    with intervene(model, MaskSinks(epsilon=99), seen, MaskSinks(epsilon=99, source="clean_pass")) as log:
+    with intervene(
+        model, MaskSinks(epsilon=99), seen, MaskSinks(epsilon=99, source="clean_pass")
+    ) as log:
         with log.probing():
             model(IDS)
         model(IDS)
@@ -97,7 +126,10 @@ def test_a_dose_of_zero_is_a_result() -> None:
 def test_the_one_that_had_none_is_named_among_several() -> None:
     model = HandWritten()
     edits = MaskPositions(1), MaskSinks(1, source="clean_pass"), MaskSinks(1)
-    with pytest.raises(ValueError, match=r"^mask_sinks#2 had no opportunity"), intervene(model, *edits) as log:
+    with (
+        pytest.raises(ValueError, match=r"^mask_sinks#2 had no opportunity"),
+        intervene(model, *edits) as log,
+    ):
         with log.probing():
             model(IDS)
         model(IDS)
@@ -127,7 +159,10 @@ def test_a_block_in_which_nothing_ran_or_that_failed_says_nothing_of_it() -> Non
 def test_a_decoding_of_one_step(cache: object, edit: MaskSinks) -> None:
     model = tiny_model(1)
     canvas = Canvas.from_prompts([[5, 6, 7, 8]], new_tokens=6, mask_id=model.config.mask_token_id)
-    with pytest.raises(ValueError, match="run more than one denoising step"), intervene(model, edit):
+    with (
+        pytest.raises(ValueError, match="run more than one denoising step"),
+        intervene(model, edit),
+    ):
         list(denoise(model.denoiser(), canvas, cache=cache, steps=1))
     with intervene(model, edit) as log:
         list(denoise(model.denoiser(), canvas, cache=cache, steps=2))

@@ -11,7 +11,14 @@ import pytest
 import torch
 from dense_twin import dense, received, top
 
-from sinklab.core.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
+from sinklab.core.probing import (
+    MaskPositions,
+    MaskSinks,
+    TruncateContext,
+    WindowAttention,
+    intervene,
+    trace,
+)
 from sinklab.core.probing.intervention import TABLE_COLUMNS
 from sinklab.core.sampling import Canvas, denoise
 from tiny_diffusion import tiny_model
@@ -25,7 +32,9 @@ PADDED[0, :4] = 0
 
 @pytest.mark.parametrize("removal", ["mask", "zero_value", "evict"])
 @pytest.mark.parametrize("padded", [False, True])
-def test_realised_is_what_the_keys_would_have_held_in_the_forward_that_lost_them(removal: str, padded: bool) -> None:
+def test_realised_is_what_the_keys_would_have_held_in_the_forward_that_lost_them(
+    removal: str, padded: bool
+) -> None:
     model, given = llama().double(), {"attention_mask": PADDED} if padded else {}
     real = PADDED if padded else torch.ones_like(PADDED)
     with torch.no_grad(), intervene(model, MaskSinks(3, removal=removal)) as log:
@@ -38,8 +47,14 @@ def test_realised_is_what_the_keys_would_have_held_in_the_forward_that_lost_them
     _, second = dense(model, lambda: model(OTHER, **given), *hide, zeroed=zeroed)
     before = second.maps if zeroed else [layer[0] for layer in second.before]
     queries_B1 = real.sum(-1, keepdim=True)
-    expected = [(received(a, real) * g.squeeze(2)).sum(-1) / queries_B1 for a, g in zip(before, gone, strict=True)]
-    chosen = [(received(a, real) * g.squeeze(2)).sum(-1) / queries_B1 for a, g in zip(first.maps, gone, strict=True)]
+    expected = [
+        (received(a, real) * g.squeeze(2)).sum(-1) / queries_B1
+        for a, g in zip(before, gone, strict=True)
+    ]
+    chosen = [
+        (received(a, real) * g.squeeze(2)).sum(-1) / queries_B1
+        for a, g in zip(first.maps, gone, strict=True)
+    ]
     torch.testing.assert_close(log.removals[0].realised_BLH, torch.stack(expected, 1).float())
     torch.testing.assert_close(log.removals[0].mass_BLH, torch.stack(chosen, 1).float())
     assert log.removals[0].left_BLH[:, 0, 0].tolist() == [5 if padded else 9, 9]
@@ -65,24 +80,44 @@ def test_measuring_can_be_left_out_and_changes_nothing(monkeypatch) -> None:
         with intervene(model, MaskSinks(2), WindowAttention(4), measure=measure) as log:
             outs.append([model(IDS), model(OTHER)])
     assert all(torch.equal(one, other) for one, other in zip(*outs, strict=True))
-    assert all(bool(removal.realised_BLH.isnan().all() & removal.left_BLH.isnan().all()) for removal in log.removals)
+    assert all(
+        bool(removal.realised_BLH.isnan().all() & removal.left_BLH.isnan().all())
+        for removal in log.removals
+    )
     assert math.isnan(log.summary()["realised_mass"]) and log.summary()["removed_mass"] > 0
 
 
 def test_the_table_has_a_row_per_forward_edit_row_layer_and_head() -> None:
     model = llama()
-    edits = MaskSinks(2), MaskSinks(1, control="random", layers=1, heads=(0, 3)), MaskPositions(5, steps=(2, 3))
+    edits = (
+        MaskSinks(2),
+        MaskSinks(1, control="random", layers=1, heads=(0, 3)),
+        MaskPositions(5, steps=(2, 3)),
+    )
     with torch.no_grad(), intervene(model, *edits) as log:
         for ids in (IDS, OTHER, IDS):
             model(ids)
     table = pd.DataFrame(log.table(keys=True))
     assert tuple(table) == (*TABLE_COLUMNS, "keys")
-    assert table.groupby("edit").size().to_dict() == {"mask_sinks": 32, "mask_sinks#2": 8, "mask_positions": 16}
+    assert table.groupby("edit").size().to_dict() == {
+        "mask_sinks": 32,
+        "mask_sinks#2": 8,
+        "mask_positions": 16,
+    }
     assert sorted(table[table.edit == "mask_sinks#2"]["head"].unique()) == [0, 3]
     assert table[table.edit == "mask_sinks#2"].layer.unique().tolist() == [1]
     assert table[table.edit == "mask_positions"].forward.unique().tolist() == [2]
-    row = table[(table.edit == "mask_sinks") & (table.forward == 2) & (table.layer == 1) & (table["head"] == 3)].iloc[1]
-    removal = next(removal for removal in log.removals if removal.label == "mask_sinks" and removal.forward == 2)
+    row = table[
+        (table.edit == "mask_sinks")
+        & (table.forward == 2)
+        & (table.layer == 1)
+        & (table["head"] == 3)
+    ].iloc[1]
+    removal = next(
+        removal
+        for removal in log.removals
+        if removal.label == "mask_sinks" and removal.forward == 2
+    )
     assert row["row"] == 1 and row["keys"] == removal.columns_BLHM[1, 1, 3].tolist()
     for name in ("removed", "mass", "realised", "overlap", "left"):
         assert row[name] == getattr(removal, f"{name}_BLH")[1, 1, 3].item(), name
@@ -145,7 +180,9 @@ def test_a_row_that_sees_nothing_loses_nothing_and_says_nothing_of_the_prefix() 
 
     class HalfHidden(torch.nn.Module):
         def forward(self) -> torch.Tensor:
-            return torch.nn.functional.scaled_dot_product_attention(q_BHSD, q_BHSD, q_BHSD, attn_mask=seen_BHSS)
+            return torch.nn.functional.scaled_dot_product_attention(
+                q_BHSD, q_BHSD, q_BHSD, attn_mask=seen_BHSS
+            )
 
     model = HalfHidden()
     with intervene(model, MaskSinks(epsilon=0.0)) as log:
@@ -162,7 +199,9 @@ def test_what_is_evicted_comes_back_with_a_full_forward_of_a_model_with_sinks_in
         for ids in (IDS, OTHER, IDS):
             model(ids)
     assert log.prefix == 2 and len(log.removals) == 2
-    assert all(torch.equal(one.removed_BLH, torch.full_like(one.removed_BLH, 2)) for one in log.removals)
+    assert all(
+        torch.equal(one.removed_BLH, torch.full_like(one.removed_BLH, 2)) for one in log.removals
+    )
 
 
 class Uneven(torch.nn.Module):
@@ -193,7 +232,12 @@ def test_layers_with_different_numbers_of_heads_have_entries_of_their_own() -> N
         model()
     found = [(removal.label, removal.layer_numbers, removal.heads) for removal in log.removals]
     one, other = "mask_sinks", "mask_sinks#2"
-    assert found == [(one, (0,), (0, 1)), (one, (1,), (0, 1, 2)), (other, (0,), (1,)), (other, (1,), (2,))]
+    assert found == [
+        (one, (0,), (0, 1)),
+        (one, (1,), (0, 1, 2)),
+        (other, (0,), (1,)),
+        (other, (1,), (2,)),
+    ]
     table = pd.DataFrame(log.table())
     assert table.groupby(["edit", "layer"]).size().tolist() == [2, 3, 1, 1]
 
@@ -227,7 +271,12 @@ def test_forced_orders_of_unmasking_go_with_edits(rule: str, edit: object) -> No
 
 
 @pytest.mark.parametrize(
-    "edit", [MaskPositions((2, 3), steps=(1, 2)), WindowAttention(2), MaskSinks(1, source="carried", limit=4)]
+    "edit",
+    [
+        MaskPositions((2, 3), steps=(1, 2)),
+        WindowAttention(2),
+        MaskSinks(1, source="carried", limit=4),
+    ],
 )
 def test_checkpointed_gradients_are_those_of_the_edited_model(edit: object) -> None:
     grads, logs = [], []

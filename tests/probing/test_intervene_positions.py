@@ -1,4 +1,6 @@
-"""Edits that name positions: fixed keys, truncated context, windows; against dense float64 attention edited by hand."""
+"""Edits that name positions: fixed keys, truncated context, windows; against dense float64
+attention edited by hand.
+"""
 
 # B batch, L layers, H heads, Q queries, S keys
 from __future__ import annotations
@@ -9,7 +11,14 @@ from dense_twin import dense
 from torch import Tensor
 
 from sinklab.core.attention import running
-from sinklab.core.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
+from sinklab.core.probing import (
+    MaskPositions,
+    MaskSinks,
+    TruncateContext,
+    WindowAttention,
+    intervene,
+    trace,
+)
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.lab.caching import DualCache, PrefixCache
 from tiny_diffusion import tiny_model
@@ -47,7 +56,10 @@ def test_fixed_positions_against_the_slow_twin(removal: str, causal: bool, padde
     torch.testing.assert_close(ours[real], theirs[real], **EXACT)
     removal_ = log.removals[0]
     before = twin.maps if zeroed else [layer[0] for layer in twin.before]
-    held = torch.stack([(a[..., [5, 7]].sum(-1) * real[:, None]).sum(-1) / real.sum(-1)[:, None] for a in before], 1)
+    held = torch.stack(
+        [(a[..., [5, 7]].sum(-1) * real[:, None]).sum(-1) / real.sum(-1)[:, None] for a in before],
+        1,
+    )
     torch.testing.assert_close(removal_.realised_BLH, held.float())
     assert bool(removal_.mass_BLH.isnan().all()), "nobody chose them"
     assert removal_.columns_BLHM.unique().tolist() == [5, 7]
@@ -59,12 +71,16 @@ def test_left_padding_counts_as_columns_and_as_nothing_taken() -> None:
     with intervene(model, MaskPositions((2, 6))) as log:
         model(IDS, attention_mask=PADDED)
     removal = log.removals[0]
-    assert removal.removed_BLH[:, 0, 0].tolist() == [1, 2] and removal.left_BLH[:, 0, 0].tolist() == [7, 10]
+    assert removal.removed_BLH[:, 0, 0].tolist() == [1, 2] and removal.left_BLH[
+        :, 0, 0
+    ].tolist() == [7, 10]
     assert removal.columns_BLHM[:, 0, 0].tolist() == [[6, -1], [2, 6]]
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("edit", [MaskPositions((3, 4)), WindowAttention(2), MaskPositions(5, removal="zero_value")])
+@pytest.mark.parametrize(
+    "edit", [MaskPositions((3, 4)), WindowAttention(2), MaskPositions(5, removal="zero_value")]
+)
 def test_every_kind_of_call_can_be_edited_by_position(style: str, edit: object) -> None:
     model = HandWritten(style)
     plain = model(IDS)
@@ -91,7 +107,13 @@ def test_steps_say_when() -> None:
         for _ in range(5):
             model(IDS)
     assert [removal.forward for removal in log.removals] == [1, 2]
-    assert [bool((row[..., 4] == 0).all()) for row in recording.received] == [False, True, True, False, False]
+    assert [bool((row[..., 4] == 0).all()) for row in recording.received] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
     assert log.removals[1].overlap_BLH.unique().tolist() == [1.0]
     with intervene(model, MaskPositions(4, steps=(1, None)), forwards_per_step=2) as log:
         for _ in range(5):
@@ -116,10 +138,15 @@ def test_truncation_hides_a_stretch_from_some_step_on() -> None:
 def test_truncation_in_the_middle_of_a_decoding(cache: object) -> None:
     model = tiny_model(2)
     canvas = Canvas.from_prompts(
-        [[5, 6, 7, 8, 9, 10], [11, 12, 13]], new_tokens=6, mask_id=model.config.mask_token_id, pad_id=0
+        [[5, 6, 7, 8, 9, 10], [11, 12, 13]],
+        new_tokens=6,
+        mask_id=model.config.mask_token_id,
+        pad_id=0,
     )
     with intervene(model, TruncateContext(1, 5, step=2)) as log, trace(model) as recording:
-        for step in denoise(model.denoiser(canvas.attention_BS), canvas, cache=cache, block_length=3):
+        for step in denoise(
+            model.denoiser(canvas.attention_BS), canvas, cache=cache, block_length=3
+        ):
             recording.mark(step)
     for number, row in enumerate(recording.received):
         assert bool((row[0, ..., 3:7] == 0).all()) == (number >= 2)
@@ -132,11 +159,16 @@ def test_truncation_in_the_middle_of_a_decoding(cache: object) -> None:
 @pytest.mark.parametrize("padded", [False, True])
 def test_window_against_the_slow_twin(causal: bool, padded: bool) -> None:
     model, given = llama(causal=causal).double(), {"attention_mask": PADDED} if padded else {}
-    with torch.no_grad(), intervene(model, WindowAttention(2, keep=(6,), layers=0, heads=(0, 2))) as log:
+    with (
+        torch.no_grad(),
+        intervene(model, WindowAttention(2, keep=(6,), layers=0, heads=(0, 2))) as log,
+    ):
         ours = model(IDS, **given).logits
     some = torch.tensor([True, False, True, False])[:, None, None]
     far = ~(near(2, torch.arange(12)) | at(6)) & some
-    theirs, twin = dense(model, lambda: model(IDS, **given).logits, lambda layer, a: None if layer else far)
+    theirs, twin = dense(
+        model, lambda: model(IDS, **given).logits, lambda layer, a: None if layer else far
+    )
     real = PADDED.bool() if padded else torch.ones(2, 12, dtype=torch.bool)
     torch.testing.assert_close(ours[real], theirs[real], **EXACT)
     removal = log.removals[0]
@@ -144,20 +176,27 @@ def test_window_against_the_slow_twin(causal: bool, padded: bool) -> None:
     expected = (lost * real[:, None]).sum(-1) / real.sum(-1)[:, None]
     torch.testing.assert_close(removal.realised_BLH[:, 0], expected.float())
     seen = (twin.maps[0] > 0).sum(-1)[:, [0, 2]]
-    torch.testing.assert_close(removal.left_BLH[:, 0], ((seen * real[:, None]).sum(-1) / real.sum(-1)[:, None]).float())
+    torch.testing.assert_close(
+        removal.left_BLH[:, 0], ((seen * real[:, None]).sum(-1) / real.sum(-1)[:, None]).float()
+    )
     assert removal.columns_BLHM.shape == (2, 1, 2, 0) and bool(removal.mass_BLH.isnan().all())
 
 
 @pytest.mark.parametrize("keep_prefix", [False, True])
 def test_a_window_of_none_leaves_the_own_key_and_the_prefix(keep_prefix: bool) -> None:
     model = Prefixed()
-    with intervene(model, WindowAttention(0, keep_prefix=keep_prefix)) as log, trace(model) as recording:
+    with (
+        intervene(model, WindowAttention(0, keep_prefix=keep_prefix)) as log,
+        trace(model) as recording,
+    ):
         model(IDS)
     received = recording.received[0]
     if keep_prefix:
         assert bool((received[..., :2] > 0).all()) and bool((received[..., 2:] < 1).all())
     else:
-        torch.testing.assert_close(received, torch.tensor([0.0] * 2 + [1.0] * 12).expand_as(received))
+        torch.testing.assert_close(
+            received, torch.tensor([0.0] * 2 + [1.0] * 12).expand_as(received)
+        )
     assert log.removals[0].left_BLH.unique().tolist() == [3.0 if keep_prefix else 1.0]
     assert log.removals[0].removed_BLH.unique().tolist() == [11.0 if keep_prefix else 13.0]
 
@@ -195,13 +234,18 @@ def test_a_window_stands_where_the_denoiser_says_its_queries_stand(columns: obje
         out = model(columns)
     x = model.q[:, :, 2:][:, :, places] @ model.k.transpose(-1, -2) / 2
     sees = torch.cat([torch.ones(len(places), 2, dtype=torch.bool), near(2, places)], 1)
-    torch.testing.assert_close(out, torch.softmax(x.masked_fill(~sees, -torch.inf), -1) @ model.v, **EXACT)
+    torch.testing.assert_close(
+        out, torch.softmax(x.masked_fill(~sees, -torch.inf), -1) @ model.v, **EXACT
+    )
     assert log.prefix == 2
 
 
 def test_a_canvas_that_does_not_fit_is_refused() -> None:
     model = Cached()
-    with pytest.raises(ValueError, match="got 3 queries and 12 keys"), intervene(model, WindowAttention(2)):
+    with (
+        pytest.raises(ValueError, match="got 3 queries and 12 keys"),
+        intervene(model, WindowAttention(2)),
+    ):
         model(None)
         model(slice(0, 3), slice(0, 5))
 
@@ -210,7 +254,9 @@ def test_a_canvas_that_does_not_fit_is_refused() -> None:
 @pytest.mark.parametrize("shift", [False, True])
 def test_a_window_in_a_cached_decoding_sees_its_neighbours(cache: object, shift: bool) -> None:
     model = tiny_model(1, logit_shift=shift)
-    canvas = Canvas.from_prompts([[5, 6, 7, 8, 9, 10]], new_tokens=6, mask_id=model.config.mask_token_id)
+    canvas = Canvas.from_prompts(
+        [[5, 6, 7, 8, 9, 10]], new_tokens=6, mask_id=model.config.mask_token_id
+    )
     with intervene(model, WindowAttention(1)), trace(model) as recording:
         for step in denoise(model.denoiser(), canvas, cache=cache, block_length=3):
             recording.mark(step)
@@ -230,8 +276,12 @@ def test_edits_compose_each_on_the_call_the_other_left() -> None:
     torch.testing.assert_close(ours, theirs, **EXACT)
     window, fixed = log.removals
     for layer, (first, second) in enumerate(twin.before):
-        torch.testing.assert_close(window.realised_BLH[:, layer], ((first * far).sum(-1).mean(-1)).float())
-        torch.testing.assert_close(fixed.realised_BLH[:, layer], second[..., 4:6].sum(-1).mean(-1).float())
+        torch.testing.assert_close(
+            window.realised_BLH[:, layer], ((first * far).sum(-1).mean(-1)).float()
+        )
+        torch.testing.assert_close(
+            fixed.realised_BLH[:, layer], second[..., 4:6].sum(-1).mean(-1).float()
+        )
     seen = (twin.maps[0] > 0).sum(-1).double().mean(-1).float()
     torch.testing.assert_close(fixed.left_BLH[:, 0], seen)
 
@@ -244,7 +294,9 @@ def test_a_query_that_would_lose_all_its_keys_keeps_them_and_it_is_not_counted()
     torch.testing.assert_close(ours, theirs, **EXACT)
     lost = (twin.before[0][0] - twin.maps[0]).clamp(min=0)[..., 2:, :2].sum((-1, -2)) / 12
     torch.testing.assert_close(log.removals[0].realised_BLH[:, 0], lost.float())
-    assert log.removals[0].left_BLH.unique().item() == pytest.approx((1 + 2 + sum(range(1, 11))) / 12)
+    assert log.removals[0].left_BLH.unique().item() == pytest.approx(
+        (1 + 2 + sum(range(1, 11))) / 12
+    )
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -308,9 +360,15 @@ def test_added_sinks_are_named_apart() -> None:
     with intervene(model, MaskPositions((3,), added=0, layers=0)), trace(model) as recording:
         model(IDS)
     received_BHS = recording.received[0][:, 0]
-    assert bool((received_BHS[..., [0, 2 + 3]] == 0).all()) and int((received_BHS == 0).sum(-1).amax()) == 2
+    assert (
+        bool((received_BHS[..., [0, 2 + 3]] == 0).all())
+        and int((received_BHS == 0).sum(-1).amax()) == 2
+    )
     with intervene(model, MaskPositions(added=(1,))) as log:
         model(IDS)
     assert log.removals[0].columns_BLHM.unique().tolist() == [1]
-    with pytest.raises(ValueError, match="no added sink 2, the model has 2"), intervene(model, MaskPositions(added=2)):
+    with (
+        pytest.raises(ValueError, match="no added sink 2, the model has 2"),
+        intervene(model, MaskPositions(added=2)),
+    ):
         model(IDS)

@@ -1,4 +1,6 @@
-"""For whom keys are blocked, lone rows, and values that stand in; against dense float64 attention."""
+"""For whom keys are blocked, lone rows, and values that stand in; against dense float64
+attention.
+"""
 
 # B batch, H heads, Q queries, S keys
 from __future__ import annotations
@@ -12,7 +14,13 @@ from dense_twin import dense, received, top
 
 from sinklab.core.attention import running
 from sinklab.core.attention.context import decoding
-from sinklab.core.probing import LoneRows, MaskPositions, MaskSinks, intervene, save_reference_values
+from sinklab.core.probing import (
+    LoneRows,
+    MaskPositions,
+    MaskSinks,
+    intervene,
+    save_reference_values,
+)
 from sinklab.core.sampling import Canvas
 from tiny_diffusion import tiny_model
 from tiny_models import Prefixed, llama
@@ -48,7 +56,10 @@ def test_lone_rows_see_themselves_alone(causal, heads):
     theirs, twin = dense(model, lambda: model(IDS).logits, lambda layer, a: hidden_HQS)
     torch.testing.assert_close(ours, theirs, **EXACT)
     some = list(heads or range(4))
-    lost = torch.stack([layer[0].masked_fill(~hidden_HQS, 0.0).sum(-1).mean(-1)[:, some] for layer in twin.before], 1)
+    lost = torch.stack(
+        [layer[0].masked_fill(~hidden_HQS, 0.0).sum(-1).mean(-1)[:, some] for layer in twin.before],
+        1,
+    )
     torch.testing.assert_close(log.removals[0].realised_BLH, lost.float())
     assert LoneRows().rows == (0,)
 
@@ -94,9 +105,13 @@ def test_keys_are_blocked_for_some_queries(queries, causal, padded):
     for layer in range(2):
         before = twin.before[layer][0] * real[:, None, :, None]
         lost_BH = before.masked_fill(~hidden[layer], 0.0).sum((-1, -2)) / count_B1
-        torch.testing.assert_close(removal.realised_BLH[:, layer], lost_BH.float(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            removal.realised_BLH[:, layer], lost_BH.float(), rtol=1e-5, atol=1e-6
+        )
         strongest = (received(twin.maps[layer], real) / count_B1.unsqueeze(-1)).max(-1)
-        torch.testing.assert_close(removal.strongest_BLH[:, layer], strongest.values.float(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            removal.strongest_BLH[:, layer], strongest.values.float(), rtol=1e-5, atol=1e-6
+        )
         assert torch.equal(removal.strongest_at_BLH[:, layer].long(), strongest.indices)
         others = (before > 0) & ~OWN
         alone = others.any(-1) & ~(others & ~hidden[layer]).any(-1)
@@ -129,7 +144,12 @@ def test_states_of_queries(queries):
     state = {"masked": ids_BS == mask_id, "prompt": ~canvas.open_BS}
     state["committed"] = ~state["masked"] & canvas.open_BS
     edit = MaskPositions((1, 4), queries=queries)
-    with torch.no_grad(), intervene(model, edit), decoding(SimpleNamespace(canvas=canvas)), running(ids_BS):
+    with (
+        torch.no_grad(),
+        intervene(model, edit),
+        decoding(SimpleNamespace(canvas=canvas)),
+        running(ids_BS),
+    ):
         ours = model(ids_BS).logits
     gone_S = torch.zeros(12, dtype=torch.bool)
     gone_S[[1, 4]] = True
@@ -164,7 +184,9 @@ def test_pooled_values_are_the_mean_of_the_other_keys():
     theirs, twin = dense(model, lambda: model(IDS, attention_mask=PADDED).logits, values=pooled)
     torch.testing.assert_close(ours[real], theirs[real], **EXACT)
     # attention stays as it is
-    held = torch.stack([received(a, real).topk(2).values.sum(-1) / real.sum(-1)[:, None] for a in twin.maps], 1)
+    held = torch.stack(
+        [received(a, real).topk(2).values.sum(-1) / real.sum(-1)[:, None] for a in twin.maps], 1
+    )
     torch.testing.assert_close(log.removals[0].realised_BLH, held.float())
     with (
         pytest.raises(ValueError, match="see different keys"),
@@ -177,12 +199,19 @@ def test_pooled_values_are_the_mean_of_the_other_keys():
 @pytest.mark.parametrize("causal", [False, True])
 def test_mean_values_come_from_reference_texts(causal, tmp_path):
     model = llama(causal=causal).double()
-    texts = [torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(seed)) for seed in (3, 4, 5)]
+    texts = [
+        torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(seed))
+        for seed in (3, 4, 5)
+    ]
     file = save_reference_values(model, MaskSinks(1), texts, tmp_path / "values.safetensors")
     kept: list[list[torch.Tensor]] = [[], []]
 
     def collect(layer, a, v):
-        kept[layer].append(v.gather(2, received(a).argmax(-1)[..., None, None].expand(-1, -1, 1, v.shape[-1]))[:, :, 0])
+        kept[layer].append(
+            v.gather(2, received(a).argmax(-1)[..., None, None].expand(-1, -1, 1, v.shape[-1]))[
+                :, :, 0
+            ]
+        )
         return v
 
     for ids_BS in texts:
@@ -202,7 +231,9 @@ def test_mean_values_come_from_reference_texts(causal, tmp_path):
         MaskSinks(1, removal="mean_value")
     with (
         pytest.raises(ValueError, match="no reference values"),
-        intervene(model, MaskPositions((0,), removal="mean_value", values=str(tmp_path / "absent"))),
+        intervene(
+            model, MaskPositions((0,), removal="mean_value", values=str(tmp_path / "absent"))
+        ),
     ):
         model(IDS)
 
@@ -216,5 +247,9 @@ def test_what_makes_no_sense_is_refused():
         LoneRows(rows=())
     model = tiny_model()
     far = LoneRows(rows=(12,))
-    with pytest.raises(ValueError, match="positions 0 to 11, got 12"), intervene(model, far), running(IDS):
+    with (
+        pytest.raises(ValueError, match="positions 0 to 11, got 12"),
+        intervene(model, far),
+        running(IDS),
+    ):
         model(IDS)

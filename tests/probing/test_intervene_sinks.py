@@ -1,4 +1,6 @@
-"""What `MaskSinks` offers beyond the top k of the step before, each against dense float64 attention edited by hand."""
+"""What `MaskSinks` offers beyond the top k of the step before, each against dense float64 attention
+edited by hand.
+"""
 
 # B batch, L layers, H heads, S keys
 from __future__ import annotations
@@ -31,13 +33,20 @@ def edited(model, edit, texts=TEXTS, **given):
 
 
 def by_hand(model, choose, texts=TEXTS, **given):
-    """The same run with dense attention: `choose(layer, received, gone before)` says what the next forward loses."""
+    """The same run with dense attention: `choose(layer, received, gone before)` says what the next
+    forward loses.
+    """
     logits, gone, twins = [], {}, []
     real = given.get("attention_mask")
     for ids in texts:
-        out, twin = dense(model, lambda ids=ids: model(ids, **given), lambda layer, _, gone=gone: gone.get(layer))
+        out, twin = dense(
+            model, lambda ids=ids: model(ids, **given), lambda layer, _, gone=gone: gone.get(layer)
+        )
         logits.append(getattr(out, "logits", out))
-        gone = {layer: choose(layer, received(a, real), gone.get(layer)) for layer, a in enumerate(twin.maps)}
+        gone = {
+            layer: choose(layer, received(a, real), gone.get(layer))
+            for layer, a in enumerate(twin.maps)
+        }
         twins.append(twin)
     return logits, twins
 
@@ -61,7 +70,9 @@ def test_epsilon_takes_every_key_above_the_threshold(padded: bool) -> None:
     columns = log.removals[0].columns_BLHM
     assert torch.equal((columns >= 0).sum(-1), counts.long())
     first = torch.stack([received(a, given.get("attention_mask")) for a in twins[0].maps], 1)
-    taken = torch.zeros(*first.shape[:3], 13, dtype=torch.bool).scatter(3, columns % 13, True)[..., :12]
+    taken = torch.zeros(*first.shape[:3], 13, dtype=torch.bool).scatter(3, columns % 13, True)[
+        ..., :12
+    ]
     visible = seen_B[:, None, None, None] * (PADDED if padded else torch.ones(2, 12))[:, None, None]
     assert torch.equal(taken, find_sinks(first, Excess(0.5), visible))
 
@@ -84,7 +95,9 @@ def test_rows_of_unequal_length_lose_unequal_numbers_of_keys(epsilon: float) -> 
             model(part)
             logits = model(part).logits
         assert torch.equal(alone.removals[0].removed_BLH[0], removed_BLH[row])
-        torch.testing.assert_close(logits, together[row : row + 1, -part.shape[1] :], rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(
+            logits, together[row : row + 1, -part.shape[1] :], rtol=1e-3, atol=1e-5
+        )
 
 
 def test_nobody_above_epsilon_leaves_the_call_alone() -> None:
@@ -94,13 +107,19 @@ def test_nobody_above_epsilon_leaves_the_call_alone() -> None:
         model(IDS)
         assert torch.equal(plain, model(IDS))
     assert log.removals[0].removed_BLH.sum() == 0 and log.removals[0].columns_BLHM.shape[-1] == 0
-    assert log.removals[0].realised_BLH.sum() == 0 and log.removals[0].left_BLH.unique().tolist() == [12]
+    assert log.removals[0].realised_BLH.sum() == 0 and log.removals[
+        0
+    ].left_BLH.unique().tolist() == [12]
 
 
 def test_epsilon_is_scaled_as_if_all_queries_ran() -> None:
     # One query runs against 12 remembered keys: an even share of its row is 1 / S.
     model = llama(causal=True).double()
-    with torch.no_grad(), intervene(model, MaskSinks(epsilon=1.0)) as log, trace(model) as recording:
+    with (
+        torch.no_grad(),
+        intervene(model, MaskSinks(epsilon=1.0)) as log,
+        trace(model) as recording,
+    ):
         cache = model(IDS, use_cache=True).past_key_values
         for t in range(3):
             model(TEXTS[t][:, :1], past_key_values=cache)
@@ -124,15 +143,26 @@ def test_carried_keys_stay_away_until_the_limit(limit: int) -> None:
     theirs, _ = by_hand(model, choose)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, **EXACT)
-    assert [int(removal.removed_BLH.max()) for removal in log.removals] == {2: [2, 2, 2], 5: [2, 4, 5]}[limit]
-    assert log.removals[1].overlap_BLH.unique().tolist() == [pytest.approx(1.0 if limit == 2 else 0.5)]
-    assert bool(log.removals[1].mass_BLH.isnan().all()) == (limit == 2), "at the limit nothing new is chosen"
+    assert [int(removal.removed_BLH.max()) for removal in log.removals] == {
+        2: [2, 2, 2],
+        5: [2, 4, 5],
+    }[limit]
+    assert log.removals[1].overlap_BLH.unique().tolist() == [
+        pytest.approx(1.0 if limit == 2 else 0.5)
+    ]
+    assert bool(log.removals[1].mass_BLH.isnan().all()) == (limit == 2), (
+        "at the limit nothing new is chosen"
+    )
     assert bool((log.removals[2].realised_BLH > 0).all())
 
 
 def test_lowest_is_a_control_of_as_many_keys() -> None:
     model = llama()
-    with torch.no_grad(), intervene(model, MaskSinks(3, control="lowest")) as log, trace(model) as recording:
+    with (
+        torch.no_grad(),
+        intervene(model, MaskSinks(3, control="lowest")) as log,
+        trace(model) as recording,
+    ):
         for _ in range(3):
             model(IDS, attention_mask=PADDED)
     # a masked key receives nothing: it is among the lowest ever after
@@ -146,12 +176,13 @@ def test_lowest_is_a_control_of_as_many_keys() -> None:
 def test_controls_match_the_number_above_epsilon(control: str) -> None:
     model = llama()
     sinks, others = (
-        edited(model, MaskSinks(epsilon=0.8, control=name), TEXTS[:2])[1].removals[0] for name in ("sinks", control)
+        edited(model, MaskSinks(epsilon=0.8, control=name), TEXTS[:2])[1].removals[0]
+        for name in ("sinks", control)
     )
     assert torch.equal(sinks.removed_BLH, others.removed_BLH)
-    taken = (sinks.columns_BLHM.unsqueeze(-1) == others.columns_BLHM.unsqueeze(-2)) & (sinks.columns_BLHM >= 0)[
-        ..., None
-    ]
+    taken = (sinks.columns_BLHM.unsqueeze(-1) == others.columns_BLHM.unsqueeze(-2)) & (
+        sinks.columns_BLHM >= 0
+    )[..., None]
     assert not bool(taken.any())
 
 
@@ -163,7 +194,9 @@ def test_shared_by_layer_takes_what_the_mean_of_the_heads_ranks_first() -> None:
         torch.testing.assert_close(one, other, **EXACT)
     removal = log.removals[0]
     assert bool((removal.columns_BLHM == removal.columns_BLHM[:, :, :1]).all())
-    assert len(removal.mass_BLH[0, 0].unique()) == 4, "each head has its own share on the shared keys"
+    assert len(removal.mass_BLH[0, 0].unique()) == 4, (
+        "each head has its own share on the shared keys"
+    )
 
 
 @pytest.mark.parametrize("layers", [(1,), (-1,), ("layers.1",), "*.1.self_attn", 1])
@@ -171,7 +204,9 @@ def test_only_the_named_layers_and_heads_are_edited(layers: object) -> None:
     model = llama().double()
     heads = torch.tensor([False, True, False, True])[:, None, None]
     ours, log = edited(model, MaskSinks(2, layers=layers, heads=(1, 3)))
-    theirs, twins = by_hand(model, lambda layer, a_BHS, _: top(a_BHS, 2) & heads if layer == 1 else None)
+    theirs, twins = by_hand(
+        model, lambda layer, a_BHS, _: top(a_BHS, 2) & heads if layer == 1 else None
+    )
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, **EXACT)
     removal = log.removals[0]
@@ -183,10 +218,14 @@ def test_only_the_named_layers_and_heads_are_edited(layers: object) -> None:
 
 def test_heads_may_be_named_in_any_order_and_twice() -> None:
     model = llama()
-    every, named, some = (edited(model, MaskSinks(2, heads=heads)) for heads in (None, (3, 1, 0, 2), (-1, 3, 1)))
+    every, named, some = (
+        edited(model, MaskSinks(2, heads=heads)) for heads in (None, (3, 1, 0, 2), (-1, 3, 1))
+    )
     assert all(torch.equal(one, other) for one, other in zip(every[0], named[0], strict=True))
     assert named[1].removals[0].heads == (0, 1, 2, 3) and some[1].removals[0].heads == (1, 3)
-    assert torch.equal(some[1].removals[0].columns_BLHM, every[1].removals[0].columns_BLHM[:, :, [1, 3]])
+    assert torch.equal(
+        some[1].removals[0].columns_BLHM, every[1].removals[0].columns_BLHM[:, :, [1, 3]]
+    )
 
 
 def test_spared_positions_count_from_the_canvas() -> None:
@@ -195,11 +234,14 @@ def test_spared_positions_count_from_the_canvas() -> None:
     _, log = edited(model, MaskSinks(4, spare=spare), [IDS, IDS])
     assert bool((log.removals[0].columns_BLHM < 2 + 3).all())
     _, log = edited(model, MaskSinks(3, spare=spare, spare_prefix=True), [IDS, IDS])
-    assert log.removals[0].columns_BLHM.sort(-1).values.flatten(0, 2).unique(dim=0).tolist() == [[2, 3, 4]]
+    assert log.removals[0].columns_BLHM.sort(-1).values.flatten(0, 2).unique(dim=0).tolist() == [
+        [2, 3, 4]
+    ]
 
 
 @pytest.mark.parametrize(
-    "options", [{"k": 2}, {"epsilon": 0.5}, {"k": 2, "control": "random"}, {"k": 1, "shared": "layer"}]
+    "options",
+    [{"k": 2}, {"epsilon": 0.5}, {"k": 2, "control": "random"}, {"k": 1, "shared": "layer"}],
 )
 def test_without_a_cache_eviction_is_a_mask(options: dict) -> None:
     model = llama()
@@ -213,7 +255,9 @@ def test_without_a_cache_eviction_is_a_mask(options: dict) -> None:
 
 
 class Remembering(torch.nn.Module):
-    """One attention layer that keeps its keys and values and can give them back with some of them deleted."""
+    """One attention layer that keeps its keys and values and can give them back with some of them
+    deleted.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,11 +265,16 @@ class Remembering(torch.nn.Module):
         self.q, self.k, self.v = (torch.randn(1, 2, 9, 4, dtype=torch.float64) for _ in range(3))
 
     def forward(self, queries: slice) -> Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(self.q[:, :, queries], self.k, self.v)
+        return torch.nn.functional.scaled_dot_product_attention(
+            self.q[:, :, queries], self.k, self.v
+        )
 
 
 def test_evicted_keys_are_out_of_the_memory_until_everything_is_computed_anew() -> None:
-    model, steps = Remembering(), [slice(0, 9), slice(3, 6), slice(3, 6), slice(3, 6), slice(0, 9), slice(6, 9)]
+    model, steps = (
+        Remembering(),
+        [slice(0, 9), slice(3, 6), slice(3, 6), slice(3, 6), slice(0, 9), slice(6, 9)],
+    )
     with intervene(model, MaskSinks(1, removal="evict")) as log:
         outs = [model(step) for step in steps]
     memory: list[list[int]] = [[], []]
@@ -254,14 +303,21 @@ def test_an_autoregressive_memory_shrinks_down_to_the_limit(limit: int | None) -
     gone = [int(removal.removed_BLH.min()) for removal in log.removals]
     assert gone == ([2, 4, 6, 8] if limit is None else [2, 3, 3, 3])
     for removal, row in zip(log.removals, recording.received[1:], strict=True):
-        assert bool((row.gather(-1, removal.columns_BLHM.clamp(min=0)) * (removal.columns_BLHM >= 0) == 0).all())
+        assert bool(
+            (
+                row.gather(-1, removal.columns_BLHM.clamp(min=0)) * (removal.columns_BLHM >= 0) == 0
+            ).all()
+        )
         left = torch.full_like(removal.left_BLH, row.shape[-1]) - removal.removed_BLH
         torch.testing.assert_close(removal.left_BLH, left)
 
 
 def test_a_memory_that_runs_empty_is_refused() -> None:
     model = llama(causal=True)
-    with pytest.raises(ValueError, match="set a limit"), intervene(model, MaskSinks(4, removal="evict")):
+    with (
+        pytest.raises(ValueError, match="set a limit"),
+        intervene(model, MaskSinks(4, removal="evict")),
+    ):
         model.generate(IDS, max_new_tokens=9, do_sample=False, attention_mask=torch.ones_like(IDS))
 
 
@@ -281,8 +337,12 @@ def test_guidance_carries_each_forward_apart() -> None:
 
 def test_numbers_may_be_numpys_and_become_python_ints() -> None:
     given, numbers = np.int64(2), np.arange(2)
-    ours = MaskSinks(given, source="carried", limit=given, spare=numbers, layers=numbers, heads=numbers)
-    assert ours == MaskSinks(2, source="carried", limit=2, spare=(0, 1), layers=(0, 1), heads=(0, 1))
+    ours = MaskSinks(
+        given, source="carried", limit=given, spare=numbers, layers=numbers, heads=numbers
+    )
+    assert ours == MaskSinks(
+        2, source="carried", limit=2, spare=(0, 1), layers=(0, 1), heads=(0, 1)
+    )
     assert interventions.parse(interventions.as_text(ours)) == ours
     assert MaskPositions(numbers, layers=numbers[1]) == MaskPositions((0, 1), layers=1)
     for wrong in (True, 2.0, np.float64(2)):
@@ -315,7 +375,9 @@ def test_wrong_fields_are_refused_by_name() -> None:
         MaskSinks(1, spare=(-1,))
 
 
-@pytest.mark.parametrize("where", [{"layers": (2,)}, {"layers": (-3,)}, {"layers": ("mlp",)}, {"heads": (4,)}])
+@pytest.mark.parametrize(
+    "where", [{"layers": (2,)}, {"layers": (-3,)}, {"layers": ("mlp",)}, {"heads": (4,)}]
+)
 def test_layers_and_heads_that_are_not_there(where: dict) -> None:
     model = llama()
     message = "0 … 3" if "heads" in where else "'mlp'" if "mlp" in str(where) else "0 … 1"
@@ -325,7 +387,10 @@ def test_layers_and_heads_that_are_not_there(where: dict) -> None:
 
 def test_a_negative_layer_needs_somebody_who_counts() -> None:
     model = HandWritten()
-    with pytest.raises(ValueError, match=r"no config\.num_hidden_layers"), intervene(model, MaskSinks(1, layers=-1)):
+    with (
+        pytest.raises(ValueError, match=r"no config\.num_hidden_layers"),
+        intervene(model, MaskSinks(1, layers=-1)),
+    ):
         model(IDS)
 
 
@@ -337,11 +402,16 @@ RULES = [Excess(0.5), Excess(1.0, "zscore"), Gu(0.1), Top(2)]
 def test_any_rule_says_what_is_removed(rule: Any, k: int | None) -> None:
     log, recording = decoded(MaskSinks(k, rule=rule))
     for removal in log.removals:
-        received, visible = recording.received[removal.forward - 1], recording.visible[removal.forward - 1]
+        received, visible = (
+            recording.received[removal.forward - 1],
+            recording.visible[removal.forward - 1],
+        )
         found = find_sinks(received, rule, visible[:, None, None])
         assert torch.equal(removal.removed_BLH, found.sum(-1).clamp(max=k or 99).float())
         gone = removal.columns_BLHM.masked_fill(removal.columns_BLHM < 0, 12)
-        gone = torch.zeros(*received.shape[:-1], 13, dtype=torch.bool).scatter_(-1, gone, True)[..., :12]
+        gone = torch.zeros(*received.shape[:-1], 13, dtype=torch.bool).scatter_(-1, gone, True)[
+            ..., :12
+        ]
         best = received.masked_fill(~found, -torch.inf).topk(1, -1).indices
         expected = found if k is None else found & torch.zeros_like(found).scatter_(-1, best, True)
         assert torch.equal(gone, expected)
@@ -374,8 +444,14 @@ def test_epsilon_is_short_for_the_rule_of_excess() -> None:
     edit = MaskSinks(epsilon=1.0)
     assert edit == MaskSinks(rule=Excess(1.0)) and edit.epsilon is None
     assert interventions.as_text(edit) == "mask_sinks:rule=excess:epsilon=1.0"
-    assert interventions.parse("mask_sinks:epsilon=1.0,source=closed_loop") == replace(edit, source="closed_loop")
+    assert interventions.parse("mask_sinks:epsilon=1.0,source=closed_loop") == replace(
+        edit, source="closed_loop"
+    )
     assert interventions.as_text(MaskSinks(3, rule=Gu(0.2))) == "mask_sinks:k=3,rule=gu:weight=0.2"
-    assert interventions.parse("mask_sinks:k=3,rule=(excess:epsilon=2,scale=percent)").rule == Excess(2.0, "percent")
-    with pytest.raises(ValueError, match=r"epsilon=1\.0 is short for a rule, but Gu\(.*\) is given: leave out one"):
+    assert interventions.parse(
+        "mask_sinks:k=3,rule=(excess:epsilon=2,scale=percent)"
+    ).rule == Excess(2.0, "percent")
+    with pytest.raises(
+        ValueError, match=r"epsilon=1\.0 is short for a rule, but Gu\(.*\) is given: leave out one"
+    ):
         MaskSinks(epsilon=1.0, rule=Gu(0.2))

@@ -67,7 +67,9 @@ def test_every_built_in_intervention_is_checked():
 @pytest.mark.parametrize("source", ["now", "closed_loop", "carried,limit=9", "clean_pass"])
 def test_the_intervention_of_the_example_conforms(plugin, source):
     plugin("add_a_intervention")
-    check_intervention(interventions.parse(f"mask_shared_sinks:share=0.25,rule=excess:epsilon=0.5,source={source}"))
+    check_intervention(
+        interventions.parse(f"mask_shared_sinks:share=0.25,rule=excess:epsilon=0.5,source={source}")
+    )
 
 
 @pytest.mark.parametrize("name", sorted(built_in(statistics)))
@@ -120,7 +122,10 @@ def test_an_intervention_on_calls_conforms(plugin):
 def test_an_intervention_that_does_not_conform_is_seen(plugin, monkeypatch):
     model = tiny_model()
     monkeypatch.setitem(globals(), "LAST", model.model.layers[0].mlp.up_proj)
-    for kind, message in ((Idle, "changes no output"), (Careless, "outputs differ from run to run")):
+    for kind, message in (
+        (Idle, "changes no output"),
+        (Careless, "outputs differ from run to run"),
+    ):
         interventions.register(kind.__name__)(kind)
         with pytest.raises(AssertionError, match=message):
             check_intervention(kind(), model)
@@ -154,7 +159,11 @@ class Blind(Unfinished):
 @pytest.mark.parametrize(
     ("kind", "error", "message"),
     [
-        (Unfinished, ValueError, "axes .*'batch', 'key'.* for each layer, but measured one of shape"),
+        (
+            Unfinished,
+            ValueError,
+            "axes .*'batch', 'key'.* for each layer, but measured one of shape",
+        ),
         (Sloppy, AssertionError, "not finite"),
         (Blind, AssertionError, "shape .* for the axes"),
     ],

@@ -1,4 +1,6 @@
-"""A row of a padded batch is what it is alone: what is written, received and visible, under every cache and edit."""
+"""A row of a padded batch is what it is alone: what is written, received and visible, under every
+cache and edit.
+"""
 
 # B batch, L layers, H heads, K keys, S canvas
 import itertools
@@ -48,32 +50,47 @@ def padded(side: str, texts: list[list[int]], mask_id: int) -> tuple[Canvas, lis
     return Canvas.infill(ids_BS, mask_id=mask_id, attention_BS=real_BS), owns
 
 
-def decoded(model: DiffusionLM, canvas: Canvas, cache: str, edit: str) -> tuple[list[torch.Tensor], Recording]:
+def decoded(
+    model: DiffusionLM, canvas: Canvas, cache: str, edit: str
+) -> tuple[list[torch.Tensor], Recording]:
     """The canvas after every step, and what was received at each."""
     with intervene(model, *EDITS[edit]), trace(model) as recording:
         written = []
-        for step in denoise(model, canvas, cache=CACHES[cache], block_length=None if cache == "none" else 2):
+        for step in denoise(
+            model, canvas, cache=CACHES[cache], block_length=None if cache == "none" else 2
+        ):
             recording.mark(step)
             written.append(step.ids_BS)
     return written, recording
 
 
 @pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.parametrize(("side", "cache"), [*(("left", cache) for cache in CACHES), ("right", "none")])
+@pytest.mark.parametrize(
+    ("side", "cache"), [*(("left", cache) for cache in CACHES), ("right", "none")]
+)
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_row_of_a_padded_batch_is_what_it_is_alone(kind: str, side: str, cache: str, edit: str) -> None:
+def test_a_row_of_a_padded_batch_is_what_it_is_alone(
+    kind: str, side: str, cache: str, edit: str
+) -> None:
     model = tiny_model(**MODELS[kind])
     canvas, owns = padded(side, TEXTS, model.config.mask_token_id)
     written, recording = decoded(model, canvas, cache, edit)
     front = list(range(recording.prefix))
     assert len(written) == NEW
     for row, (text, own) in enumerate(zip(TEXTS, owns, strict=True)):
-        alone, heard = decoded(model, padded(side, [text], model.config.mask_token_id)[0], cache, edit)
-        columns_K = [*front, *(len(front) + column for column in range(canvas.ids_BS.shape[1])[own])]
+        alone, heard = decoded(
+            model, padded(side, [text], model.config.mask_token_id)[0], cache, edit
+        )
+        columns_K = [
+            *front,
+            *(len(front) + column for column in range(canvas.ids_BS.shape[1])[own]),
+        ]
         for step in range(NEW):
             assert torch.equal(written[step][row, own], alone[step][0]), (row, step)
             received_LHK, visible_K = recording.received[step][row], recording.visible[step][row]
-            torch.testing.assert_close(received_LHK[..., columns_K], heard.received[step][0], rtol=0, atol=1e-5)
+            torch.testing.assert_close(
+                received_LHK[..., columns_K], heard.received[step][0], rtol=0, atol=1e-5
+            )
             assert torch.equal(visible_K[columns_K], heard.visible[step][0]), (row, step)
             padding_K = [key for key in range(len(visible_K)) if key not in columns_K]
             assert not received_LHK[..., padding_K].any() and not visible_K[padding_K].any()
@@ -81,12 +98,16 @@ def test_a_row_of_a_padded_batch_is_what_it_is_alone(kind: str, side: str, cache
 
 def test_the_sinks_of_a_padded_batch_are_not_found_without_the_counts() -> None:
     model = tiny_model()
-    _, recording = decoded(model, padded("left", TEXTS, model.config.mask_token_id)[0], "none", "none")
+    _, recording = decoded(
+        model, padded("left", TEXTS, model.config.mask_token_id)[0], "none", "none"
+    )
     received, visible = recording.array("received"), recording.array("visible")[:, :, None, None]
     with pytest.raises(ValueError, match=r"as where there is padding: pass recording\.visible"):
         find_sinks(received, Excess())
     whole = find_sinks(received[:, :1], Excess())
-    assert (whole == find_sinks(received, Excess(), visible)[:, :1]).all(), "the longest row has no padding"
+    assert (whole == find_sinks(received, Excess(), visible)[:, :1]).all(), (
+        "the longest row has no padding"
+    )
 
 
 @pytest.mark.slow
@@ -94,7 +115,9 @@ def test_the_sinks_of_a_padded_batch_are_not_found_without_the_counts() -> None:
 @pytest.mark.parametrize("rule", [Excess(), Excess(0.5), Gu(0.3), Gu(0.1)], ids=str)
 def test_counts_that_are_forgotten_never_give_another_answer(name: str, rule: Rule) -> None:
     lm = load(name)
-    ids = lm.needed_tokenizer()("It was a dark night, and the old man went home to his wife.", return_tensors="pt")
+    ids = lm.needed_tokenizer()(
+        "It was a dark night, and the old man went home to his wife.", return_tensors="pt"
+    )
     with trace(lm.model) as recording:
         lm.model(ids["input_ids"])
     received, visible = (recording.array(one)[0, 0] for one in ("received", "visible"))
@@ -116,30 +139,41 @@ def test_a_cache_refuses_rows_that_are_padded_on_the_right(cache: str) -> None:
     model = tiny_model()
     canvas, _ = padded("right", TEXTS, model.config.mask_token_id)
     with pytest.raises(
-        ValueError, match=r"block 0 stands in columns 6 to 7 of row 0 and 3 to 4 of row 1; pad prompts on"
+        ValueError,
+        match=r"block 0 stands in columns 6 to 7 of row 0 and 3 to 4 of row 1; pad prompts on",
     ):
         denoise(model, canvas, cache=CACHES[cache], block_length=2)
 
 
 @pytest.mark.parametrize(
-    "cache", [{}, {"cache_implementation": "static", "disable_compile": True}], ids=["growing", "static"]
+    "cache",
+    [{}, {"cache_implementation": "static", "disable_compile": True}],
+    ids=["growing", "static"],
 )
-def test_a_row_of_a_padded_batch_that_transformers_writes_is_what_it_is_alone(cache: dict[str, object]) -> None:
+def test_a_row_of_a_padded_batch_that_transformers_writes_is_what_it_is_alone(
+    cache: dict[str, object],
+) -> None:
     model = llama(causal=True)
     options = {"max_new_tokens": NEW, "do_sample": False, **cache}
     canvas, owns = padded("left", TEXTS, 0)
     width = max(map(len, TEXTS))
     with trace(model) as recording:
         written_BS = model.generate(
-            canvas.ids_BS[:, :width], attention_mask=canvas.attention_BS[:, :width].long(), **options
+            canvas.ids_BS[:, :width],
+            attention_mask=canvas.attention_BS[:, :width].long(),
+            **options,
         )
     for row, (text, own) in enumerate(zip(TEXTS, owns, strict=True)):
         with trace(model) as heard:
-            alone_BS = model.generate(torch.tensor([text]), attention_mask=torch.ones(1, len(text)).long(), **options)
+            alone_BS = model.generate(
+                torch.tensor([text]), attention_mask=torch.ones(1, len(text)).long(), **options
+            )
         assert torch.equal(written_BS[row, own], alone_BS[0])
         for step in range(NEW):
             keys = len(text) + step
             columns = slice(own.start, own.start + keys)
-            torch.testing.assert_close(recording.received[step][row, ..., columns], heard.received[step][0, ..., :keys])
+            torch.testing.assert_close(
+                recording.received[step][row, ..., columns], heard.received[step][0, ..., :keys]
+            )
             assert torch.equal(recording.visible[step][row, columns], heard.visible[step][0, :keys])
             assert not recording.received[step][row, ..., : own.start].any()

@@ -1,4 +1,6 @@
-"""Rows of a cached decode, added up: held to the columns of a full causal pass over the same text."""
+"""Rows of a cached decode, added up: held to the columns of a full causal pass over the same
+text.
+"""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -28,14 +30,21 @@ def whole(model: Any, ids: list[int], edit: Any) -> tuple[np.ndarray, np.ndarray
     edited = intervene(model, edit, measure=False) if edit else nullcontext()
     with torch.no_grad(), edited, trace(model, NAMES, maps=maps) as recording:
         model(torch.tensor([ids]), use_cache=False)
-    map_LHQS = np.stack([np.stack([recording.map(0, layer, head)[0].numpy() for head in range(4)]) for layer in (0, 1)])
+    map_LHQS = np.stack(
+        [
+            np.stack([recording.map(0, layer, head)[0].numpy() for head in range(4)])
+            for layer in (0, 1)
+        ]
+    )
     return recording.received[0][0].numpy(), recording.visible[0][0].numpy(), map_LHQS
 
 
 @pytest.mark.parametrize(
     ("texts", "edit"), [(TEXTS[:1], None), (TEXTS[:1], "mask_positions:positions=2"), (TEXTS, None)]
 )
-def test_rows_of_a_cached_decode_are_the_columns_of_a_full_pass(texts: list[list[int]], edit: str | None) -> None:
+def test_rows_of_a_cached_decode_are_the_columns_of_a_full_pass(
+    texts: list[list[int]], edit: str | None
+) -> None:
     model, made = tiny_llama().model, interventions.parse(edit) if edit else None
     ids_BS, real_BS = left_padded(texts, 0)
     sums, cache = [SoFar() for _ in texts], None
@@ -49,7 +58,10 @@ def test_rows_of_a_cached_decode_are_the_columns_of_a_full_pass(texts: list[list
             with trace(model, NAMES) as recording:
                 cache = model(new_BS, past_key_values=cache, **given).past_key_values
             for row, one in enumerate(sums):
-                seen, windows = recording.visible[0][row].numpy(), recording.received_by_window[0][row].numpy()
+                seen, windows = (
+                    recording.visible[0][row].numpy(),
+                    recording.received_by_window[0][row].numpy(),
+                )
                 one.add(recording.received[0][row].numpy(), seen, windows)
     for text, one, more in zip(texts, sums, written.tolist(), strict=True):
         ids = [*text, *more[: NEW - 1]]
@@ -64,15 +76,24 @@ def test_rows_of_a_cached_decode_are_the_columns_of_a_full_pass(texts: list[list
         for number, window_LHK in enumerate(windows):
             seen = 8 * number + 1
             expected = map_LHQS[:, :, 8 * number : 8 * number + 8].mean(2)[..., :seen]
-            np.testing.assert_allclose(window_LHK[..., padding : padding + seen], expected, atol=1e-5)
-            assert np.isnan(window_LHK[..., padding + seen :]).all() and np.isnan(window_LHK[..., :padding]).all()
+            np.testing.assert_allclose(
+                window_LHK[..., padding : padding + seen], expected, atol=1e-5
+            )
+            assert (
+                np.isnan(window_LHK[..., padding + seen :]).all()
+                and np.isnan(window_LHK[..., :padding]).all()
+            )
 
 
 def test_a_piece_that_begins_inside_of_a_window_is_refused() -> None:
     sums, piece = SoFar(), np.ones((1, 1, 3), np.float32)
     sums.add(piece, np.array([3.0, 2.0, 1.0]), piece[None])
     with pytest.raises(ValueError, match="after 3 queries came a forward of 2"):
-        sums.add(np.ones((1, 1, 5), np.float32), np.array([2.0, 2.0, 2.0, 2.0, 1.0]), np.ones((1, 1, 1, 5), np.float32))
+        sums.add(
+            np.ones((1, 1, 5), np.float32),
+            np.array([2.0, 2.0, 2.0, 2.0, 1.0]),
+            np.ones((1, 1, 1, 5), np.float32),
+        )
 
 
 @pytest.mark.parametrize("edits", [(), ("mask_sinks:k=2,selector=last_row",)])
@@ -90,4 +111,6 @@ def test_steps_that_are_not_recorded_are_added_up(tmp_path: Path, edits: tuple[s
             wanted = wanted[..., :keys] if key != "last_row_main" else wanted
             np.testing.assert_array_equal(runs[name][key], wanted)
         windows = runs[name]["window_received"]
-        np.testing.assert_array_equal(windows, runs["all"]["window_received"][: len(windows), ..., : windows.shape[-1]])
+        np.testing.assert_array_equal(
+            windows, runs["all"]["window_received"][: len(windows), ..., : windows.shape[-1]]
+        )

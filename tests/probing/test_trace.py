@@ -1,4 +1,6 @@
-"""Recording: the same bits as without it, the numbers of eager attention, and nothing left behind."""
+"""Recording: the same bits as without it, the numbers of eager attention, and nothing left
+behind.
+"""
 
 # B batch, H heads, S sequence
 from __future__ import annotations
@@ -28,7 +30,9 @@ def hooks(model: nn.Module) -> int:
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
-def test_transformers_bits_and_eager_twin(kind: str, kv_heads: int, causal: bool, padded: bool) -> None:
+def test_transformers_bits_and_eager_twin(
+    kind: str, kv_heads: int, causal: bool, padded: bool
+) -> None:
     model = llama(causal=causal, kv_heads=kv_heads, kind=kind)
     given = {"attention_mask": PADDED} if padded else {}
     real = PADDED.bool() if padded else torch.ones_like(PADDED, dtype=torch.bool)
@@ -46,7 +50,11 @@ def test_transformers_bits_and_eager_twin(kind: str, kv_heads: int, causal: bool
     entropy = torch.special.entr(maps).sum(-1)
     seen = real[:, None, None].expand_as(entropy)
     torch.testing.assert_close(recording.row_entropy[0][seen], entropy[seen], rtol=1e-4, atol=1e-5)
-    square = torch.ones(12, 12, dtype=torch.bool).tril() if causal else torch.ones(12, 12, dtype=torch.bool)
+    square = (
+        torch.ones(12, 12, dtype=torch.bool).tril()
+        if causal
+        else torch.ones(12, 12, dtype=torch.bool)
+    )
     visible = (square & real[:, :, None] & real[:, None, :]).sum(-2)
     assert torch.equal(recording.visible[0], visible)
     assert recording.layers == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
@@ -66,7 +74,13 @@ def test_hand_written_module(style: str) -> None:
     heads = 1 if style == "headless" else 2
     assert recording.received[0].shape == (2, 2, heads, 12)
     torch.testing.assert_close(recording.received[0].sum(-1), torch.full((2, 2, heads), 12.0))
-    values = model.blocks[0].qkv(model.embed(IDS)).chunk(3, -1)[2].unflatten(-1, (heads, -1)).transpose(1, 2)
+    values = (
+        model.blocks[0]
+        .qkv(model.embed(IDS))
+        .chunk(3, -1)[2]
+        .unflatten(-1, (heads, -1))
+        .transpose(1, 2)
+    )
     torch.testing.assert_close(recording.value_norm[0][:, 0], value_norms(values))
 
 
@@ -101,7 +115,9 @@ def test_autoregressive_decoding_with_a_cache(padded: bool, kv_heads: int) -> No
     stacked = recording.array("received")
     assert stacked.shape == (4, 2, 2, 4, 15)
     assert bool(torch.from_numpy(stacked[0, ..., 12:]).isnan().all())
-    assert recording.visible[1].tolist() == [[0 if m == 0 else 1 for m in row] + [1] for row in mask.tolist()]
+    assert recording.visible[1].tolist() == [
+        [0 if m == 0 else 1 for m in row] + [1] for row in mask.tolist()
+    ]
 
 
 def test_layers_that_see_differently_are_told_apart() -> None:
@@ -109,7 +125,9 @@ def test_layers_that_see_differently_are_told_apart() -> None:
     model.blocks[1].style = "causal"
     with trace(model) as recording:
         model(IDS)
-    with pytest.raises(ValueError, match=r"blocks.1 has other visible queries than blocks.0; read .*visible_by"):
+    with pytest.raises(
+        ValueError, match=r"blocks.1 has other visible queries than blocks.0; read .*visible_by"
+    ):
         _ = recording.visible
     layers = recording.visible_by_layer[0]
     assert layers.shape == (2, 2, 12)
@@ -230,7 +248,12 @@ def test_gradient_checkpointing_replays_are_no_forwards() -> None:
 
 def test_a_model_without_sdpa_is_refused_with_the_remedy() -> None:
     model = by_itself(llama(attention="eager"))
-    with pytest.raises(ValueError, match=r'ran 1 times and never called .*attn_implementation="sdpa"'), trace(model):
+    with (
+        pytest.raises(
+            ValueError, match=r'ran 1 times and never called .*attn_implementation="sdpa"'
+        ),
+        trace(model),
+    ):
         model(IDS)
     with pytest.raises(ValueError, match="'eager'"), trace(model) as recording:
         model(IDS)
@@ -247,7 +270,10 @@ def test_wrong_use_is_refused_by_name() -> None:
         pass
     with pytest.raises(ValueError, match="write \\(name,\\)"), trace(model, "received"):
         pass
-    with pytest.raises(ValueError, match=r"torch\.nn\.Module, got function"), trace(lambda ids: ids):  # type: ignore[arg-type]
+    with (
+        pytest.raises(ValueError, match=r"torch\.nn\.Module, got function"),
+        trace(lambda ids: ids),
+    ):  # type: ignore[arg-type]
         pass
     with trace(model) as recording:
         model(IDS)
@@ -270,7 +296,10 @@ def test_a_block_may_be_empty_where_that_is_said() -> None:
     with pytest.raises(ValueError, match="the model was not run inside the block"), trace(model):
         pass
     plain = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match="ran 1 times and never called"), trace(plain, allow_empty=True):
+    with (
+        pytest.raises(ValueError, match="ran 1 times and never called"),
+        trace(plain, allow_empty=True),
+    ):
         plain(torch.ones(1, 2))
 
 
@@ -298,11 +327,17 @@ def test_a_statistic_of_ones_own_has_options_and_a_label(monkeypatch: pytest.Mon
     assert torch.equal(torch.from_numpy(recording.array("largest:k=3"))[0], expected)
     assert torch.equal(recording.largest[0], expected[..., :1])
     bare = statistics.register("bare")(type("Bare", (Statistic,), {"axes": ("batch",)}))
-    with pytest.raises(ValueError, match='axes of a statistic hold "layer"'), trace(model, (bare(),)):
+    with (
+        pytest.raises(ValueError, match='axes of a statistic hold "layer"'),
+        trace(model, (bare(),)),
+    ):
         pass
     about = {"axes": ("batch", "layer"), "reads": ("recieved",)}
     misspelt = statistics.register("misspelt")(type("Misspelt", (Statistic,), about))
-    with pytest.raises(ValueError, match=r"what misspelt reads.*received"), trace(model, (misspelt(),)):
+    with (
+        pytest.raises(ValueError, match=r"what misspelt reads.*received"),
+        trace(model, (misspelt(),)),
+    ):
         pass
     with pytest.raises(AttributeError, match="a recording has no 'recieved'; statistics are"):
         _ = recording.recieved

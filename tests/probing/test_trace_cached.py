@@ -1,4 +1,6 @@
-"""Traces and interventions in a run with a cache: every layer is heard, with all its keys, in every evaluation."""
+"""Traces and interventions in a run with a cache: every layer is heard, with all its keys, in every
+evaluation.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ LAYERS = ["model.layers.0.self_attn", "model.layers.1.self_attn"]
 
 
 def canvas(model, prompts=PROMPTS):
-    return Canvas.from_prompts(prompts, new_tokens=NEW, mask_id=model.config.mask_token_id, pad_id=0)
+    return Canvas.from_prompts(
+        prompts, new_tokens=NEW, mask_id=model.config.mask_token_id, pad_id=0
+    )
 
 
 def decoding(model, cache, prompts=PROMPTS):
@@ -43,7 +47,9 @@ def test_every_layer_and_key_is_seen_at_every_step(cache, sinks):
     for received, queries in zip(recording.received, QUERIES[cache], strict=True):
         # every query gives away a mass of 1, those of padding none
         real_B1 = torch.tensor([[queries], [queries - 3 if queries == CANVAS else queries]])
-        torch.testing.assert_close(received.sum(-1), real_B1[..., None].expand(2, 2, 4).float(), rtol=0, atol=1e-4)
+        torch.testing.assert_close(
+            received.sum(-1), real_B1[..., None].expand(2, 2, 4).float(), rtol=0, atol=1e-4
+        )
         assert (received[1, :, :, sinks : sinks + 3] == 0).all()
 
 
@@ -111,4 +117,6 @@ def test_an_intervention_reaches_every_layer_of_every_evaluation(cache):
     for removal, received in zip(log.removals, recording.received[1:], strict=True):
         assert (received.gather(-1, removal.columns_BLHM) == 0).all()
     assert torch.equal(plain[0].confidence_BS.nan_to_num(), edited[0].confidence_BS.nan_to_num())
-    assert not torch.allclose(plain[1].confidence_BS.nan_to_num(), edited[1].confidence_BS.nan_to_num())
+    assert not torch.allclose(
+        plain[1].confidence_BS.nan_to_num(), edited[1].confidence_BS.nan_to_num()
+    )

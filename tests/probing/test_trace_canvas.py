@@ -1,4 +1,6 @@
-"""What a trace learns from the denoiser about the canvas, and layers that are unlike one another."""
+"""What a trace learns from the denoiser about the canvas, and layers that are unlike one
+another.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Announced(Listener):
     ],
 )
 @pytest.mark.parametrize("sinks", [0, 1])
-def test_a_session_announces_the_columns_that_run_predecessors_included(columns, shift, expected, sinks) -> None:
+def test_a_session_announces_the_columns_that_run_predecessors_included(
+    columns, shift, expected, sinks
+) -> None:
     model = tiny_model(sinks, logit_shift=shift)
     session, announced = model.denoiser().session(), Announced()
     wanted = torch.zeros(2, 12, dtype=torch.bool)
@@ -44,7 +48,11 @@ def test_a_session_announces_the_columns_that_run_predecessors_included(columns,
         session(IDS, wanted)
         session(IDS + 1, wanted, columns)
         model.denoiser()(IDS + 2, wanted)
-    assert [columns_Q.tolist() for columns_Q in recording.columns] == [list(range(12)), expected, list(range(12))]
+    assert [columns_Q.tolist() for columns_Q in recording.columns] == [
+        list(range(12)),
+        expected,
+        list(range(12)),
+    ]
     assert [int(canvas.ids_BS[0, 0] - IDS[0, 0]) for canvas in announced.canvases] == [0, 1, 2]
     assert running_canvas() is None
     assert recording.prefix == sinks
@@ -69,7 +77,12 @@ def test_what_was_recorded_is_ordinary_tensors() -> None:
     wanted = torch.ones(2, 12, dtype=torch.bool)
     with trace(model, ("received", "output_norm"), maps=[(0, 0, 0)]) as recording:
         assert model.denoiser()(IDS, wanted).is_inference()
-    kept = (recording.received, recording.values("output_norm"), recording.visible, recording.columns)
+    kept = (
+        recording.received,
+        recording.values("output_norm"),
+        recording.visible,
+        recording.columns,
+    )
     for tensor in (*(tensors[0] for tensors in kept), recording.map(0, 0, 0)):
         assert not tensor.is_inference()
         tensor.mul_(2)
@@ -92,7 +105,9 @@ def test_layers_with_unlike_numbers_of_heads_and_more_of_them_than_expected() ->
         assert first.shape == (2, 4, 2, 12)
         torch.testing.assert_close(first, second, equal_nan=True)
         assert bool(first[:, 1, 1].isnan().all())
-        assert not bool(first[:, [0, 2, 3]].isnan().any()) and not bool(first[:, 1, 0].isnan().any())
+        assert not bool(first[:, [0, 2, 3]].isnan().any()) and not bool(
+            first[:, 1, 0].isnan().any()
+        )
     torch.testing.assert_close(recording.received[0][:, 2].sum(-1), torch.full((2, 2), 12.0))
 
 
@@ -119,7 +134,9 @@ class ByHeight(torch.nn.Module):
     def forward(self, x_BS: torch.Tensor) -> torch.Tensor:
         x_BS1 = x_BS.unsqueeze(-1)
         seen_BSS = (x_BS1 < 1).transpose(1, 2).expand(-1, x_BS.shape[1], -1)
-        return torch.nn.functional.scaled_dot_product_attention(x_BS1, x_BS1, x_BS1, attn_mask=seen_BSS)
+        return torch.nn.functional.scaled_dot_product_attention(
+            x_BS1, x_BS1, x_BS1, attn_mask=seen_BSS
+        )
 
 
 def test_numbers_are_no_ids_and_a_mask_by_row_is_read_of_a_call_without_heads() -> None:
@@ -127,4 +144,7 @@ def test_numbers_are_no_ids_and_a_mask_by_row_is_read_of_a_call_without_heads() 
     with tapped(model, Listener()) as tap, trace(model) as recording:
         model(x_BS)
         assert tap.ids_BS is None
-    assert (recording.received[0][:, 0, 0] > 0).tolist() == [[True, True, False], [True, False, True]]
+    assert (recording.received[0][:, 0, 0] > 0).tolist() == [
+        [True, True, False],
+        [True, False, True],
+    ]

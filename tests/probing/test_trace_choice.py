@@ -1,4 +1,6 @@
-"""Layers, heads, steps and maps: what is chosen equals what a full trace says of it, and nothing else is computed."""
+"""Layers, heads, steps and maps: what is chosen equals what a full trace says of it, and nothing
+else is computed.
+"""
 
 # B batch, L layers, H heads, Q queries, S keys
 from __future__ import annotations
@@ -49,13 +51,22 @@ def test_layers_by_number_and_by_name(layers, expected: list[int]) -> None:
         axis = recording.dims(name).index("layer")
         chosen = torch.from_numpy(full.array(name)).index_select(axis, torch.tensor(expected))
         for step in range(2):
-            # layers are measured as rows of one batch, and a processor may round a smaller one otherwise
-            torch.testing.assert_close(torch.from_numpy(recording.array(name))[step], chosen[0], rtol=1e-6, atol=1e-7)
+            # layers are measured as rows of one batch, and a processor may round a smaller one
+            # otherwise
+            torch.testing.assert_close(
+                torch.from_numpy(recording.array(name))[step], chosen[0], rtol=1e-6, atol=1e-7
+            )
 
 
 def test_layers_by_the_end_of_a_path_or_the_module_that_holds_them() -> None:
     model = llama()
-    for pattern in ("layers.1.self_attn", "model.layers.1.self_attn", "layers.1", "model.layers.1", "*.1.*"):
+    for pattern in (
+        "layers.1.self_attn",
+        "model.layers.1.self_attn",
+        "layers.1",
+        "model.layers.1",
+        "*.1.*",
+    ):
         with torch.no_grad(), trace(model, layers=pattern) as recording:
             model(IDS)
         assert recording.layers == ["model.layers.1.self_attn"], pattern
@@ -66,14 +77,20 @@ def test_layers_by_the_end_of_a_path_or_the_module_that_holds_them() -> None:
 @pytest.mark.parametrize("padded", [False, True])
 def test_heads_under_grouped_keys(kv_heads: int, heads: tuple[int, ...], padded: bool) -> None:
     model, given = llama(kv_heads=kv_heads), {"attention_mask": PADDED} if padded else {}
-    with torch.no_grad(), trace(model, NAMES) as full, trace(model, NAMES, heads=heads) as recording:
+    with (
+        torch.no_grad(),
+        trace(model, NAMES) as full,
+        trace(model, NAMES, heads=heads) as recording,
+    ):
         model(IDS, **given)
     numbers = [head % 4 for head in heads]
     assert recording.head_indices == numbers and full.head_indices == [0, 1, 2, 3]
     for name in BY_HEAD:
         axis = recording.dims(name).index("head")
         chosen = torch.from_numpy(full.array(name)).index_select(axis, torch.tensor(numbers))
-        torch.testing.assert_close(torch.from_numpy(recording.array(name)), chosen, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            torch.from_numpy(recording.array(name)), chosen, rtol=1e-5, atol=1e-6
+        )
     # norms of values and keys are means over all heads, whichever are recorded
     assert torch.equal(recording.value_norm[0], full.value_norm[0])
 
@@ -99,7 +116,10 @@ def test_only_what_was_chosen_is_computed(monkeypatch) -> None:
     [
         ({"layers": (0, 4)}, r"layers are numbered 0 … 3 in the order they run .*, got 4"),
         ({"layers": -5}, r"\(or from the end, −1 … −4\), got -5"),
-        ({"layers": "block.1"}, r"called 'block\.1' among the 4 that ran: did you mean 'blocks\.1'"),
+        (
+            {"layers": "block.1"},
+            r"called 'block\.1' among the 4 that ran: did you mean 'blocks\.1'",
+        ),
         ({"heads": (0, 2)}, r"blocks\.0 has the query heads 0 … 1 \(or −1 … −2\), got 2"),
         ({"maps": [(0, 0, 7)]}, r"query heads 0 … 1 .*, got 7"),
         ({"maps": [(0, 9, 0)]}, r"layers are numbered 0 … 3 .*, got 9"),
@@ -135,7 +155,9 @@ def test_steps_by_marks_or_by_forwards(marked: bool, steps) -> None:
     assert recording.steps == ([f"step {number}" for number in expected] if marked else expected)
     assert recording.forwards_per_step == ([2] * len(expected) if marked else [])
     for name in NAMES:
-        assert torch.equal(torch.from_numpy(recording.array(name)), torch.from_numpy(full.array(name))[expected])
+        assert torch.equal(
+            torch.from_numpy(recording.array(name)), torch.from_numpy(full.array(name))[expected]
+        )
     assert recording.array("visible").shape[0] == len(expected) == len(recording.columns)
 
 
@@ -169,7 +191,9 @@ def test_no_step_that_was_chosen_ran() -> None:
 
 def test_numbers_may_be_numpys_and_name_a_head_twice() -> None:
     model, numbers = four_layers(), np.arange(4)
-    with trace(model, layers=numbers[1:3], heads=(1, -1), steps=numbers, maps=[numbers[[0, 2, 1]]]) as recording:
+    with trace(
+        model, layers=numbers[1:3], heads=(1, -1), steps=numbers, maps=[numbers[[0, 2, 1]]]
+    ) as recording:
         model(IDS)
     assert recording.layer_indices == [1, 2] and recording.head_indices == [1]
     assert recording.received[0].shape == (2, 2, 1, 12)
@@ -185,7 +209,10 @@ def test_maps_are_those_of_eager_attention(causal: bool, marked: bool) -> None:
     model = llama(causal=causal)
     places = [(0, 0, 3), (1, 1, 0), (1, -1, 2), (0, -2, 3)]
     # neither layers, heads nor steps keep a map from being taken
-    with torch.no_grad(), trace(model, layers=(0,), heads=(1,), steps=(5,), maps=places) as recording:
+    with (
+        torch.no_grad(),
+        trace(model, layers=(0,), heads=(1,), steps=(5,), maps=places) as recording,
+    ):
         for ids in (IDS, IDS + 1):
             model(ids, attention_mask=PADDED)
             if marked:
@@ -193,13 +220,18 @@ def test_maps_are_those_of_eager_attention(causal: bool, marked: bool) -> None:
                 recording.mark()
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        eager = [model(ids, attention_mask=PADDED, output_attentions=True).attentions for ids in (IDS, IDS + 1)]
+        eager = [
+            model(ids, attention_mask=PADDED, output_attentions=True).attentions
+            for ids in (IDS, IDS + 1)
+        ]
     assert set(recording.maps) == set(places)
     seen_BQ = PADDED.bool()
     for step, layer, head in places:
         found = recording.map(step, layer, head)
         assert found.dtype == torch.float32 and found.shape == (2, 12, 12)
-        torch.testing.assert_close(found[seen_BQ], eager[step][layer][:, head][seen_BQ], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            found[seen_BQ], eager[step][layer][:, head][seen_BQ], rtol=1e-4, atol=1e-6
+        )
 
 
 def test_a_map_of_one_step_alone_is_taken_where_nothing_else_is_recorded() -> None:
@@ -216,9 +248,14 @@ def test_a_map_that_never_came_is_refused_with_those_there_are() -> None:
     with trace(model, maps=[(0, 0, 1), (9, 0, 1)]) as recording:
         model(IDS)
     assert recording.map(0, 0, 1).shape == (2, 12, 12)
-    with pytest.raises(ValueError, match=r"step 9, layer 0, head 1 was asked for, but its step never ran; there are"):
+    with pytest.raises(
+        ValueError,
+        match=r"step 9, layer 0, head 1 was asked for, but its step never ran; there are",
+    ):
         recording.map(9, 0, 1)
-    with pytest.raises(ValueError, match=r"was not asked for; there are \[\(0, 0, 1\)\]: trace\(model, maps="):
+    with pytest.raises(
+        ValueError, match=r"was not asked for; there are \[\(0, 0, 1\)\]: trace\(model, maps="
+    ):
         recording.map(0, 1, 0)
 
 
@@ -242,7 +279,10 @@ def test_a_fused_trace_and_an_edit_share_the_received_attention(monkeypatch) -> 
 
     monkeypatch.setattr(call, "attention_statistics", spy)
     model = HandWritten(layers=1)
-    with trace(model, ("received", "row_entropy")) as recording, intervene(model, MaskSinks(1)) as log:
+    with (
+        trace(model, ("received", "row_entropy")) as recording,
+        intervene(model, MaskSinks(1)) as log,
+    ):
         model(IDS)
         model(IDS)
     # in the second forward the edit also reads, of the call as it is given, what it takes away

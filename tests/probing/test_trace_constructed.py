@@ -22,7 +22,9 @@ SHARP = 60.0
 
 
 class Given(nn.Module):
-    """One layer whose scores are the argument: keys are unit vectors, so a query is its row of scores."""
+    """One layer whose scores are the argument: keys are unit vectors, so a query is its row of
+    scores.
+    """
 
     def forward(self, scores_BHSS: Tensor, values_BHSD: Tensor) -> Tensor:
         keys = torch.eye(scores_BHSS.shape[-1]).expand(*scores_BHSS.shape[:2], -1, -1)
@@ -37,7 +39,16 @@ def one_hot(*columns: int) -> Tensor:
     return scores
 
 
-NAMES = ("received", "row_entropy", "row_logsumexp", "last_row", "output_norm", "noop_bound", "value_norm", "key_norm")
+NAMES = (
+    "received",
+    "row_entropy",
+    "row_logsumexp",
+    "last_row",
+    "output_norm",
+    "noop_bound",
+    "value_norm",
+    "key_norm",
+)
 
 
 def test_uniform_attention_gives_every_key_one_and_has_no_sink() -> None:
@@ -69,7 +80,9 @@ def test_a_one_hot_column_receives_all(column: int) -> None:
     expected[column] = S
     torch.testing.assert_close(received, expected, rtol=1e-6, atol=1e-6)
     assert float(recording.values("row_entropy")[0].max()) < 1e-4
-    torch.testing.assert_close(recording.values("row_logsumexp")[0], torch.full((1, 1, 1, S), SHARP))
+    torch.testing.assert_close(
+        recording.values("row_logsumexp")[0], torch.full((1, 1, 1, S), SHARP)
+    )
     torch.testing.assert_close(recording.values("output_norm")[0], torch.ones(1, 1, 1, S))
     torch.testing.assert_close(recording.values("noop_bound")[0], torch.ones(1, 1, 1, S))
     sinks = find_sinks(recording.array("received"), Excess(3.0))
@@ -88,14 +101,18 @@ def test_two_sinks_that_move_are_found_where_they_are() -> None:
     sinks = find_sinks(received, Excess(3.0))
     for step, (first, second) in enumerate(paths):
         assert sinks[step, 0, 0, 0].nonzero()[0].tolist() == sorted((first, second))
-        torch.testing.assert_close(torch.from_numpy(received[step, 0, 0, 0, [first, second]]), torch.full((2,), S / 2))
+        torch.testing.assert_close(
+            torch.from_numpy(received[step, 0, 0, 0, [first, second]]), torch.full((2,), S / 2)
+        )
     assert recording.steps == paths
     whole = recording.map(3, 0, 0)[0]
     assert whole.argmax(-1).tolist() == [paths[3][query % 2] for query in range(S)]
 
 
 class Turned(nn.Module):
-    """Attention of one token repeated, under rotary positions that come round after `turn` places."""
+    """Attention of one token repeated, under rotary positions that come round after `turn`
+    places.
+    """
 
     def __init__(self, turn: float) -> None:
         super().__init__()
@@ -107,7 +124,9 @@ class Turned(nn.Module):
 
         def turned(x_D: Tensor) -> Tensor:
             first, second = x_D.chunk(2)
-            return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)[None, None]
+            return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)[
+                None, None
+            ]
 
         return F.scaled_dot_product_attention(turned(q_D), turned(k_D), torch.randn(1, 1, S, 8))
 
@@ -143,10 +162,14 @@ def test_identical_tokens_in_a_bidirectional_model_make_no_sink() -> None:
 
 @pytest.mark.parametrize("cache", [None, PrefixCache(), DualCache()])
 @pytest.mark.parametrize("sinks", [0, 1])
-def test_a_column_that_receives_all_is_a_sink_in_every_step_of_a_cached_run(cache, sinks: int) -> None:
+def test_a_column_that_receives_all_is_a_sink_in_every_step_of_a_cached_run(
+    cache, sinks: int
+) -> None:
     """Scaled by positions over queries, a rule means the same however few queries ran."""
     model = tiny_model(sinks)
-    canvas = Canvas.from_prompts([[5, 6, 7, 8, 9, 10]], new_tokens=30, mask_id=model.config.mask_token_id)
+    canvas = Canvas.from_prompts(
+        [[5, 6, 7, 8, 9, 10]], new_tokens=30, mask_id=model.config.mask_token_id
+    )
     with trace(model) as recording:
         for step in denoise(model.denoiser(), canvas, cache=cache, block_length=3):
             recording.mark(step)

@@ -1,4 +1,6 @@
-"""What heads give: output norms beside the bound of Eq. 20, all statistics at once, and no bit changed."""
+"""What heads give: output norms beside the bound of Eq. 20, all statistics at once, and no bit
+changed.
+"""
 
 # B batch, L layers, H heads, Q queries, S keys
 from __future__ import annotations
@@ -65,11 +67,17 @@ def test_the_bound_holds_for_edited_calls_too(kv_heads: int, removal: str) -> No
     with torch.no_grad(), trace(model, names) as plain:
         model(IDS, attention_mask=PADDED)
         model(IDS, attention_mask=PADDED)
-    with torch.no_grad(), intervene(model, MaskSinks(4, removal=removal)), trace(model, names) as recording:
+    with (
+        torch.no_grad(),
+        intervene(model, MaskSinks(4, removal=removal)),
+        trace(model, names) as recording,
+    ):
         model(IDS, attention_mask=PADDED)
         edited = model(IDS, attention_mask=PADDED).logits
     norms, bounds = recording.values("output_norm"), recording.values("noop_bound")
-    assert all(bool((norm <= bound * (1 + 1e-5)).all()) for norm, bound in zip(norms, bounds, strict=True))
+    assert all(
+        bool((norm <= bound * (1 + 1e-5)).all()) for norm, bound in zip(norms, bounds, strict=True)
+    )
     assert torch.equal(norms[0], plain.values("output_norm")[0])
     assert not torch.allclose(norms[1], plain.values("output_norm")[1], rtol=1e-3)
     with torch.no_grad(), intervene(model, MaskSinks(4, removal=removal)):
@@ -97,7 +105,12 @@ def test_autoregressive_decoding_on_the_same_footing(padded: bool, kv_heads: int
     plain = model.generate(IDS, **options)
     with trace(model, NAMES) as recording:
         assert torch.equal(plain, model.generate(IDS, **options))
-    assert [columns.tolist() for columns in recording.columns] == [list(range(12)), [12], [13], [14]]
+    assert [columns.tolist() for columns in recording.columns] == [
+        list(range(12)),
+        [12],
+        [13],
+        [14],
+    ]
     first = 8 if padded else 12
     assert recording.array("positions").tolist() == [[first + step, 12 + step] for step in range(4)]
     for step in range(1, 4):
@@ -131,7 +144,9 @@ def test_the_last_row_of_hand_written_calls(style: str) -> None:
     with trace(model, ("last_row",), maps=[(0, 1, 0), (0, 1, 1)]) as recording:
         model(IDS)
     for head in range(2):
-        torch.testing.assert_close(recording.values("last_row")[0][:, 1, head], recording.map(0, 1, head)[:, -1])
+        torch.testing.assert_close(
+            recording.values("last_row")[0][:, 1, head], recording.map(0, 1, head)[:, -1]
+        )
 
 
 def test_key_norms_and_prefix_columns() -> None:
@@ -172,7 +187,9 @@ def test_what_a_call_says_of_itself_is_what_the_public_functions_say() -> None:
     class Keep(Listener):
         def observe(self, call: AttentionCall, out: torch.Tensor) -> None:
             given = {"mask": call.mask, "is_causal": call.is_causal, "scale": call.scale}
-            seen.append((call.received_BHS, received_attention(call.query_BHQD, call.key_BKSD, **given)))
+            seen.append(
+                (call.received_BHS, received_attention(call.query_BHQD, call.key_BKSD, **given))
+            )
             rows = attention_map(call.query_BHQD, call.key_BKSD, **given)
             torch.testing.assert_close(call.last_row_BHS, rows[:, :, -1])
 

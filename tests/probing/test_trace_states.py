@@ -21,7 +21,9 @@ PLACES = [(step, layer, head) for step in range(NEW) for layer in range(2) for h
 
 
 def canvas_of(model, prompts=PROMPTS):
-    return Canvas.from_prompts(prompts, new_tokens=NEW, mask_id=model.config.mask_token_id, pad_id=0)
+    return Canvas.from_prompts(
+        prompts, new_tokens=NEW, mask_id=model.config.mask_token_id, pad_id=0
+    )
 
 
 def decoded(model, canvas, cache, recording):
@@ -64,30 +66,41 @@ def test_by_state_against_the_maps(cache, sinks, shift, state_of) -> None:
                     assert recording.query_state[nth][row, query] == -1
                     continue
                 target = own + 1 if shift and state_of == "predicted" and own + 1 < CANVAS else own
-                is_open, is_masked = bool(canvas.open_BS[row, target]), bool(step.masked_BS[row, target])
+                is_open, is_masked = (
+                    bool(canvas.open_BS[row, target]),
+                    bool(step.masked_BS[row, target]),
+                )
                 state = "masked" if is_masked else "committed" if is_open else "prompt"
                 assert recording.query_state[nth][row, query] == STATES.index(state)
                 for layer in range(2):
                     for head in range(4):
-                        by_state[row, STATES.index(state), layer, head] += recording.map(nth, layer, head)[row, query]
+                        by_state[row, STATES.index(state), layer, head] += recording.map(
+                            nth, layer, head
+                        )[row, query]
         found = recording.values("received_by_state")[nth]
         torch.testing.assert_close(found, by_state, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(found.sum(1), recording.received[nth], rtol=1e-5, atol=1e-5)
     # the last full evaluation sees all three states
-    assert all(bool((recording.values("received_by_state")[3][:, state] > 0).any()) for state in range(3))
+    assert all(
+        bool((recording.values("received_by_state")[3][:, state] > 0).any()) for state in range(3)
+    )
     assert recording.dims("received_by_state") == ("step", "batch", "state", "layer", "head", "key")
     assert recording.array("received_by_state").shape == (NEW, 2, 3, 2, 4, sinks + CANVAS)
 
 
 def test_a_shifted_predecessor_in_the_padding_is_no_query() -> None:
-    # An empty prompt: the block begins right after the padding, whose last column runs for the shift.
+    # An empty prompt: the block begins right after the padding, whose last column runs for the
+    # shift.
     model = tiny_model(0, logit_shift=True)
     canvas = canvas_of(model, [[5, 6, 7, 8, 9, 10], []])
     names = ("received", "received_by_state", "row_entropy")
     with trace(model, names, canvas=canvas) as recording:
         steps = decoded(model, canvas, DualCache(), recording)
     assert recording.columns[1].tolist() == [5, 6, 7, 8]
-    assert recording.query_state[1][:, 0].tolist() == [int(canvas.mask_id != steps[1].before_BS[0, 6]), -1]
+    assert recording.query_state[1][:, 0].tolist() == [
+        int(canvas.mask_id != steps[1].before_BS[0, 6]),
+        -1,
+    ]
     torch.testing.assert_close(recording.received[1].sum(-1)[:, 0, 0], torch.tensor([4.0, 3.0]))
     assert recording.visible[1].tolist() == [[4] * 12, [0] * 6 + [3] * 6]
     assert recording.positions[1].tolist() == [12, 6]
@@ -132,7 +145,12 @@ def test_ids_come_from_the_model_itself_without_a_denoiser() -> None:
         queries = recording.values("received_by_state")[0].sum(-1)[0, :, 0, 0]
         torch.testing.assert_close(queries, torch.tensor([2.0, 1.0, 2.0]))
     states = trace(model, ("received_by_state",), canvas=canvas)
-    with pytest.raises(ValueError, match=r"the model was given none .*decode with model\.denoiser\(\)"), states:
+    with (
+        pytest.raises(
+            ValueError, match=r"the model was given none .*decode with model\.denoiser\(\)"
+        ),
+        states,
+    ):
         model(inputs_embeds=torch.randn(1, 5, 32))
 
 
@@ -150,12 +168,18 @@ def test_guidance_keeps_the_conditional_forward_and_its_states() -> None:
 def test_states_of_an_edited_run_are_those_of_its_own_canvas() -> None:
     model = tiny_model(1)
     canvas = canvas_of(model)
-    with intervene(model, MaskSinks(2)) as log, trace(model, ("received_by_state",), canvas=canvas) as recording:
+    with (
+        intervene(model, MaskSinks(2)) as log,
+        trace(model, ("received_by_state",), canvas=canvas) as recording,
+    ):
         steps = decoded(model, canvas, DualCache(), recording)
     for removal, found in zip(log.removals, recording.values("received_by_state")[1:], strict=True):
         assert bool((found.sum(1).gather(-1, removal.columns_BLHM) == 0).all())
     masked = [int((state == 0).sum()) for state in recording.query_state]
-    inside = [int(step.masked_BS[:, columns].sum()) for step, columns in zip(steps, recording.columns, strict=True)]
+    inside = [
+        int(step.masked_BS[:, columns].sum())
+        for step, columns in zip(steps, recording.columns, strict=True)
+    ]
     assert masked == inside
 
 
@@ -169,16 +193,30 @@ def test_wrong_use_is_refused_by_name() -> None:
     model, canvas = HandWritten(), SimpleNamespace(open_BS=torch.ones(1, 5).bool(), mask_id=0)
     ids = torch.ones(1, 4, dtype=torch.long)
     states = trace(model, ("received_by_state",))
-    with pytest.raises(ValueError, match=r"no canvas was given: trace\(model, …, canvas=canvas\)"), states:
+    with (
+        pytest.raises(ValueError, match=r"no canvas was given: trace\(model, …, canvas=canvas\)"),
+        states,
+    ):
         pass
-    with pytest.raises(ValueError, match="but SimpleNamespace lacks attention_BS"), trace(model, canvas=canvas):
+    with (
+        pytest.raises(ValueError, match="but SimpleNamespace lacks attention_BS"),
+        trace(model, canvas=canvas),
+    ):
         pass
     canvas.attention_BS = canvas.open_BS
     states = trace(model, canvas=canvas, state_of="next")
-    with pytest.raises(ValueError, match="state_of must be one of predicted, own, but is 'next'"), states:
+    with (
+        pytest.raises(ValueError, match="state_of must be one of predicted, own, but is 'next'"),
+        states,
+    ):
         pass
     states = trace(model, ("received_by_state",), canvas=canvas)
-    with pytest.raises(ValueError, match=r"of shape \(1, 5\), .* of shape \(1, 4\); give trace the canvas"), states:
+    with (
+        pytest.raises(
+            ValueError, match=r"of shape \(1, 5\), .* of shape \(1, 4\); give trace the canvas"
+        ),
+        states,
+    ):
         model(ids)
     with trace(model) as recording:
         model(ids)

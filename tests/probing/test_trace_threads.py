@@ -1,4 +1,6 @@
-"""A trace of one model changes nothing in other models and in copies, in any thread; another thread is refused."""
+"""A trace of one model changes nothing in other models and in copies, in any thread; another thread
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -62,14 +64,21 @@ def traced(function, *models):
 
 
 def written(model, cache):
-    start = Canvas.from_prompts([[5, 6, 7, 8]], new_tokens=NEW, mask_id=model.config.mask_token_id, pad_id=0)
+    start = Canvas.from_prompts(
+        [[5, 6, 7, 8]], new_tokens=NEW, mask_id=model.config.mask_token_id, pad_id=0
+    )
     return list(denoise(model.denoiser(), start, cache=cache, block_length=3))
 
 
 @pytest.mark.parametrize("cache", [DualCache(), SinkCache(keep=0.5)])
 @pytest.mark.parametrize("sinks", [0, 1])
 def test_another_models_decoding_is_the_same_bit_for_bit(monkeypatch, run, cache, sinks):
-    model, other, taken, own = tiny_model(sinks), tiny_model(1, seed=1), [], decoder.FastDecoder.__call__
+    model, other, taken, own = (
+        tiny_model(sinks),
+        tiny_model(1, seed=1),
+        [],
+        decoder.FastDecoder.__call__,
+    )
 
     def spy(self, *args, **options):
         taken.append(self.decoder)
@@ -108,7 +117,9 @@ def test_a_model_is_watched_with_its_parts_and_what_it_is_part_of():
     model, other = tiny_model(), tiny_model()
     layer, sibling, wrapper = model.model.layers[0], model.model.layers[1], Wrapper(model)
     with watching(model):
-        assert all(map(is_watched, (model, model.model, layer, sibling, wrapper))) and not is_watched(other)
+        assert all(
+            map(is_watched, (model, model.model, layer, sibling, wrapper))
+        ) and not is_watched(other)
         with watching(layer):
             pass
         assert is_watched(layer)
@@ -141,11 +152,18 @@ def test_another_thread_that_runs_a_traced_model_is_refused(other_thread):
     with trace(model) as alone:
         model(IDS)
         model(IDS)
-    refused = r"one thread at a time.*'MainThread' has .* on this DiffusionLM, and 'second_0' runs the model"
+    refused = (
+        r"one thread at a time.*'MainThread' has .* on this DiffusionLM, and 'second_0' "
+        r"runs the model"
+    )
 
     def elsewhere(*_):
         assert is_watched(model)
-        for run in (lambda: model(IDS), lambda: model.model(input_ids=IDS), lambda: written(model, DualCache())):
+        for run in (
+            lambda: model(IDS),
+            lambda: model.model(input_ids=IDS),
+            lambda: written(model, DualCache()),
+        ):
             with pytest.raises(ValueError, match=refused):
                 run()
 
@@ -162,7 +180,9 @@ def test_another_thread_that_runs_a_traced_model_is_refused(other_thread):
 
 
 @pytest.mark.parametrize(
-    "watch", [trace, lambda model: intervene(model, MaskSinks(k=1), allow_idle=True)], ids=["trace", "intervene"]
+    "watch",
+    [trace, lambda model: intervene(model, MaskSinks(k=1), allow_idle=True)],
+    ids=["trace", "intervene"],
 )
 def test_another_thread_that_traces_a_traced_model_is_refused(other_thread, watch):
     model, other = tiny_model(), tiny_model()
@@ -170,7 +190,10 @@ def test_another_thread_that_traces_a_traced_model_is_refused(other_thread, watc
     def elsewhere():
         for module in (model, model.model.layers[0], Wrapper(model)):
             with (
-                pytest.raises(ValueError, match=r"'MainThread' has .* this DiffusionLM, and 'second_0' asks for one"),
+                pytest.raises(
+                    ValueError,
+                    match=r"'MainThread' has .* this DiffusionLM, and 'second_0' asks for one",
+                ),
                 watch(module),
             ):
                 pass
@@ -189,7 +212,10 @@ def test_another_thread_that_traces_a_traced_model_is_refused(other_thread, watc
 
 def test_two_threads_trace_models_of_their_own_at_once():
     """A barrier in the first layer makes both forwards be under way at the same time."""
-    models, both = [tiny_model(1, seed=seed) for seed in (0, 1)], threading.Barrier(2, timeout=PATIENCE)
+    models, both = (
+        [tiny_model(1, seed=seed) for seed in (0, 1)],
+        threading.Barrier(2, timeout=PATIENCE),
+    )
 
     def received(model):
         with trace(model) as recording:
@@ -214,7 +240,11 @@ def test_a_copy_made_while_a_model_is_traced_is_another_model(other_thread):
         buffer = io.BytesIO()
         torch.save(model, buffer)
         buffer.seek(0)
-        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(buffer, weights_only=False)]
+        copies = [
+            copy.deepcopy(model),
+            pickle.loads(pickle.dumps(model)),
+            torch.load(buffer, weights_only=False),
+        ]
         for twin in copies:
             assert not is_watched(twin)
             assert torch.equal(other_thread(lambda twin=twin: twin(IDS).logits), twin(IDS).logits)

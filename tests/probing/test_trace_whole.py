@@ -1,4 +1,6 @@
-"""No recording is partial in silence: what cannot be told is refused by name, the rest is that of a dense twin."""
+"""No recording is partial in silence: what cannot be told is refused by name, the rest is that of a
+dense twin.
+"""
 
 # B batch, K key heads, H query heads, Q queries, S keys, D head dim
 from __future__ import annotations
@@ -37,7 +39,9 @@ def alibi(heads: int, queries: int, keys: int) -> Tensor:
     return -(2.0 ** -torch.arange(heads))[:, None, None] * distance_QS.abs().float()
 
 
-@pytest.mark.parametrize("floor", [-100.0, -1e4, -65504.0, -1e9, -math.inf, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize(
+    "floor", [-100.0, -1e4, -65504.0, -1e9, -math.inf, torch.finfo(torch.float32).min]
+)
 @pytest.mark.parametrize("causal", [False, True])
 def test_masks_of_two_values_hide(floor, causal):
     may = torch.ones(2, 1, 6, 6, dtype=torch.bool)
@@ -62,12 +66,19 @@ def test_a_graded_bias_hides_nothing():
 
 @pytest.mark.parametrize("values", [(0, -1, -1e4), (0, -1e4, -2e4), (3, 0, -65504), (-1, -500)])
 def test_a_mask_in_doubt_is_refused_with_step_and_layer(values):
-    mask = torch.tensor([values[i % len(values)] for i in range(6)], dtype=torch.float32).expand(6, 6).clone()
+    mask = (
+        torch.tensor([values[i % len(values)] for i in range(6)], dtype=torch.float32)
+        .expand(6, 6)
+        .clone()
+    )
     assert doubtful(mask)
     model, qkv = nn.Sequential(), torch.randn(3, 1, 2, 6, 4)
     model.add_module("attention", Attends())
     model.forward = lambda *given: model.attention(*given)  # type: ignore[method-assign]
-    refused = r"forward 2, attention: the additive mask could hide keys or bias them.*give -inf, or a boolean mask"
+    refused = (
+        r"forward 2, attention: the additive mask could hide keys or bias them.*give -inf, "
+        r"or a boolean mask"
+    )
     with trace(model) as recording:
         model(*qkv)
         with pytest.raises(ValueError, match=refused):
@@ -85,7 +96,10 @@ def test_a_sibling_that_attends_unseen_is_refused():
     attention = model.model.layers[0].self_attn
     attention.config = copy.deepcopy(attention.config)
     attention.config._attn_implementation = "eager"
-    refused = r"model.layers.0.self_attn ran and never called .* as other layers of its class LlamaAttention did"
+    refused = (
+        r"model.layers.0.self_attn ran and never called .* as other layers of its class "
+        r"LlamaAttention did"
+    )
     with pytest.raises(ValueError, match=refused), trace(model):
         model(IDS)
     assert not any(module._forward_hooks for module in model.modules())
@@ -99,7 +113,10 @@ def test_a_sibling_that_attends_unseen_is_refused():
 def test_a_compiled_part_is_refused_by_name():
     model = HandWritten()
     model.blocks[1].compile(backend="eager")
-    with pytest.raises(ValueError, match=r"blocks\.1 is compiled, which hides its attention calls"), trace(model):
+    with (
+        pytest.raises(ValueError, match=r"blocks\.1 is compiled, which hides its attention calls"),
+        trace(model),
+    ):
         pass
 
 
@@ -116,7 +133,10 @@ def test_another_asynchronous_task_is_refused():
 
     async def second(other: asyncio.Event, done: asyncio.Event) -> None:
         await other.wait()
-        one_at_a_time = r"one asynchronous task at a time.* task 'first' has a .* this HandWritten, and another "
+        one_at_a_time = (
+            r"one asynchronous task at a time.* task 'first' has a .* this "
+            r"HandWritten, and another "
+        )
         with pytest.raises(ValueError, match=one_at_a_time + "runs the model"):
             model(IDS)
         with pytest.raises(ValueError, match=one_at_a_time + "asks for one"), trace(model):
@@ -126,7 +146,10 @@ def test_another_asynchronous_task_is_refused():
 
     async def both() -> int:
         events = asyncio.Event(), asyncio.Event()
-        one, two = asyncio.create_task(first(*events), name="first"), asyncio.create_task(second(*events))
+        one, two = (
+            asyncio.create_task(first(*events), name="first"),
+            asyncio.create_task(second(*events)),
+        )
         await two
         return await one
 
@@ -159,7 +182,10 @@ def test_cross_attention_with_more_queries_than_keys():
     expected = torch.softmax(q @ k.transpose(-1, -2) / 2, -1).sum(-2)
     torch.testing.assert_close(recording.received[0][:, 0], expected)
     assert recording.visible[0].tolist() == [[9, 9, 9]] and recording.prefix == 0
-    refused = r"row_entropy is told by canvas position, but .* 9 queries over 3 keys, as cross attention has"
+    refused = (
+        r"row_entropy is told by canvas position, but .* 9 queries over 3 keys, as cross "
+        r"attention has"
+    )
     with pytest.raises(ValueError, match=refused), trace(model, ("received", "row_entropy")):
         model(q, k, k)
 
@@ -211,20 +237,31 @@ FLOORS = (-math.inf, torch.finfo(torch.float32).min, -1e9, -65504.0, -1e4, -200.
 
 
 def drawn(seed: int) -> Case:
-    """A call of random shape: a whole canvas, one with sink columns, a chunk of a growing or of a static cache."""
+    """A call of random shape: a whole canvas, one with sink columns, a chunk of a growing or of a
+    static cache.
+    """
     rng, made = random.Random(seed), torch.Generator().manual_seed(seed)
-    batch, kv, groups, dim = rng.randint(1, 3), rng.randint(1, 3), rng.randint(1, 3), rng.choice((1, 4, 8))
+    batch, kv, groups, dim = (
+        rng.randint(1, 3),
+        rng.randint(1, 3),
+        rng.randint(1, 3),
+        rng.choice((1, 4, 8)),
+    )
     kind, queries = rng.choice(("canvas", "prefix", "growing", "static")), rng.randint(1, 9)
     causal = kind == "static" or rng.random() < 0.5
     before = {"canvas": 0, "prefix": rng.randint(1, 3)}.get(kind, rng.randint(0, 6))
     room = rng.randint(1, 5) if kind == "static" else 0
     keys, heads = before + queries + room, kv * groups
     there_BS = torch.ones(batch, keys, dtype=torch.bool)
-    padding = rng.choice(("none", "left", "right")) if kind != "static" else rng.choice(("none", "left"))
+    padding = (
+        rng.choice(("none", "left", "right")) if kind != "static" else rng.choice(("none", "left"))
+    )
     first = before if kind == "prefix" else 0
     for row in range(batch):
         # each row keeps a real query
-        count = rng.randint(0, queries - 1 if padding == "right" or kind != "growing" or not before else before)
+        count = rng.randint(
+            0, queries - 1 if padding == "right" or kind != "growing" or not before else before
+        )
         if padding == "left":
             there_BS[row, first : first + count] = False
         elif padding == "right":
@@ -267,12 +304,16 @@ def test_seven_hundred_calls_are_those_of_a_dense_twin():
         found = recording.received[0][:, 0].double()
         assert torch.allclose(found, received_BHS, rtol=2e-5, atol=2e-5), message
         assert torch.equal(recording.visible[0].long(), visible_BS), message
-        seen.add((case.options.get("is_causal"), "attn_mask" in case.options, bool(case.real_BQ.all())))
+        seen.add(
+            (case.options.get("is_causal"), "attn_mask" in case.options, bool(case.real_BQ.all()))
+        )
     assert len(seen) >= 4
 
 
 class AttendsThrice(nn.Module):
-    """Layers that are given the same mask, or masks of their own; the last call may have another scale."""
+    """Layers that are given the same mask, or masks of their own; the last call may have another
+    scale.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -292,15 +333,29 @@ class AttendsThrice(nn.Module):
         return outs
 
 
-NAMES = ("received", "last_row", "value_norm", "key_norm", "row_entropy", "row_logsumexp", "output_norm", "noop_bound")
+NAMES = (
+    "received",
+    "last_row",
+    "value_norm",
+    "key_norm",
+    "row_entropy",
+    "row_logsumexp",
+    "output_norm",
+    "noop_bound",
+)
 
 
 def test_small_layers_measured_as_one_are_those_measured_alone():
     model, joined = AttendsThrice(), set()
     for seed in range(200):
         case = drawn(seed)
-        call, how = (case.q_BHQD, case.k_BKSD, case.v_BKSD), {"own_masks": seed % 3 == 0, "scales": seed % 2 == 0}
-        heads = (case.q_BHQD.shape[1] - 1, 0) if seed % 4 == 0 and case.q_BHQD.shape[1] > 1 else None
+        call, how = (
+            (case.q_BHQD, case.k_BKSD, case.v_BKSD),
+            {"own_masks": seed % 3 == 0, "scales": seed % 2 == 0},
+        )
+        heads = (
+            (case.q_BHQD.shape[1] - 1, 0) if seed % 4 == 0 and case.q_BHQD.shape[1] > 1 else None
+        )
         with trace(model, NAMES, heads=heads) as recording:
             model(*call, **how, **case.options)
         # where somebody else listens, layers are measured one by one

@@ -1,4 +1,6 @@
-"""Forwards that are run in another way: under checkpointing, inside one another, for another text, in float64."""
+"""Forwards that are run in another way: under checkpointing, inside one another, for another text,
+in float64.
+"""
 
 # B batch, S sequence
 from __future__ import annotations
@@ -46,7 +48,10 @@ class Twice(HandWritten):
 
 def test_a_forward_inside_a_forward_is_refused_by_name() -> None:
     model = Twice()
-    with pytest.raises(ValueError, match="a forward of Twice runs inside another of its forwards"), trace(model):
+    with (
+        pytest.raises(ValueError, match="a forward of Twice runs inside another of its forwards"),
+        trace(model),
+    ):
         model(IDS)
     model.inside = True
     with trace(model) as recording:
@@ -113,10 +118,20 @@ def test_what_a_step_changes_is_no_other_text() -> None:
     assert not is_other_text(both, after, mask_id)
 
 
-SMALL: dict[str, Any] = {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "hidden_size": 16}
+SMALL: dict[str, Any] = {
+    "vocab_size": 40,
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "hidden_size": 16,
+}
 OWN = {
     "GPTJForCausalLM": {"rotary_dim": 4, "n_positions": 32, "bos_token_id": 0, "eos_token_id": 0},
-    "GPTNeoForCausalLM": {"num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]]},
+    "GPTNeoForCausalLM": {
+        "num_layers": 2,
+        "num_heads": 2,
+        "attention_types": [[["global", "local"], 1]],
+    },
     "CodeGenForCausalLM": {
         "n_head": 4,
         "rotary_dim": 4,
@@ -152,4 +167,7 @@ def test_an_eager_model_in_float64_is_read_in_float64(kv_heads: int) -> None:
     with torch.no_grad(), trace(model, maps=[(0, 1, 3)]) as recording:
         model(IDS)
     torch.testing.assert_close(recording.map(0, 1, 3), seen[0][:, 3].float(), rtol=0, atol=1e-6)
-    assert attention_map(torch.ones(1, 1, 1, 2).double(), torch.ones(1, 1, 1, 2).double()).dtype == torch.float64
+    assert (
+        attention_map(torch.ones(1, 1, 1, 2).double(), torch.ones(1, 1, 1, 2).double()).dtype
+        == torch.float64
+    )

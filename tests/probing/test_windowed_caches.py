@@ -31,7 +31,11 @@ SIZES = {
 def windowed(kind: str, attention: str = "sdpa") -> Any:
     import transformers
 
-    options: dict[str, Any] = {"num_hidden_layers": 2, "sliding_window": WINDOW, "attn_implementation": attention}
+    options: dict[str, Any] = {
+        "num_hidden_layers": 2,
+        "sliding_window": WINDOW,
+        "attn_implementation": attention,
+    }
     if kind == "Qwen2":
         options |= {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None}
     if kind in ("Gemma3", "Cohere2"):
@@ -65,7 +69,9 @@ def whole(model: Any, ids_BS: Tensor) -> Any:
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_step_is_the_last_row_of_a_pass_over_the_whole_text(kind: str, attention: str, cache: str) -> None:
+def test_every_step_is_the_last_row_of_a_pass_over_the_whole_text(
+    kind: str, attention: str, cache: str
+) -> None:
     model = windowed(kind, attention)
     options = {"cache_implementation": "static"} if cache == "static" else {}
     options |= {"disable_compile": True}
@@ -80,7 +86,9 @@ def test_every_step_is_the_last_row_of_a_pass_over_the_whole_text(kind: str, att
         expected = alone.received[0] if step == 0 else alone.last_row[0]
         torch.testing.assert_close(received[..., :keys], expected, rtol=1e-4, atol=1e-5)
         assert not received[..., keys:].nansum()
-        assert recording.columns[step].tolist() == (list(range(PROMPT)) if step == 0 else [keys - 1])
+        assert recording.columns[step].tolist() == (
+            list(range(PROMPT)) if step == 0 else [keys - 1]
+        )
         assert recording.prefix == 0
         if step:
             seen = recording.visible_by_layer[step][..., :keys].nan_to_num()
@@ -97,7 +105,9 @@ def test_every_step_is_the_last_row_of_a_pass_over_the_whole_text(kind: str, att
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("removal", ["mask", "zero_value"])
-def test_a_position_stays_hidden_as_long_as_it_is_there(kind: str, removal: str, attention: str) -> None:
+def test_a_position_stays_hidden_as_long_as_it_is_there(
+    kind: str, removal: str, attention: str
+) -> None:
     model = windowed(kind, attention)
     with intervene(model, MaskPositions((4,), removal=removal)) as log, trace(model) as recording:
         ids_BS = generated(model)
@@ -105,10 +115,15 @@ def test_a_position_stays_hidden_as_long_as_it_is_there(kind: str, removal: str,
         assert set(record.columns_BLHM.unique().tolist()) <= {4, -1}
     for step in range(1, STEPS):
         text_BS = ids_BS[:, : PROMPT + step]
-        with intervene(model, MaskPositions((4,), removal=removal)), trace(model, ("last_row",)) as alone:
+        with (
+            intervene(model, MaskPositions((4,), removal=removal)),
+            trace(model, ("last_row",)) as alone,
+        ):
             whole(model, text_BS)
         keys = text_BS.shape[1]
-        torch.testing.assert_close(recording.received[step][..., :keys], alone.last_row[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            recording.received[step][..., :keys], alone.last_row[0], rtol=1e-4, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -124,12 +139,19 @@ def test_several_tokens_behind_a_window_stand_at_their_positions(kind: str) -> N
         model(IDS, attention_mask=PADDED, position_ids=position_ids, past_key_values=cache)
         real_BS = torch.cat([PADDED, torch.ones(2, 4, dtype=torch.long)], 1)
         position_ids = (real_BS.cumsum(1) - 1)[:, PROMPT:]
-        model(text_BS[:, PROMPT:], attention_mask=real_BS, position_ids=position_ids, past_key_values=cache)
+        model(
+            text_BS[:, PROMPT:],
+            attention_mask=real_BS,
+            position_ids=position_ids,
+            past_key_values=cache,
+        )
     assert recording.columns[1].tolist() == [7, 8, 9, 10]
     expected = torch.from_numpy(alone.array("row_entropy"))[0, ..., PROMPT:]
     torch.testing.assert_close(recording.row_entropy[1], expected, rtol=1e-4, atol=1e-5)
     every = torch.ones(2, 1, 1, 1) * 4
-    torch.testing.assert_close(recording.received[1].nansum(-1, keepdim=True), every.expand(2, 2, 4, 1))
+    torch.testing.assert_close(
+        recording.received[1].nansum(-1, keepdim=True), every.expand(2, 2, 4, 1)
+    )
 
 
 @pytest.mark.parametrize("kind", ["Mistral", "Qwen2"])
@@ -172,7 +194,9 @@ def test_a_cache_that_does_not_say_which_keys_it_keeps_is_refused() -> None:
         def update(self, key_states, value_states, *args, **kwargs):
             keys, values = super().update(key_states, value_states)
             self.seen += key_states.shape[-2]
-            self.keys, self.values = (torch.cat([x[:, :, :1], x[:, :, -3:]], 2) for x in (keys, values))
+            self.keys, self.values = (
+                torch.cat([x[:, :, :1], x[:, :, -3:]], 2) for x in (keys, values)
+            )
             return (keys, values) if key_states.shape[-2] > 1 else (self.keys, self.values)
 
         def get_seq_length(self):
@@ -187,7 +211,9 @@ def test_a_cache_that_does_not_say_which_keys_it_keeps_is_refused() -> None:
     cache.layer_class_to_replicate = FirstAndLast
     with trace(model), torch.no_grad():
         model(IDS, past_key_values=cache)
-        with pytest.raises(ValueError, match=r"the cache FirstAndLast has seen 8 positions and gives 4 keys"):
+        with pytest.raises(
+            ValueError, match=r"the cache FirstAndLast has seen 8 positions and gives 4 keys"
+        ):
             model(IDS[:, :1], past_key_values=cache, attention_mask=torch.ones(2, 4))
 
 
@@ -196,5 +222,9 @@ def test_a_compiled_model_is_not_given_windows() -> None:
 
     model = windowed("Mistral")
     compiled = torch.compile(model, backend="eager")
-    with pytest.raises(ValueError, match="the cache has sliding windows"), trace(compiled), torch.no_grad():
+    with (
+        pytest.raises(ValueError, match="the cache has sliding windows"),
+        trace(compiled),
+        torch.no_grad(),
+    ):
         compiled(IDS, past_key_values=DynamicCache(config=model.config))

@@ -1,4 +1,6 @@
-"""Claims: one holder at a time, followed when it is gone, whatever its machine, its number and its clock say."""
+"""Claims: one holder at a time, followed when it is gone, whatever its machine, its number and its
+clock say.
+"""
 
 import os
 import subprocess
@@ -29,7 +31,9 @@ time.sleep(600)
 
 
 class Clock:
-    """A clock that stands still unless somebody sleeps, or a test turns it; signs of life come from tests alone."""
+    """A clock that stands still unless somebody sleeps, or a test turns it; signs of life come from
+    tests alone.
+    """
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -85,8 +89,16 @@ def test_one_holds_it_and_the_next_one_when_it_is_free(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_holder_is_followed_at_once_whatever_its_number(tmp_path: Path, clock: Clock) -> None:
-    arguments = [sys.executable, "-c", HOLDER, str(Path(sinklab.__file__).parents[1]), str(tmp_path)]
+def test_a_killed_holder_is_followed_at_once_whatever_its_number(
+    tmp_path: Path, clock: Clock
+) -> None:
+    arguments = [
+        sys.executable,
+        "-c",
+        HOLDER,
+        str(Path(sinklab.__file__).parents[1]),
+        str(tmp_path),
+    ]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "held\n"
         # another process that has the same number, as in two containers
@@ -99,7 +111,9 @@ def test_a_killed_holder_is_followed_at_once_whatever_its_number(tmp_path: Path,
         holder.kill()
         holder.wait()
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as follower:
-        assert follower.stdout.readline() == "held\n", "the same number again is not the same process"
+        assert follower.stdout.readline() == "held\n", (
+            "the same number again is not the same process"
+        )
         assert [path.name for path in (tmp_path / ".claims").iterdir()] == ["part.2"]
         follower.kill()
     began = clock.now
@@ -108,7 +122,9 @@ def test_a_killed_holder_is_followed_at_once_whatever_its_number(tmp_path: Path,
     assert clock.now == began, "the kernel knows at once that it is gone"
 
 
-def test_a_holder_on_another_machine_counts_as_gone_once_it_is_silent_for_long(tmp_path: Path, clock: Clock) -> None:
+def test_a_holder_on_another_machine_counts_as_gone_once_it_is_silent_for_long(
+    tmp_path: Path, clock: Clock
+) -> None:
     holder = elsewhere(Claims(tmp_path).take("part"))
     mine = Claims(tmp_path)
     assert mine.take("part") is None
@@ -130,7 +146,9 @@ def test_a_holder_on_another_machine_counts_as_gone_once_it_is_silent_for_long(t
 
 
 @pytest.mark.parametrize("skew", [-(10**8), 10**8])
-def test_clocks_are_not_compared(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, skew: int) -> None:
+def test_clocks_are_not_compared(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, skew: int
+) -> None:
     """The holder's clock, and that of the file server, are years away."""
     monkeypatch.setattr(time, "time", lambda: 1e9 + skew)
     holder, mine = elsewhere(Claims(tmp_path).take("part")), Claims(tmp_path)
@@ -214,7 +232,9 @@ def test_a_run_has_one_writer_and_says_where(tmp_path: Path) -> None:
         for how in ({"resume": True}, {"overwrite": True}):
             with (
                 pytest.raises(
-                    ValueError, match=r"one process at a time writes a run, but .*run is being written by .* on"
+                    ValueError,
+                    match=r"one process at a time writes a run, but .*run is being written by .* "
+                    r"on",
                 ),
                 RunWriter(tmp_path / "run", **RUN_OF, **how),
             ):
@@ -226,11 +246,16 @@ def test_a_run_has_one_writer_and_says_where(tmp_path: Path) -> None:
 
 def test_a_writer_that_was_stopped_for_too_long_writes_no_list_any_more(tmp_path: Path) -> None:
     with (
-        pytest.raises(ValueError, match=r"run was taken over by another process while this one was stopped: look"),
+        pytest.raises(
+            ValueError,
+            match=r"run was taken over by another process while this one was stopped: look",
+        ),
         RunWriter(tmp_path / "run", **RUN_OF) as run,
     ):
         run.table("a", {"x": [1]})
-        (tmp_path / "run" / ".claims" / f"{RUN}.1").rename(tmp_path / "run" / ".claims" / f"{RUN}.2")
+        (tmp_path / "run" / ".claims" / f"{RUN}.1").rename(
+            tmp_path / "run" / ".claims" / f"{RUN}.2"
+        )
         run.table("b", {"x": [1]})
     assert open_run(tmp_path / "run").tables == ("a",)
 

@@ -79,7 +79,10 @@ def test_not_a_run(tmp_path):
         ("{}", r"run.json does not describe a run: it has no schema version"),
         ('{"schema": 3}', r"run.json has schema 3, and this version of sinklab reads schema 2"),
         ('{"schema": true}', r"run.json has schema True"),
-        ('{"schema": 1, "kind": "training"}', r"run.json has schema 1, .* or run again: the settings are in the file"),
+        (
+            '{"schema": 1, "kind": "training"}',
+            r"run.json has schema 1, .* or run again: the settings are in the file",
+        ),
         ('{"schema": 2, "kind": "study"}', r"run.json is damaged .*it lacks model, settings, seed"),
     ],
 )
@@ -91,7 +94,13 @@ def test_bad_run_json(folder, text, message):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("status", "done"), ("tables", ["../tokens"]), ("arrays", "attention"), ("model", []), ("seed", "1")],
+    [
+        ("status", "done"),
+        ("tables", ["../tokens"]),
+        ("arrays", "attention"),
+        ("model", []),
+        ("seed", "1"),
+    ],
 )
 def test_wrong_fields_are_named(folder, field, value):
     info = json.loads((folder / "run.json").read_text())
@@ -126,7 +135,9 @@ def full_disk(path, *_, **__):
 
 def test_full_disk_leaves_nothing_under_the_final_name(tmp_path, monkeypatch):
     monkeypatch.setattr(pyarrow.parquet, "write_table", lambda table, path: full_disk(path))
-    monkeypatch.setattr(safetensors.numpy, "save_file", lambda arrays, path, metadata: full_disk(path))
+    monkeypatch.setattr(
+        safetensors.numpy, "save_file", lambda arrays, path, metadata: full_disk(path)
+    )
     with writer(tmp_path) as run:
         with pytest.raises(OSError, match=r"No space left.*tokens\.parquet"):
             run.table("tokens", {"a": [1]})
@@ -169,7 +180,9 @@ def test_error_of_the_block_survives_a_full_disk_at_the_end(tmp_path, monkeypatc
 
 def test_existing_folders(tmp_path, folder):
     with (
-        pytest.raises(ValueError, match=r"already holds attention.safetensors, run.json, tokens.parquet"),
+        pytest.raises(
+            ValueError, match=r"already holds attention.safetensors, run.json, tokens.parquet"
+        ),
         writer(folder),
     ):
         pass
@@ -180,7 +193,9 @@ def test_existing_folders(tmp_path, folder):
     stranger = tmp_path / "home"
     stranger.mkdir()
     (stranger / "thesis.parquet").write_text("mine")
-    with pytest.raises(ValueError, match=r"overwrite=True replaces a run and nothing else.*thesis.parquet"):
+    with pytest.raises(
+        ValueError, match=r"overwrite=True replaces a run and nothing else.*thesis.parquet"
+    ):
         writer(stranger, overwrite=True).__enter__()
     assert (stranger / "thesis.parquet").read_text() == "mine"
     with pytest.raises(ValueError, match="is a file"):
@@ -190,8 +205,15 @@ def test_existing_folders(tmp_path, folder):
 def test_arrays_that_the_disk_refuses_are_an_os_error(tmp_path, monkeypatch):
     """The command line says in one line that the disk is full, whichever file was being written."""
     save, nowhere = safetensors.numpy.save_file, tmp_path / "absent" / "a.safetensors"
-    monkeypatch.setattr(safetensors.numpy, "save_file", lambda arrays, path, metadata: save(arrays, nowhere, metadata))
-    with writer(tmp_path) as run, pytest.raises(OSError, match=r"attention\.safetensors cannot be written"):
+    monkeypatch.setattr(
+        safetensors.numpy,
+        "save_file",
+        lambda arrays, path, metadata: save(arrays, nowhere, metadata),
+    )
+    with (
+        writer(tmp_path) as run,
+        pytest.raises(OSError, match=r"attention\.safetensors cannot be written"),
+    ):
         run.arrays("attention", {"a": np.ones(5)}, {"a": ("x",)})
 
 
@@ -211,7 +233,9 @@ def test_processes_that_write_the_same_file_do_not_take_each_others_half(tmp_pat
 
 
 def flip(file: Path, place: int = -1) -> None:
-    """Flip a bit of a byte, by default of the last one: the file is as long as before and its head is whole."""
+    """Flip a bit of a byte, by default of the last one: the file is as long as before and its head
+    is whole.
+    """
     content = bytearray(file.read_bytes())
     content[place] ^= 1
     file.write_bytes(content)
@@ -228,7 +252,9 @@ READS = {
 }
 
 
-@pytest.mark.parametrize(("name", "read"), [(name, read) for name, reads in READS.items() for read in reads])
+@pytest.mark.parametrize(
+    ("name", "read"), [(name, read) for name, reads in READS.items() for read in reads]
+)
 def test_a_file_that_is_not_what_was_written_is_refused_where_it_is_read(folder, name, read):
     flip(folder / name, 40 if name == "tokens.parquet" else -1)
     run = open_run(folder)

@@ -1,4 +1,6 @@
-"""Runs that are written in parts, go on after an interruption, and are merged from several folders."""
+"""Runs that are written in parts, go on after an interruption, and are merged from several
+folders.
+"""
 
 import errno
 import json
@@ -17,7 +19,12 @@ from sinklab.lab.records import RunWriter, merge_runs, open_run
 from sinklab.lab.records.reading import lost_files
 
 DIMS = {"received": ("step", "key"), "visible": ("step",)}
-RUN = {"kind": "study", "model": {"name": "m", "layers": 2}, "settings": {"steps": 4, "rule": "random"}, "seed": 3}
+RUN = {
+    "kind": "study",
+    "model": {"name": "m", "layers": 2},
+    "settings": {"steps": 4, "rule": "random"},
+    "seed": 3,
+}
 
 
 def sample(run, part, keys=3):
@@ -70,33 +77,56 @@ def test_what_is_whole_has_no_parts(tmp_path):
 
 def test_wrong_parts_are_named(tmp_path):
     run = write(tmp_path / "run", parts=(0, 1, 2))
-    with pytest.raises(ValueError, match=r"'attention' of .*run is written in parts.*read one of 0–2, e\.g\. part=0"):
+    with pytest.raises(
+        ValueError,
+        match=r"'attention' of .*run is written in parts.*read one of 0–2, e\.g\. part=0",
+    ):
         run.arrays("attention")
     with pytest.raises(ValueError, match="has no part 7 of 'tokens', which has the parts 0–2"):
         run.table("tokens", part=7)
-    with pytest.raises(ValueError, match="no table or file of arrays 'token'; did you mean 'tokens'"):
+    with pytest.raises(
+        ValueError, match="no table or file of arrays 'token'; did you mean 'tokens'"
+    ):
         run.parts("token")
-    with pytest.raises(ValueError, match=r"no array in attention-0000.safetensors 'recieved'; did you mean 'received'"):
+    with pytest.raises(
+        ValueError,
+        match=r"no array in attention-0000.safetensors 'recieved'; did you mean 'received'",
+    ):
         run.array("attention", "recieved", part=0)
     with RunWriter(tmp_path / "other", **RUN) as run:
         run.table("tokens", {"a": [1]}, part=0)
-        with pytest.raises(ValueError, match=r"'tokens' is already written in parts .* cannot be written whole too"):
+        with pytest.raises(
+            ValueError, match=r"'tokens' is already written in parts .* cannot be written whole too"
+        ):
             run.table("tokens", {"a": [1]})
         with pytest.raises(ValueError, match="Parts are numbered from 0: got part=-1"):
             run.table("tokens", {"a": [1]}, part=-1)
         with pytest.raises(ValueError, match="has no field 'recieved'; did you mean 'received'"):
-            run.arrays("x", {"received": np.zeros(2)}, {"received": ("key",)}, dtype={"recieved": "float32"})
+            run.arrays(
+                "x",
+                {"received": np.zeros(2)},
+                {"received": ("key",)},
+                dtype={"recieved": "float32"},
+            )
 
 
 def test_a_missing_part_is_refused_by_name(tmp_path):
     write(tmp_path / "run")
     (tmp_path / "run" / "tokens-0001.parquet").unlink()
-    with pytest.raises(ValueError, match=r"tokens-0001.parquet is missing, although the run wrote it"):
+    with pytest.raises(
+        ValueError, match=r"tokens-0001.parquet is missing, although the run wrote it"
+    ):
         open_run(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
-    "parts", [{"tokens.parquet": []}, {"../x.parquet": [0]}, {"tokens.parquet": ["0"]}, {"other.parquet": [0]}]
+    "parts",
+    [
+        {"tokens.parquet": []},
+        {"../x.parquet": [0]},
+        {"tokens.parquet": ["0"]},
+        {"other.parquet": [0]},
+    ],
 )
 def test_parts_that_no_run_writes_are_refused(tmp_path, parts):
     write(tmp_path / "run")
@@ -165,7 +195,9 @@ with RunWriter(sys.argv[2], kind="study", model={}, settings={}, seed=0):
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-@pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}], ids=["plain", "resume", "overwrite"])
+@pytest.mark.parametrize(
+    "how", [{}, {"resume": True}, {"overwrite": True}], ids=["plain", "resume", "overwrite"]
+)
 def test_a_run_killed_in_its_very_first_write_begins_anew(tmp_path, call, how):
     arguments = [str(Path(sinklab.__file__).parents[1]), str(tmp_path / "run"), call]
     killed = subprocess.run(
@@ -173,7 +205,10 @@ def test_a_run_killed_in_its_very_first_write_begins_anew(tmp_path, call, how):
     )
     assert killed.returncode == -9, killed.stderr
     # the claim, and where there was a byte to be written, the half of a file
-    assert {path.name.rpartition(".")[2] for path in (tmp_path / "run").iterdir()} == {"claims", "part"}
+    assert {path.name.rpartition(".")[2] for path in (tmp_path / "run").iterdir()} == {
+        "claims",
+        "part",
+    }
     with RunWriter(tmp_path / "run", **RUN, **how) as run:
         sample(run, 0)
     assert open_run(tmp_path / "run").info.status == "complete"
@@ -184,8 +219,15 @@ def test_a_run_killed_in_its_very_first_write_begins_anew(tmp_path, call, how):
     ("how", "message"),
     [
         ({}, r"is written once: .*run already holds notes.txt\."),
-        ({"resume": True}, r"resume=True continues a run and nothing else: .*run holds notes.txt but no run.json"),
-        ({"overwrite": True}, r"overwrite=True replaces a run and nothing else: .*run holds notes.txt but no run.json"),
+        (
+            {"resume": True},
+            r"resume=True continues a run and nothing else: .*run holds notes.txt but no run.json",
+        ),
+        (
+            {"overwrite": True},
+            r"overwrite=True replaces a run and nothing else: .*run holds notes.txt but no "
+            r"run.json",
+        ),
     ],
 )
 def test_a_folder_of_other_files_is_refused_with_all_that_is_in_it(tmp_path, how, message):
@@ -194,14 +236,20 @@ def test_a_folder_of_other_files_is_refused_with_all_that_is_in_it(tmp_path, how
     (tmp_path / "run" / ".run.json.part").write_text("{")
     with pytest.raises(ValueError, match=message), RunWriter(tmp_path / "run", **RUN, **how):
         pass
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".run.json.part", "notes.txt"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        ".run.json.part",
+        "notes.txt",
+    ]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"seed": 4}, r"its seed is 3, and now it is 4"),
-        ({"settings": {"steps": 4, "rule": "entropy"}}, r"its settings\['rule'\] is 'random', and now it is 'entropy'"),
+        (
+            {"settings": {"steps": 4, "rule": "entropy"}},
+            r"its settings\['rule'\] is 'random', and now it is 'entropy'",
+        ),
         ({"settings": {"steps": 4}}, r"its settings\['rule'\] is 'random', and now it is 'absent'"),
         ({"model": {"name": "n", "layers": 2}}, r"its model\['name'\] is 'm', and now it is 'n'"),
         ({"kind": "training"}, r"its kind is 'study', and now it is 'training'"),
@@ -209,14 +257,19 @@ def test_a_folder_of_other_files_is_refused_with_all_that_is_in_it(tmp_path, how
 )
 def test_another_run_cannot_be_continued(tmp_path, changes, message):
     write(tmp_path / "run")
-    with pytest.raises(ValueError, match=message), RunWriter(tmp_path / "run", **(RUN | changes), resume=True):
+    with (
+        pytest.raises(ValueError, match=message),
+        RunWriter(tmp_path / "run", **(RUN | changes), resume=True),
+    ):
         pass
     # what was there is untouched
     assert open_run(tmp_path / "run").info.status == "complete"
 
 
 def test_overwrite_and_resume_exclude_each_other(tmp_path):
-    with pytest.raises(ValueError, match="overwrite=True starts afresh and resume=True continues: choose one"):
+    with pytest.raises(
+        ValueError, match="overwrite=True starts afresh and resume=True continues: choose one"
+    ):
         RunWriter(tmp_path / "run", **RUN, overwrite=True, resume=True)
 
 
@@ -282,7 +335,10 @@ def test_a_folder_that_is_being_written_is_not_merged(tmp_path):
     write(tmp_path / "a", parts=(0,))
     with (
         RunWriter(tmp_path / "b", **RUN) as run,
-        pytest.raises(ValueError, match=r"one process at a time writes a run, but .*b is being written by another one"),
+        pytest.raises(
+            ValueError,
+            match=r"one process at a time writes a run, but .*b is being written by another one",
+        ),
     ):
         sample(run, 1)
         merge_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "run")
@@ -296,7 +352,9 @@ def test_runs_that_differ_or_overlap_are_not_merged(tmp_path):
         merge_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "run")
     with RunWriter(tmp_path / "c", **RUN) as run:
         run.table("tokens", {"sample": [0, 0], "text": ["a", "another"]}, part=0)
-    with pytest.raises(ValueError, match=r"a and .*c both hold tokens-0000.parquet, and they differ"):
+    with pytest.raises(
+        ValueError, match=r"a and .*c both hold tokens-0000.parquet, and they differ"
+    ):
         merge_runs([tmp_path / "a", tmp_path / "c"], tmp_path / "run")
     assert open_run(tmp_path / "a").parts("tokens") == (0,)
     with pytest.raises(ValueError, match="needs at least one folder"):
@@ -317,7 +375,12 @@ def test_a_merge_that_was_cut_short_can_be_repeated(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="unplugged"):
         merge_runs([tmp_path / "a"], tmp_path / "run")
     monkeypatch.undo()
-    assert merge_runs([tmp_path / "a"], tmp_path / "run").table("tokens")["text"].tolist() == ["a", "0", "a", "1"]
+    assert merge_runs([tmp_path / "a"], tmp_path / "run").table("tokens")["text"].tolist() == [
+        "a",
+        "0",
+        "a",
+        "1",
+    ]
 
 
 def test_a_merge_cut_short_while_it_removes_folders_can_be_repeated(tmp_path, monkeypatch):
@@ -352,5 +415,8 @@ def test_a_merge_across_disks_copies(tmp_path, monkeypatch):
         real(source, target)
 
     monkeypatch.setattr(os, "replace", across)
-    assert merge_runs([tmp_path / "a"], tmp_path / "run").table("tokens")["text"].tolist() == ["a", "0"]
+    assert merge_runs([tmp_path / "a"], tmp_path / "run").table("tokens")["text"].tolist() == [
+        "a",
+        "0",
+    ]
     assert not (tmp_path / "a").exists()

@@ -12,14 +12,21 @@ from sinklab.lab.records import SCHEMA, RunWriter, open_run, weights_hash
 
 
 def writer(path: Path, **changes) -> RunWriter:
-    arguments = {"kind": "study", "model": {"name": "tiny", "layers": 2}, "settings": {"steps": 4}, "seed": 7}
+    arguments = {
+        "kind": "study",
+        "model": {"name": "tiny", "layers": 2},
+        "settings": {"steps": 4},
+        "seed": 7,
+    }
     return RunWriter(path, **(arguments | changes))
 
 
 def test_what_is_written_is_read(tmp_path):
     received = np.linspace(0, 3, 24).reshape(2, 3, 4)
     with writer(tmp_path / "deep" / "run") as run:
-        run.table("tokens", {"position": [0, 1], "text": ["a", "\n<b>"], "flag": np.array([True, False])})
+        run.table(
+            "tokens", {"position": [0, 1], "text": ["a", "\n<b>"], "flag": np.array([True, False])}
+        )
         run.table("steps", pd.DataFrame({"step": [0, 1, 2]}))
         run.arrays(
             "attention",
@@ -28,7 +35,11 @@ def test_what_is_written_is_read(tmp_path):
         )
     got = open_run(tmp_path / "deep" / "run")
     assert got.info.status == "complete" and got.info.error is None and got.info.schema == SCHEMA
-    assert got.info.model == {"name": "tiny", "layers": 2} and got.info.settings == {"steps": 4} and got.info.seed == 7
+    assert (
+        got.info.model == {"name": "tiny", "layers": 2}
+        and got.info.settings == {"steps": 4}
+        and got.info.seed == 7
+    )
     assert set(got.info.versions) == {"python", "torch", "transformers", "sinklab"}
     assert got.tables == ("tokens", "steps") and got.array_files == ("attention",)
     assert got.table("tokens")["text"].tolist() == ["a", "\n<b>"]
@@ -39,7 +50,11 @@ def test_what_is_written_is_read(tmp_path):
     assert arrays["visible"].dtype.kind == "i" and arrays["visible"].tolist() == [[3, 3], [3, 2]]
     assert got.dims("attention")["received"] == ("step", "layer", "key")
     # Pandas alone reads a table.
-    assert pd.read_parquet(tmp_path / "deep" / "run" / "steps.parquet")["step"].tolist() == [0, 1, 2]
+    assert pd.read_parquet(tmp_path / "deep" / "run" / "steps.parquet")["step"].tolist() == [
+        0,
+        1,
+        2,
+    ]
 
 
 def test_info_is_frozen(tmp_path):
@@ -50,9 +65,15 @@ def test_info_is_frozen(tmp_path):
 
 
 def test_tensors_bfloat16_and_nan(tmp_path):
-    value = torch.tensor([[1.5, float("nan"), float("inf")]], dtype=torch.bfloat16, requires_grad=True)
+    value = torch.tensor(
+        [[1.5, float("nan"), float("inf")]], dtype=torch.bfloat16, requires_grad=True
+    )
     with writer(tmp_path) as run:
-        run.arrays("a", {"x": value, "t": np.arange(6.0).reshape(2, 3).T}, dims={"x": ("row", "n"), "t": ("n", "k")})
+        run.arrays(
+            "a",
+            {"x": value, "t": np.arange(6.0).reshape(2, 3).T},
+            dims={"x": ("row", "n"), "t": ("n", "k")},
+        )
         run.table("t", {"loss": torch.tensor([0.5, 0.25])})
     got = open_run(tmp_path).arrays("a")
     assert got["x"][0, 0] == 1.5 and np.isnan(got["x"][0, 1]) and np.isinf(got["x"][0, 2])
@@ -65,12 +86,19 @@ def test_float16_overflow_is_never_silent(tmp_path):
         with pytest.warns(UserWarning, match=r"float32 instead of float16.*'norm' is 70000"):
             run.arrays("auto", {"norm": np.array([1.0, 70000.0])}, dims={"norm": ("key",)})
         with pytest.raises(ValueError, match=r"stay finite.*'norm' is 70000.*float16 cannot hold"):
-            run.arrays("asked", {"norm": np.array([70000.0])}, dims={"norm": ("key",)}, dtype="float16")
+            run.arrays(
+                "asked", {"norm": np.array([70000.0])}, dims={"norm": ("key",)}, dtype="float16"
+            )
         with pytest.raises(ValueError, match="float32 cannot hold"):
-            run.arrays("asked", {"norm": np.array([1e39])}, dims={"norm": ("key",)}, dtype="float32")
+            run.arrays(
+                "asked", {"norm": np.array([1e39])}, dims={"norm": ("key",)}, dtype="float32"
+            )
         run.arrays("wide", {"norm": np.array([1e39])}, dims={"norm": ("key",)}, dtype="float64")
     got = open_run(tmp_path)
-    assert got.arrays("auto")["norm"].tolist() == [1.0, 70000.0] and got.arrays("auto")["norm"].dtype == np.float32
+    assert (
+        got.arrays("auto")["norm"].tolist() == [1.0, 70000.0]
+        and got.arrays("auto")["norm"].dtype == np.float32
+    )
     assert got.array_files == ("auto", "wide")
 
 
@@ -109,7 +137,9 @@ def test_settings_become_plain_json(tmp_path):
 
 @pytest.mark.parametrize("bad", [{"x": float("nan")}, {"x": object()}])
 def test_settings_that_json_cannot_hold_are_refused(tmp_path, bad):
-    with pytest.raises(ValueError, match=r"settings is written to run.json and must be made of JSON values"):
+    with pytest.raises(
+        ValueError, match=r"settings is written to run.json and must be made of JSON values"
+    ):
         writer(tmp_path, settings=bad)
 
 
@@ -129,7 +159,9 @@ def test_bad_arguments_are_named(tmp_path):
         with pytest.raises(ValueError, match=r"One different name per axis: 'a' has shape \(2,\)"):
             run.arrays("x", {"a": np.zeros(2)}, dims={"a": ("step", "key")})
         with pytest.raises(ValueError, match="'key' is 2 in 'a' and 3 in 'b'"):
-            run.arrays("x", {"a": np.zeros(2), "b": np.zeros(3)}, dims={"a": ("key",), "b": ("key",)})
+            run.arrays(
+                "x", {"a": np.zeros(2), "b": np.zeros(3)}, dims={"a": ("key",), "b": ("key",)}
+            )
         with pytest.raises(ValueError, match="'a' has dtype <U1"):
             run.arrays("x", {"a": np.array(["q"])}, dims={"a": ("key",)})
         with pytest.raises(ValueError, match=r"one of .*float16, float32, float64, but is 'f4'"):
@@ -143,7 +175,9 @@ def test_unknown_names_list_the_near_one(tmp_path):
     with writer(tmp_path) as run:
         run.table("tokens", {"a": [1]})
     got = open_run(tmp_path)
-    with pytest.raises(ValueError, match=r"no table 'token'; did you mean 'tokens'\? It has: tokens"):
+    with pytest.raises(
+        ValueError, match=r"no table 'token'; did you mean 'tokens'\? It has: tokens"
+    ):
         got.table("token")
     with pytest.raises(ValueError, match=r"no file of arrays 'attention' It has: none"):
         got.arrays("attention")
@@ -165,7 +199,9 @@ def test_weights_hash_sees_names_dtypes_shapes_and_bytes():
     base = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(1, dtype=torch.bfloat16)}
     digest = weights_hash(base)
     assert len(digest) == 64 and digest == weights_hash(dict(reversed(list(base.items()))))
-    assert digest == weights_hash({name: value.clone().requires_grad_() for name, value in base.items()})
+    assert digest == weights_hash(
+        {name: value.clone().requires_grad_() for name, value in base.items()}
+    )
     changed = [
         base | {"a": base["a"].reshape(3, 2)},
         base | {"a": base["a"] + 1},

@@ -25,8 +25,19 @@ def page(browser: Page) -> Iterator[Page]:
     browser.size(1280, 800)
     yield browser
     assert browser.complaints == []
-    assert browser.requests and all(address.startswith(("file://", "data:", "about:")) for address in browser.requests)
-    assert len({address.partition("#")[0] for address in browser.requests if address.startswith("file://")}) == 1
+    assert browser.requests and all(
+        address.startswith(("file://", "data:", "about:")) for address in browser.requests
+    )
+    assert (
+        len(
+            {
+                address.partition("#")[0]
+                for address in browser.requests
+                if address.startswith("file://")
+            }
+        )
+        == 1
+    )
 
 
 @pytest.fixture(scope="session")
@@ -68,6 +79,7 @@ def readout(page: Page) -> str:
 def choose(page: Page, selector: str, value: object) -> None:
     page.run(
         f"(() => {{ const box = document.querySelector('{selector}'); box.value = '{value}';"
-        "for (const kind of ['input', 'change']) box.dispatchEvent(new Event(kind, { bubbles: true })); })()"
+        "for (const kind of ['input', 'change']) box.dispatchEvent(new Event(kind, { bubbles: "
+        "true })); })()"
     )
     page.settle()

@@ -16,12 +16,22 @@ from typing import Any, Self
 
 from launched import PATIENCE
 
-PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PROGRAM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-    "--disable-sync", "--disable-component-update", "--disable-dev-shm-usage", "--hide-scrollbars",
-    "--remote-debugging-pipe", "--window-size=1280,800",
-)  # fmt: skip
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-sync",
+    "--disable-component-update",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+    "--window-size=1280,800",
+)
 # Chromium reads commands from descriptor 3 and answers on 4.
 LAUNCH = """import fcntl, os, sys
 read, write = (fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3])
@@ -46,11 +56,24 @@ class Page:
         read, self._to = os.pipe()
         self._from, write = os.pipe()
         profile = f"--user-data-dir={folder / 'profile'}"
-        command = [sys.executable, "-c", LAUNCH, str(read), str(write), PROGRAM, *FLAGS, profile, "about:blank"]
+        command = [
+            sys.executable,
+            "-c",
+            LAUNCH,
+            str(read),
+            str(write),
+            PROGRAM,
+            *FLAGS,
+            profile,
+            "about:blank",
+        ]
         self._process = subprocess.Popen(
-            command, pass_fds=(read, write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            command,
+            pass_fds=(read, write),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             env=os.environ | {"HOME": str(folder)},
-        )  # fmt: skip
+        )
         os.close(read)
         os.close(write)
         self._rest, self._number, self._session = b"", 0, ""
@@ -60,13 +83,18 @@ class Page:
     def __enter__(self) -> Self:
         targets = self.call("Target.getTargets")["targetInfos"]
         target = next(info["targetId"] for info in targets if info["type"] == "page")
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         os.close(self._to)
         self._process.terminate()
@@ -118,7 +146,9 @@ class Page:
 
     def run(self, script: str) -> Any:
         """The value of an expression, promises awaited."""
-        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -130,9 +160,14 @@ class Page:
             time.sleep(0.02)
 
     def settle(self) -> None:
-        """Wait until no sample is unpacked any more, and let two frames pass, so that what was asked for is drawn."""
+        """Wait until no sample is unpacked any more, and let two frames pass, so that what was
+        asked for is drawn.
+        """
         self.wait("!document.querySelector('[aria-busy=true]')")
-        self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
+        self.run(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => "
+            "done(true))))"
+        )
 
     def press(self, key: str) -> None:
         """A key pressed and let go."""
@@ -144,9 +179,15 @@ class Page:
         self.settle()
 
     def point(self, selector: str, across: float, down: float, *, click: bool = False) -> None:
-        """Move the pointer over an element, to a place given as parts of its width and height; maybe click."""
-        self.run(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
-        box = self.run(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()")
+        """Move the pointer over an element, to a place given as parts of its width and height;
+        maybe click.
+        """
+        self.run(
+            f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})"
+        )
+        box = self.run(
+            f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()"
+        )
         at = {"x": box["x"] + across * box["width"], "y": box["y"] + down * box["height"]}
         self.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
         if click:
@@ -158,7 +199,13 @@ class Page:
         """Size of the window and the appearance the reader prefers."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=phone,
+        )
         self.settle()
 
     def picture(self, path: Path, *, whole: bool = False) -> Path:

@@ -17,7 +17,20 @@ from sinklab.lab.records import Run, RunWriter, open_run
 from sinklab.lab.reports import report
 
 SAMPLES, STEPS, LAYERS, HEADS, TEXT, PROMPT, BLOCK = 2, 12, 2, 3, 24, 6, 6
-WORDS = ["It", " was", " a", " dark", ",", "\n", " night", ".", " old", " <b>man</b>", " $x$", " the"]
+WORDS = [
+    "It",
+    " was",
+    " a",
+    " dark",
+    ",",
+    "\n",
+    " night",
+    ".",
+    " old",
+    " <b>man</b>",
+    " $x$",
+    " the",
+]
 MASKED, COMMITTED, PROMPTED = range(3)
 BY_STATE = ("step", "state", "layer", "head")
 DIMS = {
@@ -41,8 +54,12 @@ def steps_of(sample: int) -> int:
     return STEPS - 2 * (sample % 2)
 
 
-def attention(sample: int, added: int, share: float, text_share: float, norm: float) -> dict[str, np.ndarray]:
-    """Every head gives ``share`` to the added sinks, ``text_share`` to one moving text position, the rest evenly."""
+def attention(
+    sample: int, added: int, share: float, text_share: float, norm: float
+) -> dict[str, np.ndarray]:
+    """Every head gives ``share`` to the added sinks, ``text_share`` to one moving text position,
+    the rest evenly.
+    """
     keys, steps = added + TEXT, steps_of(sample)
     received = np.empty((steps, LAYERS, HEADS, keys))
     weight = np.full(keys, (1 - share * bool(added) - text_share) / (TEXT - 1))
@@ -54,7 +71,9 @@ def attention(sample: int, added: int, share: float, text_share: float, norm: fl
     value_norm = np.full((steps, LAYERS, keys), 2.0)
     value_norm[..., :added] = norm
     by_state = (steps, 3, LAYERS, HEADS)
-    main = np.broadcast_to((added + PROMPT + np.arange(steps))[:, None, None, None], by_state).copy()
+    main = np.broadcast_to(
+        (added + PROMPT + np.arange(steps))[:, None, None, None], by_state
+    ).copy()
     # Nothing is committed before the first step.
     main[0, COMMITTED] = -1
     there = np.where(main >= 0, 1.0, np.nan)
@@ -75,7 +94,9 @@ def attention(sample: int, added: int, share: float, text_share: float, norm: fl
 
 
 def one_query_a_step(sample: int, share: float) -> dict[str, np.ndarray]:
-    """An autoregressive run: keys grow, one query runs, it gives ``share`` to the first position, the rest evenly."""
+    """An autoregressive run: keys grow, one query runs, it gives ``share`` to the first position,
+    the rest evenly.
+    """
     steps, keys = steps_of(sample), PROMPT + steps_of(sample)
     received, visible = np.full((steps, LAYERS, HEADS, keys), np.nan), np.zeros((steps, keys))
     for step in range(steps):
@@ -94,14 +115,18 @@ def one_query_a_step(sample: int, share: float) -> dict[str, np.ndarray]:
     }
 
 
-def tokens(sample: int, family: str = "diffusion", words: list[str] = WORDS) -> dict[str, list[Any]]:
+def tokens(
+    sample: int, family: str = "diffusion", words: list[str] = WORDS
+) -> dict[str, list[Any]]:
     rows = []
     for step in range(steps_of(sample)):
         for position in range(TEXT if family == "diffusion" else PROMPT + step):
             masked = family == "diffusion" and position >= PROMPT + step
             state = "prompt" if position < PROMPT else "masked" if masked else "committed"
             text = "<m>" if masked else words[position % len(words)]
-            rows.append((sample, step, position, position, text, state, "mask" if masked else "", False))
+            rows.append(
+                (sample, step, position, position, text, state, "mask" if masked else "", False)
+            )
     columns = ("sample", "step", "position", "token_id", "text", "state", "special", "template")
     return dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
 
@@ -142,7 +167,10 @@ def heldout(loss: float, sinks: float) -> dict[str, list[Any]]:
         "delta_stderr": [0.0, 0.004, 0.004, 0.004, 0.004],
         "tokens": [1000] * 5,
         "losses": [
-            [loss + change + wobble * (0.2 + change) for wobble in (-0.05, 0.03, 0.02, -0.01, 0.04, -0.03, 0.01, -0.01)]
+            [
+                loss + change + wobble * (0.2 + change)
+                for wobble in (-0.05, 0.03, 0.02, -0.01, 0.04, -0.03, 0.01, -0.01)
+            ]
             for change in (0.0, sinks / 5, 0.01, sinks, 0.02)
         ],
         "bits_per_byte": [1.5] + [float("nan")] * 4,
@@ -176,13 +204,20 @@ def maker(root: Path) -> Callable[..., Run]:
     ) -> Run:
         """A run folder.
 
-        added, share, norm: added sinks, the attention they take together, the length of their values; text_share: what
-        the moving text position takes (of an autoregressive run: the first one). ran: at odd steps only this fraction
-        of the queries ran, as under a cache. leave_out: tables and arrays that are not written. words: texts of the
-        tokens, in turn. maps: "step3-…" -> (query, key), of sample 0. whole: more tables. change: may alter the arrays
-        of a sample in place. Other keywords go into the model of run.json.
+        added, share, norm: added sinks, the attention they take together, the length of their
+        values; text_share: what the moving text position takes (of an autoregressive run: the first
+        one). ran: at odd steps only this fraction of the queries ran, as under a cache. leave_out:
+        tables and arrays that are not written. words: texts of the tokens, in turn. maps: "step3-…"
+        -> (query, key), of sample 0. whole: more tables. change: may alter the arrays of a sample
+        in place. Other keywords go into the model of run.json.
         """
-        model = {"name": name, "family": family, "layers": LAYERS, "heads": HEADS, "sink_count": added}
+        model = {
+            "name": name,
+            "family": family,
+            "layers": LAYERS,
+            "heads": HEADS,
+            "sink_count": added,
+        }
         model |= {"recorded_layers": list(range(LAYERS)), "recorded_heads": list(range(HEADS))}
         settings = {"steps": STEPS, "prompts": ["It was <i>a</i> dark"], "rule": "low_confidence"}
         path = root / (folder or name)
@@ -198,7 +233,10 @@ def maker(root: Path) -> Callable[..., Run]:
                 kept = {key: array for key, array in arrays.items() if key not in leave_out}
                 if "attention" not in leave_out:
                     run.arrays("attention", kept, {key: DIMS[key] for key in kept}, part=sample)
-                parts = {"tokens": tokens(sample, family, words), "generations": generations(sample)}
+                parts = {
+                    "tokens": tokens(sample, family, words),
+                    "generations": generations(sample),
+                }
                 if family == "diffusion":
                     parts["steps"] = steps_table(sample)
                 for table in parts.keys() - set(leave_out):

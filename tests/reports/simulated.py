@@ -1,4 +1,6 @@
-"""Simulated study run folders of any size: a canvas that fills up, heads with resting, drifting and jumping sinks."""
+"""Simulated study run folders of any size: a canvas that fills up, heads with resting, drifting and
+jumping sinks.
+"""
 
 # T steps, L layers, H heads, K keys (added sinks first), P positions
 from __future__ import annotations
@@ -12,7 +14,22 @@ import numpy as np
 from sinklab.core.sinks import find_sinks
 from sinklab.lab.records import Run, RunWriter, open_run
 
-WORDS = ["The", " river", " was", " quiet", ",", " and", " the", " old", " bridge", ".", "\n", " stood", " in", " fog"]
+WORDS = [
+    "The",
+    " river",
+    " was",
+    " quiet",
+    ",",
+    " and",
+    " the",
+    " old",
+    " bridge",
+    ".",
+    "\n",
+    " stood",
+    " in",
+    " fog",
+]
 MASK_ID = 99
 REMOVALS = {
     "sample": [0, 0, 0],
@@ -42,7 +59,9 @@ class Simulation:
 
 
 def simulate(path: Path, size: Simulation, name: str = "simulated", **tables: Any) -> Run:
-    """Write a run folder of kind "study" and open it; ``tables`` are further whole tables by name."""
+    """Write a run folder of kind "study" and open it; ``tables`` are further whole tables by
+    name.
+    """
     model = {
         "name": name,
         "family": size.family,
@@ -53,7 +72,9 @@ def simulate(path: Path, size: Simulation, name: str = "simulated", **tables: An
         "recorded_heads": list(range(size.heads)),
     }
     rng = np.random.default_rng(size.seed)
-    with RunWriter(path, kind="study", model=model, settings={"steps": size.steps}, seed=size.seed) as run:
+    with RunWriter(
+        path, kind="study", model=model, settings={"steps": size.steps}, seed=size.seed
+    ) as run:
         for sample in range(size.samples):
             committed_TP = canvas(size, rng)
             arrays, dims, dtype = attention(size, committed_TP, rng)
@@ -62,10 +83,19 @@ def simulate(path: Path, size: Simulation, name: str = "simulated", **tables: An
             run.table("tokens", tokens(size, sample, committed_TP, ids_TP), part=sample)
             steps = np.arange(size.steps)
             block = (steps * 4) // size.steps if size.family == "diffusion" else 0 * steps
-            run.table("steps", {"sample": [sample] * size.steps, "step": steps, "block": block}, part=sample)
+            run.table(
+                "steps",
+                {"sample": [sample] * size.steps, "step": steps, "block": block},
+                part=sample,
+            )
             words = [WORDS[index % len(WORDS)] for index in range(size.text)]
-            row = {"prompt": ["".join(words[: size.prompt])], "completion": ["".join(words[size.prompt :])]}
-            run.table("generations", {"sample": [sample], "rule": ["low_confidence"]} | row, part=sample)
+            row = {
+                "prompt": ["".join(words[: size.prompt])],
+                "completion": ["".join(words[size.prompt :])],
+            }
+            run.table(
+                "generations", {"sample": [sample], "rule": ["low_confidence"]} | row, part=sample
+            )
         for table, columns in tables.items():
             run.table(table, columns)
     return open_run(path)
@@ -89,18 +119,24 @@ def canvas(size: Simulation, rng: np.random.Generator) -> np.ndarray:
 
 
 def main_paths(size: Simulation, rng: np.random.Generator) -> np.ndarray:
-    """(step, layer, head) canvas position of the simulated sink: head 0 rests, 1 drifts, the others jump."""
+    """(step, layer, head) canvas position of the simulated sink: head 0 rests, 1 drifts, the others
+    jump.
+    """
     path_TLH = np.zeros((size.steps, size.layers, size.heads), dtype=int)
     for head in range(size.heads):
         if head % 4 == 1:
-            path_TLH[:, :, head] = (np.arange(size.steps) * (size.text - 1) // max(size.steps - 1, 1))[:, None]
+            path_TLH[:, :, head] = (
+                np.arange(size.steps) * (size.text - 1) // max(size.steps - 1, 1)
+            )[:, None]
         elif head % 4 > 1:
             jumps = rng.integers(0, size.text, ((size.steps + 7) // 8, size.layers))
             path_TLH[:, :, head] = np.repeat(jumps, 8, axis=0)[: size.steps]
     return path_TLH
 
 
-def attention(size: Simulation, state_TP: np.ndarray, rng: np.random.Generator) -> tuple[dict, dict, dict]:
+def attention(
+    size: Simulation, state_TP: np.ndarray, rng: np.random.Generator
+) -> tuple[dict, dict, dict]:
     """Arrays, axes and types of one part of the file attention."""
     exists_TK = np.concatenate([np.ones((size.steps, size.added), bool), state_TP >= 0], axis=1)
     there_T = (state_TP >= 0).sum(1)
@@ -119,7 +155,9 @@ def attention(size: Simulation, state_TP: np.ndarray, rng: np.random.Generator) 
     logits *= ran_T[:, None, None, None].astype(np.float32) / logits.sum(-1, keepdims=True)
     received = np.where(exists_TK[:, None, None], logits, np.nan) if causal else logits
     norm = 2 + rng.standard_normal((1, size.layers, shape[-1]), dtype=np.float32) * 0.4
-    norm = np.abs(norm + rng.standard_normal((size.steps, *norm.shape[1:]), dtype=np.float32) * 0.02)
+    norm = np.abs(
+        norm + rng.standard_normal((size.steps, *norm.shape[1:]), dtype=np.float32) * 0.02
+    )
     norm[..., : size.added] = 0.25
     arrays = {
         "received": received,
@@ -142,7 +180,9 @@ def attention(size: Simulation, state_TP: np.ndarray, rng: np.random.Generator) 
     return arrays, {key: dims[key] for key in arrays}, dtype
 
 
-def tokens(size: Simulation, sample: int, state_TP: np.ndarray, ids_TP: np.ndarray) -> dict[str, Any]:
+def tokens(
+    size: Simulation, sample: int, state_TP: np.ndarray, ids_TP: np.ndarray
+) -> dict[str, Any]:
     """The table tokens of one sample."""
     step, position = np.nonzero(state_TP >= 0)
     state, ids = state_TP[step, position], ids_TP[step, position]
@@ -160,7 +200,9 @@ def tokens(size: Simulation, sample: int, state_TP: np.ndarray, ids_TP: np.ndarr
 
 
 def whole_of(sample: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(step, layer, head, key) mean weights of a sample, and which keys are sinks: the slow way, from whole arrays."""
+    """(step, layer, head, key) mean weights of a sample, and which keys are sinks: the slow way,
+    from whole arrays.
+    """
     received, visible = sample.received_TLHK, sample.visible_TK[:, None, None]
     exists = sample.exists_TK[:, None, None]
     return received / np.where(exists, visible, np.nan), find_sinks(received, sample.rule, visible)

@@ -7,7 +7,9 @@ from simulated import Simulation, simulate
 
 from sinklab.lab.reports import report
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium at hand: the page is not rendered")
+pytestmark = pytest.mark.skipif(
+    PROGRAM is None, reason="no chromium at hand: the page is not rendered"
+)
 
 
 def test_light_and_dark(page, one):
@@ -26,11 +28,13 @@ def test_light_and_dark(page, one):
 def test_it_is_readable_at(page, one, two, width, height, phone, tmp_path):
     page.size(width, height, phone=phone)
     page.open(one if width == 1280 else two)
-    # Nothing is wider than the window, and on a desk the pictures stand in one window, below the story.
+    # Nothing is wider than the window, and on a desk the pictures stand in one window, below the
+    # story.
     assert page.run("document.documentElement.scrollWidth") <= width
     page.run("document.getElementById('explorer').scrollIntoView()")
     bottoms = page.run(
-        "['.player', '.map', '.heads', '.readout'].map((s) => document.querySelector(s).getBoundingClientRect().bottom)"
+        "['.player', '.map', '.heads', '.readout'].map((s) => "
+        "document.querySelector(s).getBoundingClientRect().bottom)"
     )
     assert phone or max(bottoms) <= height
     fonts = page.run("getComputedStyle(document.querySelector('.canvas-text')).fontSize")
@@ -66,11 +70,15 @@ def test_no_panel_covers_another(page, tmp_path, width, height, text):
         assert one["width"] > 150 and one["height"] > 15 and one["right"] <= width
         for other in boxes[place + 1 :]:
             beside = one["right"] <= other["left"] or other["right"] <= one["left"]
-            assert beside or one["bottom"] <= other["top"] or other["bottom"] <= one["top"], (one, other)
+            assert beside or one["bottom"] <= other["top"] or other["bottom"] <= one["top"], (
+                one,
+                other,
+            )
     if width > 1020:
         # The columns of pictures end together.
         bottoms = page.run(
-            "['.map', '.scatter'].map((s) => Math.round(document.querySelector(s).getBoundingClientRect().bottom))"
+            "['.map', '.scatter'].map((s) => "
+            "Math.round(document.querySelector(s).getBoundingClientRect().bottom))"
         )
         assert bottoms[0] == bottoms[1]
 
@@ -108,7 +116,10 @@ def test_tokens_can_be_read_on_every_background(page, one, dark):
 def test_a_run_without_norms_leaves_no_hole(page, make_study, tmp_path):
     run = make_study("bare", leave_out=("value_norm", "key_norm"))
     page.open(report(run, tmp_path / "out", tables=()).as_uri())
-    bottoms = "['.heads', '.map'].map((s) => Math.round(document.querySelector(s).getBoundingClientRect().bottom))"
+    bottoms = (
+        "['.heads', '.map'].map((s) => "
+        "Math.round(document.querySelector(s).getBoundingClientRect().bottom))"
+    )
     assert page.run("document.querySelector('.scatter').hidden")
     heads, heat_map = page.run(bottoms)
     assert heads == heat_map
@@ -123,7 +134,10 @@ def test_a_phone_shows_one_run_and_its_colour_scale(page, two):
     bar = page.run("document.querySelector('.bar').getBoundingClientRect().toJSON()")
     assert bar["height"] < 110
     # The last column of the token table says the most.
-    ends = page.run("[...document.querySelectorAll('#tokens .scroll')].map((box) => box.scrollWidth - box.clientWidth)")
+    ends = page.run(
+        "[...document.querySelectorAll('#tokens .scroll')].map((box) => box.scrollWidth - "
+        "box.clientWidth)"
+    )
     assert max(ends) == 0
     page.run("document.getElementById('pair').click()")
     page.wait("document.querySelectorAll('.pane').length === 2")

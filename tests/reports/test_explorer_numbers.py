@@ -13,9 +13,12 @@ from sinklab.lab.records import Run, open_run
 from sinklab.lab.reports import report
 from sinklab.lab.reports.style import THEMES
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium at hand: the page is not rendered")
+pytestmark = pytest.mark.skipif(
+    PROGRAM is None, reason="no chromium at hand: the page is not rendered"
+)
 
-# What the pictures show, recomputed from the arrays of the run folder. T steps, L layers, H heads, K keys.
+# What the pictures show, recomputed from the arrays of the run folder. T steps, L layers, H heads,
+# K keys.
 
 
 def arrays(run: Run, part: int = 0) -> dict[str, np.ndarray]:
@@ -54,19 +57,24 @@ def test_the_readout_says_what_numpy_finds_in_the_run_folder(page, two, run, lay
 def pixel(page: Page, selector: str, x: float, y: float) -> tuple[int, ...]:
     """Colour of a canvas at a place in CSS pixels."""
     rgb = page.run(
-        f"[...document.querySelector('{selector}').getContext('2d').getImageData({round(x)}, {round(y)}, 1, 1).data]"
+        f"[...document.querySelector('{selector}').getContext('2d').getImageData({round(x)}, "
+        f"{round(y)}, 1, 1).data]"
     )
     page.complaints.clear()
     return tuple(rgb[:3])
 
 
 def extent(page: Page, selector: str) -> tuple[float, float]:
-    return tuple(page.run(f"(c => [c.clientWidth, c.clientHeight])(document.querySelector('{selector}'))"))
+    return tuple(
+        page.run(f"(c => [c.clientWidth, c.clientHeight])(document.querySelector('{selector}'))")
+    )
 
 
 def on_scale(value: float, high: float) -> np.ndarray:
     """The colour of a value on the logarithmic scale from 1 to ``high``."""
-    stops = np.array([[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in THEMES["light"].scale])
+    stops = np.array(
+        [[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in THEMES["light"].scale]
+    )
     at = np.clip(np.log(max(value, 1)) / np.log(high), 0, 1) * (len(stops) - 1)
     return np.array([np.interp(at, range(len(stops)), stops[:, channel]) for channel in range(3)])
 
@@ -127,8 +135,14 @@ def test_the_map_of_heads_says_what_numpy_finds_in_the_run_folder(page, one):
         note = page.run("document.querySelector('.heads .note').textContent")
         shown_weight = float(re.search(rf"Layer {layer}, head {head}: ([0-9.]+) %", note).group(1))
         assert shown_weight == pytest.approx(100 * mean_LH[layer, head], rel=0.006)
-    low, high = (float(text) for text in re.search(r"from ([0-9.]+) to ([0-9.]+) %, logarithmic", note).groups())
-    assert (low, high) == (pytest.approx(100 * mean_LH.min(), rel=0.006), pytest.approx(100 * mean_LH.max(), rel=0.006))
+    low, high = (
+        float(text)
+        for text in re.search(r"from ([0-9.]+) to ([0-9.]+) %, logarithmic", note).groups()
+    )
+    assert (low, high) == (
+        pytest.approx(100 * mean_LH.min(), rel=0.006),
+        pytest.approx(100 * mean_LH.max(), rel=0.006),
+    )
 
 
 def test_each_of_several_added_sinks_has_a_place_of_its_own(page, tmp_path):

@@ -7,7 +7,9 @@ from simulated import REMOVALS, Simulation, simulate
 
 from sinklab.lab.reports import report
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium at hand: the page is not rendered")
+pytestmark = pytest.mark.skipif(
+    PROGRAM is None, reason="no chromium at hand: the page is not rendered"
+)
 
 HIDING = {"plain": {}, "edited": {"removals": REMOVALS}}
 
@@ -18,7 +20,8 @@ def test_everything_is_drawn(page, one):
     for selector in (MAP, PATHS, HEADS, SCATTER):
         colours = page.run(
             f"(() => {{ const c = document.querySelector('{selector}'); const seen = new Set();"
-            "const d = new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer);"
+            "const d = new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, "
+            "c.height).data.buffer);"
             "for (const pixel of d) seen.add(pixel); return seen.size; })()"
         )
         # "willReadFrequently" is advice about this very line.
@@ -28,9 +31,19 @@ def test_everything_is_drawn(page, one):
     assert page.run("document.querySelectorAll('.canvas-text .main').length") == 1
     assert page.run("document.querySelectorAll('.canvas-text .masked').length") > 3
     curves = page.run(
-        "[...document.querySelectorAll('[data-chart]:has(.curve)')].map((figure) => figure.dataset.chart)"
+        "[...document.querySelectorAll('[data-chart]:has(.curve)')].map((figure) => "
+        "figure.dataset.chart)"
     )
-    assert set(curves) == {"share", "norms", "count", "curve", "histogram", "motion", "story-exist", "story-move"}
+    assert set(curves) == {
+        "share",
+        "norms",
+        "count",
+        "curve",
+        "histogram",
+        "motion",
+        "story-exist",
+        "story-move",
+    }
     assert page.run("document.getElementById('failed').hidden")
 
 
@@ -50,7 +63,11 @@ def test_the_slider_moves_the_pictures(page, one):
 
 def test_keys(page, one):
     page.open(f"{one}#step=5&layer=1&head=0")
-    assert (step(page), choice(page, "layer"), choice(page, "head")) == ("step 5 of 15", "layer 1", "head 0")
+    assert (step(page), choice(page, "layer"), choice(page, "head")) == (
+        "step 5 of 15",
+        "layer 1",
+        "head 0",
+    )
     for key, expected in [
         ("ArrowRight", "step 6 of 15"),
         ("ArrowLeft", "step 5 of 15"),
@@ -114,7 +131,8 @@ def test_the_readout_says_the_numbers_of_the_run(page, one):
     assert "key norm" in text and "value norm\n0.25" in text and "heads" in text
     # Twenty-four queries see the key: received = 24 × weight.
     received, weight = (
-        float(text.split(f"{name}\n")[1].split()[0].rstrip("×")) for name in ("received", "mean weight")
+        float(text.split(f"{name}\n")[1].split()[0].rstrip("×"))
+        for name in ("received", "mean weight")
     )
     assert received == pytest.approx(24 * weight / 100, rel=0.01)
 
@@ -134,14 +152,20 @@ def test_a_click_on_the_map_of_heads_chooses(page, one):
 def test_two_runs_side_by_side_are_linked(page, two):
     page.open(two)
     names = "[...document.querySelectorAll('.step-name')].map((name) => name.textContent)"
-    assert page.run("[...document.querySelectorAll('.choose-run')].map((box) => box.value)") == ["0", "1"]
+    assert page.run("[...document.querySelectorAll('.choose-run')].map((box) => box.value)") == [
+        "0",
+        "1",
+    ]
     page.press("End")
     assert page.run(names) == ["step 15 of 15", "token 30 of 30"]
     choose(page, ".step", 5)
     assert page.run(names) == ["step 5 of 15", "token 10 of 30"]
     # Layer 3 of 4 is the last: so is layer 1 of 2.
     choose(page, ".choose-layer", 3)
-    assert page.run("[...document.querySelectorAll('.choose-layer')].map((box) => box.value)") == ["3", "1"]
+    assert page.run("[...document.querySelectorAll('.choose-layer')].map((box) => box.value)") == [
+        "3",
+        "1",
+    ]
     page.run("document.getElementById('linked').click()")
     choose(page, ".step", 0)
     assert page.run(names) == ["step 0 of 15", "token 10 of 30"]
@@ -182,7 +206,8 @@ def test_only_the_greatest_keys_of_a_head_are_said_to_be_so(page, tmp_path):
     )
     page.run("document.querySelector('.canvas-text').scrollTop = 0")
     rest = page.run(
-        "[...document.querySelectorAll('.canvas-text span')].findIndex((span) => !span.style.backgroundColor)"
+        "[...document.querySelectorAll('.canvas-text span')].findIndex((span) => "
+        "!span.style.backgroundColor)"
     )
     page.point(f'.canvas-text [data-key="{rest}"]', 0.5, 0.5)
     assert "received\n< " in readout(page)
@@ -196,10 +221,15 @@ def test_a_link_of_the_story_shows_what_it_says(page, one):
     page.run("document.querySelectorAll('.story a')[1].click()")
     page.settle()
     wanted = dict(field.split("=") for field in link[1:].split("&"))
-    assert (choice(page, "layer"), choice(page, "head")) == (f"layer {wanted['layer']}", f"head {wanted['head']}")
+    assert (choice(page, "layer"), choice(page, "head")) == (
+        f"layer {wanted['layer']}",
+        f"head {wanted['head']}",
+    )
     assert page.run("document.getElementById('explorer').getBoundingClientRect().top") < 200
     # what stands in one card is explained where it first stands
-    assert page.run("document.querySelector('.story abbr').title").startswith("A token that receives more than")
+    assert page.run("document.querySelector('.story abbr').title").startswith(
+        "A token that receives more than"
+    )
 
 
 def test_a_thumbnail_chooses_its_head_and_the_end_is_the_finished_text(page, one):
@@ -218,7 +248,9 @@ def test_a_thumbnail_chooses_its_head_and_the_end_is_the_finished_text(page, one
     page.settle()
     assert (choice(page, "layer"), choice(page, "head")) == ("layer 1", "head 2")
     assert page.pixels(".multiples canvas") != before
-    assert "Layer 1, head 2: weight" in page.run("document.querySelector('.multiples .note').textContent")
+    assert "Layer 1, head 2: weight" in page.run(
+        "document.querySelector('.multiples .note').textContent"
+    )
 
 
 def test_linked_panes_follow_to_the_same_sample_and_position(page, tmp_path):
@@ -231,14 +263,20 @@ def test_linked_panes_follow_to_the_same_sample_and_position(page, tmp_path):
     page.press("j")
     samples = "[...document.querySelectorAll('.choose-sample')].map((box) => box.value)"
     assert page.run(samples) == ["1", "1"]
-    pinned = page.run("[...document.querySelectorAll('.canvas-text .pinned')].map((span) => Number(span.dataset.key))")
-    assert len(pinned) == 2 and pinned[1] == pinned[0] + 1, "the added sink of the second run stands in front"
+    pinned = page.run(
+        "[...document.querySelectorAll('.canvas-text .pinned')].map((span) => "
+        "Number(span.dataset.key))"
+    )
+    assert len(pinned) == 2 and pinned[1] == pinned[0] + 1, (
+        "the added sink of the second run stands in front"
+    )
 
 
 def test_the_sample_asked_for_last_is_shown_though_it_is_there_first(page, one):
     page.open(one)
     page.run(
-        "(() => { const box = document.querySelector('.choose-sample'); for (const value of [1, 0]) {"
+        "(() => { const box = document.querySelector('.choose-sample'); for (const value of [1, "
+        "0]) {"
         " box.value = value; box.dispatchEvent(new Event('change')); } })()"
     )
     page.settle()
@@ -248,9 +286,15 @@ def test_the_sample_asked_for_last_is_shown_though_it_is_there_first(page, one):
 @pytest.mark.slow
 @pytest.mark.parametrize("look", ["light", "dark", "deuteranopia"])
 def test_hidden_keys_are_hatched_and_said(page, tmp_path, look):
-    runs = [simulate(tmp_path / name, Simulation(heads=8), name=name, **some) for name, some in HIDING.items()]
+    runs = [
+        simulate(tmp_path / name, Simulation(heads=8), name=name, **some)
+        for name, some in HIDING.items()
+    ]
     address = report(runs, tmp_path / "out", tables=()).as_uri()
-    gone = "[...document.querySelectorAll('.canvas-text .gone')].map((span) => Number(span.dataset.key))"
+    gone = (
+        "[...document.querySelectorAll('.canvas-text .gone')].map((span) => "
+        "Number(span.dataset.key))"
+    )
     note = "document.querySelector('.map .note').textContent"
     legend = "getComputedStyle(document.querySelector('.key .gone')).display"
     page.size(1440, 900, dark=look == "dark")
@@ -265,7 +309,10 @@ def test_hidden_keys_are_hatched_and_said(page, tmp_path, look):
         page.call("Emulation.setEmulatedVisionDeficiency", type=look)
     for width in (1440, 390):
         page.size(width, 900, phone=width == 390, dark=look == "dark")
-        assert page.run(gone) == [5, 7] and "this key\nhidden from this head at this step" in readout(page)
+        assert page.run(gone) == [
+            5,
+            7,
+        ] and "this key\nhidden from this head at this step" in readout(page)
         assert page.picture(tmp_path / f"{width}-{look}.png", whole=True).stat().st_size > 10_000
     page.call("Emulation.setEmulatedVisionDeficiency", type="none")
     page.press("ArrowRight")

@@ -36,7 +36,9 @@ def unpack(packed):
     if row := packed["delta"]:
         padded = np.zeros(-(-values.size // row) * row, dtype=kind)
         padded[: values.size] = values
-        values = np.add.accumulate(padded.reshape(-1, row), axis=0, dtype=kind).ravel()[: values.size]
+        values = np.add.accumulate(padded.reshape(-1, row), axis=0, dtype=kind).ravel()[
+            : values.size
+        ]
     return values
 
 
@@ -49,7 +51,9 @@ def scale_of(content, name="scale"):
 
 
 def test_a_log_scale_keeps_numbers_within_its_error():
-    values = np.concatenate([[np.nan, 0.0, 2.0**-7], np.geomspace(2.0**-6, 500, 4000)]).astype(np.float32)
+    values = np.concatenate([[np.nan, 0.0, 2.0**-7], np.geomspace(2.0**-6, 500, 4000)]).astype(
+        np.float32
+    )
     scale = LogScale.covering(values, LOW)
     assert (scale.low, scale.high, scale.levels) == (-6, 9, 254)
     back = decode(scale, scale.encode(values))
@@ -64,7 +68,9 @@ def test_a_log_scale_of_nothing_and_of_small_numbers():
     for values in (np.full(3, np.nan), np.zeros(3), np.full(3, 1e-4)):
         scale = LogScale.covering(values, LOW)
         assert scale.high == LOW + 1
-        np.testing.assert_array_equal(decode(scale, scale.encode(values)), np.where(np.isnan(values), np.nan, 0))
+        np.testing.assert_array_equal(
+            decode(scale, scale.encode(values)), np.where(np.isnan(values), np.nan, 0)
+        )
     top = LogScale.covering(np.array([8.0]), LOW)
     assert top.high == 3 and decode(top, top.encode(np.array([8.0]))) == 8
 
@@ -87,7 +93,9 @@ def test_pack_takes_what_is_smallest():
     # Rows that grow by one everywhere deflate only as differences.
     rows = (noise[:200] + np.arange(20)[:, None].astype(np.uint8)).astype(np.uint8)
     assert pack(rows, 200)["delta"] == 200 and size(pack(rows, 200)) < 0.3 * size(pack(rows))
-    with pytest.raises(ValueError, match=r"uint8 or uint16 arrays: got float32. Encode them on a LogScale"):
+    with pytest.raises(
+        ValueError, match=r"uint8 or uint16 arrays: got float32. Encode them on a LogScale"
+    ):
         pack(np.zeros(3, np.float32))
 
 
@@ -96,8 +104,14 @@ def test_a_small_run_is_on_the_page_whole(tmp_path):
     study = as_studies(simulate(tmp_path / "run", size))[0]
     content = arrays_of(study)
     assert len(content["samples"]) == 2
-    assert content["shown"].startswith("2 of 2 samples, every recorded step, every key of every recorded head. Rec")
-    errors = [shown[name]["error"] for shown in content["samples"] for name in ("norm_scale", "key_norm_scale")]
+    assert content["shown"].startswith(
+        "2 of 2 samples, every recorded step, every key of every recorded head. Rec"
+    )
+    errors = [
+        shown[name]["error"]
+        for shown in content["samples"]
+        for name in ("norm_scale", "key_norm_scale")
+    ]
     assert f"; norms within {100 * max(errors):.1f} %." in content["shown"]
     for shown, sample in zip(content["samples"], study.samples, strict=True):
         arrays, scale = shown["arrays"], scale_of(shown)
@@ -121,7 +135,9 @@ def test_tokens_of_every_step_are_on_the_page(tmp_path):
     content, sample = arrays_of(study), study.samples[0]
     arrays = content["samples"][0]["arrays"]
     rows = codes(arrays["tokens"], (12, 24)).astype(int) - 1
-    tokens = np.array([content["vocabulary"][row] for row in rows.ravel()], dtype=object).reshape(12, 24, 4)
+    tokens = np.array([content["vocabulary"][row] for row in rows.ravel()], dtype=object).reshape(
+        12, 24, 4
+    )
     np.testing.assert_array_equal(tokens[..., 0].astype(int), sample.ids_TS)
     np.testing.assert_array_equal(tokens[..., 1], sample.texts_TS)
     np.testing.assert_array_equal(tokens[..., 2], sample.classes_TS)
@@ -136,12 +152,16 @@ def test_a_decoder_that_grows_leaves_later_keys_absent(tmp_path):
     shown, sample = arrays_of(study)["samples"][0], study.samples[0]
     mean = codes(shown["arrays"]["mean"], (3, 10, sample.received_TLHK.shape[-1]))
     np.testing.assert_array_equal(mean == 0, np.broadcast_to(~sample.exists_TK, mean.shape))
-    assert (codes(shown["arrays"]["ages"], sample.exists_TK.shape) > 0).tolist() == sample.exists_TK.tolist()
+    assert (
+        codes(shown["arrays"]["ages"], sample.exists_TK.shape) > 0
+    ).tolist() == sample.exists_TK.tolist()
     np.testing.assert_array_equal(unpack(shown["arrays"]["visible"]), sample.positions_T)
 
 
 def test_within_a_small_budget_the_greatest_keys_of_every_head_remain(tmp_path):
-    study = as_studies(simulate(tmp_path / "run", Simulation(steps=16, layers=4, heads=6, text=80, added=1)))[0]
+    study = as_studies(
+        simulate(tmp_path / "run", Simulation(steps=16, layers=4, heads=6, text=80, added=1))
+    )[0]
     content, received = arrays_of(study, budget=16_000), study.samples[0].received_TLHK
     shown = content["samples"][0]
     ranks = shown["ranks"]
@@ -165,7 +185,10 @@ def test_samples_beyond_the_budget_are_left_out_and_said_so(tmp_path):
     study = as_studies(simulate(tmp_path / "run", Simulation(samples=8)))[0]
     content = arrays_of(study, budget=16_000)
     assert 1 <= len(content["samples"]) < 8
-    assert content["shown"].startswith(f"{len(content['samples'])} of 8 samples") or len(content["samples"]) == 1
+    assert (
+        content["shown"].startswith(f"{len(content['samples'])} of 8 samples")
+        or len(content["samples"]) == 1
+    )
     assert [shown["index"] for shown in content["samples"]] == list(range(len(content["samples"])))
     # The first sample is there however small the budget is.
     assert len(arrays_of(study, budget=10)["samples"]) == 1
@@ -178,12 +201,20 @@ def test_what_is_said_holds_for_every_sample(tmp_path, monkeypatch):
     # The first sample stopped after five steps, and has weaker sinks.
     arrays = {key: values[:5] for key, values in run.arrays("attention", part=0).items()}
     arrays["received"] = arrays["received"] / 4
-    dtypes = {key: str(values.dtype) if values.dtype.kind == "f" else None for key, values in arrays.items()}
-    write_arrays(run.path / "attention-0000.safetensors", arrays, run.dims("attention", part=0), dtypes)
+    dtypes = {
+        key: str(values.dtype) if values.dtype.kind == "f" else None
+        for key, values in arrays.items()
+    }
+    write_arrays(
+        run.path / "attention-0000.safetensors", arrays, run.dims("attention", part=0), dtypes
+    )
     content = arrays_of(as_studies(run)[0])
     assert [sample["stride"] for sample in content["samples"]] == [1, 1]
     high = max(sample["scale"]["high"] for sample in content["samples"])
-    assert content["samples"][0]["scale"]["high"] < high and f"to {2**high}× an even share" in content["shown"]
+    assert (
+        content["samples"][0]["scale"]["high"] < high
+        and f"to {2**high}× an even share" in content["shown"]
+    )
     monkeypatch.setattr("sinklab.lab.reports.payload.MOST_CELLS", 1000)
     content = arrays_of(as_studies(run)[0])
     assert [sample["stride"] for sample in content["samples"]] == [1, 2]
@@ -195,7 +226,11 @@ def test_long_samples_are_thinned_to_every_nth_step(tmp_path, monkeypatch):
     study = as_studies(simulate(tmp_path / "run", Simulation()))[0]
     content, sample = arrays_of(study), study.samples[0]
     shown = content["samples"][0]
-    assert shown["stride"] == 3 and shown["steps"] == [0, 3, 6, 9] and "one recorded step in 3" in content["shown"]
+    assert (
+        shown["stride"] == 3
+        and shown["steps"] == [0, 3, 6, 9]
+        and "one recorded step in 3" in content["shown"]
+    )
     main = codes(shown["arrays"]["main"], (3, 4, 4)).astype(int).transpose(2, 0, 1) - 1
     np.testing.assert_array_equal(main, sample.main_TLH[::3])
 
@@ -217,11 +252,17 @@ def test_runs_without_tokens_or_norms_or_any_step(make_study):
     bare = make_study("bare", leave_out=("tokens", "value_norm", "key_norm"))
     content = payload(as_studies(bare))["runs"][0]
     shown = content["samples"][0]
-    assert content["vocabulary"] == [] and "norms" not in shown["arrays"] and "norm_scale" not in shown
+    assert (
+        content["vocabulary"] == [] and "norms" not in shown["arrays"] and "norm_scale" not in shown
+    )
     assert (codes(shown["arrays"]["ages"], (12, 24)) == 1 + AGES.index("committed")).all()
     nothing = make_study("nothing", leave_out=("attention",))
     content = payload(as_studies(nothing))["runs"][0]
-    assert content["samples"] == [] and content["layers"] == [] and content["shown"] == "No attention was recorded."
+    assert (
+        content["samples"] == []
+        and content["layers"] == []
+        and content["shown"] == "No attention was recorded."
+    )
 
 
 def test_keys_of_causal_runs_are_shown_by_their_mean_weight(make_study):
@@ -230,9 +271,11 @@ def test_keys_of_causal_runs_are_shown_by_their_mean_weight(make_study):
         arrays["visible"][:] = seen
         arrays["received"] *= seen / 24
 
-    # what every key received was scaled with the queries that see it, so that the mean weights are those of a canvas
+    # what every key received was scaled with the queries that see it, so that the mean weights are
+    # those of a canvas
     plain, study = (
-        as_studies(make_study(name, change=change))[0] for name, change in (("a", lambda *of: None), ("b", causal))
+        as_studies(make_study(name, change=change))[0]
+        for name, change in (("a", lambda *of: None), ("b", causal))
     )
     shown, whole = (arrays_of(one)["samples"][0] for one in (study, plain))
     np.testing.assert_array_equal(codes(shown["arrays"]["visible"], (12,)), [24] * 12)
@@ -275,7 +318,15 @@ def hidden_of(content, layers, heads):
     ("sink", "settings"),
     [
         (0, {"edits": ("mask_sinks:k=2",)}),
-        (2, {"edits": ("mask_sinks:k=2,removal=evict,layers=1", "mask_positions:positions=3,heads=0+2,steps=2+4")}),
+        (
+            2,
+            {
+                "edits": (
+                    "mask_sinks:k=2,removal=evict,layers=1",
+                    "mask_positions:positions=3,heads=0+2,steps=2+4",
+                )
+            },
+        ),
         (1, {"edits": ("mask_sinks:k=1",), "cfg_scale": 1.0, "every": 2}),
         (0, {"edits": ("mask_sinks:k=1,source=clean_pass",), "layers": (1,), "heads": (0, 3)}),
     ],
@@ -283,7 +334,9 @@ def hidden_of(content, layers, heads):
 def test_the_keys_that_are_hatched_are_those_that_received_nothing(tmp_path, sink, settings):
     settings = {"statistics": ("received",), "twin": False} | settings
     settings |= {"edits": tuple(map(interventions.parse, settings["edits"]))}
-    settings = StudySettings(prompts=("The old café 😀", "The"), new_tokens=8, steps=8, heldout="", **settings)
+    settings = StudySettings(
+        prompts=("The old café 😀", "The"), new_tokens=8, steps=8, heldout="", **settings
+    )
     (run,) = as_studies(open_run(study(tiny_loaded(sink), tmp_path / "run", settings)))
     for sample, content in enumerate(arrays_of(run)["samples"]):
         received_TLHK = run.run.arrays("attention", sample)["received"]
@@ -293,10 +346,14 @@ def test_the_keys_that_are_hatched_are_those_that_received_nothing(tmp_path, sin
 
 
 def test_bytes_of_one_character_are_read_as_that_and_named_by_themselves(tmp_path):
-    settings = StudySettings(prompts=("a café 😀",), new_tokens=2, steps=2, heldout="", statistics=("received",))
+    settings = StudySettings(
+        prompts=("a café 😀",), new_tokens=2, steps=2, heldout="", statistics=("received",)
+    )
     (run,) = as_studies(open_run(study(tiny_loaded(), tmp_path / "run", settings)))
     named = run.sample(0).labels_TK[0].tolist()
-    assert named[named.index("<0xC3>") :][:2] == ["<0xC3>", "<0xA9>"] and "\ufffd" not in "".join(named)
+    assert named[named.index("<0xC3>") :][:2] == ["<0xC3>", "<0xA9>"] and "\ufffd" not in "".join(
+        named
+    )
     read = [text for _, text, kind, _ in arrays_of(run)["vocabulary"] if kind == "words"]
     assert {"é", "😀", "◌"} <= {*read} and not any("<0x" in text for text in read)
     assert {"<0xC3>", "<0xF0>"} <= {*run.sink_tokens.label}
@@ -305,7 +362,9 @@ def test_bytes_of_one_character_are_read_as_that_and_named_by_themselves(tmp_pat
 def test_keys_that_were_hidden_are_left_out_where_they_do_not_fit_and_that_is_said(tmp_path):
     (run,) = as_studies(simulate(tmp_path / "run", Simulation(heads=8), removals=REMOVALS))
     (whole,), (small,) = arrays_of(run)["samples"], arrays_of(run, 1_000)["samples"]
-    np.testing.assert_array_equal(np.argwhere(hidden_of(whole, 3, 8)), [[1, 2, 4, 5], [1, 2, 4, 7], [1, 2, 5, 7]])
+    np.testing.assert_array_equal(
+        np.argwhere(hidden_of(whole, 3, 8)), [[1, 2, 4, 5], [1, 2, 4, 7], [1, 2, 5, 7]]
+    )
     assert "hidden" not in small and "hidden" not in small["arrays"]
     assert "no marks of hidden keys." in arrays_of(run, 1_000)["shown"]
     assert "hidden" not in arrays_of(run)["shown"]

@@ -14,15 +14,23 @@ from chromium import PROGRAM
 from launched import PATIENCE
 from sinklab.lab.reports import report
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium at hand: the page is not rendered")
+pytestmark = pytest.mark.skipif(
+    PROGRAM is None, reason="no chromium at hand: the page is not rendered"
+)
 
 
 def test_texts_of_a_run_are_text_and_never_markup(page, make_study, tmp_path):
-    evil = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title = 'broken'\">"
+    evil = (
+        "</script><script>document.title = 'broken'</script><img src=x "
+        "onerror=\"document.title = 'broken'\">"
+    )
     path: Path = report(make_study(evil[:60], folder="evil", added=1), tmp_path / "out", tables=())
     page.open(path.as_uri())
     assert page.run("document.title") == "Attention sinks in script><img src="
-    foreign = "[...document.querySelectorAll('img')].filter(one => !one.src.startsWith('data:image/') || one.onerror)"
+    foreign = (
+        "[...document.querySelectorAll('img')].filter(one => "
+        "!one.src.startsWith('data:image/') || one.onerror)"
+    )
     assert page.run(f"{foreign}.length") == 0
     assert "<b>man</b>" in page.run("document.querySelector('.canvas-text').textContent")
 
@@ -37,7 +45,11 @@ def test_without_its_script_the_page_still_says_what_was_found(browser, one):
     finally:
         browser.call("Emulation.setScriptExecutionDisabled", value=False)
     assert "static figures are drawn by sinklab figures" in text
-    assert "Do sinks exist?" in text and "the strongest token of a head receives" in text and "What was run" in text
+    assert (
+        "Do sinks exist?" in text
+        and "the strongest token of a head receives" in text
+        and "What was run" in text
+    )
 
 
 def test_signs_that_cannot_be_seen_are_named(page, make_study, tmp_path):
@@ -87,7 +99,8 @@ LAST = """((to) => {
 })"""
 """It leaves the page, and would end what the other roads have begun."""
 REPORTED = (
-    "document.addEventListener('securitypolicyviolation', (event) => (self.barred ??= []).push(event.blockedURI))"
+    "document.addEventListener('securitypolicyviolation', (event) => (self.barred ??= "
+    "[]).push(event.blockedURI))"
 )
 OPEN = {"/fetch", "/beacon", "/events", "/image", "/script.js", "/frame", "/video", "/style.css"}
 
@@ -124,7 +137,9 @@ def test_the_policy_lets_nothing_out_and_no_other_script_in(page, one, tmp_path)
             page.wait(f"(self.barred ?? []).some((to) => to.startsWith('{address}/page{road}'))")
         assert [path for path in heard if path.startswith("/page")] == []
         assert page.run("document.title") == title
-        answer = page.call("Runtime.evaluate", expression="eval('1')", allowUnsafeEvalBlockedByCSP=False)
+        answer = page.call(
+            "Runtime.evaluate", expression="eval('1')", allowUnsafeEvalBlockedByCSP=False
+        )
         assert "EvalError" in str(answer)
     finally:
         server.shutdown()

@@ -74,7 +74,11 @@ def careless(runs, axes=None, *, look):
 
 @pytest.mark.parametrize(
     ("draw", "message"),
-    [(silent, "leaves a figure open"), (deaf, "does not return the axes"), (careless, "recorded nothing")],
+    [
+        (silent, "leaves a figure open"),
+        (deaf, "does not return the axes"),
+        (careless, "recorded nothing"),
+    ],
 )
 def test_a_broken_figure_is_named(draw, message, runs, scratch) -> None:
     figure("broken")(draw)
@@ -91,7 +95,11 @@ def test_a_figure_is_declared_over_expressions(runs, scratch) -> None:
 
     axes = twice(runs["study"][0])
     (line,) = axes.lines
-    assert line.get_ydata().tolist() == [2, 2] and axes.get_ylim() == (0, 9) and axes.get_ylabel() == "twice"
+    assert (
+        line.get_ydata().tolist() == [2, 2]
+        and axes.get_ylim() == (0, 9)
+        and axes.get_ylabel() == "twice"
+    )
 
     @figure("absent", x="layer", y=("missing",), needs="something else")
     def absent(axes, look):

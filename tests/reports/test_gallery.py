@@ -1,4 +1,6 @@
-"""A site of runs: an index that asks for nothing, a page for each run, and no word of the machine that made them."""
+"""A site of runs: an index that asks for nothing, a page for each run, and no word of the machine
+that made them.
+"""
 
 import dataclasses
 import re
@@ -20,7 +22,11 @@ def elsewhere(run: Run, **changes: object) -> Run:
 
 @pytest.mark.slow
 def test_every_run_has_a_card_and_its_page(make_study, tmp_path):
-    runs = [make_study(), make_study("<b>bold</b>", folder="with blank", added=1), make_study(folder="x/tiny")]
+    runs = [
+        make_study(),
+        make_study("<b>bold</b>", folder="with blank", added=1),
+        make_study(folder="x/tiny"),
+    ]
     index = write_gallery(runs, tmp_path / "site", title="Sinks & more")
     text = index.read_text("utf-8")
     assert index == tmp_path / "site" / "index.html" and "<title>Sinks &amp; more</title>" in text
@@ -38,15 +44,21 @@ def test_every_run_has_a_card_and_its_page(make_study, tmp_path):
 
 
 def test_no_page_lies_on_another(make_study, tmp_path):
-    """Runs of one name are numbered, also where a run is called like a numbered one or like the index."""
-    runs = [make_study(folder=folder, samples=1) for folder in ("x/a", "y/a", "z/a-1", "z/index.html")]
+    """Runs of one name are numbered, also where a run is called like a numbered one or like the
+    index.
+    """
+    runs = [
+        make_study(folder=folder, samples=1) for folder in ("x/a", "y/a", "z/a-1", "z/index.html")
+    ]
     index = write_gallery(runs, tmp_path / "site")
     pages = sorted(path.parent.name for path in index.parent.glob("*/report.html"))
     assert len(pages) == 4 and index.is_file()
 
 
 def test_a_run_without_attention_has_a_card_without_a_picture(make_study, tmp_path):
-    text = write_gallery([make_study(leave_out=("attention",))], tmp_path / "site").read_text("utf-8")
+    text = write_gallery([make_study(leave_out=("attention",))], tmp_path / "site").read_text(
+        "utf-8"
+    )
     assert "<article" in text and "<img" not in text
 
 
@@ -85,7 +97,13 @@ def test_what_a_page_says_of_a_run_names_no_place(make_study, tmp_path):
     run, host = make_study(), socket.gethostname()
     model = run.info.model | {"name": "/home/secret/models/mine"}
     error = f"OSError: {host} cannot reach /mnt/secret/x"
-    hidden = elsewhere(run, model=model, settings={"corpus": "/home/secret/x.txt"}, error=error, status="interrupted")
+    hidden = elsewhere(
+        run,
+        model=model,
+        settings={"corpus": "/home/secret/x.txt"},
+        error=error,
+        status="interrupted",
+    )
     assert shareable(hidden).info.error == "OSError: host cannot reach x"
     site = write_gallery([hidden], tmp_path / "site")
     for page in site.parent.rglob("*.html"):
@@ -107,9 +125,17 @@ def test_a_browser_shows_the_index_and_asks_for_nothing_else(page, make_study, t
     page.size(width, 900, dark=width == 390)
     page.call("Page.navigate", url="about:blank")
     page.call("Page.navigate", url=Path(index).as_uri())
-    page.wait("document.querySelectorAll('img').length === 2 && [...document.images].every((one) => one.naturalWidth)")
+    page.wait(
+        "document.querySelectorAll('img').length === 2 && [...document.images].every((one) => "
+        "one.naturalWidth)"
+    )
     assert page.run("document.documentElement.scrollWidth") <= width
-    cards = page.run("[...document.querySelectorAll('article')].map((one) => one.getBoundingClientRect().top)")
+    cards = page.run(
+        "[...document.querySelectorAll('article')].map((one) => one.getBoundingClientRect().top)"
+    )
     assert (cards[0] == cards[1]) == (width == 1440)
-    chosen = page.run("document.querySelector('picture').firstElementChild.media === '(prefers-color-scheme: dark)'")
+    chosen = page.run(
+        "document.querySelector('picture').firstElementChild.media === '(prefers-color-scheme: "
+        "dark)'"
+    )
     assert chosen

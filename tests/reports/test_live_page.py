@@ -1,4 +1,6 @@
-"""The live page in a real browser: a prompt is typed, denoised before the eyes, and a sink is taken away."""
+"""The live page in a real browser: a prompt is typed, denoised before the eyes, and a sink is taken
+away.
+"""
 
 import os
 import subprocess
@@ -9,22 +11,32 @@ from pathlib import Path
 import pytest
 from chromium import PROGRAM, Page
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium at hand: the page is not rendered")
+pytestmark = pytest.mark.skipif(
+    PROGRAM is None, reason="no chromium at hand: the page is not rendered"
+)
 
 PROMPT = "The house stood at the end of a <b>road</b> 😀 in"
-GONE = "[...document.querySelectorAll('.pane')].map((pane) => pane.querySelectorAll('.canvas-text .gone').length)"
+GONE = (
+    "[...document.querySelectorAll('.pane')].map((pane) => "
+    "pane.querySelectorAll('.canvas-text "
+    ".gone').length)"
+)
 NAMES = "[...document.querySelectorAll('.step-name')].map((name) => name.textContent)"
 
 
 @pytest.fixture(scope="module")
 def served(browser: Page) -> Iterator[Page]:
-    """The page of `sinklab serve tiny-sink`; it must not complain, nor ask for anything from elsewhere."""
+    """The page of `sinklab serve tiny-sink`; it must not complain, nor ask for anything from
+    elsewhere.
+    """
     browser.requests.clear()
     browser.complaints.clear()
     started = subprocess.Popen(
         [sys.executable, "-m", "sinklab", "serve", "tiny-sink", "--port", "0"],
-        stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
     try:
         assert started.stdout is not None
         address = started.stdout.readline().split()[1]
@@ -34,7 +46,9 @@ def served(browser: Page) -> Iterator[Page]:
         assert browser.run("location.search") == "" and browser.run("document.cookie") == ""
         yield browser
         assert browser.complaints == []
-        hosts = {url.split("/")[2] for url in browser.requests if not url.startswith(("data:", "about:"))}
+        hosts = {
+            url.split("/")[2] for url in browser.requests if not url.startswith(("data:", "about:"))
+        }
         assert hosts == {address.split("/")[2]}
     finally:
         browser.call("Page.navigate", url="about:blank")
@@ -52,7 +66,8 @@ def page(served: Page) -> Page:
     served.run("document.getElementById('tokens').value = 12")
     served.press("Enter")
     served.wait(
-        "document.getElementById('state').textContent === '12 steps' && !document.getElementById('take').hidden"
+        "document.getElementById('state').textContent === '12 steps' && "
+        "!document.getElementById('take').hidden"
     )
     served.settle()
     return served
@@ -74,7 +89,10 @@ def take(page: Page, key: int, scope: str) -> list[str]:
     page.run(f"document.getElementById('take-{scope}').click()")
     page.wait("!document.getElementById('cost').hidden")
     page.settle()
-    return page.run("[...document.querySelectorAll('#tried tbody tr:last-child td')].map((cell) => cell.textContent)")
+    return page.run(
+        "[...document.querySelectorAll('#tried tbody tr:last-child td')].map((cell) => "
+        "cell.textContent)"
+    )
 
 
 def test_a_prompt_is_typed_and_a_sink_clicked_and_taken_away(page: Page) -> None:
@@ -90,7 +108,9 @@ def test_a_prompt_is_typed_and_a_sink_clicked_and_taken_away(page: Page) -> None
     page.point('.canvas-text [data-key="0"]', 0.5, 0.5, click=True)
     assert text(page, "#which").startswith("Pinned: added sink. Take it away from step 0 on")
     assert take(page, 1, "all")[:3] == ["position 0 “<|startoftext|>”", "everywhere", "0"]
-    plain, without = page.run("[...document.querySelectorAll('.texts .said')].map((box) => box.textContent)")
+    plain, without = page.run(
+        "[...document.querySelectorAll('.texts .said')].map((box) => box.textContent)"
+    )
     assert plain.startswith(PROMPT) and without.startswith(PROMPT) and plain != without
     assert page.run("document.querySelectorAll('.texts mark').length") > 0
     assert "Δ loss" in text(page, ".facts") and "main sinks moved" in text(page, ".facts")
@@ -130,10 +150,14 @@ def test_it_fits_and_is_told_apart_without_colours(page: Page, tmp_path: Path, l
         page.settle()
         assert page.run("document.documentElement.scrollWidth") <= width
         boxes = page.run(
-            "[...document.querySelectorAll('#ask, #take, #cost, .bar, .panel')].filter((box) => box.offsetParent"
-            " && getComputedStyle(box).position !== 'fixed').map((box) => box.getBoundingClientRect().toJSON())"
+            "[...document.querySelectorAll('#ask, #take, #cost, .bar, .panel')].filter((box) => "
+            "box.offsetParent"
+            " && getComputedStyle(box).position !== 'fixed').map((box) => "
+            "box.getBoundingClientRect().toJSON())"
         )
-        assert len(boxes) > 10 and all(box["width"] > 150 and box["right"] <= width for box in boxes)
+        assert len(boxes) > 10 and all(
+            box["width"] > 150 and box["right"] <= width for box in boxes
+        )
         styles = "getComputedStyle(document.querySelector('{}')).{}"
         assert "gradient" in page.run(styles.format(".canvas-text .gone", "backgroundImage"))
         assert page.run(styles.format(".texts mark", "borderBottomStyle")) == "solid"
@@ -149,17 +173,23 @@ def test_a_page_comes_back_to_its_server_and_writes_again(served: Page) -> None:
     keep += "self.sockets.push(new Own(...given)); return self.sockets.at(-1); };"
     kept = served.call("Page.addScriptToEvaluateOnNewDocument", source=keep)["identifier"]
     served.call("Page.reload")
-    served.wait("self.sockets?.length === 1 && document.getElementById('write')?.disabled === false")
+    served.wait(
+        "self.sockets?.length === 1 && document.getElementById('write')?.disabled === false"
+    )
     served.run("document.getElementById('seed').value = 3")
     write(served, 3)
     served.wait("document.getElementById('state').textContent === '3 steps'")
     served.run("self.sockets[0].close()")
     served.wait("document.getElementById('failed').textContent.startsWith('Connected again')")
-    assert served.run("[...document.querySelectorAll('#take, #progress')].every((part) => part.hidden)")
+    assert served.run(
+        "[...document.querySelectorAll('#take, #progress')].every((part) => part.hidden)"
+    )
     assert served.run("document.getElementById('seed').value") == "3"
     write(served, 2)
     served.wait("document.getElementById('state').textContent === '2 steps'")
-    assert served.run("document.getElementById('failed').hidden && !document.getElementById('take').hidden")
+    assert served.run(
+        "document.getElementById('failed').hidden && !document.getElementById('take').hidden"
+    )
     served.call("Page.removeScriptToEvaluateOnNewDocument", identifier=kept)
 
 

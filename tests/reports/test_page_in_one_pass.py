@@ -28,7 +28,9 @@ from sinklab.lab.reports import as_studies
 def rewritten(run, change):
     """The run with other arrays of attention in sample 0, of the same shape."""
     arrays = run.arrays("attention", part=0)
-    dtypes = {key: "float32" if values.dtype.kind == "f" else None for key, values in arrays.items()}
+    dtypes = {
+        key: "float32" if values.dtype.kind == "f" else None for key, values in arrays.items()
+    }
     dims = run.dims("attention", part=0)
     write_arrays(run.path / "attention-0000.safetensors", arrays | change(arrays), dims, dtypes)
     return run
@@ -36,7 +38,9 @@ def rewritten(run, change):
 
 def causal(arrays):
     """Key j is seen by the queries from j on, and at the third step by nobody."""
-    visible_TK = np.broadcast_to(np.arange(arrays["visible"].shape[1], 0, -1.0), arrays["visible"].shape).copy()
+    visible_TK = np.broadcast_to(
+        np.arange(arrays["visible"].shape[1], 0, -1.0), arrays["visible"].shape
+    ).copy()
     visible_TK[2] = 0
     return {"visible": visible_TK, "positions": np.full(len(visible_TK), float(visible_TK.max()))}
 
@@ -44,7 +48,10 @@ def causal(arrays):
 def cached(arrays):
     """From the second step on a quarter of the positions run, and one key is not there."""
     ran_T = np.where(np.arange(len(arrays["visible"])) > 0, 0.25, 1.0)
-    received, visible = arrays["received"] * ran_T[:, None, None, None], arrays["visible"] * ran_T[:, None]
+    received, visible = (
+        arrays["received"] * ran_T[:, None, None, None],
+        arrays["visible"] * ran_T[:, None],
+    )
     received[3:, ..., 4], visible[3:, 4] = np.nan, np.nan
     return {"received": received, "visible": visible}
 
@@ -74,7 +81,9 @@ def test_numbers_of_a_pass_are_those_of_whole_arrays(tmp_path, name, rule):
     np.testing.assert_array_equal(seen.sinks_TLH, sinks.sum(-1))
     alike = {"rtol": 1e-6, "atol": 1e-7}
     np.testing.assert_allclose(seen.share_TLH, np.fmax.reduce(share, axis=-1), **alike)
-    np.testing.assert_allclose(seen.text_share_TLH, np.fmax.reduce(share[..., added:], axis=-1), **alike)
+    np.testing.assert_allclose(
+        seen.text_share_TLH, np.fmax.reduce(share[..., added:], axis=-1), **alike
+    )
     np.testing.assert_allclose(seen.taken_TLH, np.where(sinks, known, 0).sum(-1), **alike)
     there = np.where(np.nan_to_num(sample.visible_TK[:, None, None]) > 0, received, 0)
     np.testing.assert_allclose(seen.total_TLH, there.sum(-1), **alike)
@@ -98,8 +107,16 @@ def test_a_study_of_one_pass_a_sample_is_the_sum_of_its_functions(tmp_path, name
     for sample in study.samples:
         received, positions = sample.received_TLHK, sample.positions_T[:, None, None]
         whole = received, sample.visible_TK[:, None, None], positions
-        text = received[..., sample.added :], sample.visible_TK[:, None, None, sample.added :], positions
-        found = (epsilon_curve(*whole), score_histogram(*whole, log=True, bins=80), compare_rules(*whole))
+        text = (
+            received[..., sample.added :],
+            sample.visible_TK[:, None, None, sample.added :],
+            positions,
+        )
+        found = (
+            epsilon_curve(*whole),
+            score_histogram(*whole, log=True, bins=80),
+            compare_rules(*whole),
+        )
         moved = motion(*whole, added=sample.added)
         parts.append((*found, moved, motion(*text).overall, overlap_by_layer(whole_of(sample)[1])))
     curves, histograms, rules, motions, texts, shared = zip(*parts, strict=True)
@@ -108,28 +125,38 @@ def test_a_study_of_one_pass_a_sample_is_the_sum_of_its_functions(tmp_path, name
     np.testing.assert_array_equal(measured.histogram.counts, sum(one.counts for one in histograms))
     for place, row in enumerate(measured.rules):
         assert row.sinks == sum(rows[place].sinks for rows in rules)
-        absorbed, received = (sum(getattr(rows[place], name) for rows in rules) for name in ("absorbed", "received"))
+        absorbed, received = (
+            sum(getattr(rows[place], name) for rows in rules) for name in ("absorbed", "received")
+        )
         assert row.absorb == pytest.approx(absorbed / received)
     mobility = np.concatenate([one.mobility.ravel() for one in motions])
     np.testing.assert_array_equal(measured.motions["mobility"], mobility)
-    np.testing.assert_array_equal(measured.motions["births"], np.concatenate([one.births.ravel() for one in motions]))
+    np.testing.assert_array_equal(
+        measured.motions["births"], np.concatenate([one.births.ravel() for one in motions])
+    )
     if study.sink_count:
         assert study.text_motion.mobility == pytest.approx(texts[0].mobility, nan_ok=True)
     np.testing.assert_allclose(measured.overlap_by_layer_LL, np.nanmean(shared, axis=0), rtol=1e-6)
     scaled = even_share(sample.received_TLHK, *whole[1:])[0]
-    np.testing.assert_allclose(np.concatenate([slab.received for slab in sample.slabs()]), scaled, rtol=1e-6)
+    np.testing.assert_allclose(
+        np.concatenate([slab.received for slab in sample.slabs()]), scaled, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("together", [1, 5])
 @pytest.mark.parametrize("name", RUNS)
-def test_steps_leave_the_same_however_many_are_taken_together(tmp_path, monkeypatch, name, together):
+def test_steps_leave_the_same_however_many_are_taken_together(
+    tmp_path, monkeypatch, name, together
+):
     size, change = RUNS[name]
     run = simulate(tmp_path / "run", size)
     run = rewritten(run, change) if change else run
     whole = as_studies(run)[0]
     assert whole.measured.rules
     one = vars(whole.samples[0].seen)
-    monkeypatch.setattr(counts, "SLAB", together * size.layers * size.heads * (size.added + size.text))
+    monkeypatch.setattr(
+        counts, "SLAB", together * size.layers * size.heads * (size.added + size.text)
+    )
     parts = as_studies(run)[0]
     assert len(list(parts.samples[0].slabs())) >= size.steps / together
     other = vars(parts.samples[0].seen)
@@ -137,13 +164,18 @@ def test_steps_leave_the_same_however_many_are_taken_together(tmp_path, monkeypa
         if isinstance(value, np.ndarray) and key != "_before":
             np.testing.assert_allclose(other[key], value, rtol=1e-6, err_msg=key)
     for key in ("sinks_LE", "places_L"):
-        np.testing.assert_array_equal(getattr(parts.measured.curve, key), getattr(whole.measured.curve, key))
+        np.testing.assert_array_equal(
+            getattr(parts.measured.curve, key), getattr(whole.measured.curve, key)
+        )
     np.testing.assert_array_equal(parts.measured.histogram.counts, whole.measured.histogram.counts)
     pd.testing.assert_frame_equal(parts.measured.motions, whole.measured.motions)
     for row, expected in zip(parts.measured.rules, whole.measured.rules, strict=True):
         assert (row.sinks, row.keys, row.with_sink, row.both) == (
-            expected.sinks, expected.keys, expected.with_sink, expected.both
-        )  # fmt: skip
+            expected.sinks,
+            expected.keys,
+            expected.with_sink,
+            expected.both,
+        )
         assert row.absorbed == pytest.approx(expected.absorbed)
 
 

@@ -16,7 +16,9 @@ from sinklab.lab.reports.sentences import told
 from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_llama import tiny_llama
 
-SETTINGS = StudySettings(prompts=("The old man sat by the sea, and the boy looked at the",), new_tokens=12)
+SETTINGS = StudySettings(
+    prompts=("The old man sat by the sea, and the boy looked at the",), new_tokens=12
+)
 QUICK = replace(SETTINGS, statistics=())
 
 
@@ -29,7 +31,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_page_reads_all_queries_so_far_and_says_so(folder: Path) -> None:
     run = open_run(folder)
-    assert run.info.model["reading"] == "all queries so far" and "attention of all queries so far" in repr(run)
+    assert run.info.model[
+        "reading"
+    ] == "all queries so far" and "attention of all queries so far" in repr(run)
     shown = as_studies(run)[0]
     sample = shown.samples[0]
     received, visible = sample.array("received"), sample.array("visible")
@@ -63,5 +67,7 @@ def test_a_run_of_an_earlier_version_is_that_of_last_rows(folder: Path, tmp_path
     assert "by the last query of each step alone" in told("reading", shown)[0]
     given = {name: about[name] for name in ("kind", "settings", "seed")}
     model = about["model"] | {"reading": "all queries so far"}
-    with pytest.raises(ValueError, match=r"model\['reading'\] is 'last row', and now it is 'all queries so far'"):
+    with pytest.raises(
+        ValueError, match=r"model\['reading'\] is 'last row', and now it is 'all queries so far'"
+    ):
         RunWriter(run.path, model=model, **given, resume=True).__enter__()

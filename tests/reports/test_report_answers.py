@@ -1,4 +1,6 @@
-"""The three answers: the same words on page, terminal, notebook and in `run.summary()`, and true of the arrays."""
+"""The three answers: the same words on page, terminal, notebook and in `run.summary()`, and true of
+the arrays.
+"""
 
 import html
 import re
@@ -30,7 +32,9 @@ def runs(make_study) -> list[Run]:
         return make_study(name, samples=SAMPLES, change=jittered(seed), **how)
 
     strong = beside(of("strong", 0, text_share=0.5), permuted=of("a", 1, text_share=0.1))
-    weak = beside(of("weak", 2, text_share=0.25), permuted=of("b", 3, text_share=0.1), initialised=of("c", 4))
+    weak = beside(
+        of("weak", 2, text_share=0.25), permuted=of("b", 3, text_share=0.1), initialised=of("c", 4)
+    )
     return [strong, weak]
 
 
@@ -43,10 +47,16 @@ def cards(path) -> str:
 def test_page_terminal_notebook_and_summary_say_the_same_words(runs, tmp_path, capsys):
     found, contrast = answers(runs)
     assert [one.model for one in found] == ["strong", "weak"]
-    assert [[each.word for each in one] for one in found] == [["yes", "move", "costs"], ["weak", "move", "costs"]]
+    assert [[each.word for each in one] for one in found] == [
+        ["yes", "move", "costs"],
+        ["weak", "move", "costs"],
+    ]
     folders = [str(run.path) for run in runs]
     assert main(["report", *folders, "--out", str(tmp_path / "page"), "--tables"]) == 0
-    printed, story = capsys.readouterr().out.splitlines(), html.unescape(cards(tmp_path / "page" / "report.html"))
+    printed, story = (
+        capsys.readouterr().out.splitlines(),
+        html.unescape(cards(tmp_path / "page" / "report.html")),
+    )
     for run, one in zip(runs, found, strict=True):
         short = open_short(run.path)
         assert str(short.summary()).splitlines() == one.sentences
@@ -98,25 +108,36 @@ def test_the_sentences_are_true_of_the_arrays(runs):
     for run, one in zip(runs, answers(runs)[0], strict=True):
         (weight, mobility), (control, _) = numbers_of(run), numbers_of(run, "permuted")
         said = one["exist"].sentence.replace("\u00a0", " ")
-        assert f"receives {100 * weight:.1f} % of its attention (even share {100 / 24:.1f} %)" in said
+        assert (
+            f"receives {100 * weight:.1f} % of its attention (even share {100 / 24:.1f} %)" in said
+        )
         assert said.endswith(f"with shuffled weights {100 * control:.1f} %.")
         said = one["stay"].sentence.replace("\u00a0", " ")
         assert f"differs {100 * mobility:.0f} % of the time" in said and "mostly [MASK]" in said
         rows = run.table("heldout").set_index(["control", "k"])["losses"]
-        clean, masked, random = (np.array(rows[key]) for key in (("none", 0), ("sinks", 1), ("random", 1)))
+        clean, masked, random = (
+            np.array(rows[key]) for key in (("none", 0), ("sinks", 1), ("random", 1))
+        )
         said = one["cost"].sentence
         assert (
-            f"Costs {masked.mean() - clean.mean():+.2f} nats a token ({clean.mean():.2f} → {masked.mean():.2f}," in said
+            f"Costs {masked.mean() - clean.mean():+.2f} nats a token ({clean.mean():.2f} → "
+            f"{masked.mean():.2f}," in said
         )
         assert f"as many random tokens {random.mean() - clean.mean():+.2f}" in said
 
 
 def test_the_first_token_is_named_by_its_place(make_study):
-    study = as_studies(make_study("ar", family="autoregressive", text_share=0.8, samples=SAMPLES))[0]
+    study = as_studies(make_study("ar", family="autoregressive", text_share=0.8, samples=SAMPLES))[
+        0
+    ]
     found = study.answers["stay"]
     assert found.word == "stay"
-    assert found.sentence.startswith("They stay: the first token is strongest in 100\u00a0% of heads and steps; ")
-    bare = as_studies(make_study("bare", added=1, share=0.6, leave_out=("tokens",), samples=SAMPLES))[0]
+    assert found.sentence.startswith(
+        "They stay: the first token is strongest in 100\u00a0% of heads and steps; "
+    )
+    bare = as_studies(
+        make_study("bare", added=1, share=0.6, leave_out=("tokens",), samples=SAMPLES)
+    )[0]
     assert "They stay: the added sink is strongest in 100" in bare.answers["stay"].sentence
 
 
@@ -125,11 +146,15 @@ def test_a_masking_curve_beside_a_trace_is_the_third_answer(make_study, tmp_path
 
     run = make_study("tiny", samples=SAMPLES, leave_out=("heldout",))
     assert as_studies(run)[0].answers["cost"].word == "not measured"
-    beside_it = curve(tmp_path / "curves" / "tiny", "diffusion", 0.1, controls=("top", "random", "equal_mass"))
+    beside_it = curve(
+        tmp_path / "curves" / "tiny", "diffusion", 0.1, controls=("top", "random", "equal_mass")
+    )
     (found,), _ = answers([run, beside_it])
     # 0.1 nats a key, a tenth of that for random ones, a half for others of equal mass
     assert found["cost"].sentence.startswith("Costs +0.10 nats a token (4.00 → 4.10, 95")
-    assert found["cost"].sentence.endswith("as many random tokens +0.01, non-sinks of equal mass +0.05.")
+    assert found["cost"].sentence.endswith(
+        "as many random tokens +0.01, non-sinks of equal mass +0.05."
+    )
     story = cards(report([run, beside_it], tmp_path / "page", tables=()))
     assert found["cost"].sentence in html.unescape(story) and 'data-chart="story-cost"' in story
     other = curve(tmp_path / "curves" / "other", "diffusion", 0.1)
@@ -137,7 +162,9 @@ def test_a_masking_curve_beside_a_trace_is_the_third_answer(make_study, tmp_path
 
 
 def grown(folder, after: np.ndarray, at, before: float = 0.1) -> Run:
-    """A masking curve of 10 rows with 40 heads: what the strongest of the other keys receives then, (10, 40)."""
+    """A masking curve of 10 rows with 40 heads: what the strongest of the other keys receives then,
+    (10, 40).
+    """
     from test_report_benchmarks import curve
 
     run = curve(folder, "diffusion", 0.1)
@@ -163,10 +190,16 @@ def test_a_new_sink_is_said_to_grow_where_the_arrays_have_one(make_study, tmp_pa
     rng = np.random.default_rng(0)
     after = np.where(rng.random((10, 40)) < 0.4, 0.5, 0.1)
     share = 100 * np.median((after > 0.3).mean(1))
-    assert said("one", after, 1) == [f"A new sink grew at the second token, in {share:.0f}\u00a0% of heads."]
-    assert said("added", after, -1) == [f"A new sink grew at the added sink, in {share:.0f}\u00a0% of heads."]
+    assert said("one", after, 1) == [
+        f"A new sink grew at the second token, in {share:.0f}\u00a0% of heads."
+    ]
+    assert said("added", after, -1) == [
+        f"A new sink grew at the added sink, in {share:.0f}\u00a0% of heads."
+    ]
     places = np.arange(400).reshape(10, 40)
-    assert said("places", after, places) == [f"New sinks grew in {share:.0f}\u00a0% of heads, at several tokens."]
+    assert said("places", after, places) == [
+        f"New sinks grew in {share:.0f}\u00a0% of heads, at several tokens."
+    ]
     assert said("none", np.full((10, 40), 0.29), 1) == ["No new sink grew."]
     assert said("old", after, 1, before=0.31) == ["No new sink grew."], "they were strong before"
     # 2 of 40 heads are the threshold itself, which the interval holds
@@ -202,9 +235,13 @@ def test_the_real_tour_says_how_to_get_its_models(monkeypatch, tmp_path, capsys)
 
 @pytest.fixture
 def real_tour(monkeypatch, tmp_path):
-    """`tour --real` of two models that are not real, with so little to score that it takes seconds."""
+    """`tour --real` of two models that are not real, with so little to score that it takes
+    seconds.
+    """
     monkeypatch.setattr("sinklab.lab.cli.tour.REAL", {"parent": "tiny-causal", "child": "tiny"})
-    monkeypatch.setattr("sinklab.lab.cli.tour.REAL_COSTS", {"ks": (0, 1), "rows": 8, "length": 24, "twin": False})
+    monkeypatch.setattr(
+        "sinklab.lab.cli.tour.REAL_COSTS", {"ks": (0, 1), "rows": 8, "length": 24, "twin": False}
+    )
     monkeypatch.setattr("sinklab.lab.cli.tour._check_real_pair", lambda: None)
     return ["tour", "--real", "--quick", "--out", str(tmp_path / "tour")]
 

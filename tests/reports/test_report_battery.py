@@ -1,4 +1,6 @@
-"""Tables, sentences and figures of the reasoning battery, from run folders whose numbers are planted."""
+"""Tables, sentences and figures of the reasoning battery, from run folders whose numbers are
+planted.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +49,24 @@ def planted(
             removed += [facts | {"layer": layer} | dose for layer in (0, 1)]
         elif k:
             share = {"sinks": 0.06, "random": 0.02}[control] * k
-            removed += [facts | {"layer": layer, "share": share + layer / 100, "of_keys": k / 40} for layer in (0, 1)]
+            removed += [
+                facts | {"layer": layer, "share": share + layer / 100, "of_keys": k / 40}
+                for layer in (0, 1)
+            ]
     with RunWriter(folder, kind=kind, model={"name": "x"}, settings={}, seed=0) as run:
         run.table("answers", pd.DataFrame(answers))
         if finished:
             run.table("accuracy", pd.DataFrame(accuracy(answers)))
         if rate is not None:
-            kept = [(condition, skill, level) for condition, control, _, skill, level in marks if control == "none"]
+            kept = [
+                (condition, skill, level)
+                for condition, control, _, skill, level in marks
+                if control == "none"
+            ]
             seen = pd.DataFrame(kept, columns=["condition", "skill", "level"])
-            run.table("phenomenon", seen.assign(control="none", k=0, problem=0, share=0.2, gu_rate=rate))
+            run.table(
+                "phenomenon", seen.assign(control="none", k=0, problem=0, share=0.2, gu_rate=rate)
+            )
         if removed:
             run.table("removed", pd.DataFrame(removed))
     return open_run(folder)
@@ -65,20 +76,26 @@ SKILLS = ("arithmetic", "copying")
 
 
 def robust(folder: Path, rate: float | None = None) -> Run:
-    """Loses 2 of 20 in copying at k = 5, and nothing else; too weak at level 2 of arithmetic to tell."""
+    """Loses 2 of 20 in copying at k = 5, and nothing else; too weak at level 2 of arithmetic to
+    tell.
+    """
     marks: Marks = {}
     for skill in SKILLS:
         for level in (1, 2):
             clean = 10 if (skill, level) == ("arithmetic", 2) else 20
             marks["pure", "none", 0, skill, level] = clean
             for k in (1, 5):
-                marks["pure", "sinks", k, skill, level] = clean - (2 if (skill, k) == ("copying", 5) else 0)
+                marks["pure", "sinks", k, skill, level] = clean - (
+                    2 if (skill, k) == ("copying", 5) else 0
+                )
                 marks["pure", "random", k, skill, level] = clean
     return planted(folder, marks, rate=rate)
 
 
 def fragile(folder: Path, rate: float | None = None) -> Run:
-    """Loses 10 and 16 of 20 everywhere; random columns cost 5; 5 do not fit level 1 of arithmetic."""
+    """Loses 10 and 16 of 20 everywhere; random columns cost 5; 5 do not fit level 1 of
+    arithmetic.
+    """
     marks: Marks = {}
     for skill in SKILLS:
         for level in (1, 2):
@@ -97,9 +114,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     return [robust(root / "dlm"), fragile(root / "ar")]
 
 
-def test_curves_are_named_by_folder_and_by_condition_where_there_are_several(tmp_path: Path, runs: list[Run]) -> None:
-    both = planted(tmp_path / "both", {(name, "none", 0, "copying", 1): 9 for name in ("pure", "blocks-6")})
-    assert [one.label for one in as_series([*runs, both])] == ["dlm", "ar", "both, pure", "both, blocks-6"]
+def test_curves_are_named_by_folder_and_by_condition_where_there_are_several(
+    tmp_path: Path, runs: list[Run]
+) -> None:
+    both = planted(
+        tmp_path / "both", {(name, "none", 0, "copying", 1): 9 for name in ("pure", "blocks-6")}
+    )
+    assert [one.label for one in as_series([*runs, both])] == [
+        "dlm",
+        "ar",
+        "both, pure",
+        "both, blocks-6",
+    ]
     assert as_series(runs)[0].controls == ["sinks", "random"]
 
 
@@ -129,7 +155,14 @@ def test_scores_hold_differences_and_what_was_taken_away(runs: list[Run]) -> Non
     assert (left_out["n"], left_out["clean"]) == (60, 57 / 60)
     by_level = battery_scores(runs, by_level=True)
     assert set(by_level["level"]) == {1, 2}
-    assert len(by_level.query("series == 'dlm' and skill == 'copying' and control == 'sinks' and k == 5")) == 2
+    assert (
+        len(
+            by_level.query(
+                "series == 'dlm' and skill == 'copying' and control == 'sinks' and k == 5"
+            )
+        )
+        == 2
+    )
 
 
 def test_contrasts_compare_drops_where_both_models_are_able(runs: list[Run]) -> None:
@@ -161,14 +194,20 @@ def test_a_contrast_asks_both_models_for_heavy_sinks(tmp_path: Path, runs: list[
         (
             "one",
             (0.04, 0.3),
-            "cannot tell: dlm hardly has such sinks: one holds more than 30 % of the attention in 4.0 %",
+            "cannot tell: dlm hardly has such sinks: one holds more than 30 % of the attention in "
+            "4.0 %",
         ),
         ("other", (0.3, 0.0), "cannot tell: ar hardly has such sinks"),
     ):
-        made = [robust(tmp_path / name / "dlm", rates[0]), fragile(tmp_path / name / "ar", rates[1])]
+        made = [
+            robust(tmp_path / name / "dlm", rates[0]),
+            fragile(tmp_path / name / "ar", rates[1]),
+        ]
         table = battery_contrasts(made).set_index(["control", "k"])
         assert table.loc["sinks", 1]["verdict"].startswith(verdict), name
-        same = battery_contrasts([made[0], made[0]], reference=1).set_index(["control", "k"])["verdict"]
+        same = battery_contrasts([made[0], made[0]], reference=1).set_index(["control", "k"])[
+            "verdict"
+        ]
         assert same["sinks", 1] == "cannot tell" or rates[0] < 0.05
 
 
@@ -179,9 +218,14 @@ def test_sentences_say_the_gate_and_the_curves(runs: list[Run]) -> None:
         "dlm: most attended keys, protocol paper: 87.5% at 0, 87.5% at 1, 82.5% at 5 hidden; -5.0 ("
     )
     assert lines[1].endswith("against as many random keys")
-    assert lines[3] == "ar: 1 of 2 skills are above 90% at level 1 with nothing hidden (not copying 85%)"
+    assert (
+        lines[3]
+        == "ar: 1 of 2 skills are above 90% at level 1 with nothing hidden (not copying 85%)"
+    )
     # five columns do not fit all questions, so that the curve ends before them
-    assert lines[4].startswith("ar: most attended keys, protocol paper: 96.2% at 0, 46.2% at 1 hidden; -50.0 (")
+    assert lines[4].startswith(
+        "ar: most attended keys, protocol paper: 96.2% at 0, 46.2% at 1 hidden; -50.0 ("
+    )
 
 
 def test_what_a_control_loses_stands_beside_it(tmp_path: Path) -> None:
@@ -190,47 +234,82 @@ def test_what_a_control_loses_stands_beside_it(tmp_path: Path) -> None:
     marks |= {("pure", "sinks", 5, "copying", 1): 8, ("pure", "random", 5, "copying", 1): 11}
     run = planted(tmp_path / "run", marks)
     assert battery_sentences(run)[-1].startswith("No untrained control of run was run")
-    theirs = planted(tmp_path / "twin", {key: min(right, 4) - 4 * bool(key[2]) for key, right in marks.items()})
-    with RunWriter(tmp_path / "run", kind="battery", model={"name": "x"}, settings={}, seed=0, resume=True) as writer:
+    theirs = planted(
+        tmp_path / "twin", {key: min(right, 4) - 4 * bool(key[2]) for key, right in marks.items()}
+    )
+    with RunWriter(
+        tmp_path / "run", kind="battery", model={"name": "x"}, settings={}, seed=0, resume=True
+    ) as writer:
         writer.table("accuracy-permuted", theirs.table("accuracy"))
-        writer.table("twins", pd.DataFrame({"twin": ["initialised", "permuted"], "made": [False, True], "why": ""}))
+        writer.table(
+            "twins",
+            pd.DataFrame({"twin": ["initialised", "permuted"], "made": [False, True], "why": ""}),
+        )
     said = battery_sentences(open_run(tmp_path / "run"))
     assert len(said) == 3 and "points (shuffled weights -20.0), -15.0 (" in said[1]
-    assert said[1].endswith("against as many random keys (shuffled weights +0.0)"), "it loses as much to random keys"
+    assert said[1].endswith("against as many random keys (shuffled weights +0.0)"), (
+        "it loses as much to random keys"
+    )
 
 
 def test_sentences_and_legends_say_the_dose(tmp_path: Path) -> None:
     marks: Marks = {("pure", "none", 0, "copying", 1): 20, ("pure", "matched", 5, "copying", 1): 10}
     marks["pure", "equal_mass", 5, "copying", 1] = 18
-    dose = {"keys": 5.0, "mass": 0.4, "share": 0.3, "overlap": 0.0, "chosen": 5.0, "sinks": 1.0, "of_keys": 0.2}
+    dose = {
+        "keys": 5.0,
+        "mass": 0.4,
+        "share": 0.3,
+        "overlap": 0.0,
+        "chosen": 5.0,
+        "sinks": 1.0,
+        "of_keys": 0.2,
+    }
     run = planted(tmp_path / "run", marks, dose=dose | {"matched": 0.75})
     said = battery_sentences(run)
     words = (
-        "run: most attended keys in heads with a control of equal mass, protocol paper: 100.0% at 0, 50.0% at 5 hidden"
+        "run: most attended keys in heads with a control of equal mass, protocol paper: "
+        "100.0% at 0, 50.0% at 5 hidden"
     )
     assert said[1].startswith(words)
     assert said[1].endswith(
-        "against other keys of equal mass; 5.00 keys a head (20\u00a0% sinks), held 40.0\u00a0% of the attention, "
+        "against other keys of equal mass; 5.00 keys a head (20\u00a0% sinks), held 40.0\u00a0% "
+        "of the attention, "
         "30.0\u00a0% removed, matched in 75.0\u00a0% of heads"
     )
     scores = battery_scores(run).set_index(["skill", "control"]).loc[("all", "matched")]
-    assert scores[["columns", "sinks", "held", "removed", "matched"]].to_list() == [5.0, 0.2, 0.4, 0.3, 0.75]
+    assert scores[["columns", "sinks", "held", "removed", "matched"]].to_list() == [
+        5.0,
+        0.2,
+        0.4,
+        0.3,
+        0.75,
+    ]
     legend = battery_by_skill(run, controls=["matched", "equal_mass"]).legends[0].get_texts()
     assert (
-        legend[1].get_text() == "other keys of equal mass, protocol paper (20 % sinks, 30 % of attention removed at 5)"
+        legend[1].get_text()
+        == "other keys of equal mass, protocol paper (20 % sinks, 30 % of attention removed at 5)"
     )
     few = planted(tmp_path / "few", marks, dose=dose | {"matched": 0.25})
-    assert ": inconclusive, 25 % of heads have other keys of equal mass; 5.00 keys a head" in battery_sentences(few)[1]
+    assert (
+        ": inconclusive, 25 % of heads have other keys of equal mass; 5.00 keys a head"
+        in battery_sentences(few)[1]
+    )
 
 
 def test_tables_are_written_as_csv_and_markdown(tmp_path: Path, runs: list[Run]) -> None:
     names = {path.name for path in write_battery_tables(runs, tmp_path / "report")}
     assert names == {
-        f"battery_{name}.{form}" for name in ("gate", "scores", "levels", "contrasts") for form in ("csv", "md")
+        f"battery_{name}.{form}"
+        for name in ("gate", "scores", "levels", "contrasts")
+        for form in ("csv", "md")
     }
     read = pd.read_csv(tmp_path / "report" / "battery_scores.csv")
     assert len(read) == len(battery_scores(runs))
-    assert (tmp_path / "report" / "battery_gate.md").read_text("utf-8").startswith("| series | skill | level |")
+    assert (
+        (tmp_path / "report" / "battery_gate.md")
+        .read_text("utf-8")
+        .startswith("| series | skill | level |")
+    )
     assert len(write_battery_tables(runs[:1], tmp_path / "one")) == 6
 
 
@@ -275,20 +354,26 @@ def test_accuracy_stands_over_the_attention_taken_away(runs: list[Run]) -> None:
 
 
 @pytest.mark.slow
-def test_figures_are_written_and_left_out_where_nothing_was_hidden(tmp_path: Path, runs: list[Run]) -> None:
+def test_figures_are_written_and_left_out_where_nothing_was_hidden(
+    tmp_path: Path, runs: list[Run]
+) -> None:
     written = write_battery_figures(runs, tmp_path / "report")
     assert [path.name for path in written] == ["battery_by_skill.png", "battery_by_removed.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
     bare = planted(tmp_path / "bare", {("pure", "none", 0, "copying", 1): 3})
     assert write_battery_figures([bare], tmp_path / "none") == []
     assert battery_scores(bare)["removed"].isna().all()
-    with pytest.raises(NotRecorded, match=r"needs right answers and hidden keys, and .*bare has none"):
+    with pytest.raises(
+        NotRecorded, match=r"needs right answers and hidden keys, and .*bare has none"
+    ):
         battery_by_removed(bare)
 
 
 def test_other_runs_are_refused(tmp_path: Path) -> None:
     marks = {("pure", "none", 0, "copying", 1): 3}
-    with pytest.raises(NotRecorded, match=r"runs of the reasoning battery, and .*study is a run of kind 'study'"):
+    with pytest.raises(
+        NotRecorded, match=r"runs of the reasoning battery, and .*study is a run of kind 'study'"
+    ):
         as_series(planted(tmp_path / "study", marks, kind="study"))
     with pytest.raises(NotRecorded, match="begun is not finished"):
         as_series(planted(tmp_path / "begun", marks, finished=False))

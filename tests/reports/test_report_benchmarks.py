@@ -70,9 +70,21 @@ def benchmark(
     **settings: Any,
 ) -> Run:
     """A run of kind "benchmark": task -> which documents are right."""
-    about = {"name": "tiny", "family": "diffusion", "weights_sha256": "w", "sink_kind": "none", "sink_count": 0}
+    about = {
+        "name": "tiny",
+        "family": "diffusion",
+        "weights_sha256": "w",
+        "sink_kind": "none",
+        "sink_count": 0,
+    }
     about |= {"hidden_size": 8, "layers": 2, "heads": 1} | (model or {})
-    given = {"tasks": [*right], "mask_sinks": k or None, "control": control, "limit": None, "edits": []} | settings
+    given = {
+        "tasks": [*right],
+        "mask_sinks": k or None,
+        "control": control,
+        "limit": None,
+        "edits": [],
+    } | settings
     scores, samples = [], []
     for task, flags in right.items():
         metric, other = ("exact_match", "strict-match") if task == "gsm8k" else ("acc", "none")
@@ -80,11 +92,26 @@ def benchmark(
         for number, name in enumerate(filters):
             # of the strict filter nothing is right
             values = [flag * (number + 1 == len(filters)) for flag in flags]
-            row = {"task": task, "filter": name, "samples": len(flags), "no_answer": 0.25 if task == "gsm8k" else None}
+            row = {
+                "task": task,
+                "filter": name,
+                "samples": len(flags),
+                "no_answer": 0.25 if task == "gsm8k" else None,
+            }
             share = float(np.mean(values))
-            scores.append(row | {"metric": metric, "value": share, "stderr": 9.0, "higher_is_better": True})
+            scores.append(
+                row | {"metric": metric, "value": share, "stderr": 9.0, "higher_is_better": True}
+            )
             if task == "arc_easy":
-                scores.append(row | {"metric": "acc_norm", "value": 1 - share, "stderr": 9.0, "higher_is_better": True})
+                scores.append(
+                    row
+                    | {
+                        "metric": "acc_norm",
+                        "value": 1 - share,
+                        "stderr": 9.0,
+                        "higher_is_better": True,
+                    }
+                )
             samples += [
                 {"task": task, "filter": name, "doc_id": place, "right": float(value)}
                 | {"metrics": json.dumps({metric: value})}
@@ -104,20 +131,35 @@ def benchmark(
 
 
 def dosed(
-    folder: Path, right: list[int], k: int = 0, control: str = "sinks", *, gu: float | None = 0.5, **how: Any
+    folder: Path,
+    right: list[int],
+    k: int = 0,
+    control: str = "sinks",
+    *,
+    gu: float | None = 0.5,
+    **how: Any,
 ) -> Run:
-    """A run of the task piqa with two choices: `how` may hold a dose, a protocol, a model and its family."""
+    """A run of the task piqa with two choices: `how` may hold a dose, a protocol, a model and its
+    family.
+    """
     dose, name, family = (how.get(key) for key in ("dose", "name", "family"))
     about = {"name": name or "tiny", "weights_sha256": name or "w", "family": family or "diffusion"}
     settings = {"protocol": how["protocol"]} if "protocol" in how else {}
     run = benchmark(folder, {"piqa": right}, k=k, control=control, model=about, **settings)
     columns = {name: run.table(name) for name in run.tables}
     columns["samples"]["logprobs"] = [[-1.0, -2.0]] * len(right)
-    columns["sinks"] = pd.DataFrame({"task": ["piqa"], "share": [0.25], "gu_rate": [gu], "removed": [math.nan]})
+    columns["sinks"] = pd.DataFrame(
+        {"task": ["piqa"], "share": [0.25], "gu_rate": [gu], "removed": [math.nan]}
+    )
     if dose:
         columns["doses"] = pd.DataFrame([{"task": "piqa", **dose}])
     with RunWriter(
-        folder, kind="benchmark", model=run.info.model, settings=run.info.settings, seed=0, overwrite=True
+        folder,
+        kind="benchmark",
+        model=run.info.model,
+        settings=run.info.settings,
+        seed=0,
+        overwrite=True,
     ) as writer:
         for table, rows in columns.items():
             writer.table(table, rows)
@@ -127,10 +169,18 @@ def dosed(
 DOSE = {"columns": 2.0, "sinks": 0.25, "held": 0.3, "removed": 0.2, "overlap": 0.5, "matched": 0.8}
 
 
-def test_each_masked_score_has_its_dose_in_its_cell_and_protocols_are_columns(tmp_path: Path) -> None:
+def test_each_masked_score_has_its_dose_in_its_cell_and_protocols_are_columns(
+    tmp_path: Path,
+) -> None:
     dosed(tmp_path / "0", flags(100, 90))
     dosed(tmp_path / "2", flags(100, 90, lost=60), 2, dose=DOSE | {"matched": math.nan})
-    dosed(tmp_path / "2r", flags(100, 90), 2, protocol="rule", dose=dict.fromkeys(DOSE, 0.0) | {"sinks": math.nan})
+    dosed(
+        tmp_path / "2r",
+        flags(100, 90),
+        2,
+        protocol="rule",
+        dose=dict.fromkeys(DOSE, 0.0) | {"sinks": math.nan},
+    )
     numbers = table1_numbers(found_in([tmp_path]).benchmarks)
     text = table1_text(numbers)
     assert list(text.columns) == ["task", "model", "source", "none", "2, rule", "2, clean", VERDICT]
@@ -138,15 +188,26 @@ def test_each_masked_score_has_its_dose_in_its_cell_and_protocols_are_columns(tm
     # likelihoods know the clean pass alone, whatever was asked for
     assert row["2, clean"] == "0.300 ± 0.046"
     doses = table1_doses(numbers).set_index("masked")
-    assert doses.loc["2, clean"].tolist()[2:] == ["2.00", "25.0\u00a0%", "30.0\u00a0%", "20.0\u00a0%", "–"]
+    assert doses.loc["2, clean"].tolist()[2:] == [
+        "2.00",
+        "25.0\u00a0%",
+        "30.0\u00a0%",
+        "20.0\u00a0%",
+        "–",
+    ]
     # a dose of zero is a result
     assert doses.loc["2, rule"].tolist()[2:] == ["0.00", "–", *["0.0\u00a0%"] * 3]
     assert row[VERDICT] == "at 2, clean"
     said = contrasts(found_in([tmp_path]).benchmarks)
-    assert said == ["piqa: multiple choice has no decoding steps, so the keys are chosen in one unmasked forward pass"]
+    assert said == [
+        "piqa: multiple choice has no decoding steps, so the keys are chosen in one unmasked "
+        "forward pass"
+    ]
 
 
-def test_keys_are_held_against_others_of_equal_mass_where_enough_heads_have_such(tmp_path: Path) -> None:
+def test_keys_are_held_against_others_of_equal_mass_where_enough_heads_have_such(
+    tmp_path: Path,
+) -> None:
     dosed(tmp_path / "0", flags(100, 90))
     dosed(tmp_path / "m", flags(100, 90, lost=40), 2, "matched", dose=DOSE)
     dosed(tmp_path / "e", flags(100, 90, lost=10), 2, "equal_mass", dose=DOSE)
@@ -160,12 +221,15 @@ def test_keys_are_held_against_others_of_equal_mass_where_enough_heads_have_such
     dosed(few / "m", flags(100, 90, lost=40), 2, "matched", dose=DOSE | {"matched": 0.49})
     dosed(few / "e", flags(100, 90, lost=10), 2, "equal_mass", dose=DOSE)
     assert (
-        contrasts(found_in([few]).benchmarks)[1] == f"{what}: cannot tell, 49 % of heads have other keys of equal mass"
+        contrasts(found_in([few]).benchmarks)[1]
+        == f"{what}: cannot tell, 49 % of heads have other keys of equal mass"
     )
 
 
 def pair(root: Path, lost: tuple[int, int], right: int = 90, **how: tuple[Any, Any]) -> list[str]:
-    """What is said of a diffusion and an autoregressive model; `how`: their Gu rates and what was removed."""
+    """What is said of a diffusion and an autoregressive model; `how`: their Gu rates and what was
+    removed.
+    """
     rates, removed = how.get("gu", (0.5, 0.5)), how.get("removed", (0.2, 0.2))
     sides = zip(("a", "b"), ("diffusion", "autoregressive"), lost, rates, removed, strict=True)
     for name, family, gone, rate, mass in sides:
@@ -176,23 +240,29 @@ def pair(root: Path, lost: tuple[int, int], right: int = 90, **how: tuple[Any, A
 
 
 @pytest.mark.slow
-def test_two_models_are_compared_by_one_protocol_where_both_have_something_to_lose(tmp_path: Path) -> None:
+def test_two_models_are_compared_by_one_protocol_where_both_have_something_to_lose(
+    tmp_path: Path,
+) -> None:
     line, equal = pair(tmp_path / "0", (10, 60))
     words = (
-        "piqa, both by protocol clean, 5 most attended keys: they cost a +10.0 points, b +60.0 (difference −50.0 (−6"
+        "piqa, both by protocol clean, 5 most attended keys: they cost a +10.0 points, b "
+        "+60.0 (difference −50.0 (−6"
     )
     assert line.startswith(words) and line.endswith("): b loses more")
     # both lost that at the same dose, whose questions are not paired: Welch's interval
     words = "piqa, both by protocol clean, at equal removed attention (20.0 %)"
-    assert equal.startswith(f"{words}: it costs a +10.0 points, b +60.0 (difference −50.0 (") and equal.endswith(
-        "): b loses more"
-    )
-    low, high = scipy.stats.ttest_ind([1] * 10 + [0] * 90, [1] * 60 + [0] * 40, equal_var=False).confidence_interval()
+    assert equal.startswith(
+        f"{words}: it costs a +10.0 points, b +60.0 (difference −50.0 ("
+    ) and equal.endswith("): b loses more")
+    low, high = scipy.stats.ttest_ind(
+        [1] * 10 + [0] * 90, [1] * 60 + [0] * 40, equal_var=False
+    ).confidence_interval()
     assert f"({signed(low)} … {signed(high)})" in equal
     assert pair(tmp_path / "1", (10, 10))[0].endswith("): cannot tell")
     none = "piqa, a and b: cannot tell which loses more, by any protocol: "
     assert pair(tmp_path / "2", (10, 60), gu=(0.5, 0.01)) == [
-        f"{none}b hardly has such sinks: one holds more than 30 % of the attention in 1.0 % of its heads (Gu rate), "
+        f"{none}b hardly has such sinks: one holds more than 30 % of the attention in 1.0 % of "
+        "its heads (Gu rate), "
         "and the key that receives most holds 25.0 % on average"
     ]
     assert pair(tmp_path / "3", (10, 60), gu=(None, 0.5)) == [
@@ -209,7 +279,9 @@ def test_two_models_are_compared_by_one_protocol_where_both_have_something_to_lo
 
 
 def flags(count: int, right: int, lost: int = 0, gained: int = 0) -> list[int]:
-    """The first `right` are right; of these `lost` become wrong, and `gained` of the others right."""
+    """The first `right` are right; of these `lost` become wrong, and `gained` of the others
+    right.
+    """
     return [0] * lost + [1] * (right - lost) + [1] * gained + [0] * (count - right - gained)
 
 
@@ -226,13 +298,23 @@ def test_table_1_pairs_by_question_and_says_what_is_sure(tmp_path: Path) -> None
     numbers = table1_numbers(found.benchmarks)
     mine = numbers[numbers["source"] == "measured"].set_index(["control", "k"])
     assert mine["accuracy"].to_dict() == {
-        ("sinks", 0): 0.5, ("sinks", 1): 0.495, ("sinks", 5): 0.45, ("sinks", 10): 0.125, ("random", 10): 0.5,
-    }  # fmt: skip
+        ("sinks", 0): 0.5,
+        ("sinks", 1): 0.495,
+        ("sinks", 5): 0.45,
+        ("sinks", 10): 0.125,
+        ("random", 10): 0.5,
+    }
     # the filter that finds numbers anywhere, and the binomial error in place of lm-eval's
     assert set(mine["filter"]) == {"flexible-extract"}
     assert mine["stderr"]["sinks", 10] == pytest.approx(math.sqrt(0.125 * 0.875 / 400))
     assert mine["drop"].to_dict() == pytest.approx(
-        {("sinks", 0): math.nan, ("sinks", 1): 0.005, ("sinks", 5): 0.05, ("sinks", 10): 0.375, ("random", 10): 0.0},
+        {
+            ("sinks", 0): math.nan,
+            ("sinks", 1): 0.005,
+            ("sinks", 5): 0.05,
+            ("sinks", 10): 0.375,
+            ("random", 10): 0.0,
+        },
         nan_ok=True,
     )
     # 25 lost and 5 won of 400: Agresti and Min by hand
@@ -242,9 +324,12 @@ def test_table_1_pairs_by_question_and_says_what_is_sure(tmp_path: Path) -> None
     assert ends == pytest.approx(((p - q) / n - reach, (p - q) / n + reach))
     assert mine["relative"]["sinks", 5] == pytest.approx(0.1)
     assert mine["verdict"].to_dict() == {
-        ("sinks", 0): "–", ("sinks", 1): "holds", ("sinks", 5): "undecided", ("sinks", 10): "drops",
+        ("sinks", 0): "–",
+        ("sinks", 1): "holds",
+        ("sinks", 5): "undecided",
+        ("sinks", 10): "drops",
         ("random", 10): "holds",
-    }  # fmt: skip
+    }
     assert mine["removed"]["sinks", 10] == 0.125
     assert mine["no_answer"]["sinks", 0] == 0.25
 
@@ -289,8 +374,13 @@ def test_runs_with_other_settings_or_weights_are_not_compared(tmp_path: Path) ->
     mine = numbers[numbers["source"] == "measured"]
     assert mine["drop"].isna().all()
     assert mine["model"].nunique() == 3
-    with pytest.raises(ValueError, match=r"a and .*d both hold gsm8k of tiny.* with nothing masked; read one of them"):
-        table1_numbers([Benchmark(runs[0]), Benchmark(benchmark(tmp_path / "d", {"gsm8k": flags(100, 61)}))])
+    with pytest.raises(
+        ValueError,
+        match=r"a and .*d both hold gsm8k of tiny.* with nothing masked; read one of them",
+    ):
+        table1_numbers(
+            [Benchmark(runs[0]), Benchmark(benchmark(tmp_path / "d", {"gsm8k": flags(100, 61)}))]
+        )
 
 
 def test_verdicts() -> None:
@@ -313,11 +403,17 @@ def test_table_1_is_written_in_every_form(tmp_path: Path) -> None:
     runs = table1_runs(tmp_path / "runs")
     benchmark(tmp_path / "runs" / "tiny" / "half", {"gsm8k": [1]}, k=2, finished=False)
     printed = write_table1(runs, tmp_path / "out", ("png", "svg"))
-    assert [path.name for path in printed.paths] == [f"table1.{end}" for end in ("md", "tex", "csv", "png", "svg")]
+    assert [path.name for path in printed.paths] == [
+        f"table1.{end}" for end in ("md", "tex", "csv", "png", "svg")
+    ]
     assert all(path.stat().st_size > 500 for path in printed.paths)
     text = printed.paths[0].read_text()
     assert "| GSM8K | tiny | measured | 0.500 ± 0.025 | 0.495 ± 0.025 |" in text
-    said = "GSM8K, tiny, protocol paper, 10 most attended keys: −37.5 points (−42.1 … −32.6), −75 % of the accuracy on "
+    said = (
+        "GSM8K, tiny, protocol paper, 10 most attended keys: −37.5 points (−42.1 … −32.6), "
+        "−75 "
+        "% of the accuracy on "
+    )
     said += "400 questions: drops"
     assert said in text
     assert "0.01 ± 0.03" in text
@@ -365,11 +461,15 @@ def test_folders_without_runs_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"there is none below {tmp_path}"):
         found_in([tmp_path])
     benchmark(tmp_path / "half", {"gsm8k": [1]}, finished=False)
-    with pytest.raises(ValueError, match=r"came to their end, and there is none; .*half is unfinished; run sinklab"):
+    with pytest.raises(
+        ValueError, match=r"came to their end, and there is none; .*half is unfinished; run sinklab"
+    ):
         write_table1([tmp_path], tmp_path / "out")
     with RunWriter(tmp_path / "odd", kind="benchmark", model={}, settings={}, seed=0) as run:
         run.table("scores", {"task": ["a"]})
-    with pytest.raises(ValueError, match="table scores is not that of a benchmark: it lacks filter, metric"):
+    with pytest.raises(
+        ValueError, match="table scores is not that of a benchmark: it lacks filter, metric"
+    ):
         write_table1([tmp_path], tmp_path / "out")
 
 
@@ -377,12 +477,17 @@ def test_folders_without_runs_are_named(tmp_path: Path) -> None:
 
 
 def test_published_numbers_are_the_paper_s() -> None:
-    shared = Path(os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared")
+    shared = Path(
+        os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
+    )
     papers = sorted((shared / "seeds").glob("002*"))
     if not papers:
         pytest.skip(f"no text of the paper below {shared}; set SINKLAB_SHARED")
     text = papers[0].read_text(encoding="utf-8")
-    printed = [tuple(map(float, re.findall(r"\d+\.\d\d", line))) for line in re.findall(r"^DLM.*\t.*$", text, re.M)]
+    printed = [
+        tuple(map(float, re.findall(r"\d+\.\d\d", line)))
+        for line in re.findall(r"^DLM.*\t.*$", text, re.M)
+    ]
     rows = [row.scores for table in ONE_TOKEN[:2] for rows in table.blocks.values() for row in rows]
     assert printed == rows
     for table in ONE_TOKEN[2:]:
@@ -392,12 +497,24 @@ def test_published_numbers_are_the_paper_s() -> None:
     facts = shared / "facts" / "papers.md"
     for task, models in TABLE1.items():
         for place, words in enumerate(("unmasked", "mask 1", "mask 5", "mask 10")):
-            cells = [f"{value:.2f}±{error:.2f}" for value, error in (cells[place] for cells in models.values())]
+            cells = [
+                f"{value:.2f}±{error:.2f}"
+                for value, error in (cells[place] for cells in models.values())
+            ]
             assert f"| {words} | {' | '.join(cells)} |" in facts.read_text(), task
 
 
-def trained(root: Path, name: str, *, seed: int = 0, start: str | None = "runs/causal/model", **settings: Any) -> Run:
-    return made(root / name, seed=seed, init_from=start, hidden_size=8, batch=4, length=16, **settings)
+def trained(
+    root: Path,
+    name: str,
+    *,
+    seed: int = 0,
+    start: str | None = "runs/causal/model",
+    **settings: Any,
+) -> Run:
+    return made(
+        root / name, seed=seed, init_from=start, hidden_size=8, batch=4, length=16, **settings
+    )
 
 
 @pytest.fixture
@@ -405,24 +522,41 @@ def onetoken_folder(tmp_path: Path) -> Path:
     """A plain model and one with a sink, two seeds; scores of the first seed's."""
     for seed in (0, 1):
         trained(tmp_path, f"plain-{seed}", seed=seed, loss=4.0 + seed)
-        trained(tmp_path, f"sink-{seed}", seed=seed, added=1, sink_kind="token", sink_count=1, loss=3.9 + seed)
+        trained(
+            tmp_path,
+            f"sink-{seed}",
+            seed=seed,
+            added=1,
+            sink_kind="token",
+            sink_count=1,
+            loss=3.9 + seed,
+        )
     trained(tmp_path, "other", start=None, loss=5.0)
     models = {"plain-0": {}, "sink-0": {"sink_kind": "token", "sink_count": 1}}
     for name, sink in models.items():
         where = {"name": str(tmp_path / name / "model")} | sink
         right = flags(10, 5 if name == "plain-0" else 8)
-        benchmark(tmp_path / "eval" / name, {"arc_easy": right, "lambada_openai": right}, model=where)
+        benchmark(
+            tmp_path / "eval" / name, {"arc_easy": right, "lambada_openai": right}, model=where
+        )
     # a first try of fewer questions does not count, nor are masked runs cells of these tables
     few = {"name": str(tmp_path / "plain-0" / "model")}
     benchmark(tmp_path / "eval" / "few", {"arc_easy": [1, 1]}, model=few, limit=2)
-    benchmark(tmp_path / "eval" / "masked", {"piqa": [1]}, k=5, model={"name": str(tmp_path / "sink-0" / "model")})
+    benchmark(
+        tmp_path / "eval" / "masked",
+        {"piqa": [1]},
+        k=5,
+        model={"name": str(tmp_path / "sink-0" / "model")},
+    )
     return tmp_path
 
 
 def test_each_cell_stands_beside_the_published_one(onetoken_folder: Path) -> None:
     found = found_in([onetoken_folder])
     numbers = onetoken_numbers(experiments(found.benchmarks, found.trainings))
-    mine = numbers[(numbers["table"] == 1) & (numbers["source"] == "measured")].set_index(["row", "column"])
+    mine = numbers[(numbers["table"] == 1) & (numbers["source"] == "measured")].set_index(
+        ["row", "column"]
+    )
     assert mine["value"]["DLM", "ARC-e"] == 50
     assert mine["value"]["DLM + extra token", "ARC-e"] == 80
     assert mine["stderr"]["DLM + extra token", "ARC-e"] == pytest.approx(100 * math.sqrt(0.16 / 10))
@@ -441,9 +575,13 @@ def test_each_cell_stands_beside_the_published_one(onetoken_folder: Path) -> Non
     assert mine["command"]["DLM + GA", LOSS] == (
         "sinklab train laptop-from-causal --variant gate   (as published: qwen-0.5b)"
     )
-    table4 = numbers[(numbers["table"] == 4) & (numbers["source"] == "measured")].set_index(["row", "column"])
+    table4 = numbers[(numbers["table"] == 4) & (numbers["source"] == "measured")].set_index(
+        ["row", "column"]
+    )
     assert table4["value"]["1", "ARC-e"] == 80
-    assert table4["command"]["4", "PIQA"].startswith("sinklab train laptop-from-causal --variant 4-sinks")
+    assert table4["command"]["4", "PIQA"].startswith(
+        "sinklab train laptop-from-causal --variant 4-sinks"
+    )
     # Table 2 has the model from scratch, Tables 3 and 5 need two of their variants
     assert set(numbers.loc[numbers["source"] == "measured", "table"]) == {1, 2, 4}
     scratch = numbers[(numbers["table"] == 2) & (numbers["source"] == "measured")]
@@ -456,13 +594,18 @@ def test_missing_cells_name_the_command_and_share_it(onetoken_folder: Path) -> N
     commands = missing_commands(numbers, 1)
     sink = onetoken_folder / "sink-0" / "model"
     assert (
-        f"sinklab eval --model {sink} --tasks arc_challenge,social_iqa --noise smdm --mc-samples 1024 "
+        f"sinklab eval --model {sink} --tasks arc_challenge,social_iqa --noise smdm --mc-samples "
+        "1024 "
         "--likelihood-cfg-scale 0.6 --data benchmarks --out runs/onetoken/sink-smdm-0.6"
     ) in commands
     assert f"sinklab train sft-gsm8k --init-from {sink} --corpus gsm8k_aug/train.txt" in commands
     assert not any("lambada" in command or "arc_easy" in command for command in commands)
     text = onetoken_text(numbers, 1)
-    assert text.loc[text["row"] == "DLM + extra token", "ARC-e"].tolist() == ["55.47", "68.18", "80.00 ± 12.65"]
+    assert text.loc[text["row"] == "DLM + extra token", "ARC-e"].tolist() == [
+        "55.47",
+        "68.18",
+        "80.00 ± 12.65",
+    ]
     assert text[LESS].tolist()[-3:] == ["–", "−0.1000 (−0.1000 to −0.1000)", "–"]
     assert text["runs"].tolist()[-3:] == ["2", "2", "0"]
 
@@ -475,7 +618,9 @@ def test_a_fine_tuned_model_answers_for_the_one_it_was_made_of(onetoken_folder: 
     benchmark(onetoken_folder / "eval" / "sft", {"gsm8k_two_stage": [1, 1, 0, 0]}, model=model)
     found = found_in([onetoken_folder])
     numbers = onetoken_numbers(experiments(found.benchmarks, found.trainings))
-    mine = numbers[(numbers["table"] == 1) & (numbers["source"] == "measured")].set_index(["row", "column"])
+    mine = numbers[(numbers["table"] == 1) & (numbers["source"] == "measured")].set_index(
+        ["row", "column"]
+    )
     assert mine["value"]["DLM + extra token", "GSM8K"] == 50
     # its loss on questions is no held-out loss of text
     assert mine["value"]["DLM + extra token", LESS] == pytest.approx(-0.1)
@@ -484,16 +629,22 @@ def test_a_fine_tuned_model_answers_for_the_one_it_was_made_of(onetoken_folder: 
 def test_a_metric_can_be_asked_for(onetoken_folder: Path) -> None:
     tables = write_onetoken([onetoken_folder], onetoken_folder / "out", metric="acc_norm")
     assert [path.name for table in tables for path in table.paths][:4] == [
-        "onetoken-1.md", "onetoken-1.tex", "onetoken-1.csv", "onetoken-2.md",
-    ]  # fmt: skip
+        "onetoken-1.md",
+        "onetoken-1.tex",
+        "onetoken-1.csv",
+        "onetoken-2.md",
+    ]
     first = pd.read_csv(tables[0].paths[2])
-    mine = first[(first["source"] == "measured") & (first["row"] == "DLM + extra token")].set_index("column")
+    mine = first[(first["source"] == "measured") & (first["row"] == "DLM + extra token")].set_index(
+        "column"
+    )
     assert mine["value"]["ARC-e"] == pytest.approx(20)
     assert mine["metric"]["LAMBADA"] == "acc"
     text = tables[2].paths[0].read_text()
     assert "| Qwen2.5-0.5B, 30B tokens (published) | End | 56.14 |" in text
     assert (
-        "no run of these folders belongs here: `sinklab train laptop-from-causal` with the variants sink, end" in text
+        "no run of these folders belongs here: `sinklab train laptop-from-causal` with the "
+        "variants sink, end" in text
     )
     assert LOSS not in tables[2].text
 
@@ -512,33 +663,62 @@ def curve(
 ) -> Run:
     """A run of 10 rows: `rise` nats a key, and `mass` of the attention removed by one."""
     spread_R = 0.02 * np.linspace(-1, 1, 10)
-    sizes = {"top": rise, "sinks": rise, "matched": rise, "equal_mass": rise / 2, "random": rise / 10, "lowest": 0.0}
-    rows = {(k, name): 4 + k * sizes[name] + spread_R * (1 + k) for k in (1, 5) for name in controls}
+    sizes = {
+        "top": rise,
+        "sinks": rise,
+        "matched": rise,
+        "equal_mass": rise / 2,
+        "random": rise / 10,
+        "lowest": 0.0,
+    }
+    rows = {
+        (k, name): 4 + k * sizes[name] + spread_R * (1 + k) for k in (1, 5) for name in controls
+    }
     losses = {(0, "none"): 4 + spread_R, **rows}
     shares = {"sinks": 0.25, "mass": mass, "realised": mass, "matched": how.get("matched", 0.75)}
     doses = {
-        (k, name): Dose({one: (share * (k if one in ("mass", "realised") else 1), 1) for one, share in shares.items()})
+        (k, name): Dose(
+            {
+                one: (share * (k if one in ("mass", "realised") else 1), 1)
+                for one, share in shares.items()
+            }
+        )
         for k, name in losses
     }
-    doses = {choice: Dose(dose.totals | {"removed": (choice[0], 1)}) for choice, dose in doses.items()}
+    doses = {
+        choice: Dose(dose.totals | {"removed": (choice[0], 1)}) for choice, dose in doses.items()
+    }
     table = pd.DataFrame(curve_table(losses, doses, HeldoutRows(torch.zeros(10, 10), 100)))
     settings = {"sink_rule": how.get("sink_rule")}
     with RunWriter(
-        folder, kind="curve", model={"name": folder.name, "family": family}, settings=settings, seed=0
+        folder,
+        kind="curve",
+        model={"name": folder.name, "family": family},
+        settings=settings,
+        seed=0,
     ) as run:
         run.table("curve", table)
         frames = [
-            pd.DataFrame({"row": np.arange(10), "k": k, "control": name, "loss": losses[k, name]}) for k, name in losses
+            pd.DataFrame({"row": np.arange(10), "k": k, "control": name, "loss": losses[k, name]})
+            for k, name in losses
         ]
         run.table("curve_rows", pd.concat(frames))
         run.table(
-            "phenomenon", {"row": np.arange(10), "main": np.full(10, mass), "gu": np.full(10, how.get("gu", 0.5))}
+            "phenomenon",
+            {
+                "row": np.arange(10),
+                "main": np.full(10, mass),
+                "gu": np.full(10, how.get("gu", 0.5)),
+            },
         )
     return open_run(folder)
 
 
 def test_a_curve_as_figure_table_and_words(tmp_path: Path) -> None:
-    runs = [curve(tmp_path / "tiny", "diffusion", 0.1), curve(tmp_path / "llama", "autoregressive", 0.002)]
+    runs = [
+        curve(tmp_path / "tiny", "diffusion", 0.1),
+        curve(tmp_path / "llama", "autoregressive", 0.002),
+    ]
     axes = masking_curve_figure(runs)
     handles, _ = axes.get_legend_handles_labels()
     names = [text.get_text() for text in axes.get_legend().get_texts()]
@@ -559,11 +739,17 @@ def test_a_curve_as_figure_table_and_words(tmp_path: Path) -> None:
     line = table.loc[("tiny (DLM)", 5, "most attended keys")]
     assert line["change"].startswith("+0.500 (+0.4")
     assert line["relative"] == "+12.5 %"
-    assert line[["keys", "sinks", "held", "removed"]].tolist() == ["5.00", "25.0\u00a0%", "10.0\u00a0%", "10.0\u00a0%"]
+    assert line[["keys", "sinks", "held", "removed"]].tolist() == [
+        "5.00",
+        "25.0\u00a0%",
+        "10.0\u00a0%",
+        "10.0\u00a0%",
+    ]
     assert table.loc[("llama (AR)", 0, "nothing")]["loss"] == "4.000"
     said = masking_curve_sentences(runs)
     assert said[0].startswith(
-        "tiny (DLM): hiding the 5 most attended keys of each head (10.0\u00a0% of the attention) moves the "
+        "tiny (DLM): hiding the 5 most attended keys of each head (10.0\u00a0% of the attention) "
+        "moves the "
         "masked-token bound from 4.00 to 4.50 nats per token (+0.500 (+0.4"
     )
     assert said[1] == (
@@ -572,13 +758,19 @@ def test_a_curve_as_figure_table_and_words(tmp_path: Path) -> None:
     )
     assert "llama: no rise of the loss at any k is distinguishable from 0" in said[3]
     assert said[4].startswith(
-        "tiny (DLM) against llama (AR), keys chosen in one unmasked forward pass: at equal count, the most "
+        "tiny (DLM) against llama (AR), keys chosen in one unmasked forward pass: at equal count, "
+        "the most "
         "attended key a head, it loses more (+2.50 % against +0.05 % of the loss; difference 95 %"
     )
-    assert "at equal removed attention, 10.0\u00a0%, it loses more (+12.50 % against +0.25 % of the loss" in said[4]
+    assert (
+        "at equal removed attention, 10.0\u00a0%, it loses more (+12.50 % against +0.25 % of the "
+        "loss" in said[4]
+    )
 
 
-def test_models_are_contrasted_where_both_have_the_phenomenon_and_a_dose_in_common(tmp_path: Path) -> None:
+def test_models_are_contrasted_where_both_have_the_phenomenon_and_a_dose_in_common(
+    tmp_path: Path,
+) -> None:
     tiny = curve(tmp_path / "tiny", "diffusion", 0.1)
 
     def against(name: str, **how: Any) -> str:
@@ -591,7 +783,8 @@ def test_models_are_contrasted_where_both_have_the_phenomenon_and_a_dose_in_comm
     assert "at equal removed attention, 10.0\u00a0%, inconclusive which loses more" in alike
     assert "no comparison: no share of it was removed from both" in against("heavy", mass=0.15)
     assert against("none", gu=0.0).endswith(
-        "no comparison: no head of none gives any key more than 30 % of the attention (we require 5 % of the heads; "
+        "no comparison: no head of none gives any key more than 30 % of the attention (we require "
+        "5 % of the heads; "
         "the most attended key gets 2.0\u00a0% on average)."
     )
     ruled = against("ruled", controls=("sinks",), sink_rule="excess")
@@ -605,18 +798,25 @@ def test_curves_without_controls_or_of_one_family(tmp_path: Path) -> None:
         "Verdicts are corrected for the 2 that are judged here (Holm), intervals are not.",
         "No untrained control of a was run.",
     ]
-    assert masking_curve_sentences(curve(tmp_path / "b", "diffusion", 0.1, controls=("lowest",))) == []
+    assert (
+        masking_curve_sentences(curve(tmp_path / "b", "diffusion", 0.1, controls=("lowest",))) == []
+    )
 
 
 def test_keys_of_equal_mass_need_half_of_the_heads(tmp_path: Path) -> None:
     controls = ("sinks", "equal_mass", "matched")
-    ruled = masking_curve_sentences(curve(tmp_path / "a", "diffusion", 0.1, controls=controls, sink_rule="excess"))
+    ruled = masking_curve_sentences(
+        curve(tmp_path / "a", "diffusion", 0.1, controls=controls, sink_rule="excess")
+    )
     assert "hiding at most 5 keys that excess (epsilon = 3, scale = sum) calls sinks" in ruled[0]
     assert "cost more than non-sinks of equal mass, by +0.250 (" in ruled[2]
     assert "in the 75.0\u00a0% of heads that have such." in ruled[2]
-    few = masking_curve_sentences(curve(tmp_path / "b", "diffusion", 0.1, controls=("top", *controls[1:]), matched=0.4))
+    few = masking_curve_sentences(
+        curve(tmp_path / "b", "diffusion", 0.1, controls=("top", *controls[1:]), matched=0.4)
+    )
     assert few[2] == (
-        "b: inconclusive whether these keys cost more than others of equal mass: at most 40.0\u00a0% of heads have "
+        "b: inconclusive whether these keys cost more than others of equal mass: at most "
+        "40.0\u00a0% of heads have "
         "such others (a verdict takes half)."
     )
 
@@ -624,7 +824,9 @@ def test_keys_of_equal_mass_need_half_of_the_heads(tmp_path: Path) -> None:
 def test_curves_without_doses_or_losses_of_rows_are_refused_by_name(tmp_path: Path) -> None:
     frame = curve(tmp_path / "new", "diffusion", 0.1).table("curve")
     for name, table in (("doses", frame.drop(columns=["held", "removed"])), ("rows", frame)):
-        with RunWriter(tmp_path / name, kind="curve", model={"family": "diffusion"}, settings={}, seed=0) as run:
+        with RunWriter(
+            tmp_path / name, kind="curve", model={"family": "diffusion"}, settings={}, seed=0
+        ) as run:
             run.table("curve", table)
     with pytest.raises(ValueError, match="that of a masking curve: it lacks held, removed"):
         masking_curve_sentences(open_run(tmp_path / "doses"))
@@ -640,14 +842,24 @@ def test_what_controls_show_stands_beside_every_finding(tmp_path: Path) -> None:
         for name, family in (("a", "diffusion"), ("b", "autoregressive")):
             folder = tmp_path / str(rise)
             run = curve(folder / name, family, 0.1 if name == "a" else 0.3, controls=controls)
-            twin = curve(folder / "twin" / name, family, rise * (1 if name == "a" else 3), controls=controls)
+            twin = curve(
+                folder / "twin" / name, family, rise * (1 if name == "a" else 3), controls=controls
+            )
             with RunWriter(
-                run.path, kind="curve", model=run.info.model, settings=run.info.settings, seed=0, resume=True
+                run.path,
+                kind="curve",
+                model=run.info.model,
+                settings=run.info.settings,
+                seed=0,
+                resume=True,
             ) as more:
                 for table in ("curve", "curve_rows", "phenomenon"):
                     more.table(f"{table}-permuted", twin.table(table))
                 more.table(
-                    "twins", pd.DataFrame({"twin": ["initialised", "permuted"], "made": [False, True], "why": ""})
+                    "twins",
+                    pd.DataFrame(
+                        {"twin": ["initialised", "permuted"], "made": [False, True], "why": ""}
+                    ),
                 )
             runs.append(open_run(run.path))
         said = masking_curve_sentences(runs)
@@ -663,12 +875,20 @@ def test_verdicts_of_a_curve_are_corrected_for_all_that_are_judged(tmp_path: Pat
     """A rise with p = 0.013 stands alone, and not beside the other curves of a page."""
     runs = []
     for name in ("a", "b", "c"):
-        run, noise = curve(tmp_path / name, "diffusion", 0.0, controls=("top",)), np.linspace(-1, 1, 10)
+        run, noise = (
+            curve(tmp_path / name, "diffusion", 0.0, controls=("top",)),
+            np.linspace(-1, 1, 10),
+        )
         frame = run.table("curve_rows")
         costs = 0.1 * noise + 0.063
         frame["loss"] = 4 + np.concatenate([np.zeros(10), np.zeros(10) + 0.1 * noise, costs])
         with RunWriter(
-            run.path, kind="curve", model=run.info.model, settings=run.info.settings, seed=0, resume=True
+            run.path,
+            kind="curve",
+            model=run.info.model,
+            settings=run.info.settings,
+            seed=0,
+            resume=True,
         ) as more:
             more.table("curve_rows", frame)
         runs.append(open_run(run.path))
@@ -691,10 +911,15 @@ def test_what_is_no_curve_is_refused(tmp_path: Path) -> None:
         as_curves([])
     with pytest.raises(ValueError, match=r"runs of kind 'curve': .* is of kind 'benchmark'"):
         as_curves([run, benchmark(tmp_path / "b", {"piqa": [1]})])
-    with pytest.raises(ValueError, match="unknown format of a figure 'jpg'; known are pdf, png, svg"):
+    with pytest.raises(
+        ValueError, match="unknown format of a figure 'jpg'; known are pdf, png, svg"
+    ):
         write_masking_curves(run, tmp_path / "out", formats=("jpg",))
     written = write_masking_curves(run, tmp_path / "out")
     assert [path.name for path in written] == [
-        "masking_curve.md", "masking_curve.csv", "masking_curve.png", "masking_curve_mass.png",
-    ]  # fmt: skip
+        "masking_curve.md",
+        "masking_curve.csv",
+        "masking_curve.png",
+        "masking_curve_mass.png",
+    ]
     assert list(pd.read_csv(written[1])["model"].unique()) == ["a (DLM)"]

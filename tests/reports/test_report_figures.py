@@ -63,13 +63,19 @@ def test_statistics_without_a_figure_of_their_own_are_drawn_by_layer_and_step(ma
     np.testing.assert_allclose(maps["key_norm"].values_RC, np.full((LAYERS, STEPS), 8.0))
     assert maps["row_entropy"].scale == "mean over samples, states and heads"
     frame = table(run, "statistics")
-    assert list(frame) == ["statistic", "layer", "step", "mean", "samples"] and len(frame) == 3 * LAYERS * STEPS
+    assert (
+        list(frame) == ["statistic", "layer", "step", "mean", "samples"]
+        and len(frame) == 3 * LAYERS * STEPS
+    )
     # every other sample is two steps shorter
     assert frame.groupby("step")["samples"].max().tolist() == [2] * (STEPS - 2) + [1, 1]
     with pytest.raises(NotRecorded, match="statistic"):
         statistics_maps(run, only="no_such")
     draw_all(run, tmp_path, ("png",), names=["statistics"], paper="icml")
-    assert "row_entropy: The entropy of every query's attention row" in next(tmp_path.glob("*.txt")).read_text()
+    assert (
+        "row_entropy: The entropy of every query's attention row"
+        in next(tmp_path.glob("*.txt")).read_text()
+    )
 
 
 def test_a_caption_says_what_is_drawn(make_study, tmp_path):
@@ -109,7 +115,9 @@ def test_value_norms_draws_the_norms(make_study):
         arrays["received"][..., 0] = 9.0
         arrays["value_norm"][..., 0] = 3.0
 
-    np.testing.assert_allclose(lines(value_norms(make_study("other", change=visible)))["text sinks"], [3] * LAYERS)
+    np.testing.assert_allclose(
+        lines(value_norms(make_study("other", change=visible)))["text sinks"], [3] * LAYERS
+    )
 
 
 def test_received_map_draws_received_attention(make_study):
@@ -117,9 +125,14 @@ def test_received_map_draws_received_attention(make_study):
     text, added = (np.asarray(image.get_array()) for image in axes.images)
     assert text.shape == (STEPS, TEXT) and added.shape == (STEPS, 1)
     np.testing.assert_allclose(added, 0.25 * TEXT, rtol=1e-3)
-    np.testing.assert_allclose(text[np.arange(STEPS), PROMPT + np.arange(STEPS)], 0.5 * TEXT, rtol=1e-3)
+    np.testing.assert_allclose(
+        text[np.arange(STEPS), PROMPT + np.arange(STEPS)], 0.5 * TEXT, rtol=1e-3
+    )
     # The second sample is two steps shorter; its padding is not drawn.
-    assert np.asarray(received_map(make_study("b"), 0, sample=1).images[0].get_array()).shape[0] == STEPS - 2
+    assert (
+        np.asarray(received_map(make_study("b"), 0, sample=1).images[0].get_array()).shape[0]
+        == STEPS - 2
+    )
 
 
 def test_received_map_takes_one_head_or_the_mean(make_study):
@@ -127,7 +140,10 @@ def test_received_map_takes_one_head_or_the_mean(make_study):
         arrays["received"][:, :, 1:, PROMPT:] = 0
 
     run = make_study(change=lopsided)
-    drawn = {head: np.asarray(received_map(run, 0, head=head).images[0].get_array()) for head in (None, 0, 1)}
+    drawn = {
+        head: np.asarray(received_map(run, 0, head=head).images[0].get_array())
+        for head in (None, 0, 1)
+    }
     assert drawn[0][0, PROMPT] == pytest.approx(7.2, rel=1e-3)
     # nothing is drawn as the floor of the scale
     assert drawn[1][0, PROMPT] == 0.5 and drawn[None][0, PROMPT] == pytest.approx(2.4, rel=1e-3)
@@ -142,9 +158,15 @@ def test_rows_of_a_map_are_labelled_with_the_steps_that_were_recorded(make_study
     axes = received_map(make_study(change=thin), 0)
     axes.figure.canvas.draw()
     shown = {
-        int(place): label.get_text() for place, label in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
+        int(place): label.get_text()
+        for place, label in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
     }
-    assert {row: text for row, text in shown.items() if 0 <= row < 4} == {0: "0", 1: "3", 2: "6", 3: "9"}
+    assert {row: text for row, text in shown.items() if 0 <= row < 4} == {
+        0: "0",
+        1: "3",
+        2: "6",
+        3: "9",
+    }
 
 
 def test_keys_that_are_not_there_yet_are_not_drawn(make_study):
@@ -162,9 +184,14 @@ def test_attention_map_draws_the_map_that_was_kept(make_study):
     assert text.shape == (TEXT, TEXT) and added.shape == (TEXT, 1)
     np.testing.assert_allclose(text[:, 3], 0.5 * (TEXT + 1), rtol=1e-3)
     assert attention_map(run, layer=0).get_title(loc="left") == "step 4, layer 0, head 0"
-    with pytest.raises(NotRecorded, match=r"no map of .* \(5, any, any\) of sample 0: it has \(3, 1, 2\), \(4, 0, 0\)"):
+    with pytest.raises(
+        NotRecorded,
+        match=r"no map of .* \(5, any, any\) of sample 0: it has \(3, 1, 2\), \(4, 0, 0\)",
+    ):
         attention_map(run, 5)
-    with pytest.raises(NotRecorded, match=r"of sample 1: it has none. Ask for maps when tracing, .*--maps 3:5:2"):
+    with pytest.raises(
+        NotRecorded, match=r"of sample 1: it has none. Ask for maps when tracing, .*--maps 3:5:2"
+    ):
         attention_map(run, sample=1)
 
 
@@ -183,13 +210,19 @@ def test_sink_path_of_head_draws_one_line_a_run(make_study):
         arrays["received"][:, 1, 2] = 0.1
         arrays["received"][:, 1, 2, 9] = 0.9 * TEXT
 
-    runs = [make_study("moving"), make_study("staying", change=other), make_study("sink", added=1, text_share=0.1)]
+    runs = [
+        make_study("moving"),
+        make_study("staying", change=other),
+        make_study("sink", added=1, text_share=0.1),
+    ]
     axes = sink_path_of_head(runs, 1, 2)
     moving, staying, added = (np.asarray(line.get_ydata(), float) for line in axes.lines[:3])
     assert moving.tolist() == [PROMPT + step for step in range(STEPS)]
     assert staying.tolist() == [9] * STEPS
     assert (added < 0).all() and len(added) == STEPS
-    assert [text.get_text() for text in axes.get_legend().get_texts()][1] == "staying: layer 1, head 2"
+    assert [text.get_text() for text in axes.get_legend().get_texts()][
+        1
+    ] == "staying: layer 1, head 2"
     assert axes.get_yticklabels()[0].get_text() == "sink"
     # of the others the one that moves
     drawn = sink_path_of_head(runs[1]).lines[0].get_ydata()
@@ -197,7 +230,11 @@ def test_sink_path_of_head_draws_one_line_a_run(make_study):
 
 
 def test_overlap_by_step_draws_what_stays(make_study):
-    runs = [make_study("plain"), make_study("sink", added=1, text_share=0.2), make_study("none", text_share=0.05)]
+    runs = [
+        make_study("plain"),
+        make_study("sink", added=1, text_share=0.2),
+        make_study("none", text_share=0.05),
+    ]
     drawn = lines(overlap_by_step(runs))
     assert set(drawn) == {"plain", "sink"}, "a run without sinks has nothing to stay"
     np.testing.assert_allclose(drawn["plain"], np.zeros(STEPS - 1))
@@ -219,7 +256,10 @@ def test_split_sinks_draws_the_share_of_heads(make_study):
     def split(sample, arrays):
         arrays["main_by_state"][1:, 1, 1] = 0
 
-    runs = [make_study("split", change=split), make_study("bare", leave_out=("main_by_state", "share_by_state"))]
+    runs = [
+        make_study("split", change=split),
+        make_study("bare", leave_out=("main_by_state", "share_by_state")),
+    ]
     drawn = lines(split_sinks(runs))
     assert set(drawn) == {"split"}
     np.testing.assert_allclose(drawn["split"], [0, 100 * 20 / 22])
@@ -253,7 +293,10 @@ def test_score_histogram_draws_shares_that_sum_to_one(make_study):
     values, edges, _ = steps.get_data()
     np.testing.assert_allclose(np.nansum(values), 100)
     full = np.flatnonzero(np.nan_to_num(values))
-    assert len(full) == 2 and edges[full[0]] < 0.7 / 23 * 24 < edges[full[0] + 1] < edges[full[1]] < 7.2
+    assert (
+        len(full) == 2
+        and edges[full[0]] < 0.7 / 23 * 24 < edges[full[0] + 1] < edges[full[1]] < 7.2
+    )
     np.testing.assert_allclose(values[full], [100 * 23 / 24, 100 / 24])
 
 
@@ -301,15 +344,28 @@ def test_paths_are_those_of_the_heads_that_move_most(make_study):
 
     figure = sink_paths(make_study(change=other))
     titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert titles == [f"layer {layer}, head {head}, mobility {mobility}" for layer, head, mobility in (
-        (0, 1, "1.00"), (0, 2, "1.00"), (1, 2, "1.00"), (1, 1, "1.00"), (0, 0, "0.00"), (1, 0, "0.00"))]  # fmt: skip
+    assert titles == [
+        f"layer {layer}, head {head}, mobility {mobility}"
+        for layer, head, mobility in (
+            (0, 1, "1.00"),
+            (0, 2, "1.00"),
+            (1, 2, "1.00"),
+            (1, 1, "1.00"),
+            (0, 0, "0.00"),
+            (1, 0, "0.00"),
+        )
+    ]
     paths = [axes.lines[0].get_ydata().tolist() for axes in figure.axes]
     assert paths[0] == [PROMPT + step for step in range(STEPS)] and paths[4] == [9] * STEPS
     added = sink_paths(make_study("sink", added=1, text_share=0.1)).axes[0]
-    assert (np.asarray(added.lines[0].get_ydata()) < 0).all() and added.get_yticklabels()[0].get_text() == "sink"
+    assert (np.asarray(added.lines[0].get_ydata()) < 0).all() and added.get_yticklabels()[
+        0
+    ].get_text() == "sink"
 
 
-@pytest.mark.parametrize("name", ["sink_share", "epsilon_curve", "heldout_loss", "mobility_by_layer"])
+@pytest.mark.parametrize(
+    "name", ["sink_share", "epsilon_curve", "heldout_loss", "mobility_by_layer"]
+)
 def test_page_files_and_numbers_show_what_was_prepared_once(make_study, tmp_path, name):
     runs = as_studies([make_study("plain", samples=8), make_study("sink", added=1, samples=8)])
     chart = figures[name].prepare(runs)
@@ -324,7 +380,9 @@ def test_page_files_and_numbers_show_what_was_prepared_once(make_study, tmp_path
         np.testing.assert_array_equal(on_file.get_ydata(), line.y)
         np.testing.assert_allclose(np.array(shown["points"], float)[:, 2], line.low, rtol=1e-4)
         cells = chart.numbers()[shown["name"]]
-        assert all(cell.startswith(number(value)) for cell, value in zip(cells, line.y, strict=True))
+        assert all(
+            cell.startswith(number(value)) for cell, value in zip(cells, line.y, strict=True)
+        )
 
 
 def test_intervals_are_those_of_the_samples(make_study):
@@ -345,14 +403,18 @@ def test_maps_of_a_set_share_their_scale(make_study, tmp_path):
     assert layer_head_map(runs[0], top=60).images[0].norm.vmax == 60
     bar = layer_head_map(runs[0]).figure.axes[1]
     assert bar.get_ylabel() == "attention on the main sink, %"
-    written = [path.read_text() for path in draw_all(runs, tmp_path, ("svg",), names=("layer_head_map",)).written]
+    written = [
+        path.read_text()
+        for path in draw_all(runs, tmp_path, ("svg",), names=("layer_head_map",)).written
+    ]
     assert len(written) == 2 and all("60" in text for text in written)
 
 
 def test_sink_tokens_draws_frequency_and_occupancy(make_study):
     study = as_studies(make_study())[0]
     axes = sink_tokens(study)
-    # All sink events fall on masks; sample 0 has 12 steps and sample 1 ten, of 24 positions, 18 - t of them masks.
+    # All sink events fall on masks; sample 0 has 12 steps and sample 1 ten, of 24 positions, 18 - t
+    # of them masks.
     masks = sum(TEXT - PROMPT - step for steps in (12, 10) for step in range(steps))
     assert [label.get_text() for label in axes.get_yticklabels()] == ["[MASK]"]
     assert axes.patches[0].get_width() == 100
@@ -366,7 +428,9 @@ def test_heldout_draws_paired_changes_with_error_bars(make_study):
     np.testing.assert_allclose(drawn["sinks hidden"], [0.0, 0.1, 0.5])
     np.testing.assert_allclose(drawn["random columns hidden"], [0.0, 0.01, 0.02])
     ends = figures["heldout_loss"].prepare(make_study("c", sinks=0.5)).lines[0]
-    wanted = mean_over([0.5 * (1 + wobble) for wobble in (-0.05, 0.03, 0.02, -0.01, 0.04, -0.03, 0.01, -0.01)])
+    wanted = mean_over(
+        [0.5 * (1 + wobble) for wobble in (-0.05, 0.03, 0.02, -0.01, 0.04, -0.03, 0.01, -0.01)]
+    )
     np.testing.assert_allclose((ends.low[-1], ends.high[-1]), wanted.interval)
     assert len(axes.containers) == 2
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "5"]
@@ -387,7 +451,15 @@ def test_figures_draw_on_given_axes(make_study, theme):
     runs = [make_study("plain"), make_study("sink", added=1)]
     figure = Figure()
     grid = figure.subplots(2, 8)
-    together = (sink_share, heldout_loss, epsilon_curve, score_histogram, sinks_per_layer, block_moves, split_sinks)
+    together = (
+        sink_share,
+        heldout_loss,
+        epsilon_curve,
+        score_histogram,
+        sinks_per_layer,
+        block_moves,
+        split_sinks,
+    )
     for draw, axes in zip((*together, overlap_by_step), grid[0], strict=True):
         assert draw(runs, axes, theme=theme) is axes
     alone = (sink_tokens, layer_head_map, output_norm_against_bound)
@@ -441,7 +513,9 @@ def test_refusals(make_study):
         heldout_loss(run)
     bare = make_study("bare", leave_out=("value_norm", "output_norm"))
     for draw in (value_norms, value_norms_by_state):
-        with pytest.raises(NotRecorded, match=r"recorded none. Trace with the statistic value_norm"):
+        with pytest.raises(
+            NotRecorded, match=r"recorded none. Trace with the statistic value_norm"
+        ):
             draw(bare)
     with pytest.raises(NotRecorded, match="statistics output_norm and noop_bound"):
         output_norm_against_bound(bare)
@@ -457,7 +531,10 @@ def test_refusals(make_study):
 
 
 def test_numbers_are_short():
-    shown = [number(value) for value in (0, 1, 12.345, 0.01234, 123456.0, 99999.0, -2.5, float("nan"), np.inf)]
+    shown = [
+        number(value)
+        for value in (0, 1, 12.345, 0.01234, 123456.0, 99999.0, -2.5, float("nan"), np.inf)
+    ]
     assert shown == ["0", "1.00", "12.3", "0.0123", "1.23e+05", "99999", "−2.50", "–", "∞"]
     assert number(0.0123, 2) == "0.012" and number(1e-5) == "1.00e−05"
     assert percent(0.1234) == "12.3\u00a0%" and percent(float("nan")) == "–"
@@ -475,15 +552,33 @@ def test_the_threshold_stays_in_the_histogram_where_no_token_comes_near_it(make_
 def test_figures_for_a_paper_have_its_width_and_a_caption(make_study, tmp_path, capsys):
     run = make_study("a/plain", samples=8, folder="plain")
     only = ["figure_1", "sink_share", "layer_head_map"]
-    assert main(["figures", str(run.path), "--out", str(tmp_path / "out"), "--only", *only, "--style", "icml"]) == 0
+    assert (
+        main(
+            [
+                "figures",
+                str(run.path),
+                "--out",
+                str(tmp_path / "out"),
+                "--only",
+                *only,
+                "--style",
+                "icml",
+            ]
+        )
+        == 0
+    )
     names = {f"{name}-a-plain.{form}" for name in only for form in ("pdf", "png", "txt")}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     assert capsys.readouterr().out.endswith("out (9 files)\n")
-    widths = {name: image.imread(tmp_path / "out" / f"{name}-a-plain.png").shape[1] for name in only}
+    widths = {
+        name: image.imread(tmp_path / "out" / f"{name}-a-plain.png").shape[1] for name in only
+    }
     # the composite is as wide as the text, others as a column
     assert widths == {"figure_1": int(6.75 * 170), "sink_share": 552, "layer_head_map": 552}
     told = {name: (tmp_path / "out" / f"{name}-a-plain.txt").read_text("utf-8") for name in only}
-    assert told["sink_share"].startswith("Share of attention per layer (sink-token paper, Fig. 3b and 3d).")
+    assert told["sink_share"].startswith(
+        "Share of attention per layer (sink-token paper, Fig. 3b and 3d)."
+    )
     assert "Bands and bars are 95 % intervals over samples." in told["sink_share"]
     assert "n = 8 samples, seed 3, steps 12, rule low_confidence" in told["sink_share"]
     assert "intervals" not in told["layer_head_map"] and "(d) What hiding" in told["figure_1"]
@@ -494,7 +589,9 @@ def test_figures_for_a_paper_have_its_width_and_a_caption(make_study, tmp_path, 
         "(c)",
         "(d)",
     ]
-    assert main(["figures", str(run.path), "--only", "figure_2", "--out", str(tmp_path / "no")]) == 2
+    assert (
+        main(["figures", str(run.path), "--only", "figure_2", "--out", str(tmp_path / "no")]) == 2
+    )
     assert "did you mean 'figure_1'" in capsys.readouterr().err
 
 

@@ -31,7 +31,9 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.addresses += [
-            value for name, value in attrs if name in ("src", "srcset", "href", "data", "action", "poster")
+            value
+            for name, value in attrs
+            if name in ("src", "srcset", "href", "data", "action", "poster")
         ]
         assert not [name for name, _ in attrs if name.startswith("on")]
         if tag == "script":
@@ -75,14 +77,23 @@ def test_the_page_prints_the_numbers_of_the_runs(pair, tmp_path):
     assert "In sink, the added sink receives 50.0 % of the attention on average" in content
     assert "the greatest text position of a head receives 30.0 % of the attention" in content
     assert "receives less with the added sink than without: 10.0 % against 30.0 %" in content
-    assert "value vectors of the added sink are 0.250 long on average, those of visible text 2.00" in content
-    assert "In plain, the main sink of a head (whatever receives most) changes place at 100.0 % of steps." in content
+    assert (
+        "value vectors of the added sink are 0.250 long on average, those of visible text 2.00"
+        in content
+    )
+    assert (
+        "In plain, the main sink of a head (whatever receives most) changes place at 100.0 % of "
+        "steps." in content
+    )
     assert (
         "In sink, the main sink of a head (whatever receives most) "
         "changes place at 0.0 % of steps; the added sink is that main sink in 100.0 %" in (content)
     )
     assert "Among text positions alone, the greatest changes place at 100.0 % of steps" in content
-    assert "changes the loss of plain by +0.500 ± 0.0040 nats; hiding as many random columns, by +0.0200" in content
+    assert (
+        "changes the loss of plain by +0.500 ± 0.0040 nats; hiding as many random columns, by "
+        "+0.0200" in content
+    )
     assert "they matter more than random columns at equal number, not at equal attention" in content
     assert "plain scores 4.00 nats per token on held-out text, 1.50 bits per byte" in content
     for fact in ("low_confidence", "sink_count", "torch", "seed", "5 sinks hidden per head"):
@@ -91,7 +102,12 @@ def test_the_page_prints_the_numbers_of_the_runs(pair, tmp_path):
 
 def test_numbers_stand_in_tables(pair, tmp_path):
     content = read(alone(pair, tmp_path / "out")).content
-    for heading in ("Side by side", "What other rules call a sink", "Which tokens are sinks", "What the papers claim"):
+    for heading in (
+        "Side by side",
+        "What other rules call a sink",
+        "Which tokens are sinks",
+        "What the papers claim",
+    ):
         assert heading in content
     assert "plain: greatest text" in content and "excess, sum, 3" in content
     assert "2 of 2 samples, every recorded step, every key of every recorded head" in content
@@ -100,21 +116,34 @@ def test_numbers_stand_in_tables(pair, tmp_path):
 def test_verdicts_say_which_statement_and_how_much_was_hidden(make_study, tmp_path):
     content = read(alone(make_study("cheap", sinks=0.5, samples=8), tmp_path / "cheap")).content
     # One hidden sink costs 0.1 of 4 nats, 2.5 %.
-    assert "failure signature “masking is costly” (K = 1 per layer and head, held-out text): not seen" in content
+    assert (
+        "failure signature “masking is costly” (K = 1 per layer and head, held-out text): not seen"
+        in content
+    )
     assert "failure signature “sinks only at the start”: not seen" in content
     assert "statement “96 % filtered”: does not hold" in content
     runs = [make_study("dear", sinks=2.0), make_study("unknown", leave_out=("heldout",))]
     content = read(alone(runs, tmp_path / "dear")).content
-    assert "dear: failure signature “masking is costly” (K = 1 per layer and head, held-out text): seen" in content
+    assert (
+        "dear: failure signature “masking is costly” (K = 1 per layer and head, held-out text): "
+        "seen" in content
+    )
     assert "unknown: failure signature “masking is costly”: inconclusive" in content
 
 
 def test_a_run_under_an_intervention_says_so(tmp_path):
     settings = {"edits": ["mask_sinks:k=5", "<b>"]}
-    with RunWriter(tmp_path / "run", kind="study", model={"name": "tiny"}, settings=settings, seed=0) as run:
-        run.table("generations", {"sample": [0], "prompt": ["Once"], "completion": [" upon"]}, part=0)
+    with RunWriter(
+        tmp_path / "run", kind="study", model={"name": "tiny"}, settings=settings, seed=0
+    ) as run:
+        run.table(
+            "generations", {"sample": [0], "prompt": ["Once"], "completion": [" upon"]}, part=0
+        )
     content = read(alone(open_run(tmp_path / "run"), tmp_path / "out")).content
-    assert "tiny was written under mask_sinks:k=5 and <b>: its numbers are those of the edited model." in content
+    assert (
+        "tiny was written under mask_sinks:k=5 and <b>: its numbers are those of the edited model."
+        in content
+    )
 
 
 def test_other_data_other_sentences(make_study, tmp_path):
@@ -126,11 +155,17 @@ def test_other_data_other_sentences(make_study, tmp_path):
     assert "In sink, the 2 added sinks receive 25.0 % of the attention on average" in content
     # The sink token lowers nothing here, and the page says so.
     assert "receives more with the added sink than without: 40.0 % against 10.0 %" in content
-    assert "value vectors of the added sink are 3.00 long on average, those of visible text 2.00" in content
+    assert (
+        "value vectors of the added sink are 3.00 long on average, those of visible text 2.00"
+        in content
+    )
     assert "shorter in 0 of 2 layers" in content
     # 0.1 * 24 = 2.4 is below 1 + 3 * 23/24.
     assert "In plain, no position in any layer, head or step exceeds the sink rule" in content
-    assert "No visible text position of plain is a sink" in content and "plain has no sink events" in content
+    assert (
+        "No visible text position of plain is a sink" in content
+        and "plain has no sink events" in content
+    )
     assert "changes the loss of sink by −0.500" in content
     assert "they matter less than random columns at equal number, not at equal attention" in content
     assert "the loss of plain by 0 ± 0.0040 nats" in content
@@ -151,18 +186,31 @@ def test_one_file_that_loads_nothing_and_runs_one_script(pair, tmp_path):
     assert len(json.loads(content)["runs"]) == 2
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
-        f"default-src 'none'; script-src 'sha256-{allowed}'; style-src 'unsafe-inline'; img-src data:; "
+        f"default-src 'none'; script-src 'sha256-{allowed}'; style-src 'unsafe-inline'; img-src "
+        "data:; "
         "base-uri 'none'; form-action 'none'"
     )
     assert f'<meta http-equiv="Content-Security-Policy" content="{policy}">' in html
     # links stay on the page: to views of the explorer, and to the card of what hiding costs
     addresses = ["data:,", "#run=0,1&layer=0,0&head=0,0", "#run=0,1&layer=0,0&head=0,0", "#heldout"]
-    shown = [address for address in page.addresses if not address.startswith("data:image/svg+xml;base64,")]
+    shown = [
+        address
+        for address in page.addresses
+        if not address.startswith("data:image/svg+xml;base64,")
+    ]
     assert shown == addresses and not {"iframe", "object"} & set(page.tags)
     style = html[html.index("<style>") : html.index("</style>")]
     assert "url(" not in style and "@import" not in style
     assert set(re.findall(r"https?:[^\"]*", html)) == {"http://www.w3.org/2000/svg"}
-    for word in ("eval(", "Function(", "fetch(", "XMLHttpRequest", "import(", "innerHTML", "insertAdjacentHTML"):
+    for word in (
+        "eval(",
+        "Function(",
+        "fetch(",
+        "XMLHttpRequest",
+        "import(",
+        "innerHTML",
+        "insertAdjacentHTML",
+    ):
         assert word not in script, word
 
 
@@ -195,7 +243,10 @@ def test_everything_from_a_run_is_escaped(make_study, tmp_path):
     # the pictures of statistics are the only images
     images = [address for address in page.addresses if not address.startswith(("#", "data:,"))]
     assert images and all(address.startswith("data:image/svg+xml;base64,") for address in images)
-    assert "A <script>alert(1)</script> & more" in page.content and "<img src=x onerror=1>" in page.content
+    assert (
+        "A <script>alert(1)</script> & more" in page.content
+        and "<img src=x onerror=1>" in page.content
+    )
     assert "$title ${x}" in page.content
     content = json.loads(page.scripts[0][1])["runs"][0]
     assert content["label"] == "<img src=x onerror=1>"
@@ -212,7 +263,9 @@ def test_the_size_of_the_page_can_be_chosen(make_study, tmp_path):
 
 
 def test_names_that_repeat_are_told_apart(make_study, tmp_path):
-    content = read(alone([make_study("same", folder="a"), make_study("same", folder="b")], tmp_path / "out")).content
+    content = read(
+        alone([make_study("same", folder="a"), make_study("same", folder="b")], tmp_path / "out")
+    ).content
     assert "same (a)" in content and "same (b)" in content
 
 
@@ -220,31 +273,56 @@ def test_what_a_run_did_not_write_is_left_out(make_study, tmp_path):
     page = read(alone(make_study(leave_out=("heldout", "attention")), tmp_path / "no-attention"))
     assert "canvas" not in page.tags and "stormy night" in page.content
     assert "What hiding sinks costs" not in page.content and "What was measured" not in page.content
-    page = read(alone(make_study("words", leave_out=("tokens", "generations")), tmp_path / "no-tokens"))
-    assert "Which tokens are sinks" not in page.content and "No generated text was kept" in page.content
+    page = read(
+        alone(make_study("words", leave_out=("tokens", "generations")), tmp_path / "no-tokens")
+    )
+    assert (
+        "Which tokens are sinks" not in page.content
+        and "No generated text was kept" in page.content
+    )
     assert "How much attention sinks take" in page.content and "canvas" in page.tags
-    page = read(alone(make_study("bare", leave_out=("value_norm", "key_norm")), tmp_path / "no-norms"))
+    page = read(
+        alone(make_study("bare", leave_out=("value_norm", "key_norm")), tmp_path / "no-norms")
+    )
     assert "Value norms of sinks" not in page.content
     mixed = [make_study("half", leave_out=("attention",)), make_study("whole", added=1)]
-    assert "In whole, the added sink receives 50.0 %" in read(alone(mixed, tmp_path / "mixed")).content
+    assert (
+        "In whole, the added sink receives 50.0 %" in read(alone(mixed, tmp_path / "mixed")).content
+    )
 
 
 def test_an_autoregressive_run_has_a_page(make_study, tmp_path):
-    content = read(alone(make_study("decoder", family="autoregressive", text_share=0.6), tmp_path / "out")).content
+    content = read(
+        alone(make_study("decoder", family="autoregressive", text_share=0.6), tmp_path / "out")
+    ).content
     assert "the greatest text position of a head receives 60.0 % of the attention" in content
-    assert "In decoder, the main sink of a head (whatever receives most) changes place at 0.0 % of steps." in content
+    assert (
+        "In decoder, the main sink of a head (whatever receives most) changes place at 0.0 % of "
+        "steps." in content
+    )
 
 
 def test_many_samples_stand_behind_a_line(make_study, tmp_path):
-    many = {"sample": list(range(20)), "prompt": ["p"] * 20, "completion": [f" text {i}." for i in range(20)]}
+    many = {
+        "sample": list(range(20)),
+        "prompt": ["p"] * 20,
+        "completion": [f" text {i}." for i in range(20)],
+    }
     run = make_study(leave_out=("generations",), whole={"generations": many})
     page = read(alone(run, tmp_path / "out"))
     assert "8 more samples" in page.content and " text 19." in page.content
 
 
 def test_a_text_that_ended_before_an_edit_acted_says_so(make_study, tmp_path):
-    rows = {"sample": [0, 0], "prompt": ["p"] * 2, "completion": [" one.", " two."], "masked_sinks": [0, 2]}
-    run = make_study(leave_out=("generations",), whole={"generations": rows | {"idle": ["", "mask_sinks"]}})
+    rows = {
+        "sample": [0, 0],
+        "prompt": ["p"] * 2,
+        "completion": [" one.", " two."],
+        "masked_sinks": [0, 2],
+    }
+    run = make_study(
+        leave_out=("generations",), whole={"generations": rows | {"idle": ["", "mask_sinks"]}}
+    )
     content = read(alone(run, tmp_path / "out")).content
     assert content.count("no opportunity to act: mask_sinks") == 1
 
@@ -252,13 +330,18 @@ def test_a_text_that_ended_before_an_edit_acted_says_so(make_study, tmp_path):
 def test_interrupted_run_gives_a_report_that_says_so(tmp_path):
     with (
         pytest.raises(KeyboardInterrupt),
-        RunWriter(tmp_path / "run", kind="study", model={"name": "stopped"}, settings={}, seed=0) as run,
+        RunWriter(
+            tmp_path / "run", kind="study", model={"name": "stopped"}, settings={}, seed=0
+        ) as run,
     ):
         row = {"sample": [0], "prompt": ["Once"], "completion": [" upon a time"]}
         run.table("generations", row, part=0)
         raise KeyboardInterrupt
     content = read(report(open_run(tmp_path / "run"), tmp_path / "out")).content
-    assert "The run of stopped was interrupted: KeyboardInterrupt" in content and " upon a time" in content
+    assert (
+        "The run of stopped was interrupted: KeyboardInterrupt" in content
+        and " upon a time" in content
+    )
 
 
 def test_summary_gives_the_sentences_that_open_the_page(make_study, tmp_path):
@@ -274,7 +357,9 @@ def test_refusals(make_study, tmp_path):
         report([], tmp_path / "out")
     with RunWriter(tmp_path / "notes", kind="notes", model={}, settings={}, seed=0):
         pass
-    with pytest.raises(ValueError, match=r"runs of kind 'study': .*notes is of kind 'notes'; make one with"):
+    with pytest.raises(
+        ValueError, match=r"runs of kind 'study': .*notes is of kind 'notes'; make one with"
+    ):
         report(open_run(tmp_path / "notes"), tmp_path / "out")
     with RunWriter(tmp_path / "scored", kind="benchmark", model={}, settings={}, seed=0):
         pass
@@ -282,7 +367,9 @@ def test_refusals(make_study, tmp_path):
         report(open_run(tmp_path / "scored"), tmp_path / "out")
     with RunWriter(tmp_path / "odd", kind="study", model={}, settings={}, seed=0) as run:
         run.table("heldout", {"k": [1]})
-    with pytest.raises(ValueError, match=r"heldout.* not that of a study: it lacks control, loss, stderr"):
+    with pytest.raises(
+        ValueError, match=r"heldout.* not that of a study: it lacks control, loss, stderr"
+    ):
         report(open_run(tmp_path / "odd"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -303,7 +390,10 @@ def test_full_disk_leaves_no_half_page(make_study, tmp_path, monkeypatch):
 def test_what_was_not_measured_is_a_card_with_the_command_that_measures_it(make_study, tmp_path):
     bare = make_study("<b>/bare", folder="bare", leave_out=("attention", "heldout"))
     html = report(bare, tmp_path / "out", tables=()).read_text("utf-8")
-    assert html.count("Not measured") == 3 and "<code>sinklab curve --model &lt;b&gt;/bare</code>" in html
+    assert (
+        html.count("Not measured") == 3
+        and "<code>sinklab curve --model &lt;b&gt;/bare</code>" in html
+    )
     assert "`" not in html[html.index('class="story"') : html.index("</section>")]
 
 

@@ -25,9 +25,12 @@ def test_motion_is_told_with_its_numbers(make_study):
     runs = [make_study("plain", samples=8), make_study("sink", added=1, text_share=0.2, samples=8)]
     plain, added = as_studies(runs)
     text = spoken(told("motion", plain))
-    assert text.startswith("The sinks of plain are moving: at two random steps, a head's strongest token differs")
+    assert text.startswith(
+        "The sinks of plain are moving: at two random steps, a head's strongest token differs"
+    )
     assert (
-        "100.0 % of the time (8 samples); a key stays a sink for 1.00 steps. The main sinks drift to the right" in text
+        "100.0 % of the time (8 samples); a key stays a sink for 1.00 steps. The main sinks drift "
+        "to the right" in text
     )
     text = spoken(told("motion", added))
     assert "The sinks of sink are static" in text and "differs 0.0 % of the time" in text
@@ -36,7 +39,8 @@ def test_motion_is_told_with_its_numbers(make_study):
     assert none == "No head of none has a sink at two steps, so motion cannot be measured."
     kept = spoken(told("motion", one(make_study("ar", family="autoregressive", text_share=0.8))))
     assert kept == (
-        "In ar, at two random steps, a head's strongest token differs 0.0 % of the time (2 samples; a verdict takes "
+        "In ar, at two random steps, a head's strongest token differs 0.0 % of the time (2 "
+        "samples; a verdict takes "
         "8); no sink ended during the trace."
     )
 
@@ -45,29 +49,45 @@ def deep(numbers):
     """Changes a study into one whose heads have so many sinks, by layer."""
 
     def change(sample, arrays):
-        arrays["received"] = np.full((len(arrays["received"]), len(numbers), *arrays["received"].shape[2:]), 0.1)
+        arrays["received"] = np.full(
+            (len(arrays["received"]), len(numbers), *arrays["received"].shape[2:]), 0.1
+        )
         for layer, number in enumerate(numbers):
             arrays["received"][:, layer, :, :number] = 6.0
 
-    others = ("key_norm", "main_by_state", "share_by_state", "row_entropy", "row_logsumexp", "output_norm")
+    others = (
+        "key_norm",
+        "main_by_state",
+        "share_by_state",
+        "row_entropy",
+        "row_logsumexp",
+        "output_norm",
+    )
     layers = {"layers": len(numbers), "recorded_layers": [*range(len(numbers))]}
     return {"change": change, "leave_out": (*others, "noop_bound", "value_norm"), **layers}
 
 
 def test_depth_is_told_with_its_direction(make_study):
     falls, rises = (
-        one(make_study(name, **deep(many))) for name, many in (("a", [3, 3, 2, 2, 1]), ("b", [0, 1, 2, 3, 4]))
+        one(make_study(name, **deep(many)))
+        for name, many in (("a", [3, 3, 2, 2, 1]), ("b", [0, 1, 2, 3, 4]))
     )
     assert told("depth", falls) == (
-        "In a, the number of sinks of a head falls over depth, from 3.00 in layer 0 to 1.00 in layer 4."
+        "In a, the number of sinks of a head falls over depth, from 3.00 in layer 0 to 1.00 in "
+        "layer 4."
     )
     assert "rises over depth, from 0 in layer 0 to 4.00 in layer 4" in told("depth", rises)
-    # four layers in random order rise one time in 24, and fall as often; uneven ones are no trend either
+    # four layers in random order rise one time in 24, and fall as often; uneven ones are no trend
+    # either
     for name, many in (("few", [4, 3, 2, 1]), ("uneven", [4, 1, 3, 2, 1])):
         text = told("depth", one(make_study(name, **deep(many))))
         assert text.endswith("too few layers, or too uneven ones, for a trend.")
     same = told("depth", one(make_study("same")))
-    assert same == "In same, a head has about as many sinks in all layers (from 1.00 in layer 0 to 1.00 in layer 1)."
+    assert (
+        same
+        == "In same, a head has about as many sinks in all layers (from 1.00 in layer 0 to 1.00 "
+        "in layer 1)."
+    )
     assert told("depth", one(make_study("none", text_share=0.05))) == ""
 
 
@@ -85,7 +105,10 @@ def test_a_trend_over_depth_is_that_of_kendall():
     rng, found = np.random.default_rng(0), set()
     for count in (1, 2, 5, 12, 33, 34, 60):
         for steep in (-1.0, 0.0, 0.4, 3.0):
-            for numbers_L in (drawn := rng.normal(size=count) + np.linspace(0, steep, count), np.round(drawn)):
+            for numbers_L in (
+                drawn := rng.normal(size=count) + np.linspace(0, steep, count),
+                np.round(drawn),
+            ):
                 test = stats.kendalltau(np.arange(count), numbers_L) if count > 1 else None
                 sure = test is not None and test.pvalue < 0.05
                 expected = "" if not sure else "rises" if test.statistic > 0 else "falls"
@@ -105,7 +128,8 @@ def test_blocks_and_split_sinks_are_told_with_their_rates(make_study):
 
     study = one(make_study(change=change))
     assert spoken(told("blocks", study)) == (
-        "In tiny, main sinks move at 100.0 % of steps into a new block (12 cases, a head at a border each) and at "
+        "In tiny, main sinks move at 100.0 % of steps into a new block (12 cases, a head at a "
+        "border each) and at "
         "0.0 % of steps inside a block."
     )
     assert f"different main sinks in {100 * 20 / 22:.1f} %" in spoken(told("split", study))
@@ -115,7 +139,11 @@ def test_blocks_and_split_sinks_are_told_with_their_rates(make_study):
 
 @pytest.mark.parametrize(
     ("what", "verdict"),
-    [("class", "rather semantic"), ("position", "rather positional"), ("neither", "too few to separate them")],
+    [
+        ("class", "rather semantic"),
+        ("position", "rather positional"),
+        ("neither", "too few to separate them"),
+    ],
 )
 def test_what_explains_attention_is_told_either_way(make_study, what, verdict):
     def change(sample, arrays):
@@ -128,18 +156,24 @@ def test_what_explains_attention_is_told_either_way(make_study, what, verdict):
 
     text = spoken(told("explained", one(make_study(change=change, samples=8))))
     assert text.startswith("In tiny, token class (with [MASK] as a class) explains")
-    assert verdict in text and "8 samples" in text and ("detectable difference" in text) == (what == "neither")
+    assert (
+        verdict in text
+        and "8 samples" in text
+        and ("detectable difference" in text) == (what == "neither")
+    )
     if what == "class":
         assert "explains 100.0 % of the variance" in text
     few = spoken(told("explained", one(make_study("few", change=change))))
-    assert few == "In few, what explains where attention lands takes 8 samples to tell; there are 2."
+    assert (
+        few == "In few, what explains where attention lands takes 8 samples to tell; there are 2."
+    )
 
 
 def test_classes_that_sinks_favour_are_named(make_study):
     text = spoken(told("classes", one(make_study())))
     assert (
-        "sinks favour tokens of class mask (100.0 % of sinks, 54.0 % of positions: 1.9 times as often as by chance"
-        in text
+        "sinks favour tokens of class mask (100.0 % of sinks, 54.0 % of positions: 1.9 times as "
+        "often as by chance" in text
     )
     assert "and tokens that are masked (100.0 % of sinks, 54.0 %" in text
     # The added sink is no class of tokens, and here it is the only sink.
@@ -159,11 +193,14 @@ def test_removals_are_told_an_edit_each(make_study):
     }
     first, second = map(spoken, say.told("removals", one(make_study(whole={"removals": removals}))))
     assert first == (
-        "In tiny, mask_sinks removed 5.00 keys per head in every forward pass; attention mass of the selected keys "
-        "40.0 %; mass actually removed 30.0 %; overlap of the selection with that of the step before 50.0 %."
+        "In tiny, mask_sinks removed 5.00 keys per head in every forward pass; attention mass of "
+        "the selected keys "
+        "40.0 %; mass actually removed 30.0 %; overlap of the selection with that of the step "
+        "before 50.0 %."
     )
     assert second == (
-        "In tiny, window_attention removed 12.0 keys per head in every forward pass; mass actually removed 10.0 %."
+        "In tiny, window_attention removed 12.0 keys per head in every forward pass; mass "
+        "actually removed 10.0 %."
     )
     assert told("removals", one(make_study("none"))) == ""
 
@@ -171,11 +208,17 @@ def test_removals_are_told_an_edit_each(make_study):
 def test_in_short_holds_for_runs_that_recorded_little(make_study):
     bare = one(make_study("bare", leave_out=("attention", "heldout", "tokens", "generations")))
     assert say.in_short([bare]) == []
-    few = one(make_study("few", leave_out=("value_norm", "tokens", "heldout", "main_by_state", "share_by_state")))
+    few = one(
+        make_study(
+            "few", leave_out=("value_norm", "tokens", "heldout", "main_by_state", "share_by_state")
+        )
+    )
     short = [spoken(text) for text in say.in_short([few])]
     assert short.pop().startswith("No untrained control of few was run.")
     assert (
-        len(short) == 2 and short[0].startswith("In few, which has no added sink") and "a verdict takes 8" in short[1]
+        len(short) == 2
+        and short[0].startswith("In few, which has no added sink")
+        and "a verdict takes 8" in short[1]
     )
 
 
@@ -183,7 +226,9 @@ def test_whether_hidden_sinks_matter_more_is_told_by_an_interval_over_rows(make_
     table = make_study("table").table("heldout")
 
     def words(name, change):
-        """Of a run whose rows lose this more with 5 sinks hidden than with as many random columns."""
+        """Of a run whose rows lose this more with 5 sinks hidden than with as many random
+        columns.
+        """
         losses = list(map(np.asarray, table["losses"]))
         losses[3] = losses[4][: len(change)] + change
         rows = table.assign(losses=[one[: len(change)].tolist() for one in losses])
@@ -191,7 +236,10 @@ def test_whether_hidden_sinks_matter_more_is_told_by_an_interval_over_rows(make_
         return hiding(study)["gap"], told("heldout", study)
 
     spread = np.array([-0.05, 0.03, 0.02, -0.01, 0.04, -0.03, 0.02, -0.02])
-    for name, mean, verdict in (("more", 0.1, "they matter more"), ("less", -0.1, "they matter less")):
+    for name, mean, verdict in (
+        ("more", 0.1, "they matter more"),
+        ("less", -0.1, "they matter less"),
+    ):
         found, said = words(name, mean + spread)
         assert found.above() is not None and found.value == pytest.approx(mean) and verdict in said
     # less than two standard errors above zero
@@ -199,6 +247,8 @@ def test_whether_hidden_sinks_matter_more_is_told_by_an_interval_over_rows(make_
     assert found.above() is None and "not distinguishable (detectable difference: 0.0" in said
     found, said = words("few", 0.1 + spread[:5])
     assert found.above() is None and "inconclusive with 5 rows (8 needed)" in said
-    rowless = one(make_study("old", leave_out=("heldout",), whole={"heldout": table.drop(columns="losses")}))
+    rowless = one(
+        make_study("old", leave_out=("heldout",), whole={"heldout": table.drop(columns="losses")})
+    )
     assert not hiding(rowless)["gap"].samples
     assert "inconclusive, since the run kept no losses of single rows" in told("heldout", rowless)

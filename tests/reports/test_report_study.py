@@ -31,10 +31,14 @@ def test_a_sample_has_its_arrays_and_tokens_on_one_grid(make_study):
     sample = study.samples[1]
     assert sample.index == 1
     steps = STEPS - 2
-    assert sample.step_numbers_T.tolist() == list(range(steps)) and sample.received_TLHK.dtype == np.float32
+    assert (
+        sample.step_numbers_T.tolist() == list(range(steps))
+        and sample.received_TLHK.dtype == np.float32
+    )
     assert sample.received_TLHK.shape == (steps, LAYERS, HEADS, 1 + TEXT)
     np.testing.assert_allclose(sample.mean_share_TK[:, 0], 0.5, rtol=1e-3)
-    # 0.25 * 24 = 6 and 0.5 * 24 = 12 exceed 1 + 3 * 23/24: two sinks a head, the added one is the main one.
+    # 0.25 * 24 = 6 and 0.5 * 24 = 12 exceed 1 + 3 * 23/24: two sinks a head, the added one is the
+    # main one.
     assert sample.seen.sinks_TLH.sum() == 2 * steps * LAYERS * HEADS and not sample.main_TLH.any()
     assert sample.events_TK[3].nonzero()[0].tolist() == [0, 1 + PROMPT + 3]
     assert sample.states_TS.dtype == np.int8
@@ -43,21 +47,34 @@ def test_a_sample_has_its_arrays_and_tokens_on_one_grid(make_study):
     assert sample.ages_TS[2].tolist() == ages
     # Before the first step nothing is known to be just committed.
     assert set(sample.ages_TS[0]) == {"prompt", "masked"}
-    classes = ["words"] * 4 + ["punctuation", "newline", "words", "punctuation"] + ["mask"] * (TEXT - 8)
+    classes = (
+        ["words"] * 4 + ["punctuation", "newline", "words", "punctuation"] + ["mask"] * (TEXT - 8)
+    )
     assert sample.classes_TS[2].tolist() == classes
-    assert sample.ids_TS[0].tolist() == list(range(TEXT)) and set(sample.specials_TS[0]) == {"", "mask"}
+    assert sample.ids_TS[0].tolist() == list(range(TEXT)) and set(sample.specials_TS[0]) == {
+        "",
+        "mask",
+    }
     assert sample.labels_TK[2, [0, 1, 7, 9]].tolist() == ["added sink", "It", " night", "[MASK]"]
     assert sample.classes_TK[2, 0] == "sink" and sample.ages_TK[2, 0] == "added sink"
     assert sample.blocks_T.tolist() == [0] * 6 + [1] * 4
-    assert sample.main_by_state_TGLH[0, 1].max() == -1 and sample.main_by_state_TGLH[4, 0, 0, 0] == 1 + PROMPT + 4
-    assert np.isnan(sample.array("row_entropy")[0, 1]).all() and sample.array("row_entropy")[0, 0, 0, 0] == 2.5
+    assert (
+        sample.main_by_state_TGLH[0, 1].max() == -1
+        and sample.main_by_state_TGLH[4, 0, 0, 0] == 1 + PROMPT + 4
+    )
+    assert (
+        np.isnan(sample.array("row_entropy")[0, 1]).all()
+        and sample.array("row_entropy")[0, 0, 0, 0] == 2.5
+    )
 
 
 def test_steps_of_a_cache_are_scaled_to_all_positions(make_study):
     whole, part = as_studies([make_study("whole", added=1), make_study("part", added=1, ran=0.25)])
     raw = part.run.array("attention", "received", part=0)
     assert raw[1, 0, 0, 0] < 0.3 * raw[0, 0, 0, 0]
-    np.testing.assert_allclose(part.samples[0].received_TLHK, whole.samples[0].received_TLHK, rtol=2e-3)
+    np.testing.assert_allclose(
+        part.samples[0].received_TLHK, whole.samples[0].received_TLHK, rtol=2e-3
+    )
     np.testing.assert_allclose(part.samples[0].visible_TK, TEXT)
     np.testing.assert_array_equal(part.samples[0].events_TK, whole.samples[0].events_TK)
 
@@ -65,17 +82,22 @@ def test_steps_of_a_cache_are_scaled_to_all_positions(make_study):
 def test_one_query_a_step_is_scaled_too_and_keys_grow(make_study):
     study = one(make_study(family="autoregressive", text_share=0.8, samples=8))
     sample = study.samples[0]
-    assert study.family == "autoregressive" and sample.exists_TK.sum(1).tolist() == list(range(PROMPT, PROMPT + STEPS))
+    assert study.family == "autoregressive" and sample.exists_TK.sum(1).tolist() == list(
+        range(PROMPT, PROMPT + STEPS)
+    )
     here = sample.positions_T[3]
     np.testing.assert_allclose(sample.received_TLHK[3, 0, 0, 0], 0.8 * here, rtol=1e-3)
     np.testing.assert_allclose(sample.visible_TK[3, : int(here)], here)
     assert not sample.main_TLH.any()
     assert (sample.events_TK[:, 0] == LAYERS * HEADS).all() and not sample.events_TK[:, 1:].any()
-    # The token written at the step before is the youngest; before the first step there is only the prompt.
+    # The token written at the step before is the youngest; before the first step there is only the
+    # prompt.
     assert sample.ages_TS[2, PROMPT : PROMPT + 3].tolist() == ["committed", "just committed", None]
     assert sample.states_TS[0].tolist() == [2] * PROMPT + [-1] * STEPS
     assert sample.labels_TK[0, PROMPT] is None
-    verdict = next(verdict for verdict in study.verdicts if verdict.name == "sinks only at the start")
+    verdict = next(
+        verdict for verdict in study.verdicts if verdict.name == "sinks only at the start"
+    )
     assert verdict.holds is True and verdict.value == 1
 
 
@@ -99,13 +121,24 @@ def test_facts_of_the_layers_are_those_that_were_put_in(make_study, added):
     for place, facts in enumerate(layers_of(study)):
         assert facts.layer == place
         np.testing.assert_allclose(facts.text_share, 0.3, rtol=1e-3)
-        # every sink is a mask, about to be committed: there is no visible one to compare with visible text
-        norms = [facts.sink_norm_masked, facts.rest_norm_masked, facts.rest_norm, facts.text_norm, facts.mask_norm]
+        # every sink is a mask, about to be committed: there is no visible one to compare with
+        # visible text
+        norms = [
+            facts.sink_norm_masked,
+            facts.rest_norm_masked,
+            facts.rest_norm,
+            facts.text_norm,
+            facts.mask_norm,
+        ]
         np.testing.assert_allclose(norms, 2)
-        np.testing.assert_allclose([facts.sink_key_norm_masked, facts.rest_key_norm, facts.rest_key_norm_prompt], 8)
+        np.testing.assert_allclose(
+            [facts.sink_key_norm_masked, facts.rest_key_norm, facts.rest_key_norm_prompt], 8
+        )
         assert np.isnan([facts.sink_norm, facts.sink_norm_committed, facts.sink_key_norm]).all()
         even = (1 - 0.3 - 0.4 * bool(added)) * 24 / 23
-        np.testing.assert_allclose([facts.received_committed, facts.received_prompt], even, rtol=2e-3)
+        np.testing.assert_allclose(
+            [facts.received_committed, facts.received_prompt], even, rtol=2e-3
+        )
         # two added sinks of 0.2 * 24 = 4.8 each, a text sink of 7.2, all above 3.875
         np.testing.assert_allclose(facts.sinks, 1 + added)
         np.testing.assert_allclose(facts.score, np.mean([7.2, *[4.8] * added]), rtol=1e-3)
@@ -129,7 +162,10 @@ def test_facts_of_the_layers_are_those_that_were_put_in(make_study, added):
 def test_curve_histogram_and_rules_count_every_score(make_study):
     study = one(make_study(text_share=0.3))
     # One of 24 keys has 7.2, which is under 1 + 10 * 23/24 and over 1 + 6 * 23/24.
-    assert study.curve.at(3.0) == study.curve.at(6.0) == pytest.approx(23 / 24) and study.curve.at(7.0) == 1
+    assert (
+        study.curve.at(3.0) == study.curve.at(6.0) == pytest.approx(23 / 24)
+        and study.curve.at(7.0) == 1
+    )
     assert study.histogram.counts.sum() == EVENTS * TEXT
     low, high = study.histogram.edges[:-1] <= 7.2, study.histogram.edges[1:] > 7.2
     assert study.histogram.counts[low & high].sum() == EVENTS
@@ -139,11 +175,15 @@ def test_curve_histogram_and_rules_count_every_score(make_study):
 
 
 def test_motion_is_that_of_the_paths_that_were_put_in(make_study):
-    plain, added = as_studies([make_study("plain"), make_study("sink", added=1, share=0.5, text_share=0.2)])
+    plain, added = as_studies(
+        [make_study("plain"), make_study("sink", added=1, share=0.5, text_share=0.2)]
+    )
     # Two samples are too few for a word.
     assert plain.motion.word is plain.motion.drift_word is added.motion.word is None
     # One position further at each step: no two steps share a place, and the slope is one.
-    assert plain.motion.mobility == plain.motion.mobility_over.value == 1 and plain.text_motion is None
+    assert (
+        plain.motion.mobility == plain.motion.mobility_over.value == 1 and plain.text_motion is None
+    )
     assert plain.motion.drift == pytest.approx(1) and plain.motion.moves_per_step == 1
     assert added.motion.mobility == 0
     assert added.text_motion.mobility == 1
@@ -171,7 +211,10 @@ def test_split_sinks_count_heads_whose_masked_and_other_queries_differ(make_stud
     np.testing.assert_allclose(differ.measured.split.share_by_layer[0], 0)
     # Before the first step nothing is committed, and prompt queries stand in.
     np.testing.assert_allclose(differ.measured.split.share_by_layer[1], (22 - SAMPLES) / 22)
-    assert one(make_study("none", leave_out=("main_by_state", "share_by_state"))).measured.split is None
+    assert (
+        one(make_study("none", leave_out=("main_by_state", "share_by_state"))).measured.split
+        is None
+    )
 
     def weak(sample, arrays):
         split(sample, arrays)
@@ -193,7 +236,9 @@ def test_tokens_that_are_sinks_are_counted_with_where_they_stood(make_study):
     assert 0 < explained.by_class.value < 0.2 and explained.by_position.value < 0.1
     assert np.isnan(study.explained.by_class.value) and study.explained.word is None
     assert study.measured.events_NS[0].nonzero()[0].tolist() == list(range(PROMPT, PROMPT + STEPS))
-    assert study.measured.events_NS[1].nonzero()[0].tolist() == list(range(PROMPT, PROMPT + STEPS - 2))
+    assert study.measured.events_NS[1].nonzero()[0].tolist() == list(
+        range(PROMPT, PROMPT + STEPS - 2)
+    )
 
 
 def test_added_sinks_are_no_tokens_and_have_no_position(make_study):
@@ -205,9 +250,15 @@ def test_added_sinks_are_no_tokens_and_have_no_position(make_study):
     how = {"change": masks_alone, "samples": 8}
     plain, added = as_studies([make_study("p", **how), make_study("s", added=1, **how)])
     # What the added sink receives is nobody's class or place.
-    assert plain.explained.by_class.value == pytest.approx(1, abs=2e-3) and plain.explained.word == "semantic"
+    assert (
+        plain.explained.by_class.value == pytest.approx(1, abs=2e-3)
+        and plain.explained.word == "semantic"
+    )
     for name in ("by_class", "by_position"):
-        ends = [(found.value, found.low, found.high) for found in (getattr(r.explained, name) for r in (plain, added))]
+        ends = [
+            (found.value, found.low, found.high)
+            for found in (getattr(r.explained, name) for r in (plain, added))
+        ]
         np.testing.assert_allclose(*ends, atol=1e-9)
     assert added.explained.labels == plain.explained.labels
     both = one(make_study("both", added=1, text_share=0.25))
@@ -219,7 +270,11 @@ def test_keys_that_nobody_sees_hold_nothing(make_study):
         arrays["visible"][2:, 5] = 0
 
     sample = one(make_study(change=hidden)).samples[0]
-    assert sample.labels_TK[1, 5] == "\n" and sample.labels_TK[2, 5] is None and sample.classes_TK[2, 5] is None
+    assert (
+        sample.labels_TK[1, 5] == "\n"
+        and sample.labels_TK[2, 5] is None
+        and sample.classes_TK[2, 5] is None
+    )
     assert np.isnan(sample.mean_share_TK[2:, 5]).all() and not sample.exists_TK[2:, 5].any()
 
 
@@ -244,8 +299,10 @@ def test_norms_of_sinks_and_of_the_rest_count_heads(make_study):
 
 
 def planted_norms(rng, change=1.0):
-    """Masks carry values of a quarter of the length and are never sinks; sinks stand on visible text, more often on
-    what was committed, which carries longer values than prompts; each is ``change`` times as long as its state's."""
+    """Masks carry values of a quarter of the length and are never sinks; sinks stand on visible
+    text, more often on what was committed, which carries longer values than prompts; each is
+    ``change`` times as long as its state's.
+    """
 
     def put(sample, arrays):
         states_TS = np.full((len(arrays["positions"]), TEXT), 2)
@@ -265,7 +322,9 @@ def planted_norms(rng, change=1.0):
 
 @pytest.mark.parametrize(("change", "longer"), [(1.0, None), (1.3, True), (0.7, False)])
 def test_sinks_are_compared_with_text_in_the_same_state(make_study, change, longer):
-    """A mixture of states is no effect: all positions together say 1.8 times where nothing was planted."""
+    """A mixture of states is no effect: all positions together say 1.8 times where nothing was
+    planted.
+    """
     study = one(make_study(change=planted_norms(np.random.default_rng(4), change), samples=8))
     facts = study.over("layer").iloc[0]
     sums = {}
@@ -277,7 +336,9 @@ def test_sinks_are_compared_with_text_in_the_same_state(make_study, change, long
     means = {key: np.mean(values) for key, values in sums.items()}
     assert facts.sink_norm_committed == pytest.approx(means[1, True], rel=1e-3)
     assert facts.rest_norm_prompt == pytest.approx(means[2, False], rel=1e-3)
-    assert np.isnan(facts.sink_norm_masked) and facts.mask_norm == pytest.approx(means[0, False], rel=1e-3)
+    assert np.isnan(facts.sink_norm_masked) and facts.mask_norm == pytest.approx(
+        means[0, False], rel=1e-3
+    )
     weights = [len(sums[state, True]) for state in (1, 2)]
     expected = np.average([means[state, True] for state in (1, 2)], weights=weights)
     assert facts.sink_norm == pytest.approx(expected, rel=1e-3)
@@ -287,9 +348,17 @@ def test_sinks_are_compared_with_text_in_the_same_state(make_study, change, long
     pooled = np.concatenate([sums[state, False] for state in range(3)])
     assert facts.sink_norm / pooled.mean() > 1.5 * change
     ratio = study.measured.norm_ratio
-    assert ratio.samples == 8 and ratio.value == pytest.approx(change, rel=0.01) and ratio.above(1) is longer
+    assert (
+        ratio.samples == 8
+        and ratio.value == pytest.approx(change, rel=0.01)
+        and ratio.above(1) is longer
+    )
     said = told("norms", study)
-    words = {None: "inconclusive which are longer: 8 samples", True: "longer beyond", False: "shorter beyond"}[longer]
+    words = {
+        None: "inconclusive which are longer: 8 samples",
+        True: "longer beyond",
+        False: "shorter beyond",
+    }[longer]
     assert words in said[0] and said[1].startswith("Masks, told apart, have value vectors 0.5")
 
 
@@ -317,7 +386,12 @@ def test_steps_that_were_not_recorded_are_left_out(make_study):
 
     study = one(make_study(change=thin))
     sample = study.samples[0]
-    assert sample.step_numbers_T.tolist() == [0, 3, 6, 9] and sample.blocks_T.tolist() == [0, 0, 1, 1]
+    assert sample.step_numbers_T.tolist() == [0, 3, 6, 9] and sample.blocks_T.tolist() == [
+        0,
+        0,
+        1,
+        1,
+    ]
     assert sample.states_TS.shape == (4, TEXT) and (sample.states_TS[2] == 1).sum() == 6
     # Committed at steps 3, 4 and 5, first seen at step 6.
     assert (sample.ages_TS[2] == "just committed").sum() == 3
@@ -328,7 +402,9 @@ def test_an_interrupted_run_shows_the_samples_it_has(make_study, tmp_path):
     whole = make_study()
     with (
         pytest.raises(KeyboardInterrupt),
-        RunWriter(tmp_path / "half", kind="study", model=whole.info.model, settings={}, seed=3) as run,
+        RunWriter(
+            tmp_path / "half", kind="study", model=whole.info.model, settings={}, seed=3
+        ) as run,
     ):
         arrays = whole.arrays("attention", part=0)
         run.arrays("attention", arrays, whole.dims("attention", part=0), part=0)
@@ -344,12 +420,25 @@ def test_an_interrupted_run_shows_the_samples_it_has(make_study, tmp_path):
 def test_what_a_run_did_not_record_is_none(make_study):
     study = one(make_study(leave_out=("attention", "heldout")))
     assert study.layers == study.heads == layers_of(study) == [] and study.recorded == ()
-    assert study.curve is None and study.motion is None and study.sink_tokens is None and study.explained is None
+    assert (
+        study.curve is None
+        and study.motion is None
+        and study.sink_tokens is None
+        and study.explained is None
+    )
     assert study.samples[0].has_tokens and study.samples[0].states_TS.shape == (STEPS, TEXT)
     with pytest.raises(NotRecorded, match=r"needs recorded attention: .* has none of sample 0"):
         _ = study.samples[0].received_TLHK
-    thin = one(make_study("thin", leave_out=("tokens", "key_norm", "value_norm", "row_entropy", "output_norm")))
-    assert thin.sink_tokens is None and thin.samples[0].output_norm_TGLH is None and not thin.samples[0].has_tokens
+    thin = one(
+        make_study(
+            "thin", leave_out=("tokens", "key_norm", "value_norm", "row_entropy", "output_norm")
+        )
+    )
+    assert (
+        thin.sink_tokens is None
+        and thin.samples[0].output_norm_TGLH is None
+        and not thin.samples[0].has_tokens
+    )
     assert np.isnan([layers_of(thin)[0].rest_norm, layers_of(thin)[0].rest_key_norm]).all()
     assert thin.measured.bounds.empty
     with pytest.raises(NotRecorded, match=r"needs the table tokens: .* has none of sample 0"):
@@ -362,7 +451,10 @@ def test_maps_are_read_by_their_numbers(make_study):
     sample = study.samples[0]
     assert sample.map_names == ((3, 1, 2), (12, 0, 0)) and study.samples[1].map_names == ()
     np.testing.assert_allclose(sample.map(3, 1, 2), weights, rtol=1e-3)
-    with pytest.raises(NotRecorded, match=r"no map of \(step, layer, head\) \(3, 1, 1\).*it has \(3, 1, 2\), \(12, 0"):
+    with pytest.raises(
+        NotRecorded,
+        match=r"no map of \(step, layer, head\) \(3, 1, 1\).*it has \(3, 1, 2\), \(12, 0",
+    ):
         sample.map(3, 1, 1)
 
 
@@ -385,47 +477,78 @@ def test_verdicts_follow_the_tables(make_study):
         )
     ]
     names = ("sample", "step", "layer", "head", "lost", "renormalised", "recovered")
-    truncation = {name: list(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
+    truncation = {
+        name: list(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)
+    }
     arms = ["sink", "control"]
     stretches = {"sample": np.repeat(range(8), 2), "arm": arms * 8, "held": [0.2, 0.1] * 8}
-    # two tokens a sample; the uncut text's are 0.5 and 0.1 nats less likely, a bit more or less in each sample
+    # two tokens a sample; the uncut text's are 0.5 and 0.1 nats less likely, a bit more or less in
+    # each sample
     wobble = np.tile([0.02, -0.01, 0.0, 0.01, -0.03, 0.01, 0.0, 0.0], (2, 1)).T.ravel()
     tokens = {"sample": np.repeat(range(8), 2), "logprob": np.tile([-1.0, -3.0], 8)}
-    tokens |= {"logprob_sink": tokens["logprob"] - 0.5 + wobble, "logprob_control": tokens["logprob"] - 0.1}
+    tokens |= {
+        "logprob_sink": tokens["logprob"] - 0.5 + wobble,
+        "logprob_control": tokens["logprob"] - 0.1,
+    }
     whole = {"truncation": truncation, "truncated": stretches, "recovery": tokens}
     study = one(make_study(sinks=2.0, whole=whole, samples=8))
     verdicts = {verdict.name: verdict for verdict in study.verdicts}
     # 4.0 and one sink hidden: 4.4
-    assert verdicts["masking is costly"].value == pytest.approx(0.1) and verdicts["masking is costly"].holds is True
+    assert (
+        verdicts["masking is costly"].value == pytest.approx(0.1)
+        and verdicts["masking is costly"].holds is True
+    )
     stuck = verdicts["no recovery"]
     assert stuck.value == pytest.approx(0.4) and stuck.holds is True and stuck.estimate.samples == 8
     assert (
         stuck.sentence.startswith("50 % of the heads that were left without")
         and "within 8 steps, 0 % of" in stuck.sentence
     )
-    assert "interval 50 % to 50 %). With the stretch around its main sink (20 % of attention) hidden" in stuck.sentence
+    assert (
+        "interval 50 % to 50 %). With the stretch around its main sink (20 % of attention) hidden"
+        in stuck.sentence
+    )
     assert stuck.sentence.endswith("it does not recover.")
-    assert verdicts["96 % filtered"].holds is False and verdicts["sinks only at the start"].value == 0
-    # eight samples that agree are p = 0.0078, enough for a share among four statements; with seven there is no verdict
+    assert (
+        verdicts["96 % filtered"].holds is False and verdicts["sinks only at the start"].value == 0
+    )
+    # eight samples that agree are p = 0.0078, enough for a share among four statements; with seven
+    # there is no verdict
     assert all(verdict.holds is not None for verdict in study.verdicts)
     assert verdicts["96 % filtered"].p == 2 * 0.5**8
-    seven = {verdict.name: verdict for verdict in one(make_study("seven", sinks=2.0, samples=7)).verdicts}
-    assert seven["96 % filtered"].holds is None and seven["96 % filtered"].sentence.endswith("(1 more are needed).")
+    seven = {
+        verdict.name: verdict for verdict in one(make_study("seven", sinks=2.0, samples=7)).verdicts
+    }
+    assert seven["96 % filtered"].holds is None and seven["96 % filtered"].sentence.endswith(
+        "(1 more are needed)."
+    )
     cheap = one(make_study("cheap", sinks=0.5)).verdicts
-    assert cheap[1].holds is False and cheap[2].sentence.startswith("No part of the context was hidden")
-    alone = one(make_study("alone", whole={"truncation": truncation, "truncated": stretches})).verdicts[2]
+    assert cheap[1].holds is False and cheap[2].sentence.startswith(
+        "No part of the context was hidden"
+    )
+    alone = one(
+        make_study("alone", whole={"truncation": truncation, "truncated": stretches})
+    ).verdicts[2]
     assert alone.holds is None and alone.sentence.startswith("No sample had both a sink and")
-    old = one(make_study("old", whole={"truncation": truncation, "truncated": {"sample": [0]}})).verdicts[2]
-    assert old.holds is None and old.sentence.startswith("The run hid the middle of the context, wherever")
+    old = one(
+        make_study("old", whole={"truncation": truncation, "truncated": {"sample": [0]}})
+    ).verdicts[2]
+    assert old.holds is None and old.sentence.startswith(
+        "The run hid the middle of the context, wherever"
+    )
     before = make_study("before").table("heldout").drop(columns="losses")
-    rowless = one(make_study("rowless", leave_out=("heldout",), whole={"heldout": before})).verdicts[1]
-    assert rowless.holds is None and rowless.sentence.startswith("The run kept no losses of single rows")
+    rowless = one(
+        make_study("rowless", leave_out=("heldout",), whole={"heldout": before})
+    ).verdicts[1]
+    assert rowless.holds is None and rowless.sentence.startswith(
+        "The run kept no losses of single rows"
+    )
 
 
 def test_a_page_of_two_runs_is_corrected_as_one(make_study):
     runs = [one(make_study(name, sinks=0.5, samples=8)) for name in "abcd"]
-    # three statements a run, two of them shares: eight samples that agree are p = 0.0078, which stands on a page of
-    # three runs, beside the cost of masking, and not on one of four
+    # three statements a run, two of them shares: eight samples that agree are p = 0.0078, which
+    # stands on a page of three runs, beside the cost of masking, and not on one of four
     assert [holds for _, holds, _ in judged(runs[:3])] == [False, False, None, False] * 3
     alone = [holds for _, holds, _ in judged(runs[:1])]
     together = judged(runs)
@@ -438,8 +561,12 @@ def test_damaged_studies_are_refused_by_name(make_study, tmp_path):
     whole = make_study()
 
     def written(name, arrays=None, dims=None, tokens=None):
-        with RunWriter(tmp_path / name, kind="study", model=whole.info.model, settings={}, seed=3) as run:
-            run.arrays("attention", arrays or whole.arrays("attention", part=0), dims or axes, part=0)
+        with RunWriter(
+            tmp_path / name, kind="study", model=whole.info.model, settings={}, seed=3
+        ) as run:
+            run.arrays(
+                "attention", arrays or whole.arrays("attention", part=0), dims or axes, part=0
+            )
             run.table("tokens", whole.table("tokens", part=0) if tokens is None else tokens, part=0)
         return one(open_run(tmp_path / name))
 
@@ -447,11 +574,15 @@ def test_damaged_studies_are_refused_by_name(make_study, tmp_path):
     swapped = axes | {"received": ("step", "head", "layer", "key")}
     square = dict(whole.arrays("attention", part=0))
     square["received"] = square["received"].swapaxes(1, 2)
-    with pytest.raises(ValueError, match=r"attention-0000.safetensors is not that of a study: 'received' has axes"):
+    with pytest.raises(
+        ValueError, match=r"attention-0000.safetensors is not that of a study: 'received' has axes"
+    ):
         _ = written("axes", arrays=square, dims=swapped).layers
     tokens = whole.table("tokens", part=0)
     far = tokens.assign(position=tokens["position"] + 10)
-    with pytest.raises(ValueError, match=r"tokens-0000.parquet does not fit .*position lies outside 0 to 23"):
+    with pytest.raises(
+        ValueError, match=r"tokens-0000.parquet does not fit .*position lies outside 0 to 23"
+    ):
         _ = written("far", tokens=far).sink_tokens
     with pytest.raises(ValueError, match=r"table tokens is not that of a study: it lacks state"):
         _ = written("stateless", tokens=tokens.drop(columns="state")).sink_tokens
@@ -468,10 +599,14 @@ def test_labels_tell_runs_apart(make_study):
     runs = [make_study("tiny", folder="a"), make_study("tiny", folder="b"), make_study("other")]
     assert [study.label for study in as_studies(runs)] == ["tiny (a)", "tiny (b)", "other"]
     paths = [
-        make_study(name, folder=f"n{index}") for index, name in enumerate(("/models/x/llada", "GSAI/LLaDA-8B", "./"))
+        make_study(name, folder=f"n{index}")
+        for index, name in enumerate(("/models/x/llada", "GSAI/LLaDA-8B", "./"))
     ]
     assert [study.label for study in as_studies(paths)] == ["llada", "GSAI/LLaDA-8B", "./"]
-    assert [study.label for study in as_studies([runs[0], runs[0]])] == ["tiny (a) [1]", "tiny (a) [2]"]
+    assert [study.label for study in as_studies([runs[0], runs[0]])] == [
+        "tiny (a) [1]",
+        "tiny (a) [2]",
+    ]
 
 
 @pytest.mark.slow
@@ -497,29 +632,47 @@ def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
     study = one(open_run(watch(sinklab.load("tiny-sink"), tmp_path / "run", settings)))
     assert (study.layers, study.heads, study.sink_count) == ([1, 5], [0, 3, 4], 1)
     sample = study.samples[0]
-    assert sample.step_numbers_T.tolist() == [0, 2, 4, 6] and sample.blocks_T.tolist() == [0, 0, 1, 1]
+    assert sample.step_numbers_T.tolist() == [0, 2, 4, 6] and sample.blocks_T.tolist() == [
+        0,
+        0,
+        1,
+        1,
+    ]
     assert sample.map(2, 5, 3).sum(-1) == pytest.approx(np.ones(len(sample.map(2, 5, 3))), abs=1e-2)
     for name in ("main_by_state", "share_by_state", "output_norm", "noop_bound"):
         values = getattr(sample, f"{name}_TGLH")
         assert values.shape == (4, 3, 2, 3) and np.isfinite(values[1:]).all(), name
     assert (sample.output_norm_TGLH[1:] <= 1.01 * sample.noop_bound_TGLH[1:]).all()
-    assert sample.value_norm_TLK.shape == sample.key_norm_TLK.shape == (4, 2, sample.exists_TK.shape[1])
+    assert (
+        sample.value_norm_TLK.shape
+        == sample.key_norm_TLK.shape
+        == (4, 2, sample.exists_TK.shape[1])
+    )
     # A masked query is one more at each step back.
     assert (sample.states_TS == 0).sum(1).tolist() == [8, 6, 4, 2]
-    assert study.removals["edit"].unique().tolist() == ["mask_sinks"] and study.truncation is not None
+    assert (
+        study.removals["edit"].unique().tolist() == ["mask_sinks"] and study.truncation is not None
+    )
     assert study.measured.split.pairs_L.shape == (2,) and len(study.verdicts) == 4
     assert study.sink_tokens.events.sum() == sum(facts.events for facts in layers_of(study))
 
 
-@pytest.mark.parametrize(("rule", "events", "threshold"), [(Excess(8.0), 0, 1 + 8 * 23 / 24), (Top(2), 2, np.nan)])
-def test_a_rule_that_was_given_decides_what_is_a_sink(make_study, tmp_path, rule, events, threshold):
+@pytest.mark.parametrize(
+    ("rule", "events", "threshold"), [(Excess(8.0), 0, 1 + 8 * 23 / 24), (Top(2), 2, np.nan)]
+)
+def test_a_rule_that_was_given_decides_what_is_a_sink(
+    make_study, tmp_path, rule, events, threshold
+):
     run = make_study(text_share=0.3)
     study = as_studies(run, rule=rule)[0]
     assert sum(facts.events for facts in layers_of(study)) == events * EVENTS
     np.testing.assert_allclose(study.measured.threshold, threshold)
     assert study.measured.rules[0].sinks == events * EVENTS and len(study.measured.rules) == 7
     page = report(run, tmp_path, rule=rule, tables=()).read_text("utf-8")
-    assert study.rule_words in page and study.rule_words in ("excess (epsilon = 8, scale = sum)", "top (k = 2)")
+    assert study.rule_words in page and study.rule_words in (
+        "excess (epsilon = 8, scale = sum)",
+        "top (k = 2)",
+    )
 
 
 def test_a_rule_is_for_studies_alone(tmp_path):
@@ -531,10 +684,18 @@ def test_a_rule_is_for_studies_alone(tmp_path):
 
 def test_massive_activations_are_told_with_the_sinks_at_their_positions(make_study, tmp_path):
     assert told("activations", one(make_study())) == []
-    rows = {"step": [0, 0], "layer": [1, 1], "rank": [0, 1], "value": [-250.0, 3.0], "channel": [17.0, 2.0]}
+    rows = {
+        "step": [0, 0],
+        "layer": [1, 1],
+        "rank": [0, 1],
+        "value": [-250.0, 3.0],
+        "channel": [17.0, 2.0],
+    }
     rows |= {"ratio": [1500.0, 18.0], "sink_heads": [0.75, 0.25], "sink_heads_any": [0.05, 0.05]}
     run = make_study("massive")
-    with RunWriter(tmp_path / "whole", kind="study", model=run.info.model, settings={}, seed=3) as writer:
+    with RunWriter(
+        tmp_path / "whole", kind="study", model=run.info.model, settings={}, seed=3
+    ) as writer:
         writer.table("massive_activations", rows)
     (said,) = told("activations", one(open_run(tmp_path / "whole")))
     assert "-250 in channel 17 after layer 1, 1500 times the median" in said.replace("−", "-")

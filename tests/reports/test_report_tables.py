@@ -6,7 +6,15 @@ import pandas as pd
 import pytest
 
 from sinklab.lab.records import RunWriter, open_run
-from sinklab.lab.reports import TABLES, as_studies, compare, draw_all, figures_of, table, write_tables
+from sinklab.lab.reports import (
+    TABLES,
+    as_studies,
+    compare,
+    draw_all,
+    figures_of,
+    table,
+    write_tables,
+)
 from sinklab.lab.reports.tables import markdown
 
 STEPS, LAYERS, HEADS, TEXT, PROMPT = 12, 2, 3, 24, 6
@@ -24,7 +32,9 @@ def test_tables_hold_the_numbers_of_the_study(make_study):
         "enrichment": pytest.approx(528 / 285),
     }
     classes = table(study, "classes").set_index(["by", "label"])
-    assert classes.loc[("class", "mask"), "events"] == classes.loc[("age", "masked"), "events"] == 132
+    assert (
+        classes.loc[("class", "mask"), "events"] == classes.loc[("age", "masked"), "events"] == 132
+    )
     layers = table(study, "layers")
     assert layers["layer"].tolist() == [2, 5] and layers["mobility"].tolist() == [1, 1]
     assert (
@@ -36,12 +46,16 @@ def test_tables_hold_the_numbers_of_the_study(make_study):
     np.testing.assert_allclose(layers["main_share"], 0.3, rtol=1e-3)
     np.testing.assert_allclose(layers["overlap_with_next_layer"], [1, np.nan])
     motion = table(study, "motion")
-    assert motion[["layer", "head"]].drop_duplicates().to_numpy().tolist() == [[a, b] for a in (2, 5) for b in range(3)]
+    assert motion[["layer", "head"]].drop_duplicates().to_numpy().tolist() == [
+        [a, b] for a in (2, 5) for b in range(3)
+    ]
     assert set(motion["word"]) == {"moving"} and set(motion["drift"].round(6)) == {1.0}
     rules = table(study, "rules").set_index("rule")
     assert rules.loc["excess, sum, 3", "sinks_per_head"] == rules.loc["top 1", "agreement"] == 1
     curve = table(study, "curve").set_index("epsilon")
-    assert curve.loc[3.0].to_dict() == {name: pytest.approx(23 / 24) for name in ("filtered", "layer_2", "layer_5")}
+    assert curve.loc[3.0].to_dict() == {
+        name: pytest.approx(23 / 24) for name in ("filtered", "layer_2", "layer_5")
+    }
     verdicts = table(study, "verdicts").set_index("name")
     # two samples are too few
     assert verdicts.loc[["96 % filtered", "no recovery"], "holds"].isna().all()
@@ -53,8 +67,12 @@ def test_tables_are_written_with_the_run_in_front(make_study, tmp_path):
     written = write_tables(runs, tmp_path / "tables")
     # neither has controls
     names = [name for name in TABLES if name != "twins"]
-    assert {path.name for path in written} == {f"{name}.{form}" for name in names for form in ("parquet", "csv", "md")}
-    assert {path.name for path in (tmp_path / "tables").iterdir()} == {path.name for path in written}
+    assert {path.name for path in written} == {
+        f"{name}.{form}" for name in names for form in ("parquet", "csv", "md")
+    }
+    assert {path.name for path in (tmp_path / "tables").iterdir()} == {
+        path.name for path in written
+    }
     for name in names:
         whole = pd.read_parquet(tmp_path / "tables" / f"{name}.parquet")
         assert whole.columns[0] == "run" and whole["run"].unique().tolist() == ["plain", "sink"]
@@ -66,12 +84,20 @@ def test_tables_are_written_with_the_run_in_front(make_study, tmp_path):
 
 
 def test_what_a_run_lacks_makes_no_table(make_study, tmp_path):
-    written = write_tables(make_study(leave_out=("attention", "heldout")), tmp_path, formats=("csv",))
+    written = write_tables(
+        make_study(leave_out=("attention", "heldout")), tmp_path, formats=("csv",)
+    )
     assert [path.name for path in written] == ["verdicts.csv", "answers.csv"]
 
 
 def test_markdown_keeps_cells_apart():
-    frame = pd.DataFrame({"token": [" a|b", "\n", "x "], "value": [1 / 3, np.nan, 1e-9], "holds": [True, None, False]})
+    frame = pd.DataFrame(
+        {
+            "token": [" a|b", "\n", "x "],
+            "value": [1 / 3, np.nan, 1e-9],
+            "holds": [True, None, False],
+        }
+    )
     assert markdown(frame).splitlines() == [
         "| token | value | holds |",
         "| --- | --- | --- |",
@@ -79,34 +105,57 @@ def test_markdown_keeps_cells_apart():
         "| ↵ | – | – |",
         "| x␣ | 1e-09 | False |",
     ]
-    assert markdown(pd.concat([frame] * 30), most=2).endswith("\n\n88 more rows are left out here.\n")
+    assert markdown(pd.concat([frame] * 30), most=2).endswith(
+        "\n\n88 more rows are left out here.\n"
+    )
 
 
 def test_unknown_tables_and_formats_are_refused(make_study, tmp_path):
     run = make_study()
-    with pytest.raises(ValueError, match=r"unknown table of a report 'layer'; known are .*; did you mean 'layers'"):
+    with pytest.raises(
+        ValueError, match=r"unknown table of a report 'layer'; known are .*; did you mean 'layers'"
+    ):
         table(run, "layer")
-    with pytest.raises(ValueError, match=r"of a table 'cvs'; known are csv, md, parquet; did you mean 'csv'"):
+    with pytest.raises(
+        ValueError, match=r"of a table 'cvs'; known are csv, md, parquet; did you mean 'csv'"
+    ):
         write_tables(run, tmp_path / "t", formats=("cvs",))
     assert not (tmp_path / "t").exists()
 
 
 def test_compare_sets_two_runs_side_by_side(make_study):
-    frame = compare(make_study("plain", sinks=0.5), make_study("sink", added=1, share=0.4, text_share=0.2, sinks=0.3))
+    frame = compare(
+        make_study("plain", sinks=0.5),
+        make_study("sink", added=1, share=0.4, text_share=0.2, sinks=0.3),
+    )
     assert frame.columns.tolist() == ["measure", "plain", "sink", "difference"]
     rows = frame.set_index("measure")
 
     def row(name):
         return rows.loc[name].tolist()
 
-    np.testing.assert_allclose(row("attention on the greatest text position, %"), [30, 20, -10], rtol=2e-3)
-    np.testing.assert_allclose(row("attention on the added sink, %"), [np.nan, 40, np.nan], rtol=2e-3)
+    np.testing.assert_allclose(
+        row("attention on the greatest text position, %"), [30, 20, -10], rtol=2e-3
+    )
+    np.testing.assert_allclose(
+        row("attention on the added sink, %"), [np.nan, 40, np.nan], rtol=2e-3
+    )
     np.testing.assert_allclose(row("sinks per head and step"), [1, 2, 1])
-    np.testing.assert_allclose(row("mobility of the main sink (0 static, 1 moving)"), [1, 0, -1], atol=1e-9)
-    np.testing.assert_allclose(row("mobility of the greatest text sink (0 static, 1 moving)"), [1, 1, 0], atol=1e-9)
-    np.testing.assert_allclose(row("value norm, added sink over other text"), [np.nan, 0.125, np.nan])
-    np.testing.assert_allclose(row("change of held-out loss, 5 greatest sinks hidden"), [0.5, 0.3, -0.2])
-    np.testing.assert_allclose(row("overlap of sinks with those of the next step, %"), [0, 100 / 3, 100 / 3])
+    np.testing.assert_allclose(
+        row("mobility of the main sink (0 static, 1 moving)"), [1, 0, -1], atol=1e-9
+    )
+    np.testing.assert_allclose(
+        row("mobility of the greatest text sink (0 static, 1 moving)"), [1, 1, 0], atol=1e-9
+    )
+    np.testing.assert_allclose(
+        row("value norm, added sink over other text"), [np.nan, 0.125, np.nan]
+    )
+    np.testing.assert_allclose(
+        row("change of held-out loss, 5 greatest sinks hidden"), [0.5, 0.3, -0.2]
+    )
+    np.testing.assert_allclose(
+        row("overlap of sinks with those of the next step, %"), [0, 100 / 3, 100 / 3]
+    )
     np.testing.assert_allclose(row("prompts that both runs have"), [2, 2, 0])
     # The same texts under different weights are compared word by word.
     assert row("words that stand at the same place in both, %")[1] == 100
@@ -122,11 +171,19 @@ def test_texts_agree_token_by_token_where_the_weights_are_the_same(make_study):
             "masked_sinks": [0, 5],
             "token_ids": [ids, [9]],
         }
-        return make_study(name, leave_out=("generations",), whole={"generations": texts}, weights_sha256=hash_)
+        return make_study(
+            name, leave_out=("generations",), whole={"generations": texts}, weights_sha256=hash_
+        )
 
-    one, other, third = with_ids("a", [1, 2, 3, 4]), with_ids("b", [1, 9, 3, 4, 5]), with_ids("c", [7], hash_="def")
+    one, other, third = (
+        with_ids("a", [1, 2, 3, 4]),
+        with_ids("b", [1, 9, 3, 4, 5]),
+        with_ids("c", [7], hash_="def"),
+    )
     rows = compare(one, other).set_index("measure")
-    assert rows.loc["tokens that stand at the same place in both, %", "b"] == pytest.approx(100 * 3 / 5)
+    assert rows.loc["tokens that stand at the same place in both, %", "b"] == pytest.approx(
+        100 * 3 / 5
+    )
     rows = compare(one, third).set_index("measure")
     assert rows.loc["words that stand at the same place in both, %", "c"] == 100
 
@@ -134,7 +191,9 @@ def test_texts_agree_token_by_token_where_the_weights_are_the_same(make_study):
 def test_compare_leaves_out_what_neither_run_has(make_study):
     bare = [make_study(name, leave_out=("attention", "heldout", "generations")) for name in "ab"]
     assert compare(*bare)["measure"].tolist() == ["samples"]
-    ar = compare(make_study("dlm"), make_study("ar", family="autoregressive", leave_out=("generations",)))
+    ar = compare(
+        make_study("dlm"), make_study("ar", family="autoregressive", leave_out=("generations",))
+    )
     rows = ar.set_index("measure")
     assert (
         math.isnan(rows.loc["enrichment of masks among sinks", "ar"])
@@ -150,12 +209,17 @@ def test_draw_all_draws_every_figure_there_is(make_study, tmp_path):
     assert drawn.skipped == {}
     assert [path.name for path in drawn.written] == [f"{name}.svg" for name in figures_of("study")]
     assert all(path.read_bytes().startswith(b"<?xml") for path in drawn.written)
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in drawn.written}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        path.name for path in drawn.written
+    }
 
 
 @pytest.mark.slow
 def test_draw_all_says_what_it_skipped_and_why(make_study, tmp_path):
-    runs = [make_study("plain"), make_study("no/sink", folder="b", added=1, leave_out=("heldout", "tokens"))]
+    runs = [
+        make_study("plain"),
+        make_study("no/sink", folder="b", added=1, leave_out=("heldout", "tokens")),
+    ]
     names = ("sink_paths", "attention_map", "sink_tokens", "sink_share")
     drawn = draw_all(runs, tmp_path, formats=("png",), themes=("light", "dark"), names=names)
     assert [path.name for path in drawn.written] == [
@@ -168,7 +232,11 @@ def test_draw_all_says_what_it_skipped_and_why(make_study, tmp_path):
         "sink_share.png",
         "sink_share-dark.png",
     ]
-    assert set(drawn.skipped) == {"attention_map-plain", "attention_map-no-sink", "sink_tokens-no-sink"}
+    assert set(drawn.skipped) == {
+        "attention_map-plain",
+        "attention_map-no-sink",
+        "sink_tokens-no-sink",
+    }
     assert "needs the table tokens" in drawn.skipped["sink_tokens-no-sink"]
     assert drawn.written[0].read_bytes() != drawn.written[1].read_bytes()
 
@@ -178,15 +246,23 @@ def test_draw_all_says_what_it_skipped_and_why(make_study, tmp_path):
 def test_the_same_run_gives_the_same_bytes(make_study, tmp_path, form):
     run = make_study(added=1)
     names = ("output_norm_against_bound", "received_map")
-    first, second = (draw_all(run, tmp_path / name, formats=(form,), names=names).written for name in "ab")
+    first, second = (
+        draw_all(run, tmp_path / name, formats=(form,), names=names).written for name in "ab"
+    )
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
 def test_unknown_figures_formats_and_themes_are_refused_before_drawing(make_study, tmp_path):
     run = make_study()
     for wrong, message in (
-        ({"names": ("sink_pths",)}, r"unknown figure 'sink_pths'; known are .*; did you mean 'sink_paths'"),
-        ({"formats": ("pgn",)}, r"unknown format of a figure 'pgn'; known are pdf, png, svg; did you mean 'png'"),
+        (
+            {"names": ("sink_pths",)},
+            r"unknown figure 'sink_pths'; known are .*; did you mean 'sink_paths'",
+        ),
+        (
+            {"formats": ("pgn",)},
+            r"unknown format of a figure 'pgn'; known are pdf, png, svg; did you mean 'png'",
+        ),
         ({"paper": "neurps"}, r"unknown paper 'neurps'; known are acl, .*; did you mean 'neurips'"),
         ({"themes": ("black",)}, r"one of light, dark, but is 'black'"),
     ):
@@ -197,10 +273,17 @@ def test_unknown_figures_formats_and_themes_are_refused_before_drawing(make_stud
 
 def test_a_damaged_run_is_no_reason_to_skip(make_study, tmp_path):
     run = make_study()
-    with RunWriter(tmp_path / "bad", kind="study", model=run.info.model, settings={}, seed=3) as bad:
+    with RunWriter(
+        tmp_path / "bad", kind="study", model=run.info.model, settings={}, seed=3
+    ) as bad:
         arrays = run.arrays("attention", part=0)
         arrays["positions"] = arrays["positions"][:, None]
-        bad.arrays("attention", arrays, run.dims("attention", part=0) | {"positions": ("step", "one")}, part=0)
+        bad.arrays(
+            "attention",
+            arrays,
+            run.dims("attention", part=0) | {"positions": ("step", "one")},
+            part=0,
+        )
     with pytest.raises(ValueError, match="'positions' has axes"):
         draw_all(open_run(tmp_path / "bad"), tmp_path / "out", names=("sink_share",))
     assert dataclasses.is_dataclass(draw_all(run, tmp_path / "out", names=()))

@@ -1,4 +1,6 @@
-"""Reports of training runs: the numbers are chosen here, so figures, sentences and tables must give them back."""
+"""Reports of training runs: the numbers are chosen here, so figures, sentences and tables must give
+them back.
+"""
 
 import math
 from functools import partial
@@ -58,22 +60,43 @@ def history() -> dict[str, list[float]]:
 
 
 def monitor(added: int, share: tuple[float, ...], mobility: float) -> dict[str, list[Any]]:
-    """Two layers of which the second has all shares doubled; half of all heads have a sink from step 20 on."""
+    """Two layers of which the second has all shares doubled; half of all heads have a sink from
+    step 20 on.
+    """
     rows = []
     for step, value in zip(STEPS, share, strict=True):
         held = 0.25 if step < 20 else 0.75
         for layer in (-1, 0, 1):
             factor = {-1: 1.0, 0: 2 / 3, 1: 4 / 3}[layer]
-            rows.append({
-                "step": step, "causal": False, "layer": layer, "added": added, "even_share": added / (added + 24),
-                "sink_share": factor * value if added else 0.0, "top_text_share": 0.2, "first_share": 0.1,
-                "sinks": 2.0, "text_sinks": 1.5, "main_added": held / 2 if added else 0.0,
-                "main_first": held / 2 if added else held, "main_early": 0.0, "main_other": 0.0,
-                "main_none": 1 - held, "mobility": mobility, "text_mobility": 0.75,
-                "value_added": 0.5 if added else math.nan, "value_sink": 1.5, "value_other": 2.0,
-                "activation_added": 90.0 if added else math.nan, "activation_first": 40.0, "activation_other": 60.0,
-                "activation_median": 2.0, "activation_ratio": 30.0,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "step": step,
+                    "causal": False,
+                    "layer": layer,
+                    "added": added,
+                    "even_share": added / (added + 24),
+                    "sink_share": factor * value if added else 0.0,
+                    "top_text_share": 0.2,
+                    "first_share": 0.1,
+                    "sinks": 2.0,
+                    "text_sinks": 1.5,
+                    "main_added": held / 2 if added else 0.0,
+                    "main_first": held / 2 if added else held,
+                    "main_early": 0.0,
+                    "main_other": 0.0,
+                    "main_none": 1 - held,
+                    "mobility": mobility,
+                    "text_mobility": 0.75,
+                    "value_added": 0.5 if added else math.nan,
+                    "value_sink": 1.5,
+                    "value_other": 2.0,
+                    "activation_added": 90.0 if added else math.nan,
+                    "activation_first": 40.0,
+                    "activation_other": 60.0,
+                    "activation_median": 2.0,
+                    "activation_ratio": 30.0,
+                }
+            )
     return pd.DataFrame(rows).to_dict("list")
 
 
@@ -96,8 +119,17 @@ def made(
         tables: dict[str, Any] = {
             "history": history(),
             "monitor": monitor(added, share, mobility),
-            "heldout": {"parameters": [10], "loss": [loss], "bits_per_byte": [2.0], "tokens": [10], "bytes": [40]},
-            "heldout_rows": {"row": list(range(ROWS)), "loss": list(loss + np.linspace(-1, 1, ROWS))},
+            "heldout": {
+                "parameters": [10],
+                "loss": [loss],
+                "bits_per_byte": [2.0],
+                "tokens": [10],
+                "bytes": [40],
+            },
+            "heldout_rows": {
+                "row": list(range(ROWS)),
+                "loss": list(loss + np.linspace(-1, 1, ROWS)),
+            },
         }
         for name, columns in tables.items():
             if name not in leave_out:
@@ -137,13 +169,20 @@ def test_the_loss_has_the_interval_of_its_rows(pair: list[Run], tmp_path: Path) 
     assert bare.against(plain) is None
     broken = as_trainings(made(tmp_path / "unfinished", leave_out=("heldout_rows", "heldout")))[0]
     assert broken.loss is not None and (broken.loss.value, broken.has_ended) == (5.5, False)
-    assert as_trainings(made(tmp_path / "none", leave_out=("heldout_rows", "heldout", "history")))[0].loss is None
+    assert (
+        as_trainings(made(tmp_path / "none", leave_out=("heldout_rows", "heldout", "history")))[
+            0
+        ].loss
+        is None
+    )
 
 
 def test_differences_have_the_digits_of_their_error() -> None:
     shown = [(-0.000759, 0.0033), (0.244, 0.055), (1.5, 12.0), (0.123, 0.0), (0.0, 0.0)]
     expected = ["−0.0008 ± 0.0033", "+0.244 ± 0.055", "+2 ± 12", "+0.12 ± 0.00", "+0 ± 0"]
-    assert [signed(Estimate(gap, gap - reach / 2, gap + reach, 9)) for gap, reach in shown] == expected
+    assert [
+        signed(Estimate(gap, gap - reach / 2, gap + reach, 9)) for gap, reach in shown
+    ] == expected
 
 
 def test_a_takeover_must_last(pair: list[Run], tmp_path: Path) -> None:
@@ -163,18 +202,27 @@ def test_a_takeover_must_last(pair: list[Run], tmp_path: Path) -> None:
 def test_the_page_tells_the_numbers(pair: list[Run], tmp_path: Path) -> None:
     page = page_alone(pair, tmp_path / "out")
     for said in (
-        "bare scores 4.000 (95 % 3.662 to 4.338, 16 rows) nats per token on held-out text at the end.",
-        "one scores 3.900 (95 % 3.562 to 4.238, 16 rows) nats per token on held-out text at the end; "
+        "bare scores 4.000 (95 % 3.662 to 4.338, 16 rows) nats per token on held-out text at the "
+        "end.",
+        "one scores 3.900 (95 % 3.562 to 4.238, 16 rows) nats per token on held-out text at the "
+        "end; "
         "against bare on the same rows that is −0.1",
-        "In one, the added sink draws more than 2 times an even share (of 4.0 %) from step 30 on; at the end 30.0 % of "
+        "In one, the added sink draws more than 2 times an even share (of 4.0 %) from step 30 on; "
+        "at the end 30.0 % of "
         "all attention, when it is the main sink of 37.5 % of heads.",
-        "In bare, more than half of all heads have a sink from step 20 on; at the end 1.5 tokens of the text are sinks "
+        "In bare, more than half of all heads have a sink from step 20 on; at the end 1.5 tokens "
+        "of the text are sinks "
         "of a head, and the first token is the main sink of 75.0 % of heads.",
         "In bare, the main sinks are static (mobility 0.10) at the end.",
-        "In one, the main sinks are moving (mobility 0.80) at the end; those of the text alone are moving "
+        "In one, the main sinks are moving (mobility 0.80) at the end; those of the text alone "
+        "are moving "
         "(mobility 0.75).",
-        "Loss over training", "Massive activations", "Run by run", "one: added sink", "sinklab",
-    ):  # fmt: skip
+        "Loss over training",
+        "Massive activations",
+        "Run by run",
+        "one: added sink",
+        "sinklab",
+    ):
         assert said in page.content, said
     assert "(± is over rows: seeds are not in it)." in page.content
 
@@ -183,10 +231,15 @@ def test_a_variant_is_judged_over_seeds(tmp_path: Path) -> None:
     plain = [made(tmp_path / f"p{seed}", seed=seed, loss=4 + 0.1 * seed) for seed in range(6)]
     for name, gaps, said in (
         ("worse", (0.1, 0.12, 0.09, 0.11, 0.1, 0.08), ": worse)"),
-        ("even", (0.1, -0.12, 0.09, -0.11, 0.1, -0.08), ": inconclusive, detectable difference 0.1"),
+        (
+            "even",
+            (0.1, -0.12, 0.09, -0.11, 0.1, -0.08),
+            ": inconclusive, detectable difference 0.1",
+        ),
     ):
         more = [
-            made(tmp_path / f"{name}{seed}", added=1, seed=seed, loss=4 + 0.1 * seed + gaps[seed]) for seed in range(6)
+            made(tmp_path / f"{name}{seed}", added=1, seed=seed, loss=4 + 0.1 * seed + gaps[seed])
+            for seed in range(6)
         ]
         found = losses_of(as_trainings([*plain, *more])[6:], as_trainings([*plain, *more]))
         assert "over 6 seeds 95\u00a0% from" in found["word"] and said in found["word"]
@@ -211,13 +264,19 @@ def test_repeats_share_their_sentences(tmp_path: Path) -> None:
     assert "(± is over rows; over 2 seeds from −0.2000 to +0.1000, a verdict takes 6)." in sentences
     assert (
         "In 2 sinks (2 runs), the 2 added sinks draw more than 2 times an even share (of 7.7 %) "
-        "from the first measurement on (step 0) and from step 30 on; at the end 30.0 % of all attention, "
+        "from the first measurement on (step 0) and from step 30 on; at the end 30.0 % of all "
+        "attention, "
         "when one of them is the main sink of 37.5 % of heads." in sentences
     )
     looks = drawn_as(as_trainings(runs))
     assert [look.name for look in looks] == ["plain, 2 runs"] * 2 + ["2 sinks, 2 runs"] * 2
     legend = mobility_over_training(runs).get_legend().get_texts()
-    assert [text.get_text() for text in legend] == ["plain, 2 runs", "2 sinks, 2 runs", "all", "on text"]
+    assert [text.get_text() for text in legend] == [
+        "plain, 2 runs",
+        "2 sinks, 2 runs",
+        "all",
+        "on text",
+    ]
     assert looks[0].colour == looks[1].colour != looks[2].colour
     assert looks[0].marker != looks[1].marker
     # with another learning rate a variant alone does not say which runs are repeats
@@ -248,7 +307,9 @@ def curve(axes: Any, colour: str, style: str) -> list[float]:
     (line,) = (
         line
         for line in axes.lines
-        if to_hex(line.get_color()) == colour.lower() and line.get_linestyle() == style and len(line.get_xdata()) > 1
+        if to_hex(line.get_color()) == colour.lower()
+        and line.get_linestyle() == style
+        and len(line.get_xdata()) > 1
     )
     return np.asarray(line.get_ydata(), dtype=float).tolist()
 
@@ -262,15 +323,25 @@ def test_curves_draw_what_was_recorded(pair: list[Run]) -> None:
     assert curve(massive_activations(pair), sink, "--") == [90] * 4
     assert curve(trained_norms(pair), sink, "-") == [0.25] * 2
     axes = training_loss(pair)
-    assert [line.get_ydata().tolist() for line in axes.lines if to_hex(line.get_color()) == plain.lower()] == [
+    assert [
+        line.get_ydata().tolist()
+        for line in axes.lines
+        if to_hex(line.get_color()) == plain.lower()
+    ] == [
         [6.0, 5.0, 4.0],
         [5.5],
     ]
     assert axes.get_ylim()[0] < 4 < 5.5 < axes.get_ylim()[1]
     figure = optimization(pair)
-    assert [axes.get_ylabel() for axes in figure.axes] == ["learning rate", "gradient norm", "tokens per second"]
+    assert [axes.get_ylabel() for axes in figure.axes] == [
+        "learning rate",
+        "gradient norm",
+        "tokens per second",
+    ]
     axes = emergence_map(pair[1])
-    np.testing.assert_allclose(axes.images[0].get_array(), 100 * np.outer([2 / 3, 4 / 3], [0.01, 0.2, 0.05, 0.3]))
+    np.testing.assert_allclose(
+        axes.images[0].get_array(), 100 * np.outer([2 / 3, 4 / 3], [0.01, 0.2, 0.05, 0.3])
+    )
     assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "10", "20", "30"]
     for run, words in zip(pair, (4, 5), strict=True):
         assert len(main_holders(run).get_legend().get_texts()) == words
@@ -281,10 +352,14 @@ def test_a_causal_start_is_marked(tmp_path: Path) -> None:
     assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [12]
 
 
-def test_one_page_that_loads_and_runs_nothing(pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_page_that_loads_and_runs_nothing(
+    pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sections = import_module("sinklab.lab.reports.build")
     few, every = {"training_loss", "optimization"}, sections.picture
-    monkeypatch.setattr(sections, "picture", lambda name, *about: every(name, *about) if name in few else [])
+    monkeypatch.setattr(
+        sections, "picture", lambda name, *about: every(name, *about) if name in few else []
+    )
     target = report(pair, tmp_path / "out", tables=())
     html, page = target.read_text("utf-8"), read(target)
     assert "script-src 'none'; style-src 'unsafe-inline'; img-src data:;" in html
@@ -299,7 +374,9 @@ def test_one_page_that_loads_and_runs_nothing(pair: list[Run], tmp_path: Path, m
 def test_names_are_escaped_and_what_is_missing_is_said(tmp_path: Path) -> None:
     run = made(tmp_path / "<b>bold", leave_out=("monitor", "heldout", "heldout_rows"))
     page = page_alone(run, tmp_path / "out")
-    assert "<b>bold scores 5.500 nats per token on held-out text when last measured." in page.content
+    assert (
+        "<b>bold scores 5.500 nats per token on held-out text when last measured." in page.content
+    )
     assert "b" not in page.tags
     empty = made(tmp_path / "empty", leave_out=("monitor", "heldout", "heldout_rows", "history"))
     assert "empty measured no held-out loss." in page_alone(empty, tmp_path / "out-2").content
@@ -314,42 +391,64 @@ def test_names_are_escaped_and_what_is_missing_is_said(tmp_path: Path) -> None:
 
 def test_figures_that_need_a_monitor_say_so(tmp_path: Path) -> None:
     run = made(tmp_path / "unwatched", leave_out=("monitor",))
-    with pytest.raises(NotRecorded, match=r"a sink monitor, and .*unwatched has none. Train with --monitor-every"):
+    with pytest.raises(
+        NotRecorded, match=r"a sink monitor, and .*unwatched has none. Train with --monitor-every"
+    ):
         sink_emergence(run)
     drawn = draw_all(run, tmp_path / "figures", ("svg",))
     assert {path.stem for path in drawn.written} == {"training_loss", "optimization"}
     assert set(drawn.skipped) == set(figures_of("training")) - {"training_loss", "optimization"}
-    with pytest.raises(ValueError, match=r"unknown figure .*known are emergence_map.*did you mean 'training_loss'"):
+    with pytest.raises(
+        ValueError, match=r"unknown figure .*known are emergence_map.*did you mean 'training_loss'"
+    ):
         draw_all(run, tmp_path / "figures", names=("trainin_loss",))
 
 
-def test_tables_lie_beside_the_page(pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_lie_beside_the_page(
+    pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(import_module("sinklab.lab.reports.build"), "picture", lambda *about: [])
     folder = report(pair, tmp_path / "out", tables=("csv", "md")).parent
     drawn = draw_all(pair, tmp_path / "figures", ("svg",), names=("training_loss", "main_holders"))
-    assert {path.stem for path in drawn.written} == {"training_loss", "main_holders-bare", "main_holders-one"}
+    assert {path.stem for path in drawn.written} == {
+        "training_loss",
+        "main_holders-bare",
+        "main_holders-one",
+    }
     outcome = pd.read_csv(folder / "tables" / "outcome.csv", index_col="run")
-    assert outcome.loc["one", "takeover_step"] == 30 and math.isnan(outcome.loc["bare", "takeover_step"])
+    assert outcome.loc["one", "takeover_step"] == 30 and math.isnan(
+        outcome.loc["bare", "takeover_step"]
+    )
     assert outcome["variant"].to_dict() == {"bare": "plain", "one": "sink"}
-    np.testing.assert_allclose(outcome.loc["one", ["heldout_loss", "sink_share", "value_added"]], [3.9, 0.3, 0.5])
+    np.testing.assert_allclose(
+        outcome.loc["one", ["heldout_loss", "sink_share", "value_added"]], [3.9, 0.3, 0.5]
+    )
     assert len(pd.read_csv(folder / "tables" / "monitor.csv")) == 2 * 3 * len(STEPS)
     assert len(table(pair[0], "history")) == 4
-    with pytest.raises(ValueError, match=r"unknown table of a report 'outcom'; known are history, monitor, outcome"):
+    with pytest.raises(
+        ValueError, match=r"unknown table of a report 'outcom'; known are history, monitor, outcome"
+    ):
         write_tables(pair, tmp_path, names=("outcom",))
 
 
 def test_runs_of_two_kinds_are_not_mixed(pair: list[Run], make_study: Any, tmp_path: Path) -> None:
     mixed = [make_study("study"), pair[0]]
     for refuse in (summary, partial(report, out=tmp_path / "out")):
-        with pytest.raises(ValueError, match=r"one kind: .*bare is of kind 'training', .*study of kind 'study'"):
+        with pytest.raises(
+            ValueError, match=r"one kind: .*bare is of kind 'training', .*study of kind 'study'"
+        ):
             refuse(mixed)
-    with pytest.raises(ValueError, match=r"shows runs of kind 'training': .*study is of kind 'study'"):
+    with pytest.raises(
+        ValueError, match=r"shows runs of kind 'training': .*study is of kind 'study'"
+    ):
         sink_emergence(mixed[0])
     with pytest.raises(ValueError, match="at least one run"):
         as_trainings([])
     with RunWriter(tmp_path / "odd", kind="training", model={}, settings={}, seed=0) as run:
         run.table("monitor", {"step": [1], "layer": [-1]})
-    with pytest.raises(ValueError, match=r"table monitor is not that of a training run: it lacks activation_added"):
+    with pytest.raises(
+        ValueError, match=r"table monitor is not that of a training run: it lacks activation_added"
+    ):
         report(open_run(tmp_path / "odd"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

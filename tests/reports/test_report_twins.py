@@ -1,4 +1,6 @@
-"""Numbers of the controls stand beside those of the model on the page; a run without controls says so."""
+"""Numbers of the controls stand beside those of the model on the page; a run without controls says
+so.
+"""
 
 import re
 
@@ -19,7 +21,10 @@ def beside(run: Run, **twins: Run) -> Run:
     with RunWriter(run.path, **about, resume=True) as writer:
         for kind, other in twins.items():
             for part in other.parts("attention"):
-                arrays, dims = other.arrays("attention", part=part), other.dims("attention", part=part)
+                arrays, dims = (
+                    other.arrays("attention", part=part),
+                    other.dims("attention", part=part),
+                )
                 writer.arrays(f"attention-{kind}", arrays, dims, part=part)
             for name in {"heldout", "truncation"} & {*other.tables}:
                 writer.table(f"{name}-{kind}", other.table(name))
@@ -59,9 +64,12 @@ def test_a_twin_is_read_with_its_own_numbers_on_the_same_tokens(make):
 
 def test_numbers_of_both_controls_stand_behind_each_statement(make):
     of, calm = make
-    study = as_studies(beside(of("a", sinks=1.5), initialised=calm("b"), permuted=calm("c", text_share=0.1)))[0]
+    study = as_studies(
+        beside(of("a", sinks=1.5), initialised=calm("b"), permuted=calm("c", text_share=0.1))
+    )[0]
     said = {
-        name: say.told(name, study)[-1].replace("\u00a0", " ") for name in ("share", "motion", "classes", "heldout")
+        name: say.told(name, study)[-1].replace("\u00a0", " ")
+        for name in ("share", "motion", "classes", "heldout")
     }
     assert said["share"].endswith("Controls: shuffled weights 10.0 %, fresh weights 5.0 %.")
     assert "Controls: shuffled weights" not in said["motion"], "calm models have no sinks to follow"
@@ -69,7 +77,9 @@ def test_numbers_of_both_controls_stand_behind_each_statement(make):
     assert said["heldout"].endswith("Controls: shuffled weights +0.02, fresh weights +0.02.")
     told = {name: sentence for name, _, sentence in judged([study])}
     cost = next(sentence for name, sentence in told.items() if "costly" in name)
-    assert cost.replace("\u00a0", " ").endswith("Controls: shuffled weights 0.1 %, fresh weights 0.1 %.")
+    assert cost.replace("\u00a0", " ").endswith(
+        "Controls: shuffled weights 0.1 %, fresh weights 0.1 %."
+    )
 
 
 def test_a_control_that_shows_the_same_is_not_distinguishable(make):
@@ -83,8 +93,12 @@ def test_a_control_that_shows_the_same_is_not_distinguishable(make):
 
     study = as_studies(beside(of("a", change=jittered(0)), permuted=of("b", change=jittered(1))))[0]
     assert study.in_controls["greatest share"].endswith("(not distinguishable)")
-    other = as_studies(beside(of("c", change=jittered(2)), permuted=of("d", text_share=0.29, change=jittered(3))))[0]
-    assert other.in_controls["greatest share"] == "shuffled weights 29.0\u00a0%", "a point is enough, if it is sure"
+    other = as_studies(
+        beside(of("c", change=jittered(2)), permuted=of("d", text_share=0.29, change=jittered(3)))
+    )[0]
+    assert other.in_controls["greatest share"] == "shuffled weights 29.0\u00a0%", (
+        "a point is enough, if it is sure"
+    )
 
 
 def test_a_control_that_does_the_opposite_is_told_with_its_sign(make):
@@ -107,13 +121,23 @@ def test_the_page_shows_both_controls(make, tmp_path):
     assert "No untrained control" not in text
     part = re.search(r'<section class="part" id="twins">.*?</section>', text, re.S).group()
     assert "Beside the controls" in part
-    assert re.findall(r"<th>(.*?)</th>", part) == ["measure", "trained", "fresh weights", "shuffled weights"]
-    row = next(line for line in part.splitlines() if "attention on the greatest text position" in line)
+    assert re.findall(r"<th>(.*?)</th>", part) == [
+        "measure",
+        "trained",
+        "fresh weights",
+        "shuffled weights",
+    ]
+    row = next(
+        line for line in part.splitlines() if "attention on the greatest text position" in line
+    )
     assert re.findall(r"<td>(.*?)</td>", row)[1:] == ["30.0", "5.00", "30.0"]
     written = table(run, "twins")
     assert [*written.columns] == ["measure", "trained", "initialised", "permuted"]
     verdicts = table(run, "verdicts").set_index("name")["controls"]
-    assert verdicts["masking is costly"].startswith("shuffled weights ") and verdicts["no recovery"] == ""
+    assert (
+        verdicts["masking is costly"].startswith("shuffled weights ")
+        and verdicts["no recovery"] == ""
+    )
 
 
 def test_a_run_without_twins_says_so(make, tmp_path):
@@ -121,7 +145,8 @@ def test_a_run_without_twins_says_so(make, tmp_path):
     old = of("old")
     text = report(old, tmp_path / "old").read_text("utf-8")
     said = (
-        "No untrained control of old was run. `sinklab trace --model MODEL --reproduce RUN --out RUN --resume --twin` "
+        "No untrained control of old was run. `sinklab trace --model MODEL --reproduce RUN --out "
+        "RUN --resume --twin` "
         "runs both."
     )
     assert f"<li>{said}</li></ul>" in text, "the last of the findings"

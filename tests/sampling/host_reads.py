@@ -1,4 +1,5 @@
-"""Counts what makes a program wait for a GPU: values, shapes that depend on values, copies to and from the host.
+"""Counts what makes a program wait for a GPU: values, shapes that depend on values, copies to and
+from the host.
 
 On a CPU nothing waits, but the same operations run.
 """
@@ -10,7 +11,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 READ = {"_local_scalar_dense", "is_nonzero", "equal"}
-SHAPED_BY_VALUES = {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
+SHAPED_BY_VALUES = {
+    "nonzero",
+    "masked_select",
+    "_unique",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "bincount",
+}
 # a tensor made of numbers of Python is a copy from the host
 COPIED = {"lift_fresh"}
 METHODS = {"tolist", "numpy", "cpu", "__array__"}
@@ -37,7 +46,9 @@ class HostReads(TorchDispatchMode):
         self.counts[name] += name in READ | SHAPED_BY_VALUES | COPIED
         if name.strip("_") in ("index", "index_put", "index_put_impl"):
             flags = (torch.bool, torch.uint8)
-            self.counts["index by flags"] += any(one is not None and one.dtype in flags for one in args[1])
+            self.counts["index by flags"] += any(
+                one is not None and one.dtype in flags for one in args[1]
+            )
         return func(*args, **(kwargs or {}))
 
 

@@ -1,4 +1,6 @@
-"""Decoding written out for one row and one position at a time, each schedule by its definition: the slow twins."""
+"""Decoding written out for one row and one position at a time, each schedule by its definition: the
+slow twins.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def cut(logits: list[float], top_p: float | None, top_k: int | None) -> list[flo
     return [weights[token] / total if token in kept else 0.0 for token in range(len(logits))]
 
 
-def score_of(rule: str, logits: list[float], token: int, position: int, top_p=None, top_k=None) -> float:
+def score_of(
+    rule: str, logits: list[float], token: int, position: int, top_p=None, top_k=None
+) -> float:
     if rule == "left_to_right":
         return -position
     if rule == "low_confidence":
@@ -54,7 +58,10 @@ def find(toy: ToyDenoiser, ids: list[int], block: list[int], rule: str, **cuts) 
     for position in block:
         if ids[position] == MASK:
             logits = logits_SV[position]
-            token = max((token for token in range(VOCABULARY) if token != MASK), key=lambda token: logits[token])
+            token = max(
+                (token for token in range(VOCABULARY) if token != MASK),
+                key=lambda token: logits[token],
+            )
             found.append((score_of(rule, logits, token, position, **cuts), position, token))
     return sorted(found, key=lambda entry: (-entry[0], entry[1]))
 
@@ -94,19 +101,29 @@ def factor(f: float, strict: bool) -> Callable[[Found, int, int], int]:
 def entropy_bound(gamma: float) -> Callable[[Found, int, int], int]:
     def count(found: Found, nth: int, size: int) -> int:
         entropies = [-score for score, _, _ in found]
-        allowed = [n for n in range(1, len(found) + 1) if n == 1 or sum(entropies[:n]) - max(entropies[:n]) <= gamma]
+        allowed = [
+            n
+            for n in range(1, len(found) + 1)
+            if n == 1 or sum(entropies[:n]) - max(entropies[:n]) <= gamma
+        ]
         return max(allowed)
 
     return count
 
 
 def plain_row(
-    toy: ToyDenoiser, ids: list[int], rule: str, blocks: list[tuple[int, Callable]], stop: int | None = None, **cuts
+    toy: ToyDenoiser,
+    ids: list[int],
+    rule: str,
+    blocks: list[tuple[int, Callable]],
+    stop: int | None = None,
+    **cuts,
 ) -> list[list[int]]:
     """The canvas of a row without padding before the first evaluation and after each.
 
     Args:
-        blocks: (positions, count) of each block; count(found, nth, size) -> how many of the found are committed.
+        blocks: (positions, count) of each block; count(found, nth, size) -> how many of the found
+            are committed.
     """
     ids, canvases = list(ids), [list(ids)]
     to_fill = [position for position, token in enumerate(ids) if token == MASK]

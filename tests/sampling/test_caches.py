@@ -13,7 +13,9 @@ MASK, PAD = 9, 8
 
 
 class Notebook:
-    """A denoiser with a session that notes what it is asked for; every token of the vocabulary is equally likely."""
+    """A denoiser with a session that notes what it is asked for; every token of the vocabulary is
+    equally likely.
+    """
 
     def __init__(self):
         self.asked, self.sessions = [], 0
@@ -42,11 +44,23 @@ def asked(cache, canvas=None, **settings):
 
 
 def test_the_prefix_cache_recomputes_the_block_and_what_follows():
-    assert asked(PrefixCache()) == [([3, 4, 5], None), ([4, 5], (3, 8)), ([5], (3, 8)), ([6, 7], None), ([7], (6, 8))]
+    assert asked(PrefixCache()) == [
+        ([3, 4, 5], None),
+        ([4, 5], (3, 8)),
+        ([5], (3, 8)),
+        ([6, 7], None),
+        ([7], (6, 8)),
+    ]
 
 
 def test_the_dual_cache_recomputes_the_block_alone():
-    assert asked(DualCache()) == [([3, 4, 5], None), ([4, 5], (3, 6)), ([5], (3, 6)), ([6, 7], None), ([7], (6, 8))]
+    assert asked(DualCache()) == [
+        ([3, 4, 5], None),
+        ([4, 5], (3, 6)),
+        ([5], (3, 6)),
+        ([6, 7], None),
+        ([7], (6, 8)),
+    ]
 
 
 def test_without_a_cache_everything_is_asked_afresh():
@@ -58,20 +72,35 @@ def test_refreshes(kind):
     columns = [kind(refresh_every=3).columns(4, 6, 9, nth) for nth in range(7)]
     assert [part is None for part in columns] == [True, False, False, True, False, False, True]
     assert [kind(refresh_every=1).columns(4, 6, 9, nth) for nth in range(3)] == [None] * 3
-    assert [kind().columns(4, 6, 9, nth) is None for nth in range(5)] == [True, False, False, False, False]
+    assert [kind().columns(4, 6, 9, nth) is None for nth in range(5)] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("kind", [PrefixCache, DualCache])
 @pytest.mark.parametrize("value", [0, -1])
 def test_a_refresh_every_that_is_no_count_is_refused(kind, value):
-    with pytest.raises(ValueError, match=f"refresh_every must be at least 1 or left out, but is {value}"):
+    with pytest.raises(
+        ValueError, match=f"refresh_every must be at least 1 or left out, but is {value}"
+    ):
         kind(refresh_every=value)
 
 
 def test_caches_by_name():
     assert (caches["prefix"], caches["dual"]) == (PrefixCache, DualCache)
-    assert (cache_of("none"), cache_of("prefix"), cache_of("dual")) == (None, PrefixCache(), DualCache())
-    with pytest.raises(ValueError, match=r"unknown cache 'duel'; known are committed, .*none.*; did you mean 'dual'"):
+    assert (cache_of("none"), cache_of("prefix"), cache_of("dual")) == (
+        None,
+        PrefixCache(),
+        DualCache(),
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"unknown cache 'duel'; known are committed, .*none.*; did you mean 'dual'",
+    ):
         cache_of("duel")
     with pytest.raises(ValueError, match="pass one of these, or a cache object"):
         cache_of("zzzzzz")
@@ -98,7 +127,8 @@ def test_a_row_without_the_block_has_no_say():
 def test_rows_whose_blocks_stand_elsewhere_are_refused():
     canvas = Canvas.infill([[1, MASK, MASK, 2, 3], [1, 2, MASK, 3, MASK]], mask_id=MASK)
     message = (
-        "block 0 stands in columns 1 to 2 of row 0 and 2 to 4 of row 1; pad prompts on the left, decode these rows one"
+        "block 0 stands in columns 1 to 2 of row 0 and 2 to 4 of row 1; pad prompts on the "
+        "left, decode these rows one"
     )
     with pytest.raises(ValueError, match=message):
         denoise(Notebook(), canvas, cache=PrefixCache())
@@ -108,7 +138,8 @@ def test_rows_whose_blocks_stand_elsewhere_are_refused():
 def test_a_denoiser_without_a_memory_is_refused():
     canvas = Canvas.from_prompts([[1]], new_tokens=2, mask_id=MASK)
     with pytest.raises(
-        ValueError, match=r"DualCache\(refresh_every=None\) needs a denoiser that remembers .* session()"
+        ValueError,
+        match=r"DualCache\(refresh_every=None\) needs a denoiser that remembers .* session()",
     ):
         denoise(lambda ids_BS, wanted_BS: torch.zeros(2, MASK), canvas, cache=DualCache())
 
@@ -125,4 +156,8 @@ def test_a_cache_of_ones_own_may_name_columns():
     evaluate(ids_BS, block_BS == 0, 0, 0)
     evaluate(ids_BS, block_BS == 0, 0, 1)
     evaluate(ids_BS, block_BS == 1, 1, 1)
-    assert [None if columns is None else columns.tolist() for _, columns in denoiser.asked] == [None, [0, 2, 3], [0, 4]]
+    assert [None if columns is None else columns.tolist() for _, columns in denoiser.asked] == [
+        None,
+        [0, 2, 3],
+        [0, 4],
+    ]

@@ -50,7 +50,9 @@ def test_moving_keeps_the_canvas(device):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     moved = prompts([[1], []]).to(device)
-    assert {tensor.device.type for tensor in (moved.ids_BS, moved.attention_BS, moved.open_BS)} == {device}
+    assert {tensor.device.type for tensor in (moved.ids_BS, moved.attention_BS, moved.open_BS)} == {
+        device
+    }
     assert moved.mask_id == MASK
     assert torch.equal(moved.to("cpu").ids_BS, prompts([[1], []]).ids_BS)
 
@@ -61,16 +63,25 @@ def test_moving_keeps_the_canvas(device):
         ({"new_tokens": 0}, "new_tokens must be at least 1, got 0"),
         ({"rows": []}, r"at least one prompt is needed, got none; pass \[\[\]\]"),
         ({"rows": torch.empty(0, 3, dtype=torch.int64)}, "at least one open position"),
-        ({"rows": [1, 2]}, r"list of lists of token ids, got a list of int; .*wrap a single prompt"),
+        (
+            {"rows": [1, 2]},
+            r"list of lists of token ids, got a list of int; .*wrap a single prompt",
+        ),
         ({"rows": ["text"]}, "got a list of str; tokenize text first"),
         ({"rows": [[1], [1, 2]], "pad_id": None}, r"unequal lengths \(\[1, 2\]\) need a pad_id"),
         (
             {"rows": [[1, 2, 3]], "context": 4},
             r"context of 4 positions, got a prompt of 3 and 2 .*ask for 1 tokens fewer",
         ),
-        ({"rows": [[1, 9]]}, "a prompt must not contain the mask id 9.*Canvas.infill, or --new-tokens 0"),
+        (
+            {"rows": [[1, 9]]},
+            "a prompt must not contain the mask id 9.*Canvas.infill, or --new-tokens 0",
+        ),
         ({"rows": torch.tensor([[1.0]])}, "token ids must be integers.*torch.float32"),
-        ({"rows": [[1]], "attention_BP": torch.ones(1, 1)}, "attention_BP goes with a tensor of prompts"),
+        (
+            {"rows": [[1]], "attention_BP": torch.ones(1, 1)},
+            "attention_BP goes with a tensor of prompts",
+        ),
         (
             {"rows": torch.ones(1, 2).long(), "attention_BP": torch.ones(1, 3)},
             r"of shape \(1, 2\), but .* of shape \(1, 3\); give one flag per token",
@@ -96,9 +107,13 @@ def test_blocks_are_counted_from_the_first_of_each_row():
 
 
 def test_bad_infilling_is_refused():
-    with pytest.raises(ValueError, match=r"at least one open position.*\(id 9\) to fill; put mask_id where"):
+    with pytest.raises(
+        ValueError, match=r"at least one open position.*\(id 9\) to fill; put mask_id where"
+    ):
         Canvas.infill(torch.tensor([[1, 2]]), mask_id=MASK)
-    with pytest.raises(ValueError, match=r"of shape \(1, 2\), but .* of shape \(1, 3\); give one flag per token"):
+    with pytest.raises(
+        ValueError, match=r"of shape \(1, 2\), but .* of shape \(1, 3\); give one flag per token"
+    ):
         Canvas.infill(torch.tensor([[1, 9]]), mask_id=MASK, attention_BS=torch.ones(1, 3))
     with pytest.raises(ValueError, match="context of 1 positions, got 2; shorten"):
         Canvas.infill(torch.tensor([[1, 9]]), mask_id=MASK, context=1)
@@ -108,8 +123,18 @@ def test_bad_infilling_is_refused():
     ("ids", "attention", "opened", "message"),
     [
         ([[1, 9]], [[True, False]], [[False, True]], "open and padding at once"),
-        ([[1, 9]], [[True, True]], [[True, True]], "must hold mask_id 9, but row 0 position 0 holds 1"),
-        ([[1, 9]], [[True, True]], [[True]], r"open_BS must be bool of shape \(1, 2\), .* \(1, 1\); as the ids"),
+        (
+            [[1, 9]],
+            [[True, True]],
+            [[True, True]],
+            "must hold mask_id 9, but row 0 position 0 holds 1",
+        ),
+        (
+            [[1, 9]],
+            [[True, True]],
+            [[True]],
+            r"open_BS must be bool of shape \(1, 2\), .* \(1, 1\); as the ids",
+        ),
         ([[1, 9]], [[1, 1]], [[False, True]], "attention_BS must be bool .*is int64.*mask.bool"),
         (
             [1, 9],

@@ -1,4 +1,6 @@
-"""Combinations that make no sense are refused by name before the first step; all others decode everything."""
+"""Combinations that make no sense are refused by name before the first step; all others decode
+everything.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from sinklab.core.sampling import (
     denoise,
 )
 
-CANVAS = Canvas.from_prompts([[1, 2, 3, 4, 5], [6, 7], [], [8]], new_tokens=12, mask_id=MASK, pad_id=PAD)
+CANVAS = Canvas.from_prompts(
+    [[1, 2, 3, 4, 5], [6, 7], [], [8]], new_tokens=12, mask_id=MASK, pad_id=PAD
+)
 READ = ("threshold", "dynamic", "editing", "factor")
 """Schedules that read confidences."""
 
@@ -38,43 +42,76 @@ def start(seed=0, **settings):
     [
         (
             {"rule": "random", "schedule": "threshold"},
-            r"the schedule 'threshold' does not go with the rule RandomOrder\(\), which gives no confidence; use",
+            r"the schedule 'threshold' does not go with the rule RandomOrder\(\), which gives no "
+            r"confidence; use",
         ),
-        ({"rule": "left_to_right", "schedule": "threshold"}, r"LeftToRight\(\), which gives no confidence"),
-        ({"rule": "entropy", "schedule": "threshold"}, r"Entropy\(alg_temp=None\), which gives no confidence"),
+        (
+            {"rule": "left_to_right", "schedule": "threshold"},
+            r"LeftToRight\(\), which gives no confidence",
+        ),
+        (
+            {"rule": "entropy", "schedule": "threshold"},
+            r"Entropy\(alg_temp=None\), which gives no confidence",
+        ),
         ({"rule": "origin", "schedule": "threshold"}, r"Origin\(\), which gives no confidence"),
-        ({"rule": "positional", "schedule": "factor"}, r"PositionalOrder\(\), which gives no probability of"),
-        ({"rule": TopkMargin(), "schedule": Factor()}, r"TopkMargin.*, which gives no probability of the"),
+        (
+            {"rule": "positional", "schedule": "factor"},
+            r"PositionalOrder\(\), which gives no probability of",
+        ),
+        (
+            {"rule": TopkMargin(), "schedule": Factor()},
+            r"TopkMargin.*, which gives no probability of the",
+        ),
         (
             {"rule": "low_confidence", "schedule": "entropy_bound"},
-            r"'entropy_bound' does not go with the rule LowConfidence\(.*\), which gives no entropy; use entropy",
+            r"'entropy_bound' does not go with the rule LowConfidence\(.*\), which gives no "
+            r"entropy; use entropy",
         ),
         ({"rule": "random", "schedule": EntropyBound(1.0)}, "which gives no entropy"),
         (
             {"rule": "origin", "schedule": "even"},
-            r"the schedule 'even' does not go with the rule Origin\(\), which decides on every position alone",
+            r"the schedule 'even' does not go with the rule Origin\(\), which decides on every "
+            r"position alone",
         ),
-        ({"rule": Origin(), "schedule": Timed(pooled=True)}, r"'timed \(pooled\)' does not go .* leave pooled out"),
+        (
+            {"rule": Origin(), "schedule": Timed(pooled=True)},
+            r"'timed \(pooled\)' does not go .* leave pooled out",
+        ),
         (
             {"schedule": "threshold", "steps": 4},
-            "the schedule 'threshold' runs until each block is done, got steps=4; leave steps out, or use",
+            "the schedule 'threshold' runs until each block is done, got steps=4; leave steps "
+            "out, or use",
         ),
-        ({"schedule": Factor(), "steps": 12}, "'factor' runs until each block is done, got steps=12"),
-        ({"rule": Entropy(), "schedule": EntropyBound(), "steps": 12}, "'entropy_bound' runs until each block is done"),
+        (
+            {"schedule": Factor(), "steps": 12},
+            "'factor' runs until each block is done, got steps=12",
+        ),
+        (
+            {"rule": Entropy(), "schedule": EntropyBound(), "steps": 12},
+            "'entropy_bound' runs until each block is done",
+        ),
         (
             {"rule": LowConfidence(alg_temp=0.5), "schedule": Threshold()},
-            "the schedule 'threshold' reads the scores themselves, got alg_temp=0.5; leave alg_temp out",
+            "the schedule 'threshold' reads the scores themselves, got alg_temp=0.5; leave "
+            "alg_temp out",
         ),
         (
             {"rule": LowConfidence(alg_temp=0.5), "seed": None},
             r"the rule LowConfidence\(alg_temp=0.5.*needs a source of",
         ),
-        ({"rule": "random", "seed": None}, r"the rule RandomOrder\(\) needs a source of randomness"),
+        (
+            {"rule": "random", "seed": None},
+            r"the rule RandomOrder\(\) needs a source of randomness",
+        ),
         ({"rule": "origin", "seed": None}, r"the rule Origin\(\) needs a source of randomness"),
-        ({"rule": "positional", "seed": None}, r"the rule PositionalOrder\(\) needs a source of randomness"),
+        (
+            {"rule": "positional", "seed": None},
+            r"the rule PositionalOrder\(\) needs a source of randomness",
+        ),
         (
             {"top_k": 5},
-            r"top_p and top_k do nothing at temperature 0 with the rule LowConfidence.* got top_p=None and top_k=5",
+            r"top_p and top_k do nothing at temperature 0 with the rule LowConfidence.* got "
+            r"top_p=None and top_k=5",
         ),
         ({"top_p": 0.9, "schedule": Threshold()}, "top_p and top_k do nothing at temperature 0"),
         (
@@ -84,9 +121,16 @@ def start(seed=0, **settings):
         ({"schedule": "timed", "steps": 0}, "steps must be at least 1, got 0"),
         ({"schedule": "timid"}, r"unknown schedule 'timid'.*did you mean 'timed'\?"),
         ({"cache": "duel"}, r"unknown cache 'duel'.*did you mean 'dual'\?"),
-        ({"cache": "dual"}, r"needs a denoiser that remembers keys and values, but ToyDenoiser has no method session"),
+        (
+            {"cache": "dual"},
+            r"needs a denoiser that remembers keys and values, but ToyDenoiser has no method "
+            r"session",
+        ),
         ({"stop_ids": []}, "stop_ids needs at least one token id, got none"),
-        ({"stop_ids": [3, MASK]}, rf"\[MASK\] \(id {MASK}\) is never written, so it cannot be a stop id"),
+        (
+            {"stop_ids": [3, MASK]},
+            rf"\[MASK\] \(id {MASK}\) is never written, so it cannot be a stop id",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_the_first_step(settings, message):
@@ -101,23 +145,38 @@ def test_what_makes_no_sense_is_refused_before_the_first_step(settings, message)
         (lambda: Threshold(float("nan")), "threshold must be at least 0 and at most 1, but is nan"),
         (lambda: Factor(0.0), "factor must be more than 0, but is 0.0"),
         (lambda: EntropyBound(-1.0), "gamma must be at least 0, but is -1.0"),
-        (lambda: Timed(0.0), "eps must be more than 0 and less than 1, but is 0.0; Dream uses 1e-3"),
+        (
+            lambda: Timed(0.0),
+            "eps must be more than 0 and less than 1, but is 0.0; Dream uses 1e-3",
+        ),
         (lambda: Timed(1.0), "eps must be more than 0 and less than 1, but is 1.0"),
-        (lambda: LowConfidence(alg_temp=-0.1), "alg_temp must be at least 0 and finite or left out, but is -0.1"),
-        (lambda: Entropy(alg_temp=float("inf")), "alg_temp must be at least 0 and finite or left out, but is inf"),
+        (
+            lambda: LowConfidence(alg_temp=-0.1),
+            "alg_temp must be at least 0 and finite or left out, but is -0.1",
+        ),
+        (
+            lambda: Entropy(alg_temp=float("inf")),
+            "alg_temp must be at least 0 and finite or left out, but is inf",
+        ),
         (
             lambda: DecodingSettings(rule="random", alg_temp=0.1).values(),
-            "alg_temp does not go with the unmasking rule 'random', got alg_temp=0.1; it belongs to entropy, low",
+            "alg_temp does not go with the unmasking rule 'random', got alg_temp=0.1; it belongs "
+            "to entropy, low",
         ),
         (
             lambda: DecodingSettings(rule="entropy", defer_ids=(1,)).values(),
-            r"defer_ids does not go with the unmasking rule 'entropy', got defer_ids=\(1,\); it belongs to low",
+            r"defer_ids does not go with the unmasking rule 'entropy', got defer_ids=\(1,\); it "
+            r"belongs to low",
         ),
         (
             lambda: DecodingSettings(schedule="even", threshold=0.9).values(),
-            "threshold does not go with the schedule 'even', got threshold=0.9; it belongs to dynamic, editing, th",
+            "threshold does not go with the schedule 'even', got threshold=0.9; it belongs to "
+            "dynamic, editing, th",
         ),
-        (lambda: schedules.make("even", zeta=1), "the schedule 'even' has no field 'zeta'; it has none"),
+        (
+            lambda: schedules.make("even", zeta=1),
+            "the schedule 'even' has no field 'zeta'; it has none",
+        ),
     ],
 )
 def test_numbers_out_of_range_or_of_another_are_refused(make, message):
@@ -139,11 +198,18 @@ def test_every_other_pair_of_rule_and_schedule_decodes_everything():
         assert not (steps[-1].ids_BS == MASK).any()
         filled_BS = torch.stack([step.committed_BS & step.masked_BS for step in steps]).sum(0)
         # edits may mask a position again
-        assert torch.equal(filled_BS.clamp(max=1) if schedule == "editing" else filled_BS, CANVAS.open_BS.long())
+        assert torch.equal(
+            filled_BS.clamp(max=1) if schedule == "editing" else filled_BS, CANVAS.open_BS.long()
+        )
     orders = ["left_to_right", "origin", "positional", "random"]
     expected = [(rule, schedule) for rule in [*orders, "entropy"] for schedule in READ]
     expected += [(rule, "entropy_bound") for rule in unmasking_rules if rule != "entropy"]
-    expected += [("topk_margin", "factor"), ("topk_margin", "editing"), ("origin", "even"), ("origin", "alpha")]
+    expected += [
+        ("topk_margin", "factor"),
+        ("topk_margin", "editing"),
+        ("origin", "even"),
+        ("origin", "alpha"),
+    ]
     assert sorted(refused) == sorted(expected)
 
 
@@ -151,7 +217,9 @@ def test_every_other_pair_of_rule_and_schedule_decodes_everything():
 @pytest.mark.parametrize("rule", ["low_confidence", "maskgit_plus", "topk_margin", "entropy"])
 def test_drawn_positions_follow_the_seed_and_differ_from_the_best(rule, schedule):
     def order(seed, alg_temp):
-        drawn = start(seed, rule=unmasking_rules.make(rule, alg_temp=alg_temp), schedule=schedule, steps=12)
+        drawn = start(
+            seed, rule=unmasking_rules.make(rule, alg_temp=alg_temp), schedule=schedule, steps=12
+        )
         return [step.committed_BS.tolist() for step in drawn]
 
     assert order(1, 0.5) == order(1, 0.5)

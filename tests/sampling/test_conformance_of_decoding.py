@@ -16,12 +16,18 @@ from sinklab.lab.testing import check_cache, check_unmasking_rule
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-@pytest.mark.parametrize("text", [*unmasking_rules, "entropy:alg_temp=0.5", "low_confidence:defer_ids=3+4"])
+@pytest.mark.parametrize(
+    "text", [*unmasking_rules, "entropy:alg_temp=0.5", "low_confidence:defer_ids=3+4"]
+)
 def test_an_unmasking_rule_conforms(text):
     check_unmasking_rule(text)
 
 
-VARIANTS = ["evict:keep=0.3,sinks=2,protect=earlier", "sink:keep=0.4,neighbours=2,refresh_every=2", "random:delay=1"]
+VARIANTS = [
+    "evict:keep=0.3,sinks=2,protect=earlier",
+    "sink:keep=0.4,neighbours=2,refresh_every=2",
+    "random:delay=1",
+]
 
 
 @pytest.mark.parametrize("text", [*caches, *VARIANTS, "sink_refresh:sinks=3,delay=1"])
@@ -54,7 +60,9 @@ def test_the_cache_of_the_example_conforms(example, fields):
 def test_the_unmasking_rule_of_the_example_conforms(example):
     example("add_a_unmasking_rule")
     check_unmasking_rule("discounted:discount=0.2")
-    with pytest.raises(ValueError, match="alg_temp does not go with the unmasking rule 'discounted'"):
+    with pytest.raises(
+        ValueError, match="alg_temp does not go with the unmasking rule 'discounted'"
+    ):
         DecodingSettings(rule="discounted", alg_temp=0.3).values()
 
 
@@ -123,7 +131,10 @@ def test_an_unmasking_rule_that_does_not_conform_is_seen(monkeypatch):
 
 def test_what_is_chosen_in_text_and_in_an_option_is_refused():
     settings = DecodingSettings(cache="sink:keep=0.25", cache_keep=0.5)
-    with pytest.raises(ValueError, match=r"cache_keep=0\.5 stands beside the cache 'sink:keep=0\.25', which says it"):
+    with pytest.raises(
+        ValueError,
+        match=r"cache_keep=0\.5 stands beside the cache 'sink:keep=0\.25', which says it",
+    ):
         settings.values()
     assert dataclasses.replace(settings, cache_keep=None).values()["cache"].keep == 0.25
     with pytest.raises(ValueError, match="is no registered unmasking rule; known are"):
@@ -133,7 +144,9 @@ def test_what_is_chosen_in_text_and_in_an_option_is_refused():
 def test_denoise_takes_texts_with_fields():
     canvas = Canvas.from_prompts([[1]], new_tokens=3, mask_id=9)
     steps = denoise(
-        lambda ids_BS, wanted_BS: torch.eye(9)[: int(wanted_BS.sum())], canvas, schedule="threshold:threshold=0.2"
+        lambda ids_BS, wanted_BS: torch.eye(9)[: int(wanted_BS.sum())],
+        canvas,
+        schedule="threshold:threshold=0.2",
     )
     assert len(list(steps)) == 1
     with pytest.raises(TypeError, match="unexpected keyword argument 'temprature'"):

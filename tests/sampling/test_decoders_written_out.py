@@ -1,4 +1,6 @@
-"""Every rule under every schedule against the loops written out in plain_decoders, canvas for canvas, in float64."""
+"""Every rule under every schedule against the loops written out in plain_decoders, canvas for
+canvas, in float64.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,16 @@ PROMPTS = [[1, 2, 3, 4, 5], [6, 7], [], [8, 9, 10]]
 
 
 def rows(canvas, seed, **settings):
-    """The canvases of each row of a batch, before the first evaluation and after each, without padding."""
+    """The canvases of each row of a batch, before the first evaluation and after each, without
+    padding.
+    """
     # Sharper logits, so that thresholds and bounds let through one, several or all.
     toy = ToyDenoiser(canvas.attention_BS, seed, sharpness=2.0)
     steps = list(denoise(toy, canvas, **settings))
     canvases = [canvas.ids_BS, *(step.ids_BS for step in steps)]
     real = [
-        [ids_BS[number][canvas.attention_BS[number]].tolist() for ids_BS in canvases] for number in range(len(PROMPTS))
+        [ids_BS[number][canvas.attention_BS[number]].tolist() for ids_BS in canvases]
+        for number in range(len(PROMPTS))
     ]
     return toy, real, steps
 
@@ -57,13 +62,17 @@ SCHEDULES = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "schedule", "count"), SCHEDULES, ids=lambda value: str(value)[:32])
+@pytest.mark.parametrize(
+    ("rule", "schedule", "count"), SCHEDULES, ids=lambda value: str(value)[:32]
+)
 def test_schedules_that_read_the_scores(rule, schedule, count):
     sizes = set()
     for seed in range(12):
         block_length = (12, 5, 4)[seed % 3]
         canvas = Canvas.from_prompts(PROMPTS, new_tokens=12, mask_id=MASK, pad_id=PAD)
-        toy, ours, steps = rows(canvas, seed, rule=rule, schedule=schedule, block_length=block_length)
+        toy, ours, steps = rows(
+            canvas, seed, rule=rule, schedule=schedule, block_length=block_length
+        )
         sizes |= {int(n) for step in steps for n in step.committed_BS.sum(1)}
         assert {step.total for step in steps} == {None}
         blocks = [(min(block_length, 12 - start), count) for start in range(0, 12, block_length)]
@@ -82,7 +91,9 @@ def test_dreams_time_schedule(rule, steps, block_length):
     dealt = [steps // len(blocks) + (block < steps % len(blocks)) for block in range(len(blocks))]
     for seed, eps in enumerate((1e-3, 0.2, 1e-5)):
         canvas = Canvas.from_prompts(PROMPTS, new_tokens=12, mask_id=MASK, pad_id=PAD)
-        toy, ours, done = rows(canvas, seed, rule=rule, schedule=Timed(eps), steps=steps, block_length=block_length)
+        toy, ours, done = rows(
+            canvas, seed, rule=rule, schedule=Timed(eps), steps=steps, block_length=block_length
+        )
         assert [step.total for step in done] == [steps] * steps
         for prompt, canvases in zip(PROMPTS, ours, strict=True):
             counts = [(size, timed(eps, n)) for size, n in zip(blocks, dealt, strict=True)]
@@ -91,9 +102,13 @@ def test_dreams_time_schedule(rule, steps, block_length):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_lladas_even_quota(rule):
-    for seed, (steps, block_length, dealt) in enumerate([(12, 12, [12]), (5, 12, [5]), (7, 5, [3, 2, 2])]):
+    for seed, (steps, block_length, dealt) in enumerate(
+        [(12, 12, [12]), (5, 12, [5]), (7, 5, [3, 2, 2])]
+    ):
         canvas = Canvas.from_prompts(PROMPTS, new_tokens=12, mask_id=MASK, pad_id=PAD)
-        toy, ours, done = rows(canvas, seed, rule=rule, schedule=EvenQuota(), steps=steps, block_length=block_length)
+        toy, ours, done = rows(
+            canvas, seed, rule=rule, schedule=EvenQuota(), steps=steps, block_length=block_length
+        )
         assert [step.total for step in done] == [steps] * steps
         for prompt, canvases in zip(PROMPTS, ours, strict=True):
             sizes = [min(block_length, 12 - start) for start in range(0, 12, block_length)]
@@ -102,9 +117,13 @@ def test_lladas_even_quota(rule):
 
 
 @pytest.mark.parametrize("rule", [MaskgitPlus(), TopkMargin(), Entropy()], ids=str)
-@pytest.mark.parametrize("cuts", [{"top_p": 0.6}, {"top_k": 3}, {"top_p": 0.9, "top_k": 5}, {"top_k": 99}], ids=str)
+@pytest.mark.parametrize(
+    "cuts", [{"top_p": 0.6}, {"top_k": 3}, {"top_p": 0.9, "top_k": 5}, {"top_k": 99}], ids=str
+)
 def test_scores_after_top_p_and_top_k(rule, cuts):
-    name = {"MaskgitPlus": "maskgit_plus", "TopkMargin": "topk_margin", "Entropy": "entropy"}[type(rule).__name__]
+    name = {"MaskgitPlus": "maskgit_plus", "TopkMargin": "topk_margin", "Entropy": "entropy"}[
+        type(rule).__name__
+    ]
     differs = False
     for seed in range(4):
         canvas = Canvas.from_prompts(PROMPTS, new_tokens=12, mask_id=MASK, pad_id=PAD)
@@ -117,7 +136,9 @@ def test_scores_after_top_p_and_top_k(rule, cuts):
 
 
 def test_infilling_of_unequal_rows_under_a_threshold():
-    holes = torch.tensor([[MASK, 1, 2, MASK, MASK, 3, MASK], [4, MASK, 5, 6, 7, 8, MASK], [0, 1, 2, 3, 4, 5, 6]])
+    holes = torch.tensor(
+        [[MASK, 1, 2, MASK, MASK, 3, MASK], [4, MASK, 5, 6, 7, 8, MASK], [0, 1, 2, 3, 4, 5, 6]]
+    )
     canvas = Canvas.infill(holes, mask_id=MASK)
     for seed in range(8):
         toy = ToyDenoiser(canvas.attention_BS, seed, sharpness=2.0)
@@ -125,12 +146,16 @@ def test_infilling_of_unequal_rows_under_a_threshold():
         for row in range(3):
             ours = distinct([holes[row].tolist(), *(step.ids_BS[row].tolist() for step in steps)])
             sizes = [3, 1] if row == 0 else [2] if row == 1 else []
-            expected = plain_row(toy, holes[row].tolist(), "low_confidence", [(n, threshold(0.4)) for n in sizes])
+            expected = plain_row(
+                toy, holes[row].tolist(), "low_confidence", [(n, threshold(0.4)) for n in sizes]
+            )
             assert ours == expected
 
 
 def test_pooled_counts_and_ranks_over_the_batch():
-    canvas = Canvas.from_prompts([[1, 2, 3, 4, 5], [6, 7, 8]], new_tokens=9, mask_id=MASK, pad_id=PAD)
+    canvas = Canvas.from_prompts(
+        [[1, 2, 3, 4, 5], [6, 7, 8]], new_tokens=9, mask_id=MASK, pad_id=PAD
+    )
     toy = ToyDenoiser(canvas.attention_BS, 3)
     times = torch.linspace(1, 1e-5, 15)
     ids_BS, uneven = canvas.ids_BS.clone(), False

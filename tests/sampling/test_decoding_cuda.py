@@ -1,4 +1,6 @@
-"""Decoding on a GPU: graphs and reads that are left out change nothing. Skipped where there is none."""
+"""Decoding on a GPU: graphs and reads that are left out change nothing. Skipped where there is
+none.
+"""
 
 import pytest
 import torch
@@ -15,7 +17,12 @@ from sinklab.extras.fast.decoder import FastDecoder, Recorded
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 ROWS = {"one row": [[1, 2, 3, 4, 5]], "ragged": [[1, 2, 3], [4], [7, 8, 9, 10], []]}
-SETTINGS = [{}, {"schedule": "threshold:threshold=0.05"}, {"stop_ids": STOPS}, {"temperature": 1.0, "rule": "entropy"}]
+SETTINGS = [
+    {},
+    {"schedule": "threshold:threshold=0.05"},
+    {"stop_ids": STOPS},
+    {"temperature": 1.0, "rule": "entropy"},
+]
 
 
 def decoded(model, rows, cache, is_told=True, **settings):
@@ -25,7 +32,13 @@ def decoded(model, rows, cache, is_told=True, **settings):
     settings = {"block_length": 8, **settings}
     with torch.inference_mode():
         return list(
-            denoise(denoiser if is_told else Untold(denoiser), some, cache=cache, generator=generator, **settings)
+            denoise(
+                denoiser if is_told else Untold(denoiser),
+                some,
+                cache=cache,
+                generator=generator,
+                **settings,
+            )
         )
 
 
@@ -44,7 +57,9 @@ def test_tokens_are_those_of_the_path_that_waits(monkeypatch, logit_shift, setti
     for steps in (ours, eager):
         for step, theirs in zip(steps, twin, strict=True):
             assert torch.equal(step.ids_BS, theirs.ids_BS)
-            torch.testing.assert_close(step.confidence_BS, theirs.confidence_BS, equal_nan=True, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                step.confidence_BS, theirs.confidence_BS, equal_nan=True, rtol=1e-4, atol=1e-5
+            )
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -52,7 +67,11 @@ def test_tokens_are_those_of_the_path_that_waits(monkeypatch, logit_shift, setti
 @pytest.mark.parametrize("sinks", [{}, {"sink_kind": "token", "sink_count": 1}])
 def test_partial_evaluations_are_recorded(monkeypatch, sinks, cache, rows):
     begun, session = [], ModelSession.__init__
-    monkeypatch.setattr(ModelSession, "__init__", lambda self, denoiser: begun.append(self) or session(self, denoiser))
+    monkeypatch.setattr(
+        ModelSession,
+        "__init__",
+        lambda self, denoiser: begun.append(self) or session(self, denoiser),
+    )
     decoded(toy(**sinks).cuda(), rows, cache)
     found = begun[0]._store.graphs
     assert found
@@ -72,19 +91,25 @@ def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch):
     twin = decoded(model, "ragged", "dual")
     for layer in model.model.layers:
         old = layer.self_attn.o_proj
-        layer.self_attn.o_proj = Nosy(old.in_features, old.out_features, bias=False, device="cuda").requires_grad_(
-            False
-        )
+        layer.self_attn.o_proj = Nosy(
+            old.in_features, old.out_features, bias=False, device="cuda"
+        ).requires_grad_(False)
         layer.self_attn.o_proj.weight = old.weight
     begun, session = [], ModelSession.__init__
-    monkeypatch.setattr(ModelSession, "__init__", lambda self, denoiser: begun.append(self) or session(self, denoiser))
+    monkeypatch.setattr(
+        ModelSession,
+        "__init__",
+        lambda self, denoiser: begun.append(self) or session(self, denoiser),
+    )
     ours = decoded(model, "ragged", "dual")
     assert torch.equal(ours[-1].ids_BS, twin[-1].ids_BS)
     assert [one.split(":")[0] for one in begun[0]._store.graphs.values()] == ["not recorded"]
 
 
 @pytest.mark.parametrize("cache", [None, "dual"])
-@pytest.mark.parametrize("edit", [MaskSinks(k=1), MaskSinks(k=2, rule=Excess(0.5)), MaskSinks(k=1, control="random")])
+@pytest.mark.parametrize(
+    "edit", [MaskSinks(k=1), MaskSinks(k=2, rule=Excess(0.5)), MaskSinks(k=1, control="random")]
+)
 def test_edited_tokens_are_those_of_the_path_that_waits(monkeypatch, edit, cache):
     model = toy().cuda()
     with intervene(model, edit) as log:
@@ -92,7 +117,9 @@ def test_edited_tokens_are_those_of_the_path_that_waits(monkeypatch, edit, cache
     monkeypatch.setattr(context, "AT_ONCE", {"cpu", "cuda"})
     with intervene(model, edit) as twin_log:
         twin = decoded(model, "ragged", cache, is_told=False)
-    assert all(torch.equal(step.ids_BS, theirs.ids_BS) for step, theirs in zip(ours, twin, strict=True))
+    assert all(
+        torch.equal(step.ids_BS, theirs.ids_BS) for step, theirs in zip(ours, twin, strict=True)
+    )
     assert log.table(keys=True)["keys"] == twin_log.table(keys=True)["keys"]
 
 

@@ -22,7 +22,9 @@ def test_guidance_equals_the_formula_on_dense_logits(scale):
     mixed_MV = guided(toy, scale, CANVAS.prompt_BS, MASK)(CANVAS.ids_BS, CANVAS.open_BS)
     hidden_BS = CANVAS.ids_BS.clone()
     hidden_BS[CANVAS.prompt_BS] = MASK
-    cond_BSV, un_BSV = (toy.dense(ids_BS, CANVAS.attention_BS) for ids_BS in (CANVAS.ids_BS, hidden_BS))
+    cond_BSV, un_BSV = (
+        toy.dense(ids_BS, CANVAS.attention_BS) for ids_BS in (CANVAS.ids_BS, hidden_BS)
+    )
     expected_MV = (un_BSV + (scale + 1) * (cond_BSV - un_BSV))[CANVAS.open_BS]
     torch.testing.assert_close(mixed_MV, expected_MV, rtol=1e-13, atol=1e-13)
     assert not torch.allclose(mixed_MV, cond_BSV[CANVAS.open_BS], atol=1e-3)
@@ -49,7 +51,9 @@ def test_suppressed_tokens_never_appear():
 
 def test_guidance_keeps_suppressed_tokens_out():
     toy = ToyDenoiser(CANVAS.attention_BS)
-    logits_MV = guided(suppressed(toy, [2]), 1.5, CANVAS.prompt_BS, MASK)(CANVAS.ids_BS, CANVAS.open_BS)
+    logits_MV = guided(suppressed(toy, [2]), 1.5, CANVAS.prompt_BS, MASK)(
+        CANVAS.ids_BS, CANVAS.open_BS
+    )
     assert (logits_MV[:, 2] == -torch.inf).all()
     assert not logits_MV.isnan().any()
 
@@ -63,9 +67,14 @@ def test_wrappers_leave_the_denoisers_own_tensor_alone():
 
 def test_bad_wrappers_are_refused():
     toy = ToyDenoiser(CANVAS.attention_BS)
-    with pytest.raises(ValueError, match="guidance scale must be a finite number, got nan; 0 means no guidance"):
+    with pytest.raises(
+        ValueError, match="guidance scale must be a finite number, got nan; 0 means no guidance"
+    ):
         guided(toy, float("nan"), CANVAS.prompt_BS, MASK)
-    with pytest.raises(ValueError, match=r"must be bool of shape \(2, 9\), but is bool of shape \(2, 3\); pass canvas"):
+    with pytest.raises(
+        ValueError,
+        match=r"must be bool of shape \(2, 9\), but is bool of shape \(2, 3\); pass canvas",
+    ):
         guided(toy, 1.0, CANVAS.prompt_BS[:, :3], MASK)(CANVAS.ids_BS, CANVAS.open_BS)
     with pytest.raises(ValueError, match="needs at least one token id, got none"):
         suppressed(toy, [])
@@ -78,7 +87,9 @@ def test_bad_wrappers_are_refused():
 def test_a_limited_vocabulary_leaves_the_other_ids_out_of_every_probability():
     toy = ToyDenoiser(CANVAS.attention_BS)
     few = limited(toy, 10)
-    assert torch.equal(few(CANVAS.ids_BS, CANVAS.open_BS), toy(CANVAS.ids_BS, CANVAS.open_BS)[:, :10])
+    assert torch.equal(
+        few(CANVAS.ids_BS, CANVAS.open_BS), toy(CANVAS.ids_BS, CANVAS.open_BS)[:, :10]
+    )
     last = list(denoise(few, CANVAS, steps=3))[-1]
     assert last.ids_BS[CANVAS.open_BS].max() < 10
 
@@ -105,7 +116,9 @@ WRAPPERS = {
     "guided": lambda denoiser: guided(denoiser, 1.5, CANVAS.prompt_BS, MASK),
     "suppressed": lambda denoiser: suppressed(denoiser, [2, 5]),
     "limited": lambda denoiser: limited(denoiser, 12),
-    "all": lambda denoiser: guided(suppressed(limited(denoiser, 12), [2, 5]), 1.5, CANVAS.prompt_BS, MASK),
+    "all": lambda denoiser: guided(
+        suppressed(limited(denoiser, 12), [2, 5]), 1.5, CANVAS.prompt_BS, MASK
+    ),
 }
 
 
@@ -120,7 +133,9 @@ def test_wrappers_can_remember_if_and_only_if_their_denoiser_can(name):
         ours = session(CANVAS.ids_BS, CANVAS.open_BS, columns)
         assert torch.equal(ours, wrapped(CANVAS.ids_BS, CANVAS.open_BS))
         assert all(asked[-1][1] is columns for asked in toy.sessions)
-    assert len(toy.sessions) == (2 if name in ("guided", "all") else 1), "the two calls of guidance remember apart"
+    assert len(toy.sessions) == (2 if name in ("guided", "all") else 1), (
+        "the two calls of guidance remember apart"
+    )
     if len(toy.sessions) == 2:
         conditional, hidden = (asked[0][0] for asked in toy.sessions)
         assert torch.equal(conditional, CANVAS.ids_BS)

@@ -32,7 +32,15 @@ def canvas_and_settings(golden, name):
 def run(golden, name, wrap=lambda denoiser, canvas: denoiser, rule="low_confidence"):
     canvas, settings = canvas_and_settings(golden, name)
     denoiser = wrap(llada_denoiser(golden[2], canvas.attention_BS), canvas)
-    return list(denoise(denoiser, canvas, rule=rule, steps=settings["steps"], block_length=settings["block_length"]))
+    return list(
+        denoise(
+            denoiser,
+            canvas,
+            rule=rule,
+            steps=settings["steps"],
+            block_length=settings["block_length"],
+        )
+    )
 
 
 def assert_same_run(golden, name, steps):
@@ -40,7 +48,9 @@ def assert_same_run(golden, name, steps):
     assert len(steps) == len(expected) - 1
     assert torch.equal(steps[0].before_BS, expected[0])
     for step, after_BS in zip(steps, expected[1:], strict=True):
-        assert torch.equal(step.ids_BS, after_BS), f"{name}: the canvas after step {step.index} differs"
+        assert torch.equal(step.ids_BS, after_BS), (
+            f"{name}: the canvas after step {step.index} differs"
+        )
     confidence = golden[1][f"gen.{name}.confidence"]
     ours = torch.stack([step.confidence_BS for step in steps])
     assert torch.equal(ours.isnan(), confidence.isinf())
@@ -64,14 +74,20 @@ def test_classifier_free_guidance(golden, name):
 
 def test_logits_eos_inf_is_a_wrapper(golden):
     eos = golden[0]["special_ids"]["eos"]
-    assert_same_run(golden, "eos_inf", run(golden, "eos_inf", lambda denoiser, canvas: suppressed(denoiser, [eos])))
+    assert_same_run(
+        golden,
+        "eos_inf",
+        run(golden, "eos_inf", lambda denoiser, canvas: suppressed(denoiser, [eos])),
+    )
 
 
 def test_confidence_eos_eot_inf_defers_them(golden):
     deferred = tuple(golden[0]["special_ids"][name] for name in ("eos", "eot"))
     steps = run(golden, "conf_eos_eot_inf", rule=LowConfidence(defer_ids=deferred))
     assert_same_run(golden, "conf_eos_eot_inf", steps)
-    assert any((step.confidence_BS == 0).any() for step in steps), "the case never proposes such a token"
+    assert any((step.confidence_BS == 0).any() for step in steps), (
+        "the case never proposes such a token"
+    )
 
 
 @pytest.mark.parametrize("name", ["single", "batch", "leftpad"])
@@ -80,5 +96,9 @@ def test_the_checkpoint_is_read_right(golden, name):
     ids_BS = tensors[f"logits.{name}.input_ids"].long()
     valid_BS = tensors.get(f"logits.{name}.valid", torch.ones_like(ids_BS, dtype=torch.bool))
     with torch.no_grad():
-        logits_MV = llada_denoiser(model, tensors.get(f"logits.{name}.attention_mask"))(ids_BS, valid_BS)
-    torch.testing.assert_close(logits_MV, tensors[f"logits.{name}.logits"][valid_BS], rtol=0, atol=5e-4)
+        logits_MV = llada_denoiser(model, tensors.get(f"logits.{name}.attention_mask"))(
+            ids_BS, valid_BS
+        )
+    torch.testing.assert_close(
+        logits_MV, tensors[f"logits.{name}.logits"][valid_BS], rtol=0, atol=5e-4
+    )

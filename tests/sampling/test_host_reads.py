@@ -1,4 +1,6 @@
-"""How often decoding asks the device for a value, which on a GPU is a wait; and that what it writes stays the same."""
+"""How often decoding asks the device for a value, which on a GPU is a wait; and that what it writes
+stays the same.
+"""
 
 import numpy as np
 import pytest
@@ -13,7 +15,11 @@ from sinklab.core.sampling import Canvas, denoise
 from sinklab.core.sinks import Excess
 
 MASK, STOPS = 96, [3, 5, 7, 11, 40]
-FIXED = [{"block_length": 4}, {"block_length": 4, "rule": "entropy"}, {"steps": 12, "schedule": "timed"}]
+FIXED = [
+    {"block_length": 4},
+    {"block_length": 4, "rule": "entropy"},
+    {"steps": 12, "schedule": "timed"},
+]
 READING = [
     {"block_length": 4, "schedule": "threshold:threshold=0.05"},
     {"block_length": 4, "stop_ids": STOPS},
@@ -24,7 +30,12 @@ READING = [
 
 def toy(layers=2, **settings):
     torch.manual_seed(0)
-    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers}
+    sizes = {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": layers,
+    }
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     backbone = LlamaConfig(**sizes, **heads, initializer_range=0.2, attn_implementation="sdpa")
     return DiffusionLM(DiffusionLMConfig(backbone, mask_token_id=MASK, **settings)).eval()
@@ -34,7 +45,10 @@ def canvas_of(rows):
     return Canvas.from_prompts(rows, new_tokens=12, mask_id=MASK, pad_id=0)
 
 
-CANVASES = {"one row": canvas_of([[1, 2, 3, 4, 5]]), "ragged": canvas_of([[1, 2, 3], [4], [7, 8, 9, 10], []])}
+CANVASES = {
+    "one row": canvas_of([[1, 2, 3, 4, 5]]),
+    "ragged": canvas_of([[1, 2, 3], [4], [7, 8, 9, 10], []]),
+}
 
 
 class Untold:
@@ -51,7 +65,9 @@ class Untold:
 
 
 def steps_of(denoiser, some, cache, settings):
-    return denoise(denoiser, some, cache=cache, generator=torch.Generator().manual_seed(1), **settings)
+    return denoise(
+        denoiser, some, cache=cache, generator=torch.Generator().manual_seed(1), **settings
+    )
 
 
 @pytest.fixture
@@ -84,8 +100,11 @@ def test_a_step_reads_once_at_most_and_writes_the_same(far, logit_shift, setting
             torch.testing.assert_close(ours.confidence_BS, theirs.confidence_BS, equal_nan=True)
     chooses = cache is not None and cache.startswith("sink")
     for number, (step, read) in enumerate(zip(found, counts, strict=True)):
-        # the first step asks about the canvas; a cache that chooses asks once a block about its choice
-        if number == 0 or (chooses and (step.block != found[number - 1].block or read.keys() & {"is_nonzero"})):
+        # the first step asks about the canvas; a cache that chooses asks once a block about its
+        # choice
+        if number == 0 or (
+            chooses and (step.block != found[number - 1].block or read.keys() & {"is_nonzero"})
+        ):
             continue
         assert sum(read.values()) <= 1, f"step {number}: {read}"
         last = number + 1 == len(found) or found[number + 1].block != step.block
@@ -111,7 +130,9 @@ def test_an_edited_step_reads_as_often_whatever_the_number_of_layers(far, edit, 
     def run(layers, measure=True):
         model = toy(layers)
         with intervene(model, edit, measure=measure) as log:
-            return *counted(steps_of(model.denoiser(some.attention_BS), some, cache, {"block_length": 3})), log
+            return *counted(
+                steps_of(model.denoiser(some.attention_BS), some, cache, {"block_length": 3})
+            ), log
 
     near, _, near_log = run(2)
     far()
@@ -120,12 +141,17 @@ def test_an_edited_step_reads_as_often_whatever_the_number_of_layers(far, edit, 
         # the first step asks about the canvas; the second prepares what the edit finds there
         reads.append([sum(read.values()) for read in counts[2:]])
         if layers == 2:
-            assert all(torch.equal(ours.ids_BS, theirs.ids_BS) for ours, theirs in zip(found, near, strict=True))
+            assert all(
+                torch.equal(ours.ids_BS, theirs.ids_BS)
+                for ours, theirs in zip(found, near, strict=True)
+            )
             ours, theirs = log.table(keys=True), near_log.table(keys=True)
             assert ours.keys() == theirs.keys()
             for name in ours:
                 np.testing.assert_equal(ours[name], theirs[name])
-        assert all(read["cpu"] == 1 for read in counts[2:] if cache is None), "the log of a step is one piece"
+        assert all(read["cpu"] == 1 for read in counts[2:] if cache is None), (
+            "the log of a step is one piece"
+        )
     assert reads[0] == reads[1]
 
 
@@ -149,7 +175,9 @@ def test_what_is_wrong_is_told_when_the_device_is_next_asked(far):
         return torch.full_like(logits_MV, torch.nan) if len(calls) == 2 else logits_MV
 
     far()
-    with pytest.raises(ValueError, match=r"at step 1 \(block 0\) 3 of 3 positions are NaN; check the weights"):
+    with pytest.raises(
+        ValueError, match=r"at step 1 \(block 0\) 3 of 3 positions are NaN; check the weights"
+    ):
         list(denoise(breaks, some, block_length=4))
     # told at the end of the block, where the device is asked anyway
     assert len(calls) == 4

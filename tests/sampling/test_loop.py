@@ -7,7 +7,9 @@ from toy_denoiser import MASK, PAD, VOCABULARY, ToyDenoiser, plain_llada_row
 from sinklab.core.sampling import Canvas, LowConfidence, RandomOrder, denoise
 
 ROWS = [[1, 2, 3, 4, 5], [6, 7], [], [8, 9, 10]]
-HOLES = torch.tensor([[MASK, 1, 2, MASK, MASK, 3, MASK], [4, MASK, 5, 6, 7, 8, MASK], [0, 1, 2, 3, 4, 5, 6]])
+HOLES = torch.tensor(
+    [[MASK, 1, 2, MASK, MASK, 3, MASK], [4, MASK, 5, 6, 7, 8, MASK], [0, 1, 2, 3, 4, 5, 6]]
+)
 
 
 def prompts(rows=ROWS, new_tokens=12):
@@ -34,7 +36,9 @@ def run(canvas, *, seed=None, **settings):
         (50, 3, [3]),
     ],
 )
-def test_every_canvas_of_a_ragged_batch_equals_the_plain_loop_row_by_row(block_length, steps, block_steps):
+def test_every_canvas_of_a_ragged_batch_equals_the_plain_loop_row_by_row(
+    block_length, steps, block_steps
+):
     canvas = prompts()
     done, toy = run(canvas, steps=steps, block_length=block_length)
     assert len(done) == sum(block_steps)
@@ -42,7 +46,9 @@ def test_every_canvas_of_a_ragged_batch_equals_the_plain_loop_row_by_row(block_l
         expected = plain_llada_row(toy, [*prompt, *[MASK] * 12], block_length, block_steps)
         assert done[0].before_BS[row, 5 - len(prompt) :].tolist() == expected[0]
         for step, after in zip(done, expected[1:], strict=True):
-            assert step.ids_BS[row, 5 - len(prompt) :].tolist() == after, f"row {row}, step {step.index}"
+            assert step.ids_BS[row, 5 - len(prompt) :].tolist() == after, (
+                f"row {row}, step {step.index}"
+            )
 
 
 @pytest.mark.parametrize("rule", [LowConfidence(), RandomOrder()])
@@ -50,7 +56,9 @@ def test_every_canvas_of_a_ragged_batch_equals_the_plain_loop_row_by_row(block_l
 @pytest.mark.parametrize(("steps", "block_length"), [(None, None), (5, None), (7, 3)])
 def test_every_open_position_is_committed_exactly_once(rule, temperature, steps, block_length):
     canvas = prompts()
-    done, _ = run(canvas, seed=1, rule=rule, temperature=temperature, steps=steps, block_length=block_length)
+    done, _ = run(
+        canvas, seed=1, rule=rule, temperature=temperature, steps=steps, block_length=block_length
+    )
     times_BS = torch.stack([step.committed_BS for step in done]).sum(0)
     assert torch.equal(times_BS, canvas.open_BS.long())
     assert not (done[-1].ids_BS[canvas.open_BS] == MASK).any()
@@ -66,7 +74,9 @@ def test_every_open_position_is_committed_exactly_once(rule, temperature, steps,
 
 def test_quotas_are_floor_and_remainder_first():
     done, _ = run(prompts(), steps=5)
-    assert [step.committed_BS.sum(1).tolist() for step in done] == [[n] * 4 for n in (3, 3, 2, 2, 2)]
+    assert [step.committed_BS.sum(1).tolist() for step in done] == [
+        [n] * 4 for n in (3, 3, 2, 2, 2)
+    ]
 
 
 def test_blocks_are_decoded_in_order_from_left_to_right():
@@ -82,7 +92,9 @@ def test_blocks_are_decoded_in_order_from_left_to_right():
 def test_the_denoiser_is_asked_only_for_open_masks_of_the_current_block(steps, block_length):
     canvas = prompts()
     done, toy = run(canvas, steps=steps, block_length=block_length)
-    block_BS = torch.where(canvas.open_BS, (canvas.open_BS.cumsum(1) - 1) // (block_length or 12), -1)
+    block_BS = torch.where(
+        canvas.open_BS, (canvas.open_BS.cumsum(1) - 1) // (block_length or 12), -1
+    )
     assert len(toy.calls) == len(done)
     for step, (ids_BS, wanted_BS) in zip(done, toy.calls, strict=True):
         assert torch.equal(ids_BS, step.before_BS)
@@ -102,7 +114,12 @@ def test_infilling_with_unequal_masks_anywhere():
     done, toy = run(canvas, block_length=3)
     assert [step.block for step in done] == [0, 0, 0, 1]
     # Row 0 has masks at 0, 3, 4 | 6; row 1 at 1, 6, which is one block; row 2 has none.
-    assert [step.committed_BS.sum(1).tolist() for step in done] == [[1, 1, 0], [1, 1, 0], [1, 0, 0], [1, 0, 0]]
+    assert [step.committed_BS.sum(1).tolist() for step in done] == [
+        [1, 1, 0],
+        [1, 1, 0],
+        [1, 0, 0],
+        [1, 0, 0],
+    ]
     assert torch.equal(done[-1].ids_BS[~canvas.open_BS], HOLES[~canvas.open_BS])
     assert done[3].committed_BS[0].nonzero()[:, 0].tolist() == [6]
     expected = plain_llada_row(toy, HOLES[0].tolist(), 3, [3, 1])
@@ -137,8 +154,12 @@ def test_a_head_without_a_mask_column_works():
 
 def test_equal_scores_are_committed_from_the_left():
     canvas = prompts([[1], [2]], 4)
-    done = list(denoise(lambda ids_BS, wanted_BS: torch.zeros(int(wanted_BS.sum()), VOCABULARY), canvas))
-    assert [step.committed_BS.nonzero().tolist() for step in done] == [[[0, c], [1, c]] for c in (1, 2, 3, 4)]
+    done = list(
+        denoise(lambda ids_BS, wanted_BS: torch.zeros(int(wanted_BS.sum()), VOCABULARY), canvas)
+    )
+    assert [step.committed_BS.nonzero().tolist() for step in done] == [
+        [[0, c], [1, c]] for c in (1, 2, 3, 4)
+    ]
 
 
 def test_candidates_scored_minus_infinity_are_committed_last_and_before_no_other_position():
@@ -151,7 +172,8 @@ def test_candidates_scored_minus_infinity_are_committed_last_and_before_no_other
 
 
 @pytest.mark.parametrize(
-    "settings", [{"temperature": 1.0}, {"rule": RandomOrder()}, {"rule": "random", "temperature": 0.5}]
+    "settings",
+    [{"temperature": 1.0}, {"rule": RandomOrder()}, {"rule": "random", "temperature": 0.5}],
 )
 def test_the_generator_decides_and_nothing_else(settings):
     first, again, other = (run(prompts(), seed=seed, **settings)[0] for seed in (1, 1, 2))
@@ -160,7 +182,10 @@ def test_the_generator_decides_and_nothing_else(settings):
     for step, same, still in zip(first, again, unmoved, strict=True):
         assert torch.equal(step.ids_BS, same.ids_BS)
         assert torch.equal(step.ids_BS, still.ids_BS)
-    assert any(not torch.equal(step.ids_BS, differs.ids_BS) for step, differs in zip(first, other, strict=True))
+    assert any(
+        not torch.equal(step.ids_BS, differs.ids_BS)
+        for step, differs in zip(first, other, strict=True)
+    )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -186,13 +211,17 @@ def test_random_order_is_uniform_over_positions():
     canvas = prompts([[1]] * 2000, 4)
     generator = torch.Generator().manual_seed(0)
     zeros = torch.zeros(8000, VOCABULARY)
-    first = next(denoise(lambda ids_BS, wanted_BS: zeros, canvas, rule=RandomOrder(), generator=generator))
+    first = next(
+        denoise(lambda ids_BS, wanted_BS: zeros, canvas, rule=RandomOrder(), generator=generator)
+    )
     # Binomial(2000, 1/4): mean 500, standard deviation 19.4.
     assert ((first.committed_BS.sum(0)[1:] - 500).abs() < 80).all()
 
 
 def test_steps_keep_no_graph_and_leave_gradients_enabled():
     weight = torch.ones(VOCABULARY, requires_grad=True)
-    steps = denoise(lambda ids_BS, wanted_BS: weight * torch.ones(int(wanted_BS.sum()), 1), prompts(), steps=2)
+    steps = denoise(
+        lambda ids_BS, wanted_BS: weight * torch.ones(int(wanted_BS.sum()), 1), prompts(), steps=2
+    )
     assert not next(steps).confidence_BS.requires_grad
     assert torch.is_grad_enabled()

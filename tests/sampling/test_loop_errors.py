@@ -8,7 +8,9 @@ from sinklab.core.sampling import Canvas, EvenQuota, denoise
 
 
 def prompts():
-    return Canvas.from_prompts([[1, 2, 3, 4, 5], [6, 7], [], [8]], new_tokens=12, mask_id=MASK, pad_id=PAD)
+    return Canvas.from_prompts(
+        [[1, 2, 3, 4, 5], [6, 7], [], [8]], new_tokens=12, mask_id=MASK, pad_id=PAD
+    )
 
 
 @pytest.mark.parametrize(
@@ -16,10 +18,16 @@ def prompts():
     [
         ({"steps": 0}, "steps must be at least 1, got 0; leave steps out"),
         ({"steps": 13}, "must not exceed the open positions, got 13 steps for 12 positions"),
-        ({"steps": 2, "block_length": 4}, "each block needs at least 1 step, got 2 steps for 3 blocks"),
+        (
+            {"steps": 2, "block_length": 4},
+            "each block needs at least 1 step, got 2 steps for 3 blocks",
+        ),
         ({"block_length": 0}, "block_length must be at least 1, got 0"),
         ({"temperature": -1.0}, "temperature must be at least 0 and finite, but is -1.0"),
-        ({"temperature": 1.0}, r"a temperature above 0 needs a source of randomness.*manual_seed\(seed\)"),
+        (
+            {"temperature": 1.0},
+            r"a temperature above 0 needs a source of randomness.*manual_seed\(seed\)",
+        ),
         ({"rule": "rndom"}, "unknown unmasking rule 'rndom'.*did you mean 'random'"),
     ],
 )
@@ -42,7 +50,9 @@ def test_nan_logits_name_the_step():
     steps = denoise(breaks, canvas, block_length=4)
     seen = [next(steps).index for _ in range(5)]
     assert seen == [0, 1, 2, 3, 4]
-    with pytest.raises(ValueError, match=r"at step 5 \(block 1\) 1 of 12 positions are NaN; check the weights"):
+    with pytest.raises(
+        ValueError, match=r"at step 5 \(block 1\) 1 of 12 positions are NaN; check the weights"
+    ):
         next(steps)
 
 
@@ -51,7 +61,9 @@ def test_logits_of_the_wrong_shape_are_refused():
     toy = ToyDenoiser(canvas.attention_BS)
     steps = denoise(lambda ids_BS, wanted_BS: toy.dense(ids_BS, canvas.attention_BS), canvas)
     with pytest.raises(
-        ValueError, match=r"at step 0 \(block 0\) must be of shape \(48, any\), .* of shape \(4, 17, 23\); one row"
+        ValueError,
+        match=r"at step 0 \(block 0\) must be of shape \(48, any\), .* of shape \(4, 17, 23\); "
+        r"one row",
     ):
         next(steps)
 
@@ -59,23 +71,34 @@ def test_logits_of_the_wrong_shape_are_refused():
 def test_a_rule_that_gives_nan_is_refused():
     canvas = prompts()
     zeros = torch.zeros(48, VOCABULARY)
-    hopeless = denoise(lambda ids_BS, wanted_BS: zeros, canvas, rule=lambda candidates: zeros[:, 0] / 0)
-    with pytest.raises(ValueError, match=r"at step 0 \(block 0\) the rule .* gave NaN .*look for logits that are"):
+    hopeless = denoise(
+        lambda ids_BS, wanted_BS: zeros, canvas, rule=lambda candidates: zeros[:, 0] / 0
+    )
+    with pytest.raises(
+        ValueError, match=r"at step 0 \(block 0\) the rule .* gave NaN .*look for logits that are"
+    ):
         next(hopeless)
 
 
-@pytest.mark.parametrize("settings", [{}, {"rule": "random"}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"rule": "random"}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2}]
+)
 def test_positions_without_a_possible_token_are_refused(settings):
     canvas = prompts()
     table = torch.zeros(48, VOCABULARY)
     table[7] = -torch.inf
     generator = torch.Generator().manual_seed(0)
     hopeless = denoise(lambda ids_BS, wanted_BS: table, canvas, generator=generator, **settings)
-    with pytest.raises(ValueError, match=r"at step 0 \(block 0\) 1 of 48 positions have logits of -inf only; suppress"):
+    with pytest.raises(
+        ValueError,
+        match=r"at step 0 \(block 0\) 1 of 48 positions have logits of -inf only; suppress",
+    ):
         next(hopeless)
 
 
-@pytest.mark.parametrize("settings", [{"rule": "random"}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}])
+@pytest.mark.parametrize(
+    "settings", [{"rule": "random"}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}]
+)
 def test_nan_logits_are_seen_whatever_reads_them(settings):
     canvas = prompts()
     table = torch.zeros(48, VOCABULARY)
@@ -88,7 +111,10 @@ def test_nan_logits_are_seen_whatever_reads_them(settings):
 def test_logits_whose_sum_overflows_are_fine():
     canvas = prompts()
     table = torch.full((48, VOCABULARY), 6e4, dtype=torch.float16)
-    assert len(list(denoise(lambda ids_BS, wanted_BS: table[: int(wanted_BS.sum())], canvas, steps=2))) == 2
+    assert (
+        len(list(denoise(lambda ids_BS, wanted_BS: table[: int(wanted_BS.sum())], canvas, steps=2)))
+        == 2
+    )
 
 
 def test_a_schedule_that_never_ends_is_refused():
@@ -110,5 +136,8 @@ def test_a_schedule_that_never_ends_is_refused():
 )
 def test_scores_of_another_shape_or_kind_are_refused(rule, found):
     canvas = prompts()
-    with pytest.raises(ValueError, match=rf"step 0 \(block 0\) must be float of shape \(48\), but is {found}; one per"):
+    with pytest.raises(
+        ValueError,
+        match=rf"step 0 \(block 0\) must be float of shape \(48\), but is {found}; one per",
+    ):
         next(denoise(ToyDenoiser(canvas.attention_BS), canvas, rule=rule))

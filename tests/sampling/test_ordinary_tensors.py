@@ -29,7 +29,11 @@ def assert_ordinary(denoiser, **settings):
             "chosen": step.choice.chosen_BC,
             "candidates": step.choice.candidates_BC,
         }
-        assert not [name for name, tensor in tensors.items() if tensor.is_inference() or tensor.requires_grad]
+        assert not [
+            name
+            for name, tensor in tensors.items()
+            if tensor.is_inference() or tensor.requires_grad
+        ]
         count += 1
     assert count
     weight_VD = torch.randn(23, 3, requires_grad=True)
@@ -38,7 +42,9 @@ def assert_ordinary(denoiser, **settings):
 
 
 @pytest.mark.parametrize("rule", unmasking_rules)
-@pytest.mark.parametrize("more", [{}, {"stop_ids": range(9)}, {"temperature": 1.0, "top_k": 5}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"stop_ids": range(9)}, {"temperature": 1.0, "top_k": 5}], ids=str
+)
 def test_every_rule(rule, more):
     assert_ordinary(inferring, rule=rule, **more)
 
@@ -48,7 +54,9 @@ def test_a_rule_that_returns_a_piece_of_the_logits():
 
 
 def test_changed_denoisers():
-    assert_ordinary(guided(suppressed(limited(inferring, 19), [4]), 1.5, CANVAS.prompt_BS, MASK), block_length=3)
+    assert_ordinary(
+        guided(suppressed(limited(inferring, 19), [4]), 1.5, CANVAS.prompt_BS, MASK), block_length=3
+    )
 
 
 def test_logits_with_a_gradient_leave_none_behind():

@@ -39,9 +39,12 @@ def test_low_confidence_is_the_softmax_probability_of_the_proposal():
     logits_MV = torch.randn(7, 11, generator=seeded(), dtype=torch.float64)
     drawn = candidates(logits_MV, seeded(), temperature=3.0, top_k=4)
     expected = [
-        (row.exp()[token] / row.exp().sum()).item() for row, token in zip(logits_MV, drawn.tokens_M, strict=True)
+        (row.exp()[token] / row.exp().sum()).item()
+        for row, token in zip(logits_MV, drawn.tokens_M, strict=True)
     ]
-    torch.testing.assert_close(LowConfidence()(drawn), torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        LowConfidence()(drawn), torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0
+    )
     assert not torch.equal(drawn.tokens_M, logits_MV.argmax(-1))
 
 
@@ -61,25 +64,35 @@ def test_deferred_tokens_have_confidence_zero_and_no_part_in_the_others():
     score_M = LowConfidence(defer_ids=(1,))(candidates(logits_MV))
     assert score_M[0] == 0
     assert score_M[1].item() == pytest.approx(1 / (1 + math.exp(-4)))
-    with pytest.raises(ValueError, match=r"defer_ids must lie in the vocabulary, 0 to 2, got \[3\]; check"):
+    with pytest.raises(
+        ValueError, match=r"defer_ids must lie in the vocabulary, 0 to 2, got \[3\]; check"
+    ):
         LowConfidence(defer_ids=(3,))(candidates(logits_MV))
 
 
 def test_scores_are_not_those_of_the_proposal_where_the_rule_looks_at_the_distribution():
-    """A drawn token of probability 0.1: its own confidence is low, margin and entropy are those of the rest."""
+    """A drawn token of probability 0.1: its own confidence is low, margin and entropy are those of
+    the rest.
+    """
     p = torch.tensor([[0.6, 0.3, 0.1]] * 400).log()
     drawn = candidates(p, seeded(), temperature=1.0)
     assert set(drawn.tokens_M.tolist()) == {0, 1, 2}
     torch.testing.assert_close(MaskgitPlus()(drawn), p.exp()[0][drawn.tokens_M])
     torch.testing.assert_close(TopkMargin()(drawn), torch.full((400,), 0.3))
-    torch.testing.assert_close(Entropy()(drawn), torch.full((400,), sum(x * math.log(x) for x in (0.6, 0.3, 0.1))))
+    torch.testing.assert_close(
+        Entropy()(drawn), torch.full((400,), sum(x * math.log(x) for x in (0.6, 0.3, 0.1)))
+    )
 
 
 def test_temperature_shapes_dreams_scores_and_not_lladas():
     logits_MV = torch.randn(6, 5, generator=seeded())
     hot = candidates(logits_MV, seeded(), temperature=2.0)
-    torch.testing.assert_close(MaskgitPlus()(hot), (logits_MV / 2).softmax(-1).gather(1, hot.tokens_M[:, None])[:, 0])
-    torch.testing.assert_close(LowConfidence()(hot), logits_MV.softmax(-1).gather(1, hot.tokens_M[:, None])[:, 0])
+    torch.testing.assert_close(
+        MaskgitPlus()(hot), (logits_MV / 2).softmax(-1).gather(1, hot.tokens_M[:, None])[:, 0]
+    )
+    torch.testing.assert_close(
+        LowConfidence()(hot), logits_MV.softmax(-1).gather(1, hot.tokens_M[:, None])[:, 0]
+    )
 
 
 def test_random_order_ignores_the_logits_and_follows_the_generator():
@@ -87,7 +100,8 @@ def test_random_order_ignores_the_logits_and_follows_the_generator():
     assert torch.equal(first, RandomOrder()(candidates(torch.randn(200, 3), seeded(1))))
     assert not torch.equal(first, RandomOrder()(candidates(torch.zeros(200, 3), seeded(2))))
     with pytest.raises(
-        ValueError, match=r"RandomOrder\(\) needs a source of randomness.*generator=torch.Generator\(\)"
+        ValueError,
+        match=r"RandomOrder\(\) needs a source of randomness.*generator=torch.Generator\(\)",
     ):
         RandomOrder()(candidates(torch.zeros(2, 3)))
 
@@ -108,7 +122,9 @@ def test_positional_order_is_one_permutation_per_row_known_from_the_start():
     assert (steps[0].confidence_BS[:, 1:].argsort(1, descending=True) + 1 == order_BT).all()
     # 300 of 120 permutations: all but a few must come up.
     assert len({tuple(row) for row in order_BT.tolist()}) > 90
-    with pytest.raises(ValueError, match=r"drawn before the first step; call start\(open_BS, generator\)"):
+    with pytest.raises(
+        ValueError, match=r"drawn before the first step; call start\(open_BS, generator\)"
+    ):
         PositionalOrder()(candidates(torch.zeros(2, 3)))
 
 
@@ -140,7 +156,14 @@ def test_alg_temp_zero_takes_the_best_and_needs_no_generator():
     canvas = Canvas.from_prompts([[1]], new_tokens=6, mask_id=MASK)
     table_MV = torch.randn(6, VOCABULARY, generator=seeded())
     best, cold = (
-        next(denoise(lambda ids_BS, wanted_BS: table_MV, canvas, rule=LowConfidence(alg_temp=alg_temp), steps=3))
+        next(
+            denoise(
+                lambda ids_BS, wanted_BS: table_MV,
+                canvas,
+                rule=LowConfidence(alg_temp=alg_temp),
+                steps=3,
+            )
+        )
         for alg_temp in (None, 0.0)
     )
     assert torch.equal(best.ids_BS, cold.ids_BS)
@@ -165,7 +188,10 @@ def test_origin_commits_every_position_alone_with_the_probability_of_the_step():
 
 def test_origin_takes_the_time_schedule_by_itself_and_ends_when_all_is_committed():
     canvas = Canvas.from_prompts([[1]], new_tokens=1, mask_id=MASK)
-    lengths = {len(list(denoise(zeros, canvas, rule=Origin(), steps=6, generator=seeded(s)))) for s in range(30)}
+    lengths = {
+        len(list(denoise(zeros, canvas, rule=Origin(), steps=6, generator=seeded(s))))
+        for s in range(30)
+    }
     assert min(lengths) == 1
     assert max(lengths) <= 6
     explicit = denoise(zeros, canvas, rule="origin", schedule=Timed(), steps=6, generator=seeded(7))
@@ -174,9 +200,15 @@ def test_origin_takes_the_time_schedule_by_itself_and_ends_when_all_is_committed
 
 
 def test_left_to_right_is_strict():
-    canvas = Canvas.infill([[MASK, 1, MASK, MASK, 2, MASK], [3, MASK, 4, 5, MASK, MASK]], mask_id=MASK)
+    canvas = Canvas.infill(
+        [[MASK, 1, MASK, MASK, 2, MASK], [3, MASK, 4, 5, MASK, MASK]], mask_id=MASK
+    )
     table = torch.randn(9, VOCABULARY, generator=seeded())
-    done = list(denoise(lambda ids_BS, wanted_BS: table[: int(wanted_BS.sum())], canvas, rule="left_to_right"))
+    done = list(
+        denoise(
+            lambda ids_BS, wanted_BS: table[: int(wanted_BS.sum())], canvas, rule="left_to_right"
+        )
+    )
     assert [step.committed_BS.nonzero().tolist() for step in done] == [
         [[0, 0], [1, 1]],
         [[0, 2], [1, 4]],
@@ -192,13 +224,19 @@ def test_a_plain_function_is_a_rule():
 
 
 def test_rules_are_values_with_names():
-    assert {name: type(unmasking_rules.make(name)) for name in unmasking_rules} == dict(unmasking_rules)
+    assert {name: type(unmasking_rules.make(name)) for name in unmasking_rules} == dict(
+        unmasking_rules
+    )
     assert unmasking_rules.make("entropy", alg_temp=0.5) == Entropy(alg_temp=0.5)
     with pytest.raises(dataclasses.FrozenInstanceError):
         LowConfidence().alg_temp = 0.9
-    with pytest.raises(ValueError, match=r"unknown unmasking rule 'low_confidance'.*did you mean 'low_confidence'\?"):
+    with pytest.raises(
+        ValueError,
+        match=r"unknown unmasking rule 'low_confidance'.*did you mean 'low_confidence'\?",
+    ):
         unmasking_rules.parse("low_confidance")
     with pytest.raises(
-        ValueError, match=r"known are entropy, left_to_right, low_confidence, .*; if a plug-in defines it"
+        ValueError,
+        match=r"known are entropy, left_to_right, low_confidence, .*; if a plug-in defines it",
     ):
         unmasking_rules.parse("zzz")

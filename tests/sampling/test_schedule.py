@@ -74,9 +74,14 @@ def test_counts_that_cannot_be_are_refused():
         commit_counts(4, 0)
     with pytest.raises(ValueError, match="cannot be negative, got -2"):
         commit_counts(torch.tensor([3, -2]), 2)
-    with pytest.raises(ValueError, match="each block needs at least 1 step, got 2 steps for 3 blocks; give at least 3"):
+    with pytest.raises(
+        ValueError,
+        match="each block needs at least 1 step, got 2 steps for 3 blocks; give at least 3",
+    ):
         split_steps([8, 8, 8], 2)
-    with pytest.raises(ValueError, match="steps must not exceed the open positions, got 25 steps for 24 positions"):
+    with pytest.raises(
+        ValueError, match="steps must not exceed the open positions, got 25 steps for 24 positions"
+    ):
         split_steps([8, 8, 8], 25)
 
 
@@ -103,7 +108,14 @@ def test_idle_steps_are_dealt_evenly_too(sizes, steps, expected):
 def test_dreams_counts_with_their_idle_steps(new_tokens, steps, expected):
     canvas = Canvas.from_prompts([[1]], new_tokens=new_tokens, mask_id=5)
     zeros = torch.zeros(new_tokens, 6)
-    done = list(denoise(lambda ids_BS, wanted_BS: zeros[: int(wanted_BS.sum())], canvas, schedule="timed", steps=steps))
+    done = list(
+        denoise(
+            lambda ids_BS, wanted_BS: zeros[: int(wanted_BS.sum())],
+            canvas,
+            schedule="timed",
+            steps=steps,
+        )
+    )
     assert [int(step.committed_BS.sum()) for step in done] == expected
     assert [step.total for step in done] == [steps] * steps
 
@@ -112,7 +124,10 @@ def test_dreams_counts_with_their_idle_steps(new_tokens, steps, expected):
 @pytest.mark.parametrize("new_tokens", [1, 2, 13, 16])
 def test_the_counts_of_dllm_without_idle_steps(new_tokens, curve):
     one = np.float32(1)
-    alpha = {"linear": lambda t: one - t, "cosine": lambda t: one - np.cos(np.float32(math.pi / 2) * (one - t))}[curve]
+    alpha = {
+        "linear": lambda t: one - t,
+        "cosine": lambda t: one - np.cos(np.float32(math.pi / 2) * (one - t)),
+    }[curve]
     for steps in (1, 3, 8, 16, 48):
         left, expected = new_tokens, []
         for step in range(steps):
@@ -121,8 +136,12 @@ def test_the_counts_of_dllm_without_idle_steps(new_tokens, curve):
             left -= expected[-1]
         assert left == 0
         canvas = Canvas.from_prompts([[1]], new_tokens=new_tokens, mask_id=5)
-        done = list(denoise(constant(new_tokens), canvas, schedule=f"alpha:curve={curve}", steps=steps))
-        assert [int(step.committed_BS.sum()) for step in done] == [count for count in expected if count]
+        done = list(
+            denoise(constant(new_tokens), canvas, schedule=f"alpha:curve={curve}", steps=steps)
+        )
+        assert [int(step.committed_BS.sum()) for step in done] == [
+            count for count in expected if count
+        ]
         assert {step.total for step in done} == {None}
 
 
@@ -133,7 +152,9 @@ def test_the_steps_of_dllm_are_divided_over_the_blocks_and_rounded_up():
         done = list(denoise(constant(13), canvas, schedule="alpha", steps=steps, block_length=8))
         assert [int(step.committed_BS.sum()) for step in done] == expected
         assert [step.block for step in done] == sorted(step.block for step in done)
-    with pytest.raises(ValueError, match=r"'alpha' does not go with the rule Origin.*use schedule='timed'"):
+    with pytest.raises(
+        ValueError, match=r"'alpha' does not go with the rule Origin.*use schedule='timed'"
+    ):
         denoise(constant(13), canvas, rule="origin", schedule="alpha", generator=torch.Generator())
 
 
@@ -146,11 +167,14 @@ def test_schedules_are_values_with_names():
     assert {name: type(schedules.make(name)) for name in schedules} == dict(schedules)
     assert {schedules.make(name).name for name in schedules} == set(schedules)
     assert schedules.make("threshold", threshold=0.5) == Threshold(0.5)
-    with pytest.raises(ValueError, match=r"unknown schedule 'treshold'.*did you mean 'threshold'\?"):
+    with pytest.raises(
+        ValueError, match=r"unknown schedule 'treshold'.*did you mean 'threshold'\?"
+    ):
         schedules.parse("treshold")
     with pytest.raises(
         ValueError,
-        match=r"unknown schedule 'zzzz'; known are alpha, dynamic, editing, elastic, ent.*if a plug-in defines it",
+        match=r"unknown schedule 'zzzz'; known are alpha, dynamic, editing, elastic, ent.*if a "
+        r"plug-in defines it",
     ):
         schedules.parse("zzzz")
 
@@ -158,7 +182,9 @@ def test_schedules_are_values_with_names():
 def committed(logits_MV, **settings):
     """Tokens committed by the first evaluation."""
     canvas = Canvas.from_prompts([[0]], new_tokens=len(logits_MV), mask_id=logits_MV.shape[1])
-    return int(next(denoise(lambda ids_BS, wanted_BS: logits_MV, canvas, **settings)).committed_BS.sum())
+    return int(
+        next(denoise(lambda ids_BS, wanted_BS: logits_MV, canvas, **settings)).committed_BS.sum()
+    )
 
 
 def test_a_confidence_that_is_just_the_threshold_is_enough():
@@ -171,11 +197,16 @@ def test_a_confidence_that_is_just_the_threshold_is_enough():
 
 def test_a_sum_of_entropies_that_is_just_the_bound_is_allowed():
     coins_MV = torch.zeros(5, 2)
-    coin = -Entropy()(Candidates(coins_MV, TokenSampling(), 2, torch.ones(1, 5).bool(), torch.arange(1, 6)[None]))[0]
+    coin = -Entropy()(
+        Candidates(coins_MV, TokenSampling(), 2, torch.ones(1, 5).bool(), torch.arange(1, 6)[None])
+    )[0]
     for n in (1, 2):
         # What counts is the sum without the largest, and n + n is exact.
         assert committed(coins_MV, rule="entropy", schedule=EntropyBound(float(coin) * n)) == n + 1
-        assert committed(coins_MV, rule="entropy", schedule=EntropyBound(float(coin) * n * (1 - 1e-5))) == n
+        assert (
+            committed(coins_MV, rule="entropy", schedule=EntropyBound(float(coin) * n * (1 - 1e-5)))
+            == n
+        )
 
 
 def test_a_bound_of_zero_commits_one_token_beside_those_without_entropy():
@@ -183,5 +214,7 @@ def test_a_bound_of_zero_commits_one_token_beside_those_without_entropy():
     for many in range(4):
         logits_MV = torch.tensor([coin, *[sure] * many, coin, coin])
         assert committed(logits_MV, rule="entropy", schedule=EntropyBound(0.0)) == many + 1
-    with pytest.raises(ValueError, match=r"but is -1\.0; 0 commits one token beside those of entropy 0"):
+    with pytest.raises(
+        ValueError, match=r"but is -1\.0; 0 commits one token beside those of entropy 0"
+    ):
         EntropyBound(-1.0)

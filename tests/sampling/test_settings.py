@@ -29,7 +29,10 @@ CANVAS = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=8, mask_id=MASK, pad_i
 
 
 def decoded(settings, **given):
-    return [step.ids_BS.tolist() for step in settings.decode(ToyDenoiser(CANVAS.attention_BS), CANVAS, **given)]
+    return [
+        step.ids_BS.tolist()
+        for step in settings.decode(ToyDenoiser(CANVAS.attention_BS), CANVAS, **given)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -41,13 +44,22 @@ def decoded(settings, **given):
         ({"schedule": "threshold"}, {"schedule": Threshold(0.9)}),
         ({"schedule": "threshold", "threshold": 0.5}, {"schedule": Threshold(0.5)}),
         ({"schedule": "factor", "factor": 2.0}, {"schedule": Factor(2.0)}),
-        ({"rule": "entropy", "schedule": "entropy_bound", "gamma": 0.3}, {"schedule": EntropyBound(0.3)}),
-        ({"schedule": "timed", "eps": 1e-5, "pooled": True}, {"schedule": Timed(1e-5, pooled=True)}),
+        (
+            {"rule": "entropy", "schedule": "entropy_bound", "gamma": 0.3},
+            {"schedule": EntropyBound(0.3)},
+        ),
+        (
+            {"schedule": "timed", "eps": 1e-5, "pooled": True},
+            {"schedule": Timed(1e-5, pooled=True)},
+        ),
         ({"rule": "origin"}, {"schedule": Timed(1e-3)}),
         ({"rule": "origin", "eps": 0.1}, {"schedule": Timed(0.1)}),
         ({"cache": "prefix"}, {"cache": PrefixCache()}),
         ({"cache": "dual", "refresh_every": 4}, {"cache": DualCache(4)}),
-        ({"steps": 7, "block_length": 4, "temperature": 0.5}, {"steps": 7, "block_length": 4, "temperature": 0.5}),
+        (
+            {"steps": 7, "block_length": 4, "temperature": 0.5},
+            {"steps": 7, "block_length": 4, "temperature": 0.5},
+        ),
         ({"temperature": 0.5, "top_p": 0.9, "top_k": 3}, {"top_p": 0.9, "top_k": 3}),
     ],
     ids=str,
@@ -60,7 +72,9 @@ def test_names_and_numbers_become_values(settings, expected):
 def test_settings_are_plain_data_and_come_back_from_json():
     settings = DecodingSettings(rule="entropy", alg_temp=0.1, stop_ids=(3,), seed=4)
     back = json.loads(json.dumps(dataclasses.asdict(settings)))
-    restored = {name: tuple(value) if isinstance(value, list) else value for name, value in back.items()}
+    restored = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in back.items()
+    }
     assert DecodingSettings(**restored) == settings
 
 
@@ -74,7 +88,12 @@ def test_every_field_is_described():
 def test_decode_is_denoise_with_the_wrappers_around_the_denoiser():
     toy = ToyDenoiser(CANVAS.attention_BS)
     settings = DecodingSettings(
-        schedule="threshold", threshold=0.2, cfg_scale=0.7, suppress_ids=(1, 2), stop_ids=(5, 7), block_length=4
+        schedule="threshold",
+        threshold=0.2,
+        cfg_scale=0.7,
+        suppress_ids=(1, 2),
+        stop_ids=(5, 7),
+        block_length=4,
     )
     plain = denoise(
         guided(suppressed(toy, [1, 2]), 0.7, CANVAS.prompt_BS, MASK),
@@ -116,7 +135,11 @@ def test_end_of_text_is_the_models_where_asked_for():
 
 def test_an_object_takes_the_place_of_a_name():
     given = DecodingSettings().values(rule=Entropy(), schedule=EntropyBound(2.0), cache=DualCache())
-    assert (given["rule"], given["schedule"], given["cache"]) == (Entropy(), EntropyBound(2.0), DualCache())
+    assert (given["rule"], given["schedule"], given["cache"]) == (
+        Entropy(),
+        EntropyBound(2.0),
+        DualCache(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,26 +148,59 @@ def test_an_object_takes_the_place_of_a_name():
         (
             {"threshold": 0.9},
             {},
-            "threshold does not go with the schedule 'even', got threshold=0.9; it belongs to dynamic, editing, thr",
+            "threshold does not go with the schedule 'even', got threshold=0.9; it belongs to "
+            "dynamic, editing, thr",
         ),
-        ({"schedule": "threshold", "factor": 1.5}, {}, "factor does not go with the schedule 'threshold'"),
-        ({"schedule": "threshold", "pooled": True}, {}, "pooled does not go with the schedule 'threshold'.*to timed"),
-        ({"rule": "random", "alg_temp": 0.1}, {}, "alg_temp does not go with the unmasking rule 'random'"),
-        ({"rule": "entropy", "defer_ids": (1,)}, {}, "defer_ids does not go with the unmasking rule 'entropy'"),
+        (
+            {"schedule": "threshold", "factor": 1.5},
+            {},
+            "factor does not go with the schedule 'threshold'",
+        ),
+        (
+            {"schedule": "threshold", "pooled": True},
+            {},
+            "pooled does not go with the schedule 'threshold'.*to timed",
+        ),
+        (
+            {"rule": "random", "alg_temp": 0.1},
+            {},
+            "alg_temp does not go with the unmasking rule 'random'",
+        ),
+        (
+            {"rule": "entropy", "defer_ids": (1,)},
+            {},
+            "defer_ids does not go with the unmasking rule 'entropy'",
+        ),
         (
             {"refresh_every": 2},
             {},
             "refresh_every does not go with the cache 'none'.* belongs to dual, evict, prefix, ",
         ),
-        ({"rule": "lowconfidence"}, {}, r"unknown unmasking rule 'lowconfidence'.*did you mean 'low_confidence"),
+        (
+            {"rule": "lowconfidence"},
+            {},
+            r"unknown unmasking rule 'lowconfidence'.*did you mean 'low_confidence",
+        ),
         ({"schedule": "evn"}, {}, r"unknown schedule 'evn'.*did you mean 'even'\?"),
         ({"cache": "duel"}, {}, r"unknown cache 'duel'.*did you mean 'dual'\?"),
         ({"schedule": "threshold", "steps": 4}, {}, "runs until each block is done, got steps=4"),
-        ({"schedule": "threshold", "rule": "random"}, {}, "'threshold' does not go with the rule RandomOrder"),
+        (
+            {"schedule": "threshold", "rule": "random"},
+            {},
+            "'threshold' does not go with the rule RandomOrder",
+        ),
         ({"top_k": 4}, {}, "top_p and top_k do nothing at temperature 0"),
         ({"temperature": -1.0}, {}, "temperature must be at least 0 and finite"),
-        ({"alg_temp": 0.3}, {"rule": Entropy()}, r"its numbers go into it, got Entropy\(.*\) and {'alg_temp': 0.3}"),
-        ({"gamma": 0.3}, {"schedule": EntropyBound()}, "where a schedule object is given, its numbers go into it"),
+        (
+            {"alg_temp": 0.3},
+            {"rule": Entropy()},
+            r"its numbers go into it, got Entropy\(.*\) and {'alg_temp': 0.3}",
+        ),
+        (
+            {"gamma": 0.3},
+            {"schedule": EntropyBound()},
+            "where a schedule object is given, its numbers go into it",
+        ),
     ],
     ids=str,
 )
@@ -156,8 +212,14 @@ def test_what_makes_no_sense_is_refused_by_values(settings, given, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"stop_at_eos": True}, "stop_at_eos needs the id of end of text, but the model names none; give stop_ids"),
-        ({"stop_ids": (3, 4), "suppress_ids": (4,)}, r"a suppressed token cannot end a row, got \[4\] as both"),
+        (
+            {"stop_at_eos": True},
+            "stop_at_eos needs the id of end of text, but the model names none; give stop_ids",
+        ),
+        (
+            {"stop_ids": (3, 4), "suppress_ids": (4,)},
+            r"a suppressed token cannot end a row, got \[4\] as both",
+        ),
         ({"cfg_scale": float("nan")}, "the guidance scale must be a finite number"),
         ({"steps": 20}, "steps must not exceed the open positions"),
     ],

@@ -19,7 +19,11 @@ def prompts(rows=ROWS, new_tokens=12):
 def both(seed, stop_ids, **settings):
     canvas = prompts()
     toy = ToyDenoiser(canvas.attention_BS, seed, sharpness=2.0)
-    return canvas, list(denoise(toy, canvas, **settings)), list(denoise(toy, canvas, stop_ids=stop_ids, **settings))
+    return (
+        canvas,
+        list(denoise(toy, canvas, **settings)),
+        list(denoise(toy, canvas, stop_ids=stop_ids, **settings)),
+    )
 
 
 SETTINGS = [
@@ -65,8 +69,13 @@ def test_every_step_equals_the_loop_written_out(settings):
             rule = settings.get("rule", "low_confidence")
             expected = plain_row(toy, [*prompt, *[MASK] * 12], rule, blocks, stop=11)
             real = canvas.attention_BS[row]
-            ours = [canvas.ids_BS[row][real].tolist(), *(step.ids_BS[row][real].tolist() for step in steps)]
-            changes = [now for before, now in zip([None, *ours], ours, strict=False) if now != before]
+            ours = [
+                canvas.ids_BS[row][real].tolist(),
+                *(step.ids_BS[row][real].tolist() for step in steps),
+            ]
+            changes = [
+                now for before, now in zip([None, *ours], ours, strict=False) if now != before
+            ]
             assert changes == expected, f"seed {seed}, row {row}"
 
 
@@ -77,10 +86,14 @@ def test_filled_and_committed_positions_are_told_apart():
     for step in steps:
         assert torch.equal(step.masked_BS, masked_BS)
         assert not (step.filled_BS & ~canvas.open_BS).any()
-        assert not (step.filled_BS & step.committed_BS).any(), "left to right commits nothing beyond a stop id"
+        assert not (step.filled_BS & step.committed_BS).any(), (
+            "left to right commits nothing beyond a stop id"
+        )
         changed_BS = step.ids_BS != step.before_BS
         assert torch.equal(changed_BS, changed_BS & (step.committed_BS | step.filled_BS))
-        assert torch.equal(~step.confidence_BS.isnan(), step.masked_BS), "one block: every mask is a candidate"
+        assert torch.equal(~step.confidence_BS.isnan(), step.masked_BS), (
+            "one block: every mask is a candidate"
+        )
         filled_B += step.filled_BS.any(1)
         masked_BS = masked_BS & ~step.committed_BS & ~step.filled_BS
     assert not masked_BS.any()
@@ -102,7 +115,11 @@ def scripted(tokens):
 
 def test_all_rows_over_ends_the_run_and_one_row_does_not():
     canvas = prompts([[], []], 8)
-    calls = list(denoise(scripted([[1, 2, 9, 4, 4, 4, 4, 4], [1, 9, 4, 4, 4, 4, 4, 4]]), canvas, stop_ids=[9]))
+    calls = list(
+        denoise(
+            scripted([[1, 2, 9, 4, 4, 4, 4, 4], [1, 9, 4, 4, 4, 4, 4, 4]]), canvas, stop_ids=[9]
+        )
+    )
     assert len(calls) == 3
     assert calls[-1].ids_BS.tolist() == [[1, 2, 9, 9, 9, 9, 9, 9], [1, 9, 9, 9, 9, 9, 9, 9]]
     assert calls[1].filled_BS.int().tolist() == [[0] * 8, [0, 0, *[1] * 6]]
@@ -115,7 +132,9 @@ def test_all_rows_over_ends_the_run_and_one_row_does_not():
 
 def test_later_blocks_are_not_begun_once_all_rows_are_over():
     canvas = prompts([[]], 9)
-    steps = list(denoise(scripted([[1, 9, 4, 4, 4, 4, 4, 4, 4]]), canvas, block_length=3, stop_ids=[9, 17]))
+    steps = list(
+        denoise(scripted([[1, 9, 4, 4, 4, 4, 4, 4, 4]]), canvas, block_length=3, stop_ids=[9, 17])
+    )
     assert [step.block for step in steps] == [0, 0]
     assert steps[-1].ids_BS.tolist() == [[1, *[9] * 8]]
 
@@ -123,7 +142,12 @@ def test_later_blocks_are_not_begun_once_all_rows_are_over():
 def test_a_stop_id_with_a_mask_to_its_left_does_not_end_the_row():
     canvas = prompts([[]], 4)
     right_to_left = list(
-        denoise(scripted([[1, 2, 9, 4]]), canvas, rule=lambda candidates: candidates.columns_M.float(), stop_ids=[9])
+        denoise(
+            scripted([[1, 2, 9, 4]]),
+            canvas,
+            rule=lambda candidates: candidates.columns_M.float(),
+            stop_ids=[9],
+        )
     )
     assert [step.ids_BS[0].tolist() for step in right_to_left] == [
         [MASK, MASK, MASK, 4],
@@ -136,11 +160,16 @@ def test_a_stop_id_with_a_mask_to_its_left_does_not_end_the_row():
 def test_a_stop_id_in_the_prompt_counts_for_nothing_and_given_text_stays():
     canvas = Canvas.infill([[9, MASK, 9, MASK, 7, MASK]], mask_id=MASK)
     steps = list(denoise(scripted([[0, 1, 0, 9, 0, 3]]), canvas, stop_ids=[9]))
-    assert [step.ids_BS[0].tolist() for step in steps] == [[9, 1, 9, MASK, 7, MASK], [9, 1, 9, 9, 7, 9]]
+    assert [step.ids_BS[0].tolist() for step in steps] == [
+        [9, 1, 9, MASK, 7, MASK],
+        [9, 1, 9, 9, 7, 9],
+    ]
 
 
 def test_infilling_rows_of_unequal_length_end_one_by_one():
-    holes = torch.tensor([[MASK, 1, 2, MASK, MASK, 3, MASK], [4, MASK, 5, MASK, 7, 8, 9], [0, 1, 2, 3, 4, 5, 6]])
+    holes = torch.tensor(
+        [[MASK, 1, 2, MASK, MASK, 3, MASK], [4, MASK, 5, MASK, 7, 8, 9], [0, 1, 2, 3, 4, 5, 6]]
+    )
     canvas, ended = Canvas.infill(holes, mask_id=MASK), 0
     for seed in range(20):
         toy = ToyDenoiser(canvas.attention_BS, seed)
@@ -152,6 +181,8 @@ def test_infilling_rows_of_unequal_length_end_one_by_one():
                 blocks = [(size, even(size)) for size in sizes]
                 expected = plain_row(toy, holes[row].tolist(), "low_confidence", blocks, stop=stop)
                 ours = [holes[row].tolist(), *(step.ids_BS[row].tolist() for step in steps)]
-                assert [now for before, now in zip([None, *ours], ours, strict=False) if now != before] == expected
+                assert [
+                    now for before, now in zip([None, *ours], ours, strict=False) if now != before
+                ] == expected
             ended += int(any(step.filled_BS.any() for step in steps))
     assert ended > 5

@@ -4,7 +4,15 @@ import pytest
 import torch
 from toy_denoiser import MASK, VOCABULARY, ToyDenoiser
 
-from sinklab.core.sampling import Canvas, DecodingSettings, Entropy, LowConfidence, Threshold, denoise, suppressed
+from sinklab.core.sampling import (
+    Canvas,
+    DecodingSettings,
+    Entropy,
+    LowConfidence,
+    Threshold,
+    denoise,
+    suppressed,
+)
 from sinklab.lab.caching import DualCache
 
 CANVAS = Canvas.from_prompts([[1, 2]], new_tokens=4, mask_id=MASK)
@@ -15,7 +23,9 @@ def start(**settings):
 
 
 @pytest.mark.parametrize(
-    "given", [5, (5,), [5], {5}, torch.tensor(5), torch.tensor([5]), iter([5])], ids=lambda given: type(given).__name__
+    "given",
+    [5, (5,), [5], {5}, torch.tensor(5), torch.tensor([5]), iter([5])],
+    ids=lambda given: type(given).__name__,
 )
 def test_one_id_or_several_in_any_form(given):
     settings = DecodingSettings(stop_ids=given)
@@ -24,12 +34,16 @@ def test_one_id_or_several_in_any_form(given):
 
 
 def test_a_single_id_will_do_everywhere():
-    assert DecodingSettings(defer_ids=5, suppress_ids=6).values()["rule"] == LowConfidence(defer_ids=(5,))
+    assert DecodingSettings(defer_ids=5, suppress_ids=6).values()["rule"] == LowConfidence(
+        defer_ids=(5,)
+    )
     assert LowConfidence(defer_ids=5) == LowConfidence(defer_ids=(5,))
     assert DecodingSettings(stop_ids=None).stop_ids == ()
     ids = [step.ids_BS.tolist() for step in start(rule="left_to_right")]
     token = ids[-1][0][3]
-    assert list(start(rule="left_to_right", stop_ids=token))[-1].ids_BS[0, 3:].tolist() == [token] * 3
+    assert (
+        list(start(rule="left_to_right", stop_ids=token))[-1].ids_BS[0, 3:].tolist() == [token] * 3
+    )
     toy = suppressed(ToyDenoiser(CANVAS.attention_BS), token)
     assert (toy(CANVAS.ids_BS, CANVAS.open_BS)[:, token] == -torch.inf).all()
 
@@ -41,9 +55,15 @@ def test_a_single_id_will_do_everywhere():
             lambda: DecodingSettings(stop_ids="<eos>"),
             "stop_ids takes a token id or several, got '<eos>'; tokenizer.conv",
         ),
-        (lambda: DecodingSettings(suppress_ids=(1.5,)), r"suppress_ids takes a token id or several, got \(1.5,\)"),
+        (
+            lambda: DecodingSettings(suppress_ids=(1.5,)),
+            r"suppress_ids takes a token id or several, got \(1.5,\)",
+        ),
         (lambda: LowConfidence(defer_ids=None), "defer_ids takes a token id or several, got None"),
-        (lambda: start(stop_ids=[3, -100]), r"stop_ids must lie in the vocabulary, 0 upwards, got \[-100, 3\]"),
+        (
+            lambda: start(stop_ids=[3, -100]),
+            r"stop_ids must lie in the vocabulary, 0 upwards, got \[-100, 3\]",
+        ),
         (
             lambda: next(start(stop_ids=[3, VOCABULARY])),
             r"stop_ids must lie in the vocabulary, 0 to 22, got \[3, 23\]; check the tokenizer",
@@ -62,11 +82,20 @@ def test_the_last_id_of_the_vocabulary_may_end_a_row():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"cache": DualCache}, r"a cache is an object, got the class DualCache; pass DualCache\(\)"),
+        (
+            {"cache": DualCache},
+            r"a cache is an object, got the class DualCache; pass DualCache\(\)",
+        ),
         ({"rule": Entropy}, r"a rule is an object, got the class Entropy; pass Entropy\(\)"),
-        ({"schedule": Threshold}, r"a schedule is an object, got the class Threshold; pass Threshold\(\)"),
+        (
+            {"schedule": Threshold},
+            r"a schedule is an object, got the class Threshold; pass Threshold\(\)",
+        ),
         ({"cache": False}, r"a cache is a name or an object that has columns\(\), got False"),
-        ({"cache": Threshold()}, r"a cache is a name or an object that has columns\(\), got Threshold"),
+        (
+            {"cache": Threshold()},
+            r"a cache is a name or an object that has columns\(\), got Threshold",
+        ),
         ({"schedule": 0.9}, r"a schedule is a name or an object that has evaluations\(\), got 0.9"),
         ({"rule": 3}, r"a rule is a name or an object that has __call__\(\), got 3"),
     ],
@@ -82,4 +111,6 @@ def test_classes_and_other_things_in_place_of_objects_are_refused(settings, mess
 def test_a_name_in_place_of_an_object_takes_the_numbers():
     values = DecodingSettings(threshold=0.4).values(schedule="threshold", rule="topk_margin")
     assert values["schedule"] == Threshold(0.4)
-    assert values == DecodingSettings(threshold=0.4, schedule="threshold", rule="topk_margin").values()
+    assert (
+        values == DecodingSettings(threshold=0.4, schedule="threshold", rule="topk_margin").values()
+    )

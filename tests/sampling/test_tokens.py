@@ -48,7 +48,14 @@ def test_large_logits_do_not_overflow():
 
 @pytest.mark.parametrize(
     "cuts",
-    [{"top_p": 0.5}, {"top_k": 2}, {"top_k": 4}, {"top_p": 0.9, "top_k": 3}, {"top_p": 1e-9}, {"top_k": 1}],
+    [
+        {"top_p": 0.5},
+        {"top_k": 2},
+        {"top_k": 4},
+        {"top_p": 0.9, "top_k": 3},
+        {"top_p": 1e-9},
+        {"top_k": 1},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
@@ -56,7 +63,9 @@ def test_samples_after_top_p_and_top_k_follow_what_is_left(temperature, cuts):
     draws = 40_000
     logits_V = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, -torch.inf])
     tokens_M = sample_tokens(logits_V.expand(draws, -1), temperature, seeded(3), **cuts)
-    left = cut([(logit / temperature) for logit in logits_V.tolist()], cuts.get("top_p"), cuts.get("top_k"))
+    left = cut(
+        [(logit / temperature) for logit in logits_V.tolist()], cuts.get("top_p"), cuts.get("top_k")
+    )
     expected_V = torch.tensor(left, dtype=torch.float64) * draws
     counts_V = torch.bincount(tokens_M, minlength=6).double()
     assert torch.equal(counts_V > 0, expected_V > 0)
@@ -77,8 +86,13 @@ def test_shaped_logits_equal_the_definition(top_p, top_k):
     logits_MV = torch.randn(20, 17, generator=seeded(6), dtype=torch.float64) * 2
     for temperature in (0.0, 0.4, 1.0):
         ours = shaped_of(logits_MV, temperature=temperature, top_p=top_p, top_k=top_k).softmax(-1)
-        rows = [cut([logit / (temperature or 1) for logit in row], top_p, top_k) for row in logits_MV.tolist()]
-        torch.testing.assert_close(ours, torch.tensor(rows, dtype=torch.float64), rtol=1e-12, atol=1e-15)
+        rows = [
+            cut([logit / (temperature or 1) for logit in row], top_p, top_k)
+            for row in logits_MV.tolist()
+        ]
+        torch.testing.assert_close(
+            ours, torch.tensor(rows, dtype=torch.float64), rtol=1e-12, atol=1e-15
+        )
 
 
 def test_one_row_alone_is_cut_as_among_others():
@@ -94,7 +108,12 @@ def test_shaping_is_done_in_float32_or_better():
 
 @pytest.mark.parametrize(
     "sampling",
-    [{}, {"temperature": 1.0}, {"temperature": 0.5, "top_k": 1}, {"temperature": 2.0, "top_p": 0.1}],
+    [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.5, "top_k": 1},
+        {"temperature": 2.0, "top_p": 0.1},
+    ],
     ids=str,
 )
 def test_a_mask_that_is_the_likeliest_token_is_never_proposed(sampling):
@@ -102,7 +121,11 @@ def test_a_mask_that_is_the_likeliest_token_is_never_proposed(sampling):
     logits_MV = torch.randn(50, 9, generator=seeded(2))
     logits_MV[:, 4] = 30.0
     canvas = Canvas.from_prompts([[1]], new_tokens=50, mask_id=4)
-    step = next(denoise(lambda ids_BS, wanted_BS: logits_MV, canvas, steps=1, generator=seeded(1), **sampling))
+    step = next(
+        denoise(
+            lambda ids_BS, wanted_BS: logits_MV, canvas, steps=1, generator=seeded(1), **sampling
+        )
+    )
     assert not (step.ids_BS == 4).any()
     if sampling.get("temperature", 0) == 0 or "top_k" in sampling or "top_p" in sampling:
         logits_MV[:, 4] = -torch.inf
@@ -121,7 +144,9 @@ def test_the_best_token_in_two_levels_is_the_argmax(vocabulary, rows):
         peak_MV = logits_MV.clone()
         peak_MV[:, column] = 50.0
         assert (sample_tokens(peak_MV) == column).all()
-        assert (sample_tokens(peak_MV.narrow(1, 0, vocabulary - 1))[0] == column) == (column < vocabulary - 1)
+        assert (sample_tokens(peak_MV.narrow(1, 0, vocabulary - 1))[0] == column) == (
+            column < vocabulary - 1
+        )
 
 
 def test_bad_numbers_are_refused():
@@ -129,7 +154,9 @@ def test_bad_numbers_are_refused():
         with pytest.raises(ValueError, match="temperature must be at least 0 and finite"):
             sample_tokens(torch.zeros(1, 2), temperature, seeded())
     for top_p in (0.0, 1.1, -1, float("nan")):
-        with pytest.raises(ValueError, match="top_p must be more than 0 and at most 1 or left out, but is"):
+        with pytest.raises(
+            ValueError, match="top_p must be more than 0 and at most 1 or left out, but is"
+        ):
             TokenSampling(1.0, top_p)
     with pytest.raises(ValueError, match="top_k must be at least 1 or left out, but is 0"):
         TokenSampling(1.0, top_k=0)

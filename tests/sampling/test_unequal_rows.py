@@ -1,4 +1,6 @@
-"""Rows with unequal numbers of masks: each gets what it gets alone, or the settings are refused by name."""
+"""Rows with unequal numbers of masks: each gets what it gets alone, or the settings are refused by
+name.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ def test_unequal_rows_get_what_they_get_alone(settings):
             alone = texts(Canvas.infill([HOLES[row]], mask_id=MASK), seed, **settings)[0]
             # A row alone is not asked to wait for another one.
             without_start = [text for text in distinct(together[row]) if text != HOLES[row]]
-            assert without_start == [text for text in distinct(alone) if text != HOLES[row]], (seed, row)
+            assert without_start == [text for text in distinct(alone) if text != HOLES[row]], (
+                seed,
+                row,
+            )
 
 
 @pytest.mark.parametrize(
@@ -48,12 +53,25 @@ def test_unequal_rows_get_what_they_get_alone(settings):
     [
         (
             {"steps": 4, "block_length": 2},
-            r"'even' splits steps=4 over 3 block\(s\) .* same in every row, got rows with 2, 5; leave steps or block",
+            r"'even' splits steps=4 over 3 block\(s\) .* same in every row, got rows with 2, 5; "
+            r"leave steps or block",
         ),
-        ({"schedule": "timed"}, r"'timed' splits steps=None over 1 .* with 2, 5; decode these rows one by one"),
-        ({"schedule": "timed", "block_length": 2}, r"'timed' splits steps=None over 3 .*, or give steps and no block"),
-        ({"schedule": "timed", "block_length": 2, "steps": 9}, r"'timed' splits steps=9 over 3 block\(s\)"),
-        ({"schedule": "alpha", "block_length": 2, "steps": 9}, r"'alpha' splits steps=9 over 3 block\(s\)"),
+        (
+            {"schedule": "timed"},
+            r"'timed' splits steps=None over 1 .* with 2, 5; decode these rows one by one",
+        ),
+        (
+            {"schedule": "timed", "block_length": 2},
+            r"'timed' splits steps=None over 3 .*, or give steps and no block",
+        ),
+        (
+            {"schedule": "timed", "block_length": 2, "steps": 9},
+            r"'timed' splits steps=9 over 3 block\(s\)",
+        ),
+        (
+            {"schedule": "alpha", "block_length": 2, "steps": 9},
+            r"'alpha' splits steps=9 over 3 block\(s\)",
+        ),
     ],
     ids=str,
 )

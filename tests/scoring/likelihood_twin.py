@@ -12,9 +12,15 @@ def log_probabilities(loaded, context, continuation, masked, cfg_scale=0.0):
     mask_id = loaded.model.config.mask_token_id
     noisy = [mask_id if hide else token for token, hide in zip(continuation, masked, strict=True)]
     with torch.no_grad():
-        logits_LV = loaded.model(torch.tensor([[*context, *noisy]])).logits[0, len(context) :].double()
+        logits_LV = (
+            loaded.model(torch.tensor([[*context, *noisy]])).logits[0, len(context) :].double()
+        )
         if cfg_scale:
-            bare_LV = loaded.model(torch.tensor([[mask_id] * len(context) + noisy])).logits[0, len(context) :].double()
+            bare_LV = (
+                loaded.model(torch.tensor([[mask_id] * len(context) + noisy]))
+                .logits[0, len(context) :]
+                .double()
+            )
             logits_LV = bare_LV + (1 + cfg_scale) * (logits_LV - bare_LV)
     return logits_LV.log_softmax(-1)[torch.arange(len(continuation)), torch.tensor(continuation)]
 
@@ -26,7 +32,9 @@ def plain_score(loaded, context, continuation, plan: Plan, cfg_scale=0.0):
         if row < 0:
             values.append(0.0)
             continue
-        logp_L = log_probabilities(loaded, context, continuation, plan.masked_NL[row].tolist(), cfg_scale)
+        logp_L = log_probabilities(
+            loaded, context, continuation, plan.masked_NL[row].tolist(), cfg_scale
+        )
         values.append(weight * logp_L[plan.wanted_NL[row]].sum().item())
     return math.fsum(values) / (len(values) if plan.is_mean else 1)
 

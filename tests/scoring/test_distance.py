@@ -22,12 +22,16 @@ def texts(loaded, **settings) -> Writing:
 
 
 def moments_of(loaded) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Canvas and committed position (row, place) of every step: most confident first, one a step in each row."""
+    """Canvas and committed position (row, place) of every step: most confident first, one a step in
+    each row.
+    """
     ids_BS = torch.tensor([[*ids, *[loaded.model.config.mask_token_id] * NEW] for ids in PROMPTS])
     found = []
     for _ in range(NEW):
         with torch.no_grad():
-            logits_BSV = loaded.model(ids_BS).logits.float()[..., : loaded.model.config.text_vocab_size]
+            logits_BSV = loaded.model(ids_BS).logits.float()[
+                ..., : loaded.model.config.text_vocab_size
+            ]
         logits_BSV[..., loaded.model.config.mask_token_id] = -torch.inf
         best_BS, token_BS = logits_BSV.softmax(-1).max(-1)
         place_B = best_BS.masked_fill(ids_BS != loaded.model.config.mask_token_id, -1).argmax(1)
@@ -59,7 +63,10 @@ def test_of_a_diffusion_model_canvases_are_those_of_the_clean_run(sink: int, pro
     assert (one.kl_B > 1e-3).all()
     assert torch.allclose(clean.kl_B, torch.zeros(2).double(), atol=1e-6)
     assert clean.agreement_B.tolist() == clean.same_B.tolist() == [1, 1]
-    equal = [[a == b for a, b in zip(*pair, strict=True)] for pair in zip(clean.texts, one.texts, strict=True)]
+    equal = [
+        [a == b for a, b in zip(*pair, strict=True)]
+        for pair in zip(clean.texts, one.texts, strict=True)
+    ]
     assert one.agreement_B.tolist() == pytest.approx([sum(row) / NEW for row in equal])
     if protocol != "positions":
         # a closed loop leaves the first step whole
@@ -81,7 +88,8 @@ def test_of_an_autoregressive_model_the_clean_text_is_read_token_after_token() -
     same_B = (edited_BSV.argmax(-1) == ids_BS[:, 5:]).double().mean(1)
     assert one.same_B.tolist() == pytest.approx(same_B.tolist())
     loop, held = output_distances(
-        texts(loaded), [[MaskSinks.by_protocol(name, 2, selector="last_row")] for name in ("clean", "held")]
+        texts(loaded),
+        [[MaskSinks.by_protocol(name, 2, selector="last_row")] for name in ("clean", "held")],
     )
     assert (loop.kl_B > 0).all() and (held.kl_B > 0).all()
     assert loop.dose(1).columns == 2

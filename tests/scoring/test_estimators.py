@@ -11,7 +11,9 @@ from sinklab.lab.scoring.settings import LikelihoodSettings
 def shown(plan):
     """The mask of each sample, (n, L); all False for one that masks nothing."""
     masked_NL = plan.masked_NL.numpy()
-    return np.array([masked_NL[row] if row >= 0 else np.zeros(masked_NL.shape[1], bool) for row in plan.rows_n])
+    return np.array(
+        [masked_NL[row] if row >= 0 else np.zeros(masked_NL.shape[1], bool) for row in plan.rows_n]
+    )
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 8, 20])
@@ -21,7 +23,9 @@ def test_llada_counts_are_spread_evenly_and_weighted_by_their_share(tokens: int)
     assert np.allclose(plan.weights_n, tokens / counts)
     found = Counter(counts.tolist())
     assert set(found) == set(range(1, tokens + 1))
-    assert max(found.values()) - min(found.values()) <= 2, "each count as often as any other, up to the ends"
+    assert max(found.values()) - min(found.values()) <= 2, (
+        "each count as often as any other, up to the ends"
+    )
 
 
 def test_smdm_masks_each_token_with_the_probability_it_is_weighted_by() -> None:
@@ -58,7 +62,9 @@ def test_the_weights_of_all_masks_give_every_token_one_share() -> None:
 @pytest.mark.parametrize("noise", ["llada", "smdm"])
 def test_a_longer_continuation_of_the_group_shares_what_it_can(noise: str) -> None:
     settings = LikelihoodSettings(samples=64, noise=noise)
-    short, long, other = (monte_carlo(tokens, group, settings) for tokens, group in ((6, 1), (9, 1), (6, 2)))
+    short, long, other = (
+        monte_carlo(tokens, group, settings) for tokens, group in ((6, 1), (9, 1), (6, 2))
+    )
     if noise == "smdm":
         assert np.array_equal(shown(short), shown(long)[:, :6])
         assert np.array_equal(short.weights_n, long.weights_n)
@@ -78,9 +84,12 @@ def test_equal_masks_run_once_and_mean_the_same(noise: str) -> None:
     assert len(merged.masked_NL) == 7
     assert len(plain.masked_NL) == (shown(plain).any(1)).sum() > 60
     assert np.array_equal(shown(merged), shown(plain))
-    of_mask = {mask: -float(1 + place) for place, mask in enumerate(map(tuple, merged.masked_NL.tolist()))}
+    of_mask = {
+        mask: -float(1 + place) for place, mask in enumerate(map(tuple, merged.masked_NL.tolist()))
+    }
     results = [
-        plan.result(np.array([of_mask[tuple(mask)] for mask in plan.masked_NL.tolist()])) for plan in (merged, plain)
+        plan.result(np.array([of_mask[tuple(mask)] for mask in plan.masked_NL.tolist()]))
+        for plan in (merged, plain)
     ]
     assert results[0] == pytest.approx(results[1])
     assert len(monte_carlo(1, 0, settings).masked_NL) == 1, "of one token there is one mask"
@@ -114,7 +123,10 @@ def test_a_sample_that_masks_nothing_counts_as_nothing() -> None:
             {"estimator": "montecarlo"},
             r"estimator must be one of .*, but is 'montecarlo'; did you mean 'monte_carlo'\?",
         ),
-        ({"noise": "lada"}, r"noise must be one of llada, smdm, but is 'lada'; did you mean 'llada'\?"),
+        (
+            {"noise": "lada"},
+            r"noise must be one of llada, smdm, but is 'lada'; did you mean 'llada'\?",
+        ),
         ({"noise": "x"}, "noise must be one of llada, smdm, but is 'x'$"),
         ({"samples": 0}, "samples must be at least 1, but is 0"),
         ({"batch": -1}, "batch must be at least 1, but is -1"),

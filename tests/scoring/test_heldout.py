@@ -18,7 +18,9 @@ def direct_losses(loaded, ids_RS, seed):
     """Eq. 3-4 row by row, from logits everywhere."""
     generator = torch.Generator().manual_seed(seed)
     t_R = sample_times(len(ids_RS), sampler="low_discrepancy", generator=generator)
-    noisy_RS, masked_RS = corrupt(ids_RS, t_R, mask_id=loaded.model.config.mask_token_id, generator=generator)
+    noisy_RS, masked_RS = corrupt(
+        ids_RS, t_R, mask_id=loaded.model.config.mask_token_id, generator=generator
+    )
     losses = []
     with torch.no_grad():
         for ids, noisy, masked, t in zip(ids_RS, noisy_RS, masked_RS, t_R, strict=True):
@@ -38,7 +40,9 @@ def test_without_an_intervention_it_is_the_loss_itself(sink: int) -> None:
 def test_batches_do_not_matter_and_the_model_is_left_alone() -> None:
     loaded, text = tiny_loaded(1), rows()
     before = row_losses(loaded, text.ids_RS)
-    edited = [row_losses(loaded, text.ids_RS, edits=[MaskSinks(k=2)], batch=batch) for batch in (2, 6)]
+    edited = [
+        row_losses(loaded, text.ids_RS, edits=[MaskSinks(k=2)], batch=batch) for batch in (2, 6)
+    ]
     assert torch.allclose(*edited, rtol=1e-4)
     assert torch.equal(row_losses(loaded, text.ids_RS), before)
 
@@ -54,7 +58,9 @@ def test_hidden_sinks_change_the_loss_and_random_columns_change_it_otherwise() -
         assert ((one - two).abs() > 1e-4).sum() >= 5
     # what a row loses depends on its number, not on its batch
     for batch in (2, 4):
-        assert torch.allclose(random, row_losses(loaded, text.ids_RS, edits=drawn, batch=batch), rtol=1e-4)
+        assert torch.allclose(
+            random, row_losses(loaded, text.ids_RS, edits=drawn, batch=batch), rtol=1e-4
+        )
     reseeded = row_losses(loaded, text.ids_RS, edits=[replace(drawn[0], seed=1)])
     assert ((reseeded - random).abs() > 1e-4).sum() >= 5
 
@@ -62,7 +68,9 @@ def test_hidden_sinks_change_the_loss_and_random_columns_change_it_otherwise() -
 def test_the_noise_is_the_same_whatever_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, text = tiny_loaded(), rows()
     seen: list[torch.Tensor] = []
-    loaded.model.model.embed_tokens.register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
+    loaded.model.model.embed_tokens.register_forward_pre_hook(
+        lambda module, args: seen.append(args[0].clone())
+    )
     for edits in ([], [MaskSinks(k=2)], [MaskSinks(k=2, control="random")]):
         row_losses(loaded, text.ids_RS, edits=edits)
     assert len(seen) == 5, "one pass without sinks hidden, two with"
@@ -84,11 +92,15 @@ def test_the_curve_is_a_table_of_paired_differences() -> None:
     assert (table["delta"][0], table["delta_stderr"][0]) == (0, 0)
     assert table["loss"][3] == pytest.approx(hidden.mean().item())
     assert table["delta"][3] == pytest.approx((hidden - clean).mean().item(), rel=1e-4)
-    assert table["delta_stderr"][3] == pytest.approx((hidden - clean).std().item() / 6**0.5, rel=1e-4)
+    assert table["delta_stderr"][3] == pytest.approx(
+        (hidden - clean).std().item() / 6**0.5, rel=1e-4
+    )
     assert table["tokens"] == [144] * 5
     assert table["columns"][1:] == [1, 1, 4, 4] and math.isnan(table["columns"][0])
     assert table["held"][3] > table["held"][4]
-    assert table["bits_per_byte"][0] == pytest.approx(table["loss"][0] * 144 / math.log(2) / text.size)
+    assert table["bits_per_byte"][0] == pytest.approx(
+        table["loss"][0] * 144 / math.log(2) / text.size
+    )
     assert all(map(math.isnan, table["bits_per_byte"][1:]))
 
 
@@ -117,5 +129,7 @@ def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match=r"k counts the keys to remove.* at least 1, got -1"):
         heldout_curve(loaded, text, ks=(-1,))
     ar = replace(loaded, family="autoregressive", name="llama")
-    with pytest.raises(ValueError, match="defined for diffusion models, but llama is autoregressive"):
+    with pytest.raises(
+        ValueError, match="defined for diffusion models, but llama is autoregressive"
+    ):
         heldout_curve(ar, text)

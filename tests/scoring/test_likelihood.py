@@ -15,9 +15,19 @@ from sinklab.lab.scoring.requests import every_mask, monte_carlo
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
-MODELS = {"llada": {}, "dream": {"logit_shift": True}, "sink": {"sink": 2}, "end": {"sink": 1, "sink_side": "end"}}
+MODELS = {
+    "llada": {},
+    "dream": {"logit_shift": True},
+    "sink": {"sink": 2},
+    "end": {"sink": 1, "sink_side": "end"},
+}
 PARTS = [Scored(-3.0, 3.0), Scored(-4.0, 4.0)]
-REQUESTS = [(ids(9, 1), ids(5, 2)), ([], ids(4, 3)), (ids(3, 4), ids(1, 5)), (ids(20, 6), ids(7, 7))]
+REQUESTS = [
+    (ids(9, 1), ids(5, 2)),
+    ([], ids(4, 3)),
+    (ids(3, 4), ids(1, 5)),
+    (ids(20, 6), ids(7, 7)),
+]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -28,7 +38,9 @@ def test_monte_carlo_equals_a_plain_loop_over_the_same_masks(model: str, noise: 
     found = score(loaded, REQUESTS, settings, groups=[3, 3, 4, 5])
     for (context, continuation), group, one in zip(REQUESTS, [3, 3, 4, 5], found, strict=True):
         plan = monte_carlo(len(continuation), group, settings)
-        assert one.logprob == pytest.approx(plain_score(loaded, context, continuation, plan), rel=1e-5)
+        assert one.logprob == pytest.approx(
+            plain_score(loaded, context, continuation, plan), rel=1e-5
+        )
         assert (one.tokens, one.dropped) == (len(continuation), 0)
 
 
@@ -52,12 +64,18 @@ def test_exact_is_the_weighted_sum_over_all_masks() -> None:
 
 
 @pytest.mark.parametrize("noise", ["llada", "smdm"])
-def test_both_noises_estimate_it_and_the_error_falls_with_the_root_of_the_samples(noise: str) -> None:
+def test_both_noises_estimate_it_and_the_error_falls_with_the_root_of_the_samples(
+    noise: str,
+) -> None:
     loaded, context, continuation = tiny_loaded(), ids(8), ids(6, 1)
     truth = exact(loaded, context, continuation)
     errors = []
     for samples in (50, 200, 800):
-        (found,) = score(loaded, [(context, continuation)], LikelihoodSettings(noise=noise, samples=samples, batch=64))
+        (found,) = score(
+            loaded,
+            [(context, continuation)],
+            LikelihoodSettings(noise=noise, samples=samples, batch=64),
+        )
         assert abs(found.logprob - truth) < 4 * found.stderr
         errors.append(found.stderr)
     assert errors[0] / errors[2] == pytest.approx(4, rel=0.4)
@@ -69,7 +87,9 @@ def test_the_packaged_models_agree_with_their_exact_scores() -> None:
         loaded = load(name)
         encode = loaded.needed_tokenizer().encode
         context = encode("The old man sat by the")
-        right, wrong = (encode(text, add_special_tokens=False) for text in (" fire", " purple parliament"))
+        right, wrong = (
+            encode(text, add_special_tokens=False) for text in (" fire", " purple parliament")
+        )
         requests = [(context, right), (context, wrong)]
         truth = [exact(loaded, *request) for request in requests]
         found = score(loaded, requests, LikelihoodSettings(samples=64))
@@ -79,13 +99,17 @@ def test_the_packaged_models_agree_with_their_exact_scores() -> None:
         assert found[0].logprob > found[1].logprob
 
 
-@pytest.mark.parametrize("settings", [LikelihoodSettings(samples=9), LikelihoodSettings("chain_rule")])
+@pytest.mark.parametrize(
+    "settings", [LikelihoodSettings(samples=9), LikelihoodSettings("chain_rule")]
+)
 def test_neither_batches_nor_order_nor_company_matter(settings: LikelihoodSettings) -> None:
     loaded = tiny_loaded(1)
     whole = score(loaded, REQUESTS, settings)
     for batch in (1, 3, 64):
         again = score(loaded, REQUESTS[::-1], replace(settings, batch=batch))[::-1]
-        assert [one.logprob for one in again] == pytest.approx([one.logprob for one in whole], rel=1e-5)
+        assert [one.logprob for one in again] == pytest.approx(
+            [one.logprob for one in whole], rel=1e-5
+        )
     alone = [score(loaded, [request], settings)[0] for request in REQUESTS]
     assert [one.logprob for one in alone] == pytest.approx([one.logprob for one in whole], rel=1e-5)
 
@@ -94,27 +118,38 @@ def test_a_forward_has_so_many_rows_at_most() -> None:
     for loaded, cfg_scale in ((tiny_loaded(), 0.0), (tiny_loaded(), 1.0), (tiny_llama(), 0.0)):
         sizes: list[int] = []
         loaded.model.model.embed_tokens.register_forward_pre_hook(
-            lambda module, args, sizes=sizes: sizes.append(len(args[0])) if args[0].shape[1] > 1 else None
+            lambda module, args, sizes=sizes: (
+                sizes.append(len(args[0])) if args[0].shape[1] > 1 else None
+            )
         )
-        score(loaded, REQUESTS * 2, LikelihoodSettings(samples=9, batch=4, cfg_scale=cfg_scale), greedy=True)
+        score(
+            loaded,
+            REQUESTS * 2,
+            LikelihoodSettings(samples=9, batch=4, cfg_scale=cfg_scale),
+            greedy=True,
+        )
         assert max(sizes) == 4
 
 
-def test_logits_that_would_not_fit_are_made_in_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_that_would_not_fit_are_made_in_smaller_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loaded, settings = tiny_loaded(), LikelihoodSettings(samples=8)
     before = score(loaded, REQUESTS, settings)
     causal_before = score(tiny_llama(), REQUESTS[:1] + REQUESTS[2:])
     sizes = []
-    loaded.model.model.embed_tokens.register_forward_pre_hook(lambda module, args: sizes.append(args[0].shape))
+    loaded.model.model.embed_tokens.register_forward_pre_hook(
+        lambda module, args: sizes.append(args[0].shape)
+    )
     monkeypatch.setattr(likelihood, "MOST_LOGITS", 8 * loaded.model.config.vocab_size)
     assert [one.logprob for one in score(loaded, REQUESTS, settings)] == pytest.approx(
         [one.logprob for one in before], rel=1e-5
     )
     # a row of the longest request may ask for 7 of the 8 positions that fit
     assert max(shape[0] for shape in sizes if shape[1] == 27) == 1
-    assert [one.logprob for one in score(tiny_llama(), REQUESTS[:1] + REQUESTS[2:])] == pytest.approx(
-        [one.logprob for one in causal_before], rel=1e-5
-    )
+    assert [
+        one.logprob for one in score(tiny_llama(), REQUESTS[:1] + REQUESTS[2:])
+    ] == pytest.approx([one.logprob for one in causal_before], rel=1e-5)
 
 
 def test_guidance_is_the_plain_formula() -> None:
@@ -122,7 +157,9 @@ def test_guidance_is_the_plain_formula() -> None:
     found = score(loaded, REQUESTS, settings, groups=[0, 1, 2, 3])
     for group, ((context, continuation), one) in enumerate(zip(REQUESTS, found, strict=True)):
         plan = monte_carlo(len(continuation), group, settings)
-        assert one.logprob == pytest.approx(plain_score(loaded, context, continuation, plan, 0.7), rel=1e-5)
+        assert one.logprob == pytest.approx(
+            plain_score(loaded, context, continuation, plan, 0.7), rel=1e-5
+        )
     truth = exact(loaded, *REQUESTS[0], cfg_scale=0.7)
     assert truth == pytest.approx(plain_score(loaded, *REQUESTS[0], every_mask(5), 0.7), rel=1e-5)
     assert truth != pytest.approx(exact(loaded, *REQUESTS[0]), rel=1e-3)
@@ -137,7 +174,9 @@ def test_common_random_numbers_steady_the_difference_between_choices() -> None:
     def spread(groups):
         differences = []
         for seed in range(12):
-            found = score(loaded, requests, LikelihoodSettings(samples=16, seed=seed), groups=groups)
+            found = score(
+                loaded, requests, LikelihoodSettings(samples=16, seed=seed), groups=groups
+            )
             differences.append(found[0].logprob - found[1].logprob)
         return statistics.stdev(differences)
 
@@ -149,8 +188,12 @@ def test_choices_of_one_context_share_noise_when_no_groups_are_given() -> None:
     context, choice = ids(8), ids(6, 1)
     one, same = score(loaded, [(context, choice), (context, choice)], settings)
     assert one == same
-    assert score(loaded, [(context, choice)], settings, groups=[9])[0].logprob != pytest.approx(one.logprob)
-    assert score(loaded, [(context, choice)], replace(settings, seed=1))[0].logprob != pytest.approx(one.logprob)
+    assert score(loaded, [(context, choice)], settings, groups=[9])[0].logprob != pytest.approx(
+        one.logprob
+    )
+    assert score(loaded, [(context, choice)], replace(settings, seed=1))[
+        0
+    ].logprob != pytest.approx(one.logprob)
 
 
 def test_sums_are_as_exact_as_float32_logits_allow() -> None:
@@ -173,7 +216,11 @@ def greedy_requests(loaded, cfg_scale, highest=270):
     for number, length in enumerate((1, 4, 6, 6)):
         context = [token % highest for token in ids(5 + number, number)]
         canvas = Canvas.from_prompts(
-            [context], new_tokens=length, mask_id=loaded.model.config.mask_token_id, pad_id=0, context=64
+            [context],
+            new_tokens=length,
+            mask_id=loaded.model.config.mask_token_id,
+            pad_id=0,
+            context=64,
         )
         *_, last = loaded.model.denoise(canvas, DecodingSettings(cfg_scale=cfg_scale))
         written = last.ids_BS[0, -length:].tolist()
@@ -186,7 +233,9 @@ def greedy_requests(loaded, cfg_scale, highest=270):
 def test_greedy_is_what_decoding_writes(model: str, cfg_scale: float) -> None:
     loaded = tiny_loaded(**MODELS[model])
     requests = greedy_requests(loaded, cfg_scale)
-    found = score(loaded, requests, LikelihoodSettings(samples=1, batch=3, cfg_scale=cfg_scale), greedy=True)
+    found = score(
+        loaded, requests, LikelihoodSettings(samples=1, batch=3, cfg_scale=cfg_scale), greedy=True
+    )
     assert [one.greedy for one in found] == [True, False] * 4
     assert not any(one.greedy for one in score(loaded, requests, LikelihoodSettings(samples=1)))
 
@@ -240,10 +289,14 @@ def test_long_contexts_lose_their_left_end() -> None:
     long, choice = ids(80), ids(6, 1)
     for loaded, kept in ((tiny_loaded(), 58), (tiny_llama(), 59), (tiny_loaded(1), 57)):
         settings = LikelihoodSettings(samples=3)
-        cut, whole = score(loaded, [(long, choice), (long[-kept:], choice)], settings, groups=[0, 0])
+        cut, whole = score(
+            loaded, [(long, choice), (long[-kept:], choice)], settings, groups=[0, 0]
+        )
         assert cut.logprob == pytest.approx(whole.logprob, rel=1e-5)
         assert (cut.dropped, whole.dropped) == (80 - kept, 0)
-    (stated,) = score(replace(tiny_loaded(), context=20), [(long, choice)], LikelihoodSettings(samples=1))
+    (stated,) = score(
+        replace(tiny_loaded(), context=20), [(long, choice)], LikelihoodSettings(samples=1)
+    )
     assert stated.dropped == 66, "what the authors state counts, not only what the positions reach"
 
 
@@ -260,14 +313,18 @@ def test_rolling_is_the_sum_over_chunks() -> None:
     llama = tiny_llama()
     causal = rolling(llama, text)
     parts = [([7], text[:64]), (text[63:64], text[64:128]), (text[127:128], text[128:])]
-    assert causal.logprob == pytest.approx(sum(plain_causal(llama, *part)[0] for part in parts), rel=1e-5)
+    assert causal.logprob == pytest.approx(
+        sum(plain_causal(llama, *part)[0] for part in parts), rel=1e-5
+    )
     assert causal.stderr == 0
 
 
 def test_chunks_of_one_text_have_their_own_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, chunk, settings = tiny_loaded(), ids(64), LikelihoodSettings(samples=4)
     asked = []
-    monkeypatch.setattr(likelihood, "score", lambda *given, groups, **more: asked.append((given, groups)) or PARTS)
+    monkeypatch.setattr(
+        likelihood, "score", lambda *given, groups, **more: asked.append((given, groups)) or PARTS
+    )
     assert rolling(loaded, [*chunk, *chunk], settings) == Scored(-7.0, 5.0, tokens=128)
     (((_, chunks, _), groups),) = asked
     assert chunks == [((), chunk), ((), chunk)]
@@ -277,7 +334,12 @@ def test_chunks_of_one_text_have_their_own_noise(monkeypatch: pytest.MonkeyPatch
 def test_progress_is_called_for_every_request_that_is_done() -> None:
     for loaded in (tiny_loaded(), tiny_llama()):
         calls: list[None] = []
-        score(loaded, REQUESTS, LikelihoodSettings(samples=2), progress=lambda calls=calls: calls.append(None))
+        score(
+            loaded,
+            REQUESTS,
+            LikelihoodSettings(samples=2),
+            progress=lambda calls=calls: calls.append(None),
+        )
         assert len(calls) == len(REQUESTS)
     assert score(tiny_loaded(), []) == []
 
@@ -288,7 +350,11 @@ def test_what_cannot_be_scored_is_refused() -> None:
     for model in (loaded, llama):
         for requests, message in (
             ([(ids(3), ids(3)), (ids(3), [])], "request 1 has an empty continuation"),
-            ([([], ids(65))], "continuation of request 0 has 65 tokens, but the context of tiny .* is 64; .* rolling"),
+            (
+                [([], ids(65))],
+                "continuation of request 0 has 65 tokens, but the context of tiny .* is 64; .* "
+                "rolling",
+            ),
             ([([5], [9999])], "request 0 holds the id 9999, but tiny .* knows 0 to"),
             ([([-1], [9])], "request 0 holds the id -1"),
         ):
@@ -296,20 +362,30 @@ def test_what_cannot_be_scored_is_refused() -> None:
                 score(model, requests)
         with pytest.raises(ValueError, match="must have at least one token, but has none"):
             rolling(model, [])
-        with pytest.raises(ValueError, match="groups name the group of every request, got 1 for 2 requests"):
+        with pytest.raises(
+            ValueError, match="groups name the group of every request, got 1 for 2 requests"
+        ):
             score(model, REQUESTS[:2], groups=[0])
     with pytest.raises(ValueError, match=r"request 0 holds \[MASK\]"):
         score(loaded, [([5], [6, mask_id])])
-    with pytest.raises(ValueError, match=r"guidance masks the context, .* tiny llama is autoregressive"):
+    with pytest.raises(
+        ValueError, match=r"guidance masks the context, .* tiny llama is autoregressive"
+    ):
         score(llama, REQUESTS, LikelihoodSettings(cfg_scale=1.0))
     with pytest.raises(ValueError, match="needs a token to start from, but a context is empty"):
         score(replace(llama, special=SpecialIds()), [([], [5])])
-    with pytest.raises(ValueError, match="only scores of diffusion models are estimates, but tiny llama is autoregr"):
+    with pytest.raises(
+        ValueError,
+        match="only scores of diffusion models are estimates, but tiny llama is autoregr",
+    ):
         exact(llama, [5], [6])
     with pytest.raises(ValueError, match="all masks of at most 12 tokens, got 13"):
         exact(loaded, [5], ids(13))
     loaded.model.config.mask_token_id = None
-    with pytest.raises(ValueError, match="needs a model with a mask token, but tiny test model has mask_token_id None"):
+    with pytest.raises(
+        ValueError,
+        match="needs a model with a mask token, but tiny test model has mask_token_id None",
+    ):
         score(loaded, REQUESTS)
 
 

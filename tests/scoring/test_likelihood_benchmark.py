@@ -18,7 +18,8 @@ def test_llada_s_loop_and_ours_estimate_the_same(
     sizes = replace(QUICK, prompts=(8, 10))
     model = build(sizes, "cpu")
     found = benchmark.likelihoods(model, sizes, (4, 6), masks=512, repeats=1)
-    # 16 differences of independent means, in their standard errors: beyond 5 by chance once in 100,000 runs
+    # 16 differences of independent means, in their standard errors: beyond 5 by chance once in
+    # 100,000 runs
     assert all(abs(one) < 5 for cell in found.values() for one in cell["apart_in_stderrs"])
     assert benchmark.ragged(model, sizes, repeats=1)["turns"] == 1
     monkeypatch.setattr(sys, "argv", ["likelihoods.py", "--quick"])

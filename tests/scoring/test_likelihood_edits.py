@@ -5,7 +5,14 @@ import pytest
 import torch
 from likelihood_twin import ids
 
-from sinklab.core.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
+from sinklab.core.probing import (
+    MaskPositions,
+    MaskSinks,
+    TruncateContext,
+    WindowAttention,
+    intervene,
+    trace,
+)
 from sinklab.core.sinks import Excess
 from sinklab.lab.scoring.likelihood import LikelihoodSettings, exact, rolling, score, scoring_edits
 from sinklab.lab.scoring.requests import monte_carlo, without_steps
@@ -58,7 +65,9 @@ def test_the_dose_of_a_score_is_what_its_keys_received(guided: float) -> None:
     best_BHM = received_BHS.topk(2).values
     dose = found.dose
     assert dose.columns == 2 and dose.weight == best_BHM.shape[0] * best_BHM.shape[1]
-    assert dose.held == dose.removed == pytest.approx(float(best_BHM.sum(-1).mean()) / keys, rel=1e-5)
+    assert (
+        dose.held == dose.removed == pytest.approx(float(best_BHM.sum(-1).mean()) / keys, rel=1e-5)
+    )
     assert dose.sinks == float((best_BHM > 1 + 0.9 * (keys - 1) / keys).float().mean())
     assert math.isnan(score(loaded, company, settings, edits=[edit], measure=False)[0].dose.removed)
     assert score(loaded, company[:1], settings)[0].dose is None
@@ -79,7 +88,9 @@ def test_sinks_are_chosen_by_a_clean_pass_over_the_same_noisy_row(shift: bool) -
             with log.probing():
                 loaded.model(noisy_1S)
             logp_LV = loaded.model(noisy_1S).logits[0, len(context) :].double().log_softmax(-1)
-        values.append(weight * logp_LV[torch.arange(5), torch.tensor(continuation)][masked_L].sum().item())
+        values.append(
+            weight * logp_LV[torch.arange(5), torch.tensor(continuation)][masked_L].sum().item()
+        )
     (found,) = score(loaded, REQUESTS[:1], SETTINGS, groups=[1], edits=[MaskSinks(k=3)])
     assert found.logprob == pytest.approx(math.fsum(values) / 5, rel=1e-5)
 
@@ -90,10 +101,17 @@ def test_an_autoregressive_model_loses_what_a_clean_pass_over_the_text_chose() -
     with torch.no_grad(), intervene(loaded.model, MaskSinks(k=3, source="clean_pass")) as log:
         with log.probing():
             loaded.model(ids_1S, use_cache=False)
-        logp_LV = loaded.model(ids_1S, use_cache=False).logits[0, len(context) - 1 :].double().log_softmax(-1)
+        logp_LV = (
+            loaded.model(ids_1S, use_cache=False)
+            .logits[0, len(context) - 1 :]
+            .double()
+            .log_softmax(-1)
+        )
     plain = logp_LV[torch.arange(5), torch.tensor(continuation)].sum().item()
     for selector in ("received", "last_row"):
-        found = score(loaded, REQUESTS, SETTINGS, edits=[MaskSinks(k=3, selector=selector)], greedy=True)
+        found = score(
+            loaded, REQUESTS, SETTINGS, edits=[MaskSinks(k=3, selector=selector)], greedy=True
+        )
         assert found[0].logprob == pytest.approx(plain, rel=1e-5)
         assert all(math.isfinite(one.logprob) for one in found)
 
@@ -103,7 +121,9 @@ def test_random_controls_follow_their_seed_and_the_settings() -> None:
     edit = MaskSinks(k=2, control="random")
     first = logprobs(loaded, REQUESTS, SETTINGS, edits=[edit])
     assert first == logprobs(loaded, REQUESTS, SETTINGS, edits=[edit])
-    assert first != pytest.approx(logprobs(loaded, REQUESTS, SETTINGS, edits=[replace(edit, seed=1)]), rel=1e-4)
+    assert first != pytest.approx(
+        logprobs(loaded, REQUESTS, SETTINGS, edits=[replace(edit, seed=1)]), rel=1e-4
+    )
     # of one token there is one mask, but each sample draws its own columns
     (one,) = score(loaded, [(ids(9), [5])], LikelihoodSettings(samples=20), edits=[edit])
     (clean,) = score(loaded, [(ids(9), [5])], LikelihoodSettings(samples=20))
@@ -133,14 +153,19 @@ def test_both_readings_of_a_guided_row_lose_the_same_random_columns() -> None:
     loaded, edit = tiny_loaded(), MaskSinks(k=2, control="random")
     # without a context the two readings are one, and guidance between them is nothing
     requests = [([], continuation) for _, continuation in REQUESTS]
-    plain, guided = (logprobs(loaded, requests, replace(SETTINGS, cfg_scale=w), edits=[edit]) for w in (0.0, 2.0))
+    plain, guided = (
+        logprobs(loaded, requests, replace(SETTINGS, cfg_scale=w), edits=[edit]) for w in (0.0, 2.0)
+    )
     assert guided == pytest.approx(plain, rel=1e-5)
 
 
 def test_guidance_and_edits_go_together() -> None:
     loaded, settings = tiny_loaded(1), replace(SETTINGS, cfg_scale=0.5)
     whole = score(loaded, REQUESTS, settings, edits=[MaskSinks(k=2)], greedy=True)
-    alone = [score(loaded, [request], replace(settings, batch=1), edits=[MaskSinks(k=2)])[0] for request in REQUESTS]
+    alone = [
+        score(loaded, [request], replace(settings, batch=1), edits=[MaskSinks(k=2)])[0]
+        for request in REQUESTS
+    ]
     assert [one.logprob for one in alone] == pytest.approx([one.logprob for one in whole], rel=1e-5)
     truth = exact(loaded, *REQUESTS[0], cfg_scale=0.5, edits=[MaskSinks(k=2)])
     (found,) = score(loaded, REQUESTS[:1], replace(settings, samples=200), edits=[MaskSinks(k=2)])
@@ -177,12 +202,16 @@ def test_rolling_takes_edits_too() -> None:
 
 def test_edits_become_such_as_a_single_reading_can_carry_out() -> None:
     carried = without_steps([MaskSinks(k=2, source="carried", limit=6, selector="last_row")])
-    assert scoring_edits(carried, is_diffusion=True) == (MaskSinks(k=2, source="clean_pass", selector="last_row"),)
+    assert scoring_edits(carried, is_diffusion=True) == (
+        MaskSinks(k=2, source="clean_pass", selector="last_row"),
+    )
     assert scoring_edits(carried, is_diffusion=False) == (MaskSinks(k=2, source="clean_pass"),)
     evicted = MaskSinks(k=2, removal="evict", limit=6)
     assert scoring_edits([evicted], is_diffusion=True) == (replace(evicted, source="clean_pass"),)
     now = (MaskSinks(k=2, source="now"),)
-    assert scoring_edits(without_steps(now), is_diffusion=True) == now, "a source that one reading can have stays"
+    assert scoring_edits(without_steps(now), is_diffusion=True) == now, (
+        "a source that one reading can have stays"
+    )
     others = (MaskPositions((0,), steps=(0, 4)), TruncateContext(2, 4, 0), WindowAttention(2))
     assert scoring_edits(others, is_diffusion=True) == others
 
@@ -191,19 +220,35 @@ def test_edits_that_do_not_fit_are_refused() -> None:
     loaded = tiny_loaded()
     for edit, message in (
         (TruncateContext(2, 4, 1), "truncate_context begins at step 1 and would change nothing"),
-        (MaskPositions((2,), steps=(3, None)), "mask_positions begins at step 3 and would change nothing"),
-        (MaskPositions((14,)), "mask_positions names position 14, but the shortest text to score has 14 tokens"),
+        (
+            MaskPositions((2,), steps=(3, None)),
+            "mask_positions begins at step 3 and would change nothing",
+        ),
+        (
+            MaskPositions((14,)),
+            "mask_positions names position 14, but the shortest text to score has 14 tokens",
+        ),
         (TruncateContext(2, 15, 0), "truncate_context names position 14, but the shortest text"),
-        (MaskSinks.by_protocol("paper", 2), "source='closed_loop' has no step before it to choose in; leave it out"),
-        (MaskSinks.by_protocol("held", 2), "source='carried' has no step before it to choose in; leave it out"),
+        (
+            MaskSinks.by_protocol("paper", 2),
+            "source='closed_loop' has no step before it to choose in; leave it out",
+        ),
+        (
+            MaskSinks.by_protocol("held", 2),
+            "source='carried' has no step before it to choose in; leave it out",
+        ),
         (MaskSinks(k=14), r"MaskSinks\(k=14.* needs more than 14 keys"),
     ):
         with pytest.raises(ValueError, match=message):
             score(loaded, REQUESTS, SETTINGS, edits=[edit])
-    with pytest.raises(ValueError, match="names position 13, but the shortest text to score has 13 tokens"):
+    with pytest.raises(
+        ValueError, match="names position 13, but the shortest text to score has 13 tokens"
+    ):
         score(tiny_llama(), REQUESTS, edits=[MaskPositions((13,))])
     with pytest.raises(ValueError, match="a random control has no exact score"):
         exact(loaded, *REQUESTS[0], edits=[MaskSinks(k=1, control="random")])
     with pytest.raises(ValueError, match="intervene takes edits"):
         score(loaded, REQUESTS, edits=[MaskSinks])
-    assert score(loaded, REQUESTS, edits=["mask_sinks:k=1"]) == score(loaded, REQUESTS, edits=[MaskSinks(k=1)])
+    assert score(loaded, REQUESTS, edits=["mask_sinks:k=1"]) == score(
+        loaded, REQUESTS, edits=[MaskSinks(k=1)]
+    )

@@ -32,7 +32,9 @@ def test_in_a_chat_the_tokens_around_the_text_are_template(text: str) -> None:
     loaded = chatty()
     prompt = encode(loaded, text, chat=True)
     assert loaded.tokenizer.decode(prompt.ids) == f"old: {text.strip()}; said he "
-    own = [token for token, template in zip(prompt.ids, prompt.template, strict=True) if not template]
+    own = [
+        token for token, template in zip(prompt.ids, prompt.template, strict=True) if not template
+    ]
     # a token that reaches over the border belongs to the text
     decoded = loaded.tokenizer.decode(own)
     assert text.strip() in decoded
@@ -50,7 +52,10 @@ def test_a_text_that_the_template_does_not_show_is_all_template() -> None:
 def test_without_tokenizer_files_a_prompt_is_ids() -> None:
     loaded = replace(tiny_loaded(), tokenizer=None)
     assert encode(loaded, "5 17, 3").ids == (5, 17, 3)
-    for text, message in (("the sea", "a prompt is token ids such as '5 17 3', but is 'the sea'"), ("280", "0 to 279")):
+    for text, message in (
+        ("the sea", "a prompt is token ids such as '5 17 3', but is 'the sea'"),
+        ("280", "0 to 279"),
+    ):
         with pytest.raises(ValueError, match=message):
             encode(loaded, text)
     with pytest.raises(ValueError, match="has no tokenizer files"):
@@ -61,7 +66,10 @@ def test_without_tokenizer_files_a_prompt_is_ids() -> None:
     ("template", "message"),
     [
         (None, "has no known chat format; leave out --chat"),
-        ("{{ raise_exception('one turn only') }}", "cannot be used: TemplateError: one turn only; leave out --chat"),
+        (
+            "{{ raise_exception('one turn only') }}",
+            "cannot be used: TemplateError: one turn only; leave out --chat",
+        ),
     ],
 )
 def test_chat_formats_that_cannot_be_used(template: str | None, message: str) -> None:
@@ -108,8 +116,12 @@ def test_files_that_hold_no_prompts(tmp_path: Path, name: str, content: str, mes
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\x85"])
-@pytest.mark.parametrize(("name", "form"), [("p.txt", "{}\n"), ("p.jsonl", '"{}"\n'), ("p.csv", "text,n\n{},1\n")])
-def test_separators_inside_a_prompt_do_not_end_it(tmp_path: Path, name: str, form: str, separator: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "form"), [("p.txt", "{}\n"), ("p.jsonl", '"{}"\n'), ("p.csv", "text,n\n{},1\n")]
+)
+def test_separators_inside_a_prompt_do_not_end_it(
+    tmp_path: Path, name: str, form: str, separator: str
+) -> None:
     (tmp_path / name).write_text(form.format(f"a{separator}b"), "utf-8")
     assert read_prompts(tmp_path / name) == (f"a{separator}b",)
 

@@ -1,4 +1,6 @@
-"""Numbers of another implementation, held against ours: what is planted is found where it was planted."""
+"""Numbers of another implementation, held against ours: what is planted is found where it was
+planted.
+"""
 
 import json
 import math
@@ -27,7 +29,9 @@ LAYERS = ["layer 0", "layer 1", "logits"]
 def changed(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
     """Change the tensors of a folder."""
     change(tensors := load_file(folder / "expected.safetensors"))
-    save_file({name: one.contiguous() for name, one in tensors.items()}, folder / "expected.safetensors")
+    save_file(
+        {name: one.contiguous() for name, one in tensors.items()}, folder / "expected.safetensors"
+    )
 
 
 def retold(folder: Path, **told: object) -> None:
@@ -38,14 +42,18 @@ def retold(folder: Path, **told: object) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return write_reference(tiny_loaded(), tmp_path / "reference", PROMPTS, DecodingSettings(seed=0), 6)
+    return write_reference(
+        tiny_loaded(), tmp_path / "reference", PROMPTS, DecodingSettings(seed=0), 6
+    )
 
 
 @pytest.mark.parametrize("sink", [0, 2])
 def test_what_we_wrote_holds_to_the_last_bit(tmp_path: Path, sink: int) -> None:
     """Also with an added sink, whose own pass through the layers is none of the text's."""
     loaded = tiny_loaded(sink)
-    held = Reference(write_reference(loaded, tmp_path, PROMPTS, DecodingSettings(seed=0), 6)).hold(loaded, 0.0)
+    held = Reference(write_reference(loaded, tmp_path, PROMPTS, DecodingSettings(seed=0), 6)).hold(
+        loaded, 0.0
+    )
     assert [(one.case, one.what) for one in held] == [
         *(("start", what) for what in LAYERS),
         *(("half", what) for what in LAYERS),
@@ -59,7 +67,10 @@ def test_what_we_wrote_holds_to_the_last_bit(tmp_path: Path, sink: int) -> None:
 
 def test_what_is_written_is_what_the_model_computes(folder: Path) -> None:
     model, tensors = tiny_loaded().model, load_file(folder / "expected.safetensors")
-    ids_BS, real_BS = tensors["logits.start.input_ids"].long(), tensors["logits.start.attention_mask"]
+    ids_BS, real_BS = (
+        tensors["logits.start.input_ids"].long(),
+        tensors["logits.start.attention_mask"],
+    )
     assert torch.equal(real_BS[1].bool(), torch.arange(11) >= 3)
     assert torch.equal(ids_BS, tensors["gen.written.canvas"][0].long())
     with torch.inference_mode():
@@ -82,15 +93,22 @@ def test_a_difference_in_a_layer_is_found_there(folder: Path) -> None:
     ours_PD = load_file(folder / "expected.safetensors")["logits.half.hidden.1"]
     ours_PD[0, 6, 3] -= 0.25
     real_PD = torch.cat([ours_PD[0], ours_PD[1, 3:]])
-    assert wrong[0].relative == pytest.approx(0.25 / float(ours_PD[0, 6, 3].abs() + real_PD.std()), rel=1e-4)
-    assert all(one.holds for one in Reference(folder).hold(tiny_loaded(), tolerance=wrong[0].relative * 1.01))
+    assert wrong[0].relative == pytest.approx(
+        0.25 / float(ours_PD[0, 6, 3].abs() + real_PD.std()), rel=1e-4
+    )
+    assert all(
+        one.holds
+        for one in Reference(folder).hold(tiny_loaded(), tolerance=wrong[0].relative * 1.01)
+    )
 
 
 def test_padding_is_not_compared_and_a_flag_leaves_out_more(folder: Path) -> None:
     changed(folder, lambda tensors: tensors["logits.start.logits"][1, :3].fill_(torch.nan))
     assert all(one.holds for one in Reference(folder).hold(tiny_loaded()))
     changed(folder, lambda tensors: tensors["logits.start.logits"][1, 5].fill_(torch.nan))
-    assert [one.what for one in Reference(folder).hold(tiny_loaded()) if not one.holds] == ["logits"]
+    assert [one.what for one in Reference(folder).hold(tiny_loaded()) if not one.holds] == [
+        "logits"
+    ]
     valid_BS = torch.ones(2, 11, dtype=torch.bool)
     valid_BS[1, :6] = False
     changed(folder, lambda tensors: tensors.__setitem__("logits.start.valid", valid_BS))
@@ -110,14 +128,18 @@ def test_the_most_probable_token_is_counted(folder: Path) -> None:
 
 @pytest.mark.parametrize("family", ["mdlm", "smdm"])
 def test_a_token_that_is_barred_does_not_widen_the_tolerance(tmp_path: Path, family: str) -> None:
-    """MDLM lowers the logit of [MASK] by 1e6, SMDM has none: neither says how far other logits are spread."""
+    """MDLM lowers the logit of [MASK] by 1e6, SMDM has none: neither says how far other logits are
+    spread.
+    """
     getattr(published_toys, family)(tmp_path / "model")
     loaded = load(str(tmp_path / "model"))
     folder = write_reference(loaded, tmp_path / "reference", PROMPTS, DecodingSettings(seed=0), 6)
     assert all(one.holds for one in Reference(folder).hold(loaded))
     changed(folder, lambda tensors: tensors["logits.start.logits"][0, 2, 7].add_(0.5))
     wrong = [one for one in Reference(folder).hold(loaded) if not one.holds]
-    assert [(one.case, one.what) for one in wrong] == [("start", "logits")] and wrong[0].relative > 0.01
+    assert [(one.case, one.what) for one in wrong] == [("start", "logits")] and wrong[
+        0
+    ].relative > 0.01
 
 
 @pytest.mark.parametrize("at", [1, 4])
@@ -155,7 +177,12 @@ def test_columns_may_be_absent_from_the_first_canvas_on(folder: Path) -> None:
 @pytest.mark.parametrize("kept", [1, 3])
 def test_canvases_that_are_missing_do_not_hold(folder: Path, kept: int) -> None:
     """The number of evaluations is told, but not all of their canvases are there."""
-    changed(folder, lambda tensors: tensors.update({"gen.written.canvas": tensors["gen.written.canvas"][:kept]}))
+    changed(
+        folder,
+        lambda tensors: tensors.update(
+            {"gen.written.canvas": tensors["gen.written.canvas"][:kept]}
+        ),
+    )
     held = Reference(folder).hold(tiny_loaded())[-1]
     assert (held.holds, held.found) == (False, f"{kept - 1} canvases behind the first, ours 6")
 
@@ -181,34 +208,50 @@ def test_their_type_sets_the_tolerance(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda folder: (folder / "cases.json").unlink(), r"must hold cases\.json and expected\.safetensors"),
-        (lambda folder: (folder / "expected.safetensors").write_bytes(b"?"), r"must hold cases\.json and"),
+        (
+            lambda folder: (folder / "cases.json").unlink(),
+            r"must hold cases\.json and expected\.safetensors",
+        ),
+        (
+            lambda folder: (folder / "expected.safetensors").write_bytes(b"?"),
+            r"must hold cases\.json and",
+        ),
         (lambda folder: retold(folder, logits=[{}]), r"must hold cases\.json and .*KeyError"),
         (lambda folder: retold(folder, logits=[], generate=[]), "lists no cases"),
-        (lambda folder: retold(folder, logits=[{"name": "end"}]), r"must hold 'logits\.end\.input_ids'"),
+        (
+            lambda folder: retold(folder, logits=[{"name": "end"}]),
+            r"must hold 'logits\.end\.input_ids'",
+        ),
         (
             lambda folder: changed(
-                folder, lambda of: [of.pop(name) for name in [*of] if "half.h" in name or "half.l" in name]
+                folder,
+                lambda of: [of.pop(name) for name in [*of] if "half.h" in name or "half.l" in name],
             ),
             "the case 'half' of .* has neither logits nor hidden states",
         ),
         (
-            lambda folder: changed(folder, lambda of: of.update({"logits.start.valid": torch.zeros(2, 11)})),
+            lambda folder: changed(
+                folder, lambda of: of.update({"logits.start.valid": torch.zeros(2, 11)})
+            ),
             r"logits\.start\.valid leaves no position to compare",
         ),
         (
-            lambda folder: retold(folder, generate=[{"name": "written", "settings": {"gen_length": 6}}]),
+            lambda folder: retold(
+                folder, generate=[{"name": "written", "settings": {"gen_length": 6}}]
+            ),
             "settings of 'written' .* no field 'gen_length'",
         ),
         (
             lambda folder: changed(
-                folder, lambda of: of.__setitem__("logits.start.hidden.2", of.pop("logits.start.hidden.1"))
+                folder,
+                lambda of: of.__setitem__("logits.start.hidden.2", of.pop("logits.start.hidden.1")),
             ),
             r"logits\.start\.hidden\.2 is of a layer that tiny test model does not have",
         ),
         (
             lambda folder: changed(
-                folder, lambda of: of.__setitem__("logits.start.logits", of["logits.start.logits"][:, 1:])
+                folder,
+                lambda of: of.__setitem__("logits.start.logits", of["logits.start.logits"][:, 1:]),
             ),
             r"logits\.start\.logits must be float of shape \(2, 11, \d+\)",
         ),
@@ -238,21 +281,30 @@ def test_a_full_disk_is_told_with_the_file_and_leaves_no_folder(
 def test_an_array_that_is_left_out_is_named(folder: Path) -> None:
     reference = Reference(folder)
     assert "not compared" not in verdict(reference.hold(tiny_loaded()), 5e-4, reference.left_out)
-    changed(folder, lambda of: [of.pop(f"logits.{name}") for name in ("start.hidden.1", "half.logits")])
+    changed(
+        folder, lambda of: [of.pop(f"logits.{name}") for name in ("start.hidden.1", "half.logits")]
+    )
     reference = Reference(folder)
     held = reference.hold(tiny_loaded())
     assert reference.left_out == ["layer 1 of 'start'", "logits of 'half'"]
     said = verdict(held, 5e-4, reference.left_out)
-    assert said.startswith("it holds: 5 comparisons") and "not compared: layer 1 of 'start', logits of 'half'" in said
+    assert (
+        said.startswith("it holds: 5 comparisons")
+        and "not compared: layer 1 of 'start', logits of 'half'" in said
+    )
 
 
 def test_canvases_are_of_diffusion_models(folder: Path) -> None:
-    with pytest.raises(ValueError, match="but tiny test model is autoregressive; give logits alone"):
+    with pytest.raises(
+        ValueError, match="but tiny test model is autoregressive; give logits alone"
+    ):
         Reference(folder).hold(tiny_loaded(family="autoregressive"))
 
 
 @pytest.mark.slow
-def test_the_command_writes_holds_and_says_so_by_its_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_holds_and_says_so_by_its_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model, folder = str(save_tiny(tmp_path / "model", 1)), tmp_path / "reference"
     asked = ["--model", model, "--write", "--new-tokens", "4", "--block-length", "2"]
     assert main(["validate", str(folder), "The old man", "The sea", *asked]) == 0
@@ -263,13 +315,21 @@ def test_the_command_writes_holds_and_says_so_by_its_status(tmp_path: Path, caps
         main(["validate", str(folder)])
     assert ended.value.code == 1
     out = capsys.readouterr().out.splitlines()
-    assert [line.split()[:4] for line in out if line.startswith("DIFFERS")] == [["DIFFERS", "half", "layer", "0"]]
-    assert out[-1].startswith("it does not hold: 1 of 7 comparisons differ, the first in layer 0 of 'half'")
+    assert [line.split()[:4] for line in out if line.startswith("DIFFERS")] == [
+        ["DIFFERS", "half", "layer", "0"]
+    ]
+    assert out[-1].startswith(
+        "it does not hold: 1 of 7 comparisons differ, the first in layer 0 of 'half'"
+    )
     assert main(["validate", str(folder), "The old man", *asked]) == 2
     assert main(["validate", str(folder), "The old man"]) == 2
     assert main(["validate", str(tmp_path / "other"), "--write"]) == 2
     said = capsys.readouterr().err
-    assert "is taken" in said and "prompts are for --write" in said and "--write needs a prompt" in said
+    assert (
+        "is taken" in said
+        and "prompts are for --write" in said
+        and "--write needs a prompt" in said
+    )
     for option in (["--rule", "entropy"], ["--new-tokens", "4"]):
         assert main(["validate", str(folder), *option]) == 2
         assert "--new-tokens and the options of decoding are for --write" in capsys.readouterr().err
@@ -278,10 +338,16 @@ def test_the_command_writes_holds_and_says_so_by_its_status(tmp_path: Path, caps
 @pytest.mark.parametrize("name", ["full", "blocks3", "batch_leftpad"])
 def test_the_authors_own_llada_holds(tmp_path: Path, name: str) -> None:
     """The golden data are in this format, but for the names of the settings."""
-    theirs = next(case for case in golden_cases("llada")["generate"] if case["name"] == name)["settings"]
+    theirs = next(case for case in golden_cases("llada")["generate"] if case["name"] == name)[
+        "settings"
+    ]
     settings = {"steps": theirs["steps"], "block_length": theirs["block_length"]}
     logits = golden_cases("llada")["logits"]
-    told = {"model": str(golden_folder("llada")), "logits": logits, "generate": [{"name": name, "settings": settings}]}
+    told = {
+        "model": str(golden_folder("llada")),
+        "logits": logits,
+        "generate": [{"name": name, "settings": settings}],
+    }
     (tmp_path / "cases.json").write_text(json.dumps(told))
     save_file(golden_tensors("llada"), tmp_path / "expected.safetensors")
     reference = Reference(tmp_path)

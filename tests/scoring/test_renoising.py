@@ -51,7 +51,10 @@ def generation_config(model, settings):
 @pytest.mark.parametrize("ends", [(), tuple(range(3, 9))])
 def test_it_writes_what_generate_of_transformers_writes(ends, padded):
     model = tiny_gemma()
-    ids, mask = torch.cat([PROMPT, PROMPT.flip(1)]), torch.ones(2, PROMPT.shape[1], dtype=torch.bool)
+    ids, mask = (
+        torch.cat([PROMPT, PROMPT.flip(1)]),
+        torch.ones(2, PROMPT.shape[1], dtype=torch.bool),
+    )
     mask[1, :3] = not padded
     settings = replace(UNEVEN, eos_token_id=ends, pad_token_id=0 if ends else None)
     given = {"generation_config": generation_config(model, settings), "attention_mask": mask}
@@ -59,12 +62,16 @@ def test_it_writes_what_generate_of_transformers_writes(ends, padded):
     ours = list(renoise(model, ids, settings, mask if padded else None))
     assert torch.equal(ours[-1].ids_BS, theirs)
     assert any(bool(step.filled_BS.any()) for step in ours) == bool(ends)
-    assert not torch.equal(written(model, Renoising(max_new_tokens=CANVAS, seed=4), ids), theirs[:, : 8 + CANVAS])
+    assert not torch.equal(
+        written(model, Renoising(max_new_tokens=CANVAS, seed=4), ids), theirs[:, : 8 + CANVAS]
+    )
 
 
 def test_a_row_whose_canvas_is_done_waits_for_the_others():
     waited = 0
-    for before, after in pairwise(renoise(tiny_gemma(), torch.cat([PROMPT, PROMPT.flip(1)]), UNEVEN)):
+    for before, after in pairwise(
+        renoise(tiny_gemma(), torch.cat([PROMPT, PROMPT.flip(1)]), UNEVEN)
+    ):
         done_B, told = before.choice.done_B & (before.block == after.block), after.choice
         waited += int(done_B.sum())
         assert told.done_B[done_B].all() and not told.accepted_BL[done_B].any()
@@ -72,15 +79,22 @@ def test_a_row_whose_canvas_is_done_waits_for_the_others():
         assert torch.equal(told.best_BL[done_B], before.choice.best_BL[done_B])
         if before.block == after.block:
             # noise: what was not accepted when the row was last evaluated for itself
-            noisy_BL, was_asked_B1 = before.choice.noisy_BL, before.choice.accepted_BL.any(1, keepdim=True)
-            assert torch.equal(told.noisy_BL, torch.where(was_asked_B1, ~before.choice.accepted_BL, noisy_BL))
+            noisy_BL, was_asked_B1 = (
+                before.choice.noisy_BL,
+                before.choice.accepted_BL.any(1, keepdim=True),
+            )
+            assert torch.equal(
+                told.noisy_BL, torch.where(was_asked_B1, ~before.choice.accepted_BL, noisy_BL)
+            )
     assert waited >= 3
 
 
 def test_nothing_is_locked_and_every_other_place_is_noise():
     steps = list(renoise(tiny_gemma(), PROMPT, SHORT))
     assert [step.block for step in steps] == [0] * 4 + [1] * 4
-    assert [step.index for step in steps] == list(range(8)) and {step.total for step in steps} == {None}
+    assert [step.index for step in steps] == list(range(8)) and {step.total for step in steps} == {
+        None
+    }
     lost = 0
     for before, after in pairwise(steps):
         assert before.committed_BS[:, -CANVAS:].any() and not before.committed_BS[:, :-CANVAS].any()
@@ -91,20 +105,29 @@ def test_nothing_is_locked_and_every_other_place_is_noise():
         else:
             assert after.masked_BS[:, -CANVAS:].all()
             assert torch.equal(after.before_BS[:, :-CANVAS], before.ids_BS)
-        assert before.confidence_BS[:, :-CANVAS].isnan().all() and (before.confidence_BS[:, -CANVAS:] <= 0).all()
+        assert (
+            before.confidence_BS[:, :-CANVAS].isnan().all()
+            and (before.confidence_BS[:, -CANVAS:] <= 0).all()
+        )
     assert lost > 0
 
 
 def test_places_are_accepted_by_rising_entropy():
     entropy_BL = torch.tensor([[0.3, 0.05, 0.2, 4.0], [9.0, 8.0, 7.0, 6.0]])
-    assert accepted(entropy_BL, 0.1).tolist() == [[False, True, True, False], [False, False, False, True]]
+    assert accepted(entropy_BL, 0.1).tolist() == [
+        [False, True, True, False],
+        [False, False, False, True],
+    ]
     assert accepted(entropy_BL, 0.0).sum(1).tolist() == [1, 1]
     assert accepted(entropy_BL, 100.0).all()
 
 
 def test_a_trace_sees_every_step_of_the_decoder_and_its_columns():
     model, plain = tiny_gemma(), written(tiny_gemma())
-    with trace(model, ("received", "value_norm")) as recording, trace(model.model.encoder) as encoder:
+    with (
+        trace(model, ("received", "value_norm")) as recording,
+        trace(model.model.encoder) as encoder,
+    ):
         for step in renoise(model, PROMPT, SHORT):
             recording.mark(step)
     # its own kernel, its own numbers
@@ -113,14 +136,23 @@ def test_a_trace_sees_every_step_of_the_decoder_and_its_columns():
     assert recording.forwards_per_step == [1] * 8
     keys = [PROMPT.shape[1] + CANVAS * (number + 1) for number in (0,) * 4 + (1,) * 4]
     assert [part.shape for part in recording.received] == [(1, 3, 4, number) for number in keys]
-    for received_BLHK, columns_Q, number in zip(recording.received, recording.columns, keys, strict=True):
+    for received_BLHK, columns_Q, number in zip(
+        recording.received, recording.columns, keys, strict=True
+    ):
         assert columns_Q.tolist() == list(range(number - CANVAS, number))
-        torch.testing.assert_close(received_BLHK.sum(-1), torch.full((1, 3, 4), float(CANVAS)), rtol=0, atol=1e-4)
+        torch.testing.assert_close(
+            received_BLHK.sum(-1), torch.full((1, 3, 4), float(CANVAS)), rtol=0, atol=1e-4
+        )
         # a sliding layer sees the last window − 1 of what stands already, and the whole canvas
         outside = number - CANVAS - (WINDOW - 1)
-        assert (received_BLHK[:, :2, :, :outside] == 0).all() and (received_BLHK[:, :2, :, outside:] > 0).all()
+        assert (received_BLHK[:, :2, :, :outside] == 0).all() and (
+            received_BLHK[:, :2, :, outside:] > 0
+        ).all()
         assert (received_BLHK[:, 2] > 0).all()
-    assert [part.shape[-1] for part in encoder.received] == [PROMPT.shape[1], PROMPT.shape[1] + CANVAS]
+    assert [part.shape[-1] for part in encoder.received] == [
+        PROMPT.shape[1],
+        PROMPT.shape[1] + CANVAS,
+    ]
     assert encoder.columns[1].tolist() == list(range(8, 8 + CANVAS))
     # causal: of the second canvas's queries none sees behind itself
     assert encoder.visible_by_layer[1][0, 2].tolist() == [CANVAS] * 9 + [5, 4, 3, 2, 1]
@@ -134,10 +166,17 @@ def test_a_place_with_noise_is_a_masked_query():
             recording.mark(step)
             steps.append(step)
     for step, query, key, by_state, received in zip(
-        steps, recording.query_state, recording.key_state, recording.received_by_state, recording.received, strict=True
+        steps,
+        recording.query_state,
+        recording.key_state,
+        recording.received_by_state,
+        recording.received,
+        strict=True,
     ):
         past = step.ids_BS.shape[1] - CANVAS
-        assert torch.equal(query == 0, step.masked_BS[:, past:]) and torch.equal(query == 1, ~step.masked_BS[:, past:])
+        assert torch.equal(query == 0, step.masked_BS[:, past:]) and torch.equal(
+            query == 1, ~step.masked_BS[:, past:]
+        )
         assert key[0, :past].tolist() == [2] * 8 + [1] * (past - 8)
         torch.testing.assert_close(by_state.sum(1), received)
         assert bool((by_state[:, 1] > 0).any()) == (not step.masked_BS[:, past:].all())
@@ -148,16 +187,23 @@ def test_sinks_are_masked_in_the_part_that_is_edited(side):
     model = tiny_gemma()
     part, source = (model, "closed_loop") if side == "decoder" else (model.model.encoder, "now")
     plain = list(renoise(model, PROMPT, SHORT))
-    with trace(model.model.encoder) as encoder, intervene(part, MaskSinks(k=1, source=source)) as log:
+    with (
+        trace(model.model.encoder) as encoder,
+        intervene(part, MaskSinks(k=1, source=source)) as log,
+    ):
         edited = list(renoise(model, PROMPT, SHORT))
     with trace(model.model.encoder) as untouched:
         list(renoise(model, PROMPT, SHORT))
     # the prompt is read anew, and alike, unless the encoder is edited
     assert torch.equal(encoder.received[0], untouched.received[0]) == (side == "decoder")
     assert not torch.equal(edited[-1].confidence_BS, plain[-1].confidence_BS)
-    assert {record.layers[0] for record in log.removals} == {DECODER[0] if side == "decoder" else ENCODER}
+    assert {record.layers[0] for record in log.removals} == {
+        DECODER[0] if side == "decoder" else ENCODER
+    }
     # in a closed loop the first step chooses
-    assert [record.forward for record in log.removals] == (list(range(1, 8)) if side == "decoder" else [0, 1])
+    assert [record.forward for record in log.removals] == (
+        list(range(1, 8)) if side == "decoder" else [0, 1]
+    )
     for record in log.removals:
         assert (record.removed_BLH == 1).all() and (record.realised_BLH > 0).any()
     if side == "decoder":
@@ -172,7 +218,9 @@ ENCODER = "language_model.layers.0.self_attn"
 def test_calls_that_one_part_alone_sees():
     model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Sequential(torch.nn.Linear(1, 1)))
     with unobserved(but_of=model[1]):
-        assert [is_observed(one) for one in (None, model, model[0], model[1], model[1][0])] == [False] * 3 + [True] * 2
+        assert [is_observed(one) for one in (None, model, model[0], model[1], model[1][0])] == [
+            False
+        ] * 3 + [True] * 2
         with unobserved():
             assert not is_observed(model[1])
     assert is_observed(model)
@@ -184,7 +232,12 @@ def test_the_settings_are_those_of_the_generation_config(tmp_path):
     model.generation_config.t_max, model.generation_config.eos_token_id = 0.9, 5
     model.save_pretrained(tmp_path)
     chosen = Renoising.of(sinklab.load(tmp_path).model, max_new_tokens=7)
-    assert (chosen.t_max, chosen.eos_token_id, chosen.max_new_tokens, chosen.entropy_bound) == (0.9, (5,), 7, 0.1)
+    assert (chosen.t_max, chosen.eos_token_id, chosen.max_new_tokens, chosen.entropy_bound) == (
+        0.9,
+        (5,),
+        7,
+        0.1,
+    )
     with pytest.raises(ValueError, match="max_denoising_steps must be at least 1, but is 0"):
         Renoising(max_denoising_steps=0)
 
@@ -193,7 +246,9 @@ def test_a_loaded_one_is_the_saved_one_to_the_bit(tmp_path):
     model, lm = tiny_gemma(), sinklab.load(save_gemma(tmp_path))
     tensors = lm.model.state_dict()
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in model.state_dict().items())
-    for (name, ours), (_, theirs) in zip(lm.model.named_buffers(), model.named_buffers(), strict=True):
+    for (name, ours), (_, theirs) in zip(
+        lm.model.named_buffers(), model.named_buffers(), strict=True
+    ):
         assert torch.equal(ours, theirs), name
     assert torch.equal(written(lm.model), written(model))
     halved = sinklab.load(tmp_path, dtype="bfloat16").model
@@ -206,10 +261,16 @@ def test_a_loaded_one_is_the_saved_one_to_the_bit(tmp_path):
 
 def test_a_loaded_model_writes_in_one_line(tmp_path):
     lm = sinklab.load(save_gemma(tmp_path))
-    *_, last = renoise(lm.model, torch.tensor([[5, 6, 7]]), Renoising.of(lm.model, max_new_tokens=7, seed=2))
+    *_, last = renoise(
+        lm.model, torch.tensor([[5, 6, 7]]), Renoising.of(lm.model, max_new_tokens=7, seed=2)
+    )
     assert last.ids_BS.shape[1] == 3 + 2 * CANVAS
     expected = " ".join(map(str, last.ids_BS[0].tolist()))
-    assert lm.generate([5, 6, 7], 7, seed=2) == lm.generate([5, 6, 7], max_new_tokens=7, seed=2) == expected
+    assert (
+        lm.generate([5, 6, 7], 7, seed=2)
+        == lm.generate([5, 6, 7], max_new_tokens=7, seed=2)
+        == expected
+    )
     lm.model.generation_config.max_new_tokens = 4
     assert len(lm.generate([5, 6, 7], max_denoising_steps=3).split()) == 3 + CANVAS
 
@@ -217,7 +278,10 @@ def test_a_loaded_model_writes_in_one_line(tmp_path):
 def test_what_it_is_can_be_read_without_weights(tmp_path, capsys):
     main(["info", str(save_gemma(tmp_path))])
     said = capsys.readouterr().out
-    for line in ("diffusion, diffusion_gemma (DiffusionGemmaForBlockDiffusion)", "4 a layer, 2 for each token"):
+    for line in (
+        "diffusion, diffusion_gemma (DiffusionGemmaForBlockDiffusion)",
+        "4 a layer, 2 for each token",
+    ):
         assert line in said
     assert "canvas           6 tokens" in said and "sliding layers   2, window 5 tokens" in said
     assert "full layers      1, key/value heads 1, 16 wide" in said
@@ -232,24 +296,49 @@ def test_what_is_not_for_it_is_refused_by_name(tmp_path, monkeypatch):
             lambda: sinklab.load(folder, sink_kind="token", sink_count=1),
             "own DiffusionGemmaForBlockDiffusion.*sink_kin",
         ),
-        (lambda: sinklab.load(folder, gate="elementwise"), "has no added sink or gate.*so gate cannot be set"),
-        (lambda: sinklab.load(folder, sink=tmp_path / "sink.safetensors"), "for a DiffusionLM, and this one is a diff"),
-        (lambda: sinklab.load(folder, as_diffusion=True), "not trained here, so as_diffusion cannot be set"),
+        (
+            lambda: sinklab.load(folder, gate="elementwise"),
+            "has no added sink or gate.*so gate cannot be set",
+        ),
+        (
+            lambda: sinklab.load(folder, sink=tmp_path / "sink.safetensors"),
+            "for a DiffusionLM, and this one is a diff",
+        ),
+        (
+            lambda: sinklab.load(folder, as_diffusion=True),
+            "not trained here, so as_diffusion cannot be set",
+        ),
         (lambda: from_causal(folder), "is not trained here"),
-        (lambda: sinklab.load(folder, device_map={"model": "cpu", "lm_head": "cpu"}), "one device must hold"),
-        (lambda: lm.loss([5, 6, 7]), "a text to be read needs a model with a mask token.*sinklab.lab.scoring.renoise"),
-        (lambda: renoise(lm.model, torch.tensor([[3, IMAGE]])), f"must be text, but holds {IMAGE}.*image \\(vision"),
-        (lambda: renoise(lm.model, PROMPT[0]), "the prompts to write behind must be int64 of shape"),
+        (
+            lambda: sinklab.load(folder, device_map={"model": "cpu", "lm_head": "cpu"}),
+            "one device must hold",
+        ),
+        (
+            lambda: lm.loss([5, 6, 7]),
+            "a text to be read needs a model with a mask token.*sinklab.lab.scoring.renoise",
+        ),
+        (
+            lambda: renoise(lm.model, torch.tensor([[3, IMAGE]])),
+            f"must be text, but holds {IMAGE}.*image \\(vision",
+        ),
+        (
+            lambda: renoise(lm.model, PROMPT[0]),
+            "the prompts to write behind must be int64 of shape",
+        ),
     ):
         with pytest.raises(ValueError, match=words):
             refused()
     with monkeypatch.context() as older:
         older.setattr("transformers.__version__", "5.17.0")
-        with pytest.raises(ValueError, match=r"transformers 5\.17\.0 goes on otherwise behind a finished canvas; pip"):
+        with pytest.raises(
+            ValueError,
+            match=r"transformers 5\.17\.0 goes on otherwise behind a finished canvas; pip",
+        ):
             sinklab.load(folder)
     monkeypatch.setattr(DiffusionGemma, "own_class", "DiffusionGemmaThatIsNotThereYet")
     with pytest.raises(
-        ValueError, match=r"transformers \S+ lacks DiffusionGemmaThat.*pip install 'transformers>=5.23'"
+        ValueError,
+        match=r"transformers \S+ lacks DiffusionGemmaThat.*pip install 'transformers>=5.23'",
     ):
         sinklab.load(folder)
 

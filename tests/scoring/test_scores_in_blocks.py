@@ -1,4 +1,6 @@
-"""Scores of models with attention in blocks: each block is judged behind the clean ones before it."""
+"""Scores of models with attention in blocks: each block is judged behind the clean ones before
+it.
+"""
 
 import pytest
 import torch
@@ -44,7 +46,9 @@ def test_with_blocks_of_one_the_exact_likelihood_is_the_chain_rule_in_one_pass()
     assert chain.logprob == pytest.approx(at_once, abs=1e-9)
     assert exact(loaded, CONTEXT, CONTINUATION) == pytest.approx(at_once, abs=1e-9)
     # the same model as a causal one would be asked: each token from what stands before it alone
-    assert one_block_at_a_time(loaded, 1, torch.ones(5, dtype=torch.bool)) == pytest.approx(at_once, abs=1e-9)
+    assert one_block_at_a_time(loaded, 1, torch.ones(5, dtype=torch.bool)) == pytest.approx(
+        at_once, abs=1e-9
+    )
 
 
 @pytest.mark.parametrize("length", [2, 4])

@@ -1,4 +1,6 @@
-"""Every built-in of every kind passes the conformance suite of its kind, and a broken one does not."""
+"""Every built-in of every kind passes the conformance suite of its kind, and a broken one does
+not.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +12,16 @@ from sinklab.core.registry import Registry, rules
 from sinklab.core.sinks import Excess, Gu, Top
 from sinklab.lab.testing import check_rule
 
-RULES = [Excess(), Excess(1.0, "percent"), Excess(0.1, "mean"), Excess(2.0, "zscore"), Gu(), Gu(0.8), Top(), Top(5)]
+RULES = [
+    Excess(),
+    Excess(1.0, "percent"),
+    Excess(0.1, "mean"),
+    Excess(2.0, "zscore"),
+    Gu(),
+    Gu(0.8),
+    Top(),
+    Top(5),
+]
 
 
 @pytest.fixture
@@ -35,7 +46,9 @@ def test_the_number_of_queries_may_be_a_plain_one(rule: Any) -> None:
 
 
 def test_every_built_in_rule_is_tried() -> None:
-    assert {type(rule) for rule in RULES} >= {kind for kind in rules.values() if kind.__module__.startswith("sinklab.")}
+    assert {type(rule) for rule in RULES} >= {
+        kind for kind in rules.values() if kind.__module__.startswith("sinklab.")
+    }
 
 
 def looks_at_all_heads(received: Any, queries: Any, exists: Any) -> Any:
@@ -53,9 +66,15 @@ def counts_keys(received: Any, queries: Any, exists: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("judge", "message"),
-    [(looks_at_all_heads, "other heads"), (changes_its_input, "changes what it is given"), (counts_keys, "padding")],
+    [
+        (looks_at_all_heads, "other heads"),
+        (changes_its_input, "changes what it is given"),
+        (counts_keys, "padding"),
+    ],
 )
-def test_a_rule_that_breaks_the_contract_is_named(scratch_rules: Registry, judge: Any, message: str) -> None:
+def test_a_rule_that_breaks_the_contract_is_named(
+    scratch_rules: Registry, judge: Any, message: str
+) -> None:
     @dataclass(frozen=True)
     class Broken:
         def __call__(self, received: Any, queries: Any, exists: Any) -> Any:

@@ -31,7 +31,8 @@ def test_uniform_attention_has_no_sink_and_one_hot_attention_one(rule, keys):
 
 
 def test_threshold_is_strict_and_in_closed_form():
-    # S = 3, epsilon = 3: the threshold is 1 + 3 * 2 / 3 = 3, and 3 is all that three queries can give.
+    # S = 3, epsilon = 3: the threshold is 1 + 3 * 2 / 3 = 3, and 3 is all that three queries can
+    # give.
     assert Excess().threshold(3) == 3
     assert not find_sinks(one_hot(3), Excess()).any()
     assert find_sinks(one_hot(3), Excess(2.999)).any()
@@ -76,7 +77,8 @@ def test_visible_counts_replace_the_number_of_keys():
     # Causal attention over 24 keys, all on the first: key j is seen by 24 - j queries.
     a, visible = causal(np.eye(24)[[0] * 24])
     assert find_sinks(a, Excess(), visible).tolist() == [True] + [False] * 23
-    # Added sink columns: 6 keys, 4 queries. Without the counts the threshold would be 1 + 3 * 5/6 = 3.5.
+    # Added sink columns: 6 keys, 4 queries. Without the counts the threshold would be 1 + 3 * 5/6 =
+    # 3.5.
     prefix = np.array([3.4, 0.0, 0.6, 0.0, 0.0, 0.0])
     assert find_sinks(prefix, Excess(), np.full(6, 4)).tolist() == [True] + [False] * 5
 
@@ -84,7 +86,8 @@ def test_visible_counts_replace_the_number_of_keys():
 @pytest.mark.parametrize("keys", [24, 64, 500])
 def test_uniform_causal_attention_and_previous_tokens_have_no_sinks(keys):
     even, visible = causal(uniform_rows(keys))
-    # the column sum of the first key is that of the harmonic series, above the threshold of a full canvas
+    # the column sum of the first key is that of the harmonic series, above the threshold of a full
+    # canvas
     assert even[0] > Excess().threshold(64) or keys < 64
     before = 0.9 * np.eye(keys)[np.maximum(np.arange(keys) - 1, 0)] + 0.1 * uniform_rows(keys)
     for rule in (Excess(), Gu(0.3)):
@@ -97,8 +100,12 @@ def test_uniform_causal_attention_and_previous_tokens_have_no_sinks(keys):
 
 def test_the_even_weight_is_the_mean_of_one_over_the_keys_that_are_seen():
     keys = 40
-    # of a causal mask, of one of blocks of 5, with 3 keys of padding on the left, and with two that every query sees
-    sees = [np.tril(np.ones((keys, keys), bool)), np.arange(keys)[:, None] // 5 >= np.arange(keys) // 5]
+    # of a causal mask, of one of blocks of 5, with 3 keys of padding on the left, and with two that
+    # every query sees
+    sees = [
+        np.tril(np.ones((keys, keys), bool)),
+        np.arange(keys)[:, None] // 5 >= np.arange(keys) // 5,
+    ]
     sees.append(sees[0] & (np.arange(keys) >= 3))
     sees.append(np.concatenate([np.ones((keys, 2), bool), sees[0]], 1))
     for sees_QS in sees:
@@ -108,7 +115,9 @@ def test_the_even_weight_is_the_mean_of_one_over_the_keys_that_are_seen():
         with np.errstate(invalid="ignore"):
             expected = (sees_QS * inverse_Q[:, None]).sum(0) / visible
         np.testing.assert_allclose(even_weight(visible), expected, rtol=1e-12)
-        np.testing.assert_allclose(even_weight(torch.from_numpy(visible)).numpy(), expected, rtol=1e-12)
+        np.testing.assert_allclose(
+            even_weight(torch.from_numpy(visible)).numpy(), expected, rtol=1e-12
+        )
         # counts that were scaled say the same
         np.testing.assert_allclose(even_weight(1.5 * visible), expected, rtol=1e-12)
     assert even_weight(np.array([8.0, 8.0, 0.0])).tolist()[:2] == [1 / 8, 1 / 8]
@@ -137,15 +146,25 @@ def test_counts_that_are_forgotten_are_missed_where_there_is_padding(kind):
     padded = kind([[1.0] * 8, [0.0, 0.0, 4.0, 0.4, 0.4, 0.4, 0.4, 0.4]])
     for given in (padded, padded[1], kind([3.4, 0.0, 0.6, 0.0, 0.0, 0.0])):
         with pytest.raises(
-            ValueError, match=r"without visible, as many .* exactly nothing, .* padding: pass recording\.visible"
+            ValueError,
+            match=r"without visible, as many .* exactly nothing, .* padding: pass "
+            r"recording\.visible",
         ):
             find_sinks(given, Excess())
     visible = kind([[8] * 8, [0, 0, *[6] * 6]])
-    assert find_sinks(padded, Excess(), visible).tolist() == [[False] * 8, [False, False, True, *[False] * 5]]
+    assert find_sinks(padded, Excess(), visible).tolist() == [
+        [False] * 8,
+        [False, False, True, *[False] * 5],
+    ]
     with pytest.raises(ValueError, match="without visible"):
         find_sinks(padded, Excess(), positions=kind([8, 8]))
     # a key that was hidden is no padding: the others received what all queries gave
-    assert find_sinks(kind([0.0, 3.4, 0.3, 0.3]), Excess(1.0)).tolist() == [False, True, False, False]
+    assert find_sinks(kind([0.0, 3.4, 0.3, 0.3]), Excess(1.0)).tolist() == [
+        False,
+        True,
+        False,
+        False,
+    ]
     # rounding of half precision takes nothing away
     assert not find_sinks(kind([0.0, 1.3, 1.3, 1.2]), Excess()).any()
 
@@ -169,12 +188,16 @@ def test_counts_that_are_forgotten_are_missed_where_the_answer_would_be_another(
     rows[8:] = 0.5 * np.eye(24)[[8] * 16] + 0.5 * rows[8:]
     sums, counts = causal(rows)
     sums, visible = kind(sums), kind(counts)
-    with pytest.raises(ValueError, match=r"a causal call may have left .* another: pass recording\.visible"):
+    with pytest.raises(
+        ValueError, match=r"a causal call may have left .* another: pass recording\.visible"
+    ):
         find_sinks(sums, Gu(0.4))
     assert np.flatnonzero(find_sinks(sums, Gu(0.4), visible)).tolist() == [8]
     assert not find_sinks(sums, Gu(0.4), 24).any()
     # a first key that uniform causal attention makes look like a sink
-    with pytest.raises(ValueError, match=r"a causal call may have left .* another: pass recording\.visible"):
+    with pytest.raises(
+        ValueError, match=r"a causal call may have left .* another: pass recording\.visible"
+    ):
         find_sinks(kind(uniform_rows(64).sum(0)), Excess())
     # either way the same; and what no causal call leaves
     assert find_sinks(sums, Excess(5.0)).tolist() == find_sinks(sums, Excess(5.0), visible).tolist()
@@ -182,7 +205,9 @@ def test_counts_that_are_forgotten_are_missed_where_the_answer_would_be_another(
     assert find_sinks(kind([[2.0, 1.0, 0.1, 0.9], [0.5, 0.5, 2.0, 1.0]]), Gu(0.4)).sum() == 2
     # two added sinks, or two queries of four under a cache
     few = kind([1.4, 0.1, 0.3, 0.2])
-    with pytest.raises(ValueError, match="with added sinks or a cache, and the answer would be another"):
+    with pytest.raises(
+        ValueError, match="with added sinks or a cache, and the answer would be another"
+    ):
         find_sinks(few, Gu(0.4))
     assert find_sinks(few, Gu(0.4), 2).tolist() == [True, False, False, False]
     assert not find_sinks(few, Gu(0.8)).any()
@@ -191,36 +216,61 @@ def test_counts_that_are_forgotten_are_missed_where_the_answer_would_be_another(
 @pytest.mark.parametrize("rule", [*RULES, Top(3), Excess(0.5)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_torch_and_numpy_agree_and_keep_their_kind(rule, dtype):
-    received = torch.from_numpy(np.random.default_rng(1).dirichlet(np.full(12, 0.2), size=(2, 3, 12)).sum(-2)).to(dtype)
+    received = torch.from_numpy(
+        np.random.default_rng(1).dirichlet(np.full(12, 0.2), size=(2, 3, 12)).sum(-2)
+    ).to(dtype)
     received[0, 0, -3:] = float("nan")
     # what was given to the three is given to the first
     received[0, 0, 0] += 9 - received[0, 0, :9].sum()
     visible = torch.full((2, 1, 12), 12)
     for counts in (None, visible):
         got = find_sinks(received, rule, counts)
-        twin = find_sinks(received.double().numpy(), rule, None if counts is None else counts.numpy())
-        assert isinstance(got, torch.Tensor) and got.dtype == torch.bool and got.shape == received.shape
+        twin = find_sinks(
+            received.double().numpy(), rule, None if counts is None else counts.numpy()
+        )
+        assert (
+            isinstance(got, torch.Tensor)
+            and got.dtype == torch.bool
+            and got.shape == received.shape
+        )
         assert isinstance(twin, np.ndarray) and twin.dtype == bool
         assert (got.numpy() == twin).all()
 
 
 def test_float16_scores_do_not_overflow():
-    # 40,000 and 30,000 fit into float16, their sum does not: the z-score must be taken in a wider type.
+    # 40,000 and 30,000 fit into float16, their sum does not: the z-score must be taken in a wider
+    # type.
     a = np.full(100, 30000.0, dtype=np.float16)
     a[7] = 40000
     assert np.flatnonzero(find_sinks(a, Excess(3.0, "zscore"))).tolist() == [7]
-    assert np.flatnonzero(find_sinks(torch.from_numpy(a), Excess(3.0, "zscore")).numpy()).tolist() == [7]
+    assert np.flatnonzero(
+        find_sinks(torch.from_numpy(a), Excess(3.0, "zscore")).numpy()
+    ).tolist() == [7]
     # what keys differ by in the last digits is no spread to measure with
     assert not find_sinks(np.array([1.0, 1.0, 1.0, 1.0 + 1e-12]), Excess(0.5, "zscore")).any()
 
 
 def test_top_gives_ties_to_the_earlier_key():
-    assert find_sinks(np.array([1.0, 2.0, 2.0, 2.0, 0.0]), Top(2)).tolist() == [False, True, True, False, False]
-    assert find_sinks(torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0]), Top(2)).tolist() == [False, True, True, False, False]
+    assert find_sinks(np.array([1.0, 2.0, 2.0, 2.0, 0.0]), Top(2)).tolist() == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert find_sinks(torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0]), Top(2)).tolist() == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_errors():
-    with pytest.raises(ValueError, match=r"Top must leave at least one key: k=4 of 4 keys. Choose k < 4"):
+    with pytest.raises(
+        ValueError, match=r"Top must leave at least one key: k=4 of 4 keys. Choose k < 4"
+    ):
         find_sinks(np.ones(4), Top(4))
     with pytest.raises(ValueError, match=r"k must be at least 1, but is 0"):
         Top(0)
@@ -230,7 +280,9 @@ def test_errors():
         Excess(float("nan"))
     with pytest.raises(ValueError, match=r"weight must be at least 0 and less than 1, but is 3"):
         Gu(3)
-    with pytest.raises(ValueError, match=r"visible must broadcast to received: shapes \(2, 3\) and \(2, 5, 3, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"visible must broadcast to received: shapes \(2, 3\) and \(2, 5, 3, 4\)"
+    ):
         find_sinks(np.ones((2, 5, 3, 4)), Excess(), np.ones((2, 3)))
     with pytest.raises(ValueError, match="one of Excess, Gu, Top: got 3"):
         find_sinks(np.ones(4), 3)
@@ -253,4 +305,6 @@ def test_sinks_equal_those_of_the_original_code():
     assert len(sinks) > 1
     for case in sinks:
         got = find_sinks(expected["base.received"], Excess(case["eps"]))
-        assert (got == expected[f"base.sinks.eps{case['eps']}"]).all() and got.sum() == case["count"]
+        assert (got == expected[f"base.sinks.eps{case['eps']}"]).all() and got.sum() == case[
+            "count"
+        ]

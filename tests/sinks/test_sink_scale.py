@@ -6,7 +6,8 @@ from sinklab.core.sinks import Excess, Gu, Top, even_share, find_sinks, main_sin
 
 
 def test_one_query_of_a_cached_decoder_counts_as_if_all_had_run():
-    # Twelve positions, one query: it gives 0.4 to the first key and 0.06 to each of ten others; the last is not there.
+    # Twelve positions, one query: it gives 0.4 to the first key and 0.06 to each of ten others; the
+    # last is not there.
     received = np.array([0.4] + [0.06] * 10 + [np.nan], dtype=np.float32)
     visible = np.array([1.0] * 11 + [0.0])
     scaled, seen = even_share(received, visible, np.array(11))
@@ -62,7 +63,9 @@ def test_steps_that_do_not_exist_stay_away():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("rule", [Excess(), Excess(1.0, "percent"), Excess(2.0, "zscore"), Gu(), Top(2)])
+@pytest.mark.parametrize(
+    "rule", [Excess(), Excess(1.0, "percent"), Excess(2.0, "zscore"), Gu(), Top(2)]
+)
 def test_tensors_stay_tensors_and_agree_with_arrays(dtype, rule):
     draw = np.random.default_rng(0).dirichlet(np.full(10, 0.2), size=(3, 2, 4)).sum(-2)
     received = torch.from_numpy(draw).to(dtype)
@@ -74,21 +77,30 @@ def test_tensors_stay_tensors_and_agree_with_arrays(dtype, rule):
     flags = find_sinks(received, rule, visible, positions)
     assert isinstance(flags, torch.Tensor) and flags.any()
     np.testing.assert_array_equal(
-        flags.numpy(), find_sinks(received.double().numpy(), rule, visible.numpy(), positions.numpy())
+        flags.numpy(),
+        find_sinks(received.double().numpy(), rule, visible.numpy(), positions.numpy()),
     )
 
 
 def test_errors_name_the_shapes():
-    with pytest.raises(ValueError, match=r"shapes \(3,\) and \(3, 2, 2\).*positions\[:, None, None\]"):
+    with pytest.raises(
+        ValueError, match=r"shapes \(3,\) and \(3, 2, 2\).*positions\[:, None, None\]"
+    ):
         even_share(np.ones((3, 2, 2, 8)), np.ones((3, 1, 1, 8)), np.ones(3))
-    with pytest.raises(ValueError, match=r"visible must broadcast to received: shapes \(5, 8\) and \(3, 8\)"):
+    with pytest.raises(
+        ValueError, match=r"visible must broadcast to received: shapes \(5, 8\) and \(3, 8\)"
+    ):
         even_share(np.ones((3, 8)), np.ones((5, 8)), np.ones(3))
-    with pytest.raises(ValueError, match=r"visible must broadcast to received: shapes \(2, 8\) and \(8,\)"):
+    with pytest.raises(
+        ValueError, match=r"visible must broadcast to received: shapes \(2, 8\) and \(8,\)"
+    ):
         find_sinks(torch.ones(8), Excess(), torch.ones(2, 8))
 
 
 def test_main_sink_passes_over_nan_and_gives_ties_to_the_earlier_key():
-    received = np.array([[np.nan, 1.0, 2.0], [np.nan, np.nan, np.nan], [0.0, -1.0, np.nan], [1.0, 3.0, 3.0]])
+    received = np.array(
+        [[np.nan, 1.0, 2.0], [np.nan, np.nan, np.nan], [0.0, -1.0, np.nan], [1.0, 3.0, 3.0]]
+    )
     assert main_sink(received).tolist() == [2, -1, 0, 1]
     found = main_sink(torch.from_numpy(received))
     assert isinstance(found, torch.Tensor) and found.tolist() == [2, -1, 0, 1]

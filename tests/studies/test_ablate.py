@@ -37,22 +37,37 @@ def settings(**changes: object) -> AblateSettings:
 @pytest.mark.slow
 def test_the_study_conforms() -> None:
     check_study(Ablate(), tiny_loaded(1), settings(k=2))
-    check_study(Ablate(), tiny_loaded(), settings(by="layer", sink_rule="excess:epsilon=1", removal="zero_value"))
+    check_study(
+        Ablate(),
+        tiny_loaded(),
+        settings(by="layer", sink_rule="excess:epsilon=1", removal="zero_value"),
+    )
 
 
-@pytest.mark.parametrize("changes", [{"k": 2}, {"by": "layer"}, {"sink_rule": "excess:epsilon=0.5", "k": 3}])
+@pytest.mark.parametrize(
+    "changes", [{"k": 2}, {"by": "layer"}, {"sink_rule": "excess:epsilon=0.5", "k": 3}]
+)
 def test_every_cell_is_what_an_edit_of_this_head_alone_costs(changes: dict) -> None:
     """The slow twin: one block of `intervene` with a clean pass for each cell."""
     loaded, asked = tiny_llama(), settings(**changes)
-    table = open_run(Ablate()(loaded, "run", asked)).table("ablation").set_index(["layer", "head", "row"]).sort_index()
+    table = (
+        open_run(Ablate()(loaded, "run", asked))
+        .table("ablation")
+        .set_index(["layer", "head", "row"])
+        .sort_index()
+    )
     ids_RS = heldout_rows(loaded, "held.txt", rows=4, length=16).ids_RS
 
     def losses() -> torch.Tensor:
         logits_BSV = loaded.model(ids_RS).logits
-        return torch.nn.functional.cross_entropy(logits_BSV[:, :-1].mT, ids_RS[:, 1:], reduction="none").mean(1)
+        return torch.nn.functional.cross_entropy(
+            logits_BSV[:, :-1].mT, ids_RS[:, 1:], reduction="none"
+        ).mean(1)
 
     heads = range(loaded.model.config.num_attention_heads)
-    cells = [(layer, head) for layer in range(2) for head in ([-1] if asked.by == "layer" else heads)]
+    cells = [
+        (layer, head) for layer in range(2) for head in ([-1] if asked.by == "layer" else heads)
+    ]
     assert len(table) == 4 * len(cells)
     with torch.no_grad():
         assert np.allclose(table["clean"].unstack("row"), losses(), rtol=1e-5)
@@ -72,34 +87,59 @@ def test_every_cell_is_what_an_edit_of_this_head_alone_costs(changes: dict) -> N
 
 
 @pytest.mark.slow
-def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys: pytest.CaptureFixture) -> None:
+def test_the_map_is_of_paired_means_and_names_what_was_hidden(
+    capsys: pytest.CaptureFixture,
+) -> None:
     model = str(save_tiny(Path("model")))
     words = f"ablate {model} --rows 8 --length 16 --batch 4 --heldout held.txt --out out"
     assert main(shlex.split(words)) == 0
     printed = capsys.readouterr().out
-    assert "the most attended key held" in printed and "of them sinks by excess (epsilon = 3, scale = sum)" in printed
+    assert (
+        "the most attended key held" in printed
+        and "of them sinks by excess (epsilon = 3, scale = sum)" in printed
+    )
     run = open_run("out")
     rows, cells = run.table("ablation"), run.table("map")
     assert run.info.parts == {"ablation.parquet": [0, 1]}
     assert len(cells) == 2 * 4
     means = rows.assign(delta=rows["loss"] - rows["clean"]).groupby(["layer", "head"]).mean()
     assert np.allclose(means[["delta", "held"]], cells[["delta", "held"]])
-    assert (cells["delta_low"] <= cells["delta"]).all() and (cells["delta"] <= cells["delta_high"]).all()
-    assert ((cells["told"] == 0) | (np.sign(cells["delta_low"]) == np.sign(cells["delta_high"]))).all()
+    assert (cells["delta_low"] <= cells["delta"]).all() and (
+        cells["delta"] <= cells["delta_high"]
+    ).all()
+    assert (
+        (cells["told"] == 0) | (np.sign(cells["delta_low"]) == np.sign(cells["delta_high"]))
+    ).all()
     page = Path("out/ablation.md").read_text()
-    assert page.startswith("| layer | head | keys | sinks | held | removed | change of loss | verdict |")
+    assert page.startswith(
+        "| layer | head | keys | sinks | held | removed | change of loss | verdict |"
+    )
     assert "need them more is inconclusive: that takes 10 heads" in page
     assert pd.read_csv("out/ablation.csv").shape == cells.shape
     assert Path("out/ablation.png").stat().st_size > 1000
     assert len(ablation_figure(run, theme="dark").axes) == 4
     assert main(shlex.split(f"{words} --resume --figures")) == 0
     assert main(shlex.split(f"{words} --resume --k 2")) == 2
-    assert main(shlex.split(words.replace("--out out", "--sink-rule excess:epsilon=3 --out ruled --figures"))) == 0
-    assert "at most 1 key that excess (epsilon = 3, scale = sum) calls a sink" in capsys.readouterr().out
+    assert (
+        main(
+            shlex.split(
+                words.replace("--out out", "--sink-rule excess:epsilon=3 --out ruled --figures")
+            )
+        )
+        == 0
+    )
+    assert (
+        "at most 1 key that excess (epsilon = 3, scale = sum) calls a sink"
+        in capsys.readouterr().out
+    )
 
 
-def made_up(folder: Path, deltas: np.ndarray, twin: np.ndarray | None = None, **settings_: object) -> list[str]:
-    """Sentences of a run whose rows lose this, (R, C); the weight of a cell is its number. And of one with a twin."""
+def made_up(
+    folder: Path, deltas: np.ndarray, twin: np.ndarray | None = None, **settings_: object
+) -> list[str]:
+    """Sentences of a run whose rows lose this, (R, C); the weight of a cell is its number. And of
+    one with a twin.
+    """
     from sinklab.lab.studies.ablate.run import ablation_map
 
     known = {"by": "head", "k": 1, "sink_rule": None, **settings_}
@@ -108,8 +148,12 @@ def made_up(folder: Path, deltas: np.ndarray, twin: np.ndarray | None = None, **
             if values is None:
                 continue
             row, head = np.indices(values.shape).reshape(2, -1)
-            frame = pd.DataFrame({"row": row, "layer": 0, "head": head, "loss": 4 + values.ravel(), "clean": 4.0})
-            frame = frame.assign(columns=1.0, sinks=0.5, held=0.01 * (head + 1), removed=0.01 * (head + 1))
+            frame = pd.DataFrame(
+                {"row": row, "layer": 0, "head": head, "loss": 4 + values.ravel(), "clean": 4.0}
+            )
+            frame = frame.assign(
+                columns=1.0, sinks=0.5, held=0.01 * (head + 1), removed=0.01 * (head + 1)
+            )
             run.table(f"ablation{kind}", frame)
             run.table(f"map{kind}", ablation_map(frame))
         if twin is not None:
@@ -149,7 +193,10 @@ def test_twins_are_mapped_on_the_same_rows() -> None:
 def test_sentences_say_what_the_rows_say() -> None:
     noise = np.random.default_rng(0).normal(0, 0.01, (12, 10))
     said = made_up(Path("rising"), 0.02 * np.arange(10) + noise)
-    assert "rises in 9 and falls in 0 of 10 heads" in said[0] or "rises in 8 and falls in 0 of 10 heads" in said[0]
+    assert (
+        "rises in 9 and falls in 0 of 10 heads" in said[0]
+        or "rises in 8 and falls in 0 of 10 heads" in said[0]
+    )
     assert "most in layer 0, head 9, by +0.1" in said[0]
     assert "heads that give these keys more weight lose more with them" in said[1]
     falling = made_up(Path("falling"), -0.02 * np.arange(10) + noise)
@@ -159,7 +206,10 @@ def test_sentences_say_what_the_rows_say() -> None:
     assert "is inconclusive" in nothing[1]
     (few,) = made_up(Path("few"), 0.02 * np.arange(10) + noise[:5])
     assert "in 5 rows: inconclusive what that costs (8 needed)" in few
-    assert "is inconclusive: that takes 10 heads that differ" in made_up(Path("flat"), np.full((8, 10), 0.1))[1]
+    assert (
+        "is inconclusive: that takes 10 heads that differ"
+        in made_up(Path("flat"), np.full((8, 10), 0.1))[1]
+    )
     assert "the 2 most attended keys" in made_up(Path("two"), noise, k=2)[0]
     assert list(ablation_table(open_run("rising"))["head"][:2]) == ["9", "8"]
     assert set(ablation_table(open_run("nothing"))["verdict"]) == {"cannot tell"}
@@ -179,21 +229,35 @@ def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="fit the context of tiny test model"):
         Ablate()(loaded, "a", settings(length=100))
     assert not Path("a").exists()
-    with pytest.raises(KeyboardInterrupt), RunWriter("cut", kind="ablate", model={}, settings={}, seed=0):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        RunWriter("cut", kind="ablate", model={}, settings={}, seed=0),
+    ):
         raise KeyboardInterrupt
     with pytest.raises(NotRecorded, match=r"cut is not\. Resume it"):
         ablation_sentences([open_run("cut")])
 
 
 def shorter(**changes: object) -> DistanceSettings:
-    small = {"rows": 3, "prompt_tokens": 8, "new_tokens": 4, "heldout": "held.txt", "batch": 2, "ks": (1, 2)}
+    small = {
+        "rows": 3,
+        "prompt_tokens": 8,
+        "new_tokens": 4,
+        "heldout": "held.txt",
+        "batch": 2,
+        "ks": (1, 2),
+    }
     return DistanceSettings(**{**small, **changes})
 
 
 @pytest.mark.slow
 def test_the_study_of_distances_conforms() -> None:
     check_study(DistanceStudy(), tiny_loaded(1), shorter(protocols=("paper", "rule"), ks=(1,)))
-    check_study(DistanceStudy(), tiny_llama(), shorter(protocols=("clean",), removals=("mask",), controls=("random",)))
+    check_study(
+        DistanceStudy(),
+        tiny_llama(),
+        shorter(protocols=("clean",), removals=("mask",), controls=("random",)),
+    )
 
 
 @pytest.mark.slow
@@ -207,7 +271,10 @@ def test_dose_path_protocol_and_outcome_stand_in_one_table(family: str) -> None:
     assert len(cells) == 2 * 2 * 2 and len(rows) == 3 * len(cells)
     assert set(rows.groupby(arms)["row"].apply(lambda numbers: (*sorted(numbers),))) == {(0, 1, 2)}
     merged = cells.set_index(arms).sort_index()
-    assert np.allclose(rows.groupby(arms)[["kl", "worse", "agreement"]].mean(), merged[["kl", "worse", "agreement"]])
+    assert np.allclose(
+        rows.groupby(arms)[["kl", "worse", "agreement"]].mean(),
+        merged[["kl", "worse", "agreement"]],
+    )
     # three texts are too few for an interval, and for a verdict
     assert cells["kl_low"].isna().all() and (cells["told"] == 0).all()
     assert merged["columns"].between(1.9, 2.01).all()
@@ -220,21 +287,35 @@ def test_dose_path_protocol_and_outcome_stand_in_one_table(family: str) -> None:
     assert set(table["hidden"]) == {"top k", "lowest"}
     said = distance_sentences([run])
     assert len(said) == 4
-    assert "k = 2 (2.00 keys a head" in said[0] and "3 texts are too few to tell (at least 8)" in said[0]
-    other = open_run(DistanceStudy()(loaded, "other", shorter(protocols=("held",), ks=(2,), batch=3)))
+    assert (
+        "k = 2 (2.00 keys a head" in said[0]
+        and "3 texts are too few to tell (at least 8)" in said[0]
+    )
+    other = open_run(
+        DistanceStudy()(loaded, "other", shorter(protocols=("held",), ks=(2,), batch=3))
+    )
     again = other.table("outcomes").set_index(arms).loc[("held", "mask", 2, "sinks")]
     assert again["kl"] == pytest.approx(held["kl"], rel=1e-3)
 
 
 def test_the_command_of_distances_writes_a_page(capsys: pytest.CaptureFixture) -> None:
     model = str(save_tiny(Path("model")))
-    words = f"distance {model} --rows 8 --prompt-tokens 8 --new-tokens 3 --ks 1 --removals mask --heldout held.txt"
-    assert main(shlex.split(f"{words} --protocols paper rule --sink-rule excess:epsilon=1 --out out")) == 0
+    words = (
+        f"distance {model} --rows 8 --prompt-tokens 8 --new-tokens 3 --ks 1 --removals mask "
+        "--heldout held.txt"
+    )
+    assert (
+        main(shlex.split(f"{words} --protocols paper rule --sink-rule excess:epsilon=1 --out out"))
+        == 0
+    )
     printed = capsys.readouterr().out
     assert "model, protocol rule, mask, k = 1 (" in printed
     assert "drawn: out/distance.md" in printed
     page = Path("out/distance.md").read_text()
-    assert "| protocol | path | k | hidden | keys | sinks | held | removed | overlap | tokens that agree |" in page
+    assert (
+        "| protocol | path | k | hidden | keys | sinks | held | removed | overlap | tokens that "
+        "agree |" in page
+    )
     assert open_run("out").table("outcomes")["agreement_low"].between(0, 1).all()
     assert main(shlex.split(f"{words} --ks 5 --out b")) == 2
     assert "k is 5; choose at most 4, or a longer prompt" in capsys.readouterr().err

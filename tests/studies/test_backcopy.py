@@ -1,4 +1,6 @@
-"""Bigram-Backcopy: the source against enumeration, the study's promises, and the sink that a causal twin grows."""
+"""Bigram-Backcopy: the source against enumeration, the study's promises, and the sink that a causal
+twin grows.
+"""
 
 import importlib
 import itertools
@@ -54,7 +56,8 @@ def test_rows_copy_behind_a_trigger_and_follow_the_matrix_elsewhere():
     shares = torch.bincount(after, minlength=32) / len(after)
     assert (shares - source.chances_XX[9]).abs().max() < 0.04
     assert torch.equal(
-        source.rows(5, torch.Generator().manual_seed(7)), source.rows(5, torch.Generator().manual_seed(7))
+        source.rows(5, torch.Generator().manual_seed(7)),
+        source.rows(5, torch.Generator().manual_seed(7)),
     )
     assert not torch.equal(Source(2).chances_XX, source.chances_XX)
 
@@ -78,7 +81,9 @@ def test_the_posterior_is_that_of_enumeration_and_its_bound_is_the_same_floor():
         fits_RR = (rows[:, None, ~hidden] == rows[None, :, ~hidden]).all(-1).double() * chances
         fits_RR /= fits_RR.sum(1, keepdim=True)
         exact = fits_RR @ torch.nn.functional.one_hot(rows[:, hidden], 5).double().flatten(1)
-        assert torch.allclose(posterior[:, hidden], exact.unflatten(1, (count, 5))[..., :4], atol=1e-12)
+        assert torch.allclose(
+            posterior[:, hidden], exact.unflatten(1, (count, 5))[..., :4], atol=1e-12
+        )
         # the chance of these masks at time t over t, averaged over t in (0, 1)
         weight = math.factorial(count - 1) * math.factorial(5 - count) / math.factorial(5)
         own = posterior[:, hidden].gather(2, rows[:, hidden, None])[..., 0]
@@ -86,16 +91,24 @@ def test_the_posterior_is_that_of_enumeration_and_its_bound_is_the_same_floor():
     assert math.isclose(bound, SMALL.floor, rel_tol=1e-10)
 
 
-def test_the_best_loss_of_blocks_is_that_of_enumeration_and_needs_no_more_than_what_a_block_sees(monkeypatch):
+def test_the_best_loss_of_blocks_is_that_of_enumeration_and_needs_no_more_than_what_a_block_sees(
+    monkeypatch,
+):
     rows, chances = all_rows(SMALL)
     monkeypatch.setitem(BLOCKS, "block4", 4)
     generator = torch.Generator().manual_seed(2)
-    given = Rows.noised(SMALL, rows[torch.randint(len(rows), (12,), generator=generator)], "block4", generator)
+    given = Rows.noised(
+        SMALL, rows[torch.randint(len(rows), (12,), generator=generator)], "block4", generator
+    )
     masked_BS, total = given.canvas.open_BS, 0.0
     assert not masked_BS[:, 0].any() and masked_BS[:, 1:4].any() and masked_BS[:, 4:].any()
-    assert (given.t_B[:, :4] == given.t_B[:, :1]).all() and (given.t_B[:, 4:] == given.t_B[:, 4:5]).all()
+    assert (given.t_B[:, :4] == given.t_B[:, :1]).all() and (
+        given.t_B[:, 4:] == given.t_B[:, 4:5]
+    ).all()
     assert not torch.equal(given.t_B[:, 0], given.t_B[:, 4])
-    for row, noisy, t_S, masked in zip(given.ids_BS, given.canvas.ids_BS, given.t_B, masked_BS, strict=True):
+    for row, noisy, t_S, masked in zip(
+        given.ids_BS, given.canvas.ids_BS, given.t_B, masked_BS, strict=True
+    ):
         for place in masked.nonzero()[:, 0].tolist():
             start = place - place % 4
             known = torch.cat([row[:start], noisy[start : start + 4]])
@@ -116,12 +129,16 @@ def test_a_block_costs_the_same_alone_and_beside_the_clean_text(objective):
     sizes = [int(one.own_BS[:, 1:].sum()) for one in alone]
     assert sum(sizes) == 12 * 47
     with torch.no_grad():
-        apart = sum(float(one.loss(model)) * size for one, size in zip(alone, sizes, strict=True)) / sum(sizes)
+        apart = sum(
+            float(one.loss(model)) * size for one, size in zip(alone, sizes, strict=True)
+        ) / sum(sizes)
         assert apart == pytest.approx(float(rows.loss(model)), rel=1e-6)
     best = sum(one.best(source) * size for one, size in zip(alone, sizes, strict=True)) / sum(sizes)
     assert best == pytest.approx(rows.best(source), rel=1e-6)
     one = rows.by_block()
-    assert one.own_BS[:, ::4].long().argmax(1).tolist() == [row % blocks * BLOCKS[objective] // 4 for row in range(12)]
+    assert one.own_BS[:, ::4].long().argmax(1).tolist() == [
+        row % blocks * BLOCKS[objective] // 4 for row in range(12)
+    ]
     assert all(0 <= head["strongest"] <= 1 for head in heads(model.float(), one))
 
 
@@ -134,14 +151,29 @@ def test_what_is_measured_is_what_a_plain_computation_gives():
         weights, norms = [], []
         own = torch.nn.functional.scaled_dot_product_attention
 
-        def spy(q, k, v, attn_mask=None, is_causal=False, scale=None, weights=weights, norms=norms, own=own, **rest):
+        def spy(
+            q,
+            k,
+            v,
+            attn_mask=None,
+            is_causal=False,
+            scale=None,
+            weights=weights,
+            norms=norms,
+            own=own,
+            **rest,
+        ):
             scores = q @ k.mT * scale
             if attn_mask is not None:
                 scores = (
-                    scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+                    scores.masked_fill(~attn_mask, -torch.inf)
+                    if attn_mask.dtype == torch.bool
+                    else scores + attn_mask
                 )
             elif is_causal:
-                scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+                scores = scores.masked_fill(
+                    ~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf
+                )
             weights.append(scores.softmax(-1))
             norms.append(v.norm(dim=-1).mean(1))
             return own(q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale, **rest)
@@ -149,10 +181,15 @@ def test_what_is_measured_is_what_a_plain_computation_gives():
         with pytest.MonkeyPatch.context() as patch, torch.no_grad():
             patch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
             logits = model(
-                rows.ids_BS if rows.canvas is None else rows.canvas.ids_BS, causal=rows.canvas is None
+                rows.ids_BS if rows.canvas is None else rows.canvas.ids_BS,
+                causal=rows.canvas is None,
             ).logits
         added, weights_BHQK, norm_BK = model.config.sink_count, weights[-1], norms[-1]
-        masked_BS = torch.ones_like(rows.ids_BS, dtype=torch.bool) if rows.canvas is None else rows.canvas.open_BS
+        masked_BS = (
+            torch.ones_like(rows.ids_BS, dtype=torch.bool)
+            if rows.canvas is None
+            else rows.canvas.open_BS
+        )
         kept_B = masked_BS.sum(1) >= 8
         asked_BHQK = (weights_BHQK * masked_BS[:, None, :, None])[kept_B]
         queries = masked_BS[kept_B].sum()
@@ -160,20 +197,28 @@ def test_what_is_measured_is_what_a_plain_computation_gives():
         norm = norm_BK[:, added].mean() / norm_BK[:, added + 1 :][text_BS[:, 1:]].mean()
         for head, found in enumerate(heads(model, rows)):
             sums_BK = asked_BHQK[:, head].sum(1)
-            assert found["first"] == pytest.approx(float(sums_BK[:, added].sum() / queries), abs=1e-5)
-            assert found["added"] == pytest.approx(float(sums_BK[:, :added].sum() / queries), abs=1e-5)
+            assert found["first"] == pytest.approx(
+                float(sums_BK[:, added].sum() / queries), abs=1e-5
+            )
+            assert found["added"] == pytest.approx(
+                float(sums_BK[:, :added].sum() / queries), abs=1e-5
+            )
             strongest_B = sums_BK[:, added:].amax(1) / masked_BS[kept_B].sum(1)
             assert found["strongest"] == pytest.approx(float(strongest_B.mean()), abs=1e-5)
             assert found["gu"] == pytest.approx(float((strongest_B > 0.3).double().mean()))
             assert found["norm"] == pytest.approx(float(norm), rel=1e-4)
         if rows.canvas is None:
-            own_B = -logits[:, :-1].log_softmax(-1).gather(2, rows.ids_BS[:, 1:, None])[..., 0].mean(1)
+            own_B = (
+                -logits[:, :-1].log_softmax(-1).gather(2, rows.ids_BS[:, 1:, None])[..., 0].mean(1)
+            )
         else:
             costs = -logits.log_softmax(-1).gather(2, rows.ids_BS[..., None])[..., 0] * masked_BS
             own_B = costs.sum(1) / rows.t_B / 47
         facts = scored(model, source, rows)
         assert facts["loss"] == pytest.approx(float(own_B.mean()), rel=1e-5)
-        assert facts["over"] == pytest.approx(facts["loss"] / facts["best"] - 1) and facts["over"] > 0
+        assert (
+            facts["over"] == pytest.approx(facts["loss"] / facts["best"] - 1) and facts["over"] > 0
+        )
         assert facts["hidden"] != facts["loss"]
 
 
@@ -182,11 +227,15 @@ def test_twins_of_a_seed_differ_in_their_objective_and_variant_alone():
     plain = new_model(source, "plain", settings).state_dict()
     for variant in ("sink", "zero", "gate", "logit"):
         other = new_model(source, variant, settings).state_dict()
-        assert all(torch.equal(other[name], weight) for name, weight in plain.items()) and len(other) > len(plain)
+        assert all(torch.equal(other[name], weight) for name, weight in plain.items()) and len(
+            other
+        ) > len(plain)
     converted = trained(source, "converted", "plain", settings).state_dict()
     again = trained(source, "converted", "plain", settings).state_dict()
     assert all(torch.equal(again[name], weight) for name, weight in converted.items())
-    assert not torch.equal(converted["lm_head.weight"], trained(source, "diffusion", "plain", settings).lm_head.weight)
+    assert not torch.equal(
+        converted["lm_head.weight"], trained(source, "diffusion", "plain", settings).lm_head.weight
+    )
 
 
 def test_models_are_kept_and_a_converted_one_goes_on_from_the_causal_one(tmp_path, monkeypatch):
@@ -202,7 +251,9 @@ def test_models_are_kept_and_a_converted_one_goes_on_from_the_causal_one(tmp_pat
     again = twin(source, "converted", "sink", settings)
     assert not again.training
     assert all(torch.equal(converted[name], weight) for name, weight in again.state_dict().items())
-    with pytest.raises(ValueError, match=r'trained with .*"steps": 2.*"steps": 3.*name another folder --models'):
+    with pytest.raises(
+        ValueError, match=r'trained with .*"steps": 2.*"steps": 3.*name another folder --models'
+    ):
         twin(source, "converted", "sink", replace(settings, steps=3))
 
 
@@ -214,7 +265,10 @@ def test_the_study_keeps_its_promises(tmp_path, capsys):
     assert main(["backcopy", "--masking", *arguments, str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
     assert "causal, plain: within 5 % of the best loss in 0 of 1 seeds" in said
-    assert "step by step, held, cost of hiding keys, causal less diffusion: cannot tell, since causal plain and" in said
+    assert (
+        "step by step, held, cost of hiding keys, causal less diffusion: cannot tell, since "
+        "causal plain and" in said
+    )
     assert open_run(tmp_path / "run").table("heads")["state"].value_counts().to_dict() == (
         dict.fromkeys(("trained", "fresh", "permuted"), 4)
     )
@@ -224,7 +278,9 @@ def test_the_study_keeps_its_promises(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_script_goes_on_where_it_stopped_and_makes_one_run_of_all_models(tmp_path, monkeypatch, capsys):
+def test_the_script_goes_on_where_it_stopped_and_makes_one_run_of_all_models(
+    tmp_path, monkeypatch, capsys
+):
     script = Path(__file__).parents[2] / "studies" / "backcopy.py"
     options = ["--out", "out", "--work", "work", "--seeds", "0", "--steps", "2", "--rows", "4"]
     monkeypatch.chdir(tmp_path)
@@ -239,7 +295,9 @@ def test_the_script_goes_on_where_it_stopped_and_makes_one_run_of_all_models(tmp
     kinds = [("causal", "plain"), ("converted", "plain")]
     kinds += [("diffusion", variant) for variant in ("plain", "sink", "zero", "gate", "logit")]
     whole = open_run(tmp_path / "out" / "run")
-    assert list(summary(whole)[["objective", "variant"]].itertuples(index=False, name=None)) == kinds
+    assert (
+        list(summary(whole)[["objective", "variant"]].itertuples(index=False, name=None)) == kinds
+    )
     assert set(whole.table("masking")["objective"]) == {"causal", "diffusion"}
     # elsewhere, with what was packed: the same without training
     (tmp_path / "work").rename(tmp_path / "before")
@@ -248,18 +306,30 @@ def test_the_script_goes_on_where_it_stopped_and_makes_one_run_of_all_models(tmp
     assert (tmp_path / "work" / "models" / "causal-plain-0.safetensors").read_bytes() == (
         tmp_path / "before" / "models" / "causal-plain-0.safetensors"
     ).read_bytes()
-    told = subprocess.run([sys.executable, script, "report", *options], capture_output=True, text=True)
+    told = subprocess.run(
+        [sys.executable, script, "report", *options], capture_output=True, text=True
+    )
     assert "step by step, held, cost of hiding keys" in told.stdout, told.stderr
 
 
-def made_up(over, first, tmp_path, seeds=6, other=("diffusion", "plain"), untrained=None, masking=()):
+def made_up(
+    over, first, tmp_path, seeds=6, other=("diffusion", "plain"), untrained=None, masking=()
+):
     """A run of two kinds of model with these numbers, one a seed, and what else is given."""
     from sinklab.lab.records.writing import RunWriter
 
     kinds = (("causal", "plain"), other)
-    firsts = {"trained": first} | ({} if untrained is None else dict.fromkeys(("fresh", "permuted"), untrained))
+    firsts = {"trained": first} | (
+        {} if untrained is None else dict.fromkeys(("fresh", "permuted"), untrained)
+    )
     lines = [
-        {"seed": seed, "objective": kind[0], "variant": kind[1], "over": over[number], "first": found[number][seed]}
+        {
+            "seed": seed,
+            "objective": kind[0],
+            "variant": kind[1],
+            "over": over[number],
+            "first": found[number][seed],
+        }
         | ({} if untrained is None else {"state": state})
         for state, found in firsts.items()
         for seed in range(seeds)
@@ -279,7 +349,13 @@ def made_up(over, first, tmp_path, seeds=6, other=("diffusion", "plain"), untrai
     [
         ((0.01, 0.04), 0.8, 0.02, 6, "less (-78.0 points"),
         ((0.01, 0.06), 0.8, 0.02, 6, "cannot tell, since diffusion plain did not come within 5 %"),
-        ((0.01, 0.04), 0.2, 0.02, 6, "cannot tell, since causal plain has no sink there in every seed"),
+        (
+            (0.01, 0.04),
+            0.2,
+            0.02,
+            6,
+            "cannot tell, since causal plain has no sink there in every seed",
+        ),
         ((0.01, 0.04), 0.8, 0.02, 5, "cannot tell from 5 seeds"),
         ((0.01, 0.04), 0.8, 0.8, 6, "cannot tell ("),
     ],
@@ -302,25 +378,45 @@ NOISE = (0.01, -0.01, 0.02, -0.02, 0.0, 0.0)
     [
         (
             (0.10, 0.03),
-            "less (-78.0 points, 95 % -81.2 to -74.9, 6 seeds); untrained: fresh -7.0, permuted -7.0 points",
+            "less (-78.0 points, 95 % -81.2 to -74.9, 6 seeds); untrained: fresh -7.0, permuted "
+            "-7.0 points",
         ),
-        ((0.80, 0.02), "untrained: fresh -78.0, permuted -78.0 points: no finding, they show it as well"),
-        ((0.90, 0.02), "untrained: fresh -88.0, permuted -88.0 points: no finding, they show it as well"),
+        (
+            (0.80, 0.02),
+            "untrained: fresh -78.0, permuted -78.0 points: no finding, they show it as well",
+        ),
+        (
+            (0.90, 0.02),
+            "untrained: fresh -88.0, permuted -88.0 points: no finding, they show it as well",
+        ),
     ],
 )
 def test_what_untrained_twins_show_as_well_is_no_finding(untrained, told, tmp_path):
-    first, theirs = ([[value + one for one in NOISE] for value in both] for both in ((0.8, 0.02), untrained))
+    first, theirs = (
+        [[value + one for one in NOISE] for value in both] for both in ((0.8, 0.02), untrained)
+    )
     first[1] = [value - 2 * one for value, one in zip(first[1], NOISE, strict=True)]
     run = made_up((0.01, 0.04), first, tmp_path, untrained=theirs)
     line = next(one for one in backcopy_sentences(run) if "against" in one)
     assert line.endswith(told)
-    assert summary(run)["weight on position 0, fresh"].tolist() == [percent(one) for one in untrained]
+    assert summary(run)["weight on position 0, fresh"].tolist() == [
+        percent(one) for one in untrained
+    ]
 
 
 def cells(objective, seed, costs, doses, matched):
     """What hiding 1 and 2 keys of whole rows cost a model."""
-    fixed = {"seed": seed, "objective": objective, "variant": "plain", "task": "rows", "protocol": "clean"}
-    arms = [(0, "none", 0.0, 0.0), *[(k, "sinks", *pair) for k, *pair in zip((1, 2), costs, doses, strict=True)]]
+    fixed = {
+        "seed": seed,
+        "objective": objective,
+        "variant": "plain",
+        "task": "rows",
+        "protocol": "clean",
+    }
+    arms = [
+        (0, "none", 0.0, 0.0),
+        *[(k, "sinks", *pair) for k, *pair in zip((1, 2), costs, doses, strict=True)],
+    ]
     arms += [(1, "matched", costs[0], doses[0]), (1, "equal_mass", 0.01, doses[0])]
     return [
         fixed | {"k": k, "control": control, "loss": 2 + cost, "removed": dose, "matched": matched}
@@ -333,16 +429,23 @@ def cells(objective, seed, costs, doses, matched):
     [
         # at half of the attention the one pays 0.3, the other 0.42
         ((0.5, 0.9), "at equal removed attention, 50.0 % (50.0 % … 50.0 %): less (-0.120 nats"),
-        ((0.7, 0.9), "at equal removed attention: cannot tell, since 6 of 6 seeds have no dose in common"),
+        (
+            (0.7, 0.9),
+            "at equal removed attention: cannot tell, since 6 of 6 seeds have no dose in common",
+        ),
     ],
 )
-def test_costs_are_compared_at_equal_count_and_inside_the_doses_that_both_have(doses, equal, tmp_path):
+def test_costs_are_compared_at_equal_count_and_inside_the_doses_that_both_have(
+    doses, equal, tmp_path
+):
     first = [[0.8 + one for one in NOISE], [0.02] * 6]
     masking = []
     for seed, noise in enumerate(NOISE):
         masking += cells("causal", seed, (0.3 + noise, 0.6), doses, 0.1)
         masking += cells("diffusion", seed, (0.1 + noise, 0.5), (0.1, 0.6), 0.9)
-    text = "\n".join(backcopy_sentences(made_up((0.01, 0.04), first, tmp_path, masking=masking))).replace("\xa0", " ")
+    text = "\n".join(
+        backcopy_sentences(made_up((0.01, 0.04), first, tmp_path, masking=masking))
+    ).replace("\xa0", " ")
     words = "whole rows, clean, cost of hiding keys, causal less diffusion"
     assert f"{words}, one key a head each: more (+0.200 nats" in text
     assert f"{words}, {equal}" in text
@@ -350,7 +453,9 @@ def test_costs_are_compared_at_equal_count_and_inside_the_doses_that_both_have(d
     assert f"causal: {words}: cannot tell, since 10.0 % of the heads have such keys" in text
     assert f"diffusion: {words}, on 90.0 % of the heads: more (+0.090 nats" in text
     far = made_up((0.01, 0.06), first, tmp_path / "far", masking=masking)
-    assert "causal less diffusion: cannot tell, since diffusion plain did not" in "\n".join(backcopy_sentences(far))
+    assert "causal less diffusion: cannot tell, since diffusion plain did not" in "\n".join(
+        backcopy_sentences(far)
+    )
 
 
 @pytest.mark.slow
@@ -360,24 +465,31 @@ def test_what_is_revealed_step_by_step_costs_what_the_chain_rule_says():
         model = trained(source, objective, "plain", settings)
         rows = Rows.of(source, 3, objective, torch.Generator().manual_seed(1))
         found = revealed(model, rows, 5)
-        assert [(cell["protocol"], cell["k"]) for cell in found[1:6]] == [("paper", k) for k in (1, 2, 4, 8, 16)]
+        assert [(cell["protocol"], cell["k"]) for cell in found[1:6]] == [
+            ("paper", k) for k in (1, 2, 4, 8, 16)
+        ]
         with torch.no_grad():
             if objective == "causal":
                 logits = model(rows.ids_BS, causal=True).logits[:, 23:-1]
                 costs = -logits.log_softmax(-1).gather(2, rows.ids_BS[:, 24:, None])
             else:
                 drawn = torch.rand(3, 24, generator=torch.Generator().manual_seed(5))
-                order = 24 + (drawn + (torch.arange(24) // 4 if objective == "block4" else 0)).argsort(1)
+                order = 24 + (
+                    drawn + (torch.arange(24) // 4 if objective == "block4" else 0)
+                ).argsort(1)
                 costs = []
                 for row, places in zip(rows.ids_BS, order, strict=True):
                     noisy = row.clone()
                     noisy[24:] = source.mask_id
                     for place in places:
-                        costs.append(-model(noisy[None]).logits[0, place].log_softmax(-1)[row[place]])
+                        costs.append(
+                            -model(noisy[None]).logits[0, place].log_softmax(-1)[row[place]]
+                        )
                         noisy[place] = row[place]
                 costs = torch.stack(costs)
         assert found[0]["loss"] == pytest.approx(float(costs.mean()), rel=1e-5)
-        # the first forward of a closed loop is unedited, so a clean choice costs at least the first step
+        # the first forward of a closed loop is unedited, so a clean choice costs at least the first
+        # step
         assert all(0 < cell["removed"] < 1 for cell in found[1:] if cell["protocol"] != "rule")
         held = next(cell for cell in found if (cell["protocol"], cell["k"]) == ("held", 2))
         assert held["columns"] == pytest.approx(2) and held["overlap"] == pytest.approx(1)
@@ -393,7 +505,9 @@ def test_hiding_keys_of_whole_rows_is_what_a_plain_computation_gives():
         def spy(q, k, v, attn_mask=None, is_causal=False, scale=None, **rest):
             scores = q @ k.mT * scale
             if is_causal or attn_mask is not None:
-                scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+                scores = scores.masked_fill(
+                    ~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf
+                )
             weights = scores.softmax(-1)
             hidden = torch.zeros_like(weights, dtype=torch.bool)
             top = weights.sum(2).topk(4).indices
@@ -402,21 +516,32 @@ def test_hiding_keys_of_whole_rows_is_what_a_plain_computation_gives():
             hidden &= ~scores.masked_fill(hidden, -torch.inf).isinf().all(-1, keepdim=True)
             return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
 
-        found = next(cell for cell in hidden(model, rows) if (cell["k"], cell["control"]) == (4, "sinks"))
+        found = next(
+            cell for cell in hidden(model, rows) if (cell["k"], cell["control"]) == (4, "sinks")
+        )
         with pytest.MonkeyPatch.context() as patch, torch.no_grad():
             patch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
             expected = float(rows.loss(model))
-        assert found["loss"] == pytest.approx(expected, rel=1e-5) and found["columns"] == pytest.approx(4)
+        assert found["loss"] == pytest.approx(expected, rel=1e-5) and found[
+            "columns"
+        ] == pytest.approx(4)
 
 
 @pytest.mark.slow
 def test_some_head_of_the_causal_twin_has_its_sink_on_the_start_token_in_every_seed():
-    """The precondition of any contrast: one layer, 5 of 5 seeds, a mean weight above 0.3 on position 0."""
+    """The precondition of any contrast: one layer, 5 of 5 seeds, a mean weight above 0.3 on
+    position 0.
+    """
     settings, found, began = BackcopySettings(steps=400), [], time.process_time()
     for seed in range(5):
         source = Source(seed)
         model = trained(source, "causal", "plain", settings)
         rows = Rows.of(source, 128, "causal", torch.Generator().manual_seed(MEASURED + seed))
-        found.append((max(head["first"] for head in heads(model, rows)), scored(model, source, rows)["over"]))
-    print(f"{settings.steps} steps, {time.process_time() - began:.1f} s of a processor for 5 models: {found}")
+        found.append(
+            (max(head["first"] for head in heads(model, rows)), scored(model, source, rows)["over"])
+        )
+    print(
+        f"{settings.steps} steps, {time.process_time() - began:.1f} s of a processor for 5 "
+        f"models: {found}"
+    )
     assert all(first > 0.3 and over < 0.05 for first, over in found)

@@ -1,4 +1,6 @@
-"""The reasoning battery scored: a batch equals single texts, counts equal plain ones, runs go on where they stopped."""
+"""The reasoning battery scored: a batch equals single texts, counts equal plain ones, runs go on
+where they stopped.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,13 @@ from sinklab.lab.scoring.task import Task
 from sinklab.lab.studies.base import from_record
 from sinklab.lab.studies.battery import run as battery
 from sinklab.lab.studies.battery.run import Cell, Removed, accuracy, answer
-from sinklab.lab.studies.battery.study import CONTROLS, Battery, BatterySettings, Condition, score_battery
+from sinklab.lab.studies.battery.study import (
+    CONTROLS,
+    Battery,
+    BatterySettings,
+    Condition,
+    score_battery,
+)
 from sinklab.lab.studies.processes import Meter, Progress
 from sinklab.lab.studies.trace.run import follow
 from sinklab.lab.studies.trace.study import StudySettings
@@ -49,14 +57,20 @@ def cell(condition: str, control: str = "none", k: int = 0) -> Cell:
 def alone(loaded: Loaded, one: Cell, problem: Problem) -> str:
     """The same text by the writer of studies, one prompt at a time."""
     decoding = one.condition.decoding(0)
-    given = {"rule": decoding.rule, "block_length": decoding.block_length} if one.condition.order else {}
+    given = (
+        {"rule": decoding.rule, "block_length": decoding.block_length}
+        if one.condition.order
+        else {}
+    )
     settings = StudySettings(new_tokens=NEW, stop_at_eos=True, **{"block_length": 32, **given})
     task = Task(loaded, encode(loaded, problem.question), settings, 0, one.edits(loaded, 0))
     moments, _ = follow(task, Meter(Progress(), 1, NEW))
     written = moments[-1].written.tolist()
     config: Any = loaded.model.config
     ends = {*loaded.special.stop, *getattr(config, "eos_ids", ())}
-    written = written[: next((place for place, token in enumerate(written) if token in ends), len(written))]
+    written = written[
+        : next((place for place, token in enumerate(written) if token in ends), len(written))
+    ]
     return str(loaded.needed_tokenizer().decode(written, skip_special_tokens=True)).strip()
 
 
@@ -83,13 +97,18 @@ def test_a_batch_of_unequal_questions_is_answered_as_each_alone(
     assert len({row["written"] for row in rows}) > 1
     if k or "window" in condition:
         plain = answer(loaded, cell(condition.partition("+")[0]), asked, NEW, 0, Removed())
-        assert [row["written"] for row in rows] != [row["written"] for row in plain], "the edit changed nothing"
+        assert [row["written"] for row in rows] != [row["written"] for row in plain], (
+            "the edit changed nothing"
+        )
 
 
 def test_blocks_of_one_are_left_to_right() -> None:
     loaded, asked = tiny_loaded(), some_problems()
     texts = {
-        name: [row["written"] for row in answer(loaded, cell(name, "sinks", 2), asked, NEW, 0, Removed())]
+        name: [
+            row["written"]
+            for row in answer(loaded, cell(name, "sinks", 2), asked, NEW, 0, Removed())
+        ]
         for name in ("blocks-1", "left_to_right", "pure")
     }
     assert texts["blocks-1"] == texts["left_to_right"] != texts["pure"]
@@ -132,18 +151,32 @@ def test_the_dose_is_that_of_the_protocol_s_own_log(name: str) -> None:
         }
         for theirs, mine in names.items():
             assert row[theirs] == pytest.approx(float(own[mine].nanmean())), theirs
-        assert row["sinks"] / row["chosen"] == pytest.approx(float(own["sinks"].nansum() / own["chosen"].nansum()))
+        assert row["sinks"] / row["chosen"] == pytest.approx(
+            float(own["sinks"].nansum() / own["chosen"].nansum())
+        )
         assert row["matched"] is None
 
 
 def test_protocols_stand_beside_the_controls_under_names_that_older_runs_have() -> None:
     assert [CONTROLS[name] for name in ("sinks", "clean_pass", "random", "random_clean_pass")] == [
-        ("sinks", "paper"), ("sinks", "clean"), ("random", "paper"), ("random", "clean"),
-    ]  # fmt: skip
-    settings = BatterySettings(ks=(2,), protocols=("paper", "held"), controls=("sinks", "equal_mass", "clean_pass"))
+        ("sinks", "paper"),
+        ("sinks", "clean"),
+        ("random", "paper"),
+        ("random", "clean"),
+    ]
+    settings = BatterySettings(
+        ks=(2,), protocols=("paper", "held"), controls=("sinks", "equal_mass", "clean_pass")
+    )
     assert [name for name, _ in settings.hidings()] == [
-        "none", "sinks", "held", "matched", "matched_held", "equal_mass", "equal_mass_held", "clean_pass",
-    ]  # fmt: skip
+        "none",
+        "sinks",
+        "held",
+        "matched",
+        "matched_held",
+        "equal_mass",
+        "equal_mass_held",
+        "clean_pass",
+    ]
     (edit,) = cell("pure", "matched_held", 2).edits(tiny_loaded(), 0)
     assert edit == MaskSinks.by_protocol("held", 2, matched=True)
     # older runs lack what is at its default, and go on
@@ -206,13 +239,22 @@ def test_answers_are_judged_up_to_their_end(monkeypatch: pytest.MonkeyPatch) -> 
     assert [row["written"] for row in rows] == texts
     assert [row["right"] for row in rows] == [True, True, False, False, True]
     assert [row["ended"] for row in rows] == ends
-    counted = accuracy([cell("pure").facts | {"problem": place} | row for place, row in enumerate(rows)])[0]
+    counted = accuracy(
+        [cell("pure").facts | {"problem": place} | row for place, row in enumerate(rows)]
+    )[0]
     assert (counted["n"], counted["right"], counted["empty"], counted["endless"]) == (5, 3, 1, 1)
 
 
 def graded(control: str, k: int, marks: dict[tuple[str, int], str]) -> list[dict[str, Any]]:
     return [
-        {"condition": "pure", "control": control, "k": k, "skill": skill, "level": level, "problem": place}
+        {
+            "condition": "pure",
+            "control": control,
+            "k": k,
+            "skill": skill,
+            "level": level,
+            "problem": place,
+        }
         | {"right": mark == "+", "written": "x", "ended": True}
         for (skill, level), row in marks.items()
         for place, mark in enumerate(row)
@@ -225,7 +267,13 @@ def test_differences_are_paired_and_leave_out_what_was_not_asked() -> None:
     rows += graded("random", 5, {("copying", 2): "++--"})
     found = {(row["control"], row["skill"], row["level"]): row for row in accuracy(rows)}
     hidden = found["sinks", "copying", 0]
-    assert (hidden["n"], hidden["right"], hidden["clean"], hidden["gained"], hidden["lost"]) == (8, 3, 0.75, 1, 4)
+    assert (hidden["n"], hidden["right"], hidden["clean"], hidden["gained"], hidden["lost"]) == (
+        8,
+        3,
+        0.75,
+        1,
+        4,
+    )
     assert hidden["delta"] == pytest.approx(3 / 8 - 6 / 8)
     assert (hidden["low"], hidden["high"]) == wilson(3, 8)
     assert (hidden["delta_low"], hidden["delta_high"]) == paired_share_interval(1, 4, 8)
@@ -242,18 +290,30 @@ def test_differences_are_paired_and_leave_out_what_was_not_asked() -> None:
 
 def test_each_way_to_hide_sinks_has_its_random_control() -> None:
     rows = graded("none", 0, {("copying", 1): "++++"})
-    rows += graded("clean_pass", 5, {("copying", 1): "+---"}) + graded("random", 5, {("copying", 1): "++++"})
-    assert {row["control"]: row["beyond"] for row in accuracy(rows) if row["skill"] == "copying" and row["level"]} == {
+    rows += graded("clean_pass", 5, {("copying", 1): "+---"}) + graded(
+        "random", 5, {("copying", 1): "++++"}
+    )
+    assert {
+        row["control"]: row["beyond"]
+        for row in accuracy(rows)
+        if row["skill"] == "copying" and row["level"]
+    } == {
         "none": None,
         "clean_pass": -0.75,
         "random": None,
     }
     rows += graded("random_clean_pass", 5, {("copying", 1): "+++-"})
     assert {row["beyond"] for row in accuracy(rows) if row["control"] == "clean_pass"} == {-0.5}
-    rows += graded("matched_held", 5, {("copying", 1): "+---"}) + graded("equal_mass_held", 5, {("copying", 1): "++--"})
+    rows += graded("matched_held", 5, {("copying", 1): "+---"}) + graded(
+        "equal_mass_held", 5, {("copying", 1): "++--"}
+    )
     rows += graded("rule", 5, {("copying", 1): "+---"})
     beyond = {row["control"]: row["beyond"] for row in accuracy(rows)}
-    assert (beyond["matched_held"], beyond["equal_mass_held"], beyond["rule"]) == (-0.25, None, None)
+    assert (beyond["matched_held"], beyond["equal_mass_held"], beyond["rule"]) == (
+        -0.25,
+        None,
+        None,
+    )
 
 
 def test_intervals_and_the_test_are_those_of_the_books() -> None:
@@ -275,7 +335,13 @@ def test_intervals_and_the_test_are_those_of_the_books() -> None:
 
 
 def small(**changes: Any) -> BatterySettings:
-    fields = {"skills": ("arithmetic", "copying"), "levels": (1,), "problems": 3, "ks": (2,), "new_tokens": 4}
+    fields = {
+        "skills": ("arithmetic", "copying"),
+        "levels": (1,),
+        "problems": 3,
+        "ks": (2,),
+        "new_tokens": 4,
+    }
     return BatterySettings(**{**fields, "controls": ("sinks", "random"), "twin": False, **changes})
 
 
@@ -292,8 +358,12 @@ def test_a_run_folder_holds_answers_accuracy_and_removed_shares(tmp_path: Path) 
         for skill in ("arithmetic", "copying")
         for problem in problems("test", 3, skills=(skill,), levels=(1,))
     }
-    by_hand = answers.query("condition == 'pure' and control == 'sinks' and skill == 'copying'")["right"].sum()
-    row = shares.query("condition == 'pure' and control == 'sinks' and skill == 'copying' and level == 1").iloc[0]
+    by_hand = answers.query("condition == 'pure' and control == 'sinks' and skill == 'copying'")[
+        "right"
+    ].sum()
+    row = shares.query(
+        "condition == 'pure' and control == 'sinks' and skill == 'copying' and level == 1"
+    ).iloc[0]
     assert (row["right"], row["n"]) == (by_hand, 3)
     assert set(removed["control"]) == {"sinks", "random"}
     assert (removed["keys"] == 2).all()
@@ -304,14 +374,22 @@ def test_a_run_folder_holds_answers_accuracy_and_removed_shares(tmp_path: Path) 
     assert seen.groupby(["condition", "skill"]).size().to_dict() == dict.fromkeys(
         [(one, skill) for one in ("pure", "blocks-2") for skill in ("arithmetic", "copying")], 3
     )
-    asked = battery.asked_of(loaded, list(problems("test", 3, skills=("copying",), levels=(1,)))[1:2], 0)
-    alone = write_batch(loaded, asked, Condition.named("blocks-2").decoding(0), settings.new_tokens, watch=True)[0]
+    asked = battery.asked_of(
+        loaded, list(problems("test", 3, skills=("copying",), levels=(1,)))[1:2], 0
+    )
+    alone = write_batch(
+        loaded, asked, Condition.named("blocks-2").decoding(0), settings.new_tokens, watch=True
+    )[0]
     expected = sum(layer["share"] for layer in alone.sinks) / len(alone.sinks)
-    share = seen.query("condition == 'blocks-2' and skill == 'copying' and problem == 1")["share"].item()
+    share = seen.query("condition == 'blocks-2' and skill == 'copying' and problem == 1")[
+        "share"
+    ].item()
     assert share == pytest.approx(expected, rel=1e-4)
 
 
-def test_an_interrupted_run_goes_on_and_comes_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_goes_on_and_comes_to_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded, settings = tiny_loaded(), small()
     whole = open_run(score_battery(loaded, tmp_path / "whole", settings))
     real, calls = battery.answer, list[str]()
@@ -343,18 +421,29 @@ def test_an_interrupted_run_goes_on_and_comes_to_the_same(tmp_path: Path, monkey
 @pytest.mark.slow
 def test_the_study_conforms() -> None:
     small = BatterySettings(
-        skills=("copying",), levels=(1,), problems=2, ks=(2,), controls=("random",), new_tokens=2, twin=False
+        skills=("copying",),
+        levels=(1,),
+        problems=2,
+        ks=(2,),
+        controls=("random",),
+        new_tokens=2,
+        twin=False,
     )
     check_study(Battery(), tiny_loaded(), small)
 
 
 def test_questions_too_short_for_so_many_columns_are_skipped_and_said(tmp_path: Path) -> None:
     loaded = tiny_llama()
-    length = len(encode(loaded, next(problems("test", 1, skills=("arithmetic",), levels=(1,))).question).ids)
+    length = len(
+        encode(loaded, next(problems("test", 1, skills=("arithmetic",), levels=(1,))).question).ids
+    )
     settings = small(skills=("arithmetic",), ks=(length // 2, length), levels=(1,))
     run = open_run(score_battery(loaded, tmp_path / "run", settings))
     skipped = run.table("skipped")
-    assert list(zip(skipped["control"], skipped["k"], strict=True)) == [("sinks", length), ("random", length)]
+    assert list(zip(skipped["control"], skipped["k"], strict=True)) == [
+        ("sinks", length),
+        ("random", length),
+    ]
     assert skipped["why"][0] == f"{length} keys of {length}"
     assert skipped["why"][1] == f"{length} random keys beside as many others of {length}"
     assert set(run.table("accuracy")["k"]) == {0, length // 2}
@@ -368,15 +457,27 @@ def test_the_names_are_those_of_the_generator() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"skills": ("planing",)}, "skills must be one of arithmetic, .*, but is 'planing'; did you mean 'planning'"),
+        (
+            {"skills": ("planing",)},
+            "skills must be one of arithmetic, .*, but is 'planing'; did you mean 'planning'",
+        ),
         ({"skills": ()}, "skills must not be empty"),
         ({"levels": (5,)}, "levels must be one of 1, 2, 3, 4, but is 5"),
-        ({"controls": ("sink",)}, "controls must be one of sinks, .*, but is 'sink'; did you mean 'sinks'"),
+        (
+            {"controls": ("sink",)},
+            "controls must be one of sinks, .*, but is 'sink'; did you mean 'sinks'",
+        ),
         ({"ks": (-1,)}, "ks must be at least 0, but is -1"),
         ({"problems": 0}, "problems must be at least 1, but is 0"),
-        ({"conditions": ("blokcs-6",)}, "a condition is made of pure, .*, got 'blokcs-6'; did you mean 'blocks-N'"),
+        (
+            {"conditions": ("blokcs-6",)},
+            "a condition is made of pure, .*, got 'blokcs-6'; did you mean 'blocks-N'",
+        ),
         ({"conditions": ("blocks-0",)}, "got 'blocks-0'"),
-        ({"conditions": ("pure+random",)}, "a condition says each thing once, got 'pure\\+random'; leave out random"),
+        (
+            {"conditions": ("pure+random",)},
+            "a condition says each thing once, got 'pure\\+random'; leave out random",
+        ),
         ({"conditions": ("greedy+blocks-3",)}, "greedy is token after token, without blocks"),
     ],
 )
@@ -394,11 +495,31 @@ def test_nothing_hidden_is_always_asked_and_names_may_stand_alone() -> None:
 @pytest.mark.parametrize(
     ("loaded", "fields", "message"),
     [
-        (tiny_loaded, {"conditions": ("greedy",)}, "tiny test model denoises, and greedy is for .*; give pure"),
-        (tiny_llama, {"conditions": ("pure",)}, "tiny llama writes token after token, got 'pure'; give greedy"),
-        (tiny_loaded, {"conditions": ("blocks-3",)}, "blocks must divide the 4 new tokens evenly, got 'blocks-3'"),
-        (lambda: tiny_loaded(context=8), {}, "must fit the context of tiny test model, 8 positions, got"),
-        (lambda: tiny_loaded(mask_token_id=None), {}, "needs a model with a mask token, but tiny test model has"),
+        (
+            tiny_loaded,
+            {"conditions": ("greedy",)},
+            "tiny test model denoises, and greedy is for .*; give pure",
+        ),
+        (
+            tiny_llama,
+            {"conditions": ("pure",)},
+            "tiny llama writes token after token, got 'pure'; give greedy",
+        ),
+        (
+            tiny_loaded,
+            {"conditions": ("blocks-3",)},
+            "blocks must divide the 4 new tokens evenly, got 'blocks-3'",
+        ),
+        (
+            lambda: tiny_loaded(context=8),
+            {},
+            "must fit the context of tiny test model, 8 positions, got",
+        ),
+        (
+            lambda: tiny_loaded(mask_token_id=None),
+            {},
+            "needs a model with a mask token, but tiny test model has",
+        ),
         (lambda: replace(tiny_loaded(), tokenizer=None), {}, "has no tokenizer files"),
     ],
 )
@@ -419,12 +540,20 @@ def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_untrained_twins_answer_the_same_problems(tmp_path: Path) -> None:
-    asked = {"skills": ("copying", "planning"), "levels": (1,), "problems": 3, "ks": (2,), "new_tokens": 4}
+    asked = {
+        "skills": ("copying", "planning"),
+        "levels": (1,),
+        "problems": 3,
+        "ks": (2,),
+        "new_tokens": 4,
+    }
     settings = BatterySettings(**asked, controls=("sinks",), twin=True)
     run = open_run(score_battery(tiny_loaded(1), tmp_path / "run", settings))
     assert run.table("twins")["made"].all()
     for kind, make in UNTRAINED.items():
-        alone = open_run(score_battery(make(tiny_loaded(1), 0), tmp_path / kind, replace(settings, twin=False)))
+        alone = open_run(
+            score_battery(make(tiny_loaded(1), 0), tmp_path / kind, replace(settings, twin=False))
+        )
         assert "twins" not in alone.tables
         for name in ("answers", "accuracy"):
             assert run.table(f"{name}-{kind}").equals(alone.table(name))

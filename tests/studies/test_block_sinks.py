@@ -1,4 +1,6 @@
-"""The study of sinks in blocks: its measures on sinks that were planted, what it watches, and its three commands."""
+"""The study of sinks in blocks: its measures on sinks that were planted, what it watches, and its
+three commands.
+"""
 
 import importlib.util
 import json
@@ -39,7 +41,14 @@ def test_a_planted_sink_is_found_where_it_is(study):
     keys_T = (column_T // 4 + 1) * 4
     still = study.moves(planted([3] * 32, keys_T), keys_T, arm, 16, 0)
     assert still["excess"] == still["gu"] == 1 and still["share"] == pytest.approx(0.5)
-    assert still["mobility"] == still["within"] == still["across"] == still["later"] == still["first"] == 0
+    assert (
+        still["mobility"]
+        == still["within"]
+        == still["across"]
+        == still["later"]
+        == still["first"]
+        == 0
+    )
     assert still["committed"] == 1
     assert still["even"] == pytest.approx(np.mean(column_T // 4 * 4 / keys_T))
     with_block = study.moves(planted(column_T // 4 * 4, keys_T), keys_T, arm, 16, 0)
@@ -100,16 +109,25 @@ def test_what_is_watched_is_what_a_plain_computation_gives(study, name, reading,
                 noisy = ids_BS[row : row + 1].clone()
                 noisy[0, left] = source.mask_id
                 asked = [one for one in left.tolist() if size is None or one // size == now // size]
-                asked, keys = asked if reading == "own" else [now], 48 if arm.seen is None else (now // 4 + 1) * 4
+                asked, keys = (
+                    asked if reading == "own" else [now],
+                    48 if arm.seen is None else (now // 4 + 1) * 4,
+                )
                 with torch.no_grad():
                     model(noisy)
             assert keys_T[step] == keys + added
             for layer, weights_BHQK in enumerate(maps[-2:]):
                 expected_HK = weights_BHQK[0, :, asked].mean(1) * (keys + added)
                 found_HK = torch.tensor(received[row, step, layer])
-                assert not expected_HK[:, keys + added :].any() and found_HK[:, keys + added :].isnan().all()
+                assert (
+                    not expected_HK[:, keys + added :].any()
+                    and found_HK[:, keys + added :].isnan().all()
+                )
                 torch.testing.assert_close(
-                    found_HK[:, : keys + added].float(), expected_HK[:, : keys + added], atol=1e-4, rtol=1e-4
+                    found_HK[:, : keys + added].float(),
+                    expected_HK[:, : keys + added],
+                    atol=1e-4,
+                    rtol=1e-4,
                 )
 
 
@@ -117,17 +135,27 @@ def test_what_is_watched_is_what_a_plain_computation_gives(study, name, reading,
     ("gaps", "twin", "said"),
     [
         ([-0.3, -0.2, -0.25, -0.28, -0.22, -0.26], 0.0, "**less**, -0.252"),
-        ([-0.3, -0.2, -0.25, -0.28, -0.22, -0.26], -0.1, "**no finding, untrained twins show it as well (less)**"),
+        (
+            [-0.3, -0.2, -0.25, -0.28, -0.22, -0.26],
+            -0.1,
+            "**no finding, untrained twins show it as well (less)**",
+        ),
         ([-0.3, 0.2, -0.25, 0.28, -0.22, 0.26], 0.0, "**cannot tell (±"),
         ([-0.3, -0.2, -0.25], 0.0, "described only, -0.250"),
     ],
 )
-def test_a_verdict_rests_on_six_seeds_and_on_what_untrained_twins_do_not_show(study, gaps, twin, said):
+def test_a_verdict_rests_on_six_seeds_and_on_what_untrained_twins_do_not_show(
+    study, gaps, twin, said
+):
     line = study.verdict("words", pd.Series(gaps), "", {"fresh": pd.Series([twin] * len(gaps))})
     assert line.startswith(f"words: {said}")
     if len(gaps) == 6:
-        assert "cannot tell, since it is far" in study.verdict("words", pd.Series(gaps), "it is far")
-        assert study.flipped(np.array([-0.3, -0.2, -0.25, -0.28, -0.22, -0.26])) == pytest.approx(2 / 64)
+        assert "cannot tell, since it is far" in study.verdict(
+            "words", pd.Series(gaps), "it is far"
+        )
+        assert study.flipped(np.array([-0.3, -0.2, -0.25, -0.28, -0.22, -0.26])) == pytest.approx(
+            2 / 64
+        )
 
 
 @pytest.mark.slow
@@ -135,25 +163,43 @@ def test_the_commands_go_on_where_they_stopped_and_a_model_far_from_the_best_los
     study, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(study, "KINDS", (*study.KINDS[:4], ("block4", "sink"), ("full", "sink")))
-    options = ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "out"), "--steps", "2", "--rows", "24"]
+    options = [
+        "--work",
+        str(tmp_path / "work"),
+        "--out",
+        str(tmp_path / "out"),
+        "--steps",
+        "2",
+        "--rows",
+        "24",
+    ]
     options += ["--watched", "2", "--seeds", "0"]
     with pytest.raises(ValueError, match="there are no measures in"):
         study.main(["report", *options])
     study.main(["train", *options])
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "work" / "models").iterdir()}
-    assert {"full-plain-0.safetensors", "block16-plain-0.safetensors", "diffusion-sink-0.safetensors"} <= kept.keys()
+    assert {
+        "full-plain-0.safetensors",
+        "block16-plain-0.safetensors",
+        "diffusion-sink-0.safetensors",
+    } <= kept.keys()
     study.main(["measure", *options])
     measured = capsys.readouterr().out
     assert measured.count(" s\n") == 12
     study.main(["train", *options])
     study.main(["measure", *options])
-    assert kept == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "work" / "models").iterdir()}
+    assert kept == {
+        path.name: path.stat().st_mtime_ns for path in (tmp_path / "work" / "models").iterdir()
+    }
     capsys.readouterr()
     study.main(["report", *options])
     said = capsys.readouterr().out
     assert "A mobility, block 4 less full, as 4: described only" in said
     results = json.loads((tmp_path / "out" / "results.json").read_text("utf-8"))
-    assert len(results["models"]) == 6 and {row["arm"] for row in results["moves"]} >= {"full, read in 16", "causal"}
+    assert len(results["models"]) == 6 and {row["arm"] for row in results["moves"]} >= {
+        "full, read in 16",
+        "causal",
+    }
     assert (tmp_path / "out" / "motion.png").stat().st_size > 5000
     found = study.tables(type("", (), {"work": tmp_path / "work", "seeds": [0]}))
     told = study.refusal(found, [("block4", "plain")], [])

@@ -1,4 +1,6 @@
-"""Comparing caches: what is measured is what it says, rows do not depend on batches, runs go on and read back."""
+"""Comparing caches: what is measured is what it says, rows do not depend on batches, runs go on and
+read back.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,23 @@ import torch
 
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.caches.figures import caches_sentences, draw_caches
-from sinklab.lab.studies.caches.policies import Policy, SparseDenoiser, nearest_keys, pairs, policies
-from sinklab.lab.studies.caches.run import METRICS, canvas_of, costs, evaluations, forced, held_bytes, revealed, written
+from sinklab.lab.studies.caches.policies import (
+    Policy,
+    SparseDenoiser,
+    nearest_keys,
+    pairs,
+    policies,
+)
+from sinklab.lab.studies.caches.run import (
+    METRICS,
+    canvas_of,
+    costs,
+    evaluations,
+    forced,
+    held_bytes,
+    revealed,
+    written,
+)
 from sinklab.lab.studies.caches.study import Caches, CacheSettings, cache_fidelity
 from sinklab.lab.testing import check_study
 from tiny_diffusion import TEXT, tiny_loaded
@@ -46,16 +63,23 @@ def frame(table):
 
 
 def test_every_budget_has_its_pairs():
-    found = policies(dataclasses.replace(SMALL, cache_keep=(0.25, 0.5), protect=("now", "first"), sparse=True))
+    found = policies(
+        dataclasses.replace(SMALL, cache_keep=(0.25, 0.5), protect=("now", "first"), sparse=True)
+    )
     labels = [policy.label for policy in found]
     assert labels[:5] == ["none", "prefix", "dual", "dual, 2 sinks recomputed", "all kept"]
-    assert "aligned 0.25 + 2 first sinks" in labels and "window 0.5 + 2 random columns for sinks" in labels
+    assert (
+        "aligned 0.25 + 2 first sinks" in labels
+        and "window 0.5 + 2 random columns for sinks" in labels
+    )
     assert len(set(labels)) == len(labels)
     for protected, bare in pairs(found):
         assert (protected.keep, protected.family, bare.sinks) == (bare.keep, bare.family, 0)
         assert bare in found
     # of the sinks of now, "received" keeps those it would keep anyway
-    assert not [policy for policy in found if (policy.family, policy.protect) == ("received", "now")]
+    assert not [
+        policy for policy in found if (policy.family, policy.protect) == ("received", "now")
+    ]
 
 
 def test_the_uncached_policy_measures_the_models_own_loss():
@@ -79,7 +103,8 @@ def test_the_uncached_policy_measures_the_models_own_loss():
                 logits_SV[:, model.config.mask_token_id] = -torch.inf
                 logs_SV = logits_SV.log_softmax(-1)
                 losses += [
-                    -logs_SV[start + n, ids_RS[row, start + n]].item() for n in masked_N.nonzero()[:, 0].tolist()
+                    -logs_SV[start + n, ids_RS[row, start + n]].item()
+                    for n in masked_N.nonzero()[:, 0].tolist()
                 ]
         loss, divergence, same = table["none", 1.0, 0, "", row]
         # two blocks have a third evaluation, with two masks each
@@ -90,7 +115,11 @@ def test_the_uncached_policy_measures_the_models_own_loss():
 
 def test_rows_do_not_depend_on_their_batch():
     loaded, ids_RS = tiny_loaded(sink=1, context=40), text_rows()
-    found = [policy for policy in policies(dataclasses.replace(SMALL, sparse=True)) if policy.protect != "random"]
+    found = [
+        policy
+        for policy in policies(dataclasses.replace(SMALL, sparse=True))
+        if policy.protect != "random"
+    ]
     together = frame(forced(loaded, ids_RS, range(3), found, SMALL))
     alone = frame(forced(loaded, ids_RS[2:], [2], found, SMALL))
     for key, values in alone.items():
@@ -100,11 +129,21 @@ def test_rows_do_not_depend_on_their_batch():
 
 def test_what_keeps_everything_is_the_model_itself_with_a_stale_memory():
     loaded, ids_RS = tiny_loaded(context=40), text_rows()
-    kept = [Policy("none"), Policy("nearest"), Policy("random"), Policy("window"), Policy("nearest", 0.3)]
+    kept = [
+        Policy("none"),
+        Policy("nearest"),
+        Policy("random"),
+        Policy("window"),
+        Policy("nearest", 0.3),
+    ]
     table = frame(forced(loaded, ids_RS, range(3), kept, SMALL))
     for row in range(3):
-        assert table["nearest", 1.0, 0, "", row] == pytest.approx(table["random", 1.0, 0, "", row], abs=1e-5)
-        assert table["window", 1.0, 0, "", row] == pytest.approx(table["none", 1.0, 0, "", row], abs=1e-5)
+        assert table["nearest", 1.0, 0, "", row] == pytest.approx(
+            table["random", 1.0, 0, "", row], abs=1e-5
+        )
+        assert table["window", 1.0, 0, "", row] == pytest.approx(
+            table["none", 1.0, 0, "", row], abs=1e-5
+        )
         assert table["nearest", 0.3, 0, "", row][1] > table["nearest", 1.0, 0, "", row][1] > 1e-6
 
 
@@ -148,17 +187,25 @@ def test_memory_is_that_of_what_is_kept():
     canvas = canvas_of(model, text_rows(1), SMALL.new_tokens)
     column = 2 * 2 * 2 * 8 * 4  # keys and values, layers, key heads, head dim, float32
     held = {
-        policy: held_bytes(model, canvas, Policy(policy, keep), 6) for policy, keep in (("none", 1), ("nearest", 0.5))
+        policy: held_bytes(model, canvas, Policy(policy, keep), 6)
+        for policy, keep in (("none", 1), ("nearest", 0.5))
     }
     assert held == {"none": 26 * column, "nearest": (6 + 10) * column}
 
 
 def test_costs_have_a_line_for_every_length_and_policy():
-    model, found = tiny_loaded(context=40).model, [Policy("none"), Policy("dual"), Policy("random", 0.25)]
+    model, found = (
+        tiny_loaded(context=40).model,
+        [Policy("none"), Policy("dual"), Policy("random", 0.25)],
+    )
     table = costs(model, (20, 26), found, SMALL)
     assert table["length"] == [20] * 3 + [26] * 3
     assert table["family"] == ["none", "dual", "random"] * 2
-    assert [ratio for ratio, family in zip(table["ratio"], table["family"], strict=True) if family == "none"] == [1, 1]
+    assert [
+        ratio
+        for ratio, family in zip(table["ratio"], table["family"], strict=True)
+        if family == "none"
+    ] == [1, 1]
     assert min(table["ms_per_token"]) > 0
     # without a cache every evaluation is full
     for family, partial in zip(table["family"], table["partial_ms"], strict=True):
@@ -175,7 +222,11 @@ def corpus(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
     settings = dataclasses.replace(SMALL, heldout=str(corpus), lengths=(20,))
-    return open_run(cache_fidelity(tiny_loaded(context=40), tmp_path_factory.mktemp("runs") / "caches", settings))
+    return open_run(
+        cache_fidelity(
+            tiny_loaded(context=40), tmp_path_factory.mktemp("runs") / "caches", settings
+        )
+    )
 
 
 def test_a_run_folder_holds_everything(run):
@@ -185,7 +236,9 @@ def test_a_run_folder_holds_everything(run):
     assert table["label"][0] == "none" and table["agreement"][0] == 1
     for line in table.to_dict("records"):
         mine = rows[
-            (rows["family"] == line["family"]) & (rows["keep"] == line["keep"]) & (rows["protect"] == line["protect"])
+            (rows["family"] == line["family"])
+            & (rows["keep"] == line["keep"])
+            & (rows["protect"] == line["protect"])
         ]
         for metric in METRICS:
             assert line[metric] == pytest.approx(mine[metric].mean())
@@ -193,13 +246,18 @@ def test_a_run_folder_holds_everything(run):
 
 
 def test_protection_is_the_paired_difference_at_equal_budget(run):
-    rows = run.table("rows").set_index(["family", "keep", "protect", "row"])["divergence"].sort_index()
+    rows = (
+        run.table("rows").set_index(["family", "keep", "protect", "row"])["divergence"].sort_index()
+    )
     line = run.table("protection").query("metric == 'divergence' and family == 'random'").iloc[0]
     delta_R = rows["random", 0.5, "now"] - rows["random", 0.5, ""]
     assert line["difference"] == pytest.approx(delta_R.mean())
     # three rows are points, without an interval
     assert np.isnan([line["low"], line["high"]]).all() and line["rows"] == 3
-    assert any("no verdict on the distance to uncached decoding" in text for text in caches_sentences([run]))
+    assert any(
+        "no verdict on the distance to uncached decoding" in text
+        for text in caches_sentences([run])
+    )
 
 
 def test_an_interrupted_comparison_goes_on(run, corpus, tmp_path):
@@ -216,7 +274,9 @@ def test_an_interrupted_comparison_goes_on(run, corpus, tmp_path):
         cache_fidelity(tiny_loaded(context=40), tmp_path / "run", settings, progress=tell)
     told = []
     resumed = open_run(
-        cache_fidelity(tiny_loaded(context=40), tmp_path / "run", settings, progress=told.append, resume=True)
+        cache_fidelity(
+            tiny_loaded(context=40), tmp_path / "run", settings, progress=told.append, resume=True
+        )
     )
     assert not [text for text in told if text.startswith("revealing")]
     assert resumed.table("policies").equals(run.table("policies"))
@@ -238,34 +298,53 @@ def test_the_figure_is_drawn(run, tmp_path):
 class TestRefusals:
     def refuse(self, message, loaded=None, tmp_path=Path("never"), **changes):
         with pytest.raises(ValueError, match=message):
-            cache_fidelity(loaded or tiny_loaded(context=40), tmp_path, dataclasses.replace(SMALL, **changes))
+            cache_fidelity(
+                loaded or tiny_loaded(context=40), tmp_path, dataclasses.replace(SMALL, **changes)
+            )
         assert not Path("never").exists()
 
     def test_a_model_that_writes_token_after_token(self):
-        self.refuse("block caches belong to diffusion models, but tiny llama is autoregressive", tiny_llama())
+        self.refuse(
+            "block caches belong to diffusion models, but tiny llama is autoregressive",
+            tiny_llama(),
+        )
 
     def test_a_model_without_a_mask_token(self):
         loaded = tiny_loaded(context=40)
         loaded.model.config.mask_token_id = None
-        self.refuse("needs a model with a mask token, but tiny test model has mask_token_id None", loaded)
+        self.refuse(
+            "needs a model with a mask token, but tiny test model has mask_token_id None", loaded
+        )
 
     def test_rows_that_do_not_fit(self):
-        self.refuse("must fit the context of tiny test model, 40 positions, got 41", prompt_tokens=27)
+        self.refuse(
+            "must fit the context of tiny test model, 40 positions, got 41", prompt_tokens=27
+        )
         self.refuse("40 positions, got 50", lengths=(50,))
 
     def test_too_little_text(self, tmp_path):
         (tmp_path / "short.txt").write_text(TEXT * 2, "utf-8")
-        self.refuse(r"the text fills \d+ rows of 26 tokens, but rows=30", heldout=str(tmp_path / "short.txt"), rows=30)
+        self.refuse(
+            r"the text fills \d+ rows of 26 tokens, but rows=30",
+            heldout=str(tmp_path / "short.txt"),
+            rows=30,
+        )
 
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
             ({"rows": 1}, "rows must be at least 2, but is 1"),
-            ({"block_length": 4}, "more than 2 · tokens_per_step tokens, got block_length=4 and tokens_per_step=2"),
+            (
+                {"block_length": 4},
+                "more than 2 · tokens_per_step tokens, got block_length=4 and tokens_per_step=2",
+            ),
             ({"new_tokens": 4}, "tokens_per_step=2 for new_tokens=4; make blocks longer"),
             ({"lengths": (14,)}, "longer than new_tokens=14, got 14"),
             ({"cache_keep": (0.0,)}, "keep must be more than 0 and at most 1, but is 0.0"),
-            ({"scores": ("attended",)}, "score must be one of nearest, received, aligned, random, but is 'attended'"),
+            (
+                {"scores": ("attended",)},
+                "score must be one of nearest, received, aligned, random, but is 'attended'",
+            ),
             ({"protect": ("last",)}, "protect must be one of now, first, earlier, but is 'last'"),
         ],
     )

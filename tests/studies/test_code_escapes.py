@@ -1,4 +1,6 @@
-"""Programs that cheat, pry or break things: none passes, none leaves a trace, whichever boundary holds them."""
+"""Programs that cheat, pry or break things: none passes, none leaves a trace, whichever boundary
+holds them.
+"""
 
 import json
 import os
@@ -55,7 +57,8 @@ def square(x): return Any([x])""",
     "leaves when called": "import os\ndef square(x): os._exit(0)",
     "exits at once": "import sys\nsys.exit(0)",
     "exits when called": "def square(x): raise SystemExit(0)",
-    "exits in a handler": "import atexit, os\natexit.register(os._exit, 0)\ndef square(x): raise KeyboardInterrupt",
+    "exits in a handler": "import atexit, os\natexit.register(os._exit, 0)\ndef square(x): raise "
+    "KeyboardInterrupt",
     "closes the socket": "import os\ndef square(x): os.closerange(3, 32)",
     "walks through frames": """
 import sys
@@ -105,7 +108,8 @@ def square(x): return 0""",
 import sys
 sys.modules['__main__'].packed = lambda value: 'x' * (1 << 22)
 def square(x): return 0""",
-    "a nest": "def square(x):\n    value = []\n    for _ in range(10 ** 5): value = [value]\n    return value",
+    "a nest": "def square(x):\n    value = []\n    for _ in range(10 ** 5): value = [value]\n    "
+    "return value",
     "a ring": "def square(x):\n    value = []\n    value.append(value)\n    return value",
     "a number of many digits": "def square(x): return 10 ** 10 ** 5",
     "not a number": "def square(x): return float('nan')",
@@ -117,8 +121,10 @@ builtins.isinstance = lambda *given: True
 builtins.AssertionError = type(None)
 builtins.len = builtins.type = lambda *given: 9
 def square(x): return 0""",
-    "patched comparison": "import operator\noperator.eq = lambda *given: True\ndef square(x): return 0",
-    "traces": "import sys\nsys.settrace(lambda *given: None)\nsys.setprofile(print)\ndef square(x): return 0",
+    "patched comparison": "import operator\noperator.eq = lambda *given: True\ndef square(x): "
+    "return 0",
+    "traces": "import sys\nsys.settrace(lambda *given: None)\nsys.setprofile(print)\ndef "
+    "square(x): return 0",
     "no function": "square = 9",
     "another name": "def cube(x): return x * x",
     "no Python": "def square(x: return x * x",
@@ -130,7 +136,8 @@ def square(x): raise Odd""",
 class Odd(Exception):
     def __str__(self): raise self
 def square(x): raise Odd""",
-    "reads the tests": "import sys\ndef square(x): return eval(open(sys.argv[0]).read().split('==')[1])",
+    "reads the tests": "import sys\ndef square(x): return "
+    "eval(open(sys.argv[0]).read().split('==')[1])",
 }
 
 # Each has escaped where it runs to its end. OUTSIDE is a folder of the user, with a file in it.
@@ -140,7 +147,8 @@ ESCAPES = {
     "reads by a folder": "os.open('kept', 0, dir_fd=os.open(OUTSIDE, 0))",
     "changes folder": "os.chdir(OUTSIDE); open('new', 'w')",
     "reads": "open(OUTSIDE + '/kept').read()",
-    "reads behind ..": "open(os.path.dirname(os.__file__) + '/' + '../' * 20 + OUTSIDE + '/kept').read()",
+    "reads behind ..": "open(os.path.dirname(os.__file__) + '/' + '../' * 20 + OUTSIDE + "
+    "'/kept').read()",
     "reads by bytes": "open(os.fsencode(OUTSIDE + '/kept')).read()",
     "reads the shadow file": "open('/etc/shadow').read()",
     "reads the parent's environment": "open(f'/proc/{os.getppid()}/environ').read()",
@@ -163,23 +171,28 @@ ESCAPES = {
     "makes a fifo by another name": "import posix; posix.mkfifo(OUTSIDE + '/new')",
     "makes a node": "os.mknod(OUTSIDE + '/new')",
     "sets an attribute": "os.setxattr(OUTSIDE + '/kept', 'user.x', b'x')",
-    "makes a database": "import sqlite3; sqlite3.connect(OUTSIDE + '/new').execute('create table x(y)')",
+    "makes a database": "import sqlite3; sqlite3.connect(OUTSIDE + '/new').execute('create table "
+    "x(y)')",
     "removes a tree": "import shutil; shutil.rmtree(OUTSIDE)",
     "makes many folders": "for n in range(20_000): os.mkdir(str(n))",
     "writes where it is": "open('new', 'w').write('x')",
     "writes a temporary file": "import tempfile; tempfile.mkstemp()",
-    "fills memory through a file": "import tempfile; tempfile.TemporaryFile().write(b'x' * (1 << 28))",
-    "shares memory": "from multiprocessing.shared_memory import SharedMemory; SharedMemory('sinklab', True, 9)",
+    "fills memory through a file": "import tempfile; tempfile.TemporaryFile().write(b'x' * (1 << "
+    "28))",
+    "shares memory": "from multiprocessing.shared_memory import SharedMemory; "
+    "SharedMemory('sinklab', True, 9)",
     "takes memory": "x = bytearray(1 << 34)",
     "forks": "os.fork() or os._exit(0)",
     "spawns": "os.posix_spawn('/bin/true', ['true'], {})",
     "runs": "import subprocess; subprocess.run(['true'])",
-    "runs unheard": "from multiprocessing.util import spawnv_passfds as run; run(b'/bin/true', [b'true'], [])",
+    "runs unheard": "from multiprocessing.util import spawnv_passfds as run; run(b'/bin/true', "
+    "[b'true'], [])",
     "replaces itself": "os.execv('/bin/true', ['true'])",
     "uses a shell": "assert os.system('true') == 0",
     "begins a thread": "import threading; threading.Thread(target=print).start()",
     "kills its parent": "os.kill(os.getppid() or 1, 0)",
-    "kills its parent by a handle": "import signal; signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 0)",
+    "kills its parent by a handle": "import signal; "
+    "signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 0)",
     "leaves its session": "os.setsid()",
     "opens a socket": "import socket; socket.socket()",
     "asks for a name": "import socket; socket.gethostbyname('localhost')",
@@ -189,7 +202,8 @@ ESCAPES = {
     "becomes the superuser": "os.setuid(0); assert os.getuid() == 0 and os.open('/etc/shadow', 0)",
     "changes its root": "os.chroot('/')",
     "raises its limits": "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))",
-    "lifts the hook by its names": "import sys; sys.modules['__main__'].HARMLESS = ''; os.mkdir(OUTSIDE + '/new')",
+    "lifts the hook by its names": "import sys; sys.modules['__main__'].HARMLESS = ''; "
+    "os.mkdir(OUTSIDE + '/new')",
     "lifts the hook by its builtins": """
 import builtins, sys
 class Path(str):
@@ -210,19 +224,23 @@ def fates(within: str, outside: str) -> dict[str, str]:
         found[name] = run_program(program, LIMITS, tests=TESTS, name="square", within=within).status
     for name, program in ESCAPES.items():
         limits = CodeLimits(seconds=1.5) if name in ("sleeps", "turns") else LIMITS
-        found[name] = run_program(f"OUTSIDE = {outside!r}\nimport os\n{program}", limits, within=within).status
+        found[name] = run_program(
+            f"OUTSIDE = {outside!r}\nimport os\n{program}", limits, within=within
+        ).status
     return found
 
 
 def left(outside: Path) -> dict[str, tuple[str, int, float]]:
     return {
-        path.name: (path.read_text(), path.stat().st_mode, path.stat().st_mtime) for path in sorted(outside.iterdir())
+        path.name: (path.read_text(), path.stat().st_mode, path.stat().st_mtime)
+        for path in sorted(outside.iterdir())
     }
 
 
 @pytest.fixture
 def outside() -> Iterator[Path]:
-    # not pytest's own folder, which nobody else may enter: what is refused should be refused by the boundary
+    # not pytest's own folder, which nobody else may enter: what is refused should be refused by the
+    # boundary
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
         (Path(folder) / "kept").write_text("kept")
@@ -238,7 +256,9 @@ def check(found: dict[str, str], before: dict[str, tuple[str, int, float]], outs
 
 @pytest.mark.slow
 @pytest.mark.parametrize("within", BOUNDARIES)
-def test_no_program_cheats_or_escapes(within: str, outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_program_cheats_or_escapes(
+    within: str, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if within == HOOK and os.geteuid() == 0:
         pytest.skip("for ordinary users alone")
     if within != HOOK and leaks(within):
@@ -246,19 +266,25 @@ def test_no_program_cheats_or_escapes(within: str, outside: Path, monkeypatch: p
     monkeypatch.setenv("SINKLAB_SECRET", "1")
     before = left(outside)
     check(fates(within, str(outside)), before, outside)
-    honest = run_program("def square(x): return x * x", LIMITS, tests=TESTS, name="square", within=within)
+    honest = run_program(
+        "def square(x): return x * x", LIMITS, tests=TESTS, name="square", within=within
+    )
     assert honest.passed, honest
 
 
 @pytest.mark.slow
 def test_no_program_of_an_ordinary_user_does(outside: Path) -> None:
-    """Where the tests run as the superuser, another stands in for an ordinary user, with the system's Python."""
+    """Where the tests run as the superuser, another stands in for an ordinary user, with the
+    system's Python.
+    """
     python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
     supported = "import sys; sys.exit(sys.version_info < (3, 11))"
     if os.geteuid() or python is None or subprocess.run([python, "-c", supported]).returncode:
         pytest.skip("not the superuser, or no Python that others may run")
     root = Path(__file__).parents[2] / "src" / "sinklab"
-    sources = [root / f"{name}.py" for name in ("__init__", "errors", "registry", "studies/__init__")]
+    sources = [
+        root / f"{name}.py" for name in ("__init__", "errors", "registry", "studies/__init__")
+    ]
     with tempfile.TemporaryDirectory() as copy:
         os.chmod(copy, 0o755)
         for source in [*sources, *(root / "studies" / "benchmarks").glob("*.*")]:
@@ -266,13 +292,22 @@ def test_no_program_of_an_ordinary_user_does(outside: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
             shutil.copyfile(source, target)
         script = f"import json, sys\nsys.path.insert(0, {copy!r})\n{CHILD}"
-        given = {"outside": str(outside), "cheats": CHEATS, "escapes": ESCAPES, "tests": TESTS, "patient": PATIENT}
+        given = {
+            "outside": str(outside),
+            "cheats": CHEATS,
+            "escapes": ESCAPES,
+            "tests": TESTS,
+            "patient": PATIENT,
+        }
         who: dict[str, Any] = {"user": 1000, "group": 1000, "extra_groups": [], "cwd": "/"}
         before = left(outside)
-        ran = subprocess.run([python, "-c", script], input=json.dumps(given).encode(), stdout=subprocess.PIPE, **who)
+        ran = subprocess.run(
+            [python, "-c", script], input=json.dumps(given).encode(), stdout=subprocess.PIPE, **who
+        )
     leaked, found = json.loads(ran.stdout)
     check(found, before, outside)
-    # what holds for the superuser holds for others too, where the system lets them have namespaces at all
+    # what holds for the superuser holds for others too, where the system lets them have namespaces
+    # at all
     assert all("AssertionError" not in leaked[name] for name in BOUNDARIES if name != HOOK), leaked
     assert "reads a file of the user" in leaked[HOOK]
 

@@ -1,4 +1,6 @@
-"""Programs that a model wrote pass by answering every call of the tests right, and by nothing else."""
+"""Programs that a model wrote pass by answering every call of the tests right, and by nothing
+else.
+"""
 
 import gzip
 import json
@@ -42,7 +44,12 @@ pytestmark = pytest.mark.skipif(NO_BOUNDARY, reason="the superuser, and no bound
         ("x = bytearray(10 ** 10)", "failed", "MemoryError"),
         ("import os; assert not {'HOME', 'SINKLAB_SECRET'} & set(os.environ)", "passed", ""),
         ("print('x' * 10 ** 6)", "passed", ""),
-        ("import dataclasses\n@dataclasses.dataclass\nclass A:\n    x: int = 1\nassert A().x == 1", "passed", ""),
+        (
+            "import dataclasses\n@dataclasses.dataclass\nclass A:\n    x: int = 1\nassert A().x "
+            "== 1",
+            "passed",
+            "",
+        ),
         ("def f(n): return n and 1 + f(n - 1)\nassert f(900) == 900", "passed", ""),
         ("import numpy\nassert numpy.arange(3).sum() == 3", "passed", ""),
     ],
@@ -94,14 +101,22 @@ for value in [float("inf"), 10**5000, *{values!r}]:
 
 def test_tests_that_call_with_no_literal_are_told_apart() -> None:
     result = run_program("def f(x): return x", LIMITS, tests="assert f(object())", name="f")
-    assert str(result) == "unjudged: its tests call it with what cannot be sent: a object is no literal"
+    assert (
+        str(result)
+        == "unjudged: its tests call it with what cannot be sent: a object is no literal"
+    )
 
 
 def test_a_boundary_is_what_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that are there and hold nothing are not taken for a boundary."""
     leaks.cache_clear()
     boundary.cache_clear()
-    unshare = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--pid", "--fork"]
+    unshare = [
+        "unshare",
+        *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]),
+        "--pid",
+        "--fork",
+    ]
     sees_all = {"namespaces": lambda folder: unshare, "absent": lambda folder: ["no-such-program"]}
     if shutil.which("bwrap"):
         # as the superuser it reads the shadow file
@@ -122,11 +137,17 @@ def test_a_boundary_is_what_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BOUNDARIES", {**sees_all, HOOK: lambda folder: []})
     try:
         assert all(leaks(name) for name in sees_all)
-        assert leaks("absent") == "error: no-such-program cannot be started: No such file or directory"
+        assert (
+            leaks("absent") == "error: no-such-program cannot be started: No such file or directory"
+        )
         if shutil.which("bwrap"):
-            assert "reads /etc/passwd" in leaks("bubblewrap") and "reads a file of the user" in leaks("bubblewrap")
+            assert "reads /etc/passwd" in leaks(
+                "bubblewrap"
+            ) and "reads a file of the user" in leaks("bubblewrap")
         if os.geteuid() == 0:
-            with pytest.raises(ValueError, match=r"not run as the superuser without a boundary.*absent: error"):
+            with pytest.raises(
+                ValueError, match=r"not run as the superuser without a boundary.*absent: error"
+            ):
                 boundary()
         else:
             assert boundary() == HOOK
@@ -168,12 +189,17 @@ DOCUMENT = {
 
 
 def test_completions_become_fates_and_fates_a_score() -> None:
-    texts = [["    return 1\n", "    return 2\n"], ["```python\ndef one():\n    return 1\n```\nDone."]]
+    texts = [
+        ["    return 1\n", "    return 2\n"],
+        ["```python\ndef one():\n    return 1\n```\nDone."],
+    ]
     fates = run_completions(texts, [DOCUMENT, DOCUMENT])
     assert fates == [["passed", "failed: AssertionError"], ["passed"]]
     assert pass_at_k(["tests"], [fates[0]], k=[1, 2]) == {"pass@1": 0.5, "pass@2": 1.0}
     assert pass_at_k(["tests"], [["failed"]], k=[1]) == {"pass@1": 0.0}
-    with pytest.raises(ValueError, match=r"pass@k needs 1 to 1 tries, as many as completions, but k is 5"):
+    with pytest.raises(
+        ValueError, match=r"pass@k needs 1 to 1 tries, as many as completions, but k is 5"
+    ):
         pass_at_k(["tests"], [fates[1]], k=[1, 5])
 
 
@@ -197,7 +223,9 @@ def test_lm_eval_scores_programs(tmp_path: Path) -> None:
 
     row = {**DOCUMENT, "task_id": "HumanEval/0", "canonical_solution": "    return 1\n"}
     (tmp_path / "humaneval").mkdir()
-    (tmp_path / "humaneval" / "HumanEval.jsonl.gz").write_bytes(gzip.compress((json.dumps(row) + "\n").encode() * 2))
+    (tmp_path / "humaneval" / "HumanEval.jsonl.gz").write_bytes(
+        gzip.compress((json.dumps(row) + "\n").encode() * 2)
+    )
     tasks, manager = offline.tasks(["humaneval"], tmp_path, run_code=True, cache=tmp_path / "cache")
     with pytest.raises(ValueError, match="unsafe"):
         lm_eval.simple_evaluate(Twice(), tasks=tasks, task_manager=manager)

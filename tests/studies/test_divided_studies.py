@@ -21,7 +21,18 @@ def test_two_processes_of_one_model_write_what_one_process_writes(tmp_path: Path
     from sinklab.lab.checkpoints import load
 
     model = save_tiny(tmp_path / "model", 1)
-    given = ["--model", model, "--new-tokens", 6, "--mask-sinks", 1, "--tensor-parallel", 2, "--dtype", "float64"]
+    given = [
+        "--model",
+        model,
+        "--new-tokens",
+        6,
+        "--mask-sinks",
+        1,
+        "--tensor-parallel",
+        2,
+        "--dtype",
+        "float64",
+    ]
     done = torchrun("-m", "sinklab", "trace", *PROMPTS, *given, "--out", tmp_path / "two")
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("run folder") == 1
@@ -31,16 +42,22 @@ def test_two_processes_of_one_model_write_what_one_process_writes(tmp_path: Path
     assert one.info.model == two.info.model | {"name": one.info.model["name"]}
     assert one.tables == two.tables
     texts = [run.table("generations") for run in (one, two)]
-    assert [list(row) for row in texts[0]["token_ids"]] == [list(row) for row in texts[1]["token_ids"]]
+    assert [list(row) for row in texts[0]["token_ids"]] == [
+        list(row) for row in texts[1]["token_ids"]
+    ]
     for sample in range(3):
         here, there = (run.arrays("attention", part=sample) for run in (one, two))
         assert here.keys() == there.keys()
         for name in here:
-            np.testing.assert_allclose(np.asarray(here[name]), np.asarray(there[name]), rtol=2e-3, err_msg=name)
+            np.testing.assert_allclose(
+                np.asarray(here[name]), np.asarray(there[name]), rtol=2e-3, err_msg=name
+            )
 
 
 class Told:
-    """What processes of one model tell one another, in one process: a list that the first fills and others read."""
+    """What processes of one model tell one another, in one process: a list that the first fills and
+    others read.
+    """
 
     def __init__(self, heard: list, leads: bool) -> None:
         self.heard, self.leads = heard, leads

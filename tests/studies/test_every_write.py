@@ -1,4 +1,6 @@
-"""Runs of every kind, killed or made to fail where they write; workers that are killed and followed by others."""
+"""Runs of every kind, killed or made to fail where they write; workers that are killed and followed
+by others.
+"""
 
 import importlib.util
 import json
@@ -13,8 +15,9 @@ import pytest
 from launched import PATIENCE
 
 TESTS = Path(__file__).parents[1]
-# shares of its write steps at which a run is killed, and made to fail. Each kill of the run that does nothing but what
-# all studies do; of the others draws that are always the same, and each step in benchmarks/kills.py --every-write
+# shares of its write steps at which a run is killed, and made to fail. Each kill of the run that
+# does nothing but what all studies do; of the others draws that are always the same, and each step
+# in benchmarks/kills.py --every-write
 SHARES = {
     "units": (1.0, 0.25),
     "trace": (0.02, 0.005),
@@ -51,14 +54,20 @@ def test_a_run_killed_or_failed_at_a_write_goes_on_to_the_same_end(tmp_path: Pat
     """All kinds in one process, which has imported what they need."""
     harness = WITH_HARNESS if importlib.util.find_spec("lm_eval") else {}
     shares = SHARES | harness
-    found = told("small_runs.py", tmp_path, *(f"{kind}={kills},{fails}" for kind, (kills, fails) in shares.items()))
+    found = told(
+        "small_runs.py",
+        tmp_path,
+        *(f"{kind}={kills},{fails}" for kind, (kills, fails) in shares.items()),
+    )
     assert {kind: one["wrong"] for kind, one in found.items()} == {kind: [] for kind in shares}
     assert found["units"]["tried"] > 40 and all(one["tried"] > 1 for one in found.values()), found
 
 
 @pytest.mark.slow
 def test_workers_that_are_killed_are_followed_by_others_in_other_numbers(tmp_path: Path) -> None:
-    """What comes out is the same to the last bit, however many did it: batches do not depend on who makes them."""
+    """What comes out is the same to the last bit, however many did it: batches do not depend on who
+    makes them.
+    """
     kinds = ["sleeping", "trace", *(["eval"] if importlib.util.find_spec("lm_eval") else [])]
     for found in told("scheduler.py", tmp_path, 0, *kinds):
         assert found["apart"] == [], found["log"]

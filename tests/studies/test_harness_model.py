@@ -1,4 +1,6 @@
-"""The lm-eval model: requests of every kind, what shares its noise, what is asked once, bad arguments."""
+"""The lm-eval model: requests of every kind, what shares its noise, what is asked once, bad
+arguments.
+"""
 
 import copy
 from dataclasses import replace
@@ -34,14 +36,22 @@ CONTEXT = "The old man sat by"
 
 
 def instance(
-    kind: str, *arguments: Any, task: str = "toy", document: int = 0, number: int = 0, repeats: int = 1
+    kind: str,
+    *arguments: Any,
+    task: str = "toy",
+    document: int = 0,
+    number: int = 0,
+    repeats: int = 1,
 ) -> Any:
     return Instance(kind, {}, arguments, number, (task, document, repeats))
 
 
 def choices(loaded: Loaded, document: int = 0) -> list[Any]:
     ends = (" the sea", " the boats", " rain")
-    return [instance("loglikelihood", CONTEXT, end, document=document, number=at) for at, end in enumerate(ends)]
+    return [
+        instance("loglikelihood", CONTEXT, end, document=document, number=at)
+        for at, end in enumerate(ends)
+    ]
 
 
 def ids(loaded: Loaded, text: str) -> list[int]:
@@ -56,7 +66,10 @@ def test_choices_are_scored_under_the_same_noise(make: Any, specs: tuple[str, ..
     model = SinklabLM(loaded, settings=settings)
     found = model.loglikelihood(choices(loaded))
     context = ids(loaded, CONTEXT)
-    pairs = [(context, ids(loaded, CONTEXT + end)[len(context) :]) for end in (" the sea", " the boats", " rain")]
+    pairs = [
+        (context, ids(loaded, CONTEXT + end)[len(context) :])
+        for end in (" the sea", " the boats", " rain")
+    ]
     group = request_number(0, request_key("toy", 0))
     direct = score(
         loaded,
@@ -65,11 +78,17 @@ def test_choices_are_scored_under_the_same_noise(make: Any, specs: tuple[str, ..
         groups=[group] * 3,
         edits=[interventions.parse(spec) for spec in specs],
     )
-    assert [logprob for logprob, _ in found] == pytest.approx([one.logprob for one in direct], abs=1e-4)
-    assert not any(greedy for _, greedy in found), "greedy decoding is not asked for where there are choices"
+    assert [logprob for logprob, _ in found] == pytest.approx(
+        [one.logprob for one in direct], abs=1e-4
+    )
+    assert not any(greedy for _, greedy in found), (
+        "greedy decoding is not asked for where there are choices"
+    )
     # what was told is what the tables are made of
     assert model.told["toy", 0, 2]["tokens"] == len(pairs[2][1])
-    one_at_a_time = [SinklabLM(loaded, settings=settings).loglikelihood([each])[0][0] for each in choices(loaded)]
+    one_at_a_time = [
+        SinklabLM(loaded, settings=settings).loglikelihood([each])[0][0] for each in choices(loaded)
+    ]
     assert [logprob for logprob, _ in found] == pytest.approx(one_at_a_time, abs=1e-4)
 
 
@@ -98,15 +117,24 @@ def test_a_pass_over_many_requests_is_counted_while_it_lasts(make: Any) -> None:
     assert done == sorted(done) and 0 < done[1] < 1 and done[-1] == 1 and len(done) > 4
 
 
-def test_the_amount_of_a_likelihood_task_counts_choices_copies_and_clean_passes(monkeypatch: Any) -> None:
+def test_the_amount_of_a_likelihood_task_counts_choices_copies_and_clean_passes(
+    monkeypatch: Any,
+) -> None:
     document = {"q": "a" * 40, "choices": ["b" * 40, "c" * 40]}
     task = SimpleNamespace(
-        OUTPUT_TYPE="multiple_choice", eval_docs=[document] * 10, doc_to_text=lambda one: one["q"],
-        doc_to_choice=lambda one: one["choices"], get_config=lambda name: None,
-    )  # fmt: skip
+        OUTPUT_TYPE="multiple_choice",
+        eval_docs=[document] * 10,
+        doc_to_text=lambda one: one["q"],
+        doc_to_choice=lambda one: one["choices"],
+        get_config=lambda name: None,
+    )
     settings = EvalSettings(tasks=("toy",), mc_samples=16, record_sinks=0, likelihood_batch=4)
-    monkeypatch.setattr(benchmark_asked, "questions", lambda *_: (settings, {"tasks": {"toy": task}}, []))
-    diffusion, causal = (SimpleNamespace(family=family) for family in ("diffusion", "autoregressive"))
+    monkeypatch.setattr(
+        benchmark_asked, "questions", lambda *_: (settings, {"tasks": {"toy": task}}, [])
+    )
+    diffusion, causal = (
+        SimpleNamespace(family=family) for family in ("diffusion", "autoregressive")
+    )
     clean, masked = settings, replace(settings, mask_sinks=5)
     # 10 documents × 2 choices × 16 copies of 20 tokens, in fours
     of_one = benchmark_asked.amount_of(settings, diffusion)
@@ -123,7 +151,10 @@ def test_what_was_cut_is_not_counted_as_prompt() -> None:
     loaded = tiny_loaded()
     model = SinklabLM(loaded, settings=replace(SETTINGS, record_sinks=1))
     long = " the sea and the boats" * 4
-    requests = [instance("loglikelihood", CONTEXT * 8, end, number=at) for at, end in enumerate((long, " rain"))]
+    requests = [
+        instance("loglikelihood", CONTEXT * 8, end, number=at)
+        for at, end in enumerate((long, " rain"))
+    ]
     model.loglikelihood(requests)
     answer = model.told["toy", 0, 0]
     assert answer["cut"] > 0
@@ -133,7 +164,18 @@ def test_what_was_cut_is_not_counted_as_prompt() -> None:
 def test_a_single_continuation_is_compared_with_greedy_decoding() -> None:
     loaded = tiny_llama()
     model = SinklabLM(loaded, settings=SETTINGS)
-    for context in ("The old", "The sea", "The boats", "He", "Will", "it", "looked", "by the sea", "rain", "the wind"):
+    for context in (
+        "The old",
+        "The sea",
+        "The boats",
+        "He",
+        "Will",
+        "it",
+        "looked",
+        "by the sea",
+        "rain",
+        "the wind",
+    ):
         (text,) = model.generate_until([instance("generate_until", context, {"max_gen_toks": 1})])
         # read again, most texts fall into other tokens
         if text.strip() and len(ids(loaded, context + text)) == len(ids(loaded, context)) + 1:
@@ -156,7 +198,12 @@ def test_contexts_may_be_empty_or_end_in_a_space() -> None:
     assert spaced == pytest.approx(plain, abs=1e-5)
     (direct,) = score(loaded, [((), ids(loaded, "The"))], likelihood_settings(model.settings))
     assert empty == pytest.approx(direct.logprob, abs=1e-5)
-    assert SinklabLM(tiny_llama(), settings=SETTINGS).loglikelihood([instance("loglikelihood", "", "The")])[0][0] < 0
+    assert (
+        SinklabLM(tiny_llama(), settings=SETTINGS).loglikelihood(
+            [instance("loglikelihood", "", "The")]
+        )[0][0]
+        < 0
+    )
 
 
 def test_whole_texts_are_scored_in_chunks() -> None:
@@ -189,11 +236,15 @@ def test_watched_scores_are_the_same_scores() -> None:
     assert [pair[0] for pair in one] == pytest.approx([pair[0] for pair in other], abs=1e-4)
     facts = watched.told["toy", 0, 0]["sinks"]
     assert len(facts) == 2
-    assert all(0 < row["share"] <= 1 and row["in_masked"] is None and row["steps"] > 0 for row in facts)
+    assert all(
+        0 < row["share"] <= 1 and row["in_masked"] is None and row["steps"] > 0 for row in facts
+    )
     assert plain.told["toy", 0, 0]["sinks"] == []
 
 
-def test_equal_requests_are_answered_once_unless_noise_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_requests_are_answered_once_unless_noise_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     batches: list[int] = []
     write = requests.write_batch
 
@@ -207,7 +258,12 @@ def test_equal_requests_are_answered_once_unless_noise_decides(monkeypatch: pyte
     assert len(set(model.generate_until([request] * 3))) == 1
     assert batches == [1]
     batches.clear()
-    drawn = instance("generate_until", CONTEXT, {"max_gen_toks": 4, "do_sample": True, "temperature": 3.0}, repeats=3)
+    drawn = instance(
+        "generate_until",
+        CONTEXT,
+        {"max_gen_toks": 4, "do_sample": True, "temperature": 3.0},
+        repeats=3,
+    )
     texts = SinklabLM(tiny_loaded(), settings=SETTINGS).generate_until([drawn] * 4)
     assert batches == [1, 1, 1], "a fourth one only fills up a distributed batch"
     assert len(set(texts[:3])) > 1
@@ -219,7 +275,9 @@ def test_equal_requests_are_answered_once_unless_noise_decides(monkeypatch: pyte
 def test_answers_do_not_depend_on_the_batch() -> None:
     requests = [
         instance("generate_until", text, {"max_gen_toks": 5}, document=at)
-        for at, text in enumerate(("The", "The old man sat by the sea", "He said", "The boats were"))
+        for at, text in enumerate(
+            ("The", "The old man sat by the sea", "He said", "The boats were")
+        )
     ]
     found = [
         SinklabLM(
@@ -236,7 +294,11 @@ def test_lm_eval_finds_it_by_name_and_arguments() -> None:
     model = get_model("sinklab").create_from_arg_string(
         "pretrained=tiny,mask_sinks=2,tasks=piqa", {"batch_size": 3, "device": "cpu"}
     )
-    assert (model.settings.mask_sinks, model.settings.batch, model.settings.tasks) == (2, 3, ("piqa",))
+    assert (model.settings.mask_sinks, model.settings.batch, model.settings.tasks) == (
+        2,
+        3,
+        ("piqa",),
+    )
     assert model.edits == (MaskSinks.by_protocol("paper", 2),)
     assert SinklabLM(tiny_loaded(), cache="dual").settings.cache == "dual"
     assert (model.rank, model.world_size, model.loaded.name) == (0, 1, "tiny")
@@ -246,13 +308,19 @@ def test_lm_eval_finds_it_by_name_and_arguments() -> None:
 
 def test_an_autoregressive_model_is_masked_by_its_last_row() -> None:
     model = SinklabLM(tiny_llama(), settings=replace(SETTINGS, mask_sinks=2, control="recent"))
-    assert model.edits == (MaskSinks.by_protocol("paper", 2, control="recent", selector="last_row"),)
-    assert model.scored_edits == (MaskSinks(2, control="recent"),), "a text that is read once has no step before"
+    assert model.edits == (
+        MaskSinks.by_protocol("paper", 2, control="recent", selector="last_row"),
+    )
+    assert model.scored_edits == (MaskSinks(2, control="recent"),), (
+        "a text that is read once has no step before"
+    )
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_protocol_and_the_rule_make_the_edit(protocol: str) -> None:
-    settings = replace(SETTINGS, mask_sinks=2, protocol=protocol, sink_rule="gu:weight=0.2", control="equal_mass")
+    settings = replace(
+        SETTINGS, mask_sinks=2, protocol=protocol, sink_rule="gu:weight=0.2", control="equal_mass"
+    )
     model = SinklabLM(tiny_loaded(), settings=settings)
     assert model.edits == (MaskSinks.by_protocol(protocol, 2, Gu(0.2), control="equal_mass"),)
     (edit,) = replace(settings, control="matched", sink_rule=None).interventions()
@@ -264,8 +332,9 @@ def test_what_older_runs_do_not_say_is_recorded_where_it_differs() -> None:
     assert not {"protocol", "sink_rule"} & settings.kept().keys()
     other = replace(settings, protocol="held", sink_rule="excess:epsilon=2")
     assert {name: other.kept()[name] for name in ("protocol", "sink_rule")} == {
-        "protocol": "held", "sink_rule": "excess:epsilon=2.0",
-    }  # fmt: skip
+        "protocol": "held",
+        "sink_rule": "excess:epsilon=2.0",
+    }
     for one in (settings, other):
         assert from_record(EvalSettings(), one.kept() | {"resume": False}) == one
 
@@ -273,14 +342,30 @@ def test_what_older_runs_do_not_say_is_recorded_where_it_differs() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"mask_snks": 2}, "the model sinklab has no field 'mask_snks'; did you mean 'mask_sinks' or 'cache_sinks'?"),
+        (
+            {"mask_snks": 2},
+            "the model sinklab has no field 'mask_snks'; did you mean 'mask_sinks' or "
+            "'cache_sinks'?",
+        ),
         ({"pretraind": "x"}, "did you mean 'pretrained'?"),
         ({"edits": "mask_snks:k=2"}, "unknown intervention 'mask_snks'"),
         ({"control": "randon"}, "control must be one of .*; did you mean 'random'?"),
-        ({"control": "random"}, "control=random says what is hidden and how, but mask_sinks is not given"),
-        ({"protocol": "held"}, "protocol=held says what is hidden and how, but mask_sinks is not given"),
-        ({"mask_sinks": 1, "protocol": "hold"}, "protocol must be one of paper, .*; did you mean 'held'?"),
-        ({"mask_sinks": 1, "sink_rule": "exces"}, "unknown sink rule 'exces'; .*did you mean 'excess'"),
+        (
+            {"control": "random"},
+            "control=random says what is hidden and how, but mask_sinks is not given",
+        ),
+        (
+            {"protocol": "held"},
+            "protocol=held says what is hidden and how, but mask_sinks is not given",
+        ),
+        (
+            {"mask_sinks": 1, "protocol": "hold"},
+            "protocol must be one of paper, .*; did you mean 'held'?",
+        ),
+        (
+            {"mask_sinks": 1, "sink_rule": "exces"},
+            "unknown sink rule 'exces'; .*did you mean 'excess'",
+        ),
         ({"mask_sinks": 0}, "mask_sinks must be at least 1 or left out, but is 0"),
         ({"limit": 0}, "limit must be at least 1"),
         ({"record_sinks": -1}, "record_sinks must be at least 0"),
@@ -295,7 +380,10 @@ def test_arguments_that_make_no_sense_are_refused(given: dict[str, Any], message
 
 
 def test_a_model_without_a_mask_token_and_contradictory_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="needs a model with a mask token, but tiny test model has mask_token_id None"):
+    with pytest.raises(
+        ValueError,
+        match="needs a model with a mask token, but tiny test model has mask_token_id None",
+    ):
         SinklabLM(tiny_loaded(mask_token_id=None))
     with pytest.raises(ValueError, match="give settings or their fields, not both: got limit"):
         SinklabLM(tiny_loaded(), settings=SETTINGS, limit=3)
@@ -304,11 +392,17 @@ def test_a_model_without_a_mask_token_and_contradictory_settings_are_refused() -
     for given, message in (
         ({"chat": True}, "has no known chat format; leave out --chat"),
         ({"rule": "entropi"}, "entropi"),
-        ({"cache": "dual", "edits": ("mask_sinks:k=1,source=clean_pass",)}, "decode without a cache"),
+        (
+            {"cache": "dual", "edits": ("mask_sinks:k=1,source=clean_pass",)},
+            "decode without a cache",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             SinklabLM(tiny_loaded(), settings=replace(SETTINGS, **given))
-    with pytest.raises(ValueError, match=r"tiny llama is autoregressive .*: rule can be set for diffusion models only"):
+    with pytest.raises(
+        ValueError,
+        match=r"tiny llama is autoregressive .*: rule can be set for diffusion models only",
+    ):
         SinklabLM(tiny_llama(), settings=replace(SETTINGS, rule="entropy"))
 
 
@@ -332,9 +426,14 @@ def test_an_autoregressive_text_begins_as_its_tokenizer_begins_one() -> None:
     tokenizer = copy.deepcopy(loaded.tokenizer)
     end = ("<|endoftext|>", tokenizer.convert_tokens_to_ids("<|endoftext|>"))
     tokenizer.bos_token = end[0]
-    tokenizer._tokenizer.post_processor = TemplateProcessing(single=f"{end[0]} $A", special_tokens=[end])
+    tokenizer._tokenizer.post_processor = TemplateProcessing(
+        single=f"{end[0]} $A", special_tokens=[end]
+    )
     plain = tokenizer("The", add_special_tokens=False)["input_ids"]
     model = SinklabLM(replace(loaded, tokenizer=tokenizer), settings=SETTINGS)
     assert model.tok_encode("The") == [end[1], *plain]
     assert model.tok_encode("<|endoftext|>The") == [end[1], *plain]
-    assert SinklabLM(replace(tiny_loaded(), tokenizer=tokenizer), settings=SETTINGS).tok_encode("The") == plain
+    assert (
+        SinklabLM(replace(tiny_loaded(), tokenizer=tokenizer), settings=SETTINGS).tok_encode("The")
+        == plain
+    )

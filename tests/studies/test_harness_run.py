@@ -22,16 +22,22 @@ from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 from tiny_tasks import toy_tasks
 
-SETTINGS = EvalSettings(block_length=None, mc_samples=4, limit=4, batch=2, mask_sinks=1, record_sinks=2)
+SETTINGS = EvalSettings(
+    block_length=None, mc_samples=4, limit=4, batch=2, mask_sinks=1, record_sinks=2
+)
 
 
 CHOSEN = ", hidden keys chosen in a clean pass over each text"
 
 
-def run_toys(folder: Path, settings: EvalSettings = SETTINGS, loaded: Any = None, **named: Any) -> Run:
+def run_toys(
+    folder: Path, settings: EvalSettings = SETTINGS, loaded: Any = None, **named: Any
+) -> Run:
     folder.mkdir(exist_ok=True)
     loaded = tiny_loaded(1) if loaded is None else loaded
-    return open_run(evaluate(settings, loaded, folder / "run", task_objects=toy_tasks(folder), **named))
+    return open_run(
+        evaluate(settings, loaded, folder / "run", task_objects=toy_tasks(folder), **named)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -111,16 +117,25 @@ def test_lines_say_what_was_not_found(finished: Run) -> None:
     assert len(lines) == 6
     assert score_lines(finished.path) == lines
     rests = "on 4 documents (what was removed: on 2)"
-    assert lines[3].startswith("toy_texts: masked by protocol paper (most attended keys): 1.00 keys a head (")
+    assert lines[3].startswith(
+        "toy_texts: masked by protocol paper (most attended keys): 1.00 keys a head ("
+    )
     assert lines[3].endswith(f"removed, {rests}")
-    said = "masked by protocol clean (most attended keys), with the keys chosen in one unmasked forward pass"
+    said = (
+        "masked by protocol clean (most attended keys), with the keys chosen in one unmasked "
+        "forward pass"
+    )
     assert lines[4].startswith(f"toy_choices: {said}: 1.00 keys a head (")
     assert lines[5].endswith(rests)
 
 
 def test_the_dose_of_each_task_is_recorded(finished: Run) -> None:
     doses = finished.table("doses").set_index("task")
-    assert doses["protocol"].to_dict() == {"toy_texts": "paper", "toy_choices": "clean", "toy_ends": "clean"}
+    assert doses["protocol"].to_dict() == {
+        "toy_texts": "paper",
+        "toy_choices": "clean",
+        "toy_ends": "clean",
+    }
     used = {"toy_texts": "mask_sinks:k=1,source=closed_loop"} | dict.fromkeys(
         ("toy_choices", "toy_ends"), "mask_sinks:k=1,source=clean_pass"
     )
@@ -129,17 +144,24 @@ def test_the_dose_of_each_task_is_recorded(finished: Run) -> None:
     assert doses[["documents", "measured"]].to_numpy().tolist() == [[4, 2]] * 3
     # what was removed agrees with the facts of the same requests, which have it by layer
     sinks = finished.table("sinks")
-    assert doses["removed"]["toy_texts"] == pytest.approx(sinks[sinks["task"] == "toy_texts"]["removed"].mean())
+    assert doses["removed"]["toy_texts"] == pytest.approx(
+        sinks[sinks["task"] == "toy_texts"]["removed"].mean()
+    )
 
 
 def test_edits_of_ones_own_have_a_dose_and_windows_have_none(tmp_path: Path) -> None:
     settings = replace(
-        SETTINGS, mask_sinks=None, limit=1, edits=("mask_sinks:k=2,source=now", "window_attention:radius=9")
+        SETTINGS,
+        mask_sinks=None,
+        limit=1,
+        edits=("mask_sinks:k=2,source=now", "window_attention:radius=9"),
     )
     run = run_toys(tmp_path, settings)
     assert set(run.table("doses")["protocol"]) == {""}
     assert (run.table("doses")["columns"] == 2).all()
-    line = "toy_texts: masked by mask_sinks:k=2,source=now window_attention:radius=9: 2.00 keys a head"
+    line = (
+        "toy_texts: masked by mask_sinks:k=2,source=now window_attention:radius=9: 2.00 keys a head"
+    )
     assert score_lines(run)[3].startswith(line)
     bare = run_toys(tmp_path / "other", replace(settings, edits=settings.edits[1:]))
     assert "doses" not in bare.tables
@@ -204,8 +226,14 @@ def test_other_settings_or_weights_are_refused_by_name(finished: Run, tmp_path: 
     run_toys(tmp_path, settings)
     with pytest.raises(ValueError, match=r"run is taken; choose another folder, or continue"):
         run_toys(tmp_path, settings)
-    for changes, field in (({"mask_sinks": 2}, "mask_sinks"), ({"limit": 2}, "limit"), ({"seed": 1}, "seed")):
-        with pytest.raises(ValueError, match=f"can be resumed only with the same settings: its .*{field}"):
+    for changes, field in (
+        ({"mask_sinks": 2}, "mask_sinks"),
+        ({"limit": 2}, "limit"),
+        ({"seed": 1}, "seed"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"can be resumed only with the same settings: its .*{field}"
+        ):
             run_toys(tmp_path, replace(settings, resume=True, **changes))
     with pytest.raises(ValueError, match=r"its model\['weights_sha256'\]"):
         run_toys(tmp_path, replace(settings, resume=True), tiny_loaded(1, seed=5))
@@ -224,7 +252,10 @@ def test_long_prompts_are_cut_and_counted(tmp_path: Path) -> None:
     run = run_toys(tmp_path, settings, tiny_loaded(context=48))
     cut = run.table("samples").query("task == 'toy_texts'")["cut"]
     assert (cut > 0).any()
-    line = f"toy_texts: {(cut > 0).sum()} of 4 prompts were longer than the context and lost their left end"
+    line = (
+        f"toy_texts: {(cut > 0).sum()} of 4 prompts were longer than the context and lost "
+        "their left end"
+    )
     assert line in score_lines(run)
 
 
@@ -256,8 +287,19 @@ def test_a_killed_process_loses_nothing_that_it_answered(tmp_path: Path) -> None
 
 
 def test_right_is_no_metric_of_which_less_is_better() -> None:
-    row = {"doc_id": 0, "filter": "none", "arguments": [("a", " b")], "resps": [[(-9.7, True)]], "target": " b"}
-    row |= {"filtered_resps": [(-9.7, True)], "metrics": ["perplexity", "acc"], "perplexity": -9.7, "acc": 1}
+    row = {
+        "doc_id": 0,
+        "filter": "none",
+        "arguments": [("a", " b")],
+        "resps": [[(-9.7, True)]],
+        "target": " b",
+    }
+    row |= {
+        "filtered_resps": [(-9.7, True)],
+        "metrics": ["perplexity", "acc"],
+        "perplexity": -9.7,
+        "acc": 1,
+    }
     results = {
         "samples": {"ends": [row]},
         "configs": {"ends": {"output_type": "loglikelihood"}},
@@ -285,7 +327,9 @@ def test_the_cache_leaves_out_cut_and_foreign_lines(tmp_path: Path) -> None:
         # answered by both: the first one counts, and no line more is written
         first.add({"b": {"text": "other"}})
         assert first.get("b") == {"text": "2"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"requests-{number}.jsonl" for number in range(3)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"requests-{number}.jsonl" for number in range(3)
+    ]
     with open(tmp_path / "requests-0.jsonl", "a") as handle:
         handle.write('{"run": "one", "key": "d", "ans')
     with cache() as again:
@@ -298,22 +342,34 @@ def test_the_cache_leaves_out_cut_and_foreign_lines(tmp_path: Path) -> None:
 
 def test_tasks_keep_examples_that_nobody_may_change(tmp_path: Path) -> None:
     said: list[str] = []
-    run_toys(tmp_path, replace(SETTINGS, limit=1, num_fewshot=2, record_sinks=0), progress=said.append)
+    run_toys(
+        tmp_path, replace(SETTINGS, limit=1, num_fewshot=2, record_sinks=0), progress=said.append
+    )
     assert said[0] == "toy_texts keeps its 0 worked examples: lm-eval does not allow another number"
 
 
-def test_without_lm_eval_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_lm_eval_the_remedy_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import importlib.util
 
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "lm_eval" else find(name, *rest)
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "lm_eval" else find(name, *rest),
     )
-    with pytest.raises(ValueError, match=r"needs? lm-eval, which is not installed; pip install 'sinklab\[eval\]'"):
+    with pytest.raises(
+        ValueError, match=r"needs? lm-eval, which is not installed; pip install 'sinklab\[eval\]'"
+    ):
         evaluate(SETTINGS, "tiny", tmp_path / "run")
 
 
 def test_unknown_tasks_are_refused_before_a_model_is_read(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"unknown task 'gsm9k'; did you mean 'gsm8k'\?"):
-        evaluate(replace(SETTINGS, tasks=("gsm9k",), data=str(tmp_path)), "no such model", tmp_path / "run")
+        evaluate(
+            replace(SETTINGS, tasks=("gsm9k",), data=str(tmp_path)),
+            "no such model",
+            tmp_path / "run",
+        )
     assert not (tmp_path / "run").exists()

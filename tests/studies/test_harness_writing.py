@@ -1,4 +1,6 @@
-"""Several answers in one batch: each is what it would be alone, and what sinks did is read off the same run."""
+"""Several answers in one batch: each is what it would be alone, and what sinks did is read off the
+same run.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -26,7 +28,12 @@ from sinklab.lab.studies.trace.study import StudySettings
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
-PROMPTS = ("The old man", "The sea and the boats were rising", "It", "He said “Will it rain?” and sat")
+PROMPTS = (
+    "The old man",
+    "The sea and the boats were rising",
+    "It",
+    "He said “Will it rain?” and sat",
+)
 SETTINGS = EvalSettings(block_length=4)
 NEW = 8
 
@@ -39,7 +46,13 @@ def asked(loaded: Loaded, until: tuple[str, ...] = ()) -> list[WritingRequest]:
 def one_by_one(loaded: Loaded, each: WritingRequest, edits: tuple[Any, ...] = ()) -> list[int]:
     """The tokens that a study writes, which knows no batches."""
     settings = StudySettings(new_tokens=NEW, block_length=4 if loaded.family == "diffusion" else 32)
-    task = Task(loaded, Prompt("", each.ids, (False,) * len(each.ids)), settings, each.seed, seeded(edits, each.seed))
+    task = Task(
+        loaded,
+        Prompt("", each.ids, (False,) * len(each.ids)),
+        settings,
+        each.seed,
+        seeded(edits, each.seed),
+    )
     moments, _ = follow(task, Meter(Progress(), 1, NEW))
     return ended(loaded, moments[-1].written.tolist(), ())[0]
 
@@ -55,7 +68,10 @@ def test_rows_of_a_batch_are_what_they_are_alone(kind: str, edits: tuple[Any, ..
     if kind != "autoregressive":
         loaded = tiny_loaded(int(kind == "with a sink"), logit_shift=kind == "shifted")
     if kind == "autoregressive":
-        edits = tuple(replace(edit, selector="last_row") if isinstance(edit, MaskSinks) else edit for edit in edits)
+        edits = tuple(
+            replace(edit, selector="last_row") if isinstance(edit, MaskSinks) else edit
+            for edit in edits
+        )
     settings = replace(SETTINGS, stop_at_eos=kind == "autoregressive")
     requests = asked(loaded)
     together = write_batch(loaded, requests, settings, NEW, edits)
@@ -68,7 +84,9 @@ def test_rows_of_a_batch_are_what_they_are_alone(kind: str, edits: tuple[Any, ..
 @pytest.mark.parametrize("family", ["diffusion", "autoregressive"])
 def test_an_answer_of_one_step_has_no_step_before_to_choose_in(family: str) -> None:
     loaded = tiny_loaded() if family == "diffusion" else tiny_llama()
-    plain, edited = (write_batch(loaded, asked(loaded), SETTINGS, 1, edits) for edits in ((), (MaskSinks(k=1),)))
+    plain, edited = (
+        write_batch(loaded, asked(loaded), SETTINGS, 1, edits) for edits in ((), (MaskSinks(k=1),))
+    )
     assert edited == plain and [answer.steps for answer in edited] == [1] * len(PROMPTS)
 
 
@@ -86,7 +104,9 @@ def test_facts_of_a_row_do_not_depend_on_its_neighbours(sink: int) -> None:
     edits = (MaskSinks(k=1),)
     together = write_batch(loaded, requests, SETTINGS, NEW, edits, watch=True)
     plain = write_batch(loaded, requests, SETTINGS, NEW, edits)
-    assert [answer.ids for answer in together] == [answer.ids for answer in plain], "watching changes nothing"
+    assert [answer.ids for answer in together] == [answer.ids for answer in plain], (
+        "watching changes nothing"
+    )
     for request, answer in zip(requests, together, strict=True):
         close(answer, write_batch(loaded, [request], SETTINGS, NEW, edits, watch=True)[0])
 
@@ -107,7 +127,10 @@ def test_the_dose_of_an_answer_is_that_of_its_log(protocol: str) -> None:
                     for name, values in entries.items():
                         values += getattr(removal, f"{name}_BLH").flatten().tolist()
             writer.log.removals.clear()
-    dose, means = Dose(answer.dose), {name: np.nanmean(values) for name, values in entries.items() if name != "matched"}
+    dose, means = (
+        Dose(answer.dose),
+        {name: np.nanmean(values) for name, values in entries.items() if name != "matched"},
+    )
     # two layers with four heads, and no column goes at the first step but in a clean pass
     assert dose.weight == (NEW if protocol == "clean" else NEW - 1) * 8
     assert dose.columns == pytest.approx(means["removed"]) and dose.columns <= 2
@@ -136,12 +159,18 @@ def test_keys_that_no_rule_names_are_a_dose_of_zero() -> None:
 def test_facts_are_those_of_the_attention_itself(sink: int) -> None:
     loaded = tiny_loaded(sink)
     request = asked(loaded)[1]
-    answer = write_batch(loaded, [request], replace(SETTINGS, stop_at_eos=False), NEW, watch=True)[0]
+    answer = write_batch(loaded, [request], replace(SETTINGS, stop_at_eos=False), NEW, watch=True)[
+        0
+    ]
     config = loaded.model.config
     canvas = Canvas.from_prompts([list(request.ids)], new_tokens=NEW, mask_id=config.mask_token_id)
     settings = replace(SETTINGS, stop_at_eos=False, seed=request.seed)
     with trace(loaded.model, ("received",)) as recording:
-        before = [step.before_BS[0] for step in loaded.model.denoise(canvas, settings) if recording.mark(step) is None]
+        before = [
+            step.before_BS[0]
+            for step in loaded.model.denoise(canvas, settings)
+            if recording.mark(step) is None
+        ]
     received_TLHK = recording.array("received")[:, 0]
     length = received_TLHK.shape[-1] - sink
     share_TLHK = received_TLHK / length
@@ -165,7 +194,9 @@ def test_facts_are_those_of_the_attention_itself(sink: int) -> None:
         )
         assert facts["in_masked"] == pytest.approx(masked / main_TH.size)
         assert facts["in_sink"] == pytest.approx((main_TH < 0).mean())
-        assert sum(facts[f"in_{state}"] for state in ("masked", "committed", "prompt", "sink")) == pytest.approx(1)
+        assert sum(
+            facts[f"in_{state}"] for state in ("masked", "committed", "prompt", "sink")
+        ) == pytest.approx(1)
         assert facts["removed"] is None
 
 
@@ -202,7 +233,9 @@ def test_an_answer_ends_at_its_end() -> None:
 def spelled(*tokens: str) -> Any:
     """A tokenizer of these tokens that decodes as SentencePiece's do: without the first space."""
     tokenizer = Tokenizer(models.WordLevel({token: number for number, token in enumerate(tokens)}))
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
@@ -218,7 +251,10 @@ def test_a_random_control_is_drawn_per_request() -> None:
     loaded = tiny_loaded()
     edits = (MaskSinks(k=2, control="random"),)
     one, other = (replace(asked(loaded)[1], seed=seed) for seed in (5, 6))
-    facts = [write_batch(loaded, [each], SETTINGS, NEW, edits, watch=True)[0].sinks for each in (one, one, other)]
+    facts = [
+        write_batch(loaded, [each], SETTINGS, NEW, edits, watch=True)[0].sinks
+        for each in (one, one, other)
+    ]
     assert facts[0] == facts[1]
     assert facts[0] != facts[2]
 

@@ -1,4 +1,6 @@
-"""The logit lens, the choice of sinks and their matches, and linear probes, each against a plain twin."""
+"""The logit lens, the choice of sinks and their matches, and linear probes, each against a plain
+twin.
+"""
 
 import math
 import re
@@ -27,7 +29,9 @@ def noisy_ids(model: nn.Module, length: int = 12) -> Tensor:
 
 
 def hooks_of(model: nn.Module) -> int:
-    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+    return sum(
+        len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()
+    )
 
 
 @pytest.mark.parametrize("sink", [0, 2])
@@ -82,36 +86,56 @@ def test_what_the_lens_measures_is_what_a_plain_loop_finds() -> None:
     hidden, size = (model.config.mask_token_id,), 200
     lens = LogitLens.of(model, hidden_ids=hidden, vocabulary=size)
     states_ND, last_ND = torch.randn(7, 32) * 3, torch.randn(7, 32) * 3
-    token_N, frequent_N = torch.tensor([5, 6, -1, 8, 9, 250, 11]), torch.tensor([11, -1, 4, 4, 4, 4, 4])
+    token_N, frequent_N = (
+        torch.tensor([5, 6, -1, 8, 9, 250, 11]),
+        torch.tensor([11, -1, 4, 4, 4, 4, 4]),
+    )
     found = lens.measures(states_ND, last_ND, token_N, frequent_N, chunk=3)
     assert tuple(found) == MEASURES
     allowed = [token for token in range(size) if token not in hidden]
     for row in range(7):
         logits, last = (
-            model.lm_head(model.model.norm(part[row])).double().detach()[:size] for part in (states_ND, last_ND)
+            model.lm_head(model.model.norm(part[row])).double().detach()[:size]
+            for part in (states_ND, last_ND)
         )
         p, q = logits[allowed].softmax(0), last[allowed].softmax(0)
-        assert found["hidden"][row].item() == pytest.approx(logits.softmax(0)[list(hidden)].item(), rel=1e-4)
+        assert found["hidden"][row].item() == pytest.approx(
+            logits.softmax(0)[list(hidden)].item(), rel=1e-4
+        )
         assert found["entropy"][row].item() == pytest.approx(-(p * p.log()).sum().item(), rel=1e-4)
         assert found["kl"][row].item() == pytest.approx((q * (q / p).log()).sum().item(), rel=1e-3)
         for prefix, token in (("", int(token_N[row])), ("frequent_", int(frequent_N[row]))):
             if not 0 <= token < size:
-                assert found[f"{prefix}probability"][row].isnan() and found[f"{prefix}log10_rank"][row].isnan()
+                assert (
+                    found[f"{prefix}probability"][row].isnan()
+                    and found[f"{prefix}log10_rank"][row].isnan()
+                )
                 continue
             place = allowed.index(token)
             rank = sorted(p.tolist(), reverse=True).index(p[place].item()) + 1
-            assert found[f"{prefix}probability"][row].item() == pytest.approx(p[place].item(), rel=1e-3)
-            assert found[f"{prefix}log10_rank"][row].item() == pytest.approx(np.log10(rank), abs=1e-6)
+            assert found[f"{prefix}probability"][row].item() == pytest.approx(
+                p[place].item(), rel=1e-3
+            )
+            assert found[f"{prefix}log10_rank"][row].item() == pytest.approx(
+                np.log10(rank), abs=1e-6
+            )
 
 
 def test_a_lens_needs_a_norm_a_head_and_equal_lengths() -> None:
     model = tiny_model()
-    with pytest.raises(ValueError, match=re.escape("there are 2 states, 3 last states, 2 and 2 tokens")):
-        LogitLens.of(model).measures(torch.zeros(2, 32), torch.zeros(3, 32), torch.zeros(2), torch.zeros(2))
+    with pytest.raises(
+        ValueError, match=re.escape("there are 2 states, 3 last states, 2 and 2 tokens")
+    ):
+        LogitLens.of(model).measures(
+            torch.zeros(2, 32), torch.zeros(3, 32), torch.zeros(2), torch.zeros(2)
+        )
     with pytest.raises(ValueError, match="DiffusionLM lacks the norm"):
         del model.model.norm
         LogitLens.of(model)
-    with pytest.raises(ValueError, match="Linear keeps no list `layers`"), residual_states(nn.Linear(2, 2)):
+    with (
+        pytest.raises(ValueError, match="Linear keeps no list `layers`"),
+        residual_states(nn.Linear(2, 2)),
+    ):
         pass
 
 
@@ -128,7 +152,10 @@ def test_sinks_of_a_traced_forward_are_those_of_the_rule(sink: int) -> None:
     ids = noisy_ids(model)
     with torch.inference_mode(), trace(model) as recording:
         model(ids)
-    received_LHK, visible_LK = recording.received[0][0].numpy(), recording.visible_by_layer[0][0].numpy()
+    received_LHK, visible_LK = (
+        recording.received[0][0].numpy(),
+        recording.visible_by_layer[0][0].numpy(),
+    )
     place_S = np.full(12, COMMITTED)
     found_LS = sink_heads(received_LHK, place_S, visible_LK=visible_LK, rule=Excess(0.5))
     text_LHS = received_LHK[..., sink:]
@@ -161,12 +188,18 @@ def test_nothing_is_matched_twice_nor_beyond_what_is_asked() -> None:
     # five sinks, three others
     assert sorted(pairs[:, 1].tolist()) == [5, 6, 7] and len(set(pairs[:, 0].tolist())) == 3
     assert len(matched_pairs(sink_S, place_S, token_S, np.random.default_rng(0), 2)) == 2
-    assert matched_pairs(sink_S & False, place_S, token_S, np.random.default_rng(0), 2).shape == (0, 2)
+    assert matched_pairs(sink_S & False, place_S, token_S, np.random.default_rng(0), 2).shape == (
+        0,
+        2,
+    )
 
 
 def test_both_sides_of_a_sink_are_matched() -> None:
     place_S, token_S, sink_S = np.full(3, FUTURE), np.full(3, 2), np.array([False, True, False])
-    matches = {int(matched_pairs(sink_S, place_S, token_S, np.random.default_rng(n), 1)[0, 1]) for n in range(20)}
+    matches = {
+        int(matched_pairs(sink_S, place_S, token_S, np.random.default_rng(n), 1)[0, 1])
+        for n in range(20)
+    }
     assert matches == {0, 2}
 
 
@@ -178,7 +211,9 @@ def test_any_rule_chooses_sinks() -> None:
 
 
 def test_unknown_choices_are_refused() -> None:
-    with pytest.raises(ValueError, match="known are excess, gu, strongest, top; did you mean 'strongest'"):
+    with pytest.raises(
+        ValueError, match="known are excess, gu, strongest, top; did you mean 'strongest'"
+    ):
         chosen_rule("strong", 3.0)
     with pytest.raises(ValueError, match="epsilon must be at least 0, but is -1"):
         chosen_rule("excess", -1.0)
@@ -186,8 +221,12 @@ def test_unknown_choices_are_refused() -> None:
         sink_heads(np.ones((1, 1, 2)), np.zeros(3))
 
 
-def plain_ridge(x: Tensor, y: Tensor, fold: Tensor, penalties: tuple[float, ...]) -> tuple[Tensor, float]:
-    """Normal equations written out, fold by fold; the prediction and the penalty of the last fold."""
+def plain_ridge(
+    x: Tensor, y: Tensor, fold: Tensor, penalties: tuple[float, ...]
+) -> tuple[Tensor, float]:
+    """Normal equations written out, fold by fold; the prediction and the penalty of the last
+    fold.
+    """
 
     def fit(rows: Tensor, at: Tensor, penalty: float) -> Tensor:
         centred = x[rows] - x[rows].mean(0)
@@ -214,7 +253,9 @@ def test_ridge_is_the_plain_one_with_its_penalty_chosen_inside() -> None:
     x = probes.standardised(torch.randn(60, 5))
     text = torch.arange(60) % 12
     fold = probes.folds_of(text, 4)
-    signal = x @ torch.randn(5, 2, dtype=torch.float64) + 0.3 * torch.randn(60, 2, dtype=torch.float64)
+    signal = x @ torch.randn(5, 2, dtype=torch.float64) + 0.3 * torch.randn(
+        60, 2, dtype=torch.float64
+    )
     noise = torch.randn(60, 1, dtype=torch.float64)
     held = probes.ridge(x, {"signal": signal, "noise": noise}, fold)
     chosen = []
@@ -231,7 +272,9 @@ def test_ridge_is_the_plain_one_with_its_penalty_chosen_inside() -> None:
 def test_wide_targets_find_their_penalty_on_mixtures() -> None:
     x = probes.standardised(torch.randn(90, 6))
     fold = probes.folds_of(torch.arange(90) % 15, 3)
-    wide = x @ torch.randn(6, 100, dtype=torch.float64) + 2 * torch.randn(90, 100, dtype=torch.float64)
+    wide = x @ torch.randn(6, 100, dtype=torch.float64) + 2 * torch.randn(
+        90, 100, dtype=torch.float64
+    )
     held = probes.ridge(x, {"wide": wide}, fold, penalties=(0.1, 1000.0))["wide"]
     # the choice is clear, and all columns are predicted
     assert torch.allclose(held.predicted_NC, plain_ridge(x, wide, fold, (0.1,))[0], atol=1e-8)
@@ -249,7 +292,9 @@ def test_folds_keep_a_text_together_and_are_even() -> None:
 
 
 def test_what_is_learned_of_a_text_by_heart_does_not_count() -> None:
-    """States say which text they are of, and the target is a number drawn per text: rows dealt apart would read it."""
+    """States say which text they are of, and the target is a number drawn per text: rows dealt
+    apart would read it.
+    """
     text = torch.arange(20).repeat_interleave(10)
     x = probes.standardised(nn.functional.one_hot(text).double() + 0.01 * torch.randn(200, 20))
     y = torch.randn(20, dtype=torch.float64)[text][:, None]
@@ -330,7 +375,9 @@ def test_a_resample_chooses_its_penalty_anew() -> None:
         expected = 1 - top / (count[draw] * score.bottom_G).sum().item()
         assert values[draw].item() == pytest.approx(expected)
     # what a fit was made of makes the interval wider
-    plain, fitted = (probes.interval(score.value().item(), values, 12, fitted=how) for how in (False, True))
+    plain, fitted = (
+        probes.interval(score.value().item(), values, 12, fitted=how) for how in (False, True)
+    )
     assert fitted[1] - fitted[0] == pytest.approx(probes.FITTED * (plain[1] - plain[0]))
 
 

@@ -30,22 +30,32 @@ def text(rows: int = 6, length: int = 24) -> torch.Tensor:
 
 
 def attention_of(model, ids_BS: torch.Tensor, hidden_LBHS: torch.Tensor | None = None):
-    """Logits of a causal model, written out densely, with keys hidden from all queries; what each key received then.
+    """Logits of a causal model, written out densely, with keys hidden from all queries; what each
+    key received then.
 
     A query that would lose all keys that it sees keeps them.
     """
     config, received = model.config, []
-    heads, groups = config.num_attention_heads, config.num_attention_heads // config.num_key_value_heads
+    heads, groups = (
+        config.num_attention_heads,
+        config.num_attention_heads // config.num_key_value_heads,
+    )
     state = model.model.embed_tokens(ids_BS)
     size = ids_BS.shape[1]
     rotary = model.model.rotary_emb(state, torch.arange(size)[None])
     may_QS = torch.ones(size, size, dtype=torch.bool).tril()
     for number, layer in enumerate(model.model.layers):
         normed = layer.input_layernorm(state)
-        parts = [getattr(layer.self_attn, f"{name}_proj")(normed).unflatten(-1, (-1, 8)) for name in "qkv"]
+        parts = [
+            getattr(layer.self_attn, f"{name}_proj")(normed).unflatten(-1, (-1, 8))
+            for name in "qkv"
+        ]
         query, key, value = (part.transpose(1, 2) for part in parts)
         cos, sin = (part[:, None] for part in rotary)
-        turned = [part * cos + torch.cat([-part[..., 4:], part[..., :4]], -1) * sin for part in (query, key)]
+        turned = [
+            part * cos + torch.cat([-part[..., 4:], part[..., :4]], -1) * sin
+            for part in (query, key)
+        ]
         key, value = (part.repeat_interleave(groups, 1) for part in (turned[1], value))
         scores_BHQS = (turned[0] @ key.mT / math.sqrt(8)).masked_fill(~may_QS, -torch.inf)
         if hidden_LBHS is not None:
@@ -62,7 +72,9 @@ def attention_of(model, ids_BS: torch.Tensor, hidden_LBHS: torch.Tensor | None =
 
 
 @pytest.mark.parametrize("k", [0, 1, 5])
-def test_a_causal_model_loses_the_same_keys_as_a_diffusion_model_and_no_query_all_of_its_own(k: int) -> None:
+def test_a_causal_model_loses_the_same_keys_as_a_diffusion_model_and_no_query_all_of_its_own(
+    k: int,
+) -> None:
     loaded, ids_BS = tiny_llama(), text(3, 12)
     with torch.no_grad():
         _, received_LBHS = attention_of(loaded.model, ids_BS)
@@ -70,7 +82,9 @@ def test_a_causal_model_loses_the_same_keys_as_a_diffusion_model_and_no_query_al
         hidden_LBHS = torch.zeros_like(received_LBHS, dtype=torch.bool)
         hidden_LBHS.scatter_(-1, received_LBHS.topk(k, -1).indices, True)
         logits, _ = attention_of(loaded.model, ids_BS, hidden_LBHS)
-    expected = -logits.double().log_softmax(-1)[:, :-1].gather(-1, ids_BS[:, 1:, None])[..., 0].mean(-1)
+    expected = (
+        -logits.double().log_softmax(-1)[:, :-1].gather(-1, ids_BS[:, 1:, None])[..., 0].mean(-1)
+    )
     found = edited_losses(loaded, ids_BS, [[MaskSinks(k=k)] if k else []])[0]
     assert torch.isfinite(found.losses_R).all()
     assert torch.allclose(found.losses_R.double(), expected, rtol=1e-4)
@@ -79,7 +93,9 @@ def test_a_causal_model_loses_the_same_keys_as_a_diffusion_model_and_no_query_al
 
 
 def test_what_grows_is_read_from_the_attention_before_and_after_the_mask() -> None:
-    """Written out densely: the strongest key of every head is hidden, and the others compared before and after."""
+    """Written out densely: the strongest key of every head is hidden, and the others compared
+    before and after.
+    """
     loaded, ids_BS = tiny_llama(), text(3, 12)
     with torch.no_grad():
         _, before_LBHS = attention_of(loaded.model, ids_BS)
@@ -104,7 +120,10 @@ EDITS = {
     "rule": [MaskSinks(rule=Excess(1.0), k=3, source="clean_pass")],
     "lowest": [MaskSinks(k=2, source="clean_pass", control="lowest")],
     "one head": [MaskSinks(k=3, source="clean_pass", layers=[1], heads=[2])],
-    "two edits": [MaskSinks(k=1, source="clean_pass", removal="zero_value"), WindowAttention(radius=6)],
+    "two edits": [
+        MaskSinks(k=1, source="clean_pass", removal="zero_value"),
+        WindowAttention(radius=6),
+    ],
     "positions": [MaskPositions((0, 5))],
 }
 
@@ -118,7 +137,9 @@ def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(fam
 
         def losses() -> torch.Tensor:
             logits_BSV = loaded.model(ids_RS).logits
-            return torch.nn.functional.cross_entropy(logits_BSV[:, :-1].mT, ids_RS[:, 1:], reduction="none").mean(1)
+            return torch.nn.functional.cross_entropy(
+                logits_BSV[:, :-1].mT, ids_RS[:, 1:], reduction="none"
+            ).mean(1)
 
     else:
         generator = torch.Generator().manual_seed(3)
@@ -131,7 +152,9 @@ def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(fam
             return masked_token_loss(logits_MV, ids_RS, masked_RS, t_R, reduction="row")
 
     calls: list[None] = []
-    found = edited_losses(loaded, ids_RS, [[], *EDITS.values()], seed=3, batch=4, progress=lambda: calls.append(None))
+    found = edited_losses(
+        loaded, ids_RS, [[], *EDITS.values()], seed=3, batch=4, progress=lambda: calls.append(None)
+    )
     assert len(calls) == 2 * len(found)
     with torch.no_grad():
         assert torch.allclose(found[0].losses_R, losses(), atol=1e-5)
@@ -144,7 +167,9 @@ def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(fam
             assert (one.losses_R - found[0].losses_R).abs().max() > 1e-4
             rows = pd.DataFrame(log.table()).groupby("row")
             known = (
-                rows[["removed", "mass", "realised"]].mean().assign(sinks=rows["sinks"].sum() / rows["chosen"].sum())
+                rows[["removed", "mass", "realised"]]
+                .mean()
+                .assign(sinks=rows["sinks"].sum() / rows["chosen"].sum())
             )
             names = {"columns": "removed", "held": "mass", "removed": "realised", "sinks": "sinks"}
             for name, found_R in one.doses_by_row().items():
@@ -153,17 +178,26 @@ def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(fam
 
 
 def test_arms_do_not_disturb_each_other_and_the_number_of_a_row_is_what_it_draws_by() -> None:
-    arms = [[MaskSinks(k=3, control="random")], [], [MaskSinks(k=1)], [MaskSinks(k=1, control="lowest")]]
+    arms = [
+        [MaskSinks(k=3, control="random")],
+        [],
+        [MaskSinks(k=1)],
+        [MaskSinks(k=1, control="lowest")],
+    ]
     for loaded in (tiny_loaded(1), tiny_llama()):
         ids_RS = text()
         together = edited_losses(loaded, ids_RS, arms)
         for edits, one in zip(arms, together, strict=True):
             alone = edited_losses(loaded, ids_RS, [edits])[0]
             assert torch.equal(alone.losses_R, one.losses_R)
-            assert torch.equal(alone.doses_by_row()["held"], one.doses_by_row()["held"]) or not edits
+            assert (
+                torch.equal(alone.doses_by_row()["held"], one.doses_by_row()["held"]) or not edits
+            )
         for one, other in zip(together, edited_losses(loaded, ids_RS, arms, batch=2), strict=True):
             assert torch.allclose(one.losses_R, other.losses_R, rtol=1e-4)
-            assert torch.allclose(one.doses_by_row()["held"], other.doses_by_row()["held"], atol=1e-5, equal_nan=True)
+            assert torch.allclose(
+                one.doses_by_row()["held"], other.doses_by_row()["held"], atol=1e-5, equal_nan=True
+            )
         assert together[1].doses_by_row()["held"].isnan().all()
         assert (together[2].doses_by_row()["held"] > together[3].doses_by_row()["held"]).all()
 
@@ -186,8 +220,12 @@ def test_the_table_is_paired_and_its_intervals_are_those_of_a_normal_mean() -> N
     assert (table["delta"][0], table["delta_low"][0], table["delta_high"][0]) == (0, 0, 0)
     for place, (choice, loss_R) in enumerate(losses.items()):
         assert table["loss"][place] == pytest.approx(loss_R.mean())
-        assert table["relative"][place] == pytest.approx((loss_R - losses[0, "none"]).mean() / losses[0, "none"].mean())
-        assert table["bits_per_byte"][place] == pytest.approx(loss_R.mean() * 400 / 1000 / math.log(2))
+        assert table["relative"][place] == pytest.approx(
+            (loss_R - losses[0, "none"]).mean() / losses[0, "none"].mean()
+        )
+        assert table["bits_per_byte"][place] == pytest.approx(
+            loss_R.mean() * 400 / 1000 / math.log(2)
+        )
         random_R = losses.get((choice[0], "random"))
         known = {"loss": loss_R, "delta": loss_R - losses[0, "none"]}
         if choice[1] == "top":
@@ -198,10 +236,14 @@ def test_the_table_is_paired_and_its_intervals_are_those_of_a_normal_mean() -> N
             reach = 1.96 * values_R.std(ddof=1) / math.sqrt(40)
             ends = (table[f"{name}_low"][place], table[f"{name}_high"][place])
             assert table[name][place] == pytest.approx(values_R.mean())
-            assert ends == pytest.approx((values_R.mean() - reach, values_R.mean() + reach), abs=0.2 * reach)
+            assert ends == pytest.approx(
+                (values_R.mean() - reach, values_R.mean() + reach), abs=0.2 * reach
+            )
     assert [math.isnan(value) for value in table["excess"]] == [True, False, True, False, True]
     # the spread of the rows themselves is not in a paired difference
-    assert table["delta_high"][1] - table["delta_low"][1] < 0.1 * (table["loss_high"][1] - table["loss_low"][1])
+    assert table["delta_high"][1] - table["delta_low"][1] < 0.1 * (
+        table["loss_high"][1] - table["loss_low"][1]
+    )
 
 
 def test_few_rows_have_no_interval() -> None:
@@ -216,7 +258,9 @@ def test_few_rows_have_no_interval() -> None:
 def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
     (tmp_path / "held.txt").write_text(TEXT * 10)
     loaded = tiny_loaded(1) if family == "diffusion" else tiny_llama()
-    settings = CurveSettings(ks=(3, 1), rows=4, length=20, heldout=str(tmp_path / "held.txt"), draws=2, batch=3)
+    settings = CurveSettings(
+        ks=(3, 1), rows=4, length=20, heldout=str(tmp_path / "held.txt"), draws=2, batch=3
+    )
     settings = replace(settings, edits=("window_attention:radius=4",))
     said: list[str] = []
     path = masking_curve(loaded, tmp_path / "run", settings, progress=said.append)
@@ -237,12 +281,17 @@ def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
     for _, cell in table.iterrows():
         assert means[cell["k"], cell["control"]] == pytest.approx(cell["loss"])
     cells = table.set_index(["k", "control"])
-    assert cells.loc[3, "top"][["columns", "matched"]].tolist() == pytest.approx([3, math.nan], nan_ok=True)
+    assert cells.loc[3, "top"][["columns", "matched"]].tolist() == pytest.approx(
+        [3, math.nan], nan_ok=True
+    )
     assert cells.loc[(0, "none"), ["columns", "held", "removed"]].tolist() == [0, 0, 0]
     assert cells.loc[0, "window_attention:radius=4"]["removed"] > 0
     # one draws for every row what holds as much as the other, in the same heads
     matched, equal = cells.loc[1, "matched"], cells.loc[1, "equal_mass"]
-    assert matched["matched"] == pytest.approx(equal["matched"], abs=1e-6) and 0 < equal["matched"] <= 1
+    assert (
+        matched["matched"] == pytest.approx(equal["matched"], abs=1e-6)
+        and 0 < equal["matched"] <= 1
+    )
     assert equal["held"] == pytest.approx(matched["held"], rel=0.1)
     assert matched["excess"] == pytest.approx(matched["delta"] - equal["delta"])
     seen = run.table("phenomenon")
@@ -254,12 +303,18 @@ def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
     first = row_losses(loaded, held, edits=[MaskSinks(k=3)], batch=3).mean().item()
     loss = float(means[3, "top"])
     # noise changes with the draw; a causal model without random columns has none
-    assert loss == pytest.approx(first, rel=1e-6) if family == "autoregressive" else abs(loss - first) > 1e-4
+    assert (
+        loss == pytest.approx(first, rel=1e-6)
+        if family == "autoregressive"
+        else abs(loss - first) > 1e-4
+    )
     with pytest.raises(ValueError, match="A run folder is written once"):
         masking_curve(loaded, path, settings)
     # twins see the same rows under the same noise: theirs is what a run of their own gives
     for kind, make in UNTRAINED.items():
-        alone = open_run(masking_curve(make(loaded, 0), tmp_path / kind, replace(settings, twin=False)))
+        alone = open_run(
+            masking_curve(make(loaded, 0), tmp_path / kind, replace(settings, twin=False))
+        )
         assert "twins" not in alone.tables
         for name in ("curve", "curve_rows", "phenomenon", "grown"):
             assert alone.table(name).equals(run.table(f"{name}-{kind}"))
@@ -271,7 +326,12 @@ def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
 def test_a_rule_that_no_key_passes_is_a_dose_of_zero_and_said_to_be_one(tmp_path: Path) -> None:
     (tmp_path / "held.txt").write_text(TEXT * 10)
     settings = CurveSettings(
-        ks=(1,), rows=8, length=16, heldout=str(tmp_path / "held.txt"), sink_rule="excess:epsilon=15", batch=6
+        ks=(1,),
+        rows=8,
+        length=16,
+        heldout=str(tmp_path / "held.txt"),
+        sink_rule="excess:epsilon=15",
+        batch=6,
     )
     run = open_run(masking_curve(tiny_loaded(), tmp_path / "run", settings))
     table = run.table("curve").set_index("control")
@@ -285,7 +345,9 @@ def test_a_rule_that_no_key_passes_is_a_dose_of_zero_and_said_to_be_one(tmp_path
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"controls must be one of .* but is 'randm'; did you mean 'random'"):
+    with pytest.raises(
+        ValueError, match=r"controls must be one of .* but is 'randm'; did you mean 'random'"
+    ):
         CurveSettings(controls=("randm",))
     with pytest.raises(ValueError, match="at least 0, but is -2"):
         CurveSettings(ks=(-2,))
@@ -294,17 +356,24 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs at least one of the controls"):
         CurveSettings(controls=())
     loaded = tiny_loaded(1)
-    with pytest.raises(ValueError, match="fit the context of tiny test model, 63 positions, got 65"):
+    with pytest.raises(
+        ValueError, match="fit the context of tiny test model, 63 positions, got 65"
+    ):
         masking_curve(loaded, tmp_path / "a", CurveSettings(ks=(1,), length=65))
     # 20 tokens and an added sink
     with pytest.raises(ValueError, match="of the 21 keys of a row, but k is 11; choose at most 10"):
         masking_curve(loaded, tmp_path / "a", CurveSettings(ks=(11,), length=20))
     with pytest.raises(ValueError, match="of the 21 keys of a row, but k is 21; choose at most 20"):
-        masking_curve(loaded, tmp_path / "a", CurveSettings(ks=(21,), length=20, controls=("sinks",)))
+        masking_curve(
+            loaded, tmp_path / "a", CurveSettings(ks=(21,), length=20, controls=("sinks",))
+        )
     with pytest.raises(ValueError, match="has no tokenizer files"):
         masking_curve(replace(loaded, tokenizer=None), tmp_path / "a")
     loaded = tiny_loaded()
     loaded.model.config.mask_token_id = None
-    with pytest.raises(ValueError, match="needs a model with a mask token, but tiny test model has mask_token_id None"):
+    with pytest.raises(
+        ValueError,
+        match="needs a model with a mask token, but tiny test model has mask_token_id None",
+    ):
         masking_curve(loaded, tmp_path / "a")
     assert not (tmp_path / "a").exists()

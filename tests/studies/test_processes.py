@@ -58,7 +58,9 @@ def test_two_processes_write_what_one_writes(settings: dict, tmp_path: Path) -> 
     done = launch(tmp_path, settings)
     assert done.returncode == 0, done.stderr
     stages = [line for line in done.stdout.splitlines() if "observation" in line]
-    assert 0 < len(set(stages)) == len(stages) <= 5, "one process speaks, of samples that nobody else has"
+    assert 0 < len(set(stages)) == len(stages) <= 5, (
+        "one process speaks, of samples that nobody else has"
+    )
     assert done.stdout.count(str(tmp_path / "run")) == 2
     study(tiny_loaded(1), tmp_path / "alone", StudySettings(**settings))
     run, alone = open_run(tmp_path / "run"), open_run(tmp_path / "alone")
@@ -74,7 +76,9 @@ def test_two_processes_write_what_one_writes(settings: dict, tmp_path: Path) -> 
         assert run.table(name).equals(alone.table(name)), name
     for part in alone.parts("attention"):
         for key, array in alone.arrays("attention", part=part).items():
-            assert np.array_equal(run.array("attention", key, part=part), array, equal_nan=array.dtype.kind == "f")
+            assert np.array_equal(
+                run.array("attention", key, part=part), array, equal_nan=array.dtype.kind == "f"
+            )
 
 
 def same_tables(run: Run, whole: Run) -> None:
@@ -89,16 +93,21 @@ def same_tables(run: Run, whole: Run) -> None:
 
 @pytest.mark.slow
 def test_a_run_of_two_goes_on_with_one_or_three_workers(settings: dict, tmp_path: Path) -> None:
-    """Whoever is there writes what is missing, without waiting for those who began; the seed is that of the run."""
+    """Whoever is there writes what is missing, without waiting for those who began; the seed is
+    that of the run.
+    """
     settings = {**settings, "heldout": "", "seed": None, "mask_sinks": (), "twin": False}
     study(tiny_loaded(1), tmp_path / "whole", StudySettings(**settings))
     whole = open_run(tmp_path / "whole")
     info = json.loads((tmp_path / "whole" / "run.json").read_text())
     for world in (1, 3):
-        # as if both had been killed: three of five samples are there, one of them is damaged, another one has no list
+        # as if both had been killed: three of five samples are there, one of them is damaged,
+        # another one has no list
         out = shutil.copytree(tmp_path / "whole", tmp_path / f"run-{world}")
         parts = {name: [0, 1, 3] for name in info["parts"]}
-        sums = {file: one for file, one in info["checksums"].items() if not re.search("-000[24]", file)}
+        sums = {
+            file: one for file, one in info["checksums"].items() if not re.search("-000[24]", file)
+        }
         text = json.dumps({**info, "parts": parts, "checksums": sums, "status": "running"})
         (out / "run.json").write_text(text)
         with open(out / "tokens-0001.parquet", "rb+") as file:
@@ -111,7 +120,9 @@ def test_a_run_of_two_goes_on_with_one_or_three_workers(settings: dict, tmp_path
         with ThreadPoolExecutor(world) as pool:
             how = {"resume": True, "progress": said.append}
             jobs = [
-                pool.submit(study, tiny_loaded(1), out, StudySettings(**settings), worker=worker, **how)
+                pool.submit(
+                    study, tiny_loaded(1), out, StudySettings(**settings), worker=worker, **how
+                )
                 for worker in workers
             ]
             assert [job.result() for job in jobs] == [out] * world
@@ -123,7 +134,9 @@ def test_a_run_of_two_goes_on_with_one_or_three_workers(settings: dict, tmp_path
         same_tables(open_run(out), whole)
 
 
-def test_workers_are_named_by_the_command_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_named_by_the_command_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert Processes.here() == Processes(0, 1)
     assert Processes.here("2/5") == Processes(2, 5, joins=True)
     monkeypatch.setenv("RANK", "1")
@@ -131,10 +144,14 @@ def test_workers_are_named_by_the_command_or_the_environment(monkeypatch: pytest
     second = Processes.here()
     assert second == Processes(1, 3, joins=True)
     assert not second.is_first
-    assert second.ordered([0, 1, 2, 3, 4, 7]) == [1, 4, 7, 0, 2, 3], "its own first, then those of the others"
+    assert second.ordered([0, 1, 2, 3, 4, 7]) == [1, 4, 7, 0, 2, 3], (
+        "its own first, then those of the others"
+    )
     assert Processes().ordered([2, 0, 1]) == [0, 1, 2]
     monkeypatch.setenv("RANK", "3")
-    with pytest.raises(ValueError, match="RANK must be a number below WORLD_SIZE, but they are '3' and '3'"):
+    with pytest.raises(
+        ValueError, match="RANK must be a number below WORLD_SIZE, but they are '3' and '3'"
+    ):
         Processes.here()
     for wrong in ("5/5", "1", "", "a/b", "-1/2", "1/2/3"):
         with pytest.raises(ValueError, match=r"--shard is i/n with i from 0 to n - 1"):
@@ -142,7 +159,13 @@ def test_workers_are_named_by_the_command_or_the_environment(monkeypatch: pytest
 
 
 QUICK = StudySettings(
-    prompts=("The sea",), new_tokens=3, block_length=None, mask_sinks=(), statistics=(), heldout="", twin=False
+    prompts=("The sea",),
+    new_tokens=3,
+    block_length=None,
+    mask_sinks=(),
+    statistics=(),
+    heldout="",
+    twin=False,
 )
 
 
@@ -152,21 +175,32 @@ def test_workers_come_into_a_folder_of_their_run_and_of_no_other(tmp_path: Path)
     worker = Processes.here("1/2")
     with pytest.raises(ValueError, match=r"holds notes.txt but no run.json"):
         study(tiny_loaded(), tmp_path / "notes", QUICK, worker=worker)
-    with pytest.raises(ValueError, match=r"notes is taken; choose another folder, or continue the run that is there"):
+    with pytest.raises(
+        ValueError,
+        match=r"notes is taken; choose another folder, or continue the run that is there",
+    ):
         study(tiny_loaded(), tmp_path / "notes", QUICK)
     study(tiny_loaded(), tmp_path / "run", QUICK, worker=Processes.here("0/2"))
     before = open_run(tmp_path / "run").info
     study(tiny_loaded(), tmp_path / "run", QUICK, worker=worker)
     assert open_run(tmp_path / "run").info == before
-    with pytest.raises(ValueError, match=r"only with the same settings: its settings\['new_tokens'\] is 3"):
+    with pytest.raises(
+        ValueError, match=r"only with the same settings: its settings\['new_tokens'\] is 3"
+    ):
         study(tiny_loaded(), tmp_path / "run", replace(QUICK, new_tokens=4), worker=worker)
-    with pytest.raises(ValueError, match=r"workers that share a run share its seed.*give one \(--seed\)"):
+    with pytest.raises(
+        ValueError, match=r"workers that share a run share its seed.*give one \(--seed\)"
+    ):
         study(tiny_loaded(), tmp_path / "drawn", replace(QUICK, seed=None), worker=worker)
     assert not (tmp_path / "drawn").exists()
 
 
-def test_units_are_done_once_and_those_of_the_dead_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One worker stops in the middle of a unit: the others do all the rest, and that one when it counts as gone."""
+def test_units_are_done_once_and_those_of_the_dead_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker stops in the middle of a unit: the others do all the rest, and that one when it
+    counts as gone.
+    """
     done, given, together = set[int](), list[tuple[int, int]](), threading.Barrier(3)
 
     class Clock:

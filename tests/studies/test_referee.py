@@ -1,4 +1,6 @@
-"""The referee: what rounding makes of margins and scores, in worlds with a known answer and on runs."""
+"""The referee: what rounding makes of margins and scores, in worlds with a known answer and on
+runs.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +56,9 @@ def test_noise_is_pooled_as_far_as_margins_are_alike() -> None:
 
 
 def world(draw: np.random.Generator, multiple: float, probes: int = 4) -> tuple[pd.DataFrame, int]:
-    """Margins of 12 texts with the noise that probes saw, and how many texts rounding of this size changed."""
+    """Margins of 12 texts with the noise that probes saw, and how many texts rounding of this size
+    changed.
+    """
     rows = np.repeat(np.arange(12), 20)
     margin, scale = draw.exponential(1.0, len(rows)), 0.02 * np.exp(draw.normal(0, 0.3, len(rows)))
     noise = np.sqrt(((draw.normal(size=(len(rows), probes)) * scale[:, None]) ** 2).mean(1))
@@ -65,7 +69,9 @@ def world(draw: np.random.Generator, multiple: float, probes: int = 4) -> tuple[
 
 @pytest.mark.slow
 def test_intervals_of_changed_texts_cover_what_happens() -> None:
-    """Sizes of rounding that vary between models as the noise says: 95 % intervals, told from margins alone."""
+    """Sizes of rounding that vary between models as the noise says: 95 % intervals, told from
+    margins alone.
+    """
     draw, told = np.random.default_rng(1), Noise("planted", np.log(2.0), 0.2, 60)
     inside, widths, changed = 0, [], []
     for _ in range(100):
@@ -75,20 +81,29 @@ def test_intervals_of_changed_texts_cover_what_happens() -> None:
         widths.append(high - low)
     assert 0.9 <= inside / 100 <= 0.995 and np.mean(widths) < 8
     assert abs(np.mean(changed)) < 0.4
-    larger = sum(world(draw, 12.0)[1] > counted(change_chances(world(draw, 2.0)[0], told, 4))[2] for _ in range(20))
+    larger = sum(
+        world(draw, 12.0)[1] > counted(change_chances(world(draw, 2.0)[0], told, 4))[2]
+        for _ in range(20)
+    )
     assert larger >= 18, "rounding six times as large is more than is foretold"
 
 
 def test_two_runs_that_differ_by_rounding_lie_within_the_swing() -> None:
-    """Items of any difficulty, each drawn anew in both runs: 95 % of the differences, or more, lie within."""
+    """Items of any difficulty, each drawn anew in both runs: 95 % of the differences, or more, lie
+    within.
+    """
     draw = np.random.default_rng(2)
     chances = draw.beta(2, 1, 1319)
     scores = (draw.random((2000, 2, 1319)) < chances).mean(2)
     within = [abs(one - other) <= swing(1319, redrawn(one, other)) for one, other in scores]
     assert np.mean(within) >= 0.95
     exact = float((2 * chances * (1 - chances)).mean())
-    assert np.mean(np.abs(np.subtract(*scores.T)) <= swing(1319, exact)) == pytest.approx(0.95, abs=0.02)
-    assert swing(1319, redrawn(0.775, 0.728)) == pytest.approx(0.0330, abs=1e-4), "the worked example of the docs"
+    assert np.mean(np.abs(np.subtract(*scores.T)) <= swing(1319, exact)) == pytest.approx(
+        0.95, abs=0.02
+    )
+    assert swing(1319, redrawn(0.775, 0.728)) == pytest.approx(0.0330, abs=1e-4), (
+        "the worked example of the docs"
+    )
 
 
 def test_what_was_not_measured_is_extrapolated() -> None:
@@ -96,30 +111,60 @@ def test_what_was_not_measured_is_extrapolated() -> None:
     assert {*kinds} == {"bfloat16.backend", "bfloat16.fast", "bfloat16.batch"}
     assert {*noise_between(CPU, CPU | {"dtype": "float32"})} == {"float32.bfloat16"}
     assert {*noise_between(CPU, CPU | {"device": "cuda"})} == {*kinds, "device"}
-    assert noise_between(CPU | {"device": "cuda"})["device"] == max(kinds.values(), key=lambda noise: noise.log)
+    assert noise_between(CPU | {"device": "cuda"})["device"] == max(
+        kinds.values(), key=lambda noise: noise.log
+    )
     assert {*noise_between({"dtype": "int4", "device": "cpu"})} == {"device"}
     known = known_noise()
-    assert known["float32.batch"].log < known["float32.float16"].log - 3 < known["float32.bfloat16"].log - 3
+    assert (
+        known["float32.batch"].log
+        < known["float32.float16"].log - 3
+        < known["float32.bfloat16"].log - 3
+    )
 
 
 def test_draws_of_likelihoods_change_what_is_near() -> None:
-    items = pd.DataFrame({"right": [1.0, 1.0], "logprobs": [[-1.0, -1.0], [-1.0, -9.0]], "stderrs": [[0.5, 0.5]] * 2})
+    items = pd.DataFrame(
+        {"right": [1.0, 1.0], "logprobs": [[-1.0, -1.0], [-1.0, -9.0]], "stderrs": [[0.5, 0.5]] * 2}
+    )
     assert draws_variance(items) == pytest.approx(0.25 / 4, abs=0.005)
 
 
-def benchmark(path: Path, rights: list[float], texts: list[str], more: Any = None, seed: int = 0, **model: Any) -> Path:
-    """A folder as `sinklab eval` leaves it, with these columns in place of those of written answers."""
-    about = {"name": "elsewhere", "family": "diffusion", "dtype": "float32", "device": "cuda", "weights_sha256": "0"}
-    with RunWriter(path, kind="benchmark", model=about | model, settings={"seed": seed}, seed=seed) as run:
-        columns = {"task": "gsm8k", "filter": "strict", "doc_id": range(len(rights)), "response": texts}
-        columns |= {"prompt": [f"question {number}" for number in range(len(rights))], "right": np.array(rights, float)}
+def benchmark(
+    path: Path, rights: list[float], texts: list[str], more: Any = None, seed: int = 0, **model: Any
+) -> Path:
+    """A folder as `sinklab eval` leaves it, with these columns in place of those of written
+    answers.
+    """
+    about = {
+        "name": "elsewhere",
+        "family": "diffusion",
+        "dtype": "float32",
+        "device": "cuda",
+        "weights_sha256": "0",
+    }
+    with RunWriter(
+        path, kind="benchmark", model=about | model, settings={"seed": seed}, seed=seed
+    ) as run:
+        columns = {
+            "task": "gsm8k",
+            "filter": "strict",
+            "doc_id": range(len(rights)),
+            "response": texts,
+        }
+        columns |= {
+            "prompt": [f"question {number}" for number in range(len(rights))],
+            "right": np.array(rights, float),
+        }
         columns |= {"answer": "", "target": "#### 7", "cut": 0}
         columns |= {"logprobs": [[]] * len(rights), "stderrs": [[]] * len(rights)}
         run.table("samples", pd.DataFrame(columns | (more or {})))
     return path
 
 
-@pytest.mark.parametrize(("lost", "word"), [(10, "cannot be told"), (62, "rounding cannot give this difference")])
+@pytest.mark.parametrize(
+    ("lost", "word"), [(10, "cannot be told"), (62, "rounding cannot give this difference")]
+)
 def test_two_runs_are_compared_in_pairs(tmp_path: Path, lost: int, word: str) -> None:
     rights = [1] * 155 + [0] * 45
     other = [0] * (lost + 4) + [1] * (151 - lost) + [1] * 4 + [0] * 41
@@ -129,37 +174,58 @@ def test_two_runs_are_compared_in_pairs(tmp_path: Path, lost: int, word: str) ->
     facts = open_run(out).table("verdict").iloc[0]
     assert (facts.scored, facts.gained, facts.lost, facts.apart) == (200, 4, lost + 4, 20)
     assert facts.difference == pytest.approx(-lost / 200) and facts.low < -lost / 200 < facts.high
-    assert facts.p == pytest.approx(scipy.stats.binomtest(4, lost + 8).pvalue) and facts.differ_in == "device"
+    assert (
+        facts.p == pytest.approx(scipy.stats.binomtest(4, lost + 8).pvalue)
+        and facts.differ_in == "device"
+    )
     said = Referee().sentences([open_run(out)])
     assert any(word in line for line in said), said
-    assert open_run(out).table("variance").set_index("part").loc["items", "variance"] == pytest.approx(
-        0.775 * 0.225 / 200
-    )
+    assert open_run(out).table("variance").set_index("part").loc[
+        "items", "variance"
+    ] == pytest.approx(0.775 * 0.225 / 200)
 
 
 def test_choices_are_compared_by_what_was_chosen(tmp_path: Path) -> None:
-    """Answers by likelihoods have no text; beside them stand written ones, which have no likelihoods."""
+    """Answers by likelihoods have no text; beside them stand written ones, which have no
+    likelihoods.
+    """
     more = {"task": ["arc", "arc", "gsm8k"], "logprobs": [[-1.0, -2.0], [-1.0, -2.0], []]}
     more |= {"stderrs": [[1.0, 1.0], [1.0, 1.0], []], "answer": ["a knife", "a fork", "7"]}
     runs = [benchmark(tmp_path / "one", [1, 1, 1], ["", "", "it is 7"], more)]
     more |= {"answer": ["a knife", "a spoon", "7"]}
     runs.append(benchmark(tmp_path / "two", [1, 0, 1], ["", "", "it is 7"], more))
-    out = open_run(Referee()(None, tmp_path / "out", RefereeSettings(runs=tuple(map(str, runs)), texts=0)))
-    assert out.table("verdict").iloc[0][["items", "apart", "scored", "lost"]].tolist() == [3, 1, 3, 1]
+    out = open_run(
+        Referee()(None, tmp_path / "out", RefereeSettings(runs=tuple(map(str, runs)), texts=0))
+    )
+    assert out.table("verdict").iloc[0][["items", "apart", "scored", "lost"]].tolist() == [
+        3,
+        1,
+        3,
+        1,
+    ]
     assert out.table("variance").set_index("part").loc["estimator draws", "variance"] > 0
 
 
 def test_items_that_are_not_scored_are_not_apart_by_the_seed(tmp_path: Path) -> None:
     rights = [[1, 0, 1, 0, np.nan, np.nan], [1, 0, 0, 0, np.nan, np.nan]]
-    runs = [benchmark(tmp_path / str(seed), right, ["a"] * 6, seed=seed) for seed, right in enumerate(rights)]
-    out = open_run(Referee()(None, tmp_path / "out", RefereeSettings(runs=tuple(map(str, runs)), texts=0)))
+    runs = [
+        benchmark(tmp_path / str(seed), right, ["a"] * 6, seed=seed)
+        for seed, right in enumerate(rights)
+    ]
+    out = open_run(
+        Referee()(None, tmp_path / "out", RefereeSettings(runs=tuple(map(str, runs)), texts=0))
+    )
     assert out.table("verdict").iloc[0]["differ_in"] == "seed"
-    assert out.table("variance").set_index("part").loc["seed", "variance"] == pytest.approx(0.25 / (2 * 4))
+    assert out.table("variance").set_index("part").loc["seed", "variance"] == pytest.approx(
+        0.25 / (2 * 4)
+    )
 
 
 @pytest.mark.parametrize("items", [16, 400])
 def test_few_texts_and_few_ties_do_not_say_that_rounding_changes_nothing(items: int) -> None:
-    """None of 16 texts, and no answer at 12 ties: of 400 items it may still be many, of those 16 none."""
+    """None of 16 texts, and no answer at 12 ties: of 400 items it may still be many, of those 16
+    none.
+    """
     found = pd.DataFrame({"row": range(16), "kind": "token", "margin": 9.0, "noise": 0.01})
     run: Any = SimpleNamespace(info=SimpleNamespace(model=CPU))
     plan: Any = SimpleNamespace(runs=[run], items=range(items))
@@ -171,20 +237,33 @@ def test_few_texts_and_few_ties_do_not_say_that_rounding_changes_nothing(items: 
 
 
 def test_a_share_of_an_answer_is_neither_right_nor_wrong(tmp_path: Path) -> None:
-    """A metric between 0 and 1 (F1, a probability) has no pairs of right and wrong, and no binomial variance."""
+    """A metric between 0 and 1 (F1, a probability) has no pairs of right and wrong, and no binomial
+    variance.
+    """
     shares = np.linspace(0.1, 0.8, 20)
-    runs = [benchmark(tmp_path / str(add), [*(shares + add), 1.0, 0.0], ["a"] * 22) for add in (0.0, 0.01)]
-    out = open_run(Referee()(None, tmp_path / "out", RefereeSettings(runs=tuple(map(str, runs)), texts=0)))
+    runs = [
+        benchmark(tmp_path / str(add), [*(shares + add), 1.0, 0.0], ["a"] * 22)
+        for add in (0.0, 0.01)
+    ]
+    out = open_run(
+        Referee()(None, tmp_path / "out", RefereeSettings(runs=tuple(map(str, runs)), texts=0))
+    )
     facts = out.table("verdict").iloc[0]
     assert (facts["items"], facts.scored, facts.gained, facts.difference) == (22, 2, 0, 0.0)
-    assert out.table("variance").set_index("part").loc["items", "variance"] == pytest.approx(0.25 / 2)
+    assert out.table("variance").set_index("part").loc["items", "variance"] == pytest.approx(
+        0.25 / 2
+    )
 
 
 @pytest.mark.slow
 def test_answers_are_written_again_as_long_as_they_were(tmp_path: Path) -> None:
-    """The length that a task asks for, or what a prompt leaves of the context, stands with each answer."""
+    """The length that a task asks for, or what a prompt leaves of the context, stands with each
+    answer.
+    """
     about = describe(load("tiny"))
-    one = benchmark(tmp_path / "one", [1, 1, 0], ["a"] * 3, {"new_tokens": [4, 3, 4], "cut": [0, 1, 0]}, **about)
+    one = benchmark(
+        tmp_path / "one", [1, 1, 0], ["a"] * 3, {"new_tokens": [4, 3, 4], "cut": [0, 1, 0]}, **about
+    )
     out = open_run(Referee()(None, tmp_path / "out", RefereeSettings(runs=(str(one),), forced=0)))
     found = out.table("margins")
     assert found[found["kind"] == "token"].groupby("row").size().tolist() == [4, 3, 4]
@@ -194,11 +273,15 @@ def test_answers_are_written_again_as_long_as_they_were(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_trace_is_judged_by_its_margins(tmp_path: Path) -> None:
-    lm, short = load("tiny"), StudySettings(prompts=("The sea", "It was a dark night"), new_tokens=6, statistics=())
+    lm, short = (
+        load("tiny"),
+        StudySettings(prompts=("The sea", "It was a dark night"), new_tokens=6, statistics=()),
+    )
     study(lm, tmp_path / "plain", short)
     asked = RefereeSettings(runs=(str(tmp_path / "plain"),), forced=4)
     out = Referee()(None, tmp_path / "out", asked)
-    # steps of a batch that is read once, and as often under jitter, and of one that goes on from near ties
+    # steps of a batch that is read once, and as often under jitter, and of one that goes on from
+    # near ties
     words, positions = "2 texts × 6 steps, and up to 4 near ties", 2 * (6 + (7 + 19) // 2 // 4)
     amount = Referee().amount(asked, None)
     assert amount == Amount(words, 6 * (1 + PROBES + 1), positions, lm.model.num_parameters(), 6)
@@ -210,8 +293,14 @@ def test_a_trace_is_judged_by_its_margins(tmp_path: Path) -> None:
     assert {*rounding["kind"]} == {"float32.backend", "float32.fast", "float32.batch"}
     assert (rounding["high"] == 0).all(), "float32 rounding changes none of these texts"
     said = " ".join(Referee().sentences([run]))
-    assert "12 choices in token" in said and "95 % interval 0 to 0" in said and "EXTRAPOLATED" not in said
-    again = Referee()(None, tmp_path / "both", RefereeSettings(runs=(str(tmp_path / "plain"),) * 2, texts=0))
+    assert (
+        "12 choices in token" in said
+        and "95 % interval 0 to 0" in said
+        and "EXTRAPOLATED" not in said
+    )
+    again = Referee()(
+        None, tmp_path / "both", RefereeSettings(runs=(str(tmp_path / "plain"),) * 2, texts=0)
+    )
     assert (
         "0 of 2 texts differ between the two runs, which differ in: nothing"
         in Referee().sentences([open_run(again)])[0]

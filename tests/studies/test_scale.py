@@ -1,4 +1,6 @@
-"""The runbook for one GPU at toy size: what is packed, planned and pruned, resumed after a kill, and said of seeds."""
+"""The runbook for one GPU at toy size: what is packed, planned and pruned, resumed after a kill,
+and said of seeds.
+"""
 
 import importlib.util
 import json
@@ -94,7 +96,10 @@ def toy(tmp_path):
 
 
 def speeds(tokens_per_second, start=20.0):
-    return {shape: {"tokens_per_second": tokens_per_second, "start": start} for shape in REAL.settings["shapes"]}
+    return {
+        shape: {"tokens_per_second": tokens_per_second, "start": start}
+        for shape in REAL.settings["shapes"]
+    }
 
 
 @pytest.mark.parametrize(
@@ -124,8 +129,12 @@ def test_the_plan_keeps_what_has_a_verdict_and_fits(speed, seeds, share):
 def test_runs_come_seed_by_seed_and_those_that_cannot_be_are_refused():
     runs = REAL.runs(runbook.planned(REAL, speeds(1.3e6), spent=0))
     assert [run.name for run in runs[:5]] == [
-        "variants-plain-0", "variants-sink-0", "variants-zero-0", "variants-gate-0", "variants-plain-1",
-    ]  # fmt: skip
+        "variants-plain-0",
+        "variants-sink-0",
+        "variants-zero-0",
+        "variants-gate-0",
+        "variants-plain-1",
+    ]
     assert [run.name for run in runs[24:26]] == ["twins-causal-0", "twins-diffusion-0"]
     with pytest.raises(ValueError, match=r"plan\.json is not there; run measure first"):
         REAL.plan()
@@ -149,12 +158,17 @@ def test_what_is_packed_says_what_it_is_and_must_travel(toy, monkeypatch, tmp_pa
     packed = json.loads((data / "packed.json").read_text())
     assert packed["texts"]["heldout"]["documents"] == packed["texts"]["train"]["documents"] == 1
     assert len(packed["sha256"]) >= 4
-    assert packed["bytes"] == sum(path.stat().st_size for path in data.rglob("*") if path.is_file()) - (
-        (data / "packed.json").stat().st_size
-    )
+    assert packed["bytes"] == sum(
+        path.stat().st_size for path in data.rglob("*") if path.is_file()
+    ) - ((data / "packed.json").stat().st_size)
     monkeypatch.setattr(runbook, "LARGEST", 100)
     with pytest.raises(ValueError, match=r"must fit .* MiB, but are"):
-        runbook.pack(toy, str(tmp_path / "text"), str(tmp_path / "text" / "heldout.txt"), str(data / "tokenizer"))
+        runbook.pack(
+            toy,
+            str(tmp_path / "text"),
+            str(tmp_path / "text" / "heldout.txt"),
+            str(data / "tokenizer"),
+        )
 
 
 PLAN = {"stages": {"variants": {"seeds": 1, "tokens": 2560}, "twins": {"seeds": 1, "tokens": 384}}}
@@ -181,7 +195,9 @@ sys.exit(runbook.main())
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_end(toy, tmp_path, monkeypatch):
+def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_end(
+    toy, tmp_path, monkeypatch
+):
     (toy.out / "plan.json").write_text(json.dumps(PLAN))
     run = toy.runs(PLAN)[1]
     standing = tmp_path / "standing.py"
@@ -207,10 +223,20 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_end(toy, 
 
 @pytest.mark.slow
 def test_the_commands_measure_train_and_report_and_leave_out_what_is_done(toy, capsys, monkeypatch):
-    command = [sys.executable, str(HERE / "runbook.py"), "--out", str(toy.out), "--settings", str(toy.file)]
+    command = [
+        sys.executable,
+        str(HERE / "runbook.py"),
+        "--out",
+        str(toy.out),
+        "--settings",
+        str(toy.file),
+    ]
     subprocess.run([*command, "measure"], check=True)
     plan = toy.plan()
-    assert plan["stages"]["variants"] == {"seeds": 6, "tokens": 384} and plan["stages"]["twins"]["seeds"] == 2
+    assert (
+        plan["stages"]["variants"] == {"seeds": 6, "tokens": 384}
+        and plan["stages"]["twins"]["seeds"] == 2
+    )
     assert toy.spent() > 0 and plan["speeds"]["10M"]["tokens_per_second"] > 0
     plan["stages"]["variants"]["seeds"] = 0
     plan["stages"]["twins"]["seeds"] = 1
@@ -222,10 +248,17 @@ def test_the_commands_measure_train_and_report_and_leave_out_what_is_done(toy, c
     assert [cell["k"] for cell in line["masking"]] == [0, *[1] * 4, *[2] * 4, *[4] * 4]
     assert all(0 < cell["removed"] < 1 for cell in line["masking"] if cell["control"] == "sinks")
     assert line["monitor"]["step"] == [0, 4, 6]
-    tokenizer = json.loads((toy.out / "runs" / "twins-diffusion-0" / "model" / "tokenizer_config.json").read_text())
-    assert tokenizer["bos_token"] and (toy.out / "runs" / "twins-diffusion-0" / "result.json").exists()
+    tokenizer = json.loads(
+        (toy.out / "runs" / "twins-diffusion-0" / "model" / "tokenizer_config.json").read_text()
+    )
+    assert (
+        tokenizer["bos_token"] and (toy.out / "runs" / "twins-diffusion-0" / "result.json").exists()
+    )
     assert toy.results()["twins-causal-0"] == made
-    assert runbook.train_all(toy, 300) == 0 and "every run of the plan is done" in capsys.readouterr().out
+    assert (
+        runbook.train_all(toy, 300) == 0
+        and "every run of the plan is done" in capsys.readouterr().out
+    )
     toy.note({"command": "train", "seconds": 10_000})
     assert toy.spent() > 10_000
 
@@ -250,12 +283,20 @@ def cells(costs, masses, matched=1.0):
     return found
 
 
-def finished(book, seeds, kinds=("plain", "sink", "zero", "gate"), gap=0.01, rate=0.5, stage="variants"):
+def finished(
+    book, seeds, kinds=("plain", "sink", "zero", "gate"), gap=0.01, rate=0.5, stage="variants"
+):
     """Lines of made-up runs: every kind after the first is worse by a gap."""
     noise = (0.001, -0.001, 0.002, -0.002, 0.0, 0.0)
     for seed in range(seeds):
         for number, kind in enumerate(kinds):
-            line = {"name": f"{stage}-{kind}-{seed}", "stage": stage, "kind": kind, "seed": seed, "tokens": 75_000_000}
+            line = {
+                "name": f"{stage}-{kind}-{seed}",
+                "stage": stage,
+                "kind": kind,
+                "seed": seed,
+                "tokens": 75_000_000,
+            }
             line |= {"loss": 4 + bool(number) * (gap + noise[seed]), "bits_per_byte": 1.8}
             rates = [0.0, rate + noise[seed] if number == 0 else 0.02]
             line["monitor"] = {"step": [0, 100], "main_first": rates, "first_share": rates}
@@ -271,7 +312,10 @@ def test_six_seeds_make_a_verdict_and_five_do_not(tmp_path):
     book = runbook.Runbook(tmp_path)
     finished(book, 5)
     text = answers.report(book)
-    assert "held-out loss, sink less plain: no verdict, since 5 of 6 seeds are complete (+0.0110, +0.0090" in text
+    assert (
+        "held-out loss, sink less plain: no verdict, since 5 of 6 seeds are complete (+0.0110, "
+        "+0.0090" in text
+    )
     # a sixth seed of which one kind is missing is not complete
     for kind in ("plain", "sink", "zero"):
         line = book.results()[f"variants-{kind}-4"]
@@ -294,16 +338,30 @@ def test_twins_are_contrasted_where_the_causal_one_has_its_sink(tmp_path):
     finished(book, 6, ("causal", "diffusion"), stage="twins")
     text = answers.report(book)
     assert "Gu's rate, diffusion less causal: less (-0.48" in text
-    assert "cost of hiding the 1 most attended keys, causal less diffusion: more (+0.1500 nats" in text
+    assert (
+        "cost of hiding the 1 most attended keys, causal less diffusion: more (+0.1500 nats" in text
+    )
     # at half of the attention the diffusion model pays 0.3, the causal one 0.2
-    assert "at equal removed attention (50 %, 50 %, 50 %, 50 %, 50 %, 50 %), causal less diffusion: less (-0.1" in text
-    assert "causal: the most attended key less keys that are no sinks and hold as much: cannot tell, since 0 %" in text
-    assert "diffusion: the most attended key less keys that are no sinks and hold as much: more (+0.025" in text
+    assert (
+        "at equal removed attention (50 %, 50 %, 50 %, 50 %, 50 %, 50 %), causal less diffusion: "
+        "less (-0.1" in text
+    )
+    assert (
+        "causal: the most attended key less keys that are no sinks and hold as much: cannot tell, "
+        "since 0 %" in text
+    )
+    assert (
+        "diffusion: the most attended key less keys that are no sinks and hold as much: more "
+        "(+0.025" in text
+    )
     book = runbook.Runbook(tmp_path / "without")
     book.out.mkdir()
     finished(book, 6, ("causal", "diffusion"), rate=0.03, stage="twins")
     text = answers.report(book)
-    assert "cannot tell: the precondition is not met, since the causal model's sink on the first token did not" in text
+    assert (
+        "cannot tell: the precondition is not met, since the causal model's sink on the first "
+        "token did not" in text
+    )
     assert "cost of hiding" not in text
 
 

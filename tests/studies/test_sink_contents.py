@@ -61,7 +61,11 @@ def test_samples_are_pairs_that_are_alike(run: Run) -> None:
         assert (wide[name]["sink"] == wide[name]["matched"]).all()
     assert (wide["heads"]["sink"] > 0).all() and (wide["heads"]["matched"] == 0).all()
     assert (wide["position"]["sink"] != wide["position"]["matched"]).all()
-    assert table.loc[table["place"] == "future", "token_now"].eq(tiny_loaded().model.config.mask_token_id).all()
+    assert (
+        table.loc[table["place"] == "future", "token_now"]
+        .eq(tiny_loaded().model.config.mask_token_id)
+        .all()
+    )
     assert (table[table["place"] == "prompt"].eval("token == token_now")).all()
     assert table.loc[table["step"] == 0, "progress"].eq(1).all()
     assert table.loc[table["step"] == 6, "progress"].eq(0.5).all()
@@ -88,7 +92,11 @@ def test_states_are_those_of_the_text(run: Run, layer: int) -> None:
             use_cache=False,
             is_causal=False,
             output_hidden_states=True,
-            **({"sink_prefix": prefix} if (prefix := loaded.model.sink_prefix(ids_1S.shape[1])) else {}),
+            **(
+                {"sink_prefix": prefix}
+                if (prefix := loaded.model.sink_prefix(ids_1S.shape[1]))
+                else {}
+            ),
             position_ids=torch.arange(ids_1S.shape[1])[None] + loaded.model.config.text_start,
         ).hidden_states
     # transformers norms the last of them
@@ -97,13 +105,17 @@ def test_states_are_those_of_the_text(run: Run, layer: int) -> None:
     table = run.table("samples", part=1)
     at = np.flatnonzero((table[table["layer"] == layer]["step"] == 6).to_numpy())
     with torch.inference_mode():
-        assert torch.allclose(norm(stored[at]), states[layer][0, rows["position"].tolist()], atol=1e-5)
+        assert torch.allclose(
+            norm(stored[at]), states[layer][0, rows["position"].tolist()], atol=1e-5
+        )
     final = [*encode(loaded, PROMPTS[1]).ids, *moments[-1].written]
     assert rows["token"].tolist() == [final[position] for position in rows["position"]]
 
 
 def test_what_is_written_and_what_comes_next_are_means_of_embeddings(run: Run) -> None:
-    embedding = tiny_loaded(run.info.model["sink_count"]).model.get_input_embeddings().weight.detach()
+    embedding = (
+        tiny_loaded(run.info.model["sink_count"]).model.get_input_embeddings().weight.detach()
+    )
     written = run.table("texts")["token_ids"][2].tolist()
     arrays = run.arrays("states", part=2)
     assert arrays["step_number"].tolist() == [0, 2, 4, 6, 8, 10]
@@ -124,21 +136,27 @@ def test_the_tables_cover_places_layers_and_measures(run: Run) -> None:
     # fewer than 8 texts in a place have no interval
     known = probes["texts"] >= 8
     assert known.any() and probes[known][["low", "high"]].notna().all(axis=None)
-    assert (probes[known]["low"] <= probes[known]["high"]).all() and probes[~known][["low", "high"]].isna().all(
-        axis=None
-    )
+    assert (probes[known]["low"] <= probes[known]["high"]).all() and probes[~known][
+        ["low", "high"]
+    ].isna().all(axis=None)
     # the embeddings of masks are all the same: nothing to read, exactly
     first = probes[(probes["place"] == "future") & (probes["layer"] == 0)]
     assert len(first) and first["value"].eq(0).all()
-    content = probes[probes["target"].isin(["committed", "next"]) & (probes["population"] != "difference")]
+    content = probes[
+        probes["target"].isin(["committed", "next"]) & (probes["population"] != "difference")
+    ]
     assert content["other_text"].notna().all()
     assert probes[probes["target"] == "progress"]["other_text"].isna().all()
 
 
 def test_the_lens_table_is_the_mean_of_the_samples(run: Run) -> None:
     samples, lens = run.table("samples"), run.table("lens")
-    part = samples[(samples["place"] == "future") & (samples["layer"] == 1) & (samples["population"] == "sink")]
-    row = lens.query("place == 'future' and layer == 1 and population == 'sink'").set_index("measure")["value"]
+    part = samples[
+        (samples["place"] == "future") & (samples["layer"] == 1) & (samples["population"] == "sink")
+    ]
+    row = lens.query("place == 'future' and layer == 1 and population == 'sink'").set_index(
+        "measure"
+    )["value"]
     for name in ("entropy", "kl", "log10_rank", "norm"):
         assert row[name] == pytest.approx(part[name].mean(), rel=1e-6)
     assert row["first"] == pytest.approx((part["log10_rank"] == 0).mean())
@@ -153,12 +171,18 @@ def test_an_added_sink_carries_a_constant(tmp_path: Path) -> None:
     assert added["spread"].eq(0).all() and added["norm"].gt(0).all()
     assert added["share"].between(0.001, 0.999).all()
     lens = run.table("lens")
-    assert lens[lens["measure"].eq("variation") & lens["place"].eq("committed")]["value"].gt(0.01).all()
+    assert (
+        lens[lens["measure"].eq("variation") & lens["place"].eq("committed")]["value"]
+        .gt(0.01)
+        .all()
+    )
 
 
 def test_a_sink_of_keys_and_values_has_no_states(tmp_path: Path) -> None:
     loaded = tiny_loaded(sink_kind="kv", sink_count=1)
-    added = open_run(sink_contents(loaded, tmp_path / "run", replace(SETTINGS, layers=(1,)))).table("added_sinks")
+    added = open_run(sink_contents(loaded, tmp_path / "run", replace(SETTINGS, layers=(1,)))).table(
+        "added_sinks"
+    )
     assert added["spread"].isna().all() and added["share"].gt(0).all()
 
 
@@ -172,7 +196,9 @@ def test_shifted_logits_are_read_where_they_predict(tmp_path: Path) -> None:
     last = samples["position"] == len(final) - 1
     assert samples[last]["probability"].isna().all()
     probability = lens.log_probabilities(lens.logits(states)).exp()
-    for row, (position, found) in enumerate(zip(samples["position"], samples["probability"], strict=True)):
+    for row, (position, found) in enumerate(
+        zip(samples["position"], samples["probability"], strict=True)
+    ):
         if position + 1 < len(final):
             assert found == pytest.approx(probability[row, final[position + 1]].item(), rel=1e-5)
 
@@ -194,36 +220,57 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(run: Run, tmp_path: Path)
     with pytest.raises(ValueError, match=re.escape("its settings['pairs'] is 2, and now it is 3")):
         sink_contents(tiny_loaded(), tmp_path / "run", replace(SETTINGS, pairs=3), resume=True)
     told.clear()
-    again = open_run(sink_contents(tiny_loaded(), tmp_path / "run", SETTINGS, progress=told.append, resume=True))
-    assert told == [f"writing text {n} of 8 and sampling states" for n in (4, 5, 6, 7, 8)] + ["reading the states"]
+    again = open_run(
+        sink_contents(tiny_loaded(), tmp_path / "run", SETTINGS, progress=told.append, resume=True)
+    )
+    assert told == [f"writing text {n} of 8 and sampling states" for n in (4, 5, 6, 7, 8)] + [
+        "reading the states"
+    ]
     for name in ("samples", "lens", "probes"):
         pd.testing.assert_frame_equal(again.table(name), run.table(name))
 
 
 @pytest.mark.slow
 def test_the_study_conforms() -> None:
-    small = replace(SETTINGS, prompts=PROMPTS[:3], new_tokens=4, block_length=2, layers=(1,), resamples=5)
+    small = replace(
+        SETTINGS, prompts=PROMPTS[:3], new_tokens=4, block_length=2, layers=(1,), resamples=5
+    )
     check_study(Probe(), tiny_loaded(1), small)
 
 
 @pytest.mark.slow
 def test_guided_writing_is_watched_in_its_first_forward(tmp_path: Path) -> None:
-    run = open_run(sink_contents(tiny_loaded(), tmp_path / "run", replace(SETTINGS, cfg_scale=0.5, layers=(0,))))
+    run = open_run(
+        sink_contents(
+            tiny_loaded(), tmp_path / "run", replace(SETTINGS, cfg_scale=0.5, layers=(0,))
+        )
+    )
     embedding = tiny_loaded().model.get_input_embeddings().weight.detach().numpy()
     samples = run.table("samples", part=0)
     prompt = samples[samples["place"] == "prompt"].index
     # the second forward has the prompt masked
     assert len(prompt)
-    assert np.allclose(run.array("states", "layer0", part=0)[prompt], embedding[samples["token_now"][prompt]])
+    assert np.allclose(
+        run.array("states", "layer0", part=0)[prompt], embedding[samples["token_now"][prompt]]
+    )
 
 
 @pytest.mark.slow
 def test_beginnings_come_from_a_corpus(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT * 20)
-    settings = replace(SETTINGS, prompts=(), heldout=str(tmp_path / "text.txt"), rows=4, prompt_tokens=5, layers=(1,))
+    settings = replace(
+        SETTINGS,
+        prompts=(),
+        heldout=str(tmp_path / "text.txt"),
+        rows=4,
+        prompt_tokens=5,
+        layers=(1,),
+    )
     texts = open_run(sink_contents(tiny_loaded(), tmp_path / "run", settings)).table("texts")
     assert len(texts) == 4 and texts["prompt"].nunique() > 1
-    bare = open_run(sink_contents(tiny_loaded(), tmp_path / "bare", replace(settings, prompt_tokens=0)))
+    bare = open_run(
+        sink_contents(tiny_loaded(), tmp_path / "bare", replace(settings, prompt_tokens=0))
+    )
     assert set(bare.table("looks")["place"]) == {"block", "future", "committed"}
     # at the first step nothing is written, so nothing is the most frequent token
     begun = bare.table("samples").query("step == 0")
@@ -231,7 +278,11 @@ def test_beginnings_come_from_a_corpus(tmp_path: Path) -> None:
 
 
 def test_no_sinks_give_no_tables_and_no_error(tmp_path: Path) -> None:
-    run = open_run(sink_contents(tiny_loaded(), tmp_path / "run", replace(SETTINGS, choose="excess", epsilon=1000.0)))
+    run = open_run(
+        sink_contents(
+            tiny_loaded(), tmp_path / "run", replace(SETTINGS, choose="excess", epsilon=1000.0)
+        )
+    )
     assert set(run.tables) == {"looks", "texts"}
     assert run.table("looks")["sinks"].eq(0).all()
 
@@ -243,7 +294,9 @@ def test_sampling_does_not_change_what_is_written() -> None:
     assert kept.final_S[kept.open_S].tolist() == list(task.moments())[-1].written.tolist()
 
 
-@pytest.mark.parametrize("changes", [{}, {"logit_shift": True}, {"sink_kind": "token", "sink_count": 1}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"logit_shift": True}, {"sink_kind": "token", "sink_count": 1}]
+)
 def test_on_what_it_wrote_itself_a_model_is_sampled_as_it_was(changes: dict) -> None:
     loaded = tiny_loaded(**changes)
     task = Task(loaded, encode(loaded, PROMPTS[0]), SETTINGS, 3)
@@ -261,16 +314,25 @@ def test_untrained_twins_read_the_texts_of_the_run(run: Run, tmp_path: Path) -> 
     if run.info.model["sink_count"]:
         return
     told: list[str] = []
-    path = sink_contents(tiny_loaded(), tmp_path / "run", replace(SETTINGS, twin=True), progress=told.append)
+    path = sink_contents(
+        tiny_loaded(), tmp_path / "run", replace(SETTINGS, twin=True), progress=told.append
+    )
     done = open_run(path)
     assert done.table("twins")["made"].all() and told.count("reading the states") == 3
     for kind in ("initialised", "permuted"):
         looks = done.table(f"looks-{kind}")
-        assert looks.drop(columns=["sinks", "pairs"]).equals(run.table("looks").drop(columns=["sinks", "pairs"]))
-        mine, theirs = (done.table(name).query("population == 'sink'") for name in ("samples", f"samples-{kind}"))
+        assert looks.drop(columns=["sinks", "pairs"]).equals(
+            run.table("looks").drop(columns=["sinks", "pairs"])
+        )
+        mine, theirs = (
+            done.table(name).query("population == 'sink'")
+            for name in ("samples", f"samples-{kind}")
+        )
         written = {(row.text, row.position): row.token for row in mine.itertuples()}
         both = [row for row in theirs.itertuples() if (row.text, row.position) in written]
-        assert both and all(row.token == written[row.text, row.position] for row in both), "the texts are the run's"
+        assert both and all(row.token == written[row.text, row.position] for row in both), (
+            "the texts are the run's"
+        )
         assert set(done.table(f"probes-{kind}")["target"]) == set(TARGETS)
         assert not done.table(f"lens-{kind}")["value"].equals(done.table("lens")["value"])
     assert "No untrained control" not in " ".join(contents_sentences([done]))
@@ -281,20 +343,31 @@ def test_what_a_control_shows_stands_beside_it(tmp_path: Path) -> None:
     """Four differences, two of them told; of the control's four one is."""
     targets, names = ["token", "block", "next", "position"], ("probes", "probes-permuted")
     values = dict(zip(names, ([0.5, -0.4, 0.01, 0.02], [-0.2, -0.1, 0.01, 0.02]), strict=True))
-    with RunWriter(tmp_path, kind="contents", model={"name": "x"}, settings=vars(SETTINGS), seed=0) as writer:
+    with RunWriter(
+        tmp_path, kind="contents", model={"name": "x"}, settings=vars(SETTINGS), seed=0
+    ) as writer:
         looks = {"place": ["future"], "sinks": [1], "positions": [10], "pairs": [1]}
         writer.table("looks", pd.DataFrame(looks))
         writer.table("texts", pd.DataFrame({"text": [0]}))
         writer.table("lens", pd.DataFrame({"place": ["future"]}))
         writer.table("twins", pd.DataFrame({"twin": ["permuted"], "made": [True], "why": [""]}))
         for name in names:
-            rows = pd.DataFrame({"place": "future", "population": "difference", "target": targets, "layer": 1})
+            rows = pd.DataFrame(
+                {"place": "future", "population": "difference", "target": targets, "layer": 1}
+            )
             value = np.array(values[name])
             writer.table(name, rows.assign(value=value, low=value - 0.15, high=value + 0.15))
-    said = next(line for line in contents_sentences([open_run(tmp_path)]) if line.startswith("future"))
-    assert "(chance gives about 0) (shuffled weights 1 of 4); the largest is token at layer 1, +0.50 " in said
+    said = next(
+        line for line in contents_sentences([open_run(tmp_path)]) if line.startswith("future")
+    )
+    assert (
+        "(chance gives about 0) (shuffled weights 1 of 4); the largest is token at layer 1, +0.50 "
+        in said
+    )
     assert "[+0.35, +0.65] (shuffled weights -0.20); " in said
-    assert said.endswith("the lowest is block at layer 1, -0.40 [-0.55, -0.25] (shuffled weights -0.10).")
+    assert said.endswith(
+        "the lowest is block at layer 1, -0.40 [-0.55, -0.25] (shuffled weights -0.10)."
+    )
 
 
 @pytest.mark.parametrize(
@@ -315,21 +388,34 @@ def test_settings_that_make_no_sense(changes: dict, message: str) -> None:
     [
         ({"choose": "exces"}, "did you mean 'excess'?"),
         ({"cache": "dual"}, "but cache=dual computes some of them; decode without a cache"),
-        ({"layers": (3,)}, "layers are numbers from 0 to 2, which leaves the last layer, but 3 is not"),
-        ({"folds": 9}, "9 folds need as many texts, but there are 8; give more prompts or fewer folds"),
+        (
+            {"layers": (3,)},
+            "layers are numbers from 0 to 2, which leaves the last layer, but 3 is not",
+        ),
+        (
+            {"folds": 9},
+            "9 folds need as many texts, but there are 8; give more prompts or fewer folds",
+        ),
         ({"prompts": (), "chat": True}, "the beginnings come from a corpus; give prompts"),
-        ({"prompts": (), "rows": 10**6}, "beginnings of 32 tokens, but rows=1000000 are to be written"),
+        (
+            {"prompts": (), "rows": 10**6},
+            "beginnings of 32 tokens, but rows=1000000 are to be written",
+        ),
         ({"new_tokens": 100}, "100"),
     ],
 )
-def test_what_cannot_be_is_refused_before_a_folder_is_taken(tmp_path: Path, changes: dict, message: str) -> None:
+def test_what_cannot_be_is_refused_before_a_folder_is_taken(
+    tmp_path: Path, changes: dict, message: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         sink_contents(tiny_loaded(), tmp_path / "run", replace(SETTINGS, **changes))
     assert not (tmp_path / "run").exists()
 
 
 def test_an_autoregressive_model_has_no_future(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="tiny llama is autoregressive: it has no positions that are still to come"):
+    with pytest.raises(
+        ValueError, match="tiny llama is autoregressive: it has no positions that are still to come"
+    ):
         sink_contents(tiny_llama(), tmp_path / "run", SETTINGS)
 
 

@@ -1,4 +1,6 @@
-"""The study of SmolLM2 at toy size: longer stages go on from adapters, and blocked or kept keys are what they claim."""
+"""The study of SmolLM2 at toy size: longer stages go on from adapters, and blocked or kept keys are
+what they claim.
+"""
 
 import importlib.util
 import sys
@@ -44,14 +46,28 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The study with a tiny parent, text of seconds, and stages of 2, 2 and 2 steps."""
     corpus = uneven_documents(tmp_path)
     out = tmp_path / "parent"
-    tiny = {"length": 16, "heldout_rows": 4, "lora_rank": 2, "save_every": 1, "eval_every": 2, "log_every": 1}
-    parent = tiny_settings(corpus, heads=4, steps=2, heldout_rows=4, objective="autoregressive", out=str(out))
+    tiny = {
+        "length": 16,
+        "heldout_rows": 4,
+        "lora_rank": 2,
+        "save_every": 1,
+        "eval_every": 2,
+        "log_every": 1,
+    }
+    parent = tiny_settings(
+        corpus, heads=4, steps=2, heldout_rows=4, objective="autoregressive", out=str(out)
+    )
     monkeypatch.setattr(study, "BASE", str(train(parent)))
     books = tmp_path / "books"
     books.mkdir()
-    for name in ("valid.jsonl", *(name.removesuffix(".gz") for files in study.FILES.values() for name in files)):
+    for name in (
+        "valid.jsonl",
+        *(name.removesuffix(".gz") for files in study.FILES.values() for name in files),
+    ):
         (books / name).write_bytes(corpus.read_bytes())
-    monkeypatch.setattr(study, "FILES", {True: ("train-00.jsonl",), False: ("train-02.jsonl", "train-03.jsonl")})
+    monkeypatch.setattr(
+        study, "FILES", {True: ("train-00.jsonl",), False: ("train-02.jsonl", "train-03.jsonl")}
+    )
     monkeypatch.setattr(study, "BOOKS", books)
     monkeypatch.setattr(study, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(study, "RESULTS", tmp_path / "results")
@@ -70,7 +86,9 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_longer_stage_goes_on_from_the_adapters_and_resumes(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_longer_stage_goes_on_from_the_adapters_and_resumes(
+    toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = study.train
 
     def interrupted(settings: Any, **how: Any) -> Any:
@@ -130,10 +148,15 @@ def test_kept_rows_of_a_causal_model_are_those_of_a_late_block(texts: torch.Tens
     kept = costs.kept_costs(model, texts, "causal", mask_id, anew)["loss"]
     assert kept["none"] == pytest.approx(anew["none"], abs=1e-4)
     # never for its own query: where the blocked key is a late one, its own row differs
-    early = [all(key < costs.LATE for (key,) in rows) for rows in zip(*anew["keys"]["1"]["blocked"], strict=True)]
+    early = [
+        all(key < costs.LATE for (key,) in rows)
+        for rows in zip(*anew["keys"]["1"]["blocked"], strict=True)
+    ]
     assert any(early)
     for row in (row for row, is_early in enumerate(early) if is_early):
-        assert kept["blocked"][row] == pytest.approx(anew["keys"]["1"]["loss"]["late"][row], abs=1e-4)
+        assert kept["blocked"][row] == pytest.approx(
+            anew["keys"]["1"]["loss"]["late"][row], abs=1e-4
+        )
     assert model.config.attention == "full"
 
 

@@ -1,4 +1,6 @@
-"""How strong a model's sinks are: the protocol of Gu et al. on tiny models, and on a real one (smollm2)."""
+"""How strong a model's sinks are: the protocol of Gu et al. on tiny models, and on a real one
+(smollm2).
+"""
 
 import json
 import os
@@ -15,7 +17,12 @@ from sinklab.lab.cli import main
 from sinklab.lab.records import open_run
 from sinklab.lab.reports.words import percent
 from sinklab.lab.studies.strength import Strength, StrengthSettings
-from sinklab.lab.studies.strength.figures import published, strength_figure, strength_sentences, strength_table
+from sinklab.lab.studies.strength.figures import (
+    published,
+    strength_figure,
+    strength_sentences,
+    strength_table,
+)
 from sinklab.lab.studies.strength.run import masked, natural_rows, sequences, text_ids
 from sinklab.lab.testing import check_study
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded
@@ -38,12 +45,19 @@ def settings(**changes: object) -> StrengthSettings:
 @pytest.mark.slow
 def test_the_study_conforms() -> None:
     check_study(Strength(), tiny_llama(), settings(inputs=("natural", "repeat")))
-    check_study(Strength(), tiny_loaded(1), settings(inputs=("natural",), starts=("raw",), ratios=(0, 0.5)))
+    check_study(
+        Strength(), tiny_loaded(1), settings(inputs=("natural",), starts=("raw",), ratios=(0, 0.5))
+    )
 
 
 def test_the_weights_are_those_of_the_attention_maps() -> None:
-    """Each head's map by transformers' eager attention: column means over the queries that may see the key."""
-    loaded, asked = tiny_llama(), settings(inputs=("natural", "random"), starts=("start",), twin=False)
+    """Each head's map by transformers' eager attention: column means over the queries that may see
+    the key.
+    """
+    loaded, asked = (
+        tiny_llama(),
+        settings(inputs=("natural", "random"), starts=("start",), twin=False),
+    )
     run = open_run(Strength()(loaded, "run", asked))
     table = run.table("strength").set_index(["input", "row", "layer", "head"]).sort_index()
     loaded.model.set_attn_implementation("eager")
@@ -73,7 +87,11 @@ def test_epsilon_alone_decides_what_is_strong() -> None:
     shares = []
     for epsilon in (0.05, 0.3, 0.9):
         asked = settings(epsilon=epsilon, inputs=("natural",), starts=("raw",), twin=False)
-        shares.append(open_run(Strength()(tiny_llama(), f"run-{epsilon}", asked)).table("summary").loc[0, "sink"])
+        shares.append(
+            open_run(Strength()(tiny_llama(), f"run-{epsilon}", asked))
+            .table("summary")
+            .loc[0, "sink"]
+        )
     assert 1 == shares[0] > shares[1] >= shares[2] == 0
 
 
@@ -104,7 +122,10 @@ def test_natural_rows_are_consecutive_and_end_with_their_document() -> None:
 def test_masks_are_nested_and_spare_the_start_token() -> None:
     loaded = tiny_loaded()
     ids_RT = sequences(loaded, settings(length=40), "random")
-    few, many = (masked(loaded, ids_RT, ratio, True, 0) == loaded.model.config.mask_token_id for ratio in (0.15, 0.9))
+    few, many = (
+        masked(loaded, ids_RT, ratio, True, 0) == loaded.model.config.mask_token_id
+        for ratio in (0.15, 0.9)
+    )
     assert (few.sum(1) == round(0.15 * 39)).all() and (many.sum(1) == round(0.9 * 39)).all()
     assert (few <= many).all() and not many[:, 0].any()
     assert masked(loaded, ids_RT, 0.0, True, 0) is ids_RT
@@ -112,7 +133,9 @@ def test_masks_are_nested_and_spare_the_start_token() -> None:
 
 def test_a_diffusion_model_is_read_at_every_ratio_and_added_sinks_are_places() -> None:
     loaded = tiny_loaded(1)
-    run = open_run(Strength()(loaded, "run", settings(ratios=(0, 0.5), starts=("raw",), epsilon=0.05)))
+    run = open_run(
+        Strength()(loaded, "run", settings(ratios=(0, 0.5), starts=("raw",), epsilon=0.05))
+    )
     summary = run.table("summary")
     assert summary[["input", "ratio"]].to_numpy().tolist() == [
         [name, ratio] for name in ("natural", "random", "repeat") for ratio in (0, 0.5)
@@ -120,13 +143,29 @@ def test_a_diffusion_model_is_read_at_every_ratio_and_added_sinks_are_places() -
     places = run.table("strength")
     assert places["at"].min() == -1 and (places.loc[places["at"] == -1, "token_id"] == -1).all()
     classes = run.table("classes")
-    assert "sink" in set(classes["class"]) and (classes.groupby(["input", "ratio"])["share"].sum().round(6) == 1).all()
+    assert (
+        "sink" in set(classes["class"])
+        and (classes.groupby(["input", "ratio"])["share"].sum().round(6) == 1).all()
+    )
     assert "masked" in strength_table(run)
 
 
 def test_the_command_writes_a_page_beside_published_numbers(capsys: pytest.CaptureFixture) -> None:
     model = str(save_tiny(Path("model"), 1))
-    words = ["strength", model, "--rows", "9", "--length", "12", "--texts", "held.txt", "--ratios", "0", "--out", "out"]
+    words = [
+        "strength",
+        model,
+        "--rows",
+        "9",
+        "--length",
+        "12",
+        "--texts",
+        "held.txt",
+        "--ratios",
+        "0",
+        "--out",
+        "out",
+    ]
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert "natural text (9 sequences): the first token is strong (over 0.3) in" in printed
@@ -141,8 +180,22 @@ def test_the_command_writes_a_page_beside_published_numbers(capsys: pytest.Captu
 
 
 def test_the_page_holds_both_readings_and_the_published_numbers_and_loads_nothing() -> None:
-    words = ["--rows", "9", "--length", "12", "--texts", "held.txt", "--ratios", "0", "0.5", "--figures"]
-    assert main(["strength", str(save_tiny(Path("model"), 1)), *words, "--no-twin", "--out", "out"]) == 0
+    words = [
+        "--rows",
+        "9",
+        "--length",
+        "12",
+        "--texts",
+        "held.txt",
+        "--ratios",
+        "0",
+        "0.5",
+        "--figures",
+    ]
+    assert (
+        main(["strength", str(save_tiny(Path("model"), 1)), *words, "--no-twin", "--out", "out"])
+        == 0
+    )
     page = Path("out/strength.html").read_text("utf-8")
     assert "script-src 'none'" in page and "default-src 'none'" in page and "<script" not in page
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", page)
@@ -155,7 +208,11 @@ def test_the_page_holds_both_readings_and_the_published_numbers_and_loads_nothin
         assert any(cell.startswith(f"{by_text} (") for cell in cells)
         assert percent(line["sink"]) in cells and percent(line["strongest"]) in cells
     for line in published().to_dict("records"):
-        assert line["name"] in cells and line["source"] in cells and f"{line['natural']:.1f} %" in cells
+        assert (
+            line["name"] in cells
+            and line["source"] in cells
+            and f"{line['natural']:.1f} %" in cells
+        )
     own = cells.index("this run")
     natural = summary[(summary["input"] == "natural") & (summary["ratio"] == 0)]["sink"].iloc[0]
     assert cells[own - 3] == percent(natural)
@@ -180,21 +237,32 @@ def test_a_loaded_model_answers() -> None:
 
 
 def test_the_page_on_masked_models_says_what_the_study_measured() -> None:
-    """The table of docs/masked_models.md, columns 2 to 4, is that of studies/smollm2_diffusion/points."""
+    """The table of docs/masked_models.md, columns 2 to 4, is that of
+    studies/smollm2_diffusion/points.
+    """
     root = Path(__file__).parents[2]
     page = (root / "docs" / "masked_models.md").read_text("utf-8").replace("**", "")
     head = "| masked | SmolLM2, causal |"
     rows = page[page.index(head) :].splitlines()[2:6]
-    cells = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:5]] for row in rows}
+    cells = {
+        row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:5]] for row in rows
+    }
     for place, name in enumerate(("parent", "lifted", "iii-0-500")):
-        points = json.loads((root / "studies" / "smollm2_diffusion" / "points" / f"{name}.json").read_text())
+        points = json.loads(
+            (root / "studies" / "smollm2_diffusion" / "points" / f"{name}.json").read_text()
+        )
         for ratio, one in points["strength"].items():
             share, strong = (100 * np.mean(one[key]) for key in ("strongest_share", "strong_heads"))
-            assert cells[f"{float(ratio):.0%}".replace("%", " %")][place] == f"{share:.1f} % ({strong:.1f} %)"
+            assert (
+                cells[f"{float(ratio):.0%}".replace("%", " %")][place]
+                == f"{share:.1f} % ({strong:.1f} %)"
+            )
 
 
 def books() -> Path:
-    shared = Path(os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared")
+    shared = Path(
+        os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
+    )
     path = shared / "data" / "books_pd" / "valid.jsonl.gz"
     if not path.is_file():
         pytest.skip(f"no books at {path}; set SINKLAB_SHARED")
@@ -204,19 +272,27 @@ def books() -> Path:
 @pytest.mark.slow
 @pytest.mark.smollm2
 def test_smollm2_has_the_sink_of_models_with_rotary_positions() -> None:
-    """One repeated token without a start token leaves nothing to choose: 0, as Gu et al. have it for such models.
+    """One repeated token without a start token leaves nothing to choose: 0, as Gu et al. have it
+    for such models.
 
-    With 100 rows of each, which take minutes on one thread: natural 77.4, by sequence 73.0, random 81.1, repeat 0.
+    With 100 rows of each, which take minutes on one thread: natural 77.4, by sequence 73.0, random
+    81.1, repeat 0.
     """
     pytest.importorskip("gguf")
     from tiny_gguf import smollm2
 
     lm, text = sinklab.load(smollm2()), str(books())
-    natural = lm.strength(text, inputs=("natural",), starts=("raw",), rows=50, twin=False).table("summary").loc[0]
+    natural = (
+        lm.strength(text, inputs=("natural",), starts=("raw",), rows=50, twin=False)
+        .table("summary")
+        .loc[0]
+    )
     assert natural["rows"] == 50
     assert 100 * natural["sink"] == pytest.approx(77.8, abs=3)
     assert 100 * natural["sink_by_text"] == pytest.approx(72.8, abs=3)
-    others = lm.strength(inputs=("random", "repeat"), starts=("raw",), rows=16, twin=False).table("summary")
+    others = lm.strength(inputs=("random", "repeat"), starts=("raw",), rows=16, twin=False).table(
+        "summary"
+    )
     random, repeat = others["sink"]
     assert 100 * random == pytest.approx(80.7, abs=5)
     assert repeat == 0 and others.loc[1, "sink_by_text"] == 0

@@ -34,23 +34,43 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> StudySettings:
 
 
 @pytest.mark.parametrize("sink", [0, 2])
-def test_a_study_writes_what_the_report_reads(settings: StudySettings, tmp_path: Path, sink: int) -> None:
+def test_a_study_writes_what_the_report_reads(
+    settings: StudySettings, tmp_path: Path, sink: int
+) -> None:
     loaded = tiny_loaded(sink, gate="elementwise")
     said: list[str] = []
     assert study(loaded, tmp_path / "run", settings, progress=said.append) == tmp_path / "run"
     run = open_run(tmp_path / "run")
     assert (run.info.kind, run.info.status, run.info.seed) == ("study", "complete", 0)
     model = run.info.model
-    assert (model["name"], model["family"], model["layers"], model["heads"]) == ("tiny test model", "diffusion", 2, 4)
-    assert (model["sink_kind"], model["sink_count"], model["sink_side"]) == ("token" if sink else "none", sink, "front")
+    assert (model["name"], model["family"], model["layers"], model["heads"]) == (
+        "tiny test model",
+        "diffusion",
+        2,
+        4,
+    )
+    assert (model["sink_kind"], model["sink_count"], model["sink_side"]) == (
+        "token" if sink else "none",
+        sink,
+        "front",
+    )
     assert (model["gate"], model["parameters"]) == ("elementwise", loaded.model.num_parameters())
     assert len(model["weights_sha256"]) == 64
     assert run.info.settings["prompts"] == list(PROMPTS)
     assert [text.split()[0] for text in said] == ["writing"] * 6 + ["scoring"]
-    assert said[:2] == ["writing sample 1 of 2 under observation", "writing sample 1 again with 1 sinks hidden"]
+    assert said[:2] == [
+        "writing sample 1 of 2 under observation",
+        "writing sample 1 again with 1 sinks hidden",
+    ]
 
     prompt = len(loaded.tokenizer(PROMPTS[0])["input_ids"])
-    assert run.parts("attention") == run.parts("tokens") == run.parts("steps") == run.parts("generations") == (0, 1)
+    assert (
+        run.parts("attention")
+        == run.parts("tokens")
+        == run.parts("steps")
+        == run.parts("generations")
+        == (0, 1)
+    )
     for sample, length in ((0, prompt + 10), (1, 10)):
         arrays = run.arrays("attention", part=sample)
         assert arrays["received"].shape == (5, 2, 4, sink + length)
@@ -95,7 +115,9 @@ def test_a_study_writes_what_the_report_reads(settings: StudySettings, tmp_path:
 
 def test_what_is_stored_is_what_a_trace_sees(settings: StudySettings, tmp_path: Path) -> None:
     loaded = tiny_loaded(1)
-    study(loaded, tmp_path / "run", replace(settings, prompts=PROMPTS[:1], heldout="", mask_sinks=()))
+    study(
+        loaded, tmp_path / "run", replace(settings, prompts=PROMPTS[:1], heldout="", mask_sinks=())
+    )
     run = open_run(tmp_path / "run")
     assert run.tables == ("tokens", "steps", "states", "massive_activations", "generations")
     tokens = run.table("tokens")
@@ -109,7 +131,9 @@ def test_what_is_stored_is_what_a_trace_sees(settings: StudySettings, tmp_path: 
     completion = run.table("generations")["completion"][0]
     batch = torch.tensor(loaded.tokenizer([PROMPTS[0]])["input_ids"])
     written = loaded.model.generate(batch, max_new_tokens=10, steps=5, block_length=5, seed=0)
-    assert completion == loaded.tokenizer.decode(written[0, batch.shape[1] :], skip_special_tokens=True)
+    assert completion == loaded.tokenizer.decode(
+        written[0, batch.shape[1] :], skip_special_tokens=True
+    )
 
 
 def test_the_seed_decides_what_is_written(settings: StudySettings, tmp_path: Path) -> None:
@@ -123,7 +147,9 @@ def test_the_seed_decides_what_is_written(settings: StudySettings, tmp_path: Pat
 
 
 def test_each_sample_has_a_seed_of_its_own(settings: StudySettings, tmp_path: Path) -> None:
-    warm = replace(settings, temperature=1.0, prompts=("The sea",) * 3, heldout="", mask_sinks=(), seed=None)
+    warm = replace(
+        settings, temperature=1.0, prompts=("The sea",) * 3, heldout="", mask_sinks=(), seed=None
+    )
     study(tiny_loaded(), tmp_path / "run", warm)
     run = open_run(tmp_path / "run")
     texts = run.table("generations")
@@ -132,7 +158,12 @@ def test_each_sample_has_a_seed_of_its_own(settings: StudySettings, tmp_path: Pa
     loaded = tiny_loaded()
     batch = torch.tensor(loaded.tokenizer(["The sea"])["input_ids"])
     again = loaded.model.generate(
-        batch, max_new_tokens=10, steps=5, block_length=5, temperature=1.0, seed=int(texts["seed"][1])
+        batch,
+        max_new_tokens=10,
+        steps=5,
+        block_length=5,
+        temperature=1.0,
+        seed=int(texts["seed"][1]),
     )
     assert texts["token_ids"][1].tolist() == again[0, batch.shape[1] :].tolist()
 
@@ -150,11 +181,17 @@ def test_each_sample_has_a_seed_of_its_own(settings: StudySettings, tmp_path: Pa
         ({"rule": "low_confidense"}, "did you mean 'low_confidence'"),
         ({"temperature": -1.0}, "temperature must be at least 0 and finite"),
         ({"heldout": "nowhere"}, "nowhere does not exist"),
-        ({"heldout_length": 100_000}, "heldout_length must be 1 to 63, the context of tiny test model, but is 100000"),
+        (
+            {"heldout_length": 100_000},
+            "heldout_length must be 1 to 63, the context of tiny test model, but is 100000",
+        ),
         ({"heldout_length": 0}, "heldout_length must be 1 to 63"),
         ({"heldout_rows": 0}, r"heldout_rows must be at least 1, but is 0; heldout=\"\" skips"),
         ({"ks": (0, 9)}, "9 does not fit 17 keys; choose 0 to 8"),
-        ({"mask_sinks": (40,)}, "fewer than all keys, but is to hide 40 of the .* keys of 'The old man' with 10 new"),
+        (
+            {"mask_sinks": (40,)},
+            "fewer than all keys, but is to hide 40 of the .* keys of 'The old man' with 10 new",
+        ),
         ({"mask_sinks": (0,)}, "mask_sinks hides at least 1"),
         ({"layers": (0, 2)}, "layers must be numbers from 0 to 1, -1 for the last, but 2 is not"),
         ({"heads": (-5,)}, "heads must be numbers from 0 to 3, -1 for the last, but -5 is not"),
@@ -162,7 +199,10 @@ def test_each_sample_has_a_seed_of_its_own(settings: StudySettings, tmp_path: Pa
         ({"maps": ("0:0:4",)}, "the head of maps must be numbers from 0 to 3"),
         ({"maps": ("10:0:0",)}, "maps are recorded of steps 0 to 9, but 10:0:0 names step 10"),
         ({"edits": ("mask_sink:k=1",)}, "did you mean 'mask_sinks'"),
-        ({"edits": ("mask_sinks:k=1",), "heldout": "text"}, "cannot be computed, because the run is written under"),
+        (
+            {"edits": ("mask_sinks:k=1",), "heldout": "text"},
+            "cannot be computed, because the run is written under",
+        ),
         ({"full_forward": True}, "full_forward is a choice for autoregressive models"),
         ({"chat": True}, "no known chat format"),
         (
@@ -180,17 +220,32 @@ def test_bad_settings_are_refused_before_a_folder_is_taken(
     assert not (tmp_path / "run").exists()
 
 
-def test_models_and_folders_that_do_not_fit_are_refused(settings: StudySettings, tmp_path: Path) -> None:
+def test_models_and_folders_that_do_not_fit_are_refused(
+    settings: StudySettings, tmp_path: Path
+) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"taken is taken; choose another folder, or continue the run that"):
+    with pytest.raises(
+        ValueError, match=r"taken is taken; choose another folder, or continue the run that"
+    ):
         study(tiny_loaded(), tmp_path / "taken", settings)
-    with pytest.raises(ValueError, match="a model with a mask token, but tiny test model has mask_token_id None"):
+    with pytest.raises(
+        ValueError, match="a model with a mask token, but tiny test model has mask_token_id None"
+    ):
         study(tiny_loaded(mask_token_id=None), tmp_path / "maskless", settings)
-    with pytest.raises(ValueError, match="no tokenizer files, so a prompt is token ids such as '5 17 3', but is 'The"):
+    with pytest.raises(
+        ValueError,
+        match="no tokenizer files, so a prompt is token ids such as '5 17 3', but is 'The",
+    ):
         study(replace(tiny_loaded(), tokenizer=None), tmp_path / "mute", settings)
-    with pytest.raises(ValueError, match="because the model has no tokenizer files; leave out heldout"):
-        study(replace(tiny_loaded(), tokenizer=None), tmp_path / "mute", replace(settings, prompts=("5 6",)))
+    with pytest.raises(
+        ValueError, match="because the model has no tokenizer files; leave out heldout"
+    ):
+        study(
+            replace(tiny_loaded(), tokenizer=None),
+            tmp_path / "mute",
+            replace(settings, prompts=("5 6",)),
+        )
     assert not (tmp_path / "mute").exists()
     assert not (tmp_path / "maskless").exists()
 
@@ -198,14 +253,19 @@ def test_models_and_folders_that_do_not_fit_are_refused(settings: StudySettings,
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"statistics": ("key_norms",)}, "unknown statistic 'key_norms'; known are .*; did you mean 'key_norm'"),
+        (
+            {"statistics": ("key_norms",)},
+            "unknown statistic 'key_norms'; known are .*; did you mean 'key_norm'",
+        ),
         ({"every": 0}, "every must be at least 1, but is 0"),
         ({"only_steps": (3, -1)}, "only_steps must be at least 0, but is -1"),
         ({"only_steps": (2,), "every": 2}, "every=2 and only_steps both choose the steps"),
         ({"maps": ("3:5",)}, "maps are written step:layer:head, such as 3:5:2, got '3:5'"),
     ],
 )
-def test_settings_that_fit_no_model_are_refused_as_they_are_made(change: dict, message: str) -> None:
+def test_settings_that_fit_no_model_are_refused_as_they_are_made(
+    change: dict, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         StudySettings(**change)
 
@@ -222,7 +282,9 @@ class Powered(Statistic):
         return (view.shared["received"] ** self.power).sum(-1)
 
 
-def test_a_statistic_with_options_has_the_label_of_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_statistic_with_options_has_the_label_of_the_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(statistics._classes, "powered", Powered)
     chosen = StudySettings(statistics=("powered:power=3", "powered:power=2"))
     assert chosen.statistics == ("received", "powered:power=3.0", "powered")

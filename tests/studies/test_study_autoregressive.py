@@ -1,4 +1,6 @@
-"""Autoregressive models on the same footing: one step is one new token, and all queries so far are read."""
+"""Autoregressive models on the same footing: one step is one new token, and all queries so far are
+read.
+"""
 
 import copy
 from dataclasses import replace
@@ -38,17 +40,24 @@ def test_each_step_records_all_queries_so_far(tmp_path: Path) -> None:
     loaded = tiny_llama()
     said: list[str] = []
     study(loaded, tmp_path / "run", QUICK, progress=said.append)
-    assert said == ["no held-out loss: it is defined for diffusion models", "writing sample 1 of 1 under observation"]
+    assert said == [
+        "no held-out loss: it is defined for diffusion models",
+        "writing sample 1 of 1 under observation",
+    ]
     run = open_run(tmp_path / "run")
     assert run.info.model["family"] == "autoregressive"
     assert "heldout" not in run.tables
     prompt = loaded.tokenizer(PROMPT)["input_ids"]
     text = [*prompt, *written(run)]
     with torch.no_grad():
-        greedy = loaded.model.generate(torch.tensor([prompt]), max_new_tokens=5, do_sample=False, pad_token_id=0)
+        greedy = loaded.model.generate(
+            torch.tensor([prompt]), max_new_tokens=5, do_sample=False, pad_token_id=0
+        )
     assert text == greedy[0].tolist()
 
-    arrays = {key: array.astype(np.float32) for key, array in run.arrays("attention", part=0).items()}
+    arrays = {
+        key: array.astype(np.float32) for key, array in run.arrays("attention", part=0).items()
+    }
     start = len(prompt)
     assert arrays["received"].shape == (5, 2, 4, start + 4)
     assert arrays["positions"].tolist() == [start + step for step in range(5)]
@@ -57,7 +66,9 @@ def test_each_step_records_all_queries_so_far(tmp_path: Path) -> None:
         maps = eager_maps(loaded, text[:keys])
         whole_LHQK = torch.stack(maps).numpy()
         last_LHK = whole_LHQK[:, :, -1]
-        assert np.allclose(arrays["received"][step][..., :keys], whole_LHQK.sum(-2), rtol=1e-3, atol=1e-3)
+        assert np.allclose(
+            arrays["received"][step][..., :keys], whole_LHQK.sum(-2), rtol=1e-3, atol=1e-3
+        )
         assert np.isnan(arrays["received"][step][..., keys:]).all()
         assert arrays["visible"][step][:keys].tolist() == list(range(keys, 0, -1))
         assert (arrays["last_row_main"][step] == last_LHK.argmax(-1)).all()
@@ -70,7 +81,9 @@ def test_each_step_records_all_queries_so_far(tmp_path: Path) -> None:
             assert np.isnan(arrays["row_entropy"][step][other]).all()
         entropy_LH = -(last_LHK * np.log(last_LHK)).sum(-1)
         assert np.allclose(arrays["row_entropy"][step][state], entropy_LH, atol=3e-3)
-        assert (arrays["output_norm"][step][state] <= arrays["noop_bound"][step][state] * 1.01).all()
+        assert (
+            arrays["output_norm"][step][state] <= arrays["noop_bound"][step][state] * 1.01
+        ).all()
         assert np.isfinite(arrays["value_norm"][step][:, :keys]).all()
         assert np.isfinite(arrays["key_norm"][step][:, :keys]).all()
 
@@ -79,7 +92,9 @@ def test_each_step_records_all_queries_so_far(tmp_path: Path) -> None:
     for window in range(windows):
         rows_LHQK = whole_LHQK[:, :, 8 * window : 8 * window + 8]
         seen = 8 * window + 1
-        assert np.allclose(arrays["window_received"][window][..., :seen], rows_LHQK.mean(-2)[..., :seen], atol=1e-3)
+        assert np.allclose(
+            arrays["window_received"][window][..., :seen], rows_LHQK.mean(-2)[..., :seen], atol=1e-3
+        )
         assert np.isnan(arrays["window_received"][window][..., seen:]).all()
 
     tokens = run.table("tokens")
@@ -100,19 +115,28 @@ def test_a_full_forward_records_column_sums(tmp_path: Path) -> None:
     assert written(full) == written(cached)
     text = [*loaded.tokenizer(PROMPT)["input_ids"], *written(full)]
     start = len(text) - 5
-    arrays = {key: array.astype(np.float32) for key, array in full.arrays("attention", part=0).items()}
+    arrays = {
+        key: array.astype(np.float32) for key, array in full.arrays("attention", part=0).items()
+    }
     for step in (0, 3):
         keys = start + step
         maps_LHQS = torch.stack(eager_maps(loaded, text[:keys])).numpy()
-        assert np.allclose(arrays["received"][step][..., :keys], maps_LHQS.sum(-2), rtol=2e-3, atol=2e-3)
+        assert np.allclose(
+            arrays["received"][step][..., :keys], maps_LHQS.sum(-2), rtol=2e-3, atol=2e-3
+        )
         assert arrays["visible"][step][:keys].tolist() == list(range(keys, 0, -1))
         prompt_LHK = maps_LHQS[:, :, :start].sum(-2)
-        # the strongest key by the mean weight of the prompt's queries that see it, of those that eight see
+        # the strongest key by the mean weight of the prompt's queries that see it, of those that
+        # eight see
         weight_LHK = prompt_LHK[..., : start - 7] / np.arange(start, 7, -1)
         assert (arrays["main_by_state"][step][2] == weight_LHK.argmax(-1)).all()
-        assert np.allclose(arrays["received_by_state"][step][2][..., :keys], prompt_LHK, rtol=2e-3, atol=2e-3)
+        assert np.allclose(
+            arrays["received_by_state"][step][2][..., :keys], prompt_LHK, rtol=2e-3, atol=2e-3
+        )
         if step:
-            assert (arrays["main_by_state"][step][1] == -1).all(), "three queries are too few to judge"
+            assert (arrays["main_by_state"][step][1] == -1).all(), (
+                "three queries are too few to judge"
+            )
         else:
             assert (arrays["main_by_state"][step][1] == -1).all()
 
@@ -122,7 +146,10 @@ def test_sampling_follows_the_seed_and_texts_may_end(tmp_path: Path) -> None:
     warm = replace(QUICK, prompts=(PROMPT, PROMPT), temperature=1.0, top_k=20, statistics=())
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         study(loaded, tmp_path / name, replace(warm, seed=seed))
-    texts = [[row.tolist() for row in open_run(tmp_path / name).table("generations")["token_ids"]] for name in "abc"]
+    texts = [
+        [row.tolist() for row in open_run(tmp_path / name).table("generations")["token_ids"]]
+        for name in "abc"
+    ]
     assert texts[0] == texts[1]
     assert texts[0] != texts[2]
     assert texts[0][0] != texts[0][1]
@@ -146,7 +173,9 @@ def test_an_empty_prompt_begins_with_the_beginning_of_text(tmp_path: Path) -> No
 def test_a_prompt_begins_as_the_tokenizer_begins_a_text(tmp_path: Path) -> None:
     loaded = tiny_llama()
     tokenizer = copy.deepcopy(loaded.tokenizer)
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[END])
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[END]
+    )
     begun = replace(loaded, tokenizer=tokenizer)
     assert encode(begun, PROMPT).ids == (END[1], *encode(loaded, PROMPT).ids)
     assert encode(replace(begun, family="diffusion"), PROMPT).ids == encode(loaded, PROMPT).ids
@@ -175,10 +204,14 @@ def test_sinks_are_hidden_from_the_last_token(tmp_path: Path) -> None:
 
 def test_a_text_that_ends_before_an_edit_acts_is_recorded_as_such(tmp_path: Path) -> None:
     loaded = tiny_llama()
-    plain = replace(QUICK, statistics=(), edits=("mask_positions:positions=0,steps=2+none",), mask_sinks=(2,))
+    plain = replace(
+        QUICK, statistics=(), edits=("mask_positions:positions=0,steps=2+none",), mask_sinks=(2,)
+    )
     study(loaded, tmp_path / "whole", replace(plain, truncate=True))
     whole = open_run(tmp_path / "whole")
-    assert whole.table("generations")["idle"].tolist() == ["", ""] and {*whole.table("truncated")["idle"]} == {""}
+    assert whole.table("generations")["idle"].tolist() == ["", ""] and {
+        *whole.table("truncated")["idle"]
+    } == {""}
     assert "recovery" not in whole.tables, "under other edits tokens are not scored"
     end = whole.table("generations")["token_ids"][0][0]
     study(loaded, tmp_path / "short", replace(plain, truncate=True, stop_ids=(int(end),)))
@@ -201,36 +234,55 @@ def test_a_clean_pass_reads_its_own_past(tmp_path: Path) -> None:
     assert removals["forward"].max() == 4
     assert run.table("steps")["step"].tolist() == [0, 1, 2, 3, 4]
     prompt = len(loaded.tokenizer(PROMPT)["input_ids"])
-    lengths = np.isfinite(run.array("attention", "received", part=0)[:, 0, 0].astype(np.float32)).sum(-1)
-    assert lengths.tolist() == [prompt + step for step in range(5)], "the clean pass left nothing in the cache"
+    lengths = np.isfinite(
+        run.array("attention", "received", part=0)[:, 0, 0].astype(np.float32)
+    ).sum(-1)
+    assert lengths.tolist() == [prompt + step for step in range(5)], (
+        "the clean pass left nothing in the cache"
+    )
     first = open_run(tmp_path / "full").table("removals")
     for table in (removals, first):
         assert (table["removed"] == 2).all()
-    at_start = [table[table["forward"] == 0]["keys"].map(sorted).tolist() for table in (removals, first)]
+    at_start = [
+        table[table["forward"] == 0]["keys"].map(sorted).tolist() for table in (removals, first)
+    ]
     assert at_start[0] == at_start[1]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rule": "random", "cache": "dual"}, "rule, cache can be set for diffusion models only; leave it out"),
+        (
+            {"rule": "random", "cache": "dual"},
+            "rule, cache can be set for diffusion models only; leave it out",
+        ),
         ({"heldout": "somewhere"}, "because it is defined for diffusion models; leave out heldout"),
         ({"new_tokens": 61}, "fit the model's context of 64 positions, got"),
         ({"new_tokens": -1}, "new_tokens must be at least 0, but is -1"),
         ({"temperature": -1.0}, "temperature must be at least 0 and finite"),
-        ({"mask_sinks": (20,)}, "is to hide 20 of the .* keys of 'The old man sat' at the first step"),
-        ({"edits": ("mask_sinks:k=5,control=random",)}, "control=random hides .* is to hide 10 of the"),
+        (
+            {"mask_sinks": (20,)},
+            "is to hide 20 of the .* keys of 'The old man sat' at the first step",
+        ),
+        (
+            {"edits": ("mask_sinks:k=5,control=random",)},
+            "control=random hides .* is to hide 10 of the",
+        ),
         ({"prompts": (TEXT,)}, "fit the model's context of 64"),
     ],
 )
-def test_what_an_autoregressive_model_cannot_do_is_refused(tmp_path: Path, change: dict, message: str) -> None:
+def test_what_an_autoregressive_model_cannot_do_is_refused(
+    tmp_path: Path, change: dict, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         study(tiny_llama(), tmp_path / "run", replace(QUICK, **change))
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_truncation_hides_the_sink_of_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncation_hides_the_sink_of_what_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = tiny_llama()
     prompt = "The old man sat by the sea, and the boy looked at the"
     study(loaded, tmp_path / "run", replace(QUICK, prompts=(prompt,), new_tokens=24, truncate=True))
@@ -248,12 +300,18 @@ def test_truncation_hides_the_sink_of_what_was_read(tmp_path: Path, monkeypatch:
     # one query sees all keys so far: an even share is one in so many
     expected = (np.nanmax(whole, -1) * read).reshape(-1).tolist()
     assert first["score_before"].tolist() == pytest.approx(expected, rel=2e-3)
-    assert facts["held"] == pytest.approx(whole[..., facts["start"] : facts["stop"]].sum(-1).mean(), rel=1e-2)
+    assert facts["held"] == pytest.approx(
+        whole[..., facts["start"] : facts["stop"]].sum(-1).mean(), rel=1e-2
+    )
     assert not table["main_after"].between(facts["start"], facts["stop"] - 1).any()
 
     assert rows["arm"].tolist() == ["sink", "control"]
     found, text = run.table("recovery"), [*loaded.tokenizer(prompt)["input_ids"], *written(run)]
-    assert found["position"].tolist() == [*range(read + 1, len(text))] == (found["step"] + read - 11).tolist()
+    assert (
+        found["position"].tolist()
+        == [*range(read + 1, len(text))]
+        == (found["step"] + read - 11).tolist()
+    )
     assert found["token_id"].tolist() == text[read + 1 :]
     for arm in ("", "_sink", "_control"):
         # queries since the cut do not see the stretch, those before it did
@@ -267,9 +325,15 @@ def test_truncation_hides_the_sink_of_what_was_read(tmp_path: Path, monkeypatch:
         assert found[f"logprob{arm}"].tolist() == pytest.approx(expected.tolist(), abs=1e-4), arm
 
     # what stands behind an end of text does not count
-    end = next(token for place, token in enumerate(text) if place > read + 1 and token not in text[read - 11 : place])
+    end = next(
+        token
+        for place, token in enumerate(text)
+        if place > read + 1 and token not in text[read - 11 : place]
+    )
     monkeypatch.setattr("sinklab.lab.studies.trace.truncation.stop_ids", lambda loaded: {end})
-    study(loaded, tmp_path / "ended", replace(QUICK, prompts=(prompt,), new_tokens=24, truncate=True))
+    study(
+        loaded, tmp_path / "ended", replace(QUICK, prompts=(prompt,), new_tokens=24, truncate=True)
+    )
     short = open_run(tmp_path / "ended")
     last = text.index(end, read - 11)
     assert short.table("recovery")["position"].tolist() == [*range(read + 1, last + 1)]

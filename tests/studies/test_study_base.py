@@ -1,4 +1,6 @@
-"""The base of all studies: conformance, settings in groups, names of folders, a plug-in and its command."""
+"""The base of all studies: conformance, settings in groups, names of folders, a plug-in and its
+command.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +78,12 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> Study:
 @pytest.mark.slow
 def test_the_studies_of_the_package_and_of_the_example_conform(lengths: Study) -> None:
     check_study(lengths, tiny_loaded())
-    check_study(Trace(), tiny_loaded(1), StudySettings(**QUICK, edits=("mask_sinks:k=2",), layers=(-1,)))
-    check_study(Curve(), tiny_loaded(), CurveSettings(ks=(1,), rows=2, length=16, heldout="held.txt"))
+    check_study(
+        Trace(), tiny_loaded(1), StudySettings(**QUICK, edits=("mask_sinks:k=2",), layers=(-1,))
+    )
+    check_study(
+        Curve(), tiny_loaded(), CurveSettings(ks=(1,), rows=2, length=16, heldout="held.txt")
+    )
 
 
 def test_a_suite_sees_a_study_that_does_not_conform() -> None:
@@ -114,12 +120,22 @@ def test_a_suite_sees_a_study_that_does_not_conform() -> None:
 
 def test_a_plugin_is_a_command(lengths: Study, capsys: pytest.CaptureFixture) -> None:
     model = str(save_tiny(Path("model")))
-    assert main(shlex.split(f"lengths --model {model} --plugin {EXAMPLE} --texts 'The sea' Sea --out out")) == 0
+    assert (
+        main(
+            shlex.split(
+                f"lengths --model {model} --plugin {EXAMPLE} --texts 'The sea' Sea --out out"
+            )
+        )
+        == 0
+    )
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("out: ")
     assert printed[1] == "run folder: out"
     assert open_run("out").info.settings == {"texts": ["The sea", "Sea"]}
-    assert main(shlex.split(f"lengths --model {model} --plugin={EXAMPLE} --reproduce out --out again")) == 0
+    assert (
+        main(shlex.split(f"lengths --model {model} --plugin={EXAMPLE} --reproduce out --out again"))
+        == 0
+    )
     assert open_run("again").table("lengths").equals(open_run("out").table("lengths"))
     assert main(shlex.split(f"lengths --plugin {EXAMPLE} --texts --out third")) == 2
     assert "texts must not be empty" in capsys.readouterr().err
@@ -137,7 +153,9 @@ def test_settings_in_groups_are_flat_in_a_run_folder_and_on_the_command_line() -
     assert list(leaves(Composed())) == list(record)
     assert from_record(Composed(), record) == Composed(texts=4)
     assert from_record(Composed(), {"rows": 2}).source == Source(2, 32)
-    with pytest.raises(ValueError, match="settings of Composed has no field 'text'; did you mean 'texts'"):
+    with pytest.raises(
+        ValueError, match="settings of Composed has no field 'text'; did you mean 'texts'"
+    ):
         from_record(Composed(), {"text": 3})
     given = typed(Composed())
     assert (given.texts, given.source.block_length, given.edits) == (3, 32, ("mask_sinks:k=2",))
@@ -150,7 +168,9 @@ def test_settings_in_groups_are_flat_in_a_run_folder_and_on_the_command_line() -
 def test_settings_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[type] = []
     whole = StudySettings.__post_init__
-    monkeypatch.setattr(StudySettings, "__post_init__", lambda self: (built.append(type(self)), whole(self))[1])
+    monkeypatch.setattr(
+        StudySettings, "__post_init__", lambda self: (built.append(type(self)), whole(self))[1]
+    )
     call = command("trace", Trace())
     defaults = call.__signature__.parameters["settings"].default
     built.clear()
@@ -160,16 +180,22 @@ def test_settings_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_runs_of_another_kind_and_two_runs_at_once_are_not_reproduced(tmp_path: Path) -> None:
     Toy()(tiny_loaded(), tmp_path / "toy")
-    with pytest.raises(ValueError, match=r"toy is of kind 'toy' and not 'study'; choose the command that wrote it"):
+    with pytest.raises(
+        ValueError, match=r"toy is of kind 'toy' and not 'study'; choose the command that wrote it"
+    ):
         Trace().settings_of(tmp_path / "toy")
     with pytest.raises(ValueError, match="sinklab trace --reproduce"):
         Mask().settings_of(tmp_path)
 
 
-def test_several_processes_need_a_study_that_is_sharded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_several_processes_need_a_study_that_is_sharded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="a toy is scored by one process, but several were started"):
+    with pytest.raises(
+        ValueError, match="a toy is scored by one process, but several were started"
+    ):
         Toy()(tiny_loaded(), tmp_path / "run")
 
 

@@ -16,7 +16,11 @@ from sinklab.lab.studies.trace.truncation import stretches, truncation_table
 from tiny_diffusion import tiny_loaded
 
 QUICK = StudySettings(
-    prompts=("The old man sat by", "The sea"), new_tokens=8, steps=4, block_length=None, statistics=()
+    prompts=("The old man sat by", "The sea"),
+    new_tokens=8,
+    steps=4,
+    block_length=None,
+    statistics=(),
 )
 
 
@@ -25,8 +29,15 @@ def received(run: Run, part: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("cfg_scale", [0.0, 1.0])
-def test_a_run_under_edits_is_watched_and_says_what_was_removed(tmp_path: Path, cfg_scale: float) -> None:
-    settings = replace(QUICK, edits=("mask_sinks:k=2", "mask_positions:positions=1"), cfg_scale=cfg_scale, heldout=None)
+def test_a_run_under_edits_is_watched_and_says_what_was_removed(
+    tmp_path: Path, cfg_scale: float
+) -> None:
+    settings = replace(
+        QUICK,
+        edits=("mask_sinks:k=2", "mask_positions:positions=1"),
+        cfg_scale=cfg_scale,
+        heldout=None,
+    )
     said: list[str] = []
     study(tiny_loaded(1), tmp_path / "run", settings, progress=said.append)
     assert said[0] == "no held-out loss: the run is written under edits"
@@ -34,9 +45,19 @@ def test_a_run_under_edits_is_watched_and_says_what_was_removed(tmp_path: Path, 
     assert run.info.settings["edits"] == ["mask_sinks:k=2", "mask_positions:positions=1"]
     assert run.parts("removals") == (0, 1)
     removals = run.table("removals")
-    assert {"sample", "forward", "edit", "layer", "head", "row", "removed", "mass", "realised", "overlap", "keys"} <= {
-        *removals.columns
-    }
+    assert {
+        "sample",
+        "forward",
+        "edit",
+        "layer",
+        "head",
+        "row",
+        "removed",
+        "mass",
+        "realised",
+        "overlap",
+        "keys",
+    } <= {*removals.columns}
     assert set(removals["edit"]) == {"mask_sinks", "mask_positions"}
     assert removals["sample"].unique().tolist() == [0, 1]
     per_step = 2 if cfg_scale else 1
@@ -45,7 +66,9 @@ def test_a_run_under_edits_is_watched_and_says_what_was_removed(tmp_path: Path, 
         mine = removals[(removals["sample"] == sample) & (removals["forward"] % per_step == 0)]
         assert (mine["forward"] // per_step).max() == 3
         for row in mine.itertuples():
-            assert (watched[row.forward // per_step, row.layer, row.head][list(row.keys)] == 0).all()
+            assert (
+                watched[row.forward // per_step, row.layer, row.head][list(row.keys)] == 0
+            ).all()
     assert (received(run)[:, :, :, 2] == 0).all(), "position 1 stands behind one sink column"
 
 
@@ -54,7 +77,9 @@ def test_the_same_text_as_with_mask_sinks_beside_it(tmp_path: Path) -> None:
     study(tiny_loaded(), tmp_path / "edited", replace(QUICK, edits=("mask_sinks:k=2",)))
     beside = open_run(tmp_path / "beside").table("generations")
     edited = open_run(tmp_path / "edited").table("generations")
-    assert beside[beside["masked_sinks"] == 2]["completion"].tolist() == edited["completion"].tolist()
+    assert (
+        beside[beside["masked_sinks"] == 2]["completion"].tolist() == edited["completion"].tolist()
+    )
     assert edited["edits"].tolist() == ["mask_sinks:k=2"] * 2
     assert edited["masked_sinks"].tolist() == [0, 0]
 
@@ -64,7 +89,9 @@ def test_a_clean_pass_chooses_before_each_step(tmp_path: Path) -> None:
     study(loaded, tmp_path / "run", replace(QUICK, edits=("mask_sinks:k=2,source=clean_pass",)))
     run = open_run(tmp_path / "run")
     removals = run.table("removals")
-    assert sorted(removals["forward"].unique()) == [0, 1, 2, 3], "the first step has its clean pass too"
+    assert sorted(removals["forward"].unique()) == [0, 1, 2, 3], (
+        "the first step has its clean pass too"
+    )
     study(loaded, tmp_path / "whole", QUICK)
     whole = received(open_run(tmp_path / "whole"))
     # the first step reads the same canvas in both runs: the two greatest keys are known
@@ -74,7 +101,9 @@ def test_a_clean_pass_chooses_before_each_step(tmp_path: Path) -> None:
 
 
 def test_random_columns_differ_between_samples_and_come_again(tmp_path: Path) -> None:
-    settings = replace(QUICK, prompts=("The sea",) * 2, edits=("mask_sinks:k=2,control=random,seed=4",))
+    settings = replace(
+        QUICK, prompts=("The sea",) * 2, edits=("mask_sinks:k=2,control=random,seed=4",)
+    )
     for name in "ab":
         study(tiny_loaded(), tmp_path / name, settings)
     one, other = (open_run(tmp_path / name).table("removals") for name in "ab")
@@ -95,7 +124,11 @@ def test_truncation_hides_where_the_sink_is_and_follows_the_heads(tmp_path: Path
     whole, hidden = received(run), slice(1 + facts["start"], 1 + facts["stop"])
     limit = 1 + 3 * (length - 1) / length
     drawn = np.where(whole[2] > limit, whole[2], 0).sum((0, 1))[1:]
-    assert hidden.start <= 1 + (drawn if drawn.any() else whole[2].sum((0, 1))[1:]).argmax() < hidden.stop
+    assert (
+        hidden.start
+        <= 1 + (drawn if drawn.any() else whole[2].sum((0, 1))[1:]).argmax()
+        < hidden.stop
+    )
     table = run.table("truncation", part=0)
     assert table["step"].unique().tolist() == [3, 4, 5]
     assert len(table) == 3 * 2 * 4
@@ -104,8 +137,12 @@ def test_truncation_hides_where_the_sink_is_and_follows_the_heads(tmp_path: Path
         before = whole[2, row.layer, row.head]
         assert row.main_before == before.argmax()
         assert row.score_before == pytest.approx(before.max(), rel=1e-3)
-        assert row.hidden_share_before == pytest.approx(before[hidden].sum() / before.sum(), rel=5e-3)
-        assert row.lost == (hidden.start <= row.main_before < hidden.stop and row.score_before > limit)
+        assert row.hidden_share_before == pytest.approx(
+            before[hidden].sum() / before.sum(), rel=5e-3
+        )
+        assert row.lost == (
+            hidden.start <= row.main_before < hidden.stop and row.score_before > limit
+        )
         assert not hidden.start <= row.main_after < hidden.stop
         assert row.recovered == (row.score_after > limit)
     assert table["hidden_share_before"].mean() == pytest.approx(facts["held"], rel=5e-3)
@@ -117,25 +154,33 @@ def test_truncation_hides_where_the_sink_is_and_follows_the_heads(tmp_path: Path
 
 
 def heads_that_read(length: int, **places: list[int]) -> np.ndarray:
-    """(1 layer, heads, keys) of four even shares, in each head at one position; the rest is spread."""
+    """(1 layer, heads, keys) of four even shares, in each head at one position; the rest is
+    spread.
+    """
     score_LHK = np.full((1, sum(map(len, places.values())), length), 0.5)
-    score_LHK[0, range(score_LHK.shape[1]), [place for some in places.values() for place in some]] = 4.5
+    score_LHK[
+        0, range(score_LHK.shape[1]), [place for some in places.values() for place in some]
+    ] = 4.5
     return score_LHK
 
 
 def test_the_control_is_as_much_text_with_few_sinks() -> None:
     written = np.arange(64) < 40
-    # 48 positions would be free, but most are masked, and 10 to 13 holds a sink of one head in eight
+    # 48 positions would be free, but most are masked, and 10 to 13 holds a sink of one head in
+    # eight
     score = heads_that_read(64, main=[20, 20, 20, 20, 21], others=[0, 5, 11])
     score[..., 30:34] *= 1.2
     sink, control = stretches(score, written)
     assert (sink.arm, sink.start, sink.stop, sink.sinks) == ("sink", 18, 22, 5 / 8)
-    assert (control.arm, control.sinks) == ("control", 1 / 8), "one in five of those is few, and more attention"
+    assert (control.arm, control.sinks) == ("control", 1 / 8), (
+        "one in five of those is few, and more attention"
+    )
     assert control.start in range(8, 12) or control.start in range(0, 3)
     only = stretches(heads_that_read(64, main=[20, 20, 20], others=[0, 5, 11]), written)[1]
     assert only.sinks == 0 and written[only.place].mean() >= 0.75
     assert sink.held == pytest.approx((score[0, :, 18:22].sum(-1) / score[0].sum(-1)).mean())
-    # where masks are all that is left, there is no control; and without any sink the most attended position is hidden
+    # where masks are all that is left, there is no control; and without any sink the most attended
+    # position is hidden
     assert len(stretches(score, np.isin(np.arange(64), range(18, 22)))) == 1
     flat = np.full((1, 2, 34), 0.5)
     flat[0, :, 1 + 16] = 1.5
@@ -156,12 +201,16 @@ def test_tokens_of_the_uncut_text_are_scored_with_either_stretch_hidden(
     def hidden(query: torch.Tensor, key: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         mask = torch.zeros(query.shape[-2], key.shape[-2])
         mask[:, column] = -torch.inf
-        return attend(query, key, args[0], attn_mask=mask, scale=options.get("scale"), enable_gqa=True)
+        return attend(
+            query, key, args[0], attn_mask=mask, scale=options.get("scale"), enable_gqa=True
+        )
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", hidden)
     tokens = run.table("tokens")
     for row in found.groupby("sample").sample(4, random_state=0).itertuples():
-        read = tokens[(tokens["sample"] == row.sample) & (tokens["step"] == row.step)].sort_values("position")
+        read = tokens[(tokens["sample"] == row.sample) & (tokens["step"] == row.step)].sort_values(
+            "position"
+        )
         assert read["state"].iloc[row.position] == "masked" and row.step >= 10
         ids = torch.tensor(read["token_id"].to_numpy())[None]
         for arm in ("", "sink", "control"):
@@ -171,17 +220,21 @@ def test_tokens_of_the_uncut_text_are_scored_with_either_stretch_hidden(
             with torch.no_grad():
                 logits = loaded.model(ids).logits[0, row.position]
             name = f"logprob_{arm}" if arm else "logprob"
-            assert getattr(row, name) == pytest.approx(logits.log_softmax(-1)[row.token_id].item(), abs=1e-4), name
+            assert getattr(row, name) == pytest.approx(
+                logits.log_softmax(-1)[row.token_id].item(), abs=1e-4
+            ), name
     assert (found["logprob"] - found["logprob_sink"]).abs().mean() > 0.01
     written = run.table("generations")["token_ids"]
     started = [len(loaded.tokenizer(prompt)["input_ids"]) for prompt in QUICK.prompts]
-    assert [written[row.sample][row.position - started[row.sample]] for row in found.itertuples()] == found[
-        "token_id"
-    ].tolist()
+    assert [
+        written[row.sample][row.position - started[row.sample]] for row in found.itertuples()
+    ] == found["token_id"].tolist()
 
 
 def test_a_head_that_loses_its_sink_is_seen_to_lose_it() -> None:
-    """One added sink column, eight positions of which a cache ran four as queries; positions 3 and 4 are hidden."""
+    """One added sink column, eight positions of which a cache ran four as queries; positions 3 and
+    4 are hidden.
+    """
     received_TLHK = np.full((3, 1, 2, 9), 0.1)
     received_TLHK[0, 0, 0, 5], received_TLHK[0, 0, 1, 0] = 3.2, 3.2
     received_TLHK[1:, ..., 4:6] = 0
@@ -200,7 +253,9 @@ def test_a_head_that_loses_its_sink_is_seen_to_lose_it() -> None:
     assert table["head"].tolist() == [1, 3, 1, 3]
     assert table["main_before"].tolist() == [5, 0, 5, 0]
     assert table["score_before"] == pytest.approx([6.4] * 4, rel=1e-3)
-    assert table["hidden_share_before"] == pytest.approx([3.3 / 4, 0.2 / 4, 3.3 / 4, 0.2 / 4], rel=1e-3)
+    assert table["hidden_share_before"] == pytest.approx(
+        [3.3 / 4, 0.2 / 4, 3.3 / 4, 0.2 / 4], rel=1e-3
+    )
     assert table["lost"].tolist() == [True, False, True, False]
     assert table["main_after"].tolist() == [2, 0, 7, 0]
     assert table["score_after"] == pytest.approx([3.0, 6.0, 5.0, 6.0], rel=1e-3)

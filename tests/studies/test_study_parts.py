@@ -1,4 +1,6 @@
-"""A study is written sample by sample: interrupted it is readable, and it resumes to what it would have been."""
+"""A study is written sample by sample: interrupted it is readable, and it resumes to what it would
+have been.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +50,9 @@ def same(one: Run, other: Run) -> bool:
         if not one.table(name).equals(other.table(name)):
             return False
     return all(
-        np.array_equal(array, other.array("attention", key, part=part), equal_nan=array.dtype.kind == "f")
+        np.array_equal(
+            array, other.array("attention", key, part=part), equal_nan=array.dtype.kind == "f"
+        )
         for part in one.parts("attention")
         for key, array in one.arrays("attention", part=part).items()
     )
@@ -108,14 +112,17 @@ def test_after_an_interruption_a_study_resumes_bit_for_bit(
     assert (tmp_path / "run" / "generations-0001.parquet").stat().st_mtime_ns == before
 
 
-def test_a_run_resumes_as_it_was_begun_or_not_at_all(settings: StudySettings, tmp_path: Path) -> None:
+def test_a_run_resumes_as_it_was_begun_or_not_at_all(
+    settings: StudySettings, tmp_path: Path
+) -> None:
     short = replace(settings, heldout="", seed=None)
     study(tiny_loaded(), tmp_path / "run", short, resume=True)
     seed = open_run(tmp_path / "run").info.seed
     study(tiny_loaded(), tmp_path / "run", short, resume=True)
     assert open_run(tmp_path / "run").info.seed == seed, "a drawn seed is taken up again"
     with pytest.raises(
-        ValueError, match=r"can be resumed only with the same settings: its settings\['new_tokens'\] is 6"
+        ValueError,
+        match=r"can be resumed only with the same settings: its settings\['new_tokens'\] is 6",
     ):
         study(tiny_loaded(), tmp_path / "run", replace(short, new_tokens=5), resume=True)
     with pytest.raises(ValueError, match=r"its model\['weights_sha256'\] is"):
@@ -148,7 +155,9 @@ def test_progress_counts_evaluations(settings: StudySettings, tmp_path: Path) ->
 
 def test_progress_shrinks_where_texts_end_early(settings: StudySettings, tmp_path: Path) -> None:
     heard = Heard()
-    quick = replace(settings, heldout="", mask_sinks=(), temperature=0.0, schedule="threshold", threshold=0.01)
+    quick = replace(
+        settings, heldout="", mask_sinks=(), temperature=0.0, schedule="threshold", threshold=0.01
+    )
     study(tiny_loaded(), tmp_path / "run", quick, progress=heard)
     steps = len(open_run(tmp_path / "run").table("steps"))
     assert steps < 18

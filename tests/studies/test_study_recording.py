@@ -18,7 +18,9 @@ from sinklab.lab.reports.runs import as_shown
 from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded, tiny_tokenizer
 
-QUICK = StudySettings(prompts=("The old man",), new_tokens=8, steps=4, block_length=4, statistics=("all",))
+QUICK = StudySettings(
+    prompts=("The old man",), new_tokens=8, steps=4, block_length=4, statistics=("all",)
+)
 
 
 class Dense:
@@ -33,7 +35,9 @@ class Dense:
             out = whole(query, key, value, *args, **kwargs)
             if query.shape[-2] == len(ids):
                 groups = query.shape[1] // key.shape[1]
-                scores = query.double() @ key.double().repeat_interleave(groups, 1).transpose(-1, -2)
+                scores = query.double() @ key.double().repeat_interleave(groups, 1).transpose(
+                    -1, -2
+                )
                 self.maps_LHQS.append((scores / query.shape[-1] ** 0.5).softmax(-1)[0])
                 self.norms_LHQ.append(out[0].norm(dim=-1))
             return out
@@ -60,7 +64,9 @@ def test_every_statistic_is_what_the_dense_maps_say(tmp_path: Path, sink: int, s
     loaded = tiny_loaded(sink, logit_shift=shift)
     study(loaded, tmp_path / "run", QUICK)
     run = open_run(tmp_path / "run")
-    arrays = {key: array.astype(np.float32) for key, array in run.arrays("attention", part=0).items()}
+    arrays = {
+        key: array.astype(np.float32) for key, array in run.arrays("attention", part=0).items()
+    }
     dims = run.dims("attention", part=0)
     assert dims["main_by_state"] == ("step", "state", "layer", "head")
     assert dims["received_by_state"] == ("step", "state", "layer", "head", "key")
@@ -77,10 +83,16 @@ def test_every_statistic_is_what_the_dense_maps_say(tmp_path: Path, sink: int, s
                 assert np.isnan(arrays["share_by_state"][step][state]).all()
                 continue
             column_LHK = map_LHQS[:, :, mine].sum(-2)
-            assert np.allclose(arrays["received_by_state"][step][state], column_LHK, rtol=2e-3, atol=2e-3)
-            best_LH = np.take_along_axis(column_LHK, arrays["main_by_state"][step][state][..., None].astype(int), -1)
+            assert np.allclose(
+                arrays["received_by_state"][step][state], column_LHK, rtol=2e-3, atol=2e-3
+            )
+            best_LH = np.take_along_axis(
+                column_LHK, arrays["main_by_state"][step][state][..., None].astype(int), -1
+            )
             assert np.allclose(best_LH[..., 0], column_LHK.max(-1), rtol=1e-4)
-            assert np.allclose(arrays["share_by_state"][step][state], column_LHK.max(-1) / mine.sum(), atol=1e-3)
+            assert np.allclose(
+                arrays["share_by_state"][step][state], column_LHK.max(-1) / mine.sum(), atol=1e-3
+            )
             rows_LHQ = map_LHQS[:, :, mine]
             entropy_LH = -(rows_LHQ * np.log(rows_LHQ)).sum(-1).mean(-1)
             assert np.allclose(arrays["row_entropy"][step][state], entropy_LH, rtol=2e-3, atol=2e-3)
@@ -109,21 +121,37 @@ def test_layers_heads_and_steps_can_be_chosen(tmp_path: Path) -> None:
     assert part.table("steps")["step"].tolist() == [0, 1, 2, 3]
     queries = part.table("steps")["queries"]
     assert queries.isna().tolist() == [False, True, False, False]
-    axes = {"received": (1, 2), "main_by_state": (2, 3), "row_entropy": (2, 3), "received_by_state": (2, 3)}
+    axes = {
+        "received": (1, 2),
+        "main_by_state": (2, 3),
+        "row_entropy": (2, 3),
+        "received_by_state": (2, 3),
+    }
     for name, (layer_axis, head_axis) in axes.items():
-        chosen = whole.array("attention", name, part=0)[steps].take([1], layer_axis).take([1, 3], head_axis)
-        assert np.array_equal(part.array("attention", name, part=0), chosen, equal_nan=chosen.dtype.kind == "f"), name
+        chosen = (
+            whole.array("attention", name, part=0)[steps]
+            .take([1], layer_axis)
+            .take([1, 3], head_axis)
+        )
+        assert np.array_equal(
+            part.array("attention", name, part=0), chosen, equal_nan=chosen.dtype.kind == "f"
+        ), name
     assert part.array("attention", "value_norm", part=0).shape[:2] == (3, 1)
 
     maps = part.arrays("maps", part=0)
     assert sorted(maps) == ["step0-layer1-head1", "step3-layer0-head2"]
-    assert part.dims("maps", part=0)["step3-layer0-head2"] == ("query_step3-layer0-head2", "key_step3-layer0-head2")
+    assert part.dims("maps", part=0)["step3-layer0-head2"] == (
+        "query_step3-layer0-head2",
+        "key_step3-layer0-head2",
+    )
     ids, _ = step_of(part, 3)
     assert np.allclose(maps["step3-layer0-head2"], Dense(loaded, ids).map_LHQS[0, 2], atol=1e-3)
 
 
 def test_steps_that_never_come_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"only_steps are steps 0 to \d+ of this run, but 99 is none"):
+    with pytest.raises(
+        ValueError, match=r"only_steps are steps 0 to \d+ of this run, but 99 is none"
+    ):
         study(tiny_loaded(), tmp_path / "run", replace(QUICK, only_steps=(1, 99)))
     assert not (tmp_path / "run").exists()
 
@@ -132,7 +160,12 @@ def test_only_steps_records_these_alone(tmp_path: Path) -> None:
     study(tiny_loaded(), tmp_path / "run", replace(QUICK, only_steps=(1, 3), statistics=()))
     run = open_run(tmp_path / "run")
     assert run.array("attention", "step_number", part=0).tolist() == [1, 3]
-    assert set(run.arrays("attention", part=0)) == {"received", "visible", "positions", "step_number"}
+    assert set(run.arrays("attention", part=0)) == {
+        "received",
+        "visible",
+        "positions",
+        "step_number",
+    }
 
 
 def test_under_a_cache_the_queries_that_ran_are_known(tmp_path: Path) -> None:
@@ -170,7 +203,9 @@ def test_a_checkpoint_without_tokenizer_is_watched_in_ids(tmp_path: Path) -> Non
     assert tokens["text"][:3].tolist() == ["⟨5⟩", "⟨17⟩", "⟨3⟩"]
     assert tokens["special"][3] == "mask"
     row = run.table("generations").iloc[0]
-    assert row.completion == "".join(f" {one}" for one in row.token_ids), "behind the ids of the prompt"
+    assert row.completion == "".join(f" {one}" for one in row.token_ids), (
+        "behind the ids of the prompt"
+    )
     assert row.prompt == "5 17 3"
 
 
@@ -208,49 +243,68 @@ RECORDED = ("value_norm", "key_norm", "massive_activations", "received_from_mask
 
 
 @pytest.mark.parametrize(("sink", "layers"), [(0, ()), (2, ()), (1, (1,))])
-def test_the_tables_tell_states_apart_and_massive_activations(tmp_path: Path, sink: int, layers: tuple) -> None:
+def test_the_tables_tell_states_apart_and_massive_activations(
+    tmp_path: Path, sink: int, layers: tuple
+) -> None:
     """Against loops over the arrays, and hooks on the layers."""
     loaded = tiny_loaded(sink)
     settings = replace(QUICK, new_tokens=12, statistics=RECORDED, layers=layers)
     study(loaded, tmp_path / "run", settings)
     run = open_run(tmp_path / "run")
-    arrays = {name: array.astype(np.float64) for name, array in run.arrays("attention", part=0).items()}
+    arrays = {
+        name: array.astype(np.float64) for name, array in run.arrays("attention", part=0).items()
+    }
     recorded = list(layers) or [0, 1]
     states, massive = run.table("states"), run.table("massive_activations")
     assert len(massive) == 4 * len(recorded) * 3 and "massive_activations" not in arrays
     for step in range(4):
         ids, state_S = step_of(run, step)
         hidden = hidden_states(loaded, ids)
-        received_LHS, masked_LHS = (arrays[name][step][..., sink:] for name in ("received", "received_from_masked"))
+        received_LHS, masked_LHS = (
+            arrays[name][step][..., sink:] for name in ("received", "received_from_masked")
+        )
         sinks_LHS = received_LHS > 1 + 3 * (len(ids) - 1) / len(ids)
         for place, layer in enumerate(recorded):
             rows = states[(states["step"] == step) & (states["layer"] == layer)].set_index("state")
-            assert set(rows.index) == {("masked", "committed", "prompt")[state] for state in set(state_S)}
+            assert set(rows.index) == {
+                ("masked", "committed", "prompt")[state] for state in set(state_S)
+            }
             for state, name in enumerate(("masked", "committed", "prompt")):
                 if name not in rows.index:
                     continue
                 here, row = state_S == state, rows.loc[name]
                 assert row["positions"] == here.sum()
-                assert row["received"] == pytest.approx(received_LHS[place][:, here].mean(), rel=2e-3)
+                assert row["received"] == pytest.approx(
+                    received_LHS[place][:, here].mean(), rel=2e-3
+                )
                 masked = masked_LHS[place][:, here].mean()
                 assert np.isnan(masked) == ((state_S == 0).sum() < 8)
                 assert row["received_from_masked"] == pytest.approx(masked, rel=2e-3, nan_ok=True)
                 for norm in ("value_norm", "key_norm"):
-                    assert row[norm] == pytest.approx(arrays[norm][step, place, sink:][here].mean(), rel=2e-3)
+                    assert row[norm] == pytest.approx(
+                        arrays[norm][step, place, sink:][here].mean(), rel=2e-3
+                    )
             rows = massive[(massive["step"] == step) & (massive["layer"] == layer)]
             size_SD = np.abs(hidden[layer])
-            assert rows["value"].abs().tolist() == pytest.approx(np.sort(size_SD.ravel())[:-4:-1].tolist(), rel=1e-4)
+            assert rows["value"].abs().tolist() == pytest.approx(
+                np.sort(size_SD.ravel())[:-4:-1].tolist(), rel=1e-4
+            )
             median = np.sort(size_SD.ravel())[(size_SD.size - 1) // 2]
             for row in rows.itertuples():
                 position = int(row.position)
-                assert hidden[layer][position, int(row.channel)] == pytest.approx(row.value, rel=1e-4)
+                assert hidden[layer][position, int(row.channel)] == pytest.approx(
+                    row.value, rel=1e-4
+                )
                 assert row.ratio == pytest.approx(abs(row.value) / median, rel=1e-4)
                 assert row.state == ("masked", "committed", "prompt")[state_S[position]]
                 assert row.sink_heads == pytest.approx(sinks_LHS[..., position].mean())
                 assert row.sink_heads_any == pytest.approx(sinks_LHS.mean())
                 expected = sinks_LHS[1, :, position].mean() if not layers and layer == 0 else np.nan
                 assert row.sink_heads_next == pytest.approx(expected, nan_ok=True)
-    assert np.isnan(arrays["received_from_masked"]).any() and np.isfinite(arrays["received_from_masked"]).any()
+    assert (
+        np.isnan(arrays["received_from_masked"]).any()
+        and np.isfinite(arrays["received_from_masked"]).any()
+    )
 
 
 def test_clipped_channels_are_a_table(tmp_path: Path) -> None:
@@ -258,7 +312,9 @@ def test_clipped_channels_are_a_table(tmp_path: Path) -> None:
     study(tiny_loaded(), tmp_path / "run", edited)
     run = open_run(tmp_path / "run")
     clipped = run.table("clipped")
-    assert len(clipped) == 4 and (clipped["after"] <= 0.25).all() and (clipped["before"] > 0.25).any()
+    assert (
+        len(clipped) == 4 and (clipped["after"] <= 0.25).all() and (clipped["before"] > 0.25).any()
+    )
     assert clipped["forward"].tolist() == [0, 1, 2, 3] and set(clipped["edit"]) == {"clip_channel"}
     assert run.table("removals").empty
     study(tiny_loaded(), tmp_path / "plain", QUICK)
@@ -274,17 +330,26 @@ def test_a_report_reads_what_masked_queries_give(tmp_path: Path) -> None:
     received = run.array("attention", "received_from_masked", part=0).astype(np.float32)
     there_T = np.array([(step_of(run, step)[1] == 0).sum() >= 8 for step in range(8)])
     assert there_T.sum() == 5
-    sinks = find_sinks(received[there_T], DEFAULT, run.array("attention", "visible", part=0)[there_T][:, None, None])
+    sinks = find_sinks(
+        received[there_T],
+        DEFAULT,
+        run.array("attention", "visible", part=0)[there_T][:, None, None],
+    )
     assert sinks.any() and np.array_equal(sample.seen.events_TLK[there_T], sinks.sum(2))
     assert not sample.seen.events_TLK[~there_T].any() and (sample.main_TLH[~there_T] == -1).all()
     facts = shown.over("layer")
     assert facts["mains"].tolist() == [4 * 5] * 2 and facts["events"].sum() == sinks.sum()
     assert facts["added_share"].tolist() == pytest.approx(
-        (received[there_T][..., :2].sum(-1).mean((0, 2)) / run.array("attention", "positions", part=0)[0]).tolist()
+        (
+            received[there_T][..., :2].sum(-1).mean((0, 2))
+            / run.array("attention", "positions", part=0)[0]
+        ).tolist()
     )
     assert "of masked queries alone" in shown.rule_words
     page = report(run, tmp_path / "page", received="received_from_masked", tables=("csv",))
     assert "of masked queries alone" in page.read_text("utf-8")
     study(tiny_loaded(2), tmp_path / "plain", replace(settings, statistics=("received",)))
-    with pytest.raises(ValueError, match=r"read received_from_masked, which .*plain did not record; add it"):
+    with pytest.raises(
+        ValueError, match=r"read received_from_masked, which .*plain did not record; add it"
+    ):
         report(open_run(tmp_path / "plain"), tmp_path / "other", received="received_from_masked")

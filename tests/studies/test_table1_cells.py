@@ -1,4 +1,6 @@
-"""The cells of Table 1: one run folder each, with the paper's protocol, gone on with and never mixed up."""
+"""The cells of Table 1: one run folder each, with the paper's protocol, gone on with and never
+mixed up.
+"""
 
 import json
 from dataclasses import replace
@@ -27,7 +29,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[EvalSettings]:
     def evaluate(settings: EvalSettings, model: Any, out: Path, *, progress: Any = None) -> Path:
         seen.append(settings)
         model()
-        about: dict[str, Any] = {"kind": "benchmark", "model": {"name": "m"}, "settings": settings.kept()}
+        about: dict[str, Any] = {
+            "kind": "benchmark",
+            "model": {"name": "m"},
+            "settings": settings.kept(),
+        }
         with RunWriter(out, **about, seed=0, resume=settings.resume) as run:
             if len(seen) == 3:
                 raise KeyboardInterrupt
@@ -43,55 +49,88 @@ def test_the_paper_s_protocol_a_folder_a_cell(asked: list[EvalSettings], tmp_pat
     asked += [SETTINGS] * 3  # nothing fails
     said: list[str] = []
     folders = table1(
-        {"a": tiny_loaded}, replace(SETTINGS, run_code=True), tmp_path, Plan(ks=(5,)), progress=said.append
+        {"a": tiny_loaded},
+        replace(SETTINGS, run_code=True),
+        tmp_path,
+        Plan(ks=(5,)),
+        progress=said.append,
     )
     assert [str(path.relative_to(tmp_path)) for path in folders] == [
-        "a/gsm8k-k0", "a/gsm8k-k5", "a/humaneval-k0", "a/humaneval-k5",
-    ]  # fmt: skip
+        "a/gsm8k-k0",
+        "a/gsm8k-k5",
+        "a/humaneval-k0",
+        "a/humaneval-k5",
+    ]
     assert [(cell.tasks, cell.mask_sinks, cell.new_tokens) for cell in asked[3:]] == [
-        (("gsm8k",), None, 256), (("gsm8k",), 5, 256), (("humaneval",), None, 512), (("humaneval",), 5, 512),
-    ]  # fmt: skip
+        (("gsm8k",), None, 256),
+        (("gsm8k",), 5, 256),
+        (("humaneval",), None, 512),
+        (("humaneval",), 5, 512),
+    ]
     assert {(cell.block_length, cell.temperature, cell.steps, cell.chat) for cell in asked[3:]} == {
         (32, 0.0, None, False)
     }
     # nor does a cell depend on what is allowed for another
     assert [cell.run_code for cell in asked[3:]] == [False, False, True, True]
-    assert said[:2] == ["a, gsm8k, nothing masked", "a, gsm8k, protocol paper, 5 most attended keys masked"]
+    assert said[:2] == [
+        "a, gsm8k, nothing masked",
+        "a, gsm8k, protocol paper, 5 most attended keys masked",
+    ]
 
 
-def test_controls_stand_beside_and_tokens_can_be_given(asked: list[EvalSettings], tmp_path: Path) -> None:
+def test_controls_stand_beside_and_tokens_can_be_given(
+    asked: list[EvalSettings], tmp_path: Path
+) -> None:
     asked += [SETTINGS] * 3
     settings = replace(SETTINGS, tasks=("gsm8k",), new_tokens=7)
     plan = Plan(ks=(0, 1), controls=("sinks", "random"), chat=True)
     folders = table1({"a": tiny_loaded}, settings, tmp_path, plan)
     assert [path.name for path in folders] == ["gsm8k-k0", "gsm8k-k1", "gsm8k-k1-random"]
     assert [(cell.control, cell.new_tokens, cell.chat) for cell in asked[3:]] == [
-        ("sinks", 7, True), ("sinks", 7, True), ("random", 7, True),
-    ]  # fmt: skip
+        ("sinks", 7, True),
+        ("sinks", 7, True),
+        ("random", 7, True),
+    ]
 
 
 def test_protocols_stand_side_by_side_and_likelihoods_know_the_clean_pass_alone(
     asked: list[EvalSettings], tmp_path: Path
 ) -> None:
     asked += [SETTINGS] * 3
-    plan = Plan(ks=(5,), protocols=("paper", "held", "rule"), controls=("sinks", "equal_mass"), sink_rule="gu")
+    plan = Plan(
+        ks=(5,),
+        protocols=("paper", "held", "rule"),
+        controls=("sinks", "equal_mass"),
+        sink_rule="gu",
+    )
     settings = replace(SETTINGS, tasks=("gsm8k", "piqa"), new_tokens=7)
     folders = table1({"a": tiny_loaded}, settings, tmp_path, plan)
     arms = ("", "-matched", "-equal_mass")
     assert [path.name for path in folders] == [
-        "gsm8k-k0", *(f"gsm8k-k5{own}{arm}" for own in ("", "-held", "-rule") for arm in arms),
-        "piqa-k0", *(f"piqa-k5{own}{arm}" for own in ("", "-rule") for arm in arms),
-    ]  # fmt: skip
+        "gsm8k-k0",
+        *(f"gsm8k-k5{own}{arm}" for own in ("", "-held", "-rule") for arm in arms),
+        "piqa-k0",
+        *(f"piqa-k5{own}{arm}" for own in ("", "-rule") for arm in arms),
+    ]
     held = next(cell for cell in asked if cell.protocol == "held" and cell.control == "matched")
     assert (held.mask_sinks, held.sink_rule, held.kept()["sink_rule"]) == (5, Gu(), "gu")
     plain = [cell for cell in asked[3:] if cell.mask_sinks is None]
-    assert {(cell.protocol, cell.control, cell.sink_rule) for cell in plain} == {("paper", "sinks", None)}
+    assert {(cell.protocol, cell.control, cell.sink_rule) for cell in plain} == {
+        ("paper", "sinks", None)
+    }
     # a cell of other masking is another run
     moved = tmp_path / "b" / "gsm8k-k5"
     moved.parent.mkdir()
     (tmp_path / "a" / "gsm8k-k5-held").rename(moved)
-    with pytest.raises(ValueError, match="gsm8k-k5 was scored with protocol='held', and now it is 'paper'"):
-        table1({"b": tiny_loaded}, replace(settings, tasks=("gsm8k",)), tmp_path, replace(plan, protocols=("paper",)))
+    with pytest.raises(
+        ValueError, match="gsm8k-k5 was scored with protocol='held', and now it is 'paper'"
+    ):
+        table1(
+            {"b": tiny_loaded},
+            replace(settings, tasks=("gsm8k",)),
+            tmp_path,
+            replace(plan, protocols=("paper",)),
+        )
 
 
 def test_the_tasks_of_likelihoods_are_those_that_lm_eval_calls_so() -> None:
@@ -100,7 +139,8 @@ def test_the_tasks_of_likelihoods_are_those_that_lm_eval_calls_so() -> None:
 
     root = Path(lm_eval.__file__).parent / "tasks"
     kinds = {
-        name: load_yaml(root / one.include, resolve_func=False).get("output_type") for name, one in SOURCES.items()
+        name: load_yaml(root / one.include, resolve_func=False).get("output_type")
+        for name, one in SOURCES.items()
     }
     assert {name for name, kind in kinds.items() if kind != "generate_until"} == LIKELIHOODS
 
@@ -119,7 +159,12 @@ def test_an_interrupted_table_goes_on(asked: list[EvalSettings], tmp_path: Path)
     assert loads == ["a"]
     table1(models, settings, tmp_path, plan)
     # two were there; the third goes on, and the second model follows
-    assert [(cell.mask_sinks, cell.resume) for cell in asked[3:]] == [(5, True), (None, False), (1, False), (5, False)]
+    assert [(cell.mask_sinks, cell.resume) for cell in asked[3:]] == [
+        (5, True),
+        (None, False),
+        (1, False),
+        (5, False),
+    ]
     assert loads == ["a", "a", "b"]
     table1(models, settings, tmp_path, plan)
     assert len(asked) == 7
@@ -132,9 +177,18 @@ def test_a_folder_of_another_run_is_refused_before_anything_is_scored(
     asked += [SETTINGS] * 3
     settings = replace(SETTINGS, tasks=("gsm8k",))
     table1({"a": tiny_loaded}, settings, tmp_path, Plan(ks=(5,)))
-    with pytest.raises(ValueError, match=r"gsm8k-k0 was scored with limit=None, and now it is 3; give the same"):
-        table1({"z": tiny_loaded, "a": tiny_loaded}, replace(settings, limit=3), tmp_path, Plan(ks=(5,)))
-    with pytest.raises(ValueError, match=r"gsm8k-k0 was scored with chat=False, and now it is True"):
+    with pytest.raises(
+        ValueError, match=r"gsm8k-k0 was scored with limit=None, and now it is 3; give the same"
+    ):
+        table1(
+            {"z": tiny_loaded, "a": tiny_loaded},
+            replace(settings, limit=3),
+            tmp_path,
+            Plan(ks=(5,)),
+        )
+    with pytest.raises(
+        ValueError, match=r"gsm8k-k0 was scored with chat=False, and now it is True"
+    ):
         table1({"a": tiny_loaded}, settings, tmp_path, Plan(ks=(5,), chat=True))
     with RunWriter(tmp_path / "b" / "gsm8k-k0", kind="study", model={}, settings={}, seed=0):
         pass
@@ -160,13 +214,23 @@ def test_real_cells_of_a_real_benchmark(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     data = tmp_path / "data" / "gsm8k"
     data.mkdir(parents=True)
-    rows = [{"question": f"What is 2 and {n}?", "answer": f"2 + {n} = {n + 2}\n#### {n + 2}"} for n in range(3)]
+    rows = [
+        {"question": f"What is 2 and {n}?", "answer": f"2 + {n} = {n + 2}\n#### {n + 2}"}
+        for n in range(3)
+    ]
     (data / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = EvalSettings(tasks=("gsm8k",), data=str(data.parent), limit=2, num_fewshot=0, new_tokens=4)
+    settings = EvalSettings(
+        tasks=("gsm8k",), data=str(data.parent), limit=2, num_fewshot=0, new_tokens=4
+    )
     settings = replace(settings, block_length=4)
     folders = table1({"a": tiny_loaded}, settings, tmp_path / "out", Plan(ks=(2,)))
     runs = [open_run(folder) for folder in folders]
     assert [run.info.settings["mask_sinks"] for run in runs] == [None, 2]
     assert all(run.info.status == "complete" and len(run.table("samples")) == 4 for run in runs)
     with pytest.raises(ValueError, match=r"humaneval runs programs that the model wrote"):
-        table1({"a": tiny_loaded}, replace(settings, tasks=("gsm8k", "humaneval")), tmp_path / "out", Plan(ks=(2,)))
+        table1(
+            {"a": tiny_loaded},
+            replace(settings, tasks=("gsm8k", "humaneval")),
+            tmp_path / "out",
+            Plan(ks=(2,)),
+        )

@@ -1,4 +1,6 @@
-"""lm-eval's tasks on local files ask exactly what lm-eval's own tasks ask about the same documents."""
+"""lm-eval's tasks on local files ask exactly what lm-eval's own tasks ask about the same
+documents.
+"""
 
 import json
 import os
@@ -12,7 +14,10 @@ from sinklab.lab.studies.benchmarks import offline
 from sinklab.lab.studies.benchmarks.rows import SOURCES, rows_of
 
 GSM8K = [
-    {"question": f"Ann has {n} pens and buys 2. How many?", "answer": f"{n}+2=<<{n}+2={n + 2}>>{n + 2}\n#### {n + 2}"}
+    {
+        "question": f"Ann has {n} pens and buys 2. How many?",
+        "answer": f"{n}+2=<<{n}+2={n + 2}>>{n + 2}\n#### {n + 2}",
+    }
     for n in range(8)
 ]
 HUMANEVAL = [
@@ -42,7 +47,14 @@ ARC = [
 ]
 PIQA = [{"goal": "Dry a cup", "sol1": "Use a towel.", "sol2": "Use a cup.", "label": 1}]
 SIQA = [
-    {"context": "Al ran.", "question": "Why?", "answerA": "late", "answerB": "old", "answerC": "tall", "label": "3"}
+    {
+        "context": "Al ran.",
+        "question": "Why?",
+        "answerA": "late",
+        "answerB": "old",
+        "answerC": "tall",
+        "label": "3",
+    }
 ]
 PROBLEMS = [
     {"question": "He had  _  .", "answer": "B", "options": ["a cat", "a dog", "a cow", "a hen"]},
@@ -96,14 +108,18 @@ def own_task(name: str, rows):
     from lm_eval.tasks._yaml_loader import load_yaml
 
     source = SOURCES[name]
-    config = load_yaml(Path(lm_eval.__file__).parent / "tasks" / source.include, resolve_func=not source.runs_code)
+    config = load_yaml(
+        Path(lm_eval.__file__).parent / "tasks" / source.include, resolve_func=not source.runs_code
+    )
     if source.runs_code:
         # its functions ask the network when they are imported
         config |= {"metric_list": None, "filter_list": None}
     config.pop("tag", None)
     whole = datasets.Dataset.from_list(rows)
     splits = ("train", "validation", "test")
-    return ConfigurableTask(config=config | {"custom_dataset": lambda **_: dict.fromkeys(splits, whole)})
+    return ConfigurableTask(
+        config=config | {"custom_dataset": lambda **_: dict.fromkeys(splits, whole)}
+    )
 
 
 @pytest.mark.parametrize("name", offline.OFFLINE)
@@ -116,7 +132,13 @@ def test_requests_are_those_of_lm_evals_own_task(name: str, tmp_path: Path) -> N
     assert asked(task) == asked(own)
     assert task.eval_docs[0] == own.eval_docs[0]
     assert list(manager.task_index) != []
-    for field in ("output_type", "generation_kwargs", "num_fewshot", "target_delimiter", "fewshot_delimiter"):
+    for field in (
+        "output_type",
+        "generation_kwargs",
+        "num_fewshot",
+        "target_delimiter",
+        "fewshot_delimiter",
+    ):
         assert task.get_config(field) == own.get_config(field)
     if not name.startswith("humaneval"):
         assert task.get_config("metric_list") == own.get_config("metric_list")
@@ -134,11 +156,16 @@ def test_few_shot_examples_come_from_the_training_file(tmp_path: Path) -> None:
 
 def test_a_missing_training_file_is_no_matter_without_examples(tmp_path: Path) -> None:
     write(tmp_path, "gsm8k")
-    with pytest.raises(ValueError, match=r"gsm8k needs its train split for 5 examples in each prompt, but looked for"):
+    with pytest.raises(
+        ValueError,
+        match=r"gsm8k needs its train split for 5 examples in each prompt, but looked for",
+    ):
         offline.tasks(["gsm8k"], tmp_path, cache=tmp_path / "cache")
     (task,), _ = offline.tasks(["gsm8k"], tmp_path, num_fewshot=0, cache=tmp_path / "cache")
     assert not task.has_training_docs()
-    with pytest.raises(ValueError, match="piqa needs its train split for 3 examples in each prompt"):
+    with pytest.raises(
+        ValueError, match="piqa needs its train split for 3 examples in each prompt"
+    ):
         write(tmp_path, "piqa")
         offline.tasks(["piqa"], tmp_path, num_fewshot=3, cache=tmp_path / "cache")
 
@@ -149,7 +176,9 @@ def test_a_task_file_serves_lm_eval_alone(tmp_path: Path) -> None:
     write(tmp_path, "humaneval")
     offline.tasks(["humaneval"], tmp_path, run_code=True, cache=tmp_path / "cache")
     (folder,) = (tmp_path / "cache").glob("tasks-*")
-    task = TaskManager(include_path=str(folder), include_defaults=False).load("humaneval")["tasks"]["humaneval"]
+    task = TaskManager(include_path=str(folder), include_defaults=False).load("humaneval")["tasks"][
+        "humaneval"
+    ]
     assert task.UNSAFE_CODE
     assert task.get_config("metric_list")[0]["metric"].__name__ == "pass_at_k"
 
@@ -159,7 +188,9 @@ def test_files_are_converted_once_and_anew_when_they_change(tmp_path: Path) -> N
 
     def converted():
         (task,), _ = offline.tasks(["lambada_openai"], tmp_path, cache=tmp_path / "cache")
-        return Path(task.get_config("dataset_kwargs")["data_files"]["test"]), task.eval_docs[0]["text"]
+        return Path(task.get_config("dataset_kwargs")["data_files"]["test"]), task.eval_docs[0][
+            "text"
+        ]
 
     first, text = converted()
     before = first.stat().st_mtime_ns
@@ -176,16 +207,24 @@ def test_files_are_converted_once_and_anew_when_they_change(tmp_path: Path) -> N
     ("names", "message"),
     [
         ([], "at least one task is needed"),
-        (["hellaswga"], r"unknown task 'hellaswga'; did you mean 'hellaswag'\? tasks on local files are gsm8k"),
+        (
+            ["hellaswga"],
+            r"unknown task 'hellaswga'; did you mean 'hellaswag'\? tasks on local files are gsm8k",
+        ),
         (["gsm8k", "nonsense"], "unknown task 'nonsense'; tasks on local files are"),
         (["humaneval"], r"humaneval runs programs that the model wrote.*--run-code"),
         (["humaneval_instruct"], "humaneval_instruct runs programs"),
         (
             ["race"],
-            r"race needs its test split, but looked for .*race/\{test.jsonl, .*or in RACE.*get the Hub data set "
+            r"race needs its test split, but looked for .*race/\{test.jsonl, .*or in RACE.*get "
+            r"the Hub data set "
             r"EleutherAI/race with python -c .*get\('EleutherAI/race', 'high', split='test'\)",
         ),
-        (["social_iqa"], r"needs its validation split.*lighteval/siqa.*to_json\('.*social_iqa/validation.jsonl'\)"),
+        (
+            ["social_iqa"],
+            r"needs its validation "
+            r"split.*lighteval/siqa.*to_json\('.*social_iqa/validation.jsonl'\)",
+        ),
     ],
 )
 def test_what_cannot_be_had_is_refused(names: list[str], message: str, tmp_path: Path) -> None:
@@ -219,7 +258,8 @@ def test_without_the_hub_the_message_says_what_to_get(
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     with pytest.raises(
-        ValueError, match=rf"{name} needs the Hub data set .*\(ConnectionError: Couldn't reach it\); on"
+        ValueError,
+        match=rf"{name} needs the Hub data set .*\(ConnectionError: Couldn't reach it\); on",
     ):
         offline.tasks([name], None, run_code=True, cache=tmp_path)
 
@@ -235,27 +275,47 @@ def test_other_tasks_are_lm_evals_own(monkeypatch: pytest.MonkeyPatch, tmp_path:
         lm_eval.tasks,
         "TaskManager",
         lambda include_path=None, include_defaults=True: real(
-            include_path=[str(own / "openbookqa"), str(own / "mbpp")] if include_defaults else include_path,
+            include_path=[str(own / "openbookqa"), str(own / "mbpp")]
+            if include_defaults
+            else include_path,
             include_defaults=False,
         ),
     )
-    row = {"question_stem": "Ice is", "choices": {"text": ["cold", "hot"], "label": ["A", "B"]}, "answerKey": "A"}
+    row = {
+        "question_stem": "Ice is",
+        "choices": {"text": ["cold", "hot"], "label": ["A", "B"]},
+        "answerKey": "A",
+    }
     whole = datasets.Dataset.from_list([row])
-    monkeypatch.setattr(datasets, "load_dataset", lambda **_: dict.fromkeys(("train", "validation", "test"), whole))
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda **_: dict.fromkeys(("train", "validation", "test"), whole)
+    )
     (task,), _ = offline.tasks(["openbookqa"], None, cache=tmp_path)
     assert task.task_name == "openbookqa"
     with pytest.raises(ValueError, match=r"unknown task 'openbokqa'; did you mean 'openbookqa'\?"):
         offline.tasks(["openbokqa"], None, cache=tmp_path)
-    with pytest.raises(ValueError, match=r"mbpp runs programs .* inside the evaluating process.*use lm_eval itself"):
+    with pytest.raises(
+        ValueError, match=r"mbpp runs programs .* inside the evaluating process.*use lm_eval itself"
+    ):
         offline.tasks(["mbpp"], None, run_code=True, cache=tmp_path)
 
 
-SIZES = {"gsm8k": 1319, "humaneval": 164, "hellaswag": 10042, "arc_easy": 2376, "piqa": 1838, "lambada_openai": 5153}
+SIZES = {
+    "gsm8k": 1319,
+    "humaneval": 164,
+    "hellaswag": 10042,
+    "arc_easy": 2376,
+    "piqa": 1838,
+    "lambada_openai": 5153,
+}
 
 
 @pytest.fixture(scope="module")
 def benchmarks() -> Path:
-    data = Path(os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared") / "data"
+    data = (
+        Path(os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared")
+        / "data"
+    )
     if not data.is_dir():
         pytest.skip(f"no benchmark files at {data}; set SINKLAB_SHARED")
     return data
@@ -271,4 +331,6 @@ def test_real_files_are_read_as_they_are_handed_around(name: str, benchmarks: Pa
 def test_real_files_make_tasks(benchmarks: Path, tmp_path: Path) -> None:
     names = ["gsm8k", "humaneval", "arc_easy"]
     tasks, _ = offline.tasks(names, benchmarks, run_code=True, cache=tmp_path)
-    assert [(task.task_name, len(task.eval_docs)) for task in tasks] == [(name, SIZES[name]) for name in names]
+    assert [(task.task_name, len(task.eval_docs)) for task in tasks] == [
+        (name, SIZES[name]) for name in names
+    ]

@@ -18,7 +18,9 @@ from sinklab.lab.studies.benchmarks.code import marked_answer, number_of, progra
         ("", None, None),
     ],
 )
-def test_the_answer_behind_the_last_mark(text: str, answer: str | None, published: str | None) -> None:
+def test_the_answer_behind_the_last_mark(
+    text: str, answer: str | None, published: str | None
+) -> None:
     assert marked_answer(text) == answer
     assert marked_answer(text, published=True) == published
 
@@ -39,7 +41,9 @@ def test_the_answer_behind_the_last_mark(text: str, answer: str | None, publishe
         ("eggs", "eggs", True, True),
     ],
 )
-def test_answers_are_compared_as_numbers_or_as_published(one: str, other: str, same: bool, published: bool) -> None:
+def test_answers_are_compared_as_numbers_or_as_published(
+    one: str, other: str, same: bool, published: bool
+) -> None:
     assert same_answer(one, other) is same
     assert same_answer(one, other, published=True) is published
 
@@ -48,7 +52,9 @@ def test_text_is_no_number() -> None:
     assert number_of("about 5") is None
 
 
-PROMPT = 'import math\n\n\ndef half(x):\n    return x / 2\n\n\ndef area(r):\n    """Of a circle."""\n'
+PROMPT = (
+    'import math\n\n\ndef half(x):\n    return x / 2\n\n\ndef area(r):\n    """Of a circle."""\n'
+)
 BODY = "    return math.pi * half(2 * r) ** 2\n"
 
 
@@ -58,7 +64,8 @@ BODY = "    return math.pi * half(2 * r) ** 2\n"
         BODY,
         f"{BODY}```\nThat is all.",
         f"```python\n{BODY}```\nThat is all.",
-        f"Here it is:\n```python\ndef area(r):\n{BODY}```\nand a test:\n```python\nassert area(1) > 3\n```",
+        f"Here it is:\n```python\ndef area(r):\n{BODY}```\nand a test:\n```python\nassert area(1) "
+        "> 3\n```",
         f"```\nassert area(1) > 3\n```\n```py\ndef area(r):\n{BODY}```",
         f"```python\ndef area(r):\n{BODY}",
     ],

@@ -10,7 +10,11 @@ import pytest
 
 from sinklab.lab.studies.benchmarks.rows import rows_of
 
-ARC = {"question": "What falls?", "choices": {"text": ["Rain", "Fire"], "label": ["A", "B"]}, "answerKey": "B"}
+ARC = {
+    "question": "What falls?",
+    "choices": {"text": ["Rain", "Fire"], "label": ["A", "B"]},
+    "answerKey": "B",
+}
 
 
 def lines(path: Path, *rows: object) -> Path:
@@ -24,7 +28,11 @@ def test_arc_from_three_forms(tmp_path: Path) -> None:
     authors = [{"text": text, "label": label} for text, label in (("Rain", "A"), ("Fire", "B"))]
     stem = {"id": "1", "question": {"stem": "What falls?", "choices": authors}, "answerKey": "B"}
     foundry = {"query": "Question: What falls?", "choices": ["Rain", "Fire"], "gold": 1}
-    for path in (hub, lines(tmp_path / "authors.jsonl", stem), lines(tmp_path / "foundry.jsonl", foundry)):
+    for path in (
+        hub,
+        lines(tmp_path / "authors.jsonl", stem),
+        lines(tmp_path / "foundry.jsonl", foundry),
+    ):
         assert rows_of("arc_easy", [path]) == [ARC]
 
 
@@ -48,18 +56,24 @@ def test_hellaswag_text_sets_the_last_sentence_apart(tmp_path: Path) -> None:
         "",
     )
     path.write_bytes(bz2.compress(("\n".join(text[:-1]) + "\n").encode()))
-    with pytest.raises(ValueError, match=r"must hold six lines a document .* but its 11 lines do not"):
+    with pytest.raises(
+        ValueError, match=r"must hold six lines a document .* but its 11 lines do not"
+    ):
         rows_of("hellaswag", [path])
 
 
 def test_labels_may_stand_in_a_file_beside(tmp_path: Path) -> None:
     row = {"goal": "Dry a cup", "sol1": "Towel.", "sol2": "Cup."}
     path = lines(tmp_path / "valid.jsonl", row, row)
-    with pytest.raises(ValueError, match=r"document 1 has no label, and no file NAME-labels.lst stands beside it"):
+    with pytest.raises(
+        ValueError, match=r"document 1 has no label, and no file NAME-labels.lst stands beside it"
+    ):
         rows_of("piqa", [path])
     labels = tmp_path / "valid-labels.lst"
     labels.write_text("1\n")
-    with pytest.raises(ValueError, match=re.escape(f"must hold a label for each of 2 rows of {path}, but has 1")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"must hold a label for each of 2 rows of {path}, but has 1")
+    ):
         rows_of("piqa", [path])
     labels.write_text("1\n2\n")
     with pytest.raises(ValueError, match="document 2: label must be 0 to 1, but is '2'"):
@@ -67,7 +81,8 @@ def test_labels_may_stand_in_a_file_beside(tmp_path: Path) -> None:
     labels.write_text("1\n0\n")
     assert [row["label"] for row in rows_of("piqa", [path])] == [1, 0]
     social = lines(
-        tmp_path / "dev.jsonl", {name: "x" for name in ("context", "question", "answerA", "answerB", "answerC")}
+        tmp_path / "dev.jsonl",
+        {name: "x" for name in ("context", "question", "answerA", "answerB", "answerC")},
     )
     (tmp_path / "dev-labels.lst").write_text("3\n")
     assert rows_of("social_iqa", [social])[0]["label"] == "3"
@@ -78,7 +93,10 @@ def test_race_from_three_forms(tmp_path: Path) -> None:
         {"question": "Who?", "answer": "B", "options": ["a", "b", "c", "d"]},
         {"question": "Why?", "answer": "A", "options": ["e", "f", "g", "h"]},
     ]
-    expected = [{"article": "One.", "problems": repr(problems)}, {"article": "Two.", "problems": repr(problems[:1])}]
+    expected = [
+        {"article": "One.", "problems": repr(problems)},
+        {"article": "Two.", "problems": repr(problems[:1])},
+    ]
     hub = lines(tmp_path / "hub.jsonl", *expected)
     assert rows_of("race", [hub]) == expected
     single = lines(
@@ -97,7 +115,9 @@ def test_race_from_three_forms(tmp_path: Path) -> None:
 
 def test_lambada_from_three_forms(tmp_path: Path) -> None:
     text = {"text": "She rowed to the island"}
-    split = lines(tmp_path / "split.jsonl", {"context": "She rowed to the", "continuation": "island"})
+    split = lines(
+        tmp_path / "split.jsonl", {"context": "She rowed to the", "continuation": "island"}
+    )
     assert rows_of("lambada_openai", [split]) == [text]
     assert rows_of("lambada_openai", [lines(tmp_path / "hub.jsonl", text)]) == [text]
     plain = tmp_path / "lambada_test_plain_text.txt.gz"
@@ -110,8 +130,14 @@ def test_parquet_parts_are_joined(tmp_path: Path) -> None:
     paths = []
     for number in range(2):
         paths.append(tmp_path / f"test-0000{number}.parquet")
-        pq.write_table(pa.Table.from_pylist([{"question": f"Q{number}", "answer": "#### 1", "more": 0}]), paths[-1])
-    assert rows_of("gsm8k", paths) == [{"question": "Q0", "answer": "#### 1"}, {"question": "Q1", "answer": "#### 1"}]
+        pq.write_table(
+            pa.Table.from_pylist([{"question": f"Q{number}", "answer": "#### 1", "more": 0}]),
+            paths[-1],
+        )
+    assert rows_of("gsm8k", paths) == [
+        {"question": "Q0", "answer": "#### 1"},
+        {"question": "Q1", "answer": "#### 1"},
+    ]
     paths[0].write_bytes(b"PAR1 no more")
     with pytest.raises(ValueError, match="cannot be read as Parquet"):
         rows_of("gsm8k", paths)
@@ -122,8 +148,14 @@ def test_parquet_parts_are_joined(tmp_path: Path) -> None:
     [
         ("", "is empty; get the file again"),
         ('{"question": "Q"}\n', "document 1 needs the field answer, but has question"),
-        ('{"question": "Q", "answer": "1"}\n{"question": \n', "line 2: each line must be one JSON object: Expecting"),
-        ("[1]\n", "line 1: each line must be one JSON object: it must hold a dict, but holds a list"),
+        (
+            '{"question": "Q", "answer": "1"}\n{"question": \n',
+            "line 2: each line must be one JSON object: Expecting",
+        ),
+        (
+            "[1]\n",
+            "line 1: each line must be one JSON object: it must hold a dict, but holds a list",
+        ),
     ],
 )
 def test_damaged_files_are_refused_by_place(text: str, message: str, tmp_path: Path) -> None:
@@ -136,5 +168,7 @@ def test_damaged_files_are_refused_by_place(text: str, message: str, tmp_path: P
 def test_truncated_archives_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "test.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"question": "Q", "answer": "1"}\n' * 99)[:-9])
-    with pytest.raises(ValueError, match=r"test.jsonl.gz cannot be read as UTF-8 text.*get the file again"):
+    with pytest.raises(
+        ValueError, match=r"test.jsonl.gz cannot be read as UTF-8 text.*get the file again"
+    ):
         rows_of("gsm8k", [path])

@@ -1,4 +1,6 @@
-"""Untrained twins of a traced model: on the run's own canvases, stored with it, made where they are asked for."""
+"""Untrained twins of a traced model: on the run's own canvases, stored with it, made where they are
+asked for.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +33,11 @@ CASES = {
     "clean pass": (tiny_loaded, {"edits": ("mask_sinks:k=2,source=clean_pass",)}),
     "tokens edited": (
         tiny_loaded,
-        {"rule": "low_confidence", "schedule": "editing:editing_threshold=0.01", "edits": ("mask_sinks:k=2",)},
+        {
+            "rule": "low_confidence",
+            "schedule": "editing:editing_threshold=0.01",
+            "edits": ("mask_sinks:k=2",),
+        },
     ),
     "causal": (tiny_llama, {"block_length": 32}),
     "causal, whole": (tiny_llama, {"block_length": 32, "full_forward": True}),
@@ -50,27 +56,42 @@ def test_on_its_own_canvases_a_model_does_what_it_did(tmp_path: Path, case: str)
         assert before.keys() == again.keys()
         for name, array in before.items():
             # as it is stored; canvases that ran together differ in the last digits of float32
-            np.testing.assert_allclose(again[name].astype(float), array.astype(float), rtol=2e-3, atol=1e-3)
+            np.testing.assert_allclose(
+                again[name].astype(float), array.astype(float), rtol=2e-3, atol=1e-3
+            )
 
 
 def arrays_of(run: Run) -> dict[tuple[str, int, str], np.ndarray]:
     names = run.array_files
     files = [(name, part) for name in names for part in run.parts(name)]
-    return {(name, part, key): one for name, part in files for key, one in run.arrays(name, part=part).items()}
+    return {
+        (name, part, key): one
+        for name, part in files
+        for key, one in run.arrays(name, part=part).items()
+    }
 
 
 def same(one: Run, other: Run) -> bool:
     mine, theirs = arrays_of(one), arrays_of(other)
     assert mine.keys() == theirs.keys()
     assert sorted(one.tables) == sorted(other.tables)
-    is_same = all(np.array_equal(mine[key], theirs[key], equal_nan=True) for key in mine if mine[key].dtype.kind == "f")
+    is_same = all(
+        np.array_equal(mine[key], theirs[key], equal_nan=True)
+        for key in mine
+        if mine[key].dtype.kind == "f"
+    )
     return is_same and all(one.table(name).equals(other.table(name)) for name in one.tables)
 
 
 @pytest.fixture
 def scored(tmp_path: Path) -> StudySettings:
     (tmp_path / "held.txt").write_text(TEXT * 20)
-    heldout = {"heldout": str(tmp_path / "held.txt"), "heldout_rows": 2, "heldout_length": 16, "ks": (0, 2)}
+    heldout = {
+        "heldout": str(tmp_path / "held.txt"),
+        "heldout_rows": 2,
+        "heldout_length": 16,
+        "ks": (0, 2),
+    }
     return replace(QUICK, truncate=True, **heldout)
 
 
@@ -88,8 +109,13 @@ def test_both_twins_stand_beside_the_run(scored: StudySettings, tmp_path: Path) 
     for kind in table["twin"]:
         assert run.parts(f"attention-{kind}") == run.parts("attention") == (0, 1)
         for part in (0, 1):
-            ours, theirs = run.arrays("attention", part=part), run.arrays(f"attention-{kind}", part=part)
-            assert {name: one.shape for name, one in ours.items()} == {name: one.shape for name, one in theirs.items()}
+            ours, theirs = (
+                run.arrays("attention", part=part),
+                run.arrays(f"attention-{kind}", part=part),
+            )
+            assert {name: one.shape for name, one in ours.items()} == {
+                name: one.shape for name, one in theirs.items()
+            }
             assert run.dims(f"attention-{kind}", part=part) == run.dims("attention", part=part)
             for name in ("visible", "positions", "step_number"):
                 assert np.array_equal(ours[name], theirs[name]), "the canvases are the same"
@@ -98,7 +124,9 @@ def test_both_twins_stand_beside_the_run(scored: StudySettings, tmp_path: Path) 
         assert heldout[["k", "control", "tokens"]].equals(other[["k", "control", "tokens"]])
         assert not np.isclose(heldout["loss"], other["loss"]).any()
         lost, also = run.table("truncation"), run.table(f"truncation-{kind}")
-        assert lost[["sample", "step", "layer", "head"]].equals(also[["sample", "step", "layer", "head"]])
+        assert lost[["sample", "step", "layer", "head"]].equals(
+            also[["sample", "step", "layer", "head"]]
+        )
 
 
 @pytest.mark.slow
@@ -127,7 +155,12 @@ def test_a_killed_run_resumes_with_its_twins(
 @pytest.mark.slow
 def test_a_trace_records_alone_and_gets_its_twins_later(tmp_path: Path) -> None:
     said: list[str] = []
-    path = study(tiny_loaded(), tmp_path / "run", StudySettings(new_tokens=6, block_length=3), progress=said.append)
+    path = study(
+        tiny_loaded(),
+        tmp_path / "run",
+        StudySettings(new_tokens=6, block_length=3),
+        progress=said.append,
+    )
     alone = open_run(path)
     assert said == [f"writing sample {sample} of 3 under observation" for sample in (1, 2, 3)]
     assert alone.array_files == ("attention",) and not {"heldout", "twins"} & {*alone.tables}
@@ -148,15 +181,23 @@ def test_a_trace_records_alone_and_gets_its_twins_later(tmp_path: Path) -> None:
 
 
 def test_a_cache_cannot_be_followed_over_steps_that_were_not_recorded(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"untrained twins follow a cache step by step.*leave out every"):
+    with pytest.raises(
+        ValueError, match=r"untrained twins follow a cache step by step.*leave out every"
+    ):
         study(tiny_loaded(), tmp_path / "refused", replace(QUICK, cache="dual", every=2))
     assert not (tmp_path / "refused").exists()
 
 
 def test_a_model_whose_class_cannot_initialise_itself_has_one_twin(tmp_path: Path) -> None:
     loaded = tiny_loaded()
-    loaded.model.lm_head.extra = type(loaded.model.lm_head.weight)(loaded.model.lm_head.weight[:1].clone())
-    study(Loaded(loaded.model, loaded.tokenizer, "foreign", None, "diffusion"), tmp_path / "run", QUICK)
+    loaded.model.lm_head.extra = type(loaded.model.lm_head.weight)(
+        loaded.model.lm_head.weight[:1].clone()
+    )
+    study(
+        Loaded(loaded.model, loaded.tokenizer, "foreign", None, "diffusion"),
+        tmp_path / "run",
+        QUICK,
+    )
     run = open_run(tmp_path / "run")
     assert run.table("twins")["made"].tolist() == [False, True]
     assert "cannot be initialised" in run.table("twins")["why"][0]

@@ -1,4 +1,6 @@
-"""The sink-token paper's GSM8K protocol: steps first, then the answer, as published and row by row."""
+"""The sink-token paper's GSM8K protocol: steps first, then the answer, as published and row by
+row.
+"""
 
 import os
 from dataclasses import replace
@@ -24,7 +26,11 @@ from tiny_llama import tiny_llama
 
 # B batch rows, S positions, M wanted positions, V vocabulary
 
-QUESTIONS = ("Ann has 3 pens and buys 2.", "Bo has 10 pens.", "Cy has 7 pens and sells 4 of them. How many?")
+QUESTIONS = (
+    "Ann has 3 pens and buys 2.",
+    "Bo has 10 pens.",
+    "Cy has 7 pens and sells 4 of them. How many?",
+)
 LENGTH = 96
 QUICK = replace(two_stage_settings(), steps=6)
 
@@ -64,11 +70,15 @@ class Oracle:
 
 
 @pytest.mark.parametrize("published", [False, True])
-def test_steps_come_first_and_then_the_answer(published: bool, loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_come_first_and_then_the_answer(
+    published: bool, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     oracle = Oracle(loaded, "Answer: 3+2=5 ", "#### 5\n")
     monkeypatch.setattr(loaded.model, "denoiser", lambda attention=None: oracle)
     settings = replace(two_stage_settings(published=published), steps=1, temperature=0.0)
-    answers = ordered(two_stage(loaded, QUESTIONS[:2], settings=settings, length=LENGTH, published=published))
+    answers = ordered(
+        two_stage(loaded, QUESTIONS[:2], settings=settings, length=LENGTH, published=published)
+    )
     assert [answer.answer for answer in answers] == ["5", "5"]
     assert all(answer.text.endswith("Answer: 3+2=5 #### 5\n") for answer in answers)
     assert answers[0].text.startswith("Question: Ann") is published
@@ -84,9 +94,12 @@ def test_steps_come_first_and_then_the_answer(published: bool, loaded: Loaded, m
     targets = ["3+2=5\n#### 5", "5.0"]
     assert rights(answers, targets, published=published) == [True, not published]
     told = {
-        (TWO_STAGE, one.number, 0): {key: vars(one)[key] for key in vars(one) if key != "number"} for one in answers
+        (TWO_STAGE, one.number, 0): {key: vars(one)[key] for key in vars(one) if key != "number"}
+        for one in answers
     }
-    documents = [{"question": QUESTIONS[number], "answer": target} for number, target in enumerate(targets)]
+    documents = [
+        {"question": QUESTIONS[number], "answer": target} for number, target in enumerate(targets)
+    ]
     (score,), samples = rows(documents, told, published=published)
     share = 0.5 if published else 1.0
     assert (score["value"], score["samples"], score["no_answer"]) == (share, 2, 0)
@@ -95,7 +108,9 @@ def test_steps_come_first_and_then_the_answer(published: bool, loaded: Loaded, m
 
 
 def test_as_published_equals_the_loop_written_out(loaded: Loaded) -> None:
-    """SMDM's sampler at temperature 0: counts and ranks over the batch, masks on the right of shorter prompts."""
+    """SMDM's sampler at temperature 0: counts and ranks over the batch, masks on the right of
+    shorter prompts.
+    """
     steps, tokenizer, mask = 9, loaded.tokenizer, loaded.tokenizer.mask_token_id
 
     def sample(prompts: list[list[int]]) -> torch.Tensor:
@@ -108,7 +123,11 @@ def test_as_published_equals_the_loop_written_out(loaded: Loaded) -> None:
             logits_MV = loaded.model(ids_BS).logits[masked_BS]
             logits_MV[:, mask] = -torch.inf
             best_M, token_M = logits_MV.softmax(-1).max(-1)
-            count = int(masked_BS.sum() * (1 - time_T[step + 1] / time_T[step])) if step < steps - 1 else len(best_M)
+            count = (
+                int(masked_BS.sum() * (1 - time_T[step + 1] / time_T[step]))
+                if step < steps - 1
+                else len(best_M)
+            )
             chosen_M = best_M.topk(count).indices
             kept_M = torch.full_like(token_M, mask)
             kept_M[chosen_M] = token_M[chosen_M]
@@ -120,8 +139,12 @@ def test_as_published_equals_the_loop_written_out(loaded: Loaded) -> None:
         texts = tokenizer.batch_decode(first, skip_special_tokens=True)
         second = sample([tokenizer(text)["input_ids"][:LENGTH] for text in texts])
     settings = replace(two_stage_settings(published=True), steps=steps, temperature=0.0)
-    answers = ordered(two_stage(loaded, QUESTIONS, settings=settings, length=LENGTH, published=True))
-    assert [answer.text for answer in answers] == tokenizer.batch_decode(second, skip_special_tokens=True)
+    answers = ordered(
+        two_stage(loaded, QUESTIONS, settings=settings, length=LENGTH, published=True)
+    )
+    assert [answer.text for answer in answers] == tokenizer.batch_decode(
+        second, skip_special_tokens=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,7 +161,9 @@ def test_each_row_is_what_it_is_alone(changes: dict, edits: tuple, loaded: Loade
     settings = replace(QUICK, **changes)
     together = ordered(two_stage(loaded, QUESTIONS, settings=settings, length=LENGTH, edits=edits))
     for number, question in enumerate(QUESTIONS):
-        (alone,) = two_stage(loaded, [question], settings=settings, length=LENGTH, edits=edits, numbers=[number])
+        (alone,) = two_stage(
+            loaded, [question], settings=settings, length=LENGTH, edits=edits, numbers=[number]
+        )
         assert (alone.number, alone.text) == (number, together[number].text)
 
 
@@ -146,10 +171,16 @@ def test_edits_change_what_is_written_also_as_published(loaded: Loaded) -> None:
     settings = replace(two_stage_settings(published=True), steps=6, temperature=0.0)
 
     def texts(*edits):
-        found = two_stage(loaded, QUESTIONS, settings=settings, length=LENGTH, published=True, edits=edits)
+        found = two_stage(
+            loaded, QUESTIONS, settings=settings, length=LENGTH, published=True, edits=edits
+        )
         return [answer.text for answer in ordered(found)]
 
-    plain, masked, asked = texts(), texts(MaskSinks(k=5)), texts(MaskSinks(k=5, source="clean_pass"))
+    plain, masked, asked = (
+        texts(),
+        texts(MaskSinks(k=5)),
+        texts(MaskSinks(k=5, source="clean_pass")),
+    )
     assert plain != masked
     assert plain != asked
     assert texts(MaskSinks(k=5)) == masked
@@ -166,7 +197,11 @@ def test_stages_of_one_step_have_no_step_before_to_choose_in(loaded: Loaded) -> 
 
 def test_watching_changes_nothing_and_tells_of_sinks(loaded: Loaded) -> None:
     plain = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH))
-    watched = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, watch=lambda number: number == 1))
+    watched = ordered(
+        two_stage(
+            loaded, QUESTIONS, settings=QUICK, length=LENGTH, watch=lambda number: number == 1
+        )
+    )
     assert [answer.text for answer in watched] == [answer.text for answer in plain]
     assert [len(answer.sinks) for answer in watched] == [0, 2, 0]
 
@@ -176,7 +211,9 @@ def test_no_more_questions_are_answered_together_than_asked_for(
 ) -> None:
     whole = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH))
     sizes, together = [], TwoStage._together
-    monkeypatch.setattr(TwoStage, "_together", lambda self, rows: sizes.append(len(rows)) or together(self, rows))
+    monkeypatch.setattr(
+        TwoStage, "_together", lambda self, rows: sizes.append(len(rows)) or together(self, rows)
+    )
     parts = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, batch=2))
     assert sizes == [2, 1]
     assert [answer.text for answer in parts] == [answer.text for answer in whole]
@@ -188,9 +225,12 @@ def test_questions_without_room_are_counted(loaded: Loaded) -> None:
     questions = ["Ann has 3 pens.", "So " * 60]
     answers = ordered(two_stage(loaded, questions, settings=QUICK, length=LENGTH))
     assert [answer.fits for answer in answers] == [True, False]
-    assert [answer.answer for answer in answers] == [None, None] and rights(answers, ["5", "5"]) == [False, False]
+    assert [answer.answer for answer in answers] == [None, None] and rights(
+        answers, ["5", "5"]
+    ) == [False, False]
     with pytest.raises(
-        ValueError, match=r"no question leaves room for an answer in 96 tokens: the shortest of 1 takes"
+        ValueError,
+        match=r"no question leaves room for an answer in 96 tokens: the shortest of 1 takes",
     ):
         two_stage(loaded, questions[1:], settings=QUICK, length=LENGTH)
     (alone,) = two_stage(loaded, questions[1:], settings=QUICK, length=LENGTH, numbers=[1])
@@ -205,7 +245,12 @@ def test_special_tokens_in_a_question_are_text(loaded: Loaded) -> None:
 
 def test_the_protocols_numbers() -> None:
     released = two_stage_settings(published=True)
-    assert (released.steps, released.temperature, released.pooled, released.eps) == (256, 0.1, True, 1e-5)
+    assert (released.steps, released.temperature, released.pooled, released.eps) == (
+        256,
+        0.1,
+        True,
+        1e-5,
+    )
     assert (released.schedule, released.rule, released.seed) == ("timed", "low_confidence", 1234)
     own = two_stage_settings()
     assert (own.temperature, own.pooled, own.stop_at_eos) == (0.0, False, True)
@@ -214,13 +259,21 @@ def test_the_protocols_numbers() -> None:
     asked = two_stage_settings(EvalSettings(steps=32, temperature=0.5, seed=3))
     assert (asked.steps, asked.temperature, asked.seed, asked.schedule) == (32, 0.5, 3, "timed")
     other = two_stage_settings(DecodingSettings(schedule="threshold", threshold=0.8))
-    assert (other.schedule, other.threshold, other.steps, other.eps) == ("threshold", 0.8, None, None)
+    assert (other.schedule, other.threshold, other.steps, other.eps) == (
+        "threshold",
+        0.8,
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"length": 1}, r"two stages take 2 to 128 tokens, the context of tiny test model, but length is 1"),
+        (
+            {"length": 1},
+            r"two stages take 2 to 128 tokens, the context of tiny test model, but length is 1",
+        ),
         ({"length": 129}, "but length is 129"),
         ({"numbers": [1]}, "3 questions need a number each, but there are 1 numbers"),
     ],
@@ -231,7 +284,9 @@ def test_what_cannot_be_done_is_refused(changes: dict, message: str, loaded: Loa
 
 
 def test_autoregressive_models_are_sent_to_gsm8k() -> None:
-    with pytest.raises(ValueError, match=r"the two stages denoise, but .* has no mask token; score it on .* gsm8k"):
+    with pytest.raises(
+        ValueError, match=r"the two stages denoise, but .* has no mask token; score it on .* gsm8k"
+    ):
         two_stage(tiny_llama(), QUESTIONS)
 
 
@@ -240,7 +295,10 @@ def test_documents_come_from_gsm8ks_files(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ValueError, match="gsm8k needs its test split, but looked for"):
         two_stage_documents(tmp_path)
-    data = Path(os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared") / "data"
+    data = (
+        Path(os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared")
+        / "data"
+    )
     if not data.is_dir():
         pytest.skip(f"no benchmark files at {data}; set SINKLAB_SHARED")
     documents = two_stage_documents(data, 3)

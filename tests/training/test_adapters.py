@@ -1,4 +1,6 @@
-"""Adapters by themselves: written by a run, read on their base, gone on from, packaged under a name."""
+"""Adapters by themselves: written by a run, read on their base, gone on from, packaged under a
+name.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,11 +40,15 @@ def parent(settings: TrainSettings, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def adapted(settings: TrainSettings, parent: Path) -> TrainSettings:
-    return replace(settings, tokenizer=None, init_from=str(parent), train_only="lora", lora_rank=4, seed=3)
+    return replace(
+        settings, tokenizer=None, init_from=str(parent), train_only="lora", lora_rank=4, seed=3
+    )
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_base_and_a_small_file_are_the_saved_model(name: str, adapted: TrainSettings, tmp_path: Path) -> None:
+def test_a_base_and_a_small_file_are_the_saved_model(
+    name: str, adapted: TrainSettings, tmp_path: Path
+) -> None:
     here = replace(adapted, out=str(tmp_path / "run"), **VARIANTS[name])
     folder = train(here)
     file = tmp_path / "run" / FILE
@@ -50,7 +56,9 @@ def test_a_base_and_a_small_file_are_the_saved_model(name: str, adapted: TrainSe
     assert (facts.base, facts.rank, facts.tokens, facts.seed) == ("model", 4, 4 * 4 * 16, 3)
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     saved, merged = sinklab.load(folder), load_adapters(str(adapted.init_from), file)
-    assert merged.family == saved.family == ("autoregressive" if name == "next token" else "diffusion")
+    assert (
+        merged.family == saved.family == ("autoregressive" if name == "next token" else "diffusion")
+    )
     before = load_file(Path(str(adapted.init_from)) / "model.safetensors")
     changed = 0
     for key, expected in saved.model.state_dict().items():
@@ -70,7 +78,11 @@ def test_a_base_and_a_small_file_are_the_saved_model(name: str, adapted: TrainSe
     half = load_adapters(str(adapted.init_from), file, dtype=torch.bfloat16)
     assert half.model.dtype == torch.bfloat16
     # the last checkpoint has what the run wrote at its end, and an earlier one has less
-    last = extract(tmp_path / "run" / "checkpoints" / "checkpoint-4", tmp_path / "last.safetensors", base="parent")
+    last = extract(
+        tmp_path / "run" / "checkpoints" / "checkpoint-4",
+        tmp_path / "last.safetensors",
+        base="parent",
+    )
     assert read_adapters(last)[0] == replace(facts, base="parent")
     assert all(torch.equal(tensors[key], tensor) for key, tensor in load_file(last).items())
     early = read_adapters(extract(tmp_path / "run" / "checkpoints" / "checkpoint-2"))
@@ -78,10 +90,16 @@ def test_a_base_and_a_small_file_are_the_saved_model(name: str, adapted: TrainSe
     assert not all(torch.equal(tensors[key], tensor) for key, tensor in early[1].items())
 
 
-def test_another_base_is_refused_in_two_lines(adapted: TrainSettings, settings: TrainSettings, tmp_path: Path) -> None:
+def test_another_base_is_refused_in_two_lines(
+    adapted: TrainSettings, settings: TrainSettings, tmp_path: Path
+) -> None:
     train(replace(adapted, out=str(tmp_path / "run")))
-    other = train(replace(settings, objective="autoregressive", seed=9, out=str(tmp_path / "other")))
-    with pytest.raises(ValueError, match=r"were trained on model with weights of SHA-256 \w{12}") as raised:
+    other = train(
+        replace(settings, objective="autoregressive", seed=9, out=str(tmp_path / "other"))
+    )
+    with pytest.raises(
+        ValueError, match=r"were trained on model with weights of SHA-256 \w{12}"
+    ) as raised:
         load_adapters(other, tmp_path / "run" / FILE)
     assert str(raised.value).count("\n") == 1
     # in bfloat16 the base is still the same
@@ -121,7 +139,9 @@ def test_a_packaged_name_takes_its_base(
 ) -> None:
     train(replace(adapted, logit_shift=True, out=str(tmp_path / "run")))
     base = str(adapted.init_from)
-    monkeypatch.setitem(adapter_files.PACKAGED, "toy-diffusion", (str(tmp_path / "absent"), "toy==1"))
+    monkeypatch.setitem(
+        adapter_files.PACKAGED, "toy-diffusion", (str(tmp_path / "absent"), "toy==1")
+    )
     monkeypatch.setattr(adapter_files, "packaged_file", lambda name: tmp_path / "run" / FILE)
     loaded = sinklab.load("toy-diffusion", base=base)
     assert (loaded.name, loaded.model.config.logit_shift) == ("toy-diffusion", True)
@@ -131,7 +151,10 @@ def test_a_packaged_name_takes_its_base(
     assert str(raised.value).count("\n") == 1
     monkeypatch.setitem(adapter_files.PACKAGED, "toy-diffusion", (base, "toy==1"))
     torch.testing.assert_close(
-        loading.load("toy-diffusion").model.lm_head.weight, loaded.model.lm_head.weight, rtol=0, atol=0
+        loading.load("toy-diffusion").model.lm_head.weight,
+        loaded.model.lm_head.weight,
+        rtol=0,
+        atol=0,
     )
     assert published.read_plan("toy-diffusion")[0].settings["logit_shift"] is True
     with pytest.raises(ValueError, match="got sink_kind"):

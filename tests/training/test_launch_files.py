@@ -26,7 +26,9 @@ def test_every_file_is_known_here() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_accelerate_reads_the_file_and_the_command_in_its_comment(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerate_reads_the_file_and_the_command_in_its_comment(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from accelerate.commands.config.config_args import ClusterConfig
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
@@ -82,4 +84,6 @@ def test_the_slurm_script_hands_its_arguments_to_the_command() -> None:
     assert done.returncode == 0, done.stderr
     said = "node1:29500 15/16 7/8: -m sinklab train qwen-1.5b --corpus a b --resume"
     assert done.stdout.splitlines() == ["--kill-on-bad-exit=1", said]
-    assert "\n#SBATCH --signal=TERM@" in path.read_text(), "the processes are told before the time is over"
+    assert "\n#SBATCH --signal=TERM@" in path.read_text(), (
+        "the processes are told before the time is over"
+    )

@@ -1,4 +1,6 @@
-"""The sink monitor in the Trainer: when it looks, what it keeps, and that training does not notice."""
+"""The sink monitor in the Trainer: when it looks, what it keeps, and that training does not
+notice.
+"""
 
 import math
 from pathlib import Path
@@ -42,7 +44,14 @@ class Losses(TrainerCallback):
             self.seen.append(logs["loss"])
 
 
-def trained(folder, monitor: SinkMonitor | None, *, compiled: bool = False, resume: str | None = None, **arguments):
+def trained(
+    folder,
+    monitor: SinkMonitor | None,
+    *,
+    compiled: bool = False,
+    resume: str | None = None,
+    **arguments,
+):
     model = tiny_model(1).train()
     if compiled:
         model.model.compile(backend="eager", dynamic=False)

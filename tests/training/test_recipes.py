@@ -1,4 +1,6 @@
-"""The recipes are the paper's runs: sizes, tokens, and nothing but the variant between two of them."""
+"""The recipes are the paper's runs: sizes, tokens, and nothing but the variant between two of
+them.
+"""
 
 import copy
 import dataclasses
@@ -36,7 +38,9 @@ def built(variant: str) -> DiffusionLM:
 def parameters(model: DiffusionLM) -> int:
     """All but the embedding and the head."""
     words = (model.get_input_embeddings().weight, model.get_output_embeddings().weight)
-    return sum(weight.numel() for weight in model.parameters()) - sum(weight.numel() for weight in words)
+    return sum(weight.numel() for weight in model.parameters()) - sum(
+        weight.numel() for weight in words
+    )
 
 
 def test_the_472m_recipe_has_the_published_sizes() -> None:
@@ -44,7 +48,10 @@ def test_the_472m_recipe_has_the_published_sizes() -> None:
     # the released Diff_LLaMA_472M: 471.91M, and 553.83M with its embedding and head
     assert plain == 18 * (4 * 1280**2 + 3 * 1280 * 5120 + 2 * 1280) + 1280 == 471_906_560
     assert parameters(built("gate")) - plain == 18 * 1280 * 1280  # 29.49M
-    assert [parameters(built(f"{count}sink{end}")) - plain for count, end in (("", ""), ("2-", "s"), ("4-", "s"))] == [
+    assert [
+        parameters(built(f"{count}sink{end}")) - plain
+        for count, end in (("", ""), ("2-", "s"), ("4-", "s"))
+    ] == [
         1280,
         2 * 1280,
         4 * 1280,
@@ -57,9 +64,11 @@ def test_smdms_start_is_small_where_layers_write_to_the_residual_stream(variant:
     tokenizer = tiny_tokenizer()
     sizes = {"hidden_size": 128, "mlp_size": 512, "layers": 6}
     model, plain = (
-        new_model(recipe("laptop-scratch", variant, init=init, **sizes), tokenizer) for init in ("smdm", "plain")
+        new_model(recipe("laptop-scratch", variant, init=init, **sizes), tokenizer)
+        for init in ("smdm", "plain")
     )
-    # SMDM, lit_gpt/diffmodel.py: all matrices, and those called proj (of attention) and w3 (of the MLP)
+    # SMDM, lit_gpt/diffmodel.py: all matrices, and those called proj (of attention) and w3 (of the
+    # MLP)
     wide, deep = math.sqrt(2 / (5 * 128)), 1 / (math.sqrt(128) * 6)
     seen = set[str]()
     for (name, weight), usual in zip(model.named_parameters(), plain.parameters(), strict=True):
@@ -68,7 +77,9 @@ def test_smdms_start_is_small_where_layers_write_to_the_residual_stream(variant:
             assert torch.equal(weight, usual)
             continue
         expected = deep if kind in ("o_proj", "down_proj") else wide
-        assert float(weight.detach().std() / expected) == pytest.approx(1, abs=6 / math.sqrt(2 * weight.numel())), name
+        assert float(weight.detach().std() / expected) == pytest.approx(
+            1, abs=6 / math.sqrt(2 * weight.numel())
+        ), name
         # the same draws as any other start's
         assert torch.allclose(weight / expected, usual / 0.02, atol=1e-5), name
         seen.add(kind)
@@ -80,7 +91,9 @@ def test_smdms_start_is_small_where_layers_write_to_the_residual_stream(variant:
 
 
 def test_the_end_of_a_text_is_learned_where_it_is_the_padding_too(tmp_path: Path) -> None:
-    settings = tiny_settings(uneven_documents(tmp_path), tie_embeddings=False, steps=4, out=str(tmp_path / "run"))
+    settings = tiny_settings(
+        uneven_documents(tmp_path), tie_embeddings=False, steps=4, out=str(tmp_path / "run")
+    )
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.pad_token = tokenizer.eos_token
     tokenizer.save_pretrained(str(settings.tokenizer))
@@ -100,13 +113,28 @@ def test_fine_tuning_has_the_rows_of_the_released_code_and_those_of_the_paper() 
 
 @pytest.mark.parametrize(
     ("name", "tokens", "batch", "lr"),
-    [("scratch-472m", 100e9, 256, 2e-4), ("qwen-0.5b", 30e9, 512, 1e-4), ("qwen-1.5b", 100e9, 4096, 1e-4)],
+    [
+        ("scratch-472m", 100e9, 256, 2e-4),
+        ("qwen-0.5b", 30e9, 512, 1e-4),
+        ("qwen-1.5b", 100e9, 4096, 1e-4),
+    ],
 )
-def test_the_papers_runs_see_the_papers_tokens(name: str, tokens: float, batch: int, lr: float) -> None:
+def test_the_papers_runs_see_the_papers_tokens(
+    name: str, tokens: float, batch: int, lr: float
+) -> None:
     settings = recipe(name)
     assert settings.steps * settings.batch * settings.length == pytest.approx(tokens, rel=1e-3)
-    assert (settings.batch, settings.lr, settings.lr * settings.min_lr) == (batch, lr, pytest.approx(lr / 10))
-    assert (settings.beta1, settings.beta2, settings.weight_decay, settings.warmup) == (0.9, 0.95, 0.1, 0.01)
+    assert (settings.batch, settings.lr, settings.lr * settings.min_lr) == (
+        batch,
+        lr,
+        pytest.approx(lr / 10),
+    )
+    assert (settings.beta1, settings.beta2, settings.weight_decay, settings.warmup) == (
+        0.9,
+        0.95,
+        0.1,
+        0.01,
+    )
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -122,7 +150,9 @@ def test_variants_of_a_recipe_differ_in_the_variant_alone(name: str) -> None:
             continue
         settings = recipe(name, variant)
         check(settings)
-        changed = {key for key, value in dataclasses.asdict(settings).items() if plain[key] != value}
+        changed = {
+            key for key, value in dataclasses.asdict(settings).items() if plain[key] != value
+        }
         # fine-tuning goes on with the model of its variant
         assert changed <= MODEL | ({"init_from"} if plain["pairs"] != "none" else set()), variant
         folders.append(settings.out)

@@ -16,7 +16,9 @@ IDS = torch.randint(3, 280, (3, 24), generator=torch.Generator().manual_seed(5))
 
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray], tolerance: float = 0.0) -> None:
     for name in MEASURES:
-        np.testing.assert_allclose(one[name], other[name], rtol=tolerance, atol=tolerance, err_msg=name)
+        np.testing.assert_allclose(
+            one[name], other[name], rtol=tolerance, atol=tolerance, err_msg=name
+        )
 
 
 def test_a_token_once_open_stays_open() -> None:
@@ -53,9 +55,9 @@ def test_shares_are_those_of_the_maps(sinks: int, given: int) -> None:
     assert expected["sinks"] > 0
     assert (seen.added, seen.length, seen.even_share) == (sinks, 24, sinks / (sinks + 24))
     assert seen.overall["sink_share"] == pytest.approx(seen.layers["sink_share"].mean())
-    assert sum(seen.overall[f"main_{name}"] for name in ("added", "first", "early", "other", "none")) == pytest.approx(
-        1
-    )
+    assert sum(
+        seen.overall[f"main_{name}"] for name in ("added", "first", "early", "other", "none")
+    ) == pytest.approx(1)
 
 
 def test_holders_mobility_and_values_of_a_constructed_text() -> None:
@@ -78,7 +80,8 @@ def test_holders_mobility_and_values_of_a_constructed_text() -> None:
     }
     for name, expected in holders.items():
         assert layers[name].tolist() == expected, name
-    # of six pairs of levels five have their sinks apart; the text alone has two, apart; the other layer stands still
+    # of six pairs of levels five have their sinks apart; the text alone has two, apart; the other
+    # layer stands still
     np.testing.assert_allclose(layers["mobility"], [5 / 6, 0], atol=1e-12)
     np.testing.assert_allclose(layers["text_mobility"], [1, 0], atol=1e-12)
     assert overall["mobility"] == pytest.approx(5 / 6 * 4 / 7)
@@ -87,7 +90,8 @@ def test_holders_mobility_and_values_of_a_constructed_text() -> None:
     np.testing.assert_allclose(layers["value_other"], [72 / 38, 73 / 37])
     assert layers["sink_share"] == pytest.approx([(5 + 5 + 0.5 + 0.5) / 40, 0.05])
     assert np.isnan(layers["value_masked"]).all()
-    # the last five tokens, one of which is a sink of the first layer, are masks of short values: told apart
+    # the last five tokens, one of which is a sink of the first layer, are masks of short values:
+    # told apart
     masked[..., 5:] = True
     values[..., 6:] = 0.5
     layers, _ = measured_heads(received, values, np.full((1, 4, 11), 10.0), masked, 1)
@@ -106,7 +110,9 @@ def test_activations_are_those_of_the_hidden_states() -> None:
         module.register_forward_pre_hook(lambda module, args: states.append(args[0].detach().abs()))
     with torch.no_grad():
         model(shown)
-    added, text = ([each for each in states if (each.shape[1] == 1) == alone] for alone in (True, False))
+    added, text = (
+        [each for each in states if (each.shape[1] == 1) == alone] for alone in (True, False)
+    )
     expected = {
         "activation_added": [each.max() for each in added],
         "activation_first": [each[:, 0].max() for each in text],
@@ -189,7 +195,9 @@ def test_bad_input_is_refused() -> None:
     model = tiny_model()
     with pytest.raises(ValueError, match=r"rows of token ids \(R, S\).*got shape \(24,\)"):
         snapshot(model, IDS[0])
-    with pytest.raises(ValueError, match=r"hidden tokens in \(0, 1\], but are \(0.5, 0\); leave 0 out"):
+    with pytest.raises(
+        ValueError, match=r"hidden tokens in \(0, 1\], but are \(0.5, 0\); leave 0 out"
+    ):
         snapshot(model, IDS, levels=(0.5, 0))
     with pytest.raises(ValueError, match="keeps no list `layers`"):
         broken = copy.deepcopy(model)

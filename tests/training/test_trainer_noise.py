@@ -34,7 +34,9 @@ def test_the_noise_of_a_row_is_its_own_however_rows_are_drawn(sampler: str) -> N
     backwards = ROWS.flip(0)
     assert torch.equal(row_times(3, backwards, 8, sampler), t.flip(0))
     assert torch.equal(row_masks(3, backwards, t.flip(0).expand(-1, 16)), masks.flip(0))
-    assert all(torch.equal(row_times(3, ROWS[n : n + 1], 8, sampler), t[n : n + 1]) for n in range(24))
+    assert all(
+        torch.equal(row_times(3, ROWS[n : n + 1], 8, sampler), t[n : n + 1]) for n in range(24)
+    )
     other = row_times(4, ROWS, 8, sampler)
     assert not torch.isclose(other, t).any(), "another seed, other times"
     assert len(t.unique()) == len(row_masks(3, ROWS, torch.full((24, 16), 0.5)).unique(dim=0)) == 24
@@ -49,8 +51,12 @@ def test_times_are_uniform_and_low_discrepancy_spreads_each_step() -> None:
         assert abs(t.mean() - 0.5) < 0.02
         assert abs(t.std() - 12**-0.5) < 0.01
     spread = row_times(0, rows, 8, "low_discrepancy").view(-1, 8).sort(dim=1).values.diff(dim=1)
-    assert torch.allclose(spread, torch.full_like(spread, 0.999 / 8), atol=1e-5), "evenly spaced inside a step"
-    assert not torch.equal(row_times(0, rows[:8], 8, "iid"), row_times(0, rows[:8], 4, "low_discrepancy"))
+    assert torch.allclose(spread, torch.full_like(spread, 0.999 / 8), atol=1e-5), (
+        "evenly spaced inside a step"
+    )
+    assert not torch.equal(
+        row_times(0, rows[:8], 8, "iid"), row_times(0, rows[:8], 4, "low_discrepancy")
+    )
     # the batch has no say in independent times
     assert torch.equal(row_times(0, rows[:8], 8, "iid"), row_times(0, rows[:8], 2, "iid"))
 
@@ -65,7 +71,9 @@ def test_masks_are_those_of_corrupt_and_stay_out_of_prompts() -> None:
     # the same draw as corrupt makes of it with this row's generator
     from sinklab.lab.data.rows import place_generator
 
-    _, masked = corrupt(ids()[5:6], noisy["t"][5:6, 0], mask_id=2, generator=place_generator(3, 1, 5))
+    _, masked = corrupt(
+        ids()[5:6], noisy["t"][5:6, 0], mask_id=2, generator=place_generator(3, 1, 5)
+    )
     assert torch.equal(masked[0], free[5])
 
 
@@ -76,15 +84,23 @@ def test_rows_of_causal_steps_get_no_noise() -> None:
     assert "masked" in collator(rows[8:12])
 
 
-def trainer_of(model, tmp_path, phases: Phases | None = None, together: int = 2) -> DiffusionTrainer:
+def trainer_of(
+    model, tmp_path, phases: Phases | None = None, together: int = 2
+) -> DiffusionTrainer:
     arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
     shifted = model.config.logit_shift
     objective = Objective(phases or Phases(0, 0, 0), model.config.mask_token_id, shifted, 8)
-    return DiffusionTrainer(model=model, args=arguments, objective=objective, heldout=Rows(ids(7)), together=together)
+    return DiffusionTrainer(
+        model=model, args=arguments, objective=objective, heldout=Rows(ids(7)), together=together
+    )
 
 
-def step_loss(trainer: DiffusionTrainer, batches: list[dict[str, torch.Tensor]], step: int = 0) -> torch.Tensor:
-    """The loss of one optimizer step in these micro-batches, as the Trainer adds it up; gradients are on the model."""
+def step_loss(
+    trainer: DiffusionTrainer, batches: list[dict[str, torch.Tensor]], step: int = 0
+) -> torch.Tensor:
+    """The loss of one optimizer step in these micro-batches, as the Trainer adds it up; gradients
+    are on the model.
+    """
     trainer.state.global_step = step
     samples, _ = trainer.get_batch_samples(iter(batches), len(batches), "cpu")
     trainer.current_gradient_accumulation_steps = len(samples)
@@ -98,7 +114,11 @@ def step_loss(trainer: DiffusionTrainer, batches: list[dict[str, torch.Tensor]],
 
 
 def gradients(model) -> dict[str, torch.Tensor]:
-    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    return {
+        name: weight.grad.clone()
+        for name, weight in model.named_parameters()
+        if weight.grad is not None
+    }
 
 
 @pytest.mark.parametrize("maskable", [False, True])
@@ -112,11 +132,15 @@ def test_micro_batches_change_neither_loss_nor_gradient(tmp_path, maskable: bool
     collator = NoisyCollator(0, 8, "low_discrepancy")
     whole = step_loss(trainer, [collator(rows)])
     expected = gradients(model)
-    split = step_loss(trainer, [collator(rows[:2]), collator(rows[2:4]), collator(rows[4:6]), collator(rows[6:])])
+    split = step_loss(
+        trainer, [collator(rows[:2]), collator(rows[2:4]), collator(rows[4:6]), collator(rows[6:])]
+    )
     assert torch.allclose(whole, split, rtol=1e-6)
     found = gradients(model)
     assert expected.keys() == found.keys()
-    assert all(torch.allclose(expected[name], found[name], rtol=1e-5, atol=1e-7) for name in expected)
+    assert all(
+        torch.allclose(expected[name], found[name], rtol=1e-5, atol=1e-7) for name in expected
+    )
 
     batch = collator(rows)
     noisy = batch["input_ids"].masked_fill(batch["masked"], model.config.mask_token_id)
@@ -127,7 +151,9 @@ def test_micro_batches_change_neither_loss_nor_gradient(tmp_path, maskable: bool
         batch["t"],
         maskable_BS=batch.get("maskable"),
     )
-    assert torch.allclose(plain.float(), whole.float(), rtol=1e-5), "Eq. 3–4, a mean over maskable tokens"
+    assert torch.allclose(plain.float(), whole.float(), rtol=1e-5), (
+        "Eq. 3–4, a mean over maskable tokens"
+    )
 
 
 @pytest.mark.parametrize("shift", [False, True])
@@ -141,7 +167,9 @@ def test_the_warm_start_is_the_next_token_loss_and_ends(tmp_path, shift: bool) -
         logits = model(columns[:8], causal=True).logits.double().log_softmax(-1)
     # with a shift the output at i - 1 stands at i
     at = {False: lambda i: i, True: lambda i: i + 1}[shift]
-    plain = -sum(logits[b, at(i), columns[b, i + 1]] for b in range(8) for i in range(15)) / (8 * 15)
+    plain = -sum(logits[b, at(i), columns[b, i + 1]] for b in range(8) for i in range(15)) / (
+        8 * 15
+    )
     assert abs(step_loss(trainer, [collator(rows[:4]), collator(rows[4:8])], step=0) - plain) < 1e-5
     seen = []
     model.model.embed_tokens.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
@@ -176,13 +204,18 @@ def test_documents_and_annealing_hide_together() -> None:
     assert torch.equal(sight(batch, None)["visible"][0], own)
     left = torch.ones(4, 4, dtype=torch.bool).tril()
     assert torch.equal(sight(batch, left)["visible"][0], own & left)
-    assert asked_causally(batch).tolist() == [[False, True, False, True]], "no document predicts the next one's start"
+    assert asked_causally(batch).tolist() == [[False, True, False, True]], (
+        "no document predicts the next one's start"
+    )
     assert sight({"input_ids": documents}, None) == {}
 
 
 def test_held_out_noise_is_fixed_by_row_and_batches_do_not_matter(tmp_path) -> None:
     model = tiny_model(1).eval()
-    measured = [trainer_of(model, tmp_path, together=together).heldout_losses() for together in (1, 2, 7, 16)]
+    measured = [
+        trainer_of(model, tmp_path, together=together).heldout_losses()
+        for together in (1, 2, 7, 16)
+    ]
     torch.rand(3)
     assert all(torch.allclose(one["losses"], measured[0]["losses"], rtol=1e-5) for one in measured)
     assert measured[0]["tokens"].tolist() == [16] * 7
@@ -191,10 +224,14 @@ def test_held_out_noise_is_fixed_by_row_and_batches_do_not_matter(tmp_path) -> N
     batch = trainer_of(model, tmp_path)._measured
     noisy = batch["input_ids"].masked_fill(batch["masked"], model.config.mask_token_id)
     logits = model(noisy, logits_to_keep=batch["masked"]).logits
-    rows = masked_token_loss(logits, batch["input_ids"], batch["masked"], batch["t"], reduction="row")
+    rows = masked_token_loss(
+        logits, batch["input_ids"], batch["masked"], batch["t"], reduction="row"
+    )
     assert torch.allclose(rows.double(), measured[0]["losses"], rtol=1e-5)
 
-    causal = trainer_of(model, tmp_path, Phases(0, 0, 0, autoregressive=True), together=3).heldout_losses()
+    causal = trainer_of(
+        model, tmp_path, Phases(0, 0, 0, autoregressive=True), together=3
+    ).heldout_losses()
     with torch.no_grad():
         assert causal["loss"] == pytest.approx(causal_loss(model, ids(7)).item(), rel=1e-5)
     assert causal["tokens"].tolist() == [15] * 7

@@ -40,7 +40,8 @@ def test_a_loss_that_is_no_number_stops_the_run(
     spoiled(monkeypatch, 2, float("nan"))
     here = replace(settings, out=str(tmp_path / "run"))
     with pytest.raises(
-        ValueError, match=r"finite, but loss is nan at step 3; lower lr \(0.001\) .* from .*checkpoint-2"
+        ValueError,
+        match=r"finite, but loss is nan at step 3; lower lr \(0.001\) .* from .*checkpoint-2",
     ):
         train(here)
     record = open_run(tmp_path / "run")
@@ -58,7 +59,8 @@ def test_weights_that_are_no_numbers_are_never_saved(
     spoiled(monkeypatch, 3, float("inf"))
     # the checkpoint of step 4 comes before the loss of steps 1 … 5 is looked at
     with pytest.raises(
-        ValueError, match=r"weights must be finite to be saved, but \S+ has values that are not at step 4"
+        ValueError,
+        match=r"weights must be finite to be saved, but \S+ has values that are not at step 4",
     ):
         train(replace(settings, log_every=5, out=str(tmp_path / "run")))
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-2"]
@@ -70,7 +72,8 @@ def test_a_loss_that_jumps_stops_the_run_and_the_setting_says_when(
     spoiled(monkeypatch, 8, 20.0)
     here = replace(settings, steps=10, batch=16, out=str(tmp_path / "run"))
     message = (
-        r"at step 9 it is \d+\.?\d*, more than 3 times the median of the last 7 logged \(\d\.\d+\), at lr \S+; lower "
+        r"at step 9 it is \d+\.?\d*, more than 3 times the median of the last 7 logged "
+        r"\(\d\.\d+\), at lr \S+; lower "
         r"lr or resume from .*checkpoint-8 with --resume, or raise --spike"
     )
     with pytest.raises(ValueError, match=message):
@@ -99,7 +102,9 @@ def test_losses_of_warm_up_and_of_another_phase_are_no_measure(tmp_path: Path) -
     # far above the warm-up's losses, and the first ones after it have nothing to be compared with
     for step in range(4, 10):
         log(step, 5.0)
-    with pytest.raises(ValueError, match="at step 10 it is 11, more than 2 times the median of the last 6"):
+    with pytest.raises(
+        ValueError, match="at step 10 it is 11, more than 2 times the median of the last 6"
+    ):
         log(10, 11.0)
     for step in range(11, 30):
         log(step, 30.0 + step)
@@ -116,8 +121,10 @@ def test_too_little_memory_names_the_settings_that_save_some(
 
     monkeypatch.setattr(trainer.DiffusionTrainer, place, full)
     message = (
-        r"rows of 16 tokens: lower --micro-batch \(now 2; it changes no result\), turn on --gradient-checkpointing "
-        r"\(off now\), or lower --head-chunk \(now 4096\), and continue with --resume: CUDA out of memory. .* GiB.$"
+        r"rows of 16 tokens: lower --micro-batch \(now 2; it changes no result\), turn on "
+        r"--gradient-checkpointing "
+        r"\(off now\), or lower --head-chunk \(now 4096\), and continue with --resume: CUDA out "
+        r"of memory. .* GiB.$"
     )
     with pytest.raises(ValueError, match=message):
         train(replace(settings, micro_batch=2, out=str(tmp_path / "run")))
@@ -128,11 +135,15 @@ def test_too_little_memory_names_the_settings_that_save_some(
     [
         OSError(errno.ENOSPC, "No space left on device"),
         pytest.param(
-            SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+            SafetensorError(
+                "Error while serializing: I/O error: No space left on device (os error 28)"
+            ),
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 59008 vs 58896"),
+            RuntimeError(
+                "[enforce fail at inline_container.cc:672] . unexpected pos 59008 vs 58896"
+            ),
             marks=pytest.mark.slow,
         ),
     ],
@@ -151,7 +162,8 @@ def test_a_full_disk_costs_the_new_checkpoint_and_no_other(
     monkeypatch.setattr(trainer.DiffusionTrainer, "_save_optimizer_and_scheduler", full)
     here = replace(settings, out=str(tmp_path / "run"))
     message = (
-        r"it is full: checkpoint 4 in .* \(.*\). The newest whole one is .*checkpoint-2: free some space, or lower"
+        r"it is full: checkpoint 4 in .* \(.*\). The newest whole one is .*checkpoint-2: "
+        r"free some space, or lower"
     )
     with pytest.raises(ValueError, match=message):
         train(here)
@@ -172,7 +184,9 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_last_checkpoint(
 
     monkeypatch.setattr(PreTrainedTokenizerBase, "save_pretrained", full)
     here = replace(settings, out=str(tmp_path / "run"))
-    with pytest.raises(ValueError, match=r"it is full: the model in .* The newest whole one is .*checkpoint-6"):
+    with pytest.raises(
+        ValueError, match=r"it is full: the model in .* The newest whole one is .*checkpoint-6"
+    ):
         train(here)
     assert not (tmp_path / "run" / "model").exists()
     monkeypatch.undo()
@@ -190,13 +204,18 @@ def test_a_disk_that_stays_full_does_not_hide_why_the_run_ended(
 
     monkeypatch.setattr(trainer.DiffusionTrainer, "_save_optimizer_and_scheduler", full)
     monkeypatch.setattr(RunWriter, "table", full)
-    with pytest.raises(ValueError, match=r"newest whole one is none \(no checkpoint is whole yet\)") as caught:
+    with pytest.raises(
+        ValueError, match=r"newest whole one is none \(no checkpoint is whole yet\)"
+    ) as caught:
         train(replace(settings, out=str(tmp_path / "run")))
     assert any("history could not be written either" in note for note in caught.value.__notes__)
 
 
 def test_other_errors_of_a_checkpoint_are_not_called_a_full_disk(tmp_path: Path) -> None:
-    with pytest.raises(PermissionError), write_checkpoint(tmp_path, 3, first=True, wait=lambda: None) as folder:
+    with (
+        pytest.raises(PermissionError),
+        write_checkpoint(tmp_path, 3, first=True, wait=lambda: None) as folder,
+    ):
         folder.mkdir(parents=True)
         (folder / "half").write_text("half")
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -204,13 +223,20 @@ def test_other_errors_of_a_checkpoint_are_not_called_a_full_disk(tmp_path: Path)
     assert whole_checkpoints(tmp_path) == []
 
 
-def test_trackers_are_named_or_refused(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_are_named_or_refused(
+    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert trackers("none") == []
-    with pytest.raises(ValueError, match=r"log_to must be one of .*, but is 'tensorbord'; did you mean 'tensorboard'"):
+    with pytest.raises(
+        ValueError,
+        match=r"log_to must be one of .*, but is 'tensorbord'; did you mean 'tensorboard'",
+    ):
         trackers("tensorbord")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert trackers("auto") == []
-    with pytest.raises(ValueError, match="log_to names wandb, which is not installed; run pip install wandb"):
+    with pytest.raises(
+        ValueError, match="log_to names wandb, which is not installed; run pip install wandb"
+    ):
         trackers("wandb")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert trackers("auto") == ["tensorboard"]

@@ -1,4 +1,6 @@
-"""Training with attention in blocks: its noise, its loss, its limits, and from a causal model in one command."""
+"""Training with attention in blocks: its noise, its loss, its limits, and from a causal model in
+one command.
+"""
 
 import json
 from dataclasses import replace
@@ -25,7 +27,9 @@ def test_a_time_is_drawn_for_each_block(sampler):
     batch = NoisyCollator(0, 8, sampler, block_length=5)(rows())
     t_BS = batch["t"]
     assert t_BS.shape == (8, 16)
-    assert all(len(row_S[start : start + 5].unique()) == 1 for row_S in t_BS for start in range(0, 16, 5))
+    assert all(
+        len(row_S[start : start + 5].unique()) == 1 for row_S in t_BS for start in range(0, 16, 5)
+    )
     assert len(t_BS[:, ::5].unique()) == 8 * 4
     # a row has its own noise, whoever rides along
     alone = NoisyCollator(0, 8, sampler, block_length=5)(rows()[3:4])
@@ -37,14 +41,20 @@ def test_a_time_is_drawn_for_each_block(sampler):
 def test_the_loss_weighs_each_token_by_the_time_of_its_block():
     model = tiny_model(block_length=4).double()
     ids_BS = torch.stack([row["input_ids"] for row in rows()])
-    t_BS = torch.rand(8, 4, generator=torch.Generator().manual_seed(2)).clamp(min=0.2).repeat_interleave(4, 1)
+    t_BS = (
+        torch.rand(8, 4, generator=torch.Generator().manual_seed(2))
+        .clamp(min=0.2)
+        .repeat_interleave(4, 1)
+    )
     noisy_BS, masked_BS = corrupt(ids_BS, t_BS, mask_id=model.config.mask_token_id)
     logits_MV = model(noisy_BS, logits_to_keep=masked_BS, clean=ids_BS).logits
     loss = masked_token_loss(logits_MV, ids_BS, masked_BS, t_BS)
     cost_M = torch.nn.functional.cross_entropy(logits_MV, ids_BS[masked_BS], reduction="none")
     torch.testing.assert_close(loss, (cost_M / t_BS[masked_BS]).sum() / ids_BS.numel())
     labels_BS = ids_BS.masked_fill(~masked_BS, -100)
-    asked = model(noisy_BS, labels=labels_BS, label_weights=(1 / t_BS / ids_BS.numel()).double(), clean=ids_BS)
+    asked = model(
+        noisy_BS, labels=labels_BS, label_weights=(1 / t_BS / ids_BS.numel()).double(), clean=ids_BS
+    )
     torch.testing.assert_close(asked.loss, loss)
 
 
@@ -59,8 +69,15 @@ def test_a_block_of_the_whole_row_trains_what_full_attention_trains(tmp_path):
     train(replace(base, out=str(tmp_path / "full")))
     blocks = {"objective": "block_diffusion", "block_length": base.length}
     train(replace(base, out=str(tmp_path / "blocks"), **blocks))
-    torch.testing.assert_close(losses(tmp_path / "blocks"), losses(tmp_path / "full"), atol=1e-4, rtol=1e-4)
-    small = {"objective": "block_diffusion", "block_length": 4, "t_per": "block", "clean_attention": "causal"}
+    torch.testing.assert_close(
+        losses(tmp_path / "blocks"), losses(tmp_path / "full"), atol=1e-4, rtol=1e-4
+    )
+    small = {
+        "objective": "block_diffusion",
+        "block_length": 4,
+        "t_per": "block",
+        "clean_attention": "causal",
+    }
     train(replace(base, out=str(tmp_path / "small"), causal_start=0.3, **small))
     config = json.loads((tmp_path / "small/model/config.json").read_text())
     assert (config["block_length"], config["clean_attention"]) == (4, "causal")
@@ -71,16 +88,32 @@ def test_a_block_of_the_whole_row_trains_what_full_attention_trains(tmp_path):
 
 def test_from_a_causal_model_and_on_from_blocks(tmp_path):
     text = repeated_text(tmp_path)
-    causal = tiny_settings(text, spike=0, steps=4, objective="autoregressive", out=str(tmp_path / "causal"))
+    causal = tiny_settings(
+        text, spike=0, steps=4, objective="autoregressive", out=str(tmp_path / "causal")
+    )
     train(causal)
     start = {"init_from": str(tmp_path / "causal/model"), "objective": "block_diffusion"}
-    with pytest.raises(ValueError, match="is causal, so objective='block_diffusion' needs --block-length"):
+    with pytest.raises(
+        ValueError, match="is causal, so objective='block_diffusion' needs --block-length"
+    ):
         train(tiny_settings(text, spike=0, steps=4, out=str(tmp_path / "none"), **start))
     train(tiny_settings(text, spike=0, steps=4, out=str(tmp_path / "a2d"), block_length=4, **start))
     onward = {"init_from": str(tmp_path / "a2d/model")}
-    with pytest.raises(ValueError, match="attention in blocks of 4, which is trained with --objective block_diffusion"):
+    with pytest.raises(
+        ValueError,
+        match="attention in blocks of 4, which is trained with --objective block_diffusion",
+    ):
         train(tiny_settings(text, spike=0, steps=4, out=str(tmp_path / "wrong"), **onward))
-    train(tiny_settings(text, spike=0, steps=4, out=str(tmp_path / "more"), objective="block_diffusion", **onward))
+    train(
+        tiny_settings(
+            text,
+            spike=0,
+            steps=4,
+            out=str(tmp_path / "more"),
+            objective="block_diffusion",
+            **onward,
+        )
+    )
     assert sinklab.load(tmp_path / "more/model").model.config.block_length == 4
 
 

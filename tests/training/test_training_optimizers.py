@@ -24,7 +24,9 @@ from tiny_training import tiny_settings, uneven_documents
 def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
     corpus = uneven_documents(tmp_path_factory.mktemp("corpus"))
     often = {"eval_every": 6, "save_every": 4, "heldout_rows": 8, "steps": 12}
-    return tiny_settings(corpus, optimizer="muon", row_start=True, sink_kind="token", sink_count=1, **often)
+    return tiny_settings(
+        corpus, optimizer="muon", row_start=True, sink_kind="token", sink_count=1, **often
+    )
 
 
 def made(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> trainer.DiffusionTrainer:
@@ -55,11 +57,21 @@ def test_muon_has_the_matrices_of_the_layers_and_adamw_the_rest(
     }
     assert had["muon"] == {name for name in names.values() if "_proj" in name}
     assert had["adamw"] == set(names.values()) - had["muon"]
-    spared = {names[id(one)] for group in adamw.param_groups if not group["weight_decay"] for one in group["params"]}
+    spared = {
+        names[id(one)]
+        for group in adamw.param_groups
+        if not group["weight_decay"]
+        for one in group["params"]
+    }
     assert spared == {name for name in had["adamw"] if "embed_tokens" not in name}
-    rates = {group["initial_lr"] for group in adamw.param_groups}, {group["initial_lr"] for group in muon.param_groups}
+    rates = (
+        {group["initial_lr"] for group in adamw.param_groups},
+        {group["initial_lr"] for group in muon.param_groups},
+    )
     assert rates == ({0.01}, {0.004})
-    assert {group["lr"] / group["initial_lr"] for group in optimizer.param_groups} == {0.1}, "one schedule for all"
+    assert {group["lr"] / group["initial_lr"] for group in optimizer.param_groups} == {0.1}, (
+        "one schedule for all"
+    )
 
 
 def test_a_step_is_that_of_torchs_own_optimizers(settings: TrainSettings) -> None:
@@ -104,23 +116,44 @@ def test_a_run_with_muon_goes_on_to_the_same_end(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"optimizer": "adamw", "muon_lr": 0.1}, "muon_lr is the learning rate of Muon, but optimizer is 'adamw'"),
-        ({"train_only": "sink", "init_from": "tiny"}, "Muon trains .* all layers, but train_only is 'sink'"),
-        ({"streaming": True}, "row_start begins packed rows of plain text; leave it out with a stream or pairs"),
-        ({"pairs": "completion"}, "row_start begins packed rows of plain text; leave it out with a stream or pairs"),
-        ({"optimizer": "moun"}, "optimizer must be one of adamw, muon, but is 'moun'; did you mean 'muon'"),
+        (
+            {"optimizer": "adamw", "muon_lr": 0.1},
+            "muon_lr is the learning rate of Muon, but optimizer is 'adamw'",
+        ),
+        (
+            {"train_only": "sink", "init_from": "tiny"},
+            "Muon trains .* all layers, but train_only is 'sink'",
+        ),
+        (
+            {"streaming": True},
+            "row_start begins packed rows of plain text; leave it out with a stream or pairs",
+        ),
+        (
+            {"pairs": "completion"},
+            "row_start begins packed rows of plain text; leave it out with a stream or pairs",
+        ),
+        (
+            {"optimizer": "moun"},
+            "optimizer must be one of adamw, muon, but is 'moun'; did you mean 'muon'",
+        ),
     ],
 )
-def test_what_does_not_go_together_is_refused(settings: TrainSettings, changes: dict, message: str) -> None:
+def test_what_does_not_go_together_is_refused(
+    settings: TrainSettings, changes: dict, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         train(replace(settings, **changes))
 
 
-def test_rows_begin_with_a_start_token_that_is_given(settings: TrainSettings, tmp_path: Path) -> None:
+def test_rows_begin_with_a_start_token_that_is_given(
+    settings: TrainSettings, tmp_path: Path
+) -> None:
     text = prepare(settings)
     start = row_start(text.tokenizer)
     assert start == [text.tokenizer.bos_token_id] == [len(tiny_tokenizer())], "behind all other ids"
-    batch = trainer.NoisyCollator(0, 4, "low_discrepancy")([text.training[number] for number in range(4)])
+    batch = trainer.NoisyCollator(0, 4, "low_discrepancy")(
+        [text.training[number] for number in range(4)]
+    )
     assert batch["input_ids"].shape == (4, settings.length)
     assert batch["input_ids"][:, 0].tolist() == start * 4
     assert not (batch["input_ids"][:, 1:] == start[0]).any()
@@ -129,11 +162,16 @@ def test_rows_begin_with_a_start_token_that_is_given(settings: TrainSettings, tm
     assert not batch["masked"][:, 0].any()
     assert batch["masked"].any()
     asked = trainer.asked_causally(batch)
-    assert asked.sum().item() == 4 * (settings.length - 1), "every token of text is predicted, the first one too"
+    assert asked.sum().item() == 4 * (settings.length - 1), (
+        "every token of text is predicted, the first one too"
+    )
 
 
 def test_rows_with_a_start_token_hold_the_same_text() -> None:
-    tokenizer, documents = copy.deepcopy(tiny_tokenizer()), ["the sea and the boat", "a wind", "the old man by the sea"]
+    tokenizer, documents = (
+        copy.deepcopy(tiny_tokenizer()),
+        ["the sea and the boat", "a wind", "the old man by the sea"],
+    )
     plain_RS, owners_RS = pack_with_documents(documents, tokenizer, 5)
     begin_rows(tokenizer)
     ids_RS, numbers_RS = pack_with_documents(documents, tokenizer, 6)
@@ -143,9 +181,18 @@ def test_rows_with_a_start_token_hold_the_same_text() -> None:
 
 
 @pytest.mark.parametrize("objective", ["diffusion", "autoregressive"])
-def test_a_model_remembers_how_its_rows_began(settings: TrainSettings, tmp_path: Path, objective: str) -> None:
+def test_a_model_remembers_how_its_rows_began(
+    settings: TrainSettings, tmp_path: Path, objective: str
+) -> None:
     plain = {} if objective == "diffusion" else {"sink_kind": "none", "sink_count": 0}
-    here = replace(settings, steps=2, objective=objective, heldout=settings.corpus, out=str(tmp_path / "run"), **plain)
+    here = replace(
+        settings,
+        steps=2,
+        objective=objective,
+        heldout=settings.corpus,
+        out=str(tmp_path / "run"),
+        **plain,
+    )
     loaded = load(train(here))
     start = row_start(loaded.needed_tokenizer())
     assert start == [loaded.special.bos]
@@ -156,7 +203,9 @@ def test_a_model_remembers_how_its_rows_began(settings: TrainSettings, tmp_path:
     measured = open_run(tmp_path / "run").table("heldout")
     assert measured["tokens"].item() == 8 * (settings.length - 1)
     # a run that goes on from it reads such rows too
-    onward = replace(here, tokenizer=None, init_from=str(tmp_path / "run" / "model"), row_start=False)
+    onward = replace(
+        here, tokenizer=None, init_from=str(tmp_path / "run" / "model"), row_start=False
+    )
     assert prepare(onward, tokenizer=loaded.tokenizer).training.maskable_RS is not None
     with pytest.raises(ValueError, match="begin with a start token, which a stream has not"):
         prepare(replace(onward, streaming=True), tokenizer=loaded.tokenizer)
@@ -165,7 +214,9 @@ def test_a_model_remembers_how_its_rows_began(settings: TrainSettings, tmp_path:
 def test_noise_of_a_score_spares_the_start_token(settings: TrainSettings, tmp_path: Path) -> None:
     loaded = load(train(replace(settings, steps=2, out=str(tmp_path / "run"))))
     seen: list[torch.Tensor] = []
-    loaded.model.get_input_embeddings().register_forward_pre_hook(lambda table, args: seen.append(args[0]))
+    loaded.model.get_input_embeddings().register_forward_pre_hook(
+        lambda table, args: seen.append(args[0])
+    )
     ids_RS = heldout_rows(loaded, settings.corpus, rows=16, length=settings.length).ids_RS
     row_losses(loaded, ids_RS)
     assert any((ids_BS == loaded.special.mask).any() for ids_BS in seen)

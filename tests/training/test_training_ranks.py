@@ -19,19 +19,33 @@ from tiny_training import tiny_settings, uneven_documents
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
     corpus = uneven_documents(tmp_path_factory.mktemp("corpus"))
-    variant = {"sink_kind": "token", "sink_count": 1, "gate": "elementwise", "monitor_every": 3, "monitor_rows": 2}
+    variant = {
+        "sink_kind": "token",
+        "sink_count": 1,
+        "gate": "elementwise",
+        "monitor_every": 3,
+        "monitor_rows": 2,
+    }
     often = {"eval_every": 2, "save_every": 3, "heldout_rows": 7, "shuffle_rows": 5}
     return tiny_settings(corpus, batch=8, micro_batch=2, steps=4, lr=2e-3, **often, **variant)
 
 
 @pytest.mark.slow
-def test_two_processes_have_the_noise_losses_and_weights_of_one(settings: TrainSettings, tmp_path: Path) -> None:
+def test_two_processes_have_the_noise_losses_and_weights_of_one(
+    settings: TrainSettings, tmp_path: Path
+) -> None:
     runs = {
         "memory": settings,
         "stream": replace(settings, streaming=True, documents="separate", monitor_every=0),
-        # rows with unequal numbers of tokens in the loss: the mean is over the step, not over a rank
+        # rows with unequal numbers of tokens in the loss: the mean is over the step, not over a
+        # rank
         "pairs": replace(
-            settings, corpus="arithmetic", pairs="corrected", length=160, causal_start=0.5, monitor_every=0
+            settings,
+            corpus="arithmetic",
+            pairs="corrected",
+            length=160,
+            causal_start=0.5,
+            monitor_every=0,
         ),
     }
     runs = {name: replace(one, out=str(tmp_path / name)) for name, one in runs.items()}
@@ -45,8 +59,13 @@ def test_two_processes_have_the_noise_losses_and_weights_of_one(settings: TrainS
         for column in ("loss", "heldout_loss", "lr", "tokens", "grad_norm"):
             ours, theirs = both.table("history")[column], single.table("history")[column]
             assert np.allclose(ours, theirs, rtol=1e-4, equal_nan=True), (name, column)
-        assert np.allclose(both.table("heldout_rows")["loss"], single.table("heldout_rows")["loss"], rtol=1e-4)
-        ours, theirs = (load_file(Path(folder) / "model" / "model.safetensors") for folder in (one.out, alone.out))
+        assert np.allclose(
+            both.table("heldout_rows")["loss"], single.table("heldout_rows")["loss"], rtol=1e-4
+        )
+        ours, theirs = (
+            load_file(Path(folder) / "model" / "model.safetensors")
+            for folder in (one.out, alone.out)
+        )
         assert ours.keys() == theirs.keys()
         for key in ours:
             assert torch.allclose(ours[key], theirs[key], atol=1e-5), (name, key)
@@ -73,8 +92,12 @@ FSDP2 = {
 
 
 @pytest.mark.slow
-def test_weights_spread_over_two_processes_learn_the_same_and_resume(settings: TrainSettings, tmp_path: Path) -> None:
-    here = replace(settings, steps=3, save_every=2, eval_every=3, backbone="qwen2", gradient_checkpointing=True)
+def test_weights_spread_over_two_processes_learn_the_same_and_resume(
+    settings: TrainSettings, tmp_path: Path
+) -> None:
+    here = replace(
+        settings, steps=3, save_every=2, eval_every=3, backbone="qwen2", gradient_checkpointing=True
+    )
     spread, alone = (replace(here, out=str(tmp_path / name)) for name in ("spread", "alone"))
     again = tmp_path / "again"
     cut = f"""
@@ -88,9 +111,12 @@ described = (again / "run.json").read_text()
     train_in_two([spread, replace(spread, resume=True, out=str(again))], cut, **FSDP2)
     train(alone)
     assert json.loads((tmp_path / "again.rank0").read_text())[0][0] == 2, "it went on from step 2"
-    assert (tmp_path / "spread" / "checkpoints" / "checkpoint-2" / "pytorch_model_fsdp_0").is_dir(), "it was FSDP2"
+    assert (
+        tmp_path / "spread" / "checkpoints" / "checkpoint-2" / "pytorch_model_fsdp_0"
+    ).is_dir(), "it was FSDP2"
     one, two, three = (
-        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("alone", "spread", "again")
+        load_file(tmp_path / name / "model" / "model.safetensors")
+        for name in ("alone", "spread", "again")
     )
     assert one.keys() == two.keys() == three.keys()
     for key in one:
@@ -99,7 +125,9 @@ described = (again / "run.json").read_text()
     for table in ("heldout_rows", "monitor"):
         ours, theirs = (open_run(tmp_path / name).table(table) for name in ("spread", "alone"))
         assert ours.columns.tolist() == theirs.columns.tolist()
-        assert np.allclose(ours.fillna(0).astype(float), theirs.fillna(0).astype(float), rtol=1e-3, atol=1e-4)
+        assert np.allclose(
+            ours.fillna(0).astype(float), theirs.fillna(0).astype(float), rtol=1e-3, atol=1e-4
+        )
 
 
 def test_the_batch_must_divide_over_processes_and_micro_batches() -> None:
@@ -108,7 +136,9 @@ def test_the_batch_must_divide_over_processes_and_micro_batches() -> None:
     assert micro_batches(settings, 2) == (6, 1)
     assert micro_batches(replace(settings, micro_batch=2), 3) == (2, 2)
     with pytest.raises(
-        ValueError, match=r"batch must be a multiple of micro_batch × processes, but 12 is no multiple of 4 × 2"
+        ValueError,
+        match=r"batch must be a multiple of micro_batch × processes, but 12 is no multiple of 4 × "
+        r"2",
     ):
         micro_batches(replace(settings, micro_batch=4), 2)
     with pytest.raises(ValueError, match="12 is no multiple of 2 × 5"):

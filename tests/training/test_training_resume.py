@@ -1,4 +1,6 @@
-"""A run that was killed goes on to the same end, bit for bit; what would not be the same run is refused."""
+"""A run that was killed goes on to the same end, bit for bit; what would not be the same run is
+refused.
+"""
 
 import dataclasses
 import json
@@ -26,7 +28,14 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
     corpus = uneven_documents(tmp_path_factory.mktemp("corpus"))
     often = {"eval_every": 6, "save_every": 4, "monitor_every": 5, "monitor_rows": 2}
     return tiny_settings(
-        corpus, micro_batch=2, steps=12, heldout_rows=8, shuffle_rows=7, sink_kind="token", sink_count=1, **often
+        corpus,
+        micro_batch=2,
+        steps=12,
+        heldout_rows=8,
+        shuffle_rows=7,
+        sink_kind="token",
+        sink_count=1,
+        **often,
     )
 
 
@@ -77,8 +86,12 @@ print(json.dumps(codes))
 
 
 def train_killed(runs: dict[str, TrainSettings]) -> None:
-    """Train each run in a process of its own, which is killed where the key says: a call in the script."""
-    script = KILLED.format(path=[str(Path(run.__file__).parents[2]), str(Path(__file__).parents[1])])
+    """Train each run in a process of its own, which is killed where the key says: a call in the
+    script.
+    """
+    script = KILLED.format(
+        path=[str(Path(run.__file__).parents[2]), str(Path(__file__).parents[1])]
+    )
     killed = subprocess.run(
         [sys.executable, "-c", script],
         input=json.dumps([(kill, dataclasses.asdict(settings)) for kill, settings in runs.items()]),
@@ -130,14 +143,24 @@ def test_runs_killed_in_a_step_and_in_a_checkpoint_end_as_if_they_had_not_been(
 
 
 @pytest.mark.slow
-def test_runs_killed_before_their_first_checkpoint_begin_anew(settings: TrainSettings, tmp_path: Path) -> None:
+def test_runs_killed_before_their_first_checkpoint_begin_anew(
+    settings: TrainSettings, tmp_path: Path
+) -> None:
     short = replace(settings, steps=3, save_every=2, monitor_every=1, eval_every=1)
     kills = {
         "before_a_rename('run.json')": [],
         "with_killer(1)": ["checkpoints", "monitor.parquet", "run.json"],
-        "in_a_checkpoint(2)": ["checkpoints", "checkpoints/.partial", "history.parquet", "monitor.parquet", "run.json"],
+        "in_a_checkpoint(2)": [
+            "checkpoints",
+            "checkpoints/.partial",
+            "history.parquet",
+            "monitor.parquet",
+            "run.json",
+        ],
     }
-    runs = {kill: replace(short, out=str(tmp_path / f"run-{place}")) for place, kill in enumerate(kills)}
+    runs = {
+        kill: replace(short, out=str(tmp_path / f"run-{place}")) for place, kill in enumerate(kills)
+    }
     train_killed(runs)
     train(replace(short, out=str(tmp_path / "whole")))
     for kill, one in runs.items():
@@ -145,19 +168,32 @@ def test_runs_killed_before_their_first_checkpoint_begin_anew(settings: TrainSet
         left = {str(path.relative_to(folder)) for path in folder.rglob("*")}
         # besides, who was at work, and the beginning of a run.json
         aside = ("checkpoint-", ".claims", ".run.json")
-        assert sorted(name for name in left if not any(word in name for word in aside)) == kills[kill]
+        assert (
+            sorted(name for name in left if not any(word in name for word in aside)) == kills[kill]
+        )
         assert whole_checkpoints(folder / "checkpoints") == []
         if "run.json" in left:
-            with pytest.raises(ValueError, match=r"is written once: .*continue the run that is there \(--resume"):
+            with pytest.raises(
+                ValueError, match=r"is written once: .*continue the run that is there \(--resume"
+            ):
                 train(one)
-            with pytest.raises(ValueError, match=r"these changed: lr: 0.01 → 0.02; start a new run in another folder"):
+            with pytest.raises(
+                ValueError,
+                match=r"these changed: lr: 0.01 → 0.02; start a new run in another folder",
+            ):
                 train(replace(one, resume=True, lr=0.02))
         said: list[str] = []
         train(replace(one, resume=True), progress=said.append)
-        assert said[0] == f"{folder} has no checkpoint to resume from; the run starts from the beginning"
+        assert (
+            said[0]
+            == f"{folder} has no checkpoint to resume from; the run starts from the beginning"
+        )
         assert_same(folder, tmp_path / "whole")
         assert open_run(folder).info.status == "complete"
-        names = [{str(path.relative_to(root)) for path in root.rglob("*")} for root in (folder, tmp_path / "whole")]
+        names = [
+            {str(path.relative_to(root)) for path in root.rglob("*")}
+            for root in (folder, tmp_path / "whole")
+        ]
         assert names[0] == names[1], "nothing half-written stays"
 
 
@@ -172,7 +208,9 @@ def test_a_run_that_was_stopped_while_it_began_anew_begins_anew_again(
     assert open_run(tmp_path / "run").info.status == "complete"
 
 
-def test_what_is_no_run_to_resume_is_refused_and_left_alone(settings: TrainSettings, tmp_path: Path) -> None:
+def test_what_is_no_run_to_resume_is_refused_and_left_alone(
+    settings: TrainSettings, tmp_path: Path
+) -> None:
     here = replace(settings, steps=3, resume=True, out=str(tmp_path / "run"))
     notes = tmp_path / "run" / "notes.txt"
     notes.parent.mkdir()
@@ -189,13 +227,17 @@ def test_what_is_no_run_to_resume_is_refused_and_left_alone(settings: TrainSetti
     assert open_run(tmp_path / "run").info.kind == "study"
 
 
-def test_a_complete_run_without_checkpoints_stays_as_it_is(settings: TrainSettings, tmp_path: Path) -> None:
+def test_a_complete_run_without_checkpoints_stays_as_it_is(
+    settings: TrainSettings, tmp_path: Path
+) -> None:
     here = replace(settings, steps=3, out=str(tmp_path / "run"))
     train(here)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     assert train(replace(here, resume=True)) == tmp_path / "run" / "model"
-    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == kept
+    assert {
+        path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()
+    } == kept
 
 
 class Stopper(TrainerCallback):
@@ -225,10 +267,14 @@ def test_how_a_run_runs_may_change_on_the_way(
 ) -> None:
     here = replace(settings, out=str(tmp_path / "run"), monitor_every=0)
     interrupted(here, 5, monkeypatch)
-    train(replace(here, resume=True, micro_batch=4, log_every=2, save_every=3, eval_every=100, keep=5))
+    train(
+        replace(here, resume=True, micro_batch=4, log_every=2, save_every=3, eval_every=100, keep=5)
+    )
     history = open_run(tmp_path / "run").table("history")
     steps = history.dropna(subset="loss")["step"].tolist()
-    assert steps == [1, 2, 3, 4, 6, 8, 10, 12], "the new interval holds after the checkpoint of step 4"
+    assert steps == [1, 2, 3, 4, 6, 8, 10, 12], (
+        "the new interval holds after the checkpoint of step 4"
+    )
     names = [path.name for path in whole_checkpoints(tmp_path / "run" / "checkpoints")]
     assert names == ["checkpoint-4", "checkpoint-6", "checkpoint-9", "checkpoint-12"]
     train(replace(here, out=str(tmp_path / "whole")))
@@ -241,16 +287,21 @@ def test_a_stream_that_changed_is_refused(
 ) -> None:
     corpus = tmp_path / "text.jsonl"
     corpus.write_text(Path(settings.corpus).read_text())
-    here = replace(settings, corpus=str(corpus), streaming=True, out=str(tmp_path / "run"), monitor_every=0)
+    here = replace(
+        settings, corpus=str(corpus), streaming=True, out=str(tmp_path / "run"), monitor_every=0
+    )
     interrupted(here, 5, monkeypatch)
     position = tmp_path / "run" / "checkpoints" / "checkpoint-4" / "position.json"
     assert json.loads(position.read_text())["row"] == 16
-    with pytest.raises(ValueError, match="these changed: shuffle_rows: 7 → 8, monitor_every: 0 → 5;"):
+    with pytest.raises(
+        ValueError, match="these changed: shuffle_rows: 7 → 8, monitor_every: 0 → 5;"
+    ):
         train(replace(here, resume=True, shuffle_rows=8, monitor_every=5))
     kept = position.read_text()
     position.write_text("{}")
     with pytest.raises(
-        ValueError, match=r"position.json is damaged and cannot be read \('row'\). Remove .*checkpoint-4"
+        ValueError,
+        match=r"position.json is damaged and cannot be read \('row'\). Remove .*checkpoint-4",
     ):
         train(replace(here, resume=True))
     position.write_text(kept)
@@ -266,7 +317,9 @@ def test_a_run_is_reproduced_from_its_folder_alone(settings: TrainSettings, tmp_
     assert found == here
     train(replace(found, out=str(tmp_path / "again")))
     assert_same(tmp_path / "run", tmp_path / "again")
-    hashes = [(tmp_path / name / "model" / "weights.sha256").read_text() for name in ("run", "again")]
+    hashes = [
+        (tmp_path / name / "model" / "weights.sha256").read_text() for name in ("run", "again")
+    ]
     assert hashes[0] == hashes[1]
 
     path = tmp_path / "run" / "run.json"

@@ -37,7 +37,9 @@ class Stopper(TrainerCallback):
             raise self.error
 
 
-def interrupted(settings: TrainSettings, step: int, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+def interrupted(
+    settings: TrainSettings, step: int, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
     class Stopped(trainer.DiffusionTrainer):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
@@ -49,9 +51,20 @@ def interrupted(settings: TrainSettings, step: int, monkeypatch: pytest.MonkeyPa
             train(settings)
 
 
-def test_a_run_learns_and_leaves_a_model_and_a_record(settings: TrainSettings, tmp_path: Path) -> None:
-    longer = replace(settings, tokenizer=None, vocab_size=270, out=str(tmp_path / "run"), steps=40, time_sampler="iid")
-    folder = train(replace(longer, eval_every=20, save_every=40, batch=8, heldout_rows=20, length=16))
+def test_a_run_learns_and_leaves_a_model_and_a_record(
+    settings: TrainSettings, tmp_path: Path
+) -> None:
+    longer = replace(
+        settings,
+        tokenizer=None,
+        vocab_size=270,
+        out=str(tmp_path / "run"),
+        steps=40,
+        time_sampler="iid",
+    )
+    folder = train(
+        replace(longer, eval_every=20, save_every=40, batch=8, heldout_rows=20, length=16)
+    )
     assert folder == tmp_path / "run" / "model"
     record = open_run(tmp_path / "run")
     assert (record.info.kind, record.info.status, record.info.seed) == ("training", "complete", 0)
@@ -85,7 +98,9 @@ def test_a_run_learns_and_leaves_a_model_and_a_record(settings: TrainSettings, t
     assert rows["loss"].mean() == pytest.approx(final["loss"], rel=1e-6)
     assert final["tokens"] == 16 * len(rows)
     assert final["loss"] == pytest.approx(measured["heldout_loss"].iloc[-1], rel=1e-6)
-    assert final["bits_per_byte"] == pytest.approx(final["loss"] * final["tokens"] / math.log(2) / final["bytes"])
+    assert final["bits_per_byte"] == pytest.approx(
+        final["loss"] * final["tokens"] / math.log(2) / final["bytes"]
+    )
 
     loaded = sinklab.load(folder)
     assert loaded.family == "diffusion"
@@ -106,7 +121,9 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 def test_an_interrupted_run_is_readable_and_goes_on_to_the_same_end(
     settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    variant = replace(settings, causal_start=0.25, sink_kind="token", sink_count=1, gate="elementwise")
+    variant = replace(
+        settings, causal_start=0.25, sink_kind="token", sink_count=1, gate="elementwise"
+    )
     whole, broken = (replace(variant, out=str(tmp_path / name)) for name in ("whole", "broken"))
     train(whole)
     interrupted(broken, 9, monkeypatch, KeyboardInterrupt())
@@ -123,7 +140,10 @@ def test_an_interrupted_run_is_readable_and_goes_on_to_the_same_end(
     train(replace(broken, resume=True))
     record = open_run(tmp_path / "broken")
     assert record.info.status == "complete"
-    assert record.table("history")["step"].tolist() == open_run(tmp_path / "whole").table("history")["step"].tolist()
+    assert (
+        record.table("history")["step"].tolist()
+        == open_run(tmp_path / "whole").table("history")["step"].tolist()
+    )
     assert record.table("history")["seconds"].is_monotonic_increasing
     assert losses_of(tmp_path / "broken") == losses_of(tmp_path / "whole")
     ours, theirs = weights_of(tmp_path / "broken"), weights_of(tmp_path / "whole")
@@ -167,10 +187,14 @@ def test_resuming_is_refused_where_it_would_not_be_the_same_run(
     settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = replace(settings, out=str(tmp_path / "run"))
-    with pytest.raises(ValueError, match=r"nothing to resume: .*run has no checkpoint; leave out --resume"):
+    with pytest.raises(
+        ValueError, match=r"nothing to resume: .*run has no checkpoint; leave out --resume"
+    ):
         train(replace(here, resume=True))
     interrupted(here, 5, monkeypatch, KeyboardInterrupt())
-    with pytest.raises(ValueError, match=r"keep its settings, but these changed: batch: 4 → 8, lr: 0.01 → 0.1;"):
+    with pytest.raises(
+        ValueError, match=r"keep its settings, but these changed: batch: 4 → 8, lr: 0.01 → 0.1;"
+    ):
         train(replace(here, resume=True, batch=8, lr=0.1, log_every=3))
     with pytest.raises(ValueError, match=r"is written once: .*run already holds .*--resume"):
         train(here)
@@ -189,9 +213,14 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(
     interrupted(here, 5, monkeypatch, KeyboardInterrupt())
     (corpus / "text.txt").write_text(TEXT.upper() * 60)
     kept = {path: path.read_bytes() for path in (tmp_path / "run").glob("*") if path.is_file()}
-    with pytest.raises(ValueError, match="must keep its data, but the corpus, the held-out text or the tokenizer of"):
+    with pytest.raises(
+        ValueError,
+        match="must keep its data, but the corpus, the held-out text or the tokenizer of",
+    ):
         train(replace(here, resume=True))
-    assert {path: path.read_bytes() for path in (tmp_path / "run").glob("*") if path.is_file()} == kept
+    assert {
+        path: path.read_bytes() for path in (tmp_path / "run").glob("*") if path.is_file()
+    } == kept
 
     (corpus / "text.txt").write_text(TEXT * 60)
     train(replace(here, resume=True))
@@ -200,14 +229,19 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(
     said: list[str] = []
     assert train(replace(here, resume=True), progress=said.append) == tmp_path / "run" / "model"
     assert said == [f"the run in {tmp_path / 'run'} is complete; nothing is left to do"]
-    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == kept
+    assert {
+        path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()
+    } == kept
 
 
 def test_progress_tells_stages_steps_and_losses(
     settings: TrainSettings, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     said: list[str] = []
-    train(replace(settings, tokenizer=None, vocab_size=280, steps=6, out=str(tmp_path / "run")), progress=said.append)
+    train(
+        replace(settings, tokenizer=None, vocab_size=280, steps=6, out=str(tmp_path / "run")),
+        progress=said.append,
+    )
     assert said[0] == f"reading {settings.corpus}"
     assert said[1] == "training a tokenizer of 280 entries on 1 documents"
     assert said[2] == "packing the text into rows"
@@ -243,17 +277,27 @@ def test_bad_settings_are_refused_before_a_folder_is_taken(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_corpus_without_text_or_with_one_row_is_refused(settings: TrainSettings, tmp_path: Path) -> None:
+def test_a_corpus_without_text_or_with_one_row_is_refused(
+    settings: TrainSettings, tmp_path: Path
+) -> None:
     (tmp_path / "blank.txt").write_text("\n\n")
     with pytest.raises(ValueError, match="holds no text; training needs"):
         train(replace(settings, corpus=str(tmp_path / "blank.txt"), out=str(tmp_path / "run")))
     (tmp_path / "short.txt").write_text(TEXT)
-    one_row = replace(settings, corpus=str(tmp_path / "short.txt"), length=len(tiny_tokenizer()(TEXT)["input_ids"]))
-    with pytest.raises(ValueError, match="only one row, so nothing can be held out; give a heldout corpus"):
+    one_row = replace(
+        settings,
+        corpus=str(tmp_path / "short.txt"),
+        length=len(tiny_tokenizer()(TEXT)["input_ids"]),
+    )
+    with pytest.raises(
+        ValueError, match="only one row, so nothing can be held out; give a heldout corpus"
+    ):
         train(replace(one_row, out=str(tmp_path / "run")))
 
 
-def test_a_tokenizer_must_exist_and_is_given_a_mask(settings: TrainSettings, tmp_path: Path) -> None:
+def test_a_tokenizer_must_exist_and_is_given_a_mask(
+    settings: TrainSettings, tmp_path: Path
+) -> None:
     save_tiny(tmp_path / "maskless")
     for path in (tmp_path / "maskless").glob("*token*"):
         content = json.loads(path.read_text())
@@ -263,7 +307,11 @@ def test_a_tokenizer_must_exist_and_is_given_a_mask(settings: TrainSettings, tmp
     assert words.mask_token_id is None
     # as Llama's tokenizer, which the published 472M run has
     trained = sinklab.load(
-        train(replace(settings, steps=1, tokenizer=str(tmp_path / "maskless"), out=str(tmp_path / "run")))
+        train(
+            replace(
+                settings, steps=1, tokenizer=str(tmp_path / "maskless"), out=str(tmp_path / "run")
+            )
+        )
     )
     assert trained.model.config.mask_token_id == trained.tokenizer.mask_token_id
     assert trained.tokenizer.mask_token == "<|mask|>"
@@ -272,12 +320,16 @@ def test_a_tokenizer_must_exist_and_is_given_a_mask(settings: TrainSettings, tmp
         train(replace(settings, tokenizer=str(tmp_path / "nowhere"), out=str(tmp_path / "other")))
 
 
-def test_a_held_out_corpus_of_its_own_is_packed_alike(settings: TrainSettings, tmp_path: Path) -> None:
+def test_a_held_out_corpus_of_its_own_is_packed_alike(
+    settings: TrainSettings, tmp_path: Path
+) -> None:
     (tmp_path / "held.txt").write_text("The boats. " * 60)
     apart = prepare(replace(settings, heldout=str(tmp_path / "held.txt")))
     inside = prepare(settings)
     assert apart.tokenizer.decode(apart.heldout.ids_RS[0].tolist()).startswith("The boats. The")
-    assert torch.equal(apart.training.ids_RS, torch.cat([inside.training.ids_RS, inside.heldout.ids_RS]))
+    assert torch.equal(
+        apart.training.ids_RS, torch.cat([inside.training.ids_RS, inside.heldout.ids_RS])
+    )
     assert 0 < len(inside.heldout) <= len(apart.training.ids_RS) // 20 + 1
     assert apart.sha256 != inside.sha256
 
@@ -308,15 +360,21 @@ def test_the_type_that_suits_the_machine_is_said_and_belongs_to_the_run(
     with pytest.raises(ValueError, match="these changed: bf16: False → True"):
         train(replace(here, resume=True, bf16=True))
     train(replace(here, resume=True), progress=said.append)
-    assert any(text.startswith("training ") and text.endswith(", computing in float32") for text in said)
+    assert any(
+        text.startswith("training ") and text.endswith(", computing in float32") for text in said
+    )
     assert open_run(tmp_path / "run").info.settings["bf16"] is False
     said.clear()
     train(replace(here, out=str(tmp_path / "new")), progress=said.append)
-    assert any(text.startswith("training ") and text.endswith(", computing in bfloat16") for text in said)
+    assert any(
+        text.startswith("training ") and text.endswith(", computing in bfloat16") for text in said
+    )
     assert settings_of(tmp_path / "new") == replace(here, bf16=True, out=str(tmp_path / "new"))
     assert all(value.dtype == torch.float32 for value in weights_of(tmp_path / "new").values())
     monkeypatch.setattr(checks, "gather_object", lambda found: [*found, True])
-    with pytest.raises(ValueError, match=r"all processes must compute in one type, .*; give --no-bf16"):
+    with pytest.raises(
+        ValueError, match=r"all processes must compute in one type, .*; give --no-bf16"
+    ):
         train(replace(here, bf16=False, out=str(tmp_path / "mixed")))
 
 
@@ -326,13 +384,25 @@ def test_files_have_the_mode_that_their_user_wants(settings: TrainSettings, tmp_
         train(replace(settings, steps=2, out=str(tmp_path / "run")))
     finally:
         os.umask(before)
-    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert {"model.safetensors", "optimizer.pt", "weights.sha256", "history.parquet"} <= modes.keys()
+    modes = {
+        path.name: path.stat().st_mode & 0o777
+        for path in (tmp_path / "run").rglob("*")
+        if path.is_file()
+    }
+    assert {
+        "model.safetensors",
+        "optimizer.pt",
+        "weights.sha256",
+        "history.parquet",
+    } <= modes.keys()
     assert set(modes.values()) == {0o640}, modes
 
 
 def test_a_tied_head_is_not_missed_when_a_run_goes_on(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    settings: TrainSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     here = replace(settings, steps=6, out=str(tmp_path / "run"))
     with monkeypatch.context() as patch:

@@ -1,4 +1,6 @@
-"""What a run can start from and leave: causal models, retrofits, adapters, pairs, documents apart, annealing."""
+"""What a run can start from and leave: causal models, retrofits, adapters, pairs, documents apart,
+annealing.
+"""
 
 import json
 import os
@@ -41,10 +43,21 @@ def losses_of(folder: Path) -> list[float]:
 @pytest.fixture(scope="module")
 def causal(settings: TrainSettings, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("causal") / "run"
-    return train(replace(settings, objective="autoregressive", backbone="qwen2", kv_heads=2, steps=12, out=str(out)))
+    return train(
+        replace(
+            settings,
+            objective="autoregressive",
+            backbone="qwen2",
+            kv_heads=2,
+            steps=12,
+            out=str(out),
+        )
+    )
 
 
-def test_an_autoregressive_run_leaves_a_plain_causal_model(settings: TrainSettings, causal: Path) -> None:
+def test_an_autoregressive_run_leaves_a_plain_causal_model(
+    settings: TrainSettings, causal: Path
+) -> None:
     record = open_run(causal.parent)
     assert record.info.model["family"] == "autoregressive"
     losses = losses_of(causal.parent)
@@ -57,18 +70,24 @@ def test_an_autoregressive_run_leaves_a_plain_causal_model(settings: TrainSettin
     held = prepare(settings).heldout.ids_RS.long()
     with torch.no_grad():
         logits = loaded.model(held).logits
-    rows = torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), held[:, 1:], reduction="none").mean(dim=1)
+    rows = torch.nn.functional.cross_entropy(
+        logits[:, :-1].transpose(1, 2), held[:, 1:], reduction="none"
+    ).mean(dim=1)
     table = record.table("heldout_rows")
     assert table["loss"].tolist() == pytest.approx(rows.tolist(), rel=1e-5)
     assert table["tokens"].tolist() == [15] * 6
     assert record.table("heldout")["loss"].iloc[0] == pytest.approx(rows.mean().item(), rel=1e-5)
 
 
-def test_a_causal_and_a_diffusion_run_of_a_seed_start_alike(settings: TrainSettings, tmp_path: Path) -> None:
+def test_a_causal_and_a_diffusion_run_of_a_seed_start_alike(
+    settings: TrainSettings, tmp_path: Path
+) -> None:
     causal = replace(settings, objective="autoregressive", steps=2, out=str(tmp_path / "causal"))
     warm = replace(settings, causal_start=1.0, steps=2, out=str(tmp_path / "warm"))
     train(causal), train(warm)
-    assert losses_of(tmp_path / "causal") == losses_of(tmp_path / "warm"), "same weights, same rows, same objective"
+    assert losses_of(tmp_path / "causal") == losses_of(tmp_path / "warm"), (
+        "same weights, same rows, same objective"
+    )
 
 
 @pytest.mark.slow
@@ -84,7 +103,13 @@ def test_a_causal_model_becomes_a_diffusion_model_with_each_variant(
     for name, change in variants.items():
         # a step with a learning rate of almost nothing: what is saved is what it started from
         here = replace(
-            settings, tokenizer=None, init_from=str(causal), steps=1, lr=1e-12, out=str(tmp_path / name), **change
+            settings,
+            tokenizer=None,
+            init_from=str(causal),
+            steps=1,
+            lr=1e-12,
+            out=str(tmp_path / name),
+            **change,
         )
         folder = train(replace(here, hidden_size=77))
         saved = weights_of(folder)
@@ -102,21 +127,30 @@ def test_a_causal_model_becomes_a_diffusion_model_with_each_variant(
         if name == "plain":
             assert torch.allclose(ours, theirs, atol=1e-5)
         if name == "gate":
-            assert torch.allclose(ours[:, 1:], theirs[:, :-1], atol=1e-3), "an open gate, and outputs moved by one"
+            assert torch.allclose(ours[:, 1:], theirs[:, :-1], atol=1e-3), (
+                "an open gate, and outputs moved by one"
+            )
 
 
-def test_a_run_goes_on_with_the_variant_of_its_model_or_says_so(settings: TrainSettings, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_variant_of_its_model_or_says_so(
+    settings: TrainSettings, tmp_path: Path
+) -> None:
     source = save_tiny(tmp_path / "source", 2, gate="elementwise")
     here = replace(settings, init_from=str(source), steps=1, out=str(tmp_path / "run"))
-    with pytest.raises(ValueError, match=r"has sink_kind='token', sink_count=2.*say 'none'; give --sink-kind token"):
+    with pytest.raises(
+        ValueError, match=r"has sink_kind='token', sink_count=2.*say 'none'; give --sink-kind token"
+    ):
         train(here)
     with pytest.raises(
-        ValueError, match=r"has gate='elementwise' and the settings say 'none'; give --gate elementwise"
+        ValueError,
+        match=r"has gate='elementwise' and the settings say 'none'; give --gate elementwise",
     ):
         train(replace(here, sink_kind="token", sink_count=2))
     same = replace(here, sink_kind="token", sink_count=2, gate="elementwise")
     # a bias of 4 would open a gate that has learned when to close
-    with pytest.raises(ValueError, match=r"keeps its bias, but .*gate_bias=None and the settings say 4.0; leave"):
+    with pytest.raises(
+        ValueError, match=r"keeps its bias, but .*gate_bias=None and the settings say 4.0; leave"
+    ):
         train(replace(same, gate_bias=4.0))
     train(same)
     assert sinklab.load(tmp_path / "run" / "model").model.config.sink_count == 2
@@ -130,7 +164,14 @@ def test_a_retrofit_trains_the_sink_alone_and_leaves_its_file(
     settings: TrainSettings, tmp_path: Path, kind: str
 ) -> None:
     source = save_tiny(tmp_path / "source")
-    here = replace(settings, tokenizer=None, init_from=str(source), train_only="sink", sink_kind=kind, sink_count=1)
+    here = replace(
+        settings,
+        tokenizer=None,
+        init_from=str(source),
+        train_only="sink",
+        sink_kind=kind,
+        sink_count=1,
+    )
     here = replace(here, batch=32, lr=0.3, eval_every=100, save_every=100)
     folder = train(replace(here, out=str(tmp_path / "run"), steps=40))
     before, after = weights_of(source), weights_of(folder)
@@ -139,7 +180,9 @@ def test_a_retrofit_trains_the_sink_alone_and_leaves_its_file(
     assert new == ({"sink_embeddings"} if kind == "token" else {"sink_keys", "sink_values"})
     start = train(replace(here, out=str(tmp_path / "start"), steps=1, lr=1e-12))
     assert all(not torch.allclose(after[name], weights_of(start)[name], atol=1e-4) for name in new)
-    losses, table = (open_run(tmp_path / name).table("heldout")["loss"].iloc[0] for name in ("run", "start"))
+    losses, table = (
+        open_run(tmp_path / name).table("heldout")["loss"].iloc[0] for name in ("run", "start")
+    )
     assert losses < table, "the sink learned something"
     facts = sink_file_of(tmp_path / "run" / "sink.safetensors")
     assert (facts.kind, facts.count, facts.name) == (kind, 1, str(source))
@@ -159,7 +202,9 @@ def test_adapters_are_merged_into_a_plain_model(settings: TrainSettings, tmp_pat
     before, after = weights_of(source), weights_of(folder)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert after.keys() - before.keys() == {"sink_embeddings"}
-    assert changed == {name for name in before if name.split(".")[-2] in ("q_proj", "k_proj", "v_proj", "o_proj")}
+    assert changed == {
+        name for name in before if name.split(".")[-2] in ("q_proj", "k_proj", "v_proj", "o_proj")
+    }
     # a run that goes on from a checkpoint with adapters ends at the same weights
     broken = replace(here, out=str(tmp_path / "broken"))
     train(broken)
@@ -173,18 +218,36 @@ def test_adapters_are_merged_into_a_plain_model(settings: TrainSettings, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["lora", "sink"])
-def test_frozen_weights_that_are_bfloat16_on_disk_stay_so(settings: TrainSettings, tmp_path: Path, part: str) -> None:
+def test_frozen_weights_that_are_bfloat16_on_disk_stay_so(
+    settings: TrainSettings, tmp_path: Path, part: str
+) -> None:
     pytest.importorskip("peft")
     source = save_tiny(tmp_path / "float32")
     small = {name: weight.bfloat16() for name, weight in weights_of(source).items()}
     half = shutil.copytree(source, tmp_path / "bfloat16")
-    for folder, kind, name in ((source, torch.float32, "float32"), (half, torch.bfloat16, "bfloat16")):
-        save_file({key: weight.to(kind) for key, weight in small.items()}, folder / "model.safetensors")
+    for folder, kind, name in (
+        (source, torch.float32, "float32"),
+        (half, torch.bfloat16, "bfloat16"),
+    ):
+        save_file(
+            {key: weight.to(kind) for key, weight in small.items()}, folder / "model.safetensors"
+        )
         described = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(described | {"dtype": name}))
     sink = {"sink_kind": "kv", "sink_count": 1} if part == "sink" else {}
-    here = replace(settings, tokenizer=None, train_only=part, lora_rank=2, bf16=True, lr=1e-2, log_every=1, **sink)
-    folders = [train(replace(here, init_from=str(one), out=str(one) + "_run")) for one in (source, half)]
+    here = replace(
+        settings,
+        tokenizer=None,
+        train_only=part,
+        lora_rank=2,
+        bf16=True,
+        lr=1e-2,
+        log_every=1,
+        **sink,
+    )
+    folders = [
+        train(replace(here, init_from=str(one), out=str(one) + "_run")) for one in (source, half)
+    ]
     theirs, ours = (weights_of(folder) for folder in folders)
     assert {weight.dtype for weight in theirs.values()} == {torch.float32}
     assert {name for name, weight in ours.items() if weight.dtype == torch.bfloat16}
@@ -199,16 +262,22 @@ def test_frozen_weights_that_are_bfloat16_on_disk_stay_so(settings: TrainSetting
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_freezing_makes_no_number_coarser(tied: bool) -> None:
-    """What decides the type of the states is float32, a tied head included; what is finer than that stays so."""
+    """What decides the type of the states is float32, a tied head included; what is finer than that
+    stays so.
+    """
     pytest.importorskip("peft")
     for kind, expected in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
-        model = DiffusionLM(DiffusionLMConfig(tiny_backbone(tie_word_embeddings=tied), mask_token_id=2)).to(kind)
+        model = DiffusionLM(
+            DiffusionLMConfig(tiny_backbone(tie_word_embeddings=tied), mask_token_id=2)
+        ).to(kind)
         freeze(model, "all")
         assert {weight.dtype for weight in model.parameters()} == {kind}
         trained = {id(model.get_parameter(name)) for name in freeze(model, "lora", 2)}
         assert model.model.embed_tokens.weight.dtype == model.model.norm.weight.dtype == expected
         assert model.lm_head.weight.dtype == (expected if tied else kind)
-        assert {weight.dtype for weight in model.parameters() if id(weight) in trained} == {expected}
+        assert {weight.dtype for weight in model.parameters() if id(weight) in trained} == {
+            expected
+        }
         merge_lora(model)
         assert model.model.layers[0].self_attn.q_proj.weight.dtype == expected
 
@@ -228,7 +297,14 @@ def test_questions_and_answers_are_trained_on_in_passes(
         return forward(self, input_ids, attention_mask, **rest)
 
     monkeypatch.setattr(DiffusionLM, "forward", noted)
-    here = replace(settings, corpus=str(tmp_path / "pairs.txt"), pairs=style, length=64, epochs=2, heldout_rows=2)
+    here = replace(
+        settings,
+        corpus=str(tmp_path / "pairs.txt"),
+        pairs=style,
+        length=64,
+        epochs=2,
+        heldout_rows=2,
+    )
     said: list[str] = []
     train(replace(here, batch=6, out=str(tmp_path / "run")), progress=said.append)
     assert "12 questions in rows" in said
@@ -239,17 +315,25 @@ def test_questions_and_answers_are_trained_on_in_passes(
     final = open_run(tmp_path / "run").table("heldout").iloc[0]
     asked_RS = text.heldout.maskable_RS
     assert asked_RS is not None
-    assert final["tokens"] == int(asked_RS.sum()), "neither questions nor padding that has no loss count"
-    answers = [row[asked].tolist() for row, asked in zip(text.heldout.ids_RS, asked_RS, strict=True)]
+    assert final["tokens"] == int(asked_RS.sum()), (
+        "neither questions nor padding that has no loss count"
+    )
+    answers = [
+        row[asked].tolist() for row, asked in zip(text.heldout.ids_RS, asked_RS, strict=True)
+    ]
     written = "".join(text.tokenizer.decode(ids, skip_special_tokens=True) for ids in answers)
     assert final["bytes"] == len(written.encode())
     pad = tiny_tokenizer().pad_token_id if style == "corrected" else tiny_tokenizer().eos_token_id
     asked = torch.cat([labels[labels != -100] for _, _, labels, _ in seen])
-    assert bool((asked == pad).any()) is (style == "published"), "loss on padding as published, none as corrected"
+    assert bool((asked == pad).any()) is (style == "published"), (
+        "loss on padding as published, none as corrected"
+    )
     assert all((mask is None) is (style == "published") for _, mask, _, _ in seen)
     for noisy, _, labels, weights in seen:
         prompt = noisy[:, :3]
-        assert not bool((prompt == tiny_tokenizer().mask_token_id).any()), "the question is never masked"
+        assert not bool((prompt == tiny_tokenizer().mask_token_id).any()), (
+            "the question is never masked"
+        )
         assert bool((labels[:, :3] == -100).all())
         assert bool((weights > 0).all())
 
@@ -262,12 +346,24 @@ def test_a_run_is_causal_then_sees_more_and_more_then_everything(
 
     def noted(self, *given, visible=None, **rest):
         if "labels" in rest:
-            right = None if visible is None else visible[~torch.ones_like(visible).tril()].float().mean().item()
+            right = (
+                None
+                if visible is None
+                else visible[~torch.ones_like(visible).tril()].float().mean().item()
+            )
             seen.append("causal" if rest.get("causal") else right)
         return forward(self, *given, visible=visible, **rest)
 
     monkeypatch.setattr(DiffusionLM, "forward", noted)
-    here = replace(settings, steps=10, causal_start=0.2, anneal=0.4, micro_batch=2, sink_kind="token", sink_count=1)
+    here = replace(
+        settings,
+        steps=10,
+        causal_start=0.2,
+        anneal=0.4,
+        micro_batch=2,
+        sink_kind="token",
+        sink_count=1,
+    )
     train(replace(here, out=str(tmp_path / "run")))
     assert seen[::2] == seen[1::2], "one draw for the micro-batches of a step"
     steps = seen[::2]
@@ -283,23 +379,38 @@ def test_documents_apart_do_not_see_each_other(settings: TrainSettings, tmp_path
     folder = train(replace(settings, documents="separate", steps=6, out=str(tmp_path / "run")))
     assert losses_of(tmp_path / "run")[0] > 0
     joined = train(replace(settings, steps=6, out=str(tmp_path / "joined")))
-    assert any(not torch.equal(weights_of(folder)[key], weights_of(joined)[key]) for key in weights_of(folder))
+    assert any(
+        not torch.equal(weights_of(folder)[key], weights_of(joined)[key])
+        for key in weights_of(folder)
+    )
     rows = [open_run(tmp_path / name).info.model["data_sha256"] for name in ("run", "joined")]
     assert rows[0] == rows[1], "the same text"
 
 
 @pytest.mark.slow
-def test_checkpointing_and_head_chunks_change_no_result(settings: TrainSettings, tmp_path: Path) -> None:
+def test_checkpointing_and_head_chunks_change_no_result(
+    settings: TrainSettings, tmp_path: Path
+) -> None:
     variant = replace(settings, sink_kind="token", sink_count=1)
     train(replace(variant, out=str(tmp_path / "plain")))
-    train(replace(variant, gradient_checkpointing=True, head_chunk=7, liger="off", out=str(tmp_path / "spared")))
+    train(
+        replace(
+            variant,
+            gradient_checkpointing=True,
+            head_chunk=7,
+            liger="off",
+            out=str(tmp_path / "spared"),
+        )
+    )
     first, second = (weights_of(tmp_path / name / "model") for name in ("plain", "spared"))
     assert all(torch.allclose(first[key], second[key], atol=1e-5) for key in first)
 
 
 def test_tensorboard_has_the_curves(settings: TrainSettings, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    train(replace(settings, log_to="auto", monitor_every=2, monitor_rows=2, out=str(tmp_path / "run")))
+    train(
+        replace(settings, log_to="auto", monitor_every=2, monitor_rows=2, out=str(tmp_path / "run"))
+    )
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     curves = EventAccumulator(str(tmp_path / "run" / "tracking"))
@@ -321,10 +432,22 @@ def test_tensorboard_has_the_curves(settings: TrainSettings, tmp_path: Path) -> 
             {"objective": "autoregressive", "gate": "elementwise"},
             "trains a plain decoder, without sink, gate .* leave out gate",
         ),
-        ({"objective": "autoregressive", "causal_start": 0.2}, "causal throughout; leave out causal_start"),
-        ({"causal_start": 0.7, "anneal": 0.4}, "must fit into the run, but causal_start 0.7 and anneal 0.4"),
-        ({"train_only": "sink", "sink_kind": "token", "sink_count": 1}, "there must be one: give init_from"),
-        ({"train_only": "sink", "init_from": "tiny"}, "needs a sink to train; give sink_kind and sink_count"),
+        (
+            {"objective": "autoregressive", "causal_start": 0.2},
+            "causal throughout; leave out causal_start",
+        ),
+        (
+            {"causal_start": 0.7, "anneal": 0.4},
+            "must fit into the run, but causal_start 0.7 and anneal 0.4",
+        ),
+        (
+            {"train_only": "sink", "sink_kind": "token", "sink_count": 1},
+            "there must be one: give init_from",
+        ),
+        (
+            {"train_only": "sink", "init_from": "tiny"},
+            "needs a sink to train; give sink_kind and sink_count",
+        ),
         ({"streaming": True, "epochs": 1.0}, "a stream has no pairs and no epochs"),
         ({"streaming": True, "workers": 2}, "workers must be at least 0 and at most 1, but is 2"),
         ({"epochs": 0.0}, "epochs must be more than 0 or left out, but is 0.0"),
@@ -333,7 +456,10 @@ def test_tensorboard_has_the_curves(settings: TrainSettings, tmp_path: Path) -> 
         ({"workers": -1}, "workers must be at least 0 and at most 1, but is -1"),
         ({"lr": 0.0}, "lr must be more than 0, but is 0"),
         ({"beta2": 1.0}, "beta2 must be at least 0 and less than 1, but is 1"),
-        ({"micro_batch": 3}, "batch must be a multiple of micro_batch × processes, but 4 is no multiple of 3 × 1"),
+        (
+            {"micro_batch": 3},
+            "batch must be a multiple of micro_batch × processes, but 4 is no multiple of 3 × 1",
+        ),
         ({"kv_heads": 3}, r"kv_heads must divide heads \(4\), but is 3"),
         ({"spike": -1.0}, "spike must be at least 0, but is -1.0"),
         ({"pairs": "correct"}, "did you mean 'corrected'"),
@@ -342,11 +468,22 @@ def test_tensorboard_has_the_curves(settings: TrainSettings, tmp_path: Path) -> 
             r"rows must fit the model's context of \d+ tokens",
         ),
         ({"init_from": "nowhere"}, "no model can be loaded from 'nowhere'"),
-        ({"pairs": "corrected", "corpus": "arithmetic", "monitor_every": 1}, "measures rows without padding"),
-        ({"monitor_rule": "exces:epsilon=3"}, "unknown sink rule 'exces'"),
-        ({"pairs": "completion", "corpus": "battery:test:50", "answer_length": 0}, "answer_length must be at least 1"),
         (
-            {"pairs": "completion", "corpus": "battery:test:50", "answer_length": 2, "heldout_rows": 2},
+            {"pairs": "corrected", "corpus": "arithmetic", "monitor_every": 1},
+            "measures rows without padding",
+        ),
+        ({"monitor_rule": "exces:epsilon=3"}, "unknown sink rule 'exces'"),
+        (
+            {"pairs": "completion", "corpus": "battery:test:50", "answer_length": 0},
+            "answer_length must be at least 1",
+        ),
+        (
+            {
+                "pairs": "completion",
+                "corpus": "battery:test:50",
+                "answer_length": 2,
+                "heldout_rows": 2,
+            },
             "2 of them for the .* length or answer_length",
         ),
         ({"window": 0}, "window must be at least 1 or left out, but is 0"),
@@ -369,12 +506,16 @@ def test_a_tokenizer_and_a_model_that_do_not_belong_together_are_refused(
     larger.add_tokens(["one", "two"])
     larger.save_pretrained(tmp_path / "larger")
     here = replace(settings, init_from=str(source), out=str(tmp_path / "run"))
-    with pytest.raises(ValueError, match=r"largest id is 281 \('two'\) and the embedding has 280 rows"):
+    with pytest.raises(
+        ValueError, match=r"largest id is 281 \('two'\) and the embedding has 280 rows"
+    ):
         train(replace(here, tokenizer=str(tmp_path / "larger")))
     other = tiny_tokenizer().__class__.from_pretrained(settings.tokenizer)
     other.mask_token = "<|pad|>"
     other.save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match=r"\[MASK\] must be one id, but the model has 2 and the tokenizer 0"):
+    with pytest.raises(
+        ValueError, match=r"\[MASK\] must be one id, but the model has 2 and the tokenizer 0"
+    ):
         train(replace(here, tokenizer=str(tmp_path / "other")))
 
 
@@ -407,9 +548,19 @@ def test_a_window_hides_what_is_far_in_every_step_and_in_the_measurement(
     assert len(seen) > 4 and all(torch.equal(visible, near) for visible in seen)
 
 
-def test_a_model_with_a_window_is_decoded_under_the_same_window(settings: TrainSettings, tmp_path: Path) -> None:
+def test_a_model_with_a_window_is_decoded_under_the_same_window(
+    settings: TrainSettings, tmp_path: Path
+) -> None:
     """What training hides is what the intervention hides: padding and window together."""
-    here = replace(settings, corpus="battery:train:80", pairs="completion", length=64, window=4, batch=4, steps=2)
+    here = replace(
+        settings,
+        corpus="battery:train:80",
+        pairs="completion",
+        length=64,
+        window=4,
+        batch=4,
+        steps=2,
+    )
     folder = train(replace(here, heldout_rows=4, out=str(tmp_path / "run")))
     model = load(folder).model
     batch = replace(prepare(replace(here, heldout_rows=4)).heldout, seed=0, total=4)[0]

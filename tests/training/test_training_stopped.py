@@ -1,4 +1,6 @@
-"""SIGTERM, of a scheduler or of `timeout`, is an ordinary end: the step is finished and saved, and nothing is lost."""
+"""SIGTERM, of a scheduler or of `timeout`, is an ordinary end: the step is finished and saved, and
+nothing is lost.
+"""
 
 import os
 import signal
@@ -25,7 +27,13 @@ from tiny_training import tiny_settings, uneven_documents
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
     corpus = uneven_documents(tmp_path_factory.mktemp("corpus"))
-    often = {"eval_every": 4, "save_every": 100, "monitor_every": 2, "monitor_rows": 2, "log_every": 2}
+    often = {
+        "eval_every": 4,
+        "save_every": 100,
+        "monitor_every": 2,
+        "monitor_rows": 2,
+        "log_every": 2,
+    }
     return tiny_settings(corpus, steps=8, heldout_rows=8, shuffle_rows=7, **often)
 
 
@@ -59,17 +67,24 @@ def test_sigterm_ends_a_run_behind_its_step_and_it_goes_on_to_the_same_end(
     assert signal.getsignal(signal.SIGTERM) is handler
     left = open_run(tmp_path / "run")
     assert (left.info.status, left.info.error) == ("interrupted", "Terminated: 143")
-    assert [path.name for path in whole_checkpoints(tmp_path / "run" / "checkpoints")] == [f"checkpoint-{step}"]
+    assert [path.name for path in whole_checkpoints(tmp_path / "run" / "checkpoints")] == [
+        f"checkpoint-{step}"
+    ]
     assert left.table("history")["step"].max() == step
     train(replace(here, resume=True))
     train(replace(here, out=str(tmp_path / "whole")))
     ended, whole = (open_run(tmp_path / name) for name in ("run", "whole"))
     ours, theirs = weights_of(ended.path), weights_of(whole.path)
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert ours.keys() == theirs.keys() and all(
+        torch.equal(ours[name], theirs[name]) for name in ours
+    )
     assert ended.info.status == "complete"
     for table in ("monitor", "heldout_rows"):
         assert ended.table(table).equals(whole.table(table))
-    rows, expected = (one.table("history").dropna(subset="loss").set_index("step")["loss"] for one in (ended, whole))
+    rows, expected = (
+        one.table("history").dropna(subset="loss").set_index("step")["loss"]
+        for one in (ended, whole)
+    )
     # what was logged early and what was left of that interval have the mean of the whole interval
     assert (step in rows.index) and step + step % 2 in rows.index
     if step % 2:
@@ -116,7 +131,9 @@ def test_a_signal_to_one_of_two_processes_ends_both_behind_the_same_step(
 ) -> None:
     here = replace(settings, micro_batch=1, steps=5, out=str(tmp_path / "run"))
     train_in_two([here], before=STOPPED, ends=143)
-    assert [path.name for path in whole_checkpoints(tmp_path / "run" / "checkpoints")] == ["checkpoint-3"]
+    assert [path.name for path in whole_checkpoints(tmp_path / "run" / "checkpoints")] == [
+        "checkpoint-3"
+    ]
     left = open_run(tmp_path / "run")
     assert (left.info.status, left.info.error) == ("interrupted", "Terminated: 143")
     assert left.table("history")["step"].tolist() == [2, 3]
@@ -131,11 +148,17 @@ def test_a_signal_to_the_command_and_the_reader_of_its_stream_ends_it_in_order(
     settings: TrainSettings, tmp_path: Path
 ) -> None:
     given = replace(settings, streaming=True, workers=1, steps=100_000, out=str(tmp_path / "run"))
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in vars(given).items() if type(value) in (str, int)]
+    flags = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in vars(given).items()
+        if type(value) in (str, int)
+    ]
     command = [sys.executable, "-m", "sinklab", "train", *flags, "--no-bf16", "--streaming"]
     folder = Path(run.__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     history = tmp_path / "run" / "history.parquet"
     while not history.exists() and process.poll() is None:
         time.sleep(0.1)

@@ -1,4 +1,6 @@
-"""Run the same training in two gloo processes, as a launcher would, and note what each of them saw."""
+"""Run the same training in two gloo processes, as a launcher would, and note what each of them
+saw.
+"""
 
 import dataclasses
 import json
@@ -78,19 +80,32 @@ if "ACCELERATE_USE_FSDP" in os.environ:
 
 
 def train_in_two(
-    runs: list[TrainSettings], between: str = "", before: str = "", ends: int = 0, **environment: str
+    runs: list[TrainSettings],
+    between: str = "",
+    before: str = "",
+    ends: int = 0,
+    **environment: str,
 ) -> None:
-    """Train each run in two processes, with some code run between two runs, and before all of them in each process;
-    both processes must end with this status. Beside the folder of a run stand files ``.rank0`` and ``.rank1`` with
-    what each rank was given: step, rows, ids, masks.
+    """Train each run in two processes, with some code run between two runs, and before all of them
+    in each process; both processes must end with this status. Beside the folder of a run stand
+    files ``.rank0`` and ``.rank1`` with what each rank was given: step, rows, ids, masks.
     """
     path = [str(Path(run.__file__).parents[2]), str(Path(__file__).parents[1])]
     given = json.dumps([dataclasses.asdict(one) for one in runs])
     script = SCRIPT.format(path=path, settings=given, between=between, before=before)
     # both are clients of this store, whose port nobody can take before them
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
-    shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0", "OMP_NUM_THREADS": "1"}
+    shared = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": "2",
+    }
+    shared |= {
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "OMP_NUM_THREADS": "1",
+    }
     processes = []
     for rank in ("0", "1"):
         own = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}

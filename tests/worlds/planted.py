@@ -1,9 +1,12 @@
-"""Worlds with a known answer: what recordings hold when nothing is there, or when one thing was planted.
+"""Worlds with a known answer: what recordings hold when nothing is there, or when one thing was
+planted.
 
-A world is drawn for whole samples (texts, problems, seeds): they are independent, what lies within one is not.
+A world is drawn for whole samples (texts, problems, seeds): they are independent, what lies within
+one is not.
 """
 
-# N samples, T steps, S positions and queries, H heads, K keys, G texts, R rows of a text, D state size, C targets
+# N samples, T steps, S positions and queries, H heads, K keys, G texts, R rows of a text, D state
+# size, C targets
 
 from __future__ import annotations
 
@@ -24,11 +27,13 @@ def tokens(
     length: int = 48,
     sinks: int = 3,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Received attention and classes of tokens, both (N, T, S), with a few sinks a sample that stand still.
+    """Received attention and classes of tokens, both (N, T, S), with a few sinks a sample that
+    stand still.
 
-    A sink stands at a place that is a sink in every sample with probability ``at_place``, on punctuation with
-    probability ``on_class``, else anywhere. With both 0 neither place nor class has an effect; since a sink stays for
-    all steps, the steps of a sample are one observation of its place.
+    A sink stands at a place that is a sink in every sample with probability ``at_place``, on
+    punctuation with probability ``on_class``, else anywhere. With both 0 neither place nor class
+    has an effect; since a sink stays for all steps, the steps of a sample are one observation of
+    its place.
     """
     classes_NS = CLASSES[rng.choice(len(CLASSES), (samples, length), p=(0.7, 0.15, 0.05, 0.1))]
     level_NS = np.zeros((samples, length))
@@ -55,7 +60,9 @@ class Cuts:
     sink: np.ndarray
     """the head had a sink before"""
     renormalised: np.ndarray
-    """a key that was left passes the rule when the attention before the cut is divided by what was left of it"""
+    """a key that was left passes the rule when the attention before the cut is divided by what was
+    left of it
+    """
     after: np.ndarray
     """the head has a sink afterwards"""
 
@@ -72,9 +79,10 @@ def cuts(
 ) -> Cuts:
     """A cut under which heads do what was planted.
 
-    ``scaled``: share of heads with another key that passes the rule by renormalisation. Of the others, those that lost
-    their sink build a new one with probability base + rebuilt, those that had none to lose with probability ``base``.
-    ``alike``: 0 heads of a sample are independent, 1 all of them do the same.
+    ``scaled``: share of heads with another key that passes the rule by renormalisation. Of the
+    others, those that lost their sink build a new one with probability base + rebuilt, those that
+    had none to lose with probability ``base``. ``alike``: 0 heads of a sample are independent, 1
+    all of them do the same.
     """
     share = (samples, heads)
     lost = rng.random(share) < 0.3
@@ -96,10 +104,12 @@ def rewritten(
     noise: float = 0.15,
     tokens: int = 32,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Log-probability that tokens of the uncut text lose with the sink, or the control, hidden, both (N, M tokens).
+    """Log-probability that tokens of the uncut text lose with the sink, or the control, hidden,
+    both (N, M tokens).
 
-    Hiding context costs ``base`` on average, in each sample something else, wherever it lies; hiding the sink costs
-    ``beyond`` more, in each sample a little more or less. Single tokens are heavy-tailed.
+    Hiding context costs ``base`` on average, in each sample something else, wherever it lies;
+    hiding the sink costs ``beyond`` more, in each sample a little more or less. Single tokens are
+    heavy-tailed.
     """
     context_N1 = rng.exponential(base, (samples, 1))
     sink_N1 = rng.normal(beyond, spread, (samples, 1))
@@ -110,13 +120,17 @@ def rewritten(
 def row_losses(
     rng: np.random.Generator, samples: int, cost: float, spread: float = 0.1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Losses of rows (N,) without and with sinks masked: easy and hard rows, ``cost`` of the mean loss on average."""
+    """Losses of rows (N,) without and with sinks masked: easy and hard rows, ``cost`` of the mean
+    loss on average.
+    """
     plain_N = 2 + rng.gamma(4, 0.5, samples)
     return plain_N, plain_N * (1 + cost) + spread * rng.standard_normal(samples)
 
 
 def start_shares(rng: np.random.Generator, samples: int, share: float, spread: float) -> np.ndarray:
-    """Share of each sample's sinks that lie at the start (N,): Beta of this mean, spread 0 alike to 1 all or none."""
+    """Share of each sample's sinks that lie at the start (N,): Beta of this mean, spread 0 alike to
+    1 all or none.
+    """
     if spread <= 0:
         return np.full(samples, share)
     size = 1 / spread - 1
@@ -132,7 +146,9 @@ def median_of_beta(share: float, spread: float) -> float:
 
 
 def differences(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Differences of losses of samples with mean 0 and deviation 1: "normal", "heavy" tails, "skewed"."""
+    """Differences of losses of samples with mean 0 and deviation 1: "normal", "heavy" tails,
+    "skewed".
+    """
     if kind == "normal":
         return rng.standard_normal(shape)
     if kind == "heavy":
@@ -143,13 +159,18 @@ def differences(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> 
 
 
 def paths(
-    rng: np.random.Generator, kind: str, heads: int = 3, steps: int = 24, keys: int = 40, alike: bool = True
+    rng: np.random.Generator,
+    kind: str,
+    heads: int = 3,
+    steps: int = 24,
+    keys: int = 40,
+    alike: bool = True,
 ) -> np.ndarray:
     """Received attention (T, 1, H, K) of one sample: a main sink a head, noise elsewhere.
 
-    static: at one place. jumping: elsewhere whenever it moves, at one step in four. wandering: a random walk. right:
-    from left to right. moving: elsewhere at each step. split: two places take turns. none: no sink.
-    ``alike``: heads of a sample share their path but for a shift.
+    static: at one place. jumping: elsewhere whenever it moves, at one step in four. wandering: a
+    random walk. right: from left to right. moving: elsewhere at each step. split: two places take
+    turns. none: no sink. ``alike``: heads of a sample share their path but for a shift.
     """
     drawn = 1 if alike else heads
     place_TH = np.broadcast_to(_place(rng, kind, drawn, steps, keys), (steps, heads))
@@ -178,12 +199,15 @@ def _place(rng: np.random.Generator, kind: str, heads: int, steps: int, keys: in
     return np.broadcast_to(start_H, (steps, heads))
 
 
-def causal_maps(rng: np.random.Generator, kind: str, heads: int = 6, length: int = 64) -> np.ndarray:
+def causal_maps(
+    rng: np.random.Generator, kind: str, heads: int = 6, length: int = 64
+) -> np.ndarray:
     """Attention (H, S, S) of the heads of an autoregressive model over one text.
 
-    uniform: every query weighs all keys so far about alike. previous: it gives four fifths to the token before it.
-    first: in half of the heads 55 to 85 % goes to the first token, the others are those of previous. moving: in half of
-    the heads as much goes to one of the keys so far, to another one for every window of eight queries.
+    uniform: every query weighs all keys so far about alike. previous: it gives four fifths to the
+    token before it. first: in half of the heads 55 to 85 % goes to the first token, the others are
+    those of previous. moving: in half of the heads as much goes to one of the keys so far, to
+    another one for every window of eight queries.
     """
     weight_HSS = np.tril(rng.gamma(4, 0.25, (heads, length, length)))
     weight_HSS /= weight_HSS.sum(-1, keepdims=True)
@@ -213,10 +237,11 @@ def states(
     size: int = 32,
     targets: int = 8,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """States (G·R, D), targets (G·R, C) and the text of each row, with states that are alike within a text.
+    """States (G·R, D), targets (G·R, C) and the text of each row, with states that are alike within
+    a text.
 
-    Targets belong to the text (``by_row`` False) or to the row; a linear function of the states makes up ``signal`` of
-    their variance.
+    Targets belong to the text (``by_row`` False) or to the row; a linear function of the states
+    makes up ``signal`` of their variance.
     """
     own_GD = rng.standard_normal((texts, 1, size))
     x_GRD = own_GD + 0.5 * rng.standard_normal((texts, rows, size))

@@ -1,4 +1,6 @@
-"""Costs against removed attention, in worlds with a known answer: maps over heads, and models at equal mass."""
+"""Costs against removed attention, in worlds with a known answer: maps over heads, and models at
+equal mass.
+"""
 
 # R rows, C cells, K doses
 from dataclasses import replace
@@ -11,8 +13,18 @@ from sinklab.lab.analysis.doses import Doses, at_equal_mass, contrast, rank_corr
 WORLDS = 200
 
 
-def heads(seed: int, rows: int, cells: int, *, signal: float = 0.0, shared: float = 0.0, tails: bool = False):
-    """Weight of every cell and what hiding it costs, (R, C); `signal`: the spread of costs that go with the weight."""
+def heads(
+    seed: int,
+    rows: int,
+    cells: int,
+    *,
+    signal: float = 0.0,
+    shared: float = 0.0,
+    tails: bool = False,
+):
+    """Weight of every cell and what hiding it costs, (R, C); `signal`: the spread of costs that go
+    with the weight.
+    """
     rng = np.random.default_rng(seed)
     weight_C = 0.05 * np.exp(rng.normal(0, 1, cells))
     weights_RC = weight_C * np.exp(rng.normal(0, 0.3, (rows, cells)))
@@ -29,7 +41,9 @@ def percent(flags) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [{}, {"shared": 0.3}, {"tails": True}])
 @pytest.mark.parametrize(("rows", "cells"), [(8, 24), (12, 10), (12, 36)])
-def test_where_nothing_costs_anything_maps_seldom_say_so(rows: int, cells: int, world: dict) -> None:
+def test_where_nothing_costs_anything_maps_seldom_say_so(
+    rows: int, cells: int, world: dict
+) -> None:
     worlds = [heads(seed, rows, cells, **world) for seed in range(WORLDS)]
     # 7 %, and two standard errors of 200 worlds
     assert percent((told_apart(deltas_RC) != 0).any() for _, deltas_RC in worlds) <= 10.6
@@ -60,12 +74,18 @@ def test_signs_and_cells_are_those_that_were_planted() -> None:
     assert np.isnan(rank_correlation(weights_RC, np.ones((12, 10))).value)
 
 
-def model(seed: int, masses: list[float], slope: float, rows: int = 12, *, curved: float = 0.0) -> Doses:
-    """A model that loses `slope` per removed mass, with a spread of rows that grows with the dose."""
+def model(
+    seed: int, masses: list[float], slope: float, rows: int = 12, *, curved: float = 0.0
+) -> Doses:
+    """A model that loses `slope` per removed mass, with a spread of rows that grows with the
+    dose.
+    """
     rng = np.random.default_rng(seed)
     removed_K = np.array(masses)
     slopes_R1 = slope * (1 + 0.4 * rng.normal(size=(rows, 1)))
-    costs_RK = slopes_R1 * removed_K + curved * removed_K**2 + 0.02 * rng.normal(size=(rows, len(masses)))
+    costs_RK = (
+        slopes_R1 * removed_K + curved * removed_K**2 + 0.02 * rng.normal(size=(rows, len(masses)))
+    )
     return Doses(removed_K, costs_RK)
 
 
@@ -74,26 +94,39 @@ LOW, HIGH = [0.02, 0.04, 0.09, 0.16, 0.25], [0.1, 0.22, 0.35]
 
 @pytest.mark.slow
 def test_models_that_lose_alike_per_mass_show_no_contrast() -> None:
-    found = [at_equal_mass(model(2 * seed, LOW, 2.0), model(2 * seed + 1, HIGH, 2.0)) for seed in range(500)]
+    found = [
+        at_equal_mass(model(2 * seed, LOW, 2.0), model(2 * seed + 1, HIGH, 2.0))
+        for seed in range(500)
+    ]
     assert {one.mass for one in found} == {0.25}
     assert percent(one.difference.above() is not None for one in found) <= 7
     # at equal count the second takes four times as much and seems to need its sinks more
     counts = [
-        contrast(model(2 * seed, LOW, 2.0).costs_RK[:, 0], model(2 * seed + 1, HIGH, 2.0).costs_RK[:, 0])
+        contrast(
+            model(2 * seed, LOW, 2.0).costs_RK[:, 0], model(2 * seed + 1, HIGH, 2.0).costs_RK[:, 0]
+        )
         for seed in range(500)
     ]
     assert percent(one.difference.above() is False for one in counts) >= 80
 
 
 def test_a_model_that_loses_twice_as_much_per_mass_is_found() -> None:
-    found = [at_equal_mass(model(2 * seed, LOW, 4.0), model(2 * seed + 1, HIGH, 2.0)) for seed in range(500)]
+    found = [
+        at_equal_mass(model(2 * seed, LOW, 4.0), model(2 * seed + 1, HIGH, 2.0))
+        for seed in range(500)
+    ]
     assert percent(one.difference.above() is True for one in found) >= 80
     assert percent(one.difference.low <= 0.5 <= one.difference.high for one in found) >= 90
 
 
 def test_there_is_no_contrast_beyond_what_both_models_have() -> None:
     low, high = model(0, [0.01, 0.05], 2.0), model(1, [0.1, 0.4], 2.0)
-    for one, other in ((low, high), (high, low), (low, model(2, [], 2.0)), (low, model(3, [0.0], 2.0))):
+    for one, other in (
+        (low, high),
+        (high, low),
+        (low, model(2, [], 2.0)),
+        (low, model(3, [0.0], 2.0)),
+    ):
         found = at_equal_mass(one, other)
         assert found.difference.samples == 0
         assert np.isnan(found.mass) and found.difference.above() is None

@@ -21,14 +21,24 @@ TEXTS = {"words": " house", "punctuation": ",", "newline": "\n", "digits": "7"}
 HEADS = 2
 
 
-def study_of(path: Path, received_NTS: np.ndarray, classes_NTS: np.ndarray, **tables: dict[str, Any]) -> Study:
-    """A run folder in which all heads receive what a world of tokens says, with these tables of all samples."""
+def study_of(
+    path: Path, received_NTS: np.ndarray, classes_NTS: np.ndarray, **tables: dict[str, Any]
+) -> Study:
+    """A run folder in which all heads receive what a world of tokens says, with these tables of all
+    samples.
+    """
     _, steps, length = received_NTS.shape
     model = {"name": "world", "family": "diffusion", "layers": 1, "heads": HEADS, "sink_count": 0}
     model |= {"recorded_layers": [0], "recorded_heads": [*range(HEADS)]}
-    dims = {"received": ("step", "layer", "head", "key"), "visible": ("step", "key"), "positions": ("step",)}
+    dims = {
+        "received": ("step", "layer", "head", "key"),
+        "visible": ("step", "key"),
+        "positions": ("step",),
+    }
     with RunWriter(path, kind="study", model=model, settings={"steps": steps}, seed=0) as run:
-        for sample, (received_TS, classes_TS) in enumerate(zip(received_NTS, classes_NTS, strict=True)):
+        for sample, (received_TS, classes_TS) in enumerate(
+            zip(received_NTS, classes_NTS, strict=True)
+        ):
             share_TS = received_TS / received_TS.sum(-1, keepdims=True) * length
             arrays = {
                 "received": np.repeat(share_TS[:, None, None], HEADS, 2).astype(np.float32),
@@ -39,8 +49,15 @@ def study_of(path: Path, received_NTS: np.ndarray, classes_NTS: np.ndarray, **ta
             run.arrays("attention", arrays, dims | {"step_number": ("step",)}, part=sample)
             step, position = (index.ravel() for index in np.indices((steps, length)))
             tokens = {"sample": np.full(len(step), sample), "step": step, "position": position}
-            tokens |= {"token_id": np.ones(len(step), int), "text": [TEXTS[name] for name in classes_TS.ravel()]}
-            tokens |= {"state": np.ones(len(step), int), "special": [""] * len(step), "template": [False] * len(step)}
+            tokens |= {
+                "token_id": np.ones(len(step), int),
+                "text": [TEXTS[name] for name in classes_TS.ravel()],
+            }
+            tokens |= {
+                "state": np.ones(len(step), int),
+                "special": [""] * len(step),
+                "template": [False] * len(step),
+            }
             run.table("tokens", tokens, part=sample)
         for name, columns in tables.items():
             run.table(name, columns)
@@ -54,7 +71,9 @@ def told(study: Study, statement: str) -> str:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_page_of_a_world_without_effect_finds_none(tmp_path: Path, seed: int) -> None:
     study = study_of(tmp_path / "run", *planted.tokens(np.random.default_rng(seed), 8, steps=8))
-    assert "8 samples are too few to separate them (detectable difference: " in told(study, "explained")
+    assert "8 samples are too few to separate them (detectable difference: " in told(
+        study, "explained"
+    )
     assert "No drift to the left or right stands out (detectable: " in told(study, "motion")
     # one sink in twelve is at the start; nothing was hidden
     assert [verdict.holds for verdict in study.verdicts[:3]] == [False, None, None]
@@ -62,7 +81,9 @@ def test_a_page_of_a_world_without_effect_finds_none(tmp_path: Path, seed: int) 
 
 @pytest.mark.parametrize(("where", "word"), [("at_place", "positional"), ("on_class", "semantic")])
 def test_a_page_finds_what_was_planted(tmp_path: Path, where: str, word: str) -> None:
-    study = study_of(tmp_path / "run", *planted.tokens(np.random.default_rng(1), 12, steps=8, **{where: 0.95}))
+    study = study_of(
+        tmp_path / "run", *planted.tokens(np.random.default_rng(1), 12, steps=8, **{where: 0.95})
+    )
     assert told(study, "explained").endswith(f"sinks are rather {word} (12 samples).")
 
 
@@ -71,40 +92,63 @@ def test_sinks_by_renormalisation_are_no_recovery(tmp_path: Path, beyond: float,
     rng, samples = np.random.default_rng(2), 12
     cut = planted.cuts(rng, samples, scaled=0.8)
     sample, head = (index.ravel() for index in np.indices(cut.lost.shape))
-    heads = {"sample": sample, "step": sample * 0, "layer": sample * 0, "head": head, "lost": cut.lost.ravel()}
+    heads = {
+        "sample": sample,
+        "step": sample * 0,
+        "layer": sample * 0,
+        "head": head,
+        "lost": cut.lost.ravel(),
+    }
     heads |= {"renormalised": cut.renormalised.ravel(), "recovered": cut.after.ravel()}
     stretches = {"sample": np.repeat(range(samples), 2), "arm": ["sink", "control"] * samples}
     stretches["held"] = np.full(2 * samples, 0.1)
     sink_NM, control_NM = planted.rewritten(rng, samples, beyond=beyond)
-    tokens = {"sample": np.repeat(range(samples), sink_NM.shape[1]), "logprob": -np.ones(sink_NM.size)}
+    tokens = {
+        "sample": np.repeat(range(samples), sink_NM.shape[1]),
+        "logprob": -np.ones(sink_NM.size),
+    }
     tokens |= {"logprob_sink": -1 - sink_NM.ravel(), "logprob_control": -1 - control_NM.ravel()}
     world = planted.tokens(rng, samples, steps=4)
-    study = study_of(tmp_path / "run", *world, truncation=heads, truncated=stretches, recovery=tokens)
+    study = study_of(
+        tmp_path / "run", *world, truncation=heads, truncated=stretches, recovery=tokens
+    )
     verdict = study.verdicts[2]
     assert verdict.holds is (beyond > 0.1) and verdict.sentence.endswith(said)
     # nearly all heads have a sink again, and it says nothing of that kind
-    assert cut.after[cut.lost].mean() > 0.75 and "of the heads that were left without a sink" in verdict.sentence
+    assert (
+        cut.after[cut.lost].mean() > 0.75
+        and "of the heads that were left without a sink" in verdict.sentence
+    )
 
 
 def test_a_page_of_three_samples_says_so(tmp_path: Path) -> None:
-    study = study_of(tmp_path / "run", *planted.tokens(np.random.default_rng(1), 3, steps=8, at_place=0.95))
+    study = study_of(
+        tmp_path / "run", *planted.tokens(np.random.default_rng(1), 3, steps=8, at_place=0.95)
+    )
     assert "takes 8 samples to tell; there are 3" in told(study, "explained")
     assert "(3 samples; a verdict takes 8)" in told(study, "motion")
     assert [verdict.holds for verdict in study.verdicts] == [None] * 4
 
 
-def made_up_curve(rng: np.random.Generator, label: str, effect: float, rows: int = 12) -> MaskingCurve:
-    """A curve whose rows lose `effect` (in standard deviations of a row) by the key, and no more than others lose."""
+def made_up_curve(
+    rng: np.random.Generator, label: str, effect: float, rows: int = 12
+) -> MaskingCurve:
+    """A curve whose rows lose `effect` (in standard deviations of a row) by the key, and no more
+    than others lose.
+    """
     model = {"family": "diffusion", "name": label}
     info = SimpleNamespace(kind="curve", model=model, settings={})
     curve = MaskingCurve(SimpleNamespace(info=info, tables=(), path=Path(label)), label, label)
     ks, arms = (1, 2, 5, 10, 20), ("top", "random", "equal_mass", "matched")
     losses = {(0, "none"): rng.normal(4, 0.5, rows)}
-    # what a row loses at more keys goes on from what it loses at fewer, and is skewed, as losses are
+    # what a row loses at more keys goes on from what it loses at fewer, and is skewed, as losses
+    # are
     steps = {name: np.cumsum(rng.gamma(2, 0.05, (len(ks), rows)) - 0.1, 0) for name in arms}
     for place, k in enumerate(ks):
         for name in arms:
-            losses[k, name] = losses[0, "none"] + steps[name][place] + (effect * 0.07 * k if name == "top" else 0)
+            losses[k, name] = (
+                losses[0, "none"] + steps[name][place] + (effect * 0.07 * k if name == "top" else 0)
+            )
     cells = pd.DataFrame(list(losses), columns=["k", "control"])
     cells["matched"] = np.where(cells["control"] == "matched", 0.9, np.nan)
     curve.__dict__.update(losses=pd.DataFrame(losses), rows=cells)
@@ -113,7 +157,9 @@ def made_up_curve(rng: np.random.Generator, label: str, effect: float, rows: int
 
 @pytest.mark.slow
 def test_a_page_of_curves_says_something_false_on_one_page_in_ten_at_most() -> None:
-    """Two curves, seven verdicts each, in worlds without any effect; and with one, which is to be found."""
+    """Two curves, seven verdicts each, in worlds without any effect; and with one, which is to be
+    found.
+    """
     rng, told, found = np.random.default_rng(0), 0, 0
     worlds = 300
     for _ in range(worlds):
@@ -121,6 +167,9 @@ def test_a_page_of_curves_says_something_false_on_one_page_in_ten_at_most() -> N
         assert len(page) == 14
         told += any(one.holds is not None for one in page.values())
         page = judged([made_up_curve(rng, name, 0.5) for name in ("a", "b")])
-        found += all(page[name, ("rise", 20)].holds and page[name, ("random", 20)].holds for name in ("a", "b"))
+        found += all(
+            page[name, ("rise", 20)].holds and page[name, ("random", 20)].holds
+            for name in ("a", "b")
+        )
     print(f"false on {told / worlds:.3f} of pages, an effect found on {found / worlds:.3f}")
     assert told / worlds <= 0.10 and found / worlds >= 0.8

@@ -25,24 +25,31 @@ def test_a_cut_takes_sinks_and_renormalisation_gives_some_back() -> None:
     left = ~cut.renormalised
     assert cut.renormalised[cut.lost].mean() == pytest.approx(0.8, abs=0.02)
     assert cut.renormalised[cut.sink & ~cut.lost].all() and not cut.renormalised[~cut.sink].any()
-    assert cut.after[left & cut.lost].mean() == pytest.approx(cut.after[left & ~cut.lost].mean(), abs=0.03)
+    assert cut.after[left & cut.lost].mean() == pytest.approx(
+        cut.after[left & ~cut.lost].mean(), abs=0.03
+    )
     rebuilt = planted.cuts(np.random.default_rng(0), 400, rebuilt=0.6, alike=1.0)
-    assert rebuilt.after[~rebuilt.renormalised & rebuilt.lost].mean() == pytest.approx(0.7, abs=0.05)
+    assert rebuilt.after[~rebuilt.renormalised & rebuilt.lost].mean() == pytest.approx(
+        0.7, abs=0.05
+    )
 
 
 def test_hidden_context_costs_tokens_and_a_sink_beyond_it() -> None:
     sink_NM, control_NM = planted.rewritten(np.random.default_rng(0), 4000, beyond=0.3)
     assert sink_NM.shape == control_NM.shape == (4000, 32)
-    assert control_NM.mean() == pytest.approx(0.1, abs=0.01) and (sink_NM - control_NM).mean() == pytest.approx(
-        0.3, abs=0.01
-    )
+    assert control_NM.mean() == pytest.approx(0.1, abs=0.01) and (
+        sink_NM - control_NM
+    ).mean() == pytest.approx(0.3, abs=0.01)
     # samples differ in what context is worth, both arms of one alike
     assert np.corrcoef(sink_NM.mean(1), control_NM.mean(1))[0, 1] > 0.6
 
 
 def test_rows_cost_what_was_planted() -> None:
     plain_N, masked_N = planted.row_losses(np.random.default_rng(0), 20_000, 0.05)
-    assert masked_N.mean() / plain_N.mean() - 1 == pytest.approx(0.05, abs=0.002) and plain_N.std() > 0.5
+    assert (
+        masked_N.mean() / plain_N.mean() - 1 == pytest.approx(0.05, abs=0.002)
+        and plain_N.std() > 0.5
+    )
 
 
 @pytest.mark.parametrize("kind", ["normal", "heavy", "skewed"])
@@ -67,4 +74,6 @@ def test_states_tell_as_much_as_was_planted() -> None:
         x, y, text = planted.states(np.random.default_rng(0), 400, signal=0.6, by_row=by_row)
         fit = x @ np.linalg.lstsq(x, y, rcond=None)[0]
         told = 1 - ((y - fit) ** 2).sum() / (y**2).sum()
-        assert told == pytest.approx(0.6 if by_row else 0.5, abs=0.1) and len(np.unique(text)) == 400
+        assert (
+            told == pytest.approx(0.6 if by_row else 0.5, abs=0.1) and len(np.unique(text)) == 400
+        )

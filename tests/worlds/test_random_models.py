@@ -1,4 +1,6 @@
-"""Pages of models that learned nothing: the numbers of their controls stand beside what they say."""
+"""Pages of models that learned nothing: the numbers of their controls stand beside what they
+say.
+"""
 
 from pathlib import Path
 
@@ -25,10 +27,14 @@ WIDTHS = (0.02, 0.2, 0.3, 0.5)
 def random_model(seed: int) -> Loaded:
     """Random weights; every other model has an added sink."""
     tokenizer, sinks = tiny_tokenizer(), seed // len(WIDTHS) % 2
-    backbone = tiny_backbone(initializer_range=WIDTHS[seed % len(WIDTHS)], eos_token_id=tokenizer.eos_token_id)
+    backbone = tiny_backbone(
+        initializer_range=WIDTHS[seed % len(WIDTHS)], eos_token_id=tokenizer.eos_token_id
+    )
     added = {"sink_kind": "token", "sink_count": 1} if sinks else {}
     torch.manual_seed(seed)
-    model = DiffusionLM(DiffusionLMConfig(backbone, mask_token_id=tokenizer.mask_token_id, **added)).eval()
+    model = DiffusionLM(
+        DiffusionLMConfig(backbone, mask_token_id=tokenizer.mask_token_id, **added)
+    ).eval()
     return Loaded(model, tokenizer, "random", None, "diffusion")
 
 
@@ -61,7 +67,8 @@ def test_controls_stand_beside_what_random_weights_show(tmp_path: Path) -> None:
         said += len(page.in_controls)
         pages.append(page.answers["exist"].word)
     assert said > 50, "these pages find a lot"
-    # random weights are told from the same weights in another order as rarely as chance does that, 5 %
+    # random weights are told from the same weights in another order as rarely as chance does that,
+    # 5 %
     assert sum(word in ("yes", "weak") for word in pages) <= 3, pages
 
 
@@ -72,7 +79,9 @@ def test_controls_stand_beside_what_curves_and_maps_of_random_weights_show(tmp_p
     told = 0
     for seed in range(8):
         loaded = random_model(seed)
-        run = masking_curve(loaded, tmp_path / f"curve-{seed}", CurveSettings(ks=(1, 8), seed=seed, **text))
+        run = masking_curve(
+            loaded, tmp_path / f"curve-{seed}", CurveSettings(ks=(1, 8), seed=seed, **text)
+        )
         found = [one for one in judged(as_curves(open_run(run))).values() if one.holds is not None]
         told += len(found)
         assert all(one.controls.startswith(" (shuffled weights ") for one in found)

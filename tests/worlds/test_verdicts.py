@@ -1,6 +1,8 @@
-"""Verdicts where nothing is to be found and where something was planted: a part of benchmarks/calibration.py.
+"""Verdicts where nothing is to be found and where something was planted: a part of
+benchmarks/calibration.py.
 
-All worlds and seeds are fixed, so that the figures are those of docs/statistics.md, for fewer worlds.
+All worlds and seeds are fixed, so that the figures are those of docs/statistics.md, for fewer
+worlds.
 """
 
 import math
@@ -47,14 +49,18 @@ def test_at_most_one_page_in_ten_says_something_false(samples: int) -> None:
 
 
 @pytest.mark.slow
-def test_at_most_one_page_in_ten_says_something_false_in_words_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_one_page_in_ten_says_something_false_in_words_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(trials, "POOL", 60)
     assert PAGES[1].null(60, 12).yes <= 10 + 100 * 1.645 * math.sqrt(0.1 * 0.9 / 60)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verdict", SLOW)
-def test_explained_variance_motion_and_probes(verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explained_variance_motion_and_probes(
+    verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trials, "POOL", 60)
     check(SLOW[verdict], 60, 12)
 
@@ -79,7 +85,9 @@ def test_what_an_autoregressive_model_shows(verdict: str, monkeypatch: pytest.Mo
     check(AUTOREGRESSIVE[verdict], 40, 12)
 
 
-def test_an_autoregressive_model_with_a_first_token_sink_is_static_and_previous_tokens_are_no_sinks() -> None:
+def test_an_autoregressive_model_with_a_first_token_sink_is_static_and_previous_tokens_are_no_sinks() -> (
+    None
+):
     rng = np.random.default_rng(0)
     for kind in ("uniform", "previous"):
         texts = [trials.read_causal(planted.causal_maps(rng, kind)) for _ in range(8)]

@@ -1,4 +1,6 @@
-"""Verdicts in worlds with a known answer: how often they are wrong or right, how often their intervals cover."""
+"""Verdicts in worlds with a known answer: how often they are wrong or right, how often their
+intervals cover.
+"""
 
 # W worlds, N samples
 from __future__ import annotations
@@ -21,7 +23,14 @@ from sinklab.lab.analysis.estimates import Estimate, mean_interval
 from sinklab.lab.analysis.explained import Explained, explained_mass
 from sinklab.lab.analysis.movement import MotionSummary, motion
 from sinklab.lab.analysis.strongest import strongest
-from sinklab.lab.analysis.verdicts import Verdict, holm, masking_cost, ninety_six, recovery, start_only
+from sinklab.lab.analysis.verdicts import (
+    Verdict,
+    holm,
+    masking_cost,
+    ninety_six,
+    recovery,
+    start_only,
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,9 @@ class Rates:
 
 def _rates(said: Iterable[bool | None], covered: Iterable[bool] = ()) -> Rates:
     verdicts, held = [*said], [*covered]
-    yes, no = (100 * float(np.mean([verdict is which for verdict in verdicts])) for which in (True, False))
+    yes, no = (
+        100 * float(np.mean([verdict is which for verdict in verdicts])) for which in (True, False)
+    )
     return Rates(yes, no, 100 * float(np.mean(held)) if held else float("nan"))
 
 
@@ -65,12 +76,16 @@ def _judged(worlds: int, judge: Judge, truth: float | None = None) -> Rates:
 
 
 @cache
-def explained(worlds: int, samples: int, at_place: float = 0.0, on_class: float = 0.0) -> Sequence[Explained]:
+def explained(
+    worlds: int, samples: int, at_place: float = 0.0, on_class: float = 0.0
+) -> Sequence[Explained]:
     """Explained variance in worlds of ``planted.tokens``."""
     found = []
     for seed in range(worlds):
         rng = np.random.default_rng(seed)
-        received_NTS, classes_NTS = planted.tokens(rng, samples, at_place=at_place, on_class=on_class)
+        received_NTS, classes_NTS = planted.tokens(
+            rng, samples, at_place=at_place, on_class=on_class
+        )
         found.append(reduce(add, map(explained_mass, received_NTS, classes_NTS)))
     return found
 
@@ -82,7 +97,9 @@ def _shares(at_place: float, on_class: float) -> tuple[float, float]:
     received_NTS, classes_NTS = planted.tokens(rng, 2000, at_place=at_place, on_class=on_class)
     parts = [*map(explained_mass, received_NTS, classes_NTS)]
     tens = [reduce(add, parts[first : first + 100]) for first in range(0, len(parts), 100)]
-    by_class, by_position = (float(np.mean([getattr(ten, name).value for ten in tens])) for name in SCORES)
+    by_class, by_position = (
+        float(np.mean([getattr(ten, name).value for ten in tens])) for name in SCORES
+    )
     return by_class, by_position
 
 
@@ -90,14 +107,18 @@ SCORES = ("by_class", "by_position")
 
 
 def semantic(worlds: int, samples: int, at_place: float = 0.0, on_class: float = 0.0) -> Rates:
-    """«Rather semantic» (yes) or «rather positional» (no), and coverage of the difference of the two shares."""
+    """«Rather semantic» (yes) or «rather positional» (no), and coverage of the difference of the
+    two shares.
+    """
     by_class, by_position = _shares(at_place, on_class)
     found = explained(worlds, samples, at_place, on_class)
     said = ({"semantic": True, "positional": False}.get(one.word or "") for one in found)
     return _rates(said, (_covers(one.class_over_position, by_class - by_position) for one in found))
 
 
-def score(worlds: int, samples: int, name: str, at_place: float = 0.0, on_class: float = 0.0) -> Rates:
+def score(
+    worlds: int, samples: int, name: str, at_place: float = 0.0, on_class: float = 0.0
+) -> Rates:
     """Whether «by_class» or «by_position» is above 0."""
     truth = _shares(at_place, on_class)[SCORES.index(name)]
     found = [getattr(one, name) for one in explained(worlds, samples, at_place, on_class)]
@@ -110,7 +131,9 @@ def score(worlds: int, samples: int, name: str, at_place: float = 0.0, on_class:
 @cache
 def _share_with_median(median: float, spread: float) -> float:
     """The mean for which ``planted.start_shares`` has this median."""
-    return float(optimize.brentq(lambda share: planted.median_of_beta(share, spread) - median, 0.3, 0.9999))
+    return float(
+        optimize.brentq(lambda share: planted.median_of_beta(share, spread) - median, 0.3, 0.9999)
+    )
 
 
 def _start(samples: int, median: float, spread: float, length: int = 64) -> Judge:
@@ -118,13 +141,17 @@ def _start(samples: int, median: float, spread: float, length: int = 64) -> Judg
 
     def judge(rng: np.random.Generator) -> Verdict:
         shares_N1 = planted.start_shares(rng, samples, share, spread)[:, None]
-        return start_only(np.where(np.arange(length) < 4, shares_N1 / 4, (1 - shares_N1) / (length - 4)))
+        return start_only(
+            np.where(np.arange(length) < 4, shares_N1 / 4, (1 - shares_N1) / (length - 4))
+        )
 
     return judge
 
 
 def starts(worlds: int, samples: int, median: float, spread: float) -> Rates:
-    """«Only at the start» where the typical sample has this share of its sinks at the first four positions."""
+    """«Only at the start» where the typical sample has this share of its sinks at the first four
+    positions.
+    """
     return _judged(worlds, _start(samples, median, spread), median)
 
 
@@ -168,7 +195,9 @@ def _masked(samples: int, cost: float, measure: str = "loss") -> Judge:
 
 
 def costs(worlds: int, samples: int, cost: float, measure: str = "loss") -> Rates:
-    """«Masking is costly» where it costs this share of the loss, or breaks this share of the right answers."""
+    """«Masking is costly» where it costs this share of the loss, or breaks this share of the right
+    answers.
+    """
     return _judged(worlds, _masked(samples, cost, measure), cost)
 
 
@@ -176,9 +205,14 @@ def costs(worlds: int, samples: int, cost: float, measure: str = "loss") -> Rate
 
 
 def differences(worlds: int, samples: int, kind: str, effect: float = 0.0) -> Rates:
-    """Differences of losses on the same rows, whose mean is ``effect`` standard deviations, judged against 0."""
+    """Differences of losses on the same rows, whose mean is ``effect`` standard deviations, judged
+    against 0.
+    """
     rows_WN = effect + planted.differences(np.random.default_rng(0), kind, (worlds, samples))
-    found = [Estimate(effect, low, high, samples) for low, high in zip(*mean_interval(rows_WN), strict=True)]
+    found = [
+        Estimate(effect, low, high, samples)
+        for low, high in zip(*mean_interval(rows_WN), strict=True)
+    ]
     return _rates((one.above() for one in found), (_covers(one, effect) for one in found))
 
 
@@ -190,7 +224,9 @@ POOL = 1000
 
 @cache
 def _paths(kind: str, pool: int) -> Sequence[MotionSummary]:
-    """Samples of ``planted.paths``; but for drifting ones each is there mirrored too, so that the pool has no drift."""
+    """Samples of ``planted.paths``; but for drifting ones each is there mirrored too, so that the
+    pool has no drift.
+    """
     rng = np.random.default_rng(1)
     drawn = [planted.paths(rng, kind) for _ in range(pool)]
     mirrored = [] if kind == "right" else [received[..., ::-1] for received in drawn]
@@ -217,7 +253,9 @@ def words(worlds: int, samples: int, kind: str, word: str) -> Rates:
     truth = float(np.nanmedian([one.mobility for one in _paths(kind, POOL)]))
     found = _motions(worlds, samples, kind)
     said = (None if one.word is None else one.word == word for one in found)
-    return _rates(said, [] if kind == "none" else (_covers(one.mobility_over, truth) for one in found))
+    return _rates(
+        said, [] if kind == "none" else (_covers(one.mobility_over, truth) for one in found)
+    )
 
 
 @dataclass(frozen=True)
@@ -231,7 +269,9 @@ class Written:
 
 
 def read_causal(map_HSS: np.ndarray, prompt: int = 16) -> Written:
-    """Read a causal map as a recording is read: all queries so far at every step behind the prompt."""
+    """Read a causal map as a recording is read: all queries so far at every step behind the
+    prompt.
+    """
     heads, length, _ = map_HSS.shape
     sums_SHS = map_HSS.cumsum(1).swapaxes(0, 1)[prompt - 1 :, None]
     steps = np.arange(prompt, length + 1)[:, None]
@@ -242,7 +282,9 @@ def read_causal(map_HSS: np.ndarray, prompt: int = 16) -> Written:
     for number in range(len(windows_WLHK)):
         start, seen = WINDOW * number, WINDOW * number + 1
         windows_WLHK[number, 0, :, :seen] = map_HSS[:, start : start + WINDOW, :seen].mean(1)
-    found = strongest(main_sink(weight_TLHK), np.fmax.reduce(weight_TLHK, axis=-1), windows_WLHK=windows_WLHK)
+    found = strongest(
+        main_sink(weight_TLHK), np.fmax.reduce(weight_TLHK, axis=-1), windows_WLHK=windows_WLHK
+    )
     visible = visible_TK[:, None, None]
     whole = motion(received_TLHK, visible).overall
     sinks = find_sinks(received_TLHK[-1], DEFAULT, visible[-1]).sum()
@@ -257,28 +299,38 @@ def _written(kind: str, pool: int) -> Sequence[Written]:
 
 def _texts(worlds: int, samples: int, kind: str) -> list[list[Written]]:
     parts, rng = _written(kind, POOL), np.random.default_rng(4)
-    return [[parts[one] for one in rng.choice(len(parts), samples, replace=False)] for _ in range(worlds)]
+    return [
+        [parts[one] for one in rng.choice(len(parts), samples, replace=False)]
+        for _ in range(worlds)
+    ]
 
 
 def causal_words(worlds: int, samples: int, kind: str, word: str) -> Rates:
-    """The word for the motion of an autoregressive model: yes where it is this one, no where it is another."""
-    found = [MotionSummary.pooled(one.motion for one in texts) for texts in _texts(worlds, samples, kind)]
+    """The word for the motion of an autoregressive model: yes where it is this one, no where it is
+    another.
+    """
+    found = [
+        MotionSummary.pooled(one.motion for one in texts) for texts in _texts(worlds, samples, kind)
+    ]
     return _rates(None if one.word is None else one.word == word for one in found)
 
 
 def causal_sinks(worlds: int, samples: int, kind: str) -> Rates:
     """Whether any head of an autoregressive model has a sink by the rule in any of the texts."""
-    return _rates(True if any(one.sinks for one in texts) else None for texts in _texts(worlds, samples, kind))
+    return _rates(
+        True if any(one.sinks for one in texts) else None for texts in _texts(worlds, samples, kind)
+    )
 
 
 # --- all that a page says ---
 
 
 def pages(worlds: int, samples: int, due: bool = False, words: bool = False) -> Rates:
-    """The four verdicts of a page, corrected: yes where any is given; with ``due`` the share of them that are right.
+    """The four verdicts of a page, corrected: yes where any is given; with ``due`` the share of
+    them that are right.
 
-    Not ``due``: each true value lies on its threshold. ``words``: drift, the word for the motion and «semantic or
-    positional», which are not corrected, in worlds in which none is due.
+    Not ``due``: each true value lies on its threshold. ``words``: drift, the word for the motion
+    and «semantic or positional», which are not corrected, in worlds in which none is due.
     """
     judges = (
         _start(samples, *((0.97, 0.02) if due else (0.9, 0.3))),
@@ -291,12 +343,19 @@ def pages(worlds: int, samples: int, due: bool = False, words: bool = False) -> 
         rng = np.random.default_rng(seed)
         told.append([verdict.holds for verdict in holm([judge(rng) for judge in judges])])
     if due:
-        return Rates(100 * float(np.mean([[one is True for one in page] for page in told])), 0.0, float("nan"))
+        return Rates(
+            100 * float(np.mean([[one is True for one in page] for page in told])),
+            0.0,
+            float("nan"),
+        )
     said = [any(one is not None for one in page) for page in told]
     if words:
         moving, none = (_motions(worlds, samples, kind) for kind in ("wandering", "none"))
         others = zip(moving, none, explained(worlds, samples), strict=True)
-        more = [path.drift_word or still.word not in (None, "no sink") or share.word for path, still, share in others]
+        more = [
+            path.drift_word or still.word not in (None, "no sink") or share.word
+            for path, still, share in others
+        ]
         said = [one or bool(other) for one, other in zip(said, more, strict=True)]
     return Rates(100 * float(np.mean(said)), 0.0, float("nan"))
 
@@ -305,8 +364,12 @@ def pages(worlds: int, samples: int, due: bool = False, words: bool = False) -> 
 
 
 @cache
-def probed(worlds: int, texts: int, signal: float = 0.0, by_row: bool = False, folds: int = 5) -> Rates:
-    """Whether the interval of a probe's R² lies above 0, and covers the mean over worlds: what so many texts give."""
+def probed(
+    worlds: int, texts: int, signal: float = 0.0, by_row: bool = False, folds: int = 5
+) -> Rates:
+    """Whether the interval of a probe's R² lies above 0, and covers the mean over worlds: what so
+    many texts give.
+    """
     found = []
     for seed in range(worlds):
         drawn = planted.states(np.random.default_rng(seed), texts, signal=signal, by_row=by_row)
@@ -315,7 +378,9 @@ def probed(worlds: int, texts: int, signal: float = 0.0, by_row: bool = False, f
         held = probes.ridge(probes.standardised(x_ND), {"y": y_NC}, fold_N)["y"]
         score = probes.explained(held, y_NC, text_N, texts)
         value = score.value().item()
-        ends = probes.interval(value, score.value(probes.resamples(texts, 500, seed)), texts, fitted=True)
+        ends = probes.interval(
+            value, score.value(probes.resamples(texts, 500, seed)), texts, fitted=True
+        )
         found.append(Estimate(value, *ends, texts))
     truth = float(np.mean([one.value for one in found]))
     return _rates((one.above() for one in found), (_covers(one, truth) for one in found))
@@ -326,7 +391,9 @@ def probed(worlds: int, texts: int, signal: float = 0.0, by_row: bool = False, f
 
 @dataclass(frozen=True)
 class Row:
-    """A verdict with a world where none is due, or a wrong one is at hand, and one where it is due."""
+    """A verdict with a world where none is due, or a wrong one is at hand, and one where it is
+    due.
+    """
 
     verdict: str
     world: str
@@ -338,7 +405,9 @@ class Row:
     enough: int = 12
     """samples from which on the effect is found in 80 % of the worlds"""
     covers: bool = True
-    """whether the interval is meant to cover in 90 to 98 % of the worlds; an exact one of ties covers more"""
+    """whether the interval is meant to cover in 90 to 98 % of the worlds; an exact one of ties
+    covers more
+    """
 
 
 def _yes(rates: Rates) -> float:
@@ -356,54 +425,82 @@ EFFECTS = {8: 1.5, 12: 1.0, 30: 0.6}
 VERDICTS = (
     Row(
         "sinks are rather positional",
-        "still sinks at places of each sample's own; 8 of 10 at the same places (position explains 60 %)",
-        semantic, lambda worlds, n: semantic(worlds, n, at_place=0.8), _no,
+        "still sinks at places of each sample's own; 8 of 10 at the same places (position "
+        "explains 60 %)",
+        semantic,
+        lambda worlds, n: semantic(worlds, n, at_place=0.8),
+        _no,
     ),
     Row(
         "sinks are rather semantic",
         "the same; 9 of 10 on punctuation (class explains 23 %)",
-        semantic, lambda worlds, n: semantic(worlds, n, on_class=0.9), _yes,
+        semantic,
+        lambda worlds, n: semantic(worlds, n, on_class=0.9),
+        _yes,
     ),
     Row(
         "sinks only at the start",
         "90 % in the typical sample, samples alike or not; 97 %",
-        lambda worlds, n: starts(worlds, n, 0.9, 0.3), lambda worlds, n: starts(worlds, n, 0.97, 0.02), _yes, enough=12,
+        lambda worlds, n: starts(worlds, n, 0.9, 0.3),
+        lambda worlds, n: starts(worlds, n, 0.97, 0.02),
+        _yes,
+        enough=12,
     ),
     Row(
         "sinks not only at the start",
         "90 % in the typical sample, most have all or none; 50 %",
-        lambda worlds, n: starts(worlds, n, 0.9, 0.7), lambda worlds, n: starts(worlds, n, 0.5, 0.2), _no, enough=12,
+        lambda worlds, n: starts(worlds, n, 0.9, 0.7),
+        lambda worlds, n: starts(worlds, n, 0.5, 0.2),
+        _no,
+        enough=12,
     ),
     Row(
         "96 % filtered",
         "96 % in the typical sample; 97.5 %",
-        lambda worlds, n: filters(worlds, n, 0.96, 0.005), lambda worlds, n: filters(worlds, n, 0.975, 0.0015), _yes,
+        lambda worlds, n: filters(worlds, n, 0.96, 0.005),
+        lambda worlds, n: filters(worlds, n, 0.975, 0.0015),
+        _yes,
         enough=8,
     ),
     Row(
         "the model does not recover",
         "tokens lose 0.1 nats beyond the control, the threshold; they lose 0.3 nats",
-        lambda worlds, n: recoveries(worlds, n, 0.1), lambda worlds, n: recoveries(worlds, n, 0.3), _yes, enough=8,
+        lambda worlds, n: recoveries(worlds, n, 0.1),
+        lambda worlds, n: recoveries(worlds, n, 0.3),
+        _yes,
+        enough=8,
     ),
     Row(
         "the model recovers",
-        "they lose 0.3 nats, whatever heads have for sinks (alarm: «it recovers»); no more than in the control",
-        lambda worlds, n: recoveries(worlds, n, 0.3), lambda worlds, n: recoveries(worlds, n, 0.0), _no, alarms=_no,
+        "they lose 0.3 nats, whatever heads have for sinks (alarm: «it recovers»); no more than "
+        "in the control",
+        lambda worlds, n: recoveries(worlds, n, 0.3),
+        lambda worlds, n: recoveries(worlds, n, 0.0),
+        _no,
+        alarms=_no,
     ),
     Row(
         "masking is costly",
         "5 % of the loss, the threshold, rows easy and hard; 10 %",
-        lambda worlds, n: costs(worlds, n, 0.05), lambda worlds, n: costs(worlds, n, 0.1), _yes, enough=8,
+        lambda worlds, n: costs(worlds, n, 0.05),
+        lambda worlds, n: costs(worlds, n, 0.1),
+        _yes,
+        enough=8,
     ),
     Row(
         "masking is cheap",
         "the same; nothing",
-        lambda worlds, n: costs(worlds, n, 0.05), lambda worlds, n: costs(worlds, n, 0.0), _no, enough=8,
+        lambda worlds, n: costs(worlds, n, 0.05),
+        lambda worlds, n: costs(worlds, n, 0.0),
+        _no,
+        enough=8,
     ),
     Row(
         "masking costs right answers",
         "5 % of those that were right, the threshold; half of them",
-        lambda worlds, n: costs(worlds, n, 0.05, "accuracy"), lambda worlds, n: costs(worlds, n, 0.5, "accuracy"), _yes,
+        lambda worlds, n: costs(worlds, n, 0.05, "accuracy"),
+        lambda worlds, n: costs(worlds, n, 0.5, "accuracy"),
+        _yes,
         enough=30,
     ),
     *(
@@ -411,43 +508,63 @@ VERDICTS = (
             f"a difference of losses ({kind})",
             "none; 1.5, 1, 0.6 standard deviations at 8, 12, 30 samples",
             lambda worlds, n, kind=kind: differences(worlds, n, kind),
-            lambda worlds, n, kind=kind: differences(worlds, n, kind, EFFECTS[n]), _yes, enough=8,
+            lambda worlds, n, kind=kind: differences(worlds, n, kind, EFFECTS[n]),
+            _yes,
+            enough=8,
         )
         for kind in ("normal", "heavy", "skewed")
     ),
     Row(
         "main sinks drift",
         "random walks, heads of a sample alike; from left to right",
-        lambda worlds, n: drifts(worlds, n, "wandering"), lambda worlds, n: drifts(worlds, n, "right"), _yes, enough=8,
+        lambda worlds, n: drifts(worlds, n, "wandering"),
+        lambda worlds, n: drifts(worlds, n, "right"),
+        _yes,
+        enough=8,
     ),
     Row(
         "sinks are static",
         "no sinks (alarm: any word for their motion); one place each",
         lambda worlds, n: words(worlds, n, "none", "no sink"),
-        lambda worlds, n: words(worlds, n, "static", "static"), _yes, alarms=_no, enough=8, covers=False,
+        lambda worlds, n: words(worlds, n, "static", "static"),
+        _yes,
+        alarms=_no,
+        enough=8,
+        covers=False,
     ),
     Row(
         "sinks are partly moving",
         "moving ones (alarm: another word); two places in turn",
         lambda worlds, n: words(worlds, n, "moving", "moving"),
-        lambda worlds, n: words(worlds, n, "split", "mixed"), _yes, alarms=_no, enough=8,
+        lambda worlds, n: words(worlds, n, "split", "mixed"),
+        _yes,
+        alarms=_no,
+        enough=8,
     ),
     Row(
         "sinks are moving",
         "static ones (alarm: another word); elsewhere at each step",
         lambda worlds, n: words(worlds, n, "static", "static"),
-        lambda worlds, n: words(worlds, n, "moving", "moving"), _yes, alarms=_no, enough=8, covers=False,
+        lambda worlds, n: words(worlds, n, "moving", "moving"),
+        _yes,
+        alarms=_no,
+        enough=8,
+        covers=False,
     ),
     Row(
         "an autoregressive model has sinks",
         "previous-token heads alone; half of the heads on the first token",
-        lambda worlds, n: causal_sinks(worlds, n, "previous"), lambda worlds, n: causal_sinks(worlds, n, "first"), _yes,
+        lambda worlds, n: causal_sinks(worlds, n, "previous"),
+        lambda worlds, n: causal_sinks(worlds, n, "first"),
+        _yes,
         enough=6,
     ),
     Row(
         "an autoregressive model has sinks (uniform)",
         "uniform causal attention; half of the heads on the first token",
-        lambda worlds, n: causal_sinks(worlds, n, "uniform"), lambda worlds, n: causal_sinks(worlds, n, "first"), _yes,
+        lambda worlds, n: causal_sinks(worlds, n, "uniform"),
+        lambda worlds, n: causal_sinks(worlds, n, "first"),
+        _yes,
         enough=6,
     ),
     Row(
@@ -455,32 +572,46 @@ VERDICTS = (
         "previous-token heads alone (alarm: any word for their motion); "
         "half on the first token, half on the one before",
         lambda worlds, n: causal_words(worlds, n, "previous", "no sink"),
-        lambda worlds, n: causal_words(worlds, n, "first", "static"), _yes, alarms=_no, enough=6,
+        lambda worlds, n: causal_words(worlds, n, "first", "static"),
+        _yes,
+        alarms=_no,
+        enough=6,
     ),
     Row(
         "sinks of an autoregressive model are moving",
         "static ones (alarm: another word); on another key for every window of eight queries",
         lambda worlds, n: causal_words(worlds, n, "first", "static"),
-        lambda worlds, n: causal_words(worlds, n, "moving", "moving"), _yes, alarms=_no, enough=6,
+        lambda worlds, n: causal_words(worlds, n, "moving", "moving"),
+        _yes,
+        alarms=_no,
+        enough=6,
     ),
     Row(
         "a probe reads the target",
         "nothing (alarm: R² above 0); 60 % of each row's variance; texts for samples",
-        probed, lambda worlds, n: probed(worlds, n, signal=0.6, by_row=True), _yes, alarms=_yes, enough=30,
+        probed,
+        lambda worlds, n: probed(worlds, n, signal=0.6, by_row=True),
+        _yes,
+        alarms=_yes,
+        enough=30,
     ),
-)  # fmt: skip
+)
 """all that docs/statistics.md tabulates"""
 
 PAGES = (
     Row(
         "any of the four verdicts of a page",
         "the true value of each is its threshold; all four are due (found: of four)",
-        pages, lambda worlds, n: pages(worlds, n, due=True), _yes,
+        pages,
+        lambda worlds, n: pages(worlds, n, due=True),
+        _yes,
     ),
     Row(
         "the same, drift, the word for the motion, semantic or positional",
         "none is due; –",
-        lambda worlds, n: pages(worlds, n, words=True), lambda worlds, n: NOT_TRIED, _yes,
+        lambda worlds, n: pages(worlds, n, words=True),
+        lambda worlds, n: NOT_TRIED,
+        _yes,
     ),
-)  # fmt: skip
+)
 """of which at most 10 % may be false, and what is left of the power"""

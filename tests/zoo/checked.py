@@ -1,4 +1,5 @@
-"""What a trace and an edit say of a model, held to dense float64 sums over the q, k and mask that its calls were given.
+"""What a trace and an edit say of a model, held to dense float64 sums over the q, k and mask that
+its calls were given.
 
 Nothing here asks the package under test for anything but its records.
 """
@@ -22,8 +23,10 @@ from sinklab.core.probing import MaskSinks, intervene, trace
 REAL = F.scaled_dot_product_attention
 ROWS, LENGTH, ANSWER, STEPS, PADS = 2, 10, 7, 4, 3
 WAYS = ("left", "right", "half", "steps", "checkpoint", "edit")
-"""Ways to run a model: padded left or right, in bfloat16, generating with a cache, a backward pass under gradient
-checkpointing, and losing the strongest key of every head; all but "right" with padding on the left."""
+"""Ways to run a model: padded left or right, in bfloat16, generating with a cache, a backward pass
+under gradient checkpointing, and losing the strongest key of every head; all but "right" with
+padding on the left.
+"""
 CROSS = ("encoder_attn", "EncDecAttention")
 """Ends of the names of modules that attend to another sequence."""
 
@@ -41,7 +44,9 @@ class Call:
 
 
 class Spy:
-    """Stands in the place of SDPA and notes every call; where it edits, each head loses its strongest key."""
+    """Stands in the place of SDPA and notes every call; where it edits, each head loses its
+    strongest key.
+    """
 
     def __init__(self, model: nn.Module, real_BT: Tensor, kind: str, edits: bool = False) -> None:
         self.calls: list[Call] = []
@@ -50,22 +55,45 @@ class Spy:
         model.register_forward_hook(self._ends, with_kwargs=True)
         for path, module in model.named_modules():
             if "Att" in type(module).__name__:
-                module.register_forward_pre_hook(lambda *given, path=path: setattr(self, "where", path))
+                module.register_forward_pre_hook(
+                    lambda *given, path=path: setattr(self, "where", path)
+                )
 
     def _ends(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         ids_BQ = kwargs["decoder_input_ids"] if self.kind == "both" else kwargs["input_ids"]
         self.past += ids_BQ.shape[1]
 
-    def __call__(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    def __call__(
+        self,
+        query,
+        key,
+        value,
+        attn_mask=None,
+        dropout_p=0.0,
+        is_causal=False,
+        scale=None,
+        enable_gqa=False,
+    ):
         call, bias = self._read(query, key, attn_mask, is_causal, scale)
         if torch._C._current_graph_task_id() == -1:
             self.calls.append(call)
         if not self.edits:
-            return REAL(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+            return REAL(
+                query,
+                key,
+                value,
+                attn_mask,
+                dropout_p,
+                is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
+            )
         keys, real_B1Q1 = key.shape[2], call.real_BQ[:, None, :, None]
         received_BHS = (call.map_BHQS * real_B1Q1).sum(2)
         seen_B1S = (call.may_BHQS & real_B1Q1).any(2).any(1, keepdim=True)
-        gone_BH1S = F.one_hot(received_BHS.masked_fill(~seen_B1S, -1).argmax(-1), keys).bool().unsqueeze(2)
+        gone_BH1S = (
+            F.one_hot(received_BHS.masked_fill(~seen_B1S, -1).argmax(-1), keys).bool().unsqueeze(2)
+        )
         stays_BHQS = call.may_BHQS & ~gone_BH1S
         # a query that would lose all it sees keeps it, and one that sees nothing is padding
         stays_BHQS = torch.where(stays_BHQS.any(-1, keepdim=True), stays_BHQS, call.may_BHQS)
@@ -73,7 +101,9 @@ class Spy:
         mask = bias.to(query).expand(stays_BHQS.shape).masked_fill(~stays_BHQS, -math.inf)
         return REAL(query, key, value, mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
 
-    def _read(self, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> tuple:
+    def _read(
+        self, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+    ) -> tuple:
         """The call, and what its mask adds to scores."""
         q, k = query.detach().double(), key.detach().double()
         groups = HEADS // k.shape[1] if k.shape[1] else 1
@@ -111,7 +141,9 @@ def spied(model: nn.Module, real_BT: Tensor, kind: str, edits: bool = False):
 
 
 def held(architecture: Architecture, way: str) -> str:
-    """ "right", or "refused: …" and "does not run: …" with what was said; an AssertionError where numbers are wrong."""
+    """ "right", or "refused: …" and "does not run: …" with what was said; an AssertionError where
+    numbers are wrong.
+    """
     if way == "steps" and architecture.kind == "encoder":
         return "does not run: an encoder"
     model, other = architecture.model(), architecture.model()
@@ -123,7 +155,9 @@ def held(architecture: Architecture, way: str) -> str:
     ids_BT = torch.randint(3, VOCABULARY, (ROWS, LENGTH), generator=generator) * real_BT
     given = {"input_ids": ids_BT, "attention_mask": real_BT}
     if architecture.kind == "both" and way != "steps":
-        given["decoder_input_ids"] = torch.randint(3, VOCABULARY, (ROWS, ANSWER), generator=generator)
+        given["decoder_input_ids"] = torch.randint(
+            3, VOCABULARY, (ROWS, ANSWER), generator=generator
+        )
     every_BT = torch.cat([real_BT, torch.ones(ROWS, STEPS, dtype=torch.long)], 1).bool()
     edits = way == "edit"
     try:
@@ -142,7 +176,11 @@ def held(architecture: Architecture, way: str) -> str:
         return f"refused: {error}"
     assert spy.calls, "attention was recorded that no call made"
     if edits:
-        real_BQ = real_BT.bool() if architecture.kind != "both" else torch.ones(ROWS, ANSWER, dtype=torch.bool)
+        real_BQ = (
+            real_BT.bool()
+            if architecture.kind != "both"
+            else torch.ones(ROWS, ANSWER, dtype=torch.bool)
+        )
         torch.testing.assert_close(found[0][real_BQ], expected[0][real_BQ], rtol=1e-3, atol=1e-4)
         return "right"
     for one, two in zip(found, expected, strict=True):
@@ -155,7 +193,9 @@ def _run(model: Any, way: str, given: dict[str, Tensor]) -> list[Tensor]:
     """What the model gives: logits or states, generated ids, or gradients."""
     if way == "steps":
         with torch.no_grad():
-            return [model.generate(**given, max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False)]
+            return [
+                model.generate(**given, max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False)
+            ]
     if way != "checkpoint":
         with torch.no_grad():
             return [model(**given)[0]]
@@ -165,7 +205,10 @@ def _run(model: Any, way: str, given: dict[str, Tensor]) -> list[Tensor]:
                 setattr(module, name, 0.0)
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable = (
+        getattr(model, "activation_checkpointing_enable", None)
+        or model.gradient_checkpointing_enable
+    )
     enable({"use_reentrant": False})
     model.train()
     model(**given)[0].float().square().mean().backward()
@@ -175,7 +218,9 @@ def _run(model: Any, way: str, given: dict[str, Tensor]) -> list[Tensor]:
 def compare(recording: Any, calls: list[Call]) -> None:
     """Hold what was recorded to the calls, in their order."""
     waiting = iter(calls)
-    for received_BLHT, visible_BLT in zip(recording.received, recording.visible_by_layer, strict=True):
+    for received_BLHT, visible_BLT in zip(
+        recording.received, recording.visible_by_layer, strict=True
+    ):
         for layer in range(received_BLHT.shape[1]):
             call = next(waiting)
             real_B1Q1 = call.real_BQ[:, None, :, None]
@@ -183,7 +228,11 @@ def compare(recording: Any, calls: list[Call]) -> None:
             count_BT = F.pad((call.may_BHQS & real_B1Q1).sum(2).amax(1), (call.first, 0))
             room = received_BLHT.shape[-1] - expected_BHT.shape[-1]
             found_BHT, seen_BT = received_BLHT[:, layer], visible_BLT[:, layer].nan_to_num()
-            assert room >= 0 and torch.equal(seen_BT.long(), F.pad(count_BT, (0, room))), "visible queries"
+            assert room >= 0 and torch.equal(seen_BT.long(), F.pad(count_BT, (0, room))), (
+                "visible queries"
+            )
             found_BHT = found_BHT[:, : expected_BHT.shape[1]].nan_to_num().double()
-            torch.testing.assert_close(found_BHT, F.pad(expected_BHT, (0, room)), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                found_BHT, F.pad(expected_BHT, (0, room)), rtol=1e-4, atol=1e-4
+            )
     assert next(waiting, None) is None, "a call was not recorded"

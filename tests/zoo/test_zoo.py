@@ -1,4 +1,6 @@
-"""Every architecture is recorded and edited right, or refused by name; ``benchmarks/zoo.py`` runs all there is."""
+"""Every architecture is recorded and edited right, or refused by name; ``benchmarks/zoo.py`` runs
+all there is.
+"""
 
 import pytest
 from architectures import ZOO

@@ -1,5 +1,5 @@
-"""Private names of torch, transformers and accelerate that the package relies on, each with a test: the list to check
-when one of them is upgraded.
+"""Private names of torch, transformers and accelerate that the package relies on, each with a test:
+the list to check when one of them is upgraded.
 """
 
 import dataclasses
@@ -16,14 +16,22 @@ from torch.utils.hooks import RemovableHandle
 
 
 def is_replayed() -> bool:
-    """Whether this thread is inside a backward pass, where gradient checkpointing runs layers a second time."""
+    """Whether this thread is inside a backward pass, where gradient checkpointing runs layers a
+    second time.
+    """
     return _C._current_graph_task_id() != -1
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether calling this module runs code of torch.compile, which hides its attention calls from hooks and modes."""
+    """Whether calling this module runs code of torch.compile, which hides its attention calls from
+    hooks and modes.
+    """
     forward = vars(module).get("forward")
-    return "_orig_mod" in module._modules or compiles_hooks(module) or hasattr(forward, "_torchdynamo_orig_callable")
+    return (
+        "_orig_mod" in module._modules
+        or compiles_hooks(module)
+        or hasattr(forward, "_torchdynamo_orig_callable")
+    )
 
 
 def compiles_hooks(module: nn.Module) -> bool:
@@ -32,7 +40,9 @@ def compiles_hooks(module: nn.Module) -> bool:
 
 
 def is_running(module: nn.Module) -> bool:
-    """Whether a hook before this module's forward is called from within another forward of it, in this thread."""
+    """Whether a hook before this module's forward is called from within another forward of it, in
+    this thread.
+    """
     frame: FrameType | None = sys._getframe()
     count = 0
     while frame is not None:
@@ -43,7 +53,9 @@ def is_running(module: nn.Module) -> bool:
 
 
 def compiled_module(module: nn.Module) -> nn.Module:
-    """The module that torch.compile was given for this one; itself where it was not, or where it compiles itself."""
+    """The module that torch.compile was given for this one; itself where it was not, or where it
+    compiles itself.
+    """
     return getattr(module, "_orig_mod", module)
 
 
@@ -53,7 +65,9 @@ def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
 
 
 def next_hook() -> int:
-    """The number that the next hook gets, on whatever module: while it stays the same, no hook has come."""
+    """The number that the next hook gets, on whatever module: while it stays the same, no hook has
+    come.
+    """
     return RemovableHandle.next_id
 
 
@@ -63,14 +77,16 @@ def has_global_hooks() -> bool:
 
 
 def onednn_linear() -> Callable[..., torch.Tensor] | None:
-    """(x, weight, bias, "none", [], "") -> x · weightᵀ by oneDNN; None where this build of torch lacks it."""
+    """(x, weight, bias, "none", [], "") -> x · weightᵀ by oneDNN; None where this build of torch
+    lacks it.
+    """
     return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
 @contextmanager
 def without_tf32(device: torch.device) -> Iterator[None]:
-    """Float32 products on CUDA are exact inside the block. Of torch's two switches the newer decides what cuBLAS does,
-    and follows the older; "none" is exact."""
+    """Float32 products on CUDA are exact inside the block. Of torch's two switches the newer
+    decides what cuBLAS does, and follows the older; "none" is exact."""
     switch = torch.backends.cuda.matmul
     before = switch.fp32_precision if device.type == "cuda" else "none"
     if before != "none":
@@ -85,15 +101,19 @@ def without_tf32(device: torch.device) -> Iterator[None]:
 def attention_with_logsumexp(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The CPU's attention, grouped heads and all, with the log-sum-exp of every row; None on another device."""
+    """The CPU's attention, grouped heads and all, with the log-sum-exp of every row; None on
+    another device.
+    """
     if q.device.type != "cpu":
         return None
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=scale)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, attn_mask=mask, scale=scale
+    )
 
 
 _ATEN = torch.ops.aten
-# attention kernels that scaled_dot_product_attention chooses from -> where they are asked for the log-sum-exp, which
-# they say second; None: they always say it
+# attention kernels that scaled_dot_product_attention chooses from -> where they are asked for the
+# log-sum-exp, which they say second; None: they always say it
 _KERNELS: dict[Any, Any] = {
     _ATEN._scaled_dot_product_flash_attention.default: None,
     _ATEN._scaled_dot_product_flash_attention_for_cpu.default: None,
@@ -103,12 +123,16 @@ _KERNELS: dict[Any, Any] = {
 
 
 class _Overheard(TorchDispatchMode):
-    """Asks whichever kernel an attention call runs for the log-sum-exp of its rows, (B, H, Q or more), in nats."""
+    """Asks whichever kernel an attention call runs for the log-sum-exp of its rows, (B, H, Q or
+    more), in nats.
+    """
 
     logsumexp: torch.Tensor | None = None
     ran: tuple[Any, tuple, dict[str, Any]] = (None, (), {})
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func is _ATEN.scaled_dot_product_attention.default:
             # inference mode does not take it apart before it comes here
@@ -123,24 +147,38 @@ class _Overheard(TorchDispatchMode):
         return out
 
 
-# by kind of call: whether its kernel may be asked, and if it may be called at once, what it takes beside q, k and v
+# by kind of call: whether its kernel may be asked, and if it may be called at once, what it takes
+# beside q, k and v
 _known: dict[tuple, tuple[bool, Any, tuple, dict[str, Any]]] = {}
 
 
 def attend_and_hear(
     attention: Callable[..., torch.Tensor], args: tuple, kwargs: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What `scaled_dot_product_attention` gives for these arguments, to the bit, and the log-sum-exp of rows.
+    """What `scaled_dot_product_attention` gives for these arguments, to the bit, and the
+    log-sum-exp of rows.
 
-    None where no kernel says it, or the output would change. The first call of a kind is made both ways. A dispatch
-    mode takes as long as several launches: where the kernel was given q, k and v themselves, it is called at once.
+    None where no kernel says it, or the output would change. The first call of a kind is made both
+    ways. A dispatch mode takes as long as several launches: where the kernel was given q, k and v
+    themselves, it is called at once.
     """
-    given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), args, strict=False)) | kwargs
+    given = (
+        dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), args, strict=False)) | kwargs
+    )
     if given.get("dropout_p"):
         return attention(*args, **kwargs), None
-    tensors = [given.pop(name) for name in ("query", "key", "value", "attn_mask") if given.get(name) is not None]
+    tensors = [
+        given.pop(name)
+        for name in ("query", "key", "value", "attn_mask")
+        if given.get(name) is not None
+    ]
     same = ((x.dtype, x.device, x.shape, x.stride(), x.requires_grad) for x in tensors)
-    kind = (torch._fused_sdp_choice(*args, **kwargs), torch.is_grad_enabled(), *given.items(), *same)
+    kind = (
+        torch._fused_sdp_choice(*args, **kwargs),
+        torch.is_grad_enabled(),
+        *given.items(),
+        *same,
+    )
     if kind not in _known:
         out = attention(*args, **kwargs)
         with _Overheard() as heard:
@@ -163,23 +201,31 @@ def attend_and_hear(
 
 
 def seen_into(function: Any, attention: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """A function of torch.nn.functional that is written in Python, with `attention` in place of SDPA inside.
+    """A function of torch.nn.functional that is written in Python, with `attention` in place of
+    SDPA inside.
 
-    A mode is given such a function whole. Its names are another dictionary here, and torch's own stays as it is.
+    A mode is given such a function whole. Its names are another dictionary here, and torch's own
+    stays as it is.
     """
     own = {"has_torch_function": lambda tensors: False, "scaled_dot_product_attention": attention}
-    inside = FunctionType(function.__code__, function.__globals__ | own, argdefs=function.__defaults__)
+    inside = FunctionType(
+        function.__code__, function.__globals__ | own, argdefs=function.__defaults__
+    )
     inside.__kwdefaults__ = function.__kwdefaults__
     return inside
 
 
 def choose_attention(config: Any, name: str) -> None:
-    """Give a transformers config this attention without a look at the Hub, where another name may be a repository."""
+    """Give a transformers config this attention without a look at the Hub, where another name may
+    be a repository.
+    """
     config._attn_implementation = name
 
 
 def lacks_sdpa(model: nn.Module) -> str:
-    """Name of the transformers class in this model that has no SDPA, where to ask for it changes nothing; else ""."""
+    """Name of the transformers class in this model that has no SDPA, where to ask for it changes
+    nothing; else "".
+    """
     for module in model.modules():
         if getattr(type(module), "_supports_sdpa", None) is False:
             return type(module).__name__
@@ -190,13 +236,17 @@ _WATCHED = "sinklab_"
 
 
 def attention_of(config: Any) -> Any:
-    """Name of the attention function that a transformers config asks for, also while it is watched; else None."""
+    """Name of the attention function that a transformers config asks for, also while it is watched;
+    else None.
+    """
     name = getattr(config, "_attn_implementation", None)
     return name.removeprefix(_WATCHED).replace("%", "/") if isinstance(name, str) else None
 
 
 def watch_attention(configs: Iterable[Any], watched: bool) -> None:
-    """Have models of these configs call the watched function of the same attention, or the function itself again."""
+    """Have models of these configs call the watched function of the same attention, or the function
+    itself again.
+    """
     for config in configs:
         base = attention_of(config)
         # not the property, which changes the configs inside this one as well
@@ -209,7 +259,9 @@ def _watched(base: str) -> str:
 
 
 def register_watched(base: str, watched: Callable[..., Any]) -> None:
-    """Give transformers `watched` in place of this attention, with its masks, under the name of watched configs."""
+    """Give transformers `watched` in place of this attention, with its masks, under the name of
+    watched configs.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(_watched(base), watched)
@@ -219,7 +271,9 @@ def register_watched(base: str, watched: Callable[..., Any]) -> None:
 
 
 def attention_function(base: str) -> Callable[..., Any] | None:
-    """The attention function that transformers has under this name; None for one that every model brings itself."""
+    """The attention function that transformers has under this name; None for one that every model
+    brings itself.
+    """
     from transformers import AttentionInterface
 
     return AttentionInterface._global_mapping.get(base)
@@ -230,11 +284,15 @@ def dense_mask(block_mask: Any, queries: int, keys: int) -> torch.Tensor:
     from torch.nn.attention.flex_attention import create_mask
 
     batch, heads = block_mask.shape[:2]
-    return create_mask(block_mask.mask_mod, batch, heads, queries, keys, device=block_mask.kv_indices.device)
+    return create_mask(
+        block_mask.mask_mod, batch, heads, queries, keys, device=block_mask.kv_indices.device
+    )
 
 
 def choose_experts(config: Any, name: str) -> None:
-    """Give a transformers config this way to compute its experts; a model that is built of it follows at once."""
+    """Give a transformers config this way to compute its experts; a model that is built of it
+    follows at once.
+    """
     config._experts_implementation = name
 
 
@@ -249,43 +307,78 @@ def mark_initialized(parameter: Any, initialized: bool) -> None:
 
 
 def is_divided(model: Any) -> bool:
-    """Whether transformers has divided the tensors of this model over processes (tensor parallelism)."""
+    """Whether transformers has divided the tensors of this model over processes (tensor
+    parallelism).
+    """
     return (getattr(model, "_tp_size", None) or 1) > 1
 
 
 def divides_experts() -> bool:
-    """Whether this transformers divides experts beside attention: its ``DistributedConfig`` has ``ep_size`` (5.19)."""
+    """Whether this transformers divides experts beside attention: its ``DistributedConfig`` has
+    ``ep_size`` (5.19).
+    """
     from transformers.distributed import DistributedConfig
 
     return "ep_size" in DistributedConfig.__dataclass_fields__
 
 
 def divide(model: Any, plan: dict[str, str], count: int, device: str) -> Any:
-    """Divide a model on the meta device over each ``count`` of the processes that run, by transformers' own rules.
+    """Divide a model on the meta device over each ``count`` of the processes that run, by
+    transformers' own rules.
 
-    ``plan`` says which part by which; experts go whole to one process each, by the model's own plan. Tensors become
-    DTensors, still without memory. Returns the group of processes that hold this model.
+    ``plan`` says which part by which; experts go whole to one process each, by the model's own
+    plan. Tensors become DTensors, still without memory. Returns the group of processes that hold
+    this model.
     """
     from transformers.distributed import DistributedConfig
     from transformers.distributed.utils import TransformersDeviceMesh
 
     make: Any = DistributedConfig
-    config, world = make(tp_size=count, ep_size=count if model.ep_plan else 1), torch.distributed.get_world_size()
+    config, world = (
+        make(tp_size=count, ep_size=count if model.ep_plan else 1),
+        torch.distributed.get_world_size(),
+    )
     model.tp_plan = {part: style for part, style in plan.items() if part not in model.ep_plan}
     names = ("pp", "dp_replicate", "fsdp", "tp"), ("pp", "dp_replicate", "efsdp", "ep")
     shape = (1, world // count, 1, count)
-    meshes = [torch.distributed.init_device_mesh(device, shape, mesh_dim_names=one) for one in names]
+    meshes = [
+        torch.distributed.init_device_mesh(device, shape, mesh_dim_names=one) for one in names
+    ]
     type(model).maybe_distribute_model(model, config, TransformersDeviceMesh(*meshes))
     # it is a config of the model, and not of this launch
     del model.config.distributed_config
     return meshes[0]["tp"].get_group()
 
 
-# what PreTrainedConfig takes as keywords, or transformers writes into config.json, without a field of that name
-_CONFIG_KEYS = {"model_type", "tie_word_embeddings", "pad_token_id", "eos_token_id", "bos_token_id", "torch_dtype"}
-_CONFIG_KEYS |= {"name_or_path", "_name_or_path", "_commit_hash", "output_attentions", "use_cache", "auto_map"}
-_CONFIG_KEYS |= {"attn_implementation", "_attn_implementation", "_attn_implementation_internal", "num_labels"}
-_CONFIG_KEYS |= {"experts_implementation", "_experts_implementation_internal", "quantization_config"}
+# what PreTrainedConfig takes as keywords, or transformers writes into config.json, without a field
+# of that name
+_CONFIG_KEYS = {
+    "model_type",
+    "tie_word_embeddings",
+    "pad_token_id",
+    "eos_token_id",
+    "bos_token_id",
+    "torch_dtype",
+}
+_CONFIG_KEYS |= {
+    "name_or_path",
+    "_name_or_path",
+    "_commit_hash",
+    "output_attentions",
+    "use_cache",
+    "auto_map",
+}
+_CONFIG_KEYS |= {
+    "attn_implementation",
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "num_labels",
+}
+_CONFIG_KEYS |= {
+    "experts_implementation",
+    "_experts_implementation_internal",
+    "quantization_config",
+}
 
 
 def config_keys() -> set[str]:

@@ -20,11 +20,12 @@ def sample_times(
     generator: torch.Generator | None = None,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Draw diffusion times t_B in [eps, 1]; under the linear schedule t is also the masking probability.
+    """Draw diffusion times t_B in [eps, 1]; under the linear schedule t is also the masking
+    probability.
 
-    ``iid`` draws t = eps + (1 − eps)·u with u uniform, as LLaDA and SMDM do. ``low_discrepancy`` shares one u over the
-    batch and spreads it evenly, u_b = (u + b / B) mod 1 in random row order: the same marginal, less variance of the
-    loss.
+    ``iid`` draws t = eps + (1 − eps)·u with u uniform, as LLaDA and SMDM do. ``low_discrepancy``
+    shares one u over the batch and spreads it evenly, u_b = (u + b / B) mod 1 in random row order:
+    the same marginal, less variance of the loss.
 
     Args:
         batch: number of times, B ≥ 1.
@@ -36,7 +37,10 @@ def sample_times(
         ValueError: if ``eps`` is not in (0, 1), ``batch`` < 1 or the sampler is unknown.
     """
     if not 0 < eps < 1:
-        raise ValueError(f"eps must lie strictly between 0 and 1, as it bounds the 1/t weight, but is {eps}: try 1e-3")
+        raise ValueError(
+            f"eps must lie strictly between 0 and 1, as it bounds the 1/t weight, but is {eps}: "
+            "try 1e-3"
+        )
     check_count("batch", batch, "it counts times to draw")
     one_of("sampler", sampler, get_args(TimeSampler))
     if sampler == "iid":
@@ -56,8 +60,8 @@ def corrupt(
     maskable_BS: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Replace each maskable token by [MASK] independently with probability t (Eq. 1 of «One Token Is Enough», linear
-    schedule).
+    """Replace each maskable token by [MASK] independently with probability t (Eq. 1 of «One Token
+    Is Enough», linear schedule).
 
     Args:
         ids_BS: clean token ids, int64.
@@ -77,9 +81,14 @@ def corrupt(
     if maskable_BS is not None:
         check_tensor("maskable", maskable_BS, ids_BS.shape, remedy="as the ids")
     if not bool(((t_B > 0) & (t_B <= 1)).all()):
-        raise ValueError(f"times must lie in (0, 1], but range from {t_B.min().item():.3g} to {t_B.max().item():.3g}")
+        raise ValueError(
+            f"times must lie in (0, 1], but range from {t_B.min().item():.3g} to "
+            f"{t_B.max().item():.3g}"
+        )
     # torch.rand is in [0, 1): t = 1 masks every token for certain
-    masked_BS = torch.rand(ids_BS.shape, generator=generator, device=ids_BS.device) < t_BS.to(ids_BS.device)
+    masked_BS = torch.rand(ids_BS.shape, generator=generator, device=ids_BS.device) < t_BS.to(
+        ids_BS.device
+    )
     if maskable_BS is not None:
         masked_BS &= maskable_BS
     return ids_BS.masked_fill(masked_BS, mask_id), masked_BS
@@ -87,7 +96,9 @@ def corrupt(
 
 def _by_token(t_B: Tensor, ids_BS: Tensor) -> Tensor:
     """Times of each token, (B, S), where they are given for rows or for tokens."""
-    check_tensor("times", t_B, ids_BS.shape[: t_B.ndim or 1], remedy="one a row of ids, or one a token")
+    check_tensor(
+        "times", t_B, ids_BS.shape[: t_B.ndim or 1], remedy="one a row of ids, or one a token"
+    )
     return t_B if t_B.ndim == 2 else t_B[:, None].expand(ids_BS.shape)
 
 
@@ -102,8 +113,9 @@ def masked_token_loss(
 ) -> Tensor:
     """Negative masked-token log-likelihood with weight 1/t (Eq. 3–4 of «One Token Is Enough»).
 
-    L = (1/N) · Σ_b (1/t_b) Σ_{i masked} −log p(x_i | noisy), N = number of maskable tokens. Its expectation over t and
-    masks bounds the negative log-likelihood per token; for a uniform model it is log V whatever t is.
+    L = (1/N) · Σ_b (1/t_b) Σ_{i masked} −log p(x_i | noisy), N = number of maskable tokens. Its
+    expectation over t and masks bounds the negative log-likelihood per token; for a uniform model
+    it is log V whatever t is.
 
     Args:
         logits_MV: logits at the masked positions only, in the row-major order of ``masked_BS``.
@@ -111,15 +123,18 @@ def masked_token_loss(
         masked_BS: bool, True where the model saw [MASK].
         t_B: masking probability of each row, or (B, S) of each token.
         maskable_BS: bool, the tokens that could have been masked; None means all.
-        reduction: ``"mean"`` (a scalar as above) or ``"row"`` (shape (B,), each row divided by its own maskable
-            count). The result is float32, or float64 where the logits are.
+        reduction: ``"mean"`` (a scalar as above) or ``"row"`` (shape (B,), each row divided by its
+            own maskable count). The result is float32, or float64 where the logits are.
 
     Raises:
-        ValueError: if the number of logit rows is not the number of masked positions, shapes disagree, a row (for
-            "mean": every row) has no maskable token, or the reduction is unknown.
+        ValueError: if the number of logit rows is not the number of masked positions, shapes
+            disagree, a row (for "mean": every row) has no maskable token, or the reduction is
+            unknown.
     """
     one_of("reduction", reduction, ("mean", "row"))
-    check_tensor("logits", logits_MV, (int(masked_BS.sum()), None), remedy="ask for logits_to_keep=masked_BS")
+    check_tensor(
+        "logits", logits_MV, (int(masked_BS.sum()), None), remedy="ask for logits_to_keep=masked_BS"
+    )
     maskable_BS = torch.ones_like(masked_BS) if maskable_BS is None else maskable_BS
     for name, tensor in (("masked", masked_BS), ("maskable", maskable_BS)):
         check_tensor(name, tensor, ids_BS.shape, remedy="as the ids")
@@ -127,7 +142,10 @@ def masked_token_loss(
     tokens_B = maskable_BS.sum(dim=1)
     tokens = tokens_B if reduction == "row" else tokens_B.sum()
     if not bool(tokens.all()):
-        raise ValueError("the loss is a mean over maskable tokens, but there is none to divide by; drop such rows")
+        raise ValueError(
+            "the loss is a mean over maskable tokens, but there is none to divide by; drop such "
+            "rows"
+        )
     exact_MV = logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
     ce_M = F.cross_entropy(exact_MV, ids_BS[masked_BS], reduction="none")
     row_M = masked_BS.nonzero()[:, 0]

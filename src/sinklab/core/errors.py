@@ -1,4 +1,6 @@
-"""How arguments are refused: one way to name what was expected, what was found, and the nearest thing that exists."""
+"""How arguments are refused: one way to name what was expected, what was found, and the nearest
+thing that exists.
+"""
 
 import dataclasses
 import difflib
@@ -14,7 +16,9 @@ from typing import Any, TypedDict, Unpack
 
 
 def near(name: object, known: Iterable[object], cutoff: float = 0.6) -> str:
-    """``"did you mean 'x' or 'y'?"`` with the nearest of the known names, at most three; empty where none is near."""
+    """``"did you mean 'x' or 'y'?"`` with the nearest of the known names, at most three; empty
+    where none is near.
+    """
     found = difflib.get_close_matches(str(name), [str(one) for one in known], n=3, cutoff=cutoff)
     return f"did you mean {' or '.join(map(repr, found))}?" if found else ""
 
@@ -31,29 +35,43 @@ def unknown(what: str, name: object, known: Iterable[object], remedy: str = "") 
         remedy: what to do where no known name is near; left out where one is.
     """
     names = sorted(map(str, known))
-    return _error(f"unknown {what} {str(name)!r}; known are {', '.join(names)}", near(name, names) or remedy)
+    return _error(
+        f"unknown {what} {str(name)!r}; known are {', '.join(names)}", near(name, names) or remedy
+    )
 
 
 def one_of(what: str, value: object, allowed: Iterable[object], remedy: str = "") -> None:
-    """Raises ValueError unless ``value`` is one of the allowed ones; names those, and the nearest or the remedy."""
+    """Raises ValueError unless ``value`` is one of the allowed ones; names those, and the nearest
+    or the remedy.
+    """
     allowed = tuple(allowed)
     if value not in allowed:
         names = ", ".join(map(str, allowed))
-        raise _error(f"{what} must be one of {names}, but is {value!r}", near(value, allowed) or remedy)
+        raise _error(
+            f"{what} must be one of {names}, but is {value!r}", near(value, allowed) or remedy
+        )
 
 
-def known_fields(what: str, given: Mapping[str, object] | Iterable[str], known: Iterable[str]) -> None:
-    """Raises ValueError for the first given name that is no field of ``what``; names the nearest fields."""
+def known_fields(
+    what: str, given: Mapping[str, object] | Iterable[str], known: Iterable[str]
+) -> None:
+    """Raises ValueError for the first given name that is no field of ``what``; names the nearest
+    fields.
+    """
     fields = tuple(known)
     for name in given:
         if name not in fields:
-            hint = near(name, fields) or (f"it has {', '.join(fields)}" if fields else "it has none")
+            hint = near(name, fields) or (
+                f"it has {', '.join(fields)}" if fields else "it has none"
+            )
             raise ValueError(f"{what} has no field {name!r}; {hint}")
 
 
 @contextmanager
 def refused(fault: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Turn errors of these kinds, by default any that damage may lead to, into a ValueError that states the fault."""
+    """Turn errors of these kinds, by default any that damage may lead to, into a ValueError that
+    states the fault.
+    """
     try:
         yield
     except BaseException as error:
@@ -69,7 +87,9 @@ DEEPEST, LARGEST = 100, 1 << 28
 
 
 def from_json(text: str | bytes, kind: type = object) -> Any:
-    """What a JSON text says. Raises ValueError unless it is of this type and at most `DEEPEST` levels deep."""
+    """What a JSON text says. Raises ValueError unless it is of this type and at most `DEEPEST`
+    levels deep.
+    """
     try:
         level = [value := json.loads(text)]
     except RecursionError as error:
@@ -79,14 +99,19 @@ def from_json(text: str | bytes, kind: type = object) -> Any:
     for _ in range(DEEPEST + 1):
         if not level:
             return value
-        held = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        held = (
+            one.values() if isinstance(one, dict) else one
+            for one in level
+            if isinstance(one, dict | list)
+        )
         level = [inner for outer in held for inner in outer]
     raise ValueError(f"it is nested more than {DEEPEST} levels deep")
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Around the writing of a file or folder: OSError with its name for a disk that refuses, such as a full one.
+    """Around the writing of a file or folder: OSError with its name for a disk that refuses, such
+    as a full one.
 
     The system's own error may name no file, and safetensors has an error of its own.
     """
@@ -101,15 +126,21 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def ordinary(path: str | Path) -> Path:
-    """The path of a file, or of nothing; ValueError for a pipe or a device, to read which could wait for ever."""
+    """The path of a file, or of nothing; ValueError for a pipe or a device, to read which could
+    wait for ever.
+    """
     path = Path(path)
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} must be an ordinary file, but is a pipe, a device or a folder; give a file")
+        raise ValueError(
+            f"{path} must be an ordinary file, but is a pipe, a device or a folder; give a file"
+        )
     return path
 
 
 def ordinary_files(folder: Path) -> Path:
-    """A folder of which every file is an `ordinary` one. Raises ValueError naming the first that is not."""
+    """A folder of which every file is an `ordinary` one. Raises ValueError naming the first that is
+    not.
+    """
     for path in sorted(folder.iterdir()):
         if not path.is_dir():
             ordinary(path)
@@ -117,19 +148,25 @@ def ordinary_files(folder: Path) -> Path:
 
 
 def read_json(path: Path, kind: type = object) -> Any:
-    """As `from_json`, of an ordinary file of at most `LARGEST` bytes; OSError where it cannot be read."""
+    """As `from_json`, of an ordinary file of at most `LARGEST` bytes; OSError where it cannot be
+    read.
+    """
     if path.exists() and not (path.is_file() and path.stat().st_size <= LARGEST):
         raise ValueError(f"it must be an ordinary file of at most {LARGEST >> 20} MB")
     return from_json(path.read_text("utf-8"), kind)
 
 
 class Terminated(SystemExit):
-    """SIGTERM ended the work, of a scheduler or of ``timeout``; with 143, the status of the program that it ends."""
+    """SIGTERM ended the work, of a scheduler or of ``timeout``; with 143, the status of the program
+    that it ends.
+    """
 
 
 @contextmanager
 def on_sigterm(react: Callable[..., object]) -> Iterator[None]:
-    """SIGTERM calls ``react(number, frame)`` during the block; not so outside the main thread, which alone is told."""
+    """SIGTERM calls ``react(number, frame)`` during the block; not so outside the main thread,
+    which alone is told.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -159,7 +196,9 @@ class Limits(TypedDict, total=False):
 
 
 def limited(default: Any, **limits: Unpack[Limits]) -> Any:
-    """A dataclass field that `Checked` holds to these limits; of a tuple, every item; None is always let through."""
+    """A dataclass field that `Checked` holds to these limits; of a tuple, every item; None is
+    always let through.
+    """
     return dataclasses.field(default=default, metadata=limits)
 
 
@@ -167,8 +206,9 @@ def limited(default: Any, **limits: Unpack[Limits]) -> Any:
 class Checked:
     """A record of settings whose fields are checked in one place, by what `limited` says of them.
 
-    Lists become tuples, and a single value becomes one where the default is a tuple; what belongs to a registry may be
-    given as text. Raises ValueError that names the field, what it may be and what it is.
+    Lists become tuples, and a single value becomes one where the default is a tuple; what belongs
+    to a registry may be given as text. Raises ValueError that names the field, what it may be and
+    what it is.
     """
 
     def __post_init__(self) -> None:
@@ -180,7 +220,11 @@ class Checked:
                 value = tuple(value)
                 object.__setattr__(self, field.name, value)
             if (registry := field.metadata.get("registry")) and value is not None:
-                value = tuple(map(registry.parse, value)) if isinstance(value, tuple) else registry.parse(value)
+                value = (
+                    tuple(map(registry.parse, value))
+                    if isinstance(value, tuple)
+                    else registry.parse(value)
+                )
                 object.__setattr__(self, field.name, value)
             is_seed = field.name == "seed" and value is not None
             if is_seed and not (hasattr(value, "__index__") and 0 <= value < 1 << 63):
@@ -193,8 +237,12 @@ class Checked:
 
 
 def free_fields(settings: Any) -> frozenset[str]:
-    """Names of the settings, of a record or its class, that may differ between a run and its continuation."""
-    return frozenset(field.name for field in dataclasses.fields(settings) if field.metadata.get("free"))
+    """Names of the settings, of a record or its class, that may differ between a run and its
+    continuation.
+    """
+    return frozenset(
+        field.name for field in dataclasses.fields(settings) if field.metadata.get("free")
+    )
 
 
 _LIMITS = {
@@ -206,25 +254,36 @@ _LIMITS = {
 
 
 def check_limits(field: dataclasses.Field, value: Any) -> None:
-    """Raises ValueError unless a value is within what `limited` says of its field; one by default whole is whole."""
+    """Raises ValueError unless a value is within what `limited` says of its field; one by default
+    whole is whole.
+    """
     if type(field.default) is int and field.metadata and not hasattr(value, "__index__"):
         raise ValueError(f"{field.name} must be a whole number, but is {value!r}")
     if "one_of" in field.metadata:
         one_of(field.name, value, field.metadata["one_of"])
     limits = [(*_LIMITS[name], limit) for name, limit in field.metadata.items() if name in _LIMITS]
     if not all(holds(value, limit) for holds, _, limit in limits):
-        words = " and ".join("finite" if limit == math.inf else f"{word} {limit:g}" for _, word, limit in limits)
+        words = " and ".join(
+            "finite" if limit == math.inf else f"{word} {limit:g}" for _, word, limit in limits
+        )
         left_out = " or left out" if field.default is None else ""
-        raise _error(f"{field.name} must be {words}{left_out}, but is {value!r}", field.metadata.get("remedy", ""))
+        raise _error(
+            f"{field.name} must be {words}{left_out}, but is {value!r}",
+            field.metadata.get("remedy", ""),
+        )
 
 
 def check_count(name: str, number: int | None, remedy: str) -> None:
-    """Raises ValueError for an argument that counts something and is below 1; None is let through."""
+    """Raises ValueError for an argument that counts something and is below 1; None is let
+    through.
+    """
     if number is not None and number < 1:
         raise ValueError(f"{name} must be at least 1, got {number}; {remedy}")
 
 
-def check_tensor(name: str, given: Any, shape: Iterable[int | None], kind: str = "", remedy: str = "") -> None:
+def check_tensor(
+    name: str, given: Any, shape: Iterable[int | None], kind: str = "", remedy: str = ""
+) -> None:
     """Raises ValueError for a tensor or array of another shape or dtype.
 
     Args:
@@ -233,7 +292,9 @@ def check_tensor(name: str, given: Any, shape: Iterable[int | None], kind: str =
     """
     wanted, found = tuple(shape), tuple(given.shape)
     dtype = str(given.dtype).removeprefix("torch.")
-    fits = len(wanted) == len(found) and all(size in (None, own) for size, own in zip(wanted, found, strict=True))
+    fits = len(wanted) == len(found) and all(
+        size in (None, own) for size, own in zip(wanted, found, strict=True)
+    )
     if not fits or (kind and dtype != kind and not (kind == "float" and "float" in dtype)):
         sizes = ", ".join("any" if size is None else str(size) for size in wanted)
         rule = f"{kind} of shape".lstrip()

@@ -1,7 +1,8 @@
-"""What exists by name: everything that can be extended, its values as text, and lazily loaded public names.
+"""What exists by name: everything that can be extended, its values as text, and lazily loaded
+public names.
 
-A rule, statistic, intervention, … is a class under a name. Registered, it is reachable from Python, from the command
-line and from run folders; its fields are its options, its docstring is its help::
+A rule, statistic, intervention, … is a class under a name. Registered, it is reachable from Python,
+from the command line and from run folders; its fields are its options, its docstring is its help::
 
     from sinklab.core.registry import interventions
 
@@ -9,8 +10,9 @@ line and from run folders; its fields are its options, its docstring is its help
     @dataclass(frozen=True)
     class Temper: ...
 
-Classes of the package are found in the modules that a registry names, those of others in installed packages with the
-entry point group ``sinklab.plugins`` (its values are modules), or in a file that is loaded by `load_plugin`.
+Classes of the package are found in the modules that a registry names, those of others in installed
+packages with the entry point group ``sinklab.plugins`` (its values are modules), or in a file that
+is loaded by `load_plugin`.
 """
 
 import dataclasses
@@ -31,12 +33,14 @@ from typing import Any, TypeVar
 from sinklab.core.errors import known_fields, near, unknown
 
 Class = TypeVar("Class", bound=type)
-# in a folder that `sinklab.extras.sharing.export` writes the package is another one, which has no plug-ins
+# in a folder that `sinklab.extras.sharing.export` writes the package is another one, which has no
+# plug-ins
 PLUGINS = f"{__package__}.plugins"
 _loaded: set[str] = set()
 
 
-# a forward asks for the kind of its sink several times; reading the hints was most of what that took
+# a forward asks for the kind of its sink several times; reading the hints was most of what that
+# took
 _type_hints = cache(typing.get_type_hints)
 
 
@@ -45,7 +49,9 @@ class DefinedTwice(ValueError):
 
 
 class Registry(Mapping[str, Any]):
-    """Classes by name. ``registry[name]`` raises ValueError for an unknown name, listing the near ones."""
+    """Classes by name. ``registry[name]`` raises ValueError for an unknown name, listing the near
+    ones.
+    """
 
     def __init__(self, what: str, *modules: str) -> None:
         self.what = what
@@ -54,13 +60,19 @@ class Registry(Mapping[str, Any]):
         self._classes: dict[str, type] = {}
 
     def register(self, name: str) -> Callable[[Class], Class]:
-        """A decorator that puts a class under this name. Raises ValueError for a name that is taken."""
+        """A decorator that puts a class under this name. Raises ValueError for a name that is
+        taken.
+        """
 
         def put(kind: Class) -> Class:
             there = self._classes.get(name)
-            if there is not None and (there.__module__, there.__qualname__) != (kind.__module__, kind.__qualname__):
+            if there is not None and (there.__module__, there.__qualname__) != (
+                kind.__module__,
+                kind.__qualname__,
+            ):
                 raise DefinedTwice(
-                    f"the {self.what} {name!r} is defined twice, in {there.__module__} and in {kind.__module__}; "
+                    f"the {self.what} {name!r} is defined twice, in {there.__module__} and in "
+                    f"{kind.__module__}; "
                     "rename one of them"
                 )
             self._classes[name] = kind
@@ -69,7 +81,9 @@ class Registry(Mapping[str, Any]):
         return put
 
     def _all(self) -> dict[str, type]:
-        """Every class, those of plug-ins of installed packages too: a broken one is left out, a taken name an error."""
+        """Every class, those of plug-ins of installed packages too: a broken one is left out, a
+        taken name an error.
+        """
         for entry in () if PLUGINS in _loaded else entry_points(group=PLUGINS):
             try:
                 _loaded.add(PLUGINS)
@@ -78,7 +92,10 @@ class Registry(Mapping[str, Any]):
                 _loaded.discard(PLUGINS)
                 raise
             except Exception as error:  # a plug-in may fail in any way
-                warnings.warn(f"the plug-in {entry.name!r} ({entry.value}) is left out: {error!r}", stacklevel=2)
+                warnings.warn(
+                    f"the plug-in {entry.name!r} ({entry.value}) is left out: {error!r}",
+                    stacklevel=2,
+                )
         _loaded.add(PLUGINS)
         for module in self._modules:
             if module not in _loaded:
@@ -91,7 +108,12 @@ class Registry(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         classes = self._all()
         if name not in classes:
-            raise unknown(self.what, name, classes, "if a plug-in defines it, install that or name its file: --plugin")
+            raise unknown(
+                self.what,
+                name,
+                classes,
+                "if a plug-in defines it, install that or name its file: --plugin",
+            )
         return classes[name]
 
     def __contains__(self, name: object) -> bool:
@@ -104,32 +126,44 @@ class Registry(Mapping[str, Any]):
         return len(self._all())
 
     def name_of(self, value: object) -> str:
-        """The name of a value's class, or of a class. Raises ValueError for one that is not registered."""
+        """The name of a value's class, or of a class. Raises ValueError for one that is not
+        registered.
+        """
         kind = value if isinstance(value, type) else type(value)
         for name, known in self._all().items():
             if known is kind:
                 return name
-        raise ValueError(f"{value!r} is no registered {self.what}; known are {', '.join(self)}; register its class")
+        raise ValueError(
+            f"{value!r} is no registered {self.what}; known are {', '.join(self)}; register its "
+            "class"
+        )
 
     def make(self, name: str, /, **fields: Any) -> Any:
         """The value called ``name`` with these fields.
 
-        Raises ValueError for an unknown name or field (naming the near ones), and for fields that are missing or that
-        the class refuses.
+        Raises ValueError for an unknown name or field (naming the near ones), and for fields that
+        are missing or that the class refuses.
         """
         kind = self[name]
         own = {field.name: field for field in dataclasses.fields(kind) if field.init}
         known_fields(f"the {self.what} {name!r}", fields, own)
-        no_default = [key for key, one in own.items() if one.default is one.default_factory is dataclasses.MISSING]
+        no_default = [
+            key
+            for key, one in own.items()
+            if one.default is one.default_factory is dataclasses.MISSING
+        ]
         if needed := [key for key in no_default if key not in fields]:
-            raise ValueError(f"the {self.what} {name!r} needs {' and '.join(needed)}; write {name}:{needed[0]}=…")
+            raise ValueError(
+                f"the {self.what} {name!r} needs {' and '.join(needed)}; write {name}:{needed[0]}=…"
+            )
         return kind(**fields)
 
     def parse(self, given: Any) -> Any:
         """A value from its text ``name:field=value,field=value``, or as it is.
 
-        Several values are joined by "+" (layers=0+2) or are a range without its end (positions=8..16); "none", "true"
-        and "false" are what they say; a value that is itself ``name:field=value`` and has a comma stands in brackets.
+        Several values are joined by "+" (layers=0+2) or are a range without its end
+        (positions=8..16); "none", "true" and "false" are what they say; a value that is itself
+        ``name:field=value`` and has a comma stands in brackets.
         """
         if not isinstance(given, str):
             self.name_of(given)
@@ -143,32 +177,40 @@ class Registry(Mapping[str, Any]):
             key, equals, text = (piece.strip() for piece in part.partition("="))
             if not (key and equals and text) or key in fields:
                 raise ValueError(
-                    f"a {self.what} is written name:field=value,field=value, got {given!r}: {part.strip()!r} is no "
+                    f"a {self.what} is written name:field=value,field=value, got {given!r}: "
+                    f"{part.strip()!r} is no "
                     "single field=value"
                 )
             fields[key] = _from_text(own[key], text, hints[key]) if key in own else text
         return self.make(name, **fields)
 
     def parsed(self, given: Any) -> Any:
-        """A value from its text, and anything else as it is: what an argument may hold that takes either.
+        """A value from its text, and anything else as it is: what an argument may hold that takes
+        either.
 
-        Raises ValueError for text as `parse` does. An object need not be registered to be used, so it is not looked up.
+        Raises ValueError for text as `parse` does. An object need not be registered to be used, so
+        it is not looked up.
         """
         return self.parse(given) if isinstance(given, str) else given
 
     def words(self, value: Any) -> str:
-        """The value, or that of a text, as a reader is told of it, "heavy (w = 0.2)": with all its options, so that two
-        can be told apart.
+        """The value, or that of a text, as a reader is told of it, "heavy (w = 0.2)": with all its
+        options, so that two can be told apart.
 
         Raises ValueError for a value that is not registered.
         """
         value = self.parsed(value)
-        options = [f"{field.name} = {_in_words(field, getattr(value, field.name))}" for field in _options(value)]
+        options = [
+            f"{field.name} = {_in_words(field, getattr(value, field.name))}"
+            for field in _options(value)
+        ]
         name = self.name_of(value)
         return f"{name} ({', '.join(options)})" if options else name
 
     def as_text(self, value: Any) -> str:
-        """The value as `parse` reads it, with the fields that differ from their defaults: a short label."""
+        """The value as `parse` reads it, with the fields that differ from their defaults: a short
+        label.
+        """
         given = [field for field in _options(value) if not _is_default(field, value)]
         texts = [f"{field.name}={_to_text(field, getattr(value, field.name))}" for field in given]
         return ":".join([self.name_of(value), ",".join(texts)]) if texts else self.name_of(value)
@@ -180,7 +222,8 @@ def of(registry: Registry, default: Any = dataclasses.MISSING) -> Any:
 
 
 def value_of(registry: Registry, given: Any, method: str) -> Any:
-    """A value from its text, or any object that has the method: what an argument may hold that takes either.
+    """A value from its text, or any object that has the method: what an argument may hold that
+    takes either.
 
     Raises TypeError for a class in place of its object, and for what lacks the method.
     """
@@ -188,24 +231,39 @@ def value_of(registry: Registry, given: Any, method: str) -> Any:
         return registry.parse(given)
     what = registry.what.split()[-1]
     if isinstance(given, type):
-        raise TypeError(f"a {what} is an object, got the class {given.__name__}; pass {given.__name__}().")
+        raise TypeError(
+            f"a {what} is an object, got the class {given.__name__}; pass {given.__name__}()."
+        )
     if not callable(getattr(given, method, None)):
         raise TypeError(f"a {what} is a name or an object that has {method}(), got {given!r}")
     return given
 
 
 def _options(value: Any) -> list[dataclasses.Field]:
-    """The fields of a value in the order of its class's parameters: those that only keywords reach come last."""
+    """The fields of a value in the order of its class's parameters: those that only keywords reach
+    come last.
+    """
     if isinstance(value, type):
-        raise ValueError(f"text is that of a value, got the class {value.__name__}; pass an instance")
+        raise ValueError(
+            f"text is that of a value, got the class {value.__name__}; pass an instance"
+        )
     if not dataclasses.is_dataclass(value):
-        remedy = "make a value of it: parse(…)" if isinstance(value, str) else "write @dataclass(frozen=True) above it"
+        remedy = (
+            "make a value of it: parse(…)"
+            if isinstance(value, str)
+            else "write @dataclass(frozen=True) above it"
+        )
         raise ValueError(f"text is made of the fields of a dataclass, got {value!r}; {remedy}")
-    return sorted((field for field in dataclasses.fields(value) if field.init), key=lambda field: bool(field.kw_only))
+    return sorted(
+        (field for field in dataclasses.fields(value) if field.init),
+        key=lambda field: bool(field.kw_only),
+    )
 
 
 def _is_default(field: dataclasses.Field, value: Any) -> bool:
-    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    default = (
+        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    )
     return getattr(value, field.name) == default
 
 
@@ -225,7 +283,11 @@ def _in_words(field: dataclasses.Field, value: Any) -> str:
 
 
 def _from_text(field: dataclasses.Field, text: str, hint: Any) -> Any:
-    kinds = set(typing.get_args(hint)) if typing.get_origin(hint) in (types.UnionType, typing.Union) else {hint}
+    kinds = (
+        set(typing.get_args(hint))
+        if typing.get_origin(hint) in (types.UnionType, typing.Union)
+        else {hint}
+    )
     origins = {typing.get_origin(one) or one for one in kinds}
     if text.lower() == "none" and types.NoneType in origins:
         return None
@@ -240,7 +302,9 @@ def _from_text(field: dataclasses.Field, text: str, hint: Any) -> Any:
             return value
     if str in origins:
         return text
-    names = " or ".join(sorted(getattr(one, "__name__", str(one)) for one in origins if one is not types.NoneType))
+    names = " or ".join(
+        sorted(getattr(one, "__name__", str(one)) for one in origins if one is not types.NoneType)
+    )
     raise ValueError(f"{field.name} takes {names}, got {text!r}; write {field.name}=…")
 
 
@@ -261,20 +325,28 @@ def _number(text: str, kind: type) -> Any:
 
 
 def load_plugin(file: str | Path) -> None:
-    """Run a Python file that registers something. Raises ValueError for one that is not there or fails."""
+    """Run a Python file that registers something. Raises ValueError for one that is not there or
+    fails.
+    """
     path = Path(file).resolve()
     name = f"sinklab_plugin_{path.stem}"
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):
         return
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise ValueError(f"a plug-in is a Python file, but {file} is none; give the path of a .py file")
+        raise ValueError(
+            f"a plug-in is a Python file, but {file} is none; give the path of a .py file"
+        )
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == str(path)
+        ]
         where = f" (line {lines[-1]})" if lines else ""
         raise ValueError(f"the plug-in {file} cannot be loaded: {error!r}{where}") from error
 
@@ -287,7 +359,9 @@ rules = Registry("sink rule", "sinks.rules")
 """What counts as a sink: `sinklab.core.sinks.Rule`."""
 statistics = Registry("statistic", "probing.statistics")
 """What a trace records: `sinklab.core.probing.Statistic`."""
-interventions = Registry("intervention", *_in("probing.interventions", "mask_sinks positions states"))
+interventions = Registry(
+    "intervention", *_in("probing.interventions", "mask_sinks positions states")
+)
 """Edits of attention calls and hidden states: `sinklab.core.probing.Intervention`."""
 sinks = Registry("sink kind", *_in("models.sinks", "token zero kv logit"))
 """Kinds of added sinks: `sinklab.core.models.Sink`."""
@@ -323,17 +397,24 @@ fast_sinks = Registry("fast sink form", "fast.in_sequence")
 
 
 def fast_path(paths: Registry, *call: Any) -> Any:
-    """The first fast path that serves this call, what its class's ``serving(*call)`` returns; None: take the plain one.
+    """The first fast path that serves this call, what its class's ``serving(*call)`` returns; None:
+    take the plain one.
 
     Every fast path has a plain twin in the core, which runs without them.
     """
     # once a layer, so no step of the mapping over again
     classes: dict[str, Any] = paths._all()
-    return next((path for name in sorted(classes) if (path := classes[name].serving(*call)) is not None), None)
+    return next(
+        (path for name in sorted(classes) if (path := classes[name].serving(*call)) is not None),
+        None,
+    )
 
 
-def exports(package: str, **modules: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose public names load where they are first used.
+def exports(
+    package: str, **modules: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose public names load where they
+    are first used.
 
     Settings, help and completion must not cost torch, so a package imports none of its modules.
 
@@ -346,7 +427,9 @@ def exports(package: str, **modules: str) -> tuple[Callable[[str], Any], Callabl
     def load(name: str) -> Any:
         if name not in homes:
             hint = near(name, homes)
-            raise AttributeError(f"module {package!r} has no attribute {name!r}" + (f"; {hint}" if hint else ""))
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}" + (f"; {hint}" if hint else "")
+            )
         return getattr(import_module(f"{package}.{homes[name]}"), name)
 
     return load, lambda: sorted(homes), sorted(homes)

@@ -1,1 +1,3 @@
-"""Both papers and what a researcher does every day: files, training, scoring, analysis, studies, reports, commands."""
+"""Both papers and what a researcher does every day: files, training, scoring, analysis, studies,
+reports, commands.
+"""

@@ -17,11 +17,12 @@ Product = Callable[[Tensor, Tensor], Tensor]
 """(q_CD, k_SD) -> q · kᵀ, (C, S), contiguous: one that beats `torch.bmm`."""
 
 LN2 = math.log(2.0)
-# Numbers of a chunk at most, and of several heads together: a product of many queries pays more than staying in a CPU's
-# nearest cache, where small heads stay; an accelerator wants few launches.
+# Numbers of a chunk at most, and of several heads together: a product of many queries pays more
+# than staying in a CPU's nearest cache, where small heads stay; an accelerator wants few launches.
 _BUDGET = {"cpu": (1 << 20, 1 << 18)}
 _BUDGET_ACCELERATOR = (1 << 23, 1 << 23)
-# Unshifted exponentials are exact as long as the row sums keep this distance to under- and overflow.
+# Unshifted exponentials are exact as long as the row sums keep this distance to under- and
+# overflow.
 _SAFE = 2.0**90
 # An exponent whose power of two is zero in every precision.
 _NEVER = -1e6
@@ -29,7 +30,9 @@ _NEVER = -1e6
 
 @contextmanager
 def exactly(device: torch.device) -> Iterator[None]:
-    """Without gradients, autocast or TF32: what statistics are computed under, whatever the model runs under."""
+    """Without gradients, autocast or TF32: what statistics are computed under, whatever the model
+    runs under.
+    """
     with torch.no_grad(), torch.autocast(device.type, enabled=False), without_tf32(device):
         yield
 
@@ -48,11 +51,15 @@ class Chunk:
     """1 / row sum, and 0 for a query that may see no key (as scaled_dot_product_attention does)."""
     shift_BHC: Tensor | float
     exponents_BHCS: Tensor | None
-    """score - shift in units of log 2, finite; None unless requested. Its last reader may overwrite it."""
+    """score - shift in units of log 2, finite; None unless requested. Its last reader may overwrite
+    it.
+    """
 
 
 def chunks(scores: Scores, chunk: int | None = None, *, exponents: bool = False) -> Iterator[Chunk]:
-    """Softmax rows, block by block of heads and queries. Peak memory: a few buffers of about chunk x S numbers."""
+    """Softmax rows, block by block of heads and queries. Peak memory: a few buffers of about chunk
+    x S numbers.
+    """
     batch, heads, queries = scores.shape
     keys, device = scores.k_BKSD.shape[2], scores.q_BHQD.device
     product: Product | None = fast_path(fast_products, device, scores.dtype, queries * keys)
@@ -66,7 +73,8 @@ def chunks(scores: Scores, chunk: int | None = None, *, exponents: bool = False)
     # A head by itself gets its scores from the product in memory of their own.
     size = 0 if product else min(batch, batch_step) * heads_step * width * keys
     buffer = torch.empty(size, dtype=scores.dtype, device=device)
-    # On an accelerator the check below would wait for the device, so the maximum is always taken there.
+    # On an accelerator the check below would wait for the device, so the maximum is always taken
+    # there.
     shifted = not on_cpu
     for first_batch in range(0, batch, batch_step):
         batches = slice(first_batch, min(first_batch + batch_step, batch))
@@ -83,16 +91,27 @@ def chunks(scores: Scores, chunk: int | None = None, *, exponents: bool = False)
 
 
 class _Block:
-    """Some batch rows and heads of a call, scaled and laid out for the product once for all their chunks."""
+    """Some batch rows and heads of a call, scaled and laid out for the product once for all their
+    chunks.
+    """
 
     def __init__(
-        self, scores: Scores, batches: slice, heads: slice, product: Product | None, buffer: Tensor, exponents: bool
+        self,
+        scores: Scores,
+        batches: slice,
+        heads: slice,
+        product: Product | None,
+        buffer: Tensor,
+        exponents: bool,
     ) -> None:
         self.scores, self.batches, self.heads = scores, batches, heads
         self.product, self.buffer, self.exponents = product, buffer, exponents
         self.shape = (batches.stop - batches.start, heads.stop - heads.start)
         # the tensor cores of CUDA multiply halves exactly, and sum in float32
-        self.is_half = scores.q_BHQD.is_cuda and scores.q_BHQD.dtype in (torch.bfloat16, torch.float16)
+        self.is_half = scores.q_BHQD.is_cuda and scores.q_BHQD.dtype in (
+            torch.bfloat16,
+            torch.float16,
+        )
         factors = scores.factors(batches, heads, widened=not self.is_half)
         self.q_RQD, self.k_RSD = (factor.flatten(0, 1) for factor in factors)
         # log2(e) turns exp into exp2, which is four times cheaper on a CPU
@@ -119,13 +138,15 @@ class _Block:
         if bias is not None:
             x_BHCS.add_(bias)
         if self.scores.is_causal and keys > part.start:
-            # Keys before the chunk are visible to all of it: only the corner at the diagonal needs masking.
+            # Keys before the chunk are visible to all of it: only the corner at the diagonal needs
+            # masking.
             corner = torch.ones(size, keys - part.start, dtype=torch.bool, device=x_RCS.device)
             x_BHCS[..., part.start :].masked_fill_(corner.triu_(1), -math.inf)
         return x_BHCS
 
     def chunk(self, part: slice, shifted: bool) -> Chunk:
-        """Exponentials; `shifted`, less the row maximum: so for any scores, also rows without a single visible key.
+        """Exponentials; `shifted`, less the row maximum: so for any scores, also rows without a
+        single visible key.
 
         Else they are shifted only where a row sum comes near under- or overflow.
         """
@@ -150,4 +171,14 @@ class _Block:
         inverse_BHC = total_BHC.reciprocal()
         if shifted:
             inverse_BHC = torch.where(total_BHC > 0, inverse_BHC, 0.0)
-        return Chunk(self.batches, self.heads, part, keys, weights_BHCS, total_BHC, inverse_BHC, shift_BHC, kept)
+        return Chunk(
+            self.batches,
+            self.heads,
+            part,
+            keys,
+            weights_BHCS,
+            total_BHC,
+            inverse_BHC,
+            shift_BHC,
+            kept,
+        )

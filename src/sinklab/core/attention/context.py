@@ -1,7 +1,8 @@
-"""What those who run attention and those who watch it (`sinklab.core.probing`) tell each other, without knowing each other.
+"""What those who run attention and those who watch it (`sinklab.core.probing`) tell each other,
+without knowing each other.
 
-Whether calls made now are meant to be seen, whether a model is watched, which run they belong to, and which canvas is
-being evaluated.
+Whether calls made now are meant to be seen, whether a model is watched, which run they belong to,
+and which canvas is being evaluated.
 """
 
 # B batch rows, S canvas positions, Q queries
@@ -24,23 +25,29 @@ from sinklab.core.compat import is_replayed
 _OBSERVED: ContextVar[bool | nn.Module] = ContextVar("sinklab_attention_observed", default=True)
 _DECODING: ContextVar[object | None] = ContextVar("sinklab_attention_decoding", default=None)
 _RUNNING: ContextVar[RunningCanvas | None] = ContextVar("sinklab_attention_running", default=None)
-# Ids of the modules in each `watching(…)` block. No context variable: what watches is a hook on the module, whatever
-# thread runs it. No attribute of the module: a copy of it is not watched.
+# Ids of the modules in each `watching(…)` block. No context variable: what watches is a hook on the
+# module, whatever thread runs it. No attribute of the module: a copy of it is not watched.
 _LOCK = threading.Lock()
 _blocks: tuple[frozenset[int], ...] = ()
 
 
 def module_of(given: Any) -> Any:
-    """The model: what ``as_module()`` gives of something around one, such as `sinklab.load` returns, else `given`."""
+    """The model: what ``as_module()`` gives of something around one, such as `sinklab.load`
+    returns, else `given`.
+    """
     return given.as_module() if hasattr(given, "as_module") else given
 
 
 AT_ONCE = {"cpu"}
-"""Kinds of device whose values are there when an operation returns: to read one elsewhere is to wait for a queue."""
+"""Kinds of device whose values are there when an operation returns: to read one elsewhere is to
+wait for a queue.
+"""
 
 
 def reads_wait(device: torch.device) -> bool:
-    """Whether the program waits where it reads a value from this device: what runs at every step then avoids it."""
+    """Whether the program waits where it reads a value from this device: what runs at every step
+    then avoids it.
+    """
     return device.type not in AT_ONCE
 
 
@@ -63,27 +70,33 @@ def _during(variable: ContextVar, value: object) -> Iterator[None]:
 
 
 def unobserved(but_of: nn.Module | None = None) -> AbstractContextManager[None]:
-    """Hide the attention calls made inside the block from every trace and intervention, but for those `but_of` a part.
+    """Hide the attention calls made inside the block from every trace and intervention, but for
+    those `but_of` a part.
 
-    A sink prefix is run through the layers alone to get its keys and values: that pass is bookkeeping of the model, not
-    a step of the text, and editing or recording it would be wrong. An encoder's pass is no step of its decoder either:
-    only who traces or edits the encoder itself (or a part of it) sees it.
+    A sink prefix is run through the layers alone to get its keys and values: that pass is
+    bookkeeping of the model, not a step of the text, and editing or recording it would be wrong. An
+    encoder's pass is no step of its decoder either: only who traces or edits the encoder itself (or
+    a part of it) sees it.
     """
     return _during(_OBSERVED, but_of or False)
 
 
 def is_observed(model: nn.Module | None = None) -> bool:
-    """Whether an attention call made now is to be seen by who watches this model: False inside `unobserved()`."""
+    """Whether an attention call made now is to be seen by who watches this model: False inside
+    `unobserved()`.
+    """
     seen = _OBSERVED.get()
     return seen if isinstance(seen, bool) else any(model is part for part in seen.modules())
 
 
 @contextmanager
 def watching(*models: nn.Module, parts: Iterable[nn.Module] = ()) -> Iterator[None]:
-    """Say that the attention calls of a module are read: while the block lasts, it may not leave any of them out.
+    """Say that the attention calls of a module are read: while the block lasts, it may not leave
+    any of them out.
 
-    Holds for every thread that runs the module, and for no other module but those inside it and around it. Blocks may
-    overlap in any order, on any modules, and in several threads. `parts`: all its modules, where they are known.
+    Holds for every thread that runs the module, and for no other module but those inside it and
+    around it. Blocks may overlap in any order, on any modules, and in several threads. `parts`: all
+    its modules, where they are known.
     """
     global _blocks
     # Kept until the block ends: an id is a module's own for as long as it lives.
@@ -99,9 +112,11 @@ def watching(*models: nn.Module, parts: Iterable[nn.Module] = ()) -> Iterator[No
 
 
 def is_watched(module: nn.Module) -> bool:
-    """Whether a `watching(…)` block is open on this module, on one that it is part of, or on a part of it.
+    """Whether a `watching(…)` block is open on this module, on one that it is part of, or on a part
+    of it.
 
-    A decoder that leaves out queries it does not need, or module calls that hooks would see, checks this first.
+    A decoder that leaves out queries it does not need, or module calls that hooks would see, checks
+    this first.
     """
     # Never changed in place: another thread may open or close a block meanwhile.
     blocks = _blocks
@@ -109,9 +124,11 @@ def is_watched(module: nn.Module) -> bool:
 
 
 def decoding(run: object) -> AbstractContextManager[None]:
-    """Say that the model calls inside the block are made for this run: one sequence or batch, from its first step on.
+    """Say that the model calls inside the block are made for this run: one sequence or batch, from
+    its first step on.
 
-    Runs are distinguished by identity. What compares successive steps starts afresh where another run begins.
+    Runs are distinguished by identity. What compares successive steps starts afresh where another
+    run begins.
     """
     return _during(_DECODING, run)
 
@@ -127,9 +144,13 @@ class RunningCanvas:
     ids_BS: Tensor
     """Token ids of the whole canvas, as the model reads them."""
     columns: slice | Tensor | None
-    """The canvas positions whose queries run, in the order of the queries: a slice, int64 (Q,), or None for all."""
+    """The canvas positions whose queries run, in the order of the queries: a slice, int64 (Q,), or
+    None for all.
+    """
     state_BS: Tensor | None = None
-    """State of every position (its number in `sinks.states.STATES`, int8, −1 for padding), where ids do not tell it."""
+    """State of every position (its number in `sinks.states.STATES`, int8, −1 for padding), where
+    ids do not tell it.
+    """
 
     @cached_property
     def columns_Q(self) -> Tensor:
@@ -144,11 +165,12 @@ class RunningCanvas:
 def running(
     ids_BS: Tensor, columns: slice | Tensor | None = None, state_BS: Tensor | None = None
 ) -> AbstractContextManager[None]:
-    """Say that the model calls inside the block evaluate this canvas, and which of its columns become queries.
+    """Say that the model calls inside the block evaluate this canvas, and which of its columns
+    become queries.
 
-    Under a cache a model is handed the states of some columns: nothing in its arguments says which they are.
-    `state_BS`: the states of positions, from who knows them otherwise than by [MASK] and a canvas of this length; where
-    left out, what was said of the same ids around this block holds.
+    Under a cache a model is handed the states of some columns: nothing in its arguments says which
+    they are. `state_BS`: the states of positions, from who knows them otherwise than by [MASK] and
+    a canvas of this length; where left out, what was said of the same ids around this block holds.
     """
     outer = _RUNNING.get()
     if state_BS is None and outer is not None and outer.ids_BS is ids_BS:
@@ -172,15 +194,21 @@ def _task() -> Any:
 
 
 class Owner:
-    """The thread, and the asynchronous task in it, that watches a model and alone runs it meanwhile."""
+    """The thread, and the asynchronous task in it, that watches a model and alone runs it
+    meanwhile.
+    """
 
     def __init__(self, model: str) -> None:
         self.model, self.task, self.thread = model, _task(), threading.current_thread()
 
     def is_elsewhere(self) -> bool:
-        """Whether another one asks. A backward pass on a GPU has a thread of its own, and who called it waits."""
+        """Whether another one asks. A backward pass on a GPU has a thread of its own, and who
+        called it waits.
+        """
         is_other = threading.get_ident() != self.thread.ident
-        return (is_other or (self.task is not None and _task() is not self.task)) and not is_replayed()
+        return (
+            is_other or (self.task is not None and _task() is not self.task)
+        ) and not is_replayed()
 
     def check(self, action: str) -> None:
         """Raises ValueError for what another one does."""
@@ -190,7 +218,10 @@ class Owner:
         if threading.get_ident() != self.thread.ident:
             kind, name, other = "thread", self.thread.name, repr(threading.current_thread().name)
         raise ValueError(
-            f"a model is traced or edited by one {kind} at a time, which alone runs it meanwhile: {kind} {name!r} has "
-            f"a trace or intervention open on this {self.model}, and {other} {action}. Open it in the {kind} that runs "
-            "the model, let one end before the next, or give each a copy of its own, made before (copy.deepcopy(model))"
+            f"a model is traced or edited by one {kind} at a time, which alone runs it meanwhile: "
+            f"{kind} {name!r} has "
+            f"a trace or intervention open on this {self.model}, and {other} {action}. Open it in "
+            f"the {kind} that runs "
+            "the model, let one end before the next, or give each a copy of its own, made before "
+            "(copy.deepcopy(model))"
         )

@@ -1,7 +1,9 @@
-"""The heads of a layer over processes: under tensor parallelism each holds an equal share of them, by its rank.
+"""The heads of a layer over processes: under tensor parallelism each holds an equal share of them,
+by its rank.
 
-What listens to attention, or chooses by it, is given the whole model's heads, in every process the same: so numbers of
-heads, means over them and random draws mean what they mean in one process, whoever wrote the statistic or the edit.
+What listens to attention, or chooses by it, is given the whole model's heads, in every process the
+same: so numbers of heads, means over them and random draws mean what they mean in one process,
+whoever wrote the statistic or the edit.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class HeadShare:
         return whole.chunk(self.count, axis)[self.rank]
 
     def whole(self, own: Tensor, axis: int = 1) -> Tensor:
-        """An axis of all heads, of which every process holds its part; gradients flow through the part of this one."""
+        """An axis of all heads, of which every process holds its part; gradients flow through the
+        part of this one.
+        """
         # no backend gathers booleans
         sent = own.detach().contiguous()
         sent = sent.view(torch.uint8) if own.dtype == torch.bool else sent
@@ -50,7 +54,9 @@ class HeadShare:
         return torch.cat(parts, axis)
 
     def whole_mask(self, mask: Tensor | None, heads: int) -> Tensor | None:
-        """A mask (…, heads or 1, queries, keys) of so many heads as that of all; one for all heads stays as it is."""
+        """A mask (…, heads or 1, queries, keys) of so many heads as that of all; one for all heads
+        stays as it is.
+        """
         has_heads = mask is not None and mask.dim() == 4 and mask.shape[1] == heads
         return self.whole(mask) if has_heads and mask is not None else mask
 
@@ -68,21 +74,29 @@ class HeadShare:
             width: query heads × head dim of the call that it makes; None where no call is made.
 
         Raises:
-            ValueError: for projections that are divided in a way of which it is not known who holds which heads.
+            ValueError: for projections that are divided in a way of which it is not known who holds
+                which heads.
         """
         if not distributed.is_available() or not distributed.is_initialized():
             return None
         from torch.distributed.tensor import DTensor, Shard
 
-        divided = {name: one for name, one in attention.named_parameters() if isinstance(one, DTensor)}
+        divided = {
+            name: one for name, one in attention.named_parameters() if isinstance(one, DTensor)
+        }
         queries = divided.get("q_proj.weight")
         if not divided or (queries is not None and len(queries) == width):
             return None
         weights = [divided.get(f"{name}.weight") for name in PROJECTIONS]
         by_rows = all(one is not None and tuple(one.placements) == (Shard(0),) for one in weights)
-        if queries is None or not by_rows or width not in (None, len(queries) // queries.device_mesh.size()):
+        if (
+            queries is None
+            or not by_rows
+            or width not in (None, len(queries) // queries.device_mesh.size())
+        ):
             raise ValueError(
-                f"the weights of a {type(attention).__name__} are divided over processes, and where its heads are is "
+                f"the weights of a {type(attention).__name__} are divided over processes, and "
+                "where its heads are is "
                 f"known for {', '.join(PROJECTIONS)} divided by rows (colwise) alone; load it with "
                 "sinklab.load(…, tensor_parallel=n), or undivided"
             )

@@ -1,10 +1,12 @@
-"""Statistics of softmax attention that never hold the S x S map: received attention, log-sum-exp, entropy, Eq. 20.
+"""Statistics of softmax attention that never hold the S x S map: received attention, log-sum-exp,
+entropy, Eq. 20.
 
-`attention_statistics` computes any of them in one pass over the scores; the other functions are one of them each.
+`attention_statistics` computes any of them in one pass over the scores; the other functions are one
+of them each.
 """
 
-# B batch, H query heads (those selected), K key/value heads, Q queries, S keys, D head dim, G query groups,
-# C queries of a chunk, R = B·H of a chunk
+# B batch, H query heads (those selected), K key/value heads, Q queries, S keys, D head dim, G query
+# groups, C queries of a chunk, R = B·H of a chunk
 from collections.abc import Callable, Collection, Sequence
 from typing import TypedDict, Unpack
 
@@ -41,10 +43,11 @@ def attention_statistics(
     groups_BGQ: Tensor | None = None,
     chunk: int | None = None,
 ) -> dict[str, Tensor]:
-    """Any of "received", "row_entropy", "row_logsumexp" and "noop_bound" in one pass: a second costs little.
+    """Any of "received", "row_entropy", "row_logsumexp" and "noop_bound" in one pass: a second
+    costs little.
 
-    Shapes and meanings are those of the functions of these names (`received_attention`); H counts the heads that
-    `Scores.of(…, heads=…)` was called for. `v_BKSD` is needed for the bound.
+    Shapes and meanings are those of the functions of these names (`received_attention`); H counts
+    the heads that `Scores.of(…, heads=…)` was called for. `v_BKSD` is needed for the bound.
 
     Raises ValueError for an unknown name, and when shapes do not fit.
     """
@@ -58,7 +61,9 @@ def attention_statistics(
     norms_BKS = None
     if "noop_bound" in names:
         if v_BKSD is None:
-            raise ValueError("noop_bound weighs the norms of the values, but none were given: pass v_BKSD")
+            raise ValueError(
+                "noop_bound weighs the norms of the values, but none were given: pass v_BKSD"
+            )
         norms_BKS = value_norms(v_BKSD, per_head=True).to(scores.dtype)
     fused: Pass | None = None if chunk else fast_path(fast_passes, scores, names)
     if fused is not None:
@@ -73,12 +78,20 @@ def attention_statistics(
 
 
 def _in_chunks(
-    scores: Scores, names: Collection[str], groups: Tensor | None, norms_BKS: Tensor | None, chunk: int | None
+    scores: Scores,
+    names: Collection[str],
+    groups: Tensor | None,
+    norms_BKS: Tensor | None,
+    chunk: int | None,
 ) -> dict[str, Tensor]:
     """The pass by the loop over chunks of rows, which says what every faster one must give."""
     n_groups, results = 1 if groups is None else groups.shape[1], {}
     for name in names:
-        shape = (*scores.shape[:2], n_groups, scores.k_BKSD.shape[2]) if name == "received" else scores.shape
+        shape = (
+            (*scores.shape[:2], n_groups, scores.k_BKSD.shape[2])
+            if name == "received"
+            else scores.shape
+        )
         results[name] = torch.zeros(shape, dtype=scores.dtype, device=scores.q_BHQD.device)
     kv_of = [head // scores.groups for head in scores.chosen]
     norms_BHS = None if norms_BKS is None else of_heads(norms_BKS, kv_of)
@@ -88,7 +101,9 @@ def _in_chunks(
     return results
 
 
-def _measure(part: Chunk, results: dict[str, Tensor], groups: Tensor | None, norms_BHS: Tensor | None) -> None:
+def _measure(
+    part: Chunk, results: dict[str, Tensor], groups: Tensor | None, norms_BHS: Tensor | None
+) -> None:
     """Write what this chunk of rows says into the results."""
     rows = (part.batches, part.heads, part.queries)
     inverse_BHC = part.inverse_BHC
@@ -109,7 +124,9 @@ def _measure(part: Chunk, results: dict[str, Tensor], groups: Tensor | None, nor
         # -sum p ln p = ln Z - sum p x for p = exp(x) / Z; a row without keys has neither.
         mean_BHC = part.exponents_BHCS.mul_(part.weights_BHCS).sum(-1) * inverse_BHC
         entropy_BHC = (part.total_BHC.log2() - mean_BHC) * LN2
-        results["row_entropy"][rows] = torch.where(part.total_BHC > 0, entropy_BHC, 0.0).clamp_min_(0.0)
+        results["row_entropy"][rows] = torch.where(part.total_BHC > 0, entropy_BHC, 0.0).clamp_min_(
+            0.0
+        )
 
 
 def _rows_times(weights_BHCS: Tensor, x_BHS: Tensor) -> Tensor:
@@ -117,7 +134,9 @@ def _rows_times(weights_BHCS: Tensor, x_BHS: Tensor) -> Tensor:
         return (weights_BHCS @ x_BHS.unsqueeze(-1)).squeeze(-1)
     # One product per head: the batched one of these shapes is fifteen times slower on a CPU.
     pairs = zip(weights_BHCS.flatten(0, 1), x_BHS.flatten(0, 1), strict=True)
-    return torch.stack([torch.mv(weights_CS, x_S) for weights_CS, x_S in pairs]).view(weights_BHCS.shape[:3])
+    return torch.stack([torch.mv(weights_CS, x_S) for weights_CS, x_S in pairs]).view(
+        weights_BHCS.shape[:3]
+    )
 
 
 def received_attention(
@@ -128,46 +147,70 @@ def received_attention(
     chunk: int | None = None,
     **call: Unpack[CallOptions],
 ) -> Tensor:
-    """Attention that every key receives, a_j = sum over queries i of A_ij (arXiv 2510.15731, Eq. 3 without its 1/S).
+    """Attention that every key receives, a_j = sum over queries i of A_ij (arXiv 2510.15731, Eq. 3
+    without its 1/S).
 
-    Takes the arguments of `scaled_dot_product_attention` as the model gives them: keys unexpanded under grouped heads,
-    boolean mask (True = may attend) or additive mask, both broadcastable to (B, H, Q, S).
-    Without `groups_BGQ` returns (B, H, S), which sums to the number of queries over keys. With it (boolean, or weights
-    per query) returns (B, G, H, S): the part received from each group of queries. float32, float64 for float64 inputs.
-    Memory O(S): a few buffers of `chunk` query rows (None: chosen to stay near the caches of the processor).
+    Takes the arguments of `scaled_dot_product_attention` as the model gives them: keys unexpanded
+    under grouped heads, boolean mask (True = may attend) or additive mask, both broadcastable to
+    (B, H, Q, S). Without `groups_BGQ` returns (B, H, S), which sums to the number of queries over
+    keys. With it (boolean, or weights per query) returns (B, G, H, S): the part received from each
+    group of queries. float32, float64 for float64 inputs. Memory O(S): a few buffers of `chunk`
+    query rows (None: chosen to stay near the caches of the processor).
 
     Raises ValueError when shapes do not fit.
     """
     scores = Scores.of(q_BHQD, k_BKSD, **call)
-    return attention_statistics(scores, ("received",), groups_BGQ=groups_BGQ, chunk=chunk)["received"]
+    return attention_statistics(scores, ("received",), groups_BGQ=groups_BGQ, chunk=chunk)[
+        "received"
+    ]
 
 
-def row_logsumexp(q_BHQD: Tensor, k_BKSD: Tensor, *, chunk: int | None = None, **call: Unpack[CallOptions]) -> Tensor:
-    """Natural logarithm of the softmax denominator of every query, (B, H, Q); -inf for a query that may see no key."""
-    return attention_statistics(Scores.of(q_BHQD, k_BKSD, **call), ("row_logsumexp",), chunk=chunk)["row_logsumexp"]
+def row_logsumexp(
+    q_BHQD: Tensor, k_BKSD: Tensor, *, chunk: int | None = None, **call: Unpack[CallOptions]
+) -> Tensor:
+    """Natural logarithm of the softmax denominator of every query, (B, H, Q); -inf for a query that
+    may see no key.
+    """
+    return attention_statistics(Scores.of(q_BHQD, k_BKSD, **call), ("row_logsumexp",), chunk=chunk)[
+        "row_logsumexp"
+    ]
 
 
-def row_entropy(q_BHQD: Tensor, k_BKSD: Tensor, *, chunk: int | None = None, **call: Unpack[CallOptions]) -> Tensor:
-    """Entropy of every attention row, -sum_j A_ij ln A_ij in nats, (B, H, Q); 0 for a query that may see no key."""
-    return attention_statistics(Scores.of(q_BHQD, k_BKSD, **call), ("row_entropy",), chunk=chunk)["row_entropy"]
+def row_entropy(
+    q_BHQD: Tensor, k_BKSD: Tensor, *, chunk: int | None = None, **call: Unpack[CallOptions]
+) -> Tensor:
+    """Entropy of every attention row, -sum_j A_ij ln A_ij in nats, (B, H, Q); 0 for a query that
+    may see no key.
+    """
+    return attention_statistics(Scores.of(q_BHQD, k_BKSD, **call), ("row_entropy",), chunk=chunk)[
+        "row_entropy"
+    ]
 
 
 def noop_bound(
-    q_BHQD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, chunk: int | None = None, **call: Unpack[CallOptions]
+    q_BHQD: Tensor,
+    k_BKSD: Tensor,
+    v_BKSD: Tensor,
+    *,
+    chunk: int | None = None,
+    **call: Unpack[CallOptions],
 ) -> Tensor:
-    """Upper bound of the head output's norm, sum_j A_ij |v_j| (arXiv 2601.19657, Eq. 20), (B, H, Q).
+    """Upper bound of the head output's norm, sum_j A_ij |v_j| (arXiv 2601.19657, Eq. 20), (B, H,
+    Q).
 
-    Small where attention rests on keys of small values, the third argument: attending there approximates doing nothing.
+    Small where attention rests on keys of small values, the third argument: attending there
+    approximates doing nothing.
     """
     scores = Scores.of(q_BHQD, k_BKSD, **call)
     return attention_statistics(scores, ("noop_bound",), v_BKSD=v_BKSD, chunk=chunk)["noop_bound"]
 
 
 def attention_map(q_BHQD: Tensor, k_BKSD: Tensor, **call: Unpack[CallOptions]) -> Tensor:
-    """The whole attention map A of some query heads, (B, H, Q, S), float32 (float64 for float64 inputs); no gradient.
+    """The whole attention map A of some query heads, (B, H, Q, S), float32 (float64 for float64
+    inputs); no gradient.
 
-    The one function here that is not O(S): name the `heads` to look at. A query that may see no key has a row of zeros.
-    Raises ValueError when shapes do not fit, or for a head that is not there.
+    The one function here that is not O(S): name the `heads` to look at. A query that may see no key
+    has a row of zeros. Raises ValueError when shapes do not fit, or for a head that is not there.
     """
     scores, device = Scores.of(q_BHQD, k_BKSD, **call), q_BHQD.device
     map_BHQS = torch.zeros(*scores.shape, scores.k_BKSD.shape[2], dtype=scores.dtype, device=device)
@@ -179,10 +222,11 @@ def attention_map(q_BHQD: Tensor, k_BKSD: Tensor, **call: Unpack[CallOptions]) -
 
 
 def value_norms(v_BKSD: Tensor, *, per_head: bool = False) -> Tensor:
-    """L2 norm of every token's value vector, or key vector, averaged over heads (arXiv 2601.19657, Eq. 14-16): (B, S).
+    """L2 norm of every token's value vector, or key vector, averaged over heads (arXiv 2601.19657,
+    Eq. 14-16): (B, S).
 
-    `per_head=True` leaves out the average (Eq. 15): (B, K, S). The mean over key/value heads is the mean over query
-    heads, since every value head serves the same number of query heads.
+    `per_head=True` leaves out the average (Eq. 15): (B, K, S). The mean over key/value heads is the
+    mean over query heads, since every value head serves the same number of query heads.
     """
     dtype = torch.promote_types(v_BKSD.dtype, torch.float32)
     norms_BKS = torch.linalg.vector_norm(v_BKSD.detach(), dim=-1, dtype=dtype)
@@ -190,10 +234,11 @@ def value_norms(v_BKSD: Tensor, *, per_head: bool = False) -> Tensor:
 
 
 def with_sink_logits(out_BHQD: Tensor, lse_BHQ: Tensor, logits_HN: Tensor) -> Tensor:
-    """The attention output as if every row of the softmax had N more terms exp(b), with nothing behind them: exact.
+    """The attention output as if every row of the softmax had N more terms exp(b), with nothing
+    behind them: exact.
 
-    `out_BHQD` and `lse_BHQ` are output and row log-sum-exp without them; out' = out · sigmoid(lse − ln Σ_n exp(b_n)).
-    These are the learned sinks of gpt-oss (arXiv 2508.10925), one a head there.
+    `out_BHQD` and `lse_BHQ` are output and row log-sum-exp without them; out' = out · sigmoid(lse −
+    ln Σ_n exp(b_n)). These are the learned sinks of gpt-oss (arXiv 2508.10925), one a head there.
     """
     kept_BHQ = torch.sigmoid(lse_BHQ - logits_HN.to(lse_BHQ).logsumexp(-1)[:, None])
     return out_BHQD * kept_BHQ.unsqueeze(-1).to(out_BHQD.dtype)

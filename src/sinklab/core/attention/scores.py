@@ -1,6 +1,9 @@
-"""The arguments of one attention call, checked, and who may see whom in it: what its statistics are computed from."""
+"""The arguments of one attention call, checked, and who may see whom in it: what its statistics are
+computed from.
+"""
 
-# B batch, H query heads (those selected), K key/value heads, Q queries, S keys, D head dim; an axis of a mask may be 1
+# B batch, H query heads (those selected), K key/value heads, Q queries, S keys, D head dim; an axis
+# of a mask may be 1
 from __future__ import annotations
 
 import math
@@ -31,13 +34,17 @@ class Scores:
     chosen: tuple[int, ...]
     """The query heads to compute, in this order: the H axis of every result."""
     dtype: torch.dtype
-    """float32, or float64 for float64 inputs: probabilities summed in half precision drift by percents."""
+    """float32, or float64 for float64 inputs: probabilities summed in half precision drift by
+    percents.
+    """
     shape: tuple[int, int, int]
     """(B, H, Q) of the selected heads."""
     groups: int
     """Query heads that share one key head."""
     lse_BHQ: Tensor | None = None
-    """Log-sum-exp of the rows of every query head in nats, where the attention kernel that ran said it."""
+    """Log-sum-exp of the rows of every query head in nats, where the attention kernel that ran said
+    it.
+    """
 
     @classmethod
     def of(
@@ -50,40 +57,58 @@ class Scores:
         heads: Sequence[int] | None = None,
         lse_BHQ: Tensor | None = None,
     ) -> Scores:
-        """The arguments of `scaled_dot_product_attention` as the model gives them, for some query heads or all.
+        """The arguments of `scaled_dot_product_attention` as the model gives them, for some query
+        heads or all.
 
-        Keys stay unexpanded under grouped heads; a boolean mask (True = may attend) or an additive one broadcasts to
-        (B, query head, Q, S). Raises ValueError when shapes do not fit, or for a head that is not there.
+        Keys stay unexpanded under grouped heads; a boolean mask (True = may attend) or an additive
+        one broadcasts to (B, query head, Q, S). Raises ValueError when shapes do not fit, or for a
+        head that is not there.
         """
         if not all(factor.dim() == 4 and factor.shape[2] for factor in (q_BHQD, k_BKSD)):
             raise ValueError(
-                "q and k must have four axes (batch, head, position, head dim), and at least one position, got "
-                f"{tuple(q_BHQD.shape)} and {tuple(k_BKSD.shape)}: add the missing axes with unsqueeze"
+                "q and k must have four axes (batch, head, position, head dim), and at least one "
+                "position, got "
+                f"{tuple(q_BHQD.shape)} and {tuple(k_BKSD.shape)}: add the missing axes with "
+                "unsqueeze"
             )
         total, kv_heads = q_BHQD.shape[1], k_BKSD.shape[1]
         same = q_BHQD.shape[0] == k_BKSD.shape[0] and q_BHQD.shape[3] == k_BKSD.shape[3]
         if not same or total % kv_heads:
             raise ValueError(
-                f"q and k must share batch and head dim, and query heads be a multiple of key heads, got "
-                f"{tuple(q_BHQD.shape)} and {tuple(k_BKSD.shape)}: check the order (batch, head, position, dim)"
+                "q and k must share batch and head dim, and query heads be a multiple of key "
+                "heads, got "
+                f"{tuple(q_BHQD.shape)} and {tuple(k_BKSD.shape)}: check the order (batch, head, "
+                "position, dim)"
             )
         chosen = tuple(range(total)) if heads is None else tuple(heads)
         if heads is not None and (wrong := [head for head in chosen if not 0 <= head < total]):
-            raise ValueError(f"query heads are 0 … {total - 1}, got {wrong[0]}: name heads of this call")
+            raise ValueError(
+                f"query heads are 0 … {total - 1}, got {wrong[0]}: name heads of this call"
+            )
         scale = q_BHQD.shape[-1] ** -0.5 if scale is None else scale
         if mask is not None:
-            mask, whole = mask.detach()[(None,) * (4 - mask.dim())], (*q_BHQD.shape[:3], k_BKSD.shape[2])
+            mask, whole = (
+                mask.detach()[(None,) * (4 - mask.dim())],
+                (*q_BHQD.shape[:3], k_BKSD.shape[2]),
+            )
             # Expanded over queries (stride 0): one row says it all, and costs no S x S pass.
             mask = mask[:, :, :1] if mask.stride(2) == 0 else mask
             if any(own not in (1, size) for own, size in zip(mask.shape, whole, strict=True)):
-                raise ValueError(f"mask must broadcast to (batch, head, query, key) = {whole}, got {tuple(mask.shape)}")
+                raise ValueError(
+                    f"mask must broadcast to (batch, head, query, key) = {whole}, got "
+                    f"{tuple(mask.shape)}"
+                )
         dtype = torch.promote_types(q_BHQD.dtype, torch.float32)
         shape = (q_BHQD.shape[0], len(chosen), q_BHQD.shape[2])
         q_BHQD, k_BKSD = q_BHQD.detach(), k_BKSD.detach()
-        return cls(q_BHQD, k_BKSD, mask, is_causal, scale, chosen, dtype, shape, total // kv_heads, lse_BHQ)
+        return cls(
+            q_BHQD, k_BKSD, mask, is_causal, scale, chosen, dtype, shape, total // kv_heads, lse_BHQ
+        )
 
     def factors(self, batches: slice, heads: slice, widened: bool = True) -> tuple[Tensor, Tensor]:
-        """Queries of some rows and chosen heads, (B, H, Q, D), and the keys that these read, (B, H, S, D), unscaled."""
+        """Queries of some rows and chosen heads, (B, H, Q, D), and the keys that these read, (B, H,
+        S, D), unscaled.
+        """
         chosen = self.chosen[heads]
         q_BHQD = of_heads(self.q_BHQD[batches], chosen)
         k_BHSD = of_heads(self.k_BKSD[batches], [head // self.groups for head in chosen])
@@ -100,8 +125,11 @@ class Scores:
             if mask.shape[axis] > 1:
                 mask = mask.narrow(axis, where.start, where.stop - where.start)
         if mask.dtype == torch.bool:
-            return torch.zeros(mask.shape, dtype=self.dtype, device=mask.device).masked_fill_(~mask, -math.inf)
-        # finfo.min times log2(e) would overflow to -inf, and a row masked by finfo.min alone is uniform, not empty.
+            return torch.zeros(mask.shape, dtype=self.dtype, device=mask.device).masked_fill_(
+                ~mask, -math.inf
+            )
+        # finfo.min times log2(e) would overflow to -inf, and a row masked by finfo.min alone is
+        # uniform, not empty.
         scaled = (mask.to(self.dtype) * LOG2E).clamp_min_(torch.finfo(self.dtype).min / 2)
         return scaled.masked_fill_(mask == -math.inf, -math.inf)
 
@@ -124,14 +152,17 @@ def on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
 HIDDEN_BELOW = -1e8
 """What models write for "no" beside -inf and finfo.min (-1e9); no bias by distance comes near."""
 LOW = -100.0
-"""What may mean no as well, in a mask of two values: -1e4, or half precision's finfo.min in float32."""
+"""What may mean no as well, in a mask of two values: -1e4, or half precision's finfo.min in
+float32.
+"""
 
 
 def allowed(mask: Tensor) -> Tensor:
     """A boolean (True = may attend) or additive mask as a boolean one.
 
-    -inf, finfo.min and below -1e8 mean no, and so does c in a mask of the values 0 and c alone, c at most -100. A bias
-    that is graded, by distance, hides nothing, however far it goes. See ``doubtful`` for what could be either.
+    -inf, finfo.min and below -1e8 mean no, and so does c in a mask of the values 0 and c alone, c
+    at most -100. A bias that is graded, by distance, hides nothing, however far it goes. See
+    ``doubtful`` for what could be either.
     """
     if mask.dtype == torch.bool:
         return mask
@@ -140,9 +171,11 @@ def allowed(mask: Tensor) -> Tensor:
 
 
 def doubtful(mask: Tensor) -> Tensor:
-    """Whether an additive mask could hide keys or bias them, a flag on its device (nothing waits for it).
+    """Whether an additive mask could hide keys or bias them, a flag on its device (nothing waits
+    for it).
 
-    It falls by 50 or more from a key to the next, to -100 or less, and has other values beside 0 and that one.
+    It falls by 50 or more from a key to the next, to -100 or less, and has other values beside 0
+    and that one.
     """
     open_, low = _open_and_low(mask)
     if mask.device.type == "cpu" and not low.any():
@@ -160,7 +193,11 @@ def _is_padding(mask: Tensor, open_: Tensor, low: Tensor) -> Tensor:
     """Whether what is open is 0, or one number that is low: a flag on the device."""
     if mask.device.type == "cpu" and not low.any():
         return low.new_zeros(())
-    zero, least, most = (open_ & (mask == 0)), mask.masked_fill(~low, math.inf), mask.masked_fill(~low, -math.inf)
+    zero, least, most = (
+        (open_ & (mask == 0)),
+        mask.masked_fill(~low, math.inf),
+        mask.masked_fill(~low, -math.inf),
+    )
     return zero.any() & ((zero | low) == open_).all() & (least.amin() == most.amax())
 
 
@@ -168,10 +205,11 @@ def _is_padding(mask: Tensor, open_: Tensor, low: Tensor) -> Tensor:
 class Visibility:
     """Which queries may see which keys of a call, counted on first use.
 
-    Padding never counts: a query whose own key no query may see is padding, and does not count as a viewer. Which key
-    is a query's own follows from the canvas that runs; without one see ``first_own``. A row in which that would leave
-    no query at all has its keys elsewhere: there every query counts. Where the keys are another sequence's (`is_own`)
-    their padding says nothing of queries. Causal masks are top-left aligned, as in torch.
+    Padding never counts: a query whose own key no query may see is padding, and does not count as a
+    viewer. Which key is a query's own follows from the canvas that runs; without one see
+    ``first_own``. A row in which that would leave no query at all has its keys elsewhere: there
+    every query counts. Where the keys are another sequence's (`is_own`) their padding says nothing
+    of queries. Causal masks are top-left aligned, as in torch.
     """
 
     mask: Tensor | None
@@ -179,7 +217,9 @@ class Visibility:
     """(batch, queries, keys) of the call."""
     is_causal: bool = False
     running: RunningCanvas | None = None
-    """The canvas that was announced for this call; None when none was, or when it does not fit the call."""
+    """The canvas that was announced for this call; None when none was, or when it does not fit the
+    call.
+    """
     device: torch.device | None = None
     """Where counts are made that need no mask; the CPU when left out."""
     is_own: bool = True
@@ -189,7 +229,9 @@ class Visibility:
 
     @cached_property
     def visible_BHS(self) -> Tensor:
-        """Queries that may see each key, int64 (B, 1 or H, S): the S of the excess rule when masks are in play."""
+        """Queries that may see each key, int64 (B, 1 or H, S): the S of the excess rule when masks
+        are in play.
+        """
         device = self.device if self.mask is None else self.mask.device
         every_BQ = torch.ones(self.shape[:2], dtype=torch.bool, device=device)
         return self.seen_by(every_BQ if self.real_BQ is None else self.real_BQ)
@@ -216,11 +258,15 @@ class Visibility:
             return allowed_BHQS[:, :, 0] * count_B11
         # torch widens flags that it adds to eight bytes each, all at once
         parts = zip(allowed_BHQS.split(SOME, 2), some_BQ.split(SOME, 1), strict=True)
-        return torch.stack([(part & some_BC[:, None, :, None]).sum(2) for part, some_BC in parts]).sum(0)
+        return torch.stack(
+            [(part & some_BC[:, None, :, None]).sum(2) for part, some_BC in parts]
+        ).sum(0)
 
     @cached_property
     def real_BQ(self) -> Tensor | None:
-        """False for padding queries; None: all are real, as far as that is known without waiting for a device."""
+        """False for padding queries; None: all are real, as far as that is known without waiting
+        for a device.
+        """
         _, queries, keys = self.shape
         if not self.is_own:
             return self.query_mask_BQ
@@ -238,13 +284,15 @@ class Visibility:
 
     @cached_property
     def first_own(self) -> Tensor | int:
-        """Key of the first query, without a canvas: the last Q keys belong to the Q queries, as in a cache that grows.
+        """Key of the first query, without a canvas: the last Q keys belong to the Q queries, as in
+        a cache that grows.
 
         0 where the keys are another sequence's.
 
-        In a static cache there is room behind them. No query sees into it, and under a causal mask none sees a key
-        behind its own: the farthest that one sees beyond its number says where they begin. Where several see equally
-        far the mask is not causal, and does not tell. A number on the device of the mask.
+        In a static cache there is room behind them. No query sees into it, and under a causal mask
+        none sees a key behind its own: the farthest that one sees beyond its number says where they
+        begin. Where several see equally far the mask is not causal, and does not tell. A number on
+        the device of the mask.
         """
         _, queries, keys = self.shape
         if not self.is_own:
@@ -257,9 +305,15 @@ class Visibility:
         number_S = torch.arange(1, keys + 1, device=allowed_BHQS.device)
         # 0 for a query that sees nothing, which says nothing
         last_Q = (allowed_BHQS.any(1).any(0) * number_S).amax(-1)
-        first = (last_Q - 1 - torch.arange(queries, device=last_Q.device)).amax().clamp(0, keys - queries)
+        first = (
+            (last_Q - 1 - torch.arange(queries, device=last_Q.device))
+            .amax()
+            .clamp(0, keys - queries)
+        )
         farthest = last_Q == last_Q.amax()
-        return torch.where((farthest.sum() > 1) & (farthest | (last_Q == 0)).all(), keys - queries, first)
+        return torch.where(
+            (farthest.sum() > 1) & (farthest | (last_Q == 0)).all(), keys - queries, first
+        )
 
     def repeated(self, count: int) -> Visibility:
         """That of so many calls of this kind, one after another on the axis of rows."""
@@ -274,8 +328,14 @@ class Visibility:
 
     @cached_property
     def doubt(self) -> Tensor | None:
-        """Whether the mask is ``doubtful``, a flag on its device; None where that is out of the question."""
-        return None if self.mask is None or self.mask.dtype == torch.bool else doubtful(self.mask.detach())
+        """Whether the mask is ``doubtful``, a flag on its device; None where that is out of the
+        question.
+        """
+        return (
+            None
+            if self.mask is None or self.mask.dtype == torch.bool
+            else doubtful(self.mask.detach())
+        )
 
     def _allowed(self, mask: Tensor) -> Tensor:
         batch, queries, keys = self.shape
@@ -283,5 +343,8 @@ class Visibility:
         # A mask expanded over queries (stride 0) says the same to every query: one row is enough.
         allowed_BHQS = allowed(mask[:, :, :1] if mask.stride(2) == 0 else mask)
         if self.is_causal:
-            allowed_BHQS = allowed_BHQS & torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril()
+            allowed_BHQS = (
+                allowed_BHQS
+                & torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril()
+            )
         return allowed_BHQS.expand(batch, -1, -1, keys)

@@ -20,7 +20,8 @@ SPECIAL = ("pad_token_id", "eos_token_id", "bos_token_id")
 
 
 def refuse_unknown(settings: Iterable[str], known: Iterable[str] = ()) -> None:
-    """Raise for a key that is no field of :class:`DiffusionLMConfig` and not among ``known``, naming the near ones.
+    """Raise for a key that is no field of :class:`DiffusionLMConfig` and not among ``known``,
+    naming the near ones.
 
     Raises:
         ValueError: if there is such a key.
@@ -38,13 +39,19 @@ def _check(config: DiffusionLMConfig) -> None:
     remedy = "if a plug-in defines it, install that or name its file: --plugin"
     one_of("sink_kind", kind.partition(":")[0], kinds, remedy)
     if (kind == "none") != (config.sink_count == 0):
-        raise ValueError(f"sink_kind and sink_count must agree, got {kind!r} with {config.sink_count}: none has 0")
+        raise ValueError(
+            f"sink_kind and sink_count must agree, got {kind!r} with {config.sink_count}: none "
+            "has 0"
+        )
     if config.sink is not None and config.sink_side not in config.sink.sides:
         raise ValueError(
-            f"sink_side must be {' or '.join(map(repr, config.sink.sides))} for sink_kind {kind!r}, whose keys have no "
+            f"sink_side must be {' or '.join(map(repr, config.sink.sides))} for sink_kind "
+            f"{kind!r}, whose keys have no "
             f"position, but is {config.sink_side!r}; leave it out"
         )
-    if (config.sink_count or config.gate != "none") and (why := getattr(config.backbone, "takes_no_sink", "")):
+    if (config.sink_count or config.gate != "none") and (
+        why := getattr(config.backbone, "takes_no_sink", "")
+    ):
         raise ValueError(f"{why}, got sink_kind={kind!r} and gate={config.gate!r}; leave them out")
     size, rows = config.backbone.vocab_size, config.output_vocab_size
     if config.mask_token_id is not None and not 0 <= config.mask_token_id < size:
@@ -54,15 +61,20 @@ def _check(config: DiffusionLMConfig) -> None:
         )
     for name, value in (("text_vocab_size", config.text_vocab_size), ("output_vocab_size", rows)):
         if value is not None and not 1 <= value <= size:
-            raise ValueError(f"{name} must be from 1 to the size of the vocabulary {size} or None, but is {value}")
+            raise ValueError(
+                f"{name} must be from 1 to the size of the vocabulary {size} or None, but is "
+                f"{value}"
+            )
     if rows not in (None, size) and config.backbone.tie_word_embeddings:
         raise ValueError(
-            f"a head of {rows} rows cannot be tied to an embedding of {size}; set tie_word_embeddings=False in the "
+            f"a head of {rows} rows cannot be tied to an embedding of {size}; set "
+            "tie_word_embeddings=False in the "
             "backbone"
         )
     if config.block_length is not None and config.attention != "full":
         raise ValueError(
-            f"attention={config.attention!r} and attention in blocks exclude one another, got block_length="
+            f"attention={config.attention!r} and attention in blocks exclude one another, got "
+            "block_length="
             f"{config.block_length}; leave out one of them"
         )
 
@@ -72,10 +84,14 @@ def _check_numbers(settings: Mapping[str, Any]) -> None:
         value: Any = settings.get(name)
         several = name == "eos_token_id" and isinstance(value, list | tuple)
         if any(type(one) is not int for one in (value if several else [value]) if one is not None):
-            raise ValueError(f"{name} must be a whole number or None, but is {value!r}; give it without quotes")
+            raise ValueError(
+                f"{name} must be a whole number or None, but is {value!r}; give it without quotes"
+            )
     bias, context = settings.get("gate_bias"), settings.get("context")
     if bias is not None and (isinstance(bias, bool) or not isinstance(bias, int | float)):
-        raise ValueError(f"gate_bias must be a number or None, but is {bias!r}; give it without quotes")
+        raise ValueError(
+            f"gate_bias must be a number or None, but is {bias!r}; give it without quotes"
+        )
     check_count("context", context, "leave it out for no limit")
     check_count("block_length", settings.get("block_length"), "leave it out for full attention")
 
@@ -83,7 +99,9 @@ def _check_numbers(settings: Mapping[str, Any]) -> None:
 def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> PreTrainedConfig:
     """A copy of a backbone's config, or of its ``to_dict()``, without a causal mask."""
     if backbone is None:
-        raise ValueError("DiffusionLMConfig needs a backbone: pass a LlamaConfig, Qwen2Config or Qwen3Config")
+        raise ValueError(
+            "DiffusionLMConfig needs a backbone: pass a LlamaConfig, Qwen2Config or Qwen3Config"
+        )
     given: Any = backbone
     is_dict = isinstance(given, Mapping)
     kind = given.get("model_type") if is_dict else given.model_type
@@ -93,7 +111,8 @@ def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> Pre
     config: Any = AutoConfig.for_model(**given) if is_dict else copy.deepcopy(given)
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise ValueError(
-            "a bidirectional model needs full attention in every layer, but the backbone has sliding windows; "
+            "a bidirectional model needs full attention in every layer, but the backbone has "
+            "sliding windows; "
             "set use_sliding_window=False"
         )
     config.is_causal = False
@@ -101,48 +120,57 @@ def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> Pre
 
 
 class DiffusionLMConfig(PreTrainedConfig):
-    """Config of :class:`~sinklab.core.models.DiffusionLM`. A variant of the model is a value in here, never another class.
+    """Config of :class:`~sinklab.core.models.DiffusionLM`. A variant of the model is a value in
+    here, never another class.
 
     Args:
-        backbone: config of the Hugging Face decoder (a config object, or its ``to_dict()``), of type llama, qwen2,
-            qwen3, or of a mixture of experts: qwen3_moe, glm4_moe, or one of :data:`sinklab.core.registry.backbones`.
-        sink_kind: ``none``, or a kind of :data:`sinklab.core.registry.sinks`: ``token`` (a learned embedding run through the
-            layers, Eq. 5–6); ``zero`` (the same with its value states forced to zero in every layer, Table 5); ``kv``
-            (learned keys and values of each layer, without rotary positions: it takes none, and the text starts at 0);
-            ``logit`` (a learned term of each head's softmax, as in gpt-oss).
+        backbone: config of the Hugging Face decoder (a config object, or its ``to_dict()``), of
+            type llama, qwen2, qwen3, or of a mixture of experts: qwen3_moe, glm4_moe, or one of
+            :data:`sinklab.core.registry.backbones`.
+        sink_kind: ``none``, or a kind of :data:`sinklab.core.registry.sinks`: ``token`` (a learned
+            embedding run through the layers, Eq. 5–6); ``zero`` (the same with its value states
+            forced to zero in every layer, Table 5); ``kv`` (learned keys and values of each layer,
+            without rotary positions: it takes none, and the text starts at 0); ``logit`` (a learned
+            term of each head's softmax, as in gpt-oss).
         sink_count: number of sink tokens, each isolated from the others (0, 1, 2 or 4).
-        sink_side: ``front`` (sinks take positions 0…n−1, text starts at n, Eq. 5) or ``end`` (Eq. 7); a kind
-            without positions is ``front``.
-        gate: ``elementwise`` multiplies the attention output by sigmoid(X·W_g) before the output projection (Eq. 8–10).
-        gate_bias: None for a gate without bias, as in Eq. 9 (starts near 0.5); a number adds a bias that starts there
-            (4 opens it).
+        sink_side: ``front`` (sinks take positions 0…n−1, text starts at n, Eq. 5) or ``end`` (Eq.
+            7); a kind without positions is ``front``.
+        gate: ``elementwise`` multiplies the attention output by sigmoid(X·W_g) before the output
+            projection (Eq. 8–10).
+        gate_bias: None for a gate without bias, as in Eq. 9 (starts near 0.5); a number adds a bias
+            that starts there (4 opens it).
         mask_token_id: id of [MASK] in the backbone's vocabulary.
         logit_shift: True when the output at position i − 1 predicts position i (Dream).
         text_vocab_size: ids from here on are no text (MMaDA's image codes); None when all are.
-        output_vocab_size: rows of the LM head where it has fewer than the embedding (SMDM: none for [MASK]); the ids
-            without a row get the lowest logit there is. None when every id has one.
-        rope_dtype: precision to which the rotary cosines and sines are rounded, ``float32`` (not at all) or
-            ``bfloat16`` (as the released SMDM and One-Token code does).
+        output_vocab_size: rows of the LM head where it has fewer than the embedding (SMDM: none for
+            [MASK]); the ids without a row get the lowest logit there is. None when every id has
+            one.
+        rope_dtype: precision to which the rotary cosines and sines are rounded, ``float32`` (not at
+            all) or ``bfloat16`` (as the released SMDM and One-Token code does).
         eot_token_id: id of the end-of-turn token of a chat model.
         expand_token_id: id of the token that becomes two masks (DreamOn); None for a model without.
         delete_token_id: id of the token whose position goes, in such a model.
-        context: tokens that prompt and completion should have together at most, as the authors state it; advice that
-            the model does not enforce. None where only the positions limit it.
-        attention: keys that a query of the text sees, in training and afterwards: ``full``, all of them; ``causal``,
-            itself and those to its left; ``first_alone``, all, but the first token of a text sees itself alone, as it
-            does under a causal mask. Every query sees the added sinks.
-        block_length: tokens of a block where attention is block-causal: a token sees its own block from both sides,
-            and the blocks before it (BD3-LM, 2503.09573). None for full attention.
-        clean_attention: with blocks, how those that are finished attend: ``block``, as when they were written, or
-            ``causal``, from left to right inside the block too (Nemotron-Labs-Diffusion).
-        blocks_from: with blocks, where they are counted from: ``text``, its first token, or ``column``, the first
-            column of the batch, padding included (dLLM, which pads prompts on the left to whole blocks).
-        first_alone: with blocks, whether the first token of each is written by itself, before the others: where logits
-            are shifted, it is predicted by the block before (Fast-dLLM v2).
+        context: tokens that prompt and completion should have together at most, as the authors
+            state it; advice that the model does not enforce. None where only the positions limit
+            it.
+        attention: keys that a query of the text sees, in training and afterwards: ``full``, all of
+            them; ``causal``, itself and those to its left; ``first_alone``, all, but the first
+            token of a text sees itself alone, as it does under a causal mask. Every query sees the
+            added sinks.
+        block_length: tokens of a block where attention is block-causal: a token sees its own block
+            from both sides, and the blocks before it (BD3-LM, 2503.09573). None for full attention.
+        clean_attention: with blocks, how those that are finished attend: ``block``, as when they
+            were written, or ``causal``, from left to right inside the block too
+            (Nemotron-Labs-Diffusion).
+        blocks_from: with blocks, where they are counted from: ``text``, its first token, or
+            ``column``, the first column of the batch, padding included (dLLM, which pads prompts on
+            the left to whole blocks).
+        first_alone: with blocks, whether the first token of each is written by itself, before the
+            others: where logits are shifted, it is predicted by the block before (Fast-dLLM v2).
 
     Raises:
-        ValueError: for an unknown key or value, naming the near ones; for a sink kind without a count or a count
-            without a kind.
+        ValueError: for an unknown key or value, naming the near ones; for a sink kind without a
+            count or a count without a kind.
     """
 
     model_type = "sinklab_diffusion"
@@ -170,7 +198,9 @@ class DiffusionLMConfig(PreTrainedConfig):
     blocks_from: str = limited("text", one_of=("text", "column"))
     first_alone: bool = False
 
-    def __init__(self, backbone: PreTrainedConfig | dict[str, Any] | None = None, **settings: Any) -> None:
+    def __init__(
+        self, backbone: PreTrainedConfig | dict[str, Any] | None = None, **settings: Any
+    ) -> None:
         refuse_unknown(settings, config_keys())
         self.backbone = _bidirectional(backbone)
         _check_numbers(settings)
@@ -212,7 +242,8 @@ class DiffusionLMConfig(PreTrainedConfig):
         """Raises ValueError for a text that is longer than the positions reach."""
         if length > self.text_positions:
             raise ValueError(
-                f"the text has {length} tokens, but the model's context is {self.text_positions}; shorten the prompt "
+                f"the text has {length} tokens, but the model's context is {self.text_positions}; "
+                "shorten the prompt "
                 "or ask for fewer new tokens"
             )
 
@@ -222,12 +253,16 @@ class DiffusionLMConfig(PreTrainedConfig):
         return self.sink_positions if self.sink_side == "front" else 0
 
     def closing_of(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Ids that end a text which begins with these, behind what is written: none, unlike BERT's [SEP]."""
+        """Ids that end a text which begins with these, behind what is written: none, unlike BERT's
+        [SEP].
+        """
         return ()
 
     @property
     def block_columns(self) -> int:
-        """What the columns of a prompt must be a multiple of for the completion to begin a block; 1 for any number."""
+        """What the columns of a prompt must be a multiple of for the completion to begin a block; 1
+        for any number.
+        """
         return self.block_length if self.block_length and self.blocks_from == "column" else 1
 
     @property
@@ -243,7 +278,9 @@ class DiffusionLMConfig(PreTrainedConfig):
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Every end-of-text id; Llama-3.1 has several, and a config may hold one, a list or none."""
+        """Every end-of-text id; Llama-3.1 has several, and a config may hold one, a list or
+        none.
+        """
         eos = self.eos_token_id
         return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
 
@@ -262,4 +299,7 @@ class DiffusionLMConfig(PreTrainedConfig):
 
 OWN = (*DiffusionLMConfig.__annotations__,)
 """The fields that transformers' configs do not have."""
-WHOLE_NUMBERS = (*(name for name, kind in DiffusionLMConfig.__annotations__.items() if kind == "int | None"), *SPECIAL)
+WHOLE_NUMBERS = (
+    *(name for name, kind in DiffusionLMConfig.__annotations__.items() if kind == "int | None"),
+    *SPECIAL,
+)

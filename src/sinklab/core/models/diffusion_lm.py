@@ -1,7 +1,9 @@
-"""A diffusion language model: a decoder of `config.BACKBONES` made bidirectional, with an optional sink and gate."""
+"""A diffusion language model: a decoder of `config.BACKBONES` made bidirectional, with an optional
+sink and gate.
+"""
 
-# B batch, S sequence, N sinks, D and E hidden size, V vocabulary, M wanted positions (row-major), K keys = N + S,
-# A attention width (heads × head dim)
+# B batch, S sequence, N sinks, D and E hidden size, V vocabulary, M wanted positions (row-major), K
+# keys = N + S, A attention width (heads × head dim)
 from __future__ import annotations
 
 from typing import Any, Unpack
@@ -27,16 +29,20 @@ from sinklab.core.registry import fast_path, fast_sinks
 _LAYERS = ("Llama", "Qwen2", "Qwen3", "Qwen3Moe", "Glm4Moe")
 
 
-def _round_to_bfloat16(module: nn.Module, args: tuple, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+def _round_to_bfloat16(
+    module: nn.Module, args: tuple, tables: tuple[Tensor, Tensor]
+) -> tuple[Tensor, ...]:
     """The hook that rounds the cosines and sines of a decoder's rotary embedding."""
     return tuple(table.bfloat16().to(table.dtype) for table in tables)
 
 
 class Gate(nn.Linear):
-    """Gated attention: sigmoid(X·W_g + b) of a layer's normed input X, on its attention output (Eq. 8–10).
+    """Gated attention: sigmoid(X·W_g + b) of a layer's normed input X, on its attention output (Eq.
+    8–10).
 
-    As wide as the concatenated heads; ``bias`` is where b starts, None leaves it out (Eq. 9). Its bound methods are the
-    hooks of :meth:`attach`, so that a copied or pickled model uses the copy's gate.
+    As wide as the concatenated heads; ``bias`` is where b starts, None leaves it out (Eq. 9). Its
+    bound methods are the hooks of :meth:`attach`, so that a copied or pickled model uses the copy's
+    gate.
     """
 
     def __init__(self, hidden_size: int, width: int, bias: float | None) -> None:
@@ -44,7 +50,9 @@ class Gate(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = hidden_size, width
         self.weight = nn.Parameter(torch.empty(width, hidden_size))
-        self.register_parameter("bias", None if bias is None else nn.Parameter(torch.full((width,), bias)))
+        self.register_parameter(
+            "bias", None if bias is None else nn.Parameter(torch.full((width,), bias))
+        )
         self.bias_start = bias
         self.pending: Tensor | None = None
         """Factors for the output projection that comes next; None when none are owed."""
@@ -62,7 +70,9 @@ class Gate(nn.Linear):
         self.pending = self(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
 
     def multiply(self, projection: nn.Module, args: tuple) -> tuple | None:
-        """Before the output projection: apply the factors once; when none are owed, leave the input as it is."""
+        """Before the output projection: apply the factors once; when none are owed, leave the input
+        as it is.
+        """
         if self.pending is None:
             return None
         factors, self.pending = self.pending, None
@@ -71,7 +81,8 @@ class Gate(nn.Linear):
     def attach(self, attention: Any) -> None:
         """Multiply what enters ``attention.o_proj`` by the gate of what entered ``attention``.
 
-        Hooks and not a subclass: they fit every decoder with the usual projection names and copy no model code.
+        Hooks and not a subclass: they fit every decoder with the usual projection names and copy no
+        model code.
         """
         attention.register_forward_pre_hook(self.remember, with_kwargs=True)
         attention.o_proj.register_forward_pre_hook(self.multiply)
@@ -80,9 +91,10 @@ class Gate(nn.Linear):
 class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
     """Predicts the tokens under [MASK] from both sides.
 
-    The backbone's tensors keep their usual names (``model.layers.…``, ``lm_head.weight``); the sink adds the tensors
-    of its kind (``sink_embeddings`` (N, D) of a token), the gate ``gates.i``. The sink enters every layer as a
-    key/value prefix, which equals the masked (L + N)² form of Eq. 6 exactly and needs no attention mask.
+    The backbone's tensors keep their usual names (``model.layers.…``, ``lm_head.weight``); the sink
+    adds the tensors of its kind (``sink_embeddings`` (N, D) of a token), the gate ``gates.i``. The
+    sink enters every layer as a key/value prefix, which equals the masked (L + N)² form of Eq. 6
+    exactly and needs no attention mask.
     """
 
     config_class = DiffusionLMConfig
@@ -92,8 +104,9 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     sink_form = "auto"
-    """How sink tokens are trained, with equal results: ``prefix`` (run alone, as at inference), ``sequence`` (run with
-    the text, which spares a GPU many small kernels), or ``auto``: the second on CUDA.
+    """How sink tokens are trained, with equal results: ``prefix`` (run alone, as at inference),
+    ``sequence`` (run with the text, which spares a GPU many small kernels), or ``auto``: the second
+    on CUDA.
     """
     _no_split_modules = [kind + "DecoderLayer" for kind in _LAYERS]  # noqa: RUF012
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
@@ -103,7 +116,11 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         backbone = config.backbone
         self.model = AutoModel.from_config(backbone)
         head = getattr(backbone, "head_class", Head)
-        self.lm_head = head(backbone.hidden_size, config.output_vocab_size or backbone.vocab_size, backbone.vocab_size)
+        self.lm_head = head(
+            backbone.hidden_size,
+            config.output_vocab_size or backbone.vocab_size,
+            backbone.vocab_size,
+        )
         if config.rope_dtype == "bfloat16":
             self.model.rotary_emb.register_forward_hook(_round_to_bfloat16)
         for layer in self.model.layers:
@@ -140,18 +157,23 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
 
     @classmethod
     def from_backbone(cls, causal_lm: PreTrainedModel, **settings: Any) -> DiffusionLM:
-        """A DLM that starts from the weights of an autoregressive model (``settings`` are fields of the config).
+        """A DLM that starts from the weights of an autoregressive model (``settings`` are fields of
+        the config).
 
         Raises:
             ValueError: if the model is not of a supported type.
         """
         fields = {**causal_lm.config.to_dict(), "dtype": causal_lm.dtype}
         # not .to(dtype): that would round the rotary frequencies too
-        model: Any = cls._from_config(DiffusionLMConfig(backbone=fields, **settings), dtype=causal_lm.dtype)
+        model: Any = cls._from_config(
+            DiffusionLMConfig(backbone=fields, **settings), dtype=causal_lm.dtype
+        )
         missing, unexpected = model.load_state_dict(causal_lm.state_dict(), strict=False)
         ours = (*tensors_of(model.config), "gates.")
         if unexpected or any(not name.startswith(ours) for name in missing):
-            raise ValueError(f"the backbone's tensors do not fit: missing {missing}, surplus {unexpected}")
+            raise ValueError(
+                f"the backbone's tensors do not fit: missing {missing}, surplus {unexpected}"
+            )
         return model
 
     def _set_gradient_checkpointing(  # type: ignore[override]
@@ -162,7 +184,9 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         Raises:
             ValueError: for reentrant checkpointing, which loses the gradient of the sink.
         """
-        if enable and getattr(gradient_checkpointing_func, "keywords", {}).get("use_reentrant", True):
+        if enable and getattr(gradient_checkpointing_func, "keywords", {}).get(
+            "use_reentrant", True
+        ):
             raise ValueError(
                 "gradient checkpointing with use_reentrant=True drops the gradient of the sink; "
                 "turn it on with use_reentrant=False"
@@ -170,7 +194,9 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, **settings)
 
     def sink_prefix(self, length: int, lengths_B: Tensor | None = None) -> SinkPrefix | None:
-        """Keys and values of the sinks for texts of this length (or these, if rows differ); None without a sink."""
+        """Keys and values of the sinks for texts of this length (or these, if rows differ); None
+        without a sink.
+        """
         sink = self.config.sink
         prefix = None if sink is None else sink.prefix(self, length, lengths_B)
         share = HeadShare.of_model(self)
@@ -187,16 +213,24 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
     ) -> Tensor:
         """Final normed states (B, S, D) of the backbone; arguments as in :meth:`forward`."""
         if input_ids.ndim != 2 or input_ids.shape[1] == 0:
-            raise ValueError(f"input_ids must have shape (B, S) with S ≥ 1, but have {tuple(input_ids.shape)}")
+            raise ValueError(
+                f"input_ids must have shape (B, S) with S ≥ 1, but have {tuple(input_ids.shape)}"
+            )
         self.config.check_length(input_ids.shape[1])
         real_BS = masks.real_positions(input_ids, attention_mask)
         if clean is not None:
             self._check_clean(input_ids, clean, is_alone=visible is None and not causal)
         has_full_attention = self.config.block_length is None and self.config.attention == "full"
         is_usual = clean is None and has_full_attention and sink_prefix is None
-        if is_usual and self.config.sink is not None and (form := fast_path(fast_sinks, self)) is not None:
+        if (
+            is_usual
+            and self.config.sink is not None
+            and (form := fast_path(fast_sinks, self)) is not None
+        ):
             return form.states(self, input_ids, real_BS, causal, visible)
-        embeds_BSD = self.model.embed_tokens(input_ids if clean is None else torch.cat([input_ids, clean], dim=1))
+        embeds_BSD = self.model.embed_tokens(
+            input_ids if clean is None else torch.cat([input_ids, clean], dim=1)
+        )
         geometry = CanvasGeometry.of(
             self,
             real_BS,
@@ -221,11 +255,14 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
     def _check_clean(self, input_ids: Tensor, clean: Tensor, *, is_alone: bool) -> None:
         if self.config.block_length is None:
             raise ValueError(
-                "a clean text beside the noisy one is for attention in blocks, but this model has full attention; "
+                "a clean text beside the noisy one is for attention in blocks, but this model has "
+                "full attention; "
                 "set config.block_length, or leave out clean"
             )
         if not is_alone:
-            raise ValueError("with a clean text blocks alone say who sees whom; leave out visible and causal")
+            raise ValueError(
+                "with a clean text blocks alone say who sees whom; leave out visible and causal"
+            )
         check_tensor("clean", clean, input_ids.shape, "int64", "as input_ids")
 
     def forward(
@@ -241,56 +278,77 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         labels: Tensor | None = None,
         **loss: Unpack[LossOptions],
     ) -> MaskedLMOutput:
-        """Logits for the token at each position, or with ``labels`` the training loss without ever all logits.
+        """Logits for the token at each position, or with ``labels`` the training loss without ever
+        all logits.
 
         Args:
             input_ids: token ids (B, S), with [MASK] where a token is to be predicted.
             attention_mask: 1 for text, 0 for padding (B, S), on either side; None means no padding.
-            logits_to_keep: bool (B, S); the LM head is applied at the True positions alone. Or int64 (M,), their
-                numbers in the flattened batch, ascending: these need not be read from the device.
-            sink_prefix: what :meth:`sink_prefix` returned, to compute it once for many calls; None computes it here.
-            causal: each position sees the sinks and what stands to its left only (for a causal warm start).
-            visible: bool (S, S) or (B, S, S), True where the query (row) may see the key, both counted over the text
-                alone; every query sees the sinks. Padding, ``causal``, blocks and ``config.attention`` hide more.
-                Positions do not change.
-            clean: with attention in blocks, the same text without noise (B, S): each block then sees its own noisy
-                tokens and the clean ones of the blocks before it, as it does when it is written (BD3-LM, 2503.09573).
-                Without it, it sees the blocks before it as they stand in ``input_ids``.
-            labels: the right id (B, S) at every position of the loss, −100 elsewhere; no shift is to be made by the
-                caller.
-            loss: with labels, fields of :class:`~sinklab.core.models.head.LossOptions`: ``label_weights``, ``head_chunk``,
-                ``liger``.
+            logits_to_keep: bool (B, S); the LM head is applied at the True positions alone. Or
+                int64 (M,), their numbers in the flattened batch, ascending: these need not be read
+                from the device.
+            sink_prefix: what :meth:`sink_prefix` returned, to compute it once for many calls; None
+                computes it here.
+            causal: each position sees the sinks and what stands to its left only (for a causal warm
+                start).
+            visible: bool (S, S) or (B, S, S), True where the query (row) may see the key, both
+                counted over the text alone; every query sees the sinks. Padding, ``causal``, blocks
+                and ``config.attention`` hide more. Positions do not change.
+            clean: with attention in blocks, the same text without noise (B, S): each block then
+                sees its own noisy tokens and the clean ones of the blocks before it, as it does
+                when it is written (BD3-LM, 2503.09573). Without it, it sees the blocks before it as
+                they stand in ``input_ids``.
+            labels: the right id (B, S) at every position of the loss, −100 elsewhere; no shift is
+                to be made by the caller.
+            loss: with labels, fields of :class:`~sinklab.core.models.head.LossOptions`:
+                ``label_weights``, ``head_chunk``, ``liger``.
 
         Returns:
-            an output with ``logits`` of shape (B, S, V), or (M, V) in the row-major order of ``logits_to_keep``. With
-            labels: ``loss`` Σ weight · cross-entropy in nats over the labels (float32, or float64 where the
+            an output with ``logits`` of shape (B, S, V), or (M, V) in the row-major order of
+            ``logits_to_keep``. With
+            labels: ``loss`` Σ weight · cross-entropy in nats over the labels (float32, or float64
+                where the
             model is), and no logits.
 
         Raises:
-            ValueError: for shapes that disagree, a row of padding, too long a text, a wrong label, or an absent Liger.
+            ValueError: for shapes that disagree, a row of padding, too long a text, a wrong label,
+                or an absent Liger.
         """
         is_trained = bool(loss) or labels is not None
         targets = LossTargets.of(input_ids, labels, logits_to_keep, **loss) if is_trained else None
-        states_BSD = self.hidden_states(input_ids, attention_mask, sink_prefix, causal, visible, clean)
+        states_BSD = self.hidden_states(
+            input_ids, attention_mask, sink_prefix, causal, visible, clean
+        )
         if self.config.logit_shift:
-            own_BSD, states_BSD = states_BSD, torch.cat([states_BSD[:, :1], states_BSD[:, :-1]], dim=1)
+            own_BSD, states_BSD = (
+                states_BSD,
+                torch.cat([states_BSD[:, :1], states_BSD[:, :-1]], dim=1),
+            )
             if attention_mask is not None:
-                states_BSD = torch.where(masks.starts(attention_mask).unsqueeze(-1), own_BSD, states_BSD)
+                states_BSD = torch.where(
+                    masks.starts(attention_mask).unsqueeze(-1), own_BSD, states_BSD
+                )
         if targets is not None:
             return MaskedLMOutput(loss=targets.loss(self.lm_head, states_BSD))
         if logits_to_keep is None:
             return MaskedLMOutput(logits=self.lm_head(states_BSD))
         if logits_to_keep.ndim == 1:
-            return MaskedLMOutput(logits=self.lm_head(states_BSD.flatten(0, 1).index_select(0, logits_to_keep)))
+            return MaskedLMOutput(
+                logits=self.lm_head(states_BSD.flatten(0, 1).index_select(0, logits_to_keep))
+            )
         check_tensor("logits_to_keep", logits_to_keep, input_ids.shape, "bool", "as input_ids")
         return MaskedLMOutput(logits=self.lm_head(states_BSD[logits_to_keep]))
 
-    def denoiser(self, attention_mask: Tensor | None = None, *, plain: bool = False) -> ModelDenoiser:
-        """This model as a function from (ids, wanted positions) to logits, for canvases with this padding.
+    def denoiser(
+        self, attention_mask: Tensor | None = None, *, plain: bool = False
+    ) -> ModelDenoiser:
+        """This model as a function from (ids, wanted positions) to logits, for canvases with this
+        padding.
 
-        With ``plain=True`` it is :meth:`forward` itself, bit for bit; else a fast decoder may take its place. Its
-        ``session()`` remembers keys and values between evaluations, for decoding with a cache. Make a new one after the
-        weights change: what does not depend on the text is computed once.
+        With ``plain=True`` it is :meth:`forward` itself, bit for bit; else a fast decoder may take
+        its place. Its ``session()`` remembers keys and values between evaluations, for decoding
+        with a cache. Make a new one after the weights change: what does not depend on the text is
+        computed once.
         """
         return ModelDenoiser(self, attention_mask, plain=plain)
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class GenerateByDenoising:
-    """Mixin: writes by denoising a canvas of [MASK] tokens. The class it is mixed into has a ``config`` and a
-    ``denoiser``.
+    """Mixin: writes by denoising a canvas of [MASK] tokens. The class it is mixed into has a
+    ``config`` and a ``denoiser``.
     """
 
     config: Any
@@ -50,85 +50,111 @@ class GenerateByDenoising:
     ) -> Tensor:
         """Write text by denoising.
 
-        With ``max_new_tokens`` that many [MASK] tokens follow each prompt; without it, the masks inside ``input_ids``
-        are filled (infilling).
+        With ``max_new_tokens`` that many [MASK] tokens follow each prompt; without it, the masks
+        inside ``input_ids`` are filled (infilling).
 
         Args:
-            input_ids: prompts (B, P), padded on the left where lengths differ; a list or a single row (P,) will do.
+            input_ids: prompts (B, P), padded on the left where lengths differ; a list or a single
+                row (P,) will do.
             attention_mask: 1 for text, 0 for padding (B, P); None means no padding.
             max_new_tokens: length of the completion.
-            rule: which proposals to commit first, a rule or its name; ``low_confidence`` by default.
-            schedule: how many of them at each evaluation, a schedule or its name; ``even`` by default, and where a
-                DreamOn fills masks ``elastic``.
-            cache: what to remember between evaluations, a cache or its name; by default what changes nothing.
+            rule: which proposals to commit first, a rule or its name; ``low_confidence`` by
+                default.
+            schedule: how many of them at each evaluation, a schedule or its name; ``even`` by
+                default, and where a DreamOn fills masks ``elastic``.
+            cache: what to remember between evaluations, a cache or its name; by default what
+                changes nothing.
             settings: all options in one record; those given by keyword replace its fields.
             streamer: a ``TextDiffusionStreamer`` shows drafts (batch of one).
-            options: fields of :class:`~sinklab.core.sampling.DecodingSettings`: ``steps``, ``block_length``,
-                ``temperature``, ``threshold``, ``seed`` and the others.
+            options: fields of :class:`~sinklab.core.sampling.DecodingSettings`: ``steps``,
+                ``block_length``, ``temperature``, ``threshold``, ``seed`` and the others.
 
         Returns:
-            token ids (B, P + max_new_tokens), or (B, P) when infilling; under ``elastic`` of another length. Behind
-            what a masked language model writes stands its [SEP].
+            token ids (B, P + max_new_tokens), or (B, P) when infilling; under ``elastic`` of
+            another length. Behind what a masked language model writes stands its [SEP].
 
         Raises:
-            ValueError: for a model without mask token, ids outside its vocabulary, and settings that make no sense.
-            TypeError: for an option that does not exist, and for a class in place of a rule, schedule or cache object.
+            ValueError: for a model without mask token, ids outside its vocabulary, and settings
+                that make no sense.
+            TypeError: for an option that does not exist, and for a class in place of a rule,
+                schedule or cache object.
         """
         if (mask_id := self.config.mask_token_id) is None:
-            raise ValueError("this model has no mask token, so it cannot denoise; set config.mask_token_id")
+            raise ValueError(
+                "this model has no mask token, so it cannot denoise; set config.mask_token_id"
+            )
         given = {"rule": rule, "schedule": schedule, "cache": cache}
         chosen = {kind: value for kind, value in given.items() if value is not None}
         settings = _with_options(settings or DecodingSettings(), options)
-        # In inference mode the loop itself takes a sixth less time; the copy is an ordinary tensor again.
+        # In inference mode the loop itself takes a sixth less time; the copy is an ordinary tensor
+        # again.
         with torch.inference_mode():
             ids_BP = token_rows("input_ids", input_ids).to(self.device)
-            real_BP = None if attention_mask is None else token_rows("attention_mask", attention_mask)
+            real_BP = (
+                None if attention_mask is None else token_rows("attention_mask", attention_mask)
+            )
             limits: dict[str, Any] = {"mask_id": mask_id, "context": self.config.text_positions}
             behind = max_new_tokens or 0
             if max_new_tokens is None:
                 canvas = Canvas.infill(ids_BP, attention_BS=real_BP, **limits)
-                if self.config.expand_token_id is not None and schedule is settings.schedule is None:
+                if (
+                    self.config.expand_token_id is not None
+                    and schedule is settings.schedule is None
+                ):
                     chosen["schedule"] = "elastic"
             else:
                 closing = _ending(self.config, ids_BP, real_BP)
                 limits |= {"multiple": self.config.block_columns, "closing": closing}
                 behind += len(closing)
-                canvas = Canvas.from_prompts(ids_BP, new_tokens=max_new_tokens, attention_BP=real_BP, **limits)
+                canvas = Canvas.from_prompts(
+                    ids_BP, new_tokens=max_new_tokens, attention_BP=real_BP, **limits
+                )
             decoding = self.denoise(canvas, settings, **chosen)
             width = canvas.ids_BS.shape[1] - behind
-            # what a streamer shows as prompt stays on the screen: nothing of a text that is still to be filled
+            # what a streamer shows as prompt stays on the screen: nothing of a text that is still
+            # to be filled
             written_BS = _shown(decoding, canvas, width if max_new_tokens else 0, streamer)
         return written_BS[:, width - ids_BP.shape[-1] :].clone()
 
-    def denoise(self, canvas: Canvas, settings: DecodingSettings | None = None, **objects: Any) -> Iterator[Step]:
-        """The steps of :meth:`generate` over a canvas, one model evaluation each; the last one holds the result.
+    def denoise(
+        self, canvas: Canvas, settings: DecodingSettings | None = None, **objects: Any
+    ) -> Iterator[Step]:
+        """The steps of :meth:`generate` over a canvas, one model evaluation each; the last one
+        holds the result.
 
         Args:
             canvas: what stands and what is to be written.
             settings: all options in one record.
-            objects: ``rule``, ``schedule`` or ``cache`` objects in place of the names in ``settings``.
+            objects: ``rule``, ``schedule`` or ``cache`` objects in place of the names in
+                ``settings``.
 
         Raises:
-            ValueError: for ids outside the vocabulary, and for settings that make no sense, or that this canvas cannot
-                have.
+            ValueError: for ids outside the vocabulary, and for settings that make no sense, or that
+                this canvas cannot have.
         """
         config, ids_BS = self.config, canvas.ids_BS
         wrong_BS = (ids_BS < 0) | (ids_BS >= config.vocab_size)
         if bool(wrong_BS.any()):
             row, position = wrong_BS.nonzero()[0].tolist()
             raise ValueError(
-                f"token ids must lie in the vocabulary, 0 to {config.vocab_size - 1}, but row {row} position "
-                f"{position} holds {int(ids_BS[row, position])}; check the tokenizer (padding needs an id too; -100 "
+                f"token ids must lie in the vocabulary, 0 to {config.vocab_size - 1}, but row "
+                f"{row} position "
+                f"{position} holds {int(ids_BS[row, position])}; check the tokenizer (padding "
+                "needs an id too; -100 "
                 "is for labels alone)."
             )
         denoiser = self.denoiser(None if bool(canvas.attention_BS.all()) else canvas.attention_BS)
-        return (settings or DecodingSettings()).decode(denoiser, canvas, **config.decoding, **objects)
+        return (settings or DecodingSettings()).decode(
+            denoiser, canvas, **config.decoding, **objects
+        )
 
 
 _INSTEAD = {
     "max_length": "give max_new_tokens, the length of the completion alone.",
-    "do_sample": "give a temperature: above 0 tokens are drawn, at 0 (the default) the most probable one is taken.",
-    "num_beams": "denoising has no beam search; more steps, or another rule or schedule, trade time for quality.",
+    "do_sample": "give a temperature: above 0 tokens are drawn, at 0 (the default) the most "
+    "probable one is taken.",
+    "num_beams": "denoising has no beam search; more steps, or another rule or schedule, trade "
+    "time for quality.",
     "num_return_sequences": "repeat the rows of input_ids.",
     "generation_config": "give settings=DecodingSettings(…), or its fields by keyword.",
     "eos_token_id": "give stop_ids, or stop_at_eos=True for the model's own.",
@@ -146,14 +172,22 @@ def _with_options(settings: DecodingSettings, options: dict[str, Any]) -> Decodi
 
 
 def _ending(config: Any, ids_BP: Tensor, real_BP: Tensor | None) -> tuple[int, ...]:
-    """Ids that end the texts of a batch, as its first begins; none for what is no batch, which the canvas refuses."""
-    if ids_BP.ndim != 2 or not len(ids_BP) or (real_BP is not None and real_BP.shape != ids_BP.shape):
+    """Ids that end the texts of a batch, as its first begins; none for what is no batch, which the
+    canvas refuses.
+    """
+    if (
+        ids_BP.ndim != 2
+        or not len(ids_BP)
+        or (real_BP is not None and real_BP.shape != ids_BP.shape)
+    ):
         return ()
     first_P = ids_BP[0] if real_BP is None else ids_BP[0][real_BP[0].bool().to(ids_BP.device)]
     return config.closing_of(first_P.tolist())
 
 
-def _shown(decoding: Iterator[Step], canvas: Canvas, prompt: int, streamer: BaseStreamer | None) -> Tensor:
+def _shown(
+    decoding: Iterator[Step], canvas: Canvas, prompt: int, streamer: BaseStreamer | None
+) -> Tensor:
     """The ids of the last step; a streamer sees the prompt, every draft and the text."""
     if streamer is not None:
         streamer.put(canvas.ids_BS[:, :prompt].cpu())

@@ -1,6 +1,9 @@
-"""What an evaluation of a canvas stands on: positions, mask and sinks, and the keys and values that it leaves."""
+"""What an evaluation of a canvas stands on: positions, mask and sinks, and the keys and values that
+it leaves.
+"""
 
-# B batch, S canvas, W columns that run, H key/value heads, N sinks, K keys = N + S, D head dim, Q queries
+# B batch, S canvas, W columns that run, H key/value heads, N sinks, K keys = N + S, D head dim, Q
+# queries
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -16,7 +19,9 @@ from sinklab.core.models.sinks.prefix import SinkPrefix, logits_of
 
 @dataclass(frozen=True, eq=False)
 class CanvasGeometry:
-    """What depends on the shape of the canvas and its padding alone: computed once, for all columns."""
+    """What depends on the shape of the canvas and its padding alone: computed once, for all
+    columns.
+    """
 
     shape: tuple[int, ...]
     backend: str
@@ -50,16 +55,28 @@ class CanvasGeometry:
             is_doubled: the clean text follows the noisy one, which has this shape and padding.
         """
         config, length, backend = model.config, shape[1], attention_of(model.model.config)
-        position_ids_BS = masks.position_ids(real_BS, length, start=config.text_start, device=like.device)
+        position_ids_BS = masks.position_ids(
+            real_BS, length, start=config.text_start, device=like.device
+        )
         if sinks is None:
             sinks = model.sink_prefix(length, None if real_BS is None else real_BS.sum(dim=1))
         seen = masks.whole_text(config.attention, real_BS, length, like.device)
         if config.block_length is not None and (is_doubled or length > config.block_length):
-            block_BS, is_causal = masks.blocks(config, real_BS, length, like.device), config.clean_attention == "causal"
-            seen = masks.noisy_and_clean(block_BS, is_causal) if is_doubled else masks.block_causal(block_BS)
+            block_BS, is_causal = (
+                masks.blocks(config, real_BS, length, like.device),
+                config.clean_attention == "causal",
+            )
+            seen = (
+                masks.noisy_and_clean(block_BS, is_causal)
+                if is_doubled
+                else masks.block_causal(block_BS)
+            )
         if is_doubled:
             real_BS = None if real_BS is None else torch.cat([real_BS, real_BS], dim=1)
-            position_ids_BS, length = torch.cat([position_ids_BS, position_ids_BS], dim=1), 2 * length
+            position_ids_BS, length = (
+                torch.cat([position_ids_BS, position_ids_BS], dim=1),
+                2 * length,
+            )
         # the logits of added sinks are added to a mask
         if real_BS is None and sinks is not None and logits_of(sinks) is not None:
             real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
@@ -76,20 +93,30 @@ class CanvasGeometry:
         return cls(tuple(shape), backend, position_ids_BS, mask, sinks)
 
     def rows(self, columns: slice | Tensor, seen: Tensor | None = None) -> Tensor | None:
-        """The mask for the queries in these columns; of those keys alone that may be ``seen``, bool (B, S, S)."""
+        """The mask for the queries in these columns; of those keys alone that may be ``seen``, bool
+        (B, S, S).
+        """
         mask = self.mask
         if mask is None or mask.shape[2] == 1:
             return mask
         if seen is not None:
-            seen_B1QK = nn.functional.pad(seen[:, None], (mask.shape[-1] - seen.shape[-1], 0), value=True)
+            seen_B1QK = nn.functional.pad(
+                seen[:, None], (mask.shape[-1] - seen.shape[-1], 0), value=True
+            )
             is_bool = mask.dtype == torch.bool
-            mask = mask & seen_B1QK if is_bool else mask.masked_fill(~seen_B1QK, torch.finfo(mask.dtype).min)
+            mask = (
+                mask & seen_B1QK
+                if is_bool
+                else mask.masked_fill(~seen_B1QK, torch.finfo(mask.dtype).min)
+            )
         # the columns before the heads: those of each row may be its own
         return take(mask.transpose(1, 2), columns).transpose(1, 2)
 
 
 def take(values: Tensor, columns: slice | Tensor) -> Tensor:
-    """These columns of (1 or B, S, …): a slice or int64 (W,) of all rows, or int64 (B, W), each row's own."""
+    """These columns of (1 or B, S, …): a slice or int64 (W,) of all rows, or int64 (B, W), each
+    row's own.
+    """
     if isinstance(columns, slice):
         return values[:, columns]
     if columns.ndim == 1:
@@ -101,7 +128,8 @@ def take(values: Tensor, columns: slice | Tensor) -> Tensor:
 class KeyValueStore:
     """One buffer of keys and one of values a layer: sinks in the first N columns, then the canvas.
 
-    In an attention layer it stands where a key/value cache stands (a ``sink_prefix`` that also remembers).
+    In an attention layer it stands where a key/value cache stands (a ``sink_prefix`` that also
+    remembers).
     """
 
     def __init__(self, prefix: SinkPrefix | None, layers: int) -> None:
@@ -109,10 +137,12 @@ class KeyValueStore:
         self.sinks = 0 if prefix is None else prefix.count
         self.logits = () if prefix is None else prefix.logits
         self.columns: slice | Tensor | None = None
-        """Columns of the canvas that the next :meth:`update` of each layer brings: None for all, a slice or int64 (W,)
-        for the same in every row, int64 (B, W) for each row its own."""
+        """Columns of the canvas that the next :meth:`update` of each layer brings: None for all, a
+        slice or int64 (W,) for the same in every row, int64 (B, W) for each row its own."""
         self.length: int | None = None
-        """Columns of the canvas, where a first evaluation may bring some of them; None where it brings all."""
+        """Columns of the canvas, where a first evaluation may bring some of them; None where it
+        brings all.
+        """
         self.seen: int | None = None
         """Columns that :meth:`update` returns, from the left; None for all."""
         self.graphs: dict[Any, Any] = {}
@@ -125,8 +155,12 @@ class KeyValueStore:
         """Bytes of the keys and values that are held; every evaluation attends to all of them."""
         return sum(tensor.nbytes for tensor in (*self._keys, *self._values) if tensor is not None)
 
-    def update(self, k_BHWD: Tensor, v_BHWD: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write these columns in place and return the keys and values of all columns, (B, H, K, D)."""
+    def update(
+        self, k_BHWD: Tensor, v_BHWD: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write these columns in place and return the keys and values of all columns, (B, H, K,
+        D).
+        """
         sink_k = sink_v = None
         if self.prefix is not None:
             sink_k, sink_v = self.prefix.keys[layer_idx], self.prefix.values[layer_idx]
@@ -140,7 +174,9 @@ class KeyValueStore:
         """Keys and values of one layer as they are held now. Raises ValueError where nothing is."""
         keys, values = self._keys[layer], self._values[layer]
         if keys is None or values is None:
-            raise ValueError(f"a full evaluation fills the keys and values of layer {layer}, but none was made")
+            raise ValueError(
+                f"a full evaluation fills the keys and values of layer {layer}, but none was made"
+            )
         return keys, values
 
     def _written(self, known: Tensor | None, new_BHWD: Tensor, sink_BHND: Tensor | None) -> Tensor:
@@ -156,7 +192,9 @@ class KeyValueStore:
                 if sink_BHND is not None:
                     known[:, :, :sinks] = sink_BHND
         if known is None:
-            raise ValueError("columns can be recomputed only after a full evaluation has filled the others")
+            raise ValueError(
+                "columns can be recomputed only after a full evaluation has filled the others"
+            )
         if columns is None:
             known[:, :, sinks:] = new_BHWD
         elif isinstance(columns, Tensor) and columns.ndim == 2:

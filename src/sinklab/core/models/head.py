@@ -1,7 +1,7 @@
 """The LM head, its logits and its loss; it may have fewer rows than there are ids."""
 
-# B batch, S sequence, M positions (any leading axes; of the loss: row-major), C positions of a chunk, D hidden size,
-# R rows of the head, V vocabulary
+# B batch, S sequence, M positions (any leading axes; of the loss: row-major), C positions of a
+# chunk, D hidden size, R rows of the head, V vocabulary
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -19,10 +19,12 @@ from sinklab.core.registry import fast_losses, fast_path
 
 
 class Head(nn.Linear):
-    """Logits for ``vocab_size`` ids from ``rows`` rows; ids without a row get the lowest finite logit.
+    """Logits for ``vocab_size`` ids from ``rows`` rows; ids without a row get the lowest finite
+    logit.
 
-    SMDM's head has no row for [MASK]: its probability is zero, and a row of zeros would take some. The value is
-    finite, because differences of two such logits (classifier-free guidance) must not be NaN.
+    SMDM's head has no row for [MASK]: its probability is zero, and a row of zeros would take some.
+    The value is finite, because differences of two such logits (classifier-free guidance) must not
+    be NaN.
     """
 
     def __init__(self, hidden_size: int, rows: int, vocab_size: int) -> None:
@@ -37,10 +39,11 @@ class Head(nn.Linear):
         chunk: int = 4096,
         liger: bool | None = None,
     ) -> Tensor:
-        """Logits (…, V); with labels the sum of weighted cross-entropies instead, ``chunk`` positions at a time.
+        """Logits (…, V); with labels the sum of weighted cross-entropies instead, ``chunk``
+        positions at a time.
 
-        The loss is made in here and not outside from the weight, so that what gathers the weight for a call of this
-        module (FSDP, ZeRO-3) does.
+        The loss is made in here and not outside from the weight, so that what gathers the weight
+        for a call of this module (FSDP, ZeRO-3) does.
 
         Raises:
             ValueError: if a label is no row of the head, or Liger is required where it cannot run.
@@ -50,7 +53,9 @@ class Head(nn.Linear):
             if fast := fast_path(fast_losses, liger, states_MD.device):
                 return fast(states_MD, self.weight, labels_M, weights_M, chunk)
             if liger:
-                raise ValueError("Liger's loss is asked for, but no fast loss is installed; leave liger out")
+                raise ValueError(
+                    "Liger's loss is asked for, but no fast loss is installed; leave liger out"
+                )
             return recomputed_loss(self.forward, states_MD, labels_M, weights_M, chunk)
         logits_MR = super().forward(states_MD)
         if self.vocab_size == self.out_features:
@@ -64,16 +69,22 @@ def check_labels(labels_M: Tensor, rows: int) -> None:
     if len(labels_M) and not 0 <= int(labels_M.min()) <= int(labels_M.max()) < rows:
         wrong = labels_M[(labels_M < 0) | (labels_M >= rows)][0].item()
         raise ValueError(
-            f"labels must be ids that the head has a row for (0…{rows - 1}), or -100 where nothing is asked, "
+            f"labels must be ids that the head has a row for (0…{rows - 1}), or -100 where "
+            "nothing is asked, "
             f"but one is {wrong}"
         )
 
 
 class ResizableVocabulary(PreTrainedModel):
-    """Mixin: ``resize_token_embeddings`` for a model with a ``model`` (the decoder) and a :class:`Head`."""
+    """Mixin: ``resize_token_embeddings`` for a model with a ``model`` (the decoder) and a
+    :class:`Head`.
+    """
 
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **settings: Any) -> nn.Embedding:
-        """Change the size of the vocabulary: embedding, LM head and both configs (arguments of transformers).
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, *args: Any, **settings: Any
+    ) -> nn.Embedding:
+        """Change the size of the vocabulary: embedding, LM head and both configs (arguments of
+        transformers).
 
         Raises:
             ValueError: if [MASK] would be cut off, or the head has fewer rows than the embedding.
@@ -81,13 +92,20 @@ class ResizableVocabulary(PreTrainedModel):
         rows, mask_id = self.config.output_vocab_size, self.config.mask_token_id
         if rows not in (None, self.config.vocab_size):
             raise ValueError(
-                f"the head has {rows} rows for {self.config.vocab_size} ids, so the two cannot be resized together; "
+                f"the head has {rows} rows for {self.config.vocab_size} ids, so the two cannot be "
+                "resized together; "
                 "leave the vocabulary as it is"
             )
         if getattr(self.lm_head, "bias", None) is not None:
-            raise ValueError("the vocabulary of a DiT (MDLM, BD3-LM) ends with [MASK] and is not resized; leave it so")
+            raise ValueError(
+                "the vocabulary of a DiT (MDLM, BD3-LM) ends with [MASK] and is not resized; "
+                "leave it so"
+            )
         if new_num_tokens is not None and mask_id is not None and new_num_tokens <= mask_id:
-            raise ValueError(f"{new_num_tokens} rows would cut off [MASK] (id {mask_id}); keep at least {mask_id + 1}")
+            raise ValueError(
+                f"{new_num_tokens} rows would cut off [MASK] (id {mask_id}); keep at least "
+                f"{mask_id + 1}"
+            )
         embedding = super().resize_token_embeddings(new_num_tokens, *args, **settings)
         size = embedding.num_embeddings
         with torch.device("meta"):
@@ -106,7 +124,9 @@ IGNORE_INDEX = -100
 
 
 class LossOptions(TypedDict, total=False):
-    """How :meth:`DiffusionLM.forward <sinklab.core.models.DiffusionLM.forward>` makes the loss of labels."""
+    """How :meth:`DiffusionLM.forward <sinklab.core.models.DiffusionLM.forward>` makes the loss of
+    labels.
+    """
 
     label_weights: Tensor | None
     """Float (B, S), weight of each position of the loss; 1 when left out."""
@@ -138,51 +158,75 @@ class LossTargets:
         head_chunk: int = 4096,
         liger: bool | None = None,
     ) -> LossTargets | None:
-        """Read them from labels (B, S) and the other arguments of :meth:`DiffusionLM.forward`; None without labels.
+        """Read them from labels (B, S) and the other arguments of :meth:`DiffusionLM.forward`; None
+        without labels.
 
         Raises:
             ValueError: if shapes or types disagree, or ``head_chunk`` < 1.
         """
         if labels is None:
             if label_weights is not None:
-                raise ValueError("label_weights are weights of labels, but labels are missing; pass both")
+                raise ValueError(
+                    "label_weights are weights of labels, but labels are missing; pass both"
+                )
             return None
         shape = tuple(input_ids.shape)
         if logits_to_keep is not None:
-            raise ValueError("labels say where the head is applied; pass them or logits_to_keep, not both")
+            raise ValueError(
+                "labels say where the head is applied; pass them or logits_to_keep, not both"
+            )
         check_count("head_chunk", head_chunk, "it counts positions")
-        check_tensor("labels", labels, shape, "int64", f"as input_ids, {IGNORE_INDEX} where nothing is asked")
+        check_tensor(
+            "labels", labels, shape, "int64", f"as input_ids, {IGNORE_INDEX} where nothing is asked"
+        )
         if label_weights is not None:
             check_tensor("label_weights", label_weights, shape, "float", "as labels")
         positions_M = (labels.flatten() != IGNORE_INDEX).nonzero()[:, 0]
         labels_M = labels.flatten()[positions_M]
-        weights_BS = torch.ones_like(labels, dtype=torch.float32) if label_weights is None else label_weights
+        weights_BS = (
+            torch.ones_like(labels, dtype=torch.float32) if label_weights is None else label_weights
+        )
         return cls(positions_M, labels_M, weights_BS.flatten()[positions_M], head_chunk, liger)
 
     def loss(self, head: Any, states_BSD: Tensor) -> Tensor:
         """Σ weight · cross-entropy, from the states that predict each position (a scalar).
 
         Raises:
-            ValueError: as :meth:`Head.forward` does, or if Liger is required with a head that is not ours.
+            ValueError: as :meth:`Head.forward` does, or if Liger is required with a head that is
+                not ours.
         """
         states_MD = states_BSD.flatten(0, 1).index_select(0, self.positions_M)
         if isinstance(head, Head):
             return head(states_MD, self.labels_M, self.weights_M, self.chunk, self.liger)
         if self.liger:
-            raise ValueError(f"Liger's loss needs the model's own head, not a {type(head).__name__}; leave it out")
-        # adapters and quantised heads have no weight of their own that a fast loss could multiply with
+            raise ValueError(
+                f"Liger's loss needs the model's own head, not a {type(head).__name__}; leave it "
+                "out"
+            )
+        # adapters and quantised heads have no weight of their own that a fast loss could multiply
+        # with
         return recomputed_loss(head, states_MD, self.labels_M, self.weights_M, self.chunk)
 
 
 def recomputed_loss(
-    logits: Callable[[Tensor], Tensor], states_MD: Tensor, labels_M: Tensor, weights_M: Tensor, chunk: int
+    logits: Callable[[Tensor], Tensor],
+    states_MD: Tensor,
+    labels_M: Tensor,
+    weights_M: Tensor,
+    chunk: int,
 ) -> Tensor:
-    """Σ weight · cross-entropy of these logits, ``chunk`` positions at a time: the backward pass makes them again."""
+    """Σ weight · cross-entropy of these logits, ``chunk`` positions at a time: the backward pass
+    makes them again.
+    """
     parts = zip(*(part.split(chunk) for part in (states_MD, labels_M, weights_M)), strict=True)
-    return torch.stack([checkpoint(_summed, logits, *part, use_reentrant=False) for part in parts]).sum()
+    return torch.stack(
+        [checkpoint(_summed, logits, *part, use_reentrant=False) for part in parts]
+    ).sum()
 
 
-def _summed(logits: Callable[[Tensor], Tensor], states_CD: Tensor, labels_C: Tensor, weights_C: Tensor) -> Tensor:
+def _summed(
+    logits: Callable[[Tensor], Tensor], states_CD: Tensor, labels_C: Tensor, weights_C: Tensor
+) -> Tensor:
     logits_CV = logits(states_CD)
     exact_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
     return (F.cross_entropy(exact_CV, labels_C, reduction="none") * weights_C).sum()

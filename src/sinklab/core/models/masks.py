@@ -1,4 +1,6 @@
-"""Attention masks for padded, causal or block-causal passes; a full pass without padding needs none."""
+"""Attention masks for padded, causal or block-causal passes; a full pass without padding needs
+none.
+"""
 
 # B batch, S sequence, Q queries, K keys = N sinks + S
 from typing import Any
@@ -18,21 +20,33 @@ def real_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor |
     """
     if attention_mask is None:
         return None
-    check_tensor("attention_mask", attention_mask, input_ids.shape, remedy="as input_ids, 1 for text and 0 for padding")
+    check_tensor(
+        "attention_mask",
+        attention_mask,
+        input_ids.shape,
+        remedy="as input_ids, 1 for text and 0 for padding",
+    )
     real_BS = attention_mask.bool()
     if bool(real_BS.all()):
         return None
     if not bool(real_BS.any(dim=1).all()):
-        raise ValueError("every row needs at least one token that is not padding; drop the empty rows of the batch")
+        raise ValueError(
+            "every row needs at least one token that is not padding; drop the empty rows of the "
+            "batch"
+        )
     return real_BS
 
 
 def starts(real_BS: Tensor) -> Tensor:
-    """Where text begins behind padding, bool (B, S): with shifted logits it predicts itself, as at the first column."""
+    """Where text begins behind padding, bool (B, S): with shifted logits it predicts itself, as at
+    the first column.
+    """
     return real_BS.bool() & ~F.pad(real_BS.bool()[:, :-1], (1, 0), value=True)
 
 
-def position_ids(real_BS: Tensor | None, length: int, *, start: int, device: torch.device) -> Tensor:
+def position_ids(
+    real_BS: Tensor | None, length: int, *, start: int, device: torch.device
+) -> Tensor:
     """Positions of the text (1 or B, S), from ``start`` on; padding takes none.
 
     Args:
@@ -46,8 +60,11 @@ def position_ids(real_BS: Tensor | None, length: int, *, start: int, device: tor
     return (real_BS.long().cumsum(dim=1) - 1).clamp(min=0) + start
 
 
-def blocks(config: Any, real_BS: Tensor | None, length: int, device: torch.device, size: int | None = None) -> Tensor:
-    """Number of the attention block of each column, int64 (1 or B, S), for a config with a ``block_length``.
+def blocks(
+    config: Any, real_BS: Tensor | None, length: int, device: torch.device, size: int | None = None
+) -> Tensor:
+    """Number of the attention block of each column, int64 (1 or B, S), for a config with a
+    ``block_length``.
 
     Args:
         config: of the model.
@@ -70,11 +87,16 @@ def block_causal(block_BS: Tensor, current_B: Tensor | None = None) -> Tensor:
     seen_BQK = block_BS[:, None] <= block_BS[:, :, None]
     if current_B is None:
         return seen_BQK
-    return seen_BQK & ((block_BS >= current_B[:, None])[..., None] | torch.ones_like(seen_BQK).tril())
+    return seen_BQK & (
+        (block_BS >= current_B[:, None])[..., None] | torch.ones_like(seen_BQK).tril()
+    )
 
 
-def whole_text(attention: str, real_BS: Tensor | None, length: int, device: torch.device) -> Tensor | None:
-    """Keys that each query sees by the model's form of attention, bool (1 or B, query, key); None where it is full.
+def whole_text(
+    attention: str, real_BS: Tensor | None, length: int, device: torch.device
+) -> Tensor | None:
+    """Keys that each query sees by the model's form of attention, bool (1 or B, query, key); None
+    where it is full.
 
     Args:
         attention: ``attention`` of a :class:`~sinklab.core.models.DiffusionLMConfig`.
@@ -91,10 +113,11 @@ def whole_text(attention: str, real_BS: Tensor | None, length: int, device: torc
 
 
 def noisy_and_clean(block_BS: Tensor, causal: bool) -> Tensor:
-    """Who sees whom where the clean text follows the noisy one, bool (B, 2S, 2S) (BD3-LM, 2503.09573, Eq. 9–12).
+    """Who sees whom where the clean text follows the noisy one, bool (B, 2S, 2S) (BD3-LM,
+    2503.09573, Eq. 9–12).
 
-    A noisy token sees the noisy tokens of its block and the clean ones of the blocks before it; a clean token the clean
-    ones up to the end of its block, or with ``causal`` up to itself.
+    A noisy token sees the noisy tokens of its block and the clean ones of the blocks before it; a
+    clean token the clean ones up to the end of its block, or with ``causal`` up to itself.
     """
     query_BS1, key_B1S = block_BS[:, :, None], block_BS[:, None]
     clean_BSS = key_B1S <= query_BS1
@@ -127,28 +150,43 @@ def attention_mask(
         backend: ``attn_implementation`` of the backbone.
         like: a tensor of the dtype and device of the states.
         visible: bool (S, S) or (B, S, S), True where a query of the text may see a key of the text.
-        seen: the same (1 or B, S, S) by the model itself, see :func:`block_causal` and :func:`whole_text`.
+        seen: the same (1 or B, S, S) by the model itself, see :func:`block_causal` and
+            :func:`whole_text`.
 
     Raises:
         ValueError: if this backend cannot take such a mask, or ``visible`` is none.
     """
     added = backend in ("eager", "flex_attention")
-    if real_BS is None and visible is None and seen is None and not added and not (causal and sinks):
+    if (
+        real_BS is None
+        and visible is None
+        and seen is None
+        and not added
+        and not (causal and sinks)
+    ):
         return None
     if not added and backend != "sdpa":
         raise ValueError(
-            "padding, blocks and visibility are supported with attn_implementation 'sdpa', 'eager' or "
+            "padding, blocks and visibility are supported with attn_implementation 'sdpa', "
+            "'eager' or "
             f"'flex_attention', but it is {backend!r}; use sdpa"
         )
     if real_BS is None:
         real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
     seen_B1QS = real_BS[:, None, None, :]
     if causal:
-        seen_B1QS = seen_B1QS & torch.ones(length, length, dtype=torch.bool, device=like.device).tril()
+        seen_B1QS = (
+            seen_B1QS & torch.ones(length, length, dtype=torch.bool, device=like.device).tril()
+        )
     if visible is not None:
-        if visible.dtype != torch.bool or visible.ndim not in (2, 3) or visible.shape[-2:] != (length, length):
+        if (
+            visible.dtype != torch.bool
+            or visible.ndim not in (2, 3)
+            or visible.shape[-2:] != (length, length)
+        ):
             raise ValueError(
-                f"visible must be a bool tensor of shape (S, S) or (B, S, S) with S = {length} (True = the query, a "
+                f"visible must be a bool tensor of shape (S, S) or (B, S, S) with S = {length} "
+                "(True = the query, a "
                 f"row, may see the key), but is {visible.dtype} of shape {tuple(visible.shape)}"
             )
         seen_B1QS = seen_B1QS & (visible if visible.ndim == 2 else visible[:, None])
@@ -160,11 +198,13 @@ def attention_mask(
     if backend == "flex_attention":
         # which looks up every row, and does not broadcast
         seen_B1QK = seen_B1QK.expand(len(like), -1, length, -1)
-    return torch.zeros_like(seen_B1QK, dtype=like.dtype).masked_fill(~seen_B1QK, torch.finfo(like.dtype).min)
+    return torch.zeros_like(seen_B1QK, dtype=like.dtype).masked_fill(
+        ~seen_B1QK, torch.finfo(like.dtype).min
+    )
 
 
 def none_at_all(mask: Tensor | None, backend: str) -> dict[str, bool]:
-    """Keywords for a decoder, so that where nothing is hidden its layers have no mask: compiled, transformers below
-    5.23 makes one, which knows no sinks and keeps flash attention from running.
+    """Keywords for a decoder, so that where nothing is hidden its layers have no mask: compiled,
+    transformers below 5.23 makes one, which knows no sinks and keeps flash attention from running.
     """
     return {"without_mask": True} if mask is None and backend == "sdpa" else {}

@@ -1,4 +1,6 @@
-"""Any module that maps token ids to logits, with the face of a model of ours: a config, a denoiser, `generate`."""
+"""Any module that maps token ids to logits, with the face of a model of ours: a config, a denoiser,
+`generate`.
+"""
 
 # B batch, S positions, V vocabulary, M wanted positions (row-major)
 from __future__ import annotations
@@ -37,10 +39,14 @@ class WrappedConfig:
     mask_token_id: int | None = None
     pad_token_id: int | None = None
     gives_states: bool = True
-    """Whether attention is inside items of an ``nn.ModuleList``, whose outputs are its hidden states."""
+    """Whether attention is inside items of an ``nn.ModuleList``, whose outputs are its hidden
+    states.
+    """
     global_layers: tuple[int, ...] | None = None
-    """Layers in which every token sees all others, where those of other layers see a window alone (ModernBERT): a study
-    records these, as its page counts with one number of queries per key. None where all layers are so."""
+    """Layers in which every token sees all others, where those of other layers see a window alone
+    (ModernBERT): a study records these, as its page counts with one number of queries per key. None
+    where all layers are so.
+    """
     eos_ids: tuple[int, ...] = ()
     opening_ids: tuple[int, ...] = ()
     """Ids that begin a text, such as BERT's [CLS]."""
@@ -59,14 +65,20 @@ class WrappedConfig:
         return self.max_position_embeddings
 
     def closing_of(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Ids that end a text which begins with these: none where [CLS] does not open it, as in a chat."""
+        """Ids that end a text which begins with these: none where [CLS] does not open it, as in a
+        chat.
+        """
         size = len(self.opening_ids)
         return self.closing_ids if tuple(ids[:size]) == self.opening_ids else ()
 
     @property
     def decoding(self) -> dict[str, Any]:
         """Arguments of `DecodingSettings.decode` that belong to the model."""
-        return {"eos_ids": self.eos_ids, "text_vocabulary": None, "resizing": {"context": self.text_positions}}
+        return {
+            "eos_ids": self.eos_ids,
+            "text_vocabulary": None,
+            "resizing": {"context": self.text_positions},
+        }
 
     def get_text_config(self) -> WrappedConfig:
         """The config that holds the sizes."""
@@ -74,11 +86,12 @@ class WrappedConfig:
 
 
 class WrappedLM(GenerateByDenoising, nn.Module):
-    """A module that maps ids (B, S) to logits (B, S, V), such as a masked language model of transformers.
+    """A module that maps ids (B, S) to logits (B, S, V), such as a masked language model of
+    transformers.
 
-    It computes what the module computes. Padding is written as the module's own padding id, hidden by its
-    ``attention_mask``, and takes no position. The module may return the logits, an output that has them as ``logits``,
-    or a tuple that begins with them.
+    It computes what the module computes. Padding is written as the module's own padding id, hidden
+    by its ``attention_mask``, and takes no position. The module may return the logits, an output
+    that has them as ``logits``, or a tuple that begins with them.
     """
 
     def __init__(self, foreign: nn.Module, config: WrappedConfig) -> None:
@@ -98,7 +111,9 @@ class WrappedLM(GenerateByDenoising, nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """The type of the weights."""
-        return next((one.dtype for one in self.parameters() if one.is_floating_point()), torch.float32)
+        return next(
+            (one.dtype for one in self.parameters() if one.is_floating_point()), torch.float32
+        )
 
     def num_parameters(self) -> int:
         """Numbers in the weights, each tensor counted once."""
@@ -117,18 +132,19 @@ class WrappedLM(GenerateByDenoising, nn.Module):
         Args:
             input_ids: token ids (B, S).
             attention_mask: 1 for text, 0 for padding (B, S), on either side; None means no padding.
-            logits_to_keep: of the last so many positions alone, 0 for all; or int64 (C,), of these columns; or bool
-                (B, S), of these positions, in row-major order.
+            logits_to_keep: of the last so many positions alone, 0 for all; or int64 (C,), of these
+                columns; or bool (B, S), of these positions, in row-major order.
             use_cache: False; the module keeps no keys and values here.
             past_key_values: none.
 
         Raises:
-            ValueError: for padding of a module that takes no ``attention_mask``, an output without logits, and where
-                the caller wants keys and values to be kept.
+            ValueError: for padding of a module that takes no ``attention_mask``, an output without
+                logits, and where the caller wants keys and values to be kept.
         """
         if use_cache or past_key_values is not None:
             raise ValueError(
-                f"a wrapped {type(self.foreign).__name__} keeps no keys and values between tokens; write with "
+                f"a wrapped {type(self.foreign).__name__} keeps no keys and values between "
+                "tokens; write with "
                 "full_forward=True, which reads the whole text at every step"
             )
         given: dict[str, Any] = {}
@@ -147,30 +163,44 @@ class WrappedLM(GenerateByDenoising, nn.Module):
         """Arguments that tell the module of padding."""
         if not self.takes_mask:
             raise ValueError(
-                f"texts of unequal length need padding, but {type(self.foreign).__name__}.forward takes no "
+                f"texts of unequal length need padding, but {type(self.foreign).__name__}.forward "
+                "takes no "
                 "attention_mask that could hide it; give texts of one length, or one at a time"
             )
         given = {"attention_mask": real_BS.long()}
         if self.takes_positions:
             start = self.config.first_position
-            given["position_ids"] = masks.position_ids(real_BS, real_BS.shape[1], start=start, device=real_BS.device)
+            given["position_ids"] = masks.position_ids(
+                real_BS, real_BS.shape[1], start=start, device=real_BS.device
+            )
         return given
 
     def save_pretrained(self, folder: str | Path, **how: Any) -> None:
-        """Save the module, where it is one of transformers, as that saves it. Raises ValueError for another one."""
+        """Save the module, where it is one of transformers, as that saves it. Raises ValueError for
+        another one.
+        """
         save: Any = getattr(self.foreign, "save_pretrained", None)
         if save is None:
-            raise ValueError(f"{type(self.foreign).__name__} has no save_pretrained; save its state_dict() yourself")
+            raise ValueError(
+                f"{type(self.foreign).__name__} has no save_pretrained; save its state_dict() "
+                "yourself"
+            )
         save(folder, **how)
 
-    def denoiser(self, attention_mask: Tensor | None = None, *, plain: bool = False) -> WrappedDenoiser:
-        """The module as a function from (ids, wanted positions) to logits, for canvases with this padding."""
+    def denoiser(
+        self, attention_mask: Tensor | None = None, *, plain: bool = False
+    ) -> WrappedDenoiser:
+        """The module as a function from (ids, wanted positions) to logits, for canvases with this
+        padding.
+        """
         return WrappedDenoiser(self, attention_mask)
 
 
 @dataclass(frozen=True, eq=False)
 class WrappedDenoiser:
-    """(ids_BS, wanted_BS) -> logits_MV of a wrapped module; everything is computed afresh at every call."""
+    """(ids_BS, wanted_BS) -> logits_MV of a wrapped module; everything is computed afresh at every
+    call.
+    """
 
     model: WrappedLM
     attention_BS: Tensor | None = None
@@ -178,7 +208,12 @@ class WrappedDenoiser:
     own_cache = None
 
     def __call__(
-        self, ids_BS: Tensor, wanted_BS: Tensor, *, places: Places | None = None, clean_BS: Tensor | None = None
+        self,
+        ids_BS: Tensor,
+        wanted_BS: Tensor,
+        *,
+        places: Places | None = None,
+        clean_BS: Tensor | None = None,
     ) -> Tensor:
         """Logits (M, V) at the wanted positions.
 
@@ -189,7 +224,9 @@ class WrappedDenoiser:
         """
         length, limit = ids_BS.shape[1], self.model.config.text_positions
         if length > limit:
-            raise ValueError(f"a text must fit the context of {limit} positions, got {length}; shorten it")
+            raise ValueError(
+                f"a text must fit the context of {limit} positions, got {length}; shorten it"
+            )
         with torch.inference_mode(), running(ids_BS):
             return self.model(ids_BS, self.attention_BS, logits_to_keep=wanted_BS).logits
 
@@ -199,7 +236,9 @@ class WrappedDenoiser:
 
 
 def logits_of(output: Any, ids_BS: Tensor, module: nn.Module) -> Tensor:
-    """The logits (B, S, V) in what a module returned. Raises ValueError where there are none of this shape."""
+    """The logits (B, S, V) in what a module returned. Raises ValueError where there are none of
+    this shape.
+    """
     found = getattr(output, "logits", output)
     if isinstance(found, tuple | list) and found:
         found = found[0]
@@ -207,14 +246,16 @@ def logits_of(output: Any, ids_BS: Tensor, module: nn.Module) -> Tensor:
         return found
     shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
     raise ValueError(
-        f"{type(module).__name__} must map token ids {tuple(ids_BS.shape)} to logits (rows, positions, vocabulary), or "
-        f"return an object with such logits, but gave {shape}; wrap the model with its language-model head"
+        f"{type(module).__name__} must map token ids {tuple(ids_BS.shape)} to logits (rows, "
+        "positions, vocabulary), or "
+        f"return an object with such logits, but gave {shape}; wrap the model with its "
+        "language-model head"
     )
 
 
 def position_limits(module: nn.Module, config: Any) -> tuple[int, int]:
-    """Tokens that a text may have, and the position of its first: learned positions behind a padding index (RoBERTa,
-    ESM-1b) begin behind that, and reach less far than the config says.
+    """Tokens that a text may have, and the position of its first: learned positions behind a
+    padding index (RoBERTa, ESM-1b) begin behind that, and reach less far than the config says.
     """
     limit = getattr(config, "max_position_embeddings", None) or UNLIMITED
     for name, part in module.named_modules():

@@ -1,4 +1,6 @@
-"""The tap on a model's attention: `trace` watches, `intervene` changes, and neither leaves anything behind."""
+"""The tap on a model's attention: `trace` watches, `intervene` changes, and neither leaves anything
+behind.
+"""
 
 from sinklab.core.registry import exports
 

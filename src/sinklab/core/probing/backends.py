@@ -1,8 +1,10 @@
-"""Transformers' attention functions under names of ours: the tap's way to the calls of a model that asks for them.
+"""Transformers' attention functions under names of ours: the tap's way to the calls of a model that
+asks for them.
 
-A function of ours runs the one that was asked for and shows the call to the taps of the module that made it. Inside
-torch's SDPA the tap listens itself; of other backends it is shown what the function was given, and what it gave; and
-from within compiled code an operation that torch does not look into shows that.
+A function of ours runs the one that was asked for and shows the call to the taps of the module that
+made it. Inside torch's SDPA the tap listens itself; of other backends it is shown what the function
+was given, and what it gave; and from within compiled code an operation that torch does not look
+into shows that.
 """
 
 # B batch, H query heads, Q queries, S keys, D head dim
@@ -42,8 +44,11 @@ _watched: Counter[int] = Counter()
 _eager: dict[type[nn.Module], Any] = {}
 # by module: the kinds of call of it that were held to the twin
 _held: WeakKeyDictionary[nn.Module, set[tuple]] = WeakKeyDictionary()
-# what a model does besides asking for its attention function: calling one itself, having its own, asking which it is
-_OTHERWISE = re.compile(r"scaled_dot_product_attention|AttentionInterface\(|_attn_implementation\s*(==|!=|in\b|not\b)")
+# what a model does besides asking for its attention function: calling one itself, having its own,
+# asking which it is
+_OTHERWISE = re.compile(
+    r"scaled_dot_product_attention|AttentionInterface\(|_attn_implementation\s*(==|!=|in\b|not\b)"
+)
 # the same function every time: compiled code is held to it
 _with = cache(partial)
 # packages whose modules attend in their own source, if they do not ask
@@ -53,17 +58,25 @@ _FOREIGN = ("softcap", "s_aux", "position_bias", "cache", "cu_seq_lens_q", "bloc
 
 
 def asking(modules: Collection[nn.Module]) -> list[Any]:
-    """The transformers configs of a model that attends only by asking for its attention function; of another, none."""
+    """The transformers configs of a model that attends only by asking for its attention function;
+    of another, none.
+    """
     changed = any("forward" in vars(module) and not is_compiled(module) for module in modules)
     kinds: set[tuple[Any, bool]] = {(type(module), bool(module._modules)) for module in modules}
     if changed or not all(_asks(kind, has_parts) for kind, has_parts in kinds):
         return []
-    configs = {id(config): config for module in modules if (config := vars(module).get("config")) is not None}
+    configs = {
+        id(config): config
+        for module in modules
+        if (config := vars(module).get("config")) is not None
+    }
     return [config for config in configs.values() if attention_of(config) is not None]
 
 
 def is_of_torch(kind: type[nn.Module], has_parts: object) -> bool:
-    """Whether modules of this class are layers of torch that do not attend: linear, norm, activation."""
+    """Whether modules of this class are layers of torch that do not attend: linear, norm,
+    activation.
+    """
     return kind.__module__.startswith("torch.nn.modules.") and not has_parts
 
 
@@ -105,13 +118,24 @@ def shown(modules: Mapping[str, nn.Module], configs: list[Any], tap: Any) -> Ite
                 _shown[id(module)] = others
 
 
-def _show(base: str, function: Any, module: nn.Module, q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
+def _show(
+    base: str, function: Any, module: nn.Module, q: Any, k: Any, v: Any, mask: Any, **options: Any
+) -> Any:
     """An attention function of transformers as a watched model calls it."""
     function = function or _eager[type(module)]
     if torch.compiler.is_compiling():
         given = read(base, module, (q, k, v, mask), options, {})
         out, weights = function(module, q, k, v, mask, **options)
-        attended(_ORDER, [q, k, v], given["attn_mask"], out, given["scale"], given["is_causal"], id(module), base)
+        attended(
+            _ORDER,
+            [q, k, v],
+            given["attn_mask"],
+            out,
+            given["scale"],
+            given["is_causal"],
+            id(module),
+            base,
+        )
         return out, weights
     for tap, path in _shown.get(id(module), ()):
         function = partial(tap.inside, path, base, function)
@@ -122,7 +146,9 @@ def _show(base: str, function: Any, module: nn.Module, q: Any, k: Any, v: Any, m
 _ORDER = torch.zeros(())
 
 
-@torch.library.custom_op("sinklab::attended", mutates_args=("order",), tags=(torch.Tag.cudagraph_unsafe,))
+@torch.library.custom_op(
+    "sinklab::attended", mutates_args=("order",), tags=(torch.Tag.cudagraph_unsafe,)
+)
 def attended(
     order: Tensor,
     factors: list[Tensor],
@@ -133,25 +159,38 @@ def attended(
     module: int,
     base: str,
 ) -> None:
-    """Show a call that compiled code made: queries, keys and values, and what it gave, (B, Q, H, D)."""
-    given = dict(zip(NAMES, factors, strict=False)) | {"attn_mask": attn_mask, "scale": scale, "is_causal": is_causal}
+    """Show a call that compiled code made: queries, keys and values, and what it gave, (B, Q, H,
+    D).
+    """
+    given = dict(zip(NAMES, factors, strict=False)) | {
+        "attn_mask": attn_mask,
+        "scale": scale,
+        "is_causal": is_causal,
+    }
     for tap, path in _shown.get(module, ()):
         tap.saw(path, base, given, out)
 
 
 def read(
-    base: str, module: nn.Module, call: tuple[Any, ...], options: Mapping[str, Any], known: dict[tuple, Any]
+    base: str,
+    module: nn.Module,
+    call: tuple[Any, ...],
+    options: Mapping[str, Any],
+    known: dict[tuple, Any],
 ) -> dict[str, Any]:
-    """What an attention function of this backend was given, by the names of `scaled_dot_product_attention`.
+    """What an attention function of this backend was given, by the names of
+    `scaled_dot_product_attention`.
 
     `known` keeps, for a forward, masks that are made of those that its layers share.
 
-    Raises ValueError for what no mask says (a cap on scores, learned sink logits, sequences packed into one).
+    Raises ValueError for what no mask says (a cap on scores, learned sink logits, sequences packed
+    into one).
     """
     query, key, value, mask = call
     if foreign := [name for name in _FOREIGN if options.get(name) is not None]:
         raise ValueError(
-            f"{type(module).__name__} gives its attention function ({base}) {foreign[0]!r}, which changes what keys "
+            f"{type(module).__name__} gives its attention function ({base}) {foreign[0]!r}, which "
+            "changes what keys "
             "get in a way that traces do not read: there is no recording of this model"
         )
     queries, keys, window = query.shape[2], key.shape[2], options.get("sliding_window")
@@ -162,22 +201,37 @@ def read(
         kind = ("made", id(mask), queries, keys, causal, window)
         if kind not in known:
             is_block = hasattr(mask, "mask_mod")
-            made = dense_mask(mask, queries, keys) if is_block else _of_flash(mask, query, keys, causal, window)
-            # what it is made of is kept beside it, so that its id cannot be taken by another while it is known
+            made = (
+                dense_mask(mask, queries, keys)
+                if is_block
+                else _of_flash(mask, query, keys, causal, window)
+            )
+            # what it is made of is kept beside it, so that its id cannot be taken by another while
+            # it is known
             known[kind] = made, mask
         mask = known[kind][0]
     elif mask is not None and mask.shape[-1] > keys:
         mask = mask[..., :keys]
-    options = {"scale": options.get("scaling"), "is_causal": is_causal, "dropout_p": options.get("dropout", 0.0)}
+    options = {
+        "scale": options.get("scaling"),
+        "is_causal": is_causal,
+        "dropout_p": options.get("dropout", 0.0),
+    }
     return {"query": query, "key": key, "value": value, "attn_mask": mask, **options}
 
 
-def _of_flash(mask: Tensor | None, query: Tensor, keys: int, causal: bool, window: int | None) -> Tensor | None:
-    """Who sees whom, bool (B or 1, 1, Q, S), in a kernel that is told of padding, and by name of what comes later."""
+def _of_flash(
+    mask: Tensor | None, query: Tensor, keys: int, causal: bool, window: int | None
+) -> Tensor | None:
+    """Who sees whom, bool (B or 1, 1, Q, S), in a kernel that is told of padding, and by name of
+    what comes later.
+    """
     seen = None if mask is None else mask if mask.dim() == 4 else mask[:, None, None, -keys:].bool()
     if causal or window:
         # the last query stands at the last key
-        behind_QS = torch.arange(query.shape[2], device=query.device)[:, None] + keys - query.shape[2]
+        behind_QS = (
+            torch.arange(query.shape[2], device=query.device)[:, None] + keys - query.shape[2]
+        )
         behind_QS = behind_QS - torch.arange(keys, device=query.device)
         near_QS = behind_QS >= 0 if causal else behind_QS > -(window or keys)
         near_QS = near_QS & (behind_QS < window) if window else near_QS
@@ -186,7 +240,9 @@ def _of_flash(mask: Tensor | None, query: Tensor, keys: int, causal: bool, windo
 
 
 class _Ungrouped:
-    """A module to an attention function that repeats keys by groups of its heads: there is one key head a head."""
+    """A module to an attention function that repeats keys by groups of its heads: there is one key
+    head a head.
+    """
 
     num_key_value_groups = 1
 
@@ -198,9 +254,15 @@ class _Ungrouped:
 
 
 def remade(
-    base: str, module: nn.Module, call: AttentionCall, edited: AttentionCall, mask: Any, options: dict[str, Any]
+    base: str,
+    module: nn.Module,
+    call: AttentionCall,
+    edited: AttentionCall,
+    mask: Any,
+    options: dict[str, Any],
 ) -> tuple[tuple, dict[str, Any]]:
-    """With what this backend makes an edited call: module, queries, keys, values and mask, and options by name.
+    """With what this backend makes an edited call: module, queries, keys, values and mask, and
+    options by name.
 
     Raises ValueError for a backend that cannot be told of the edit.
     """
@@ -208,11 +270,14 @@ def remade(
     if edited.mask is not call.mask and bias is not None:
         if base not in ("eager", "flex_attention"):
             raise ValueError(
-                f"{call.layer}: {base} takes no mask that hides keys of some queries or heads, which this edit needs: "
+                f"{call.layer}: {base} takes no mask that hides keys of some queries or heads, "
+                "which this edit needs: "
                 'call model.set_attn_implementation("eager"), or "sdpa" where the model has it'
             )
         if bias.dtype == torch.bool:
-            bias = torch.zeros_like(bias, dtype=q.dtype).masked_fill(~bias, torch.finfo(q.dtype).min)
+            bias = torch.zeros_like(bias, dtype=q.dtype).masked_fill(
+                ~bias, torch.finfo(q.dtype).min
+            )
         mask = bias
         if base == "flex_attention":
             mask, options["position_bias"] = None, bias.expand(*q.shape[:3], k.shape[2])
@@ -222,9 +287,11 @@ def remade(
 
 @torch.no_grad()
 def hold(base: str, model: nn.Module, module: nn.Module, call: AttentionCall, out: Tensor) -> None:
-    """Hold the first call of a kind that a module makes to its slow twin, softmax(q · kᵀ) · v of one head.
+    """Hold the first call of a kind that a module makes to its slow twin, softmax(q · kᵀ) · v of
+    one head.
 
-    It leaves nothing to a backward pass: checkpointing counts what a forward saves, and its replay is not held.
+    It leaves nothing to a backward pass: checkpointing counts what a forward saves, and its replay
+    is not held.
 
     Raises ValueError where the backend does something else than it was asked.
     """
@@ -232,7 +299,9 @@ def hold(base: str, model: nn.Module, module: nn.Module, call: AttentionCall, ou
     if call.dropout_p or kind in _held.setdefault(module, set()):
         return
     heads, shared = call.query_BHQD.shape[1], call.query_BHQD.shape[1] // call.key_BKSD.shape[1]
-    map_BQS = attention_map(call.query_BHQD, call.key_BKSD, **call.masking, heads=(heads - 1,))[:, 0]
+    map_BQS = attention_map(call.query_BHQD, call.key_BKSD, **call.masking, heads=(heads - 1,))[
+        :, 0
+    ]
     value_BSD = call.value_BKSD[:, (heads - 1) // shared].to(map_BQS.dtype)
     off_BQD = (map_BQS @ value_BSD - call.unrolled(out)[:, -1]).abs()
     if (real_BQ := call.visibility.real_BQ) is not None:
@@ -240,24 +309,33 @@ def hold(base: str, model: nn.Module, module: nn.Module, call: AttentionCall, ou
     is_exact = torch.get_float32_matmul_precision() == "highest"
     # where it is eager, softmax is taken in float32 whatever the model
     float64 = 1e-5 if base == "eager" else 1e-9
-    allowed = {torch.float64: float64, torch.float32: 1e-4 if is_exact else 3e-2}.get(out.dtype, 3e-2)
+    allowed = {torch.float64: float64, torch.float32: 1e-4 if is_exact else 3e-2}.get(
+        out.dtype, 3e-2
+    )
     if not bool(off_BQD.amax() <= allowed * value_BSD.abs().amax().clamp_min(1)):
         raise ValueError(
-            f"{call.layer}: what {base} gives is not softmax(q · kᵀ) · v under the mask and scale that it was given "
+            f"{call.layer}: what {base} gives is not softmax(q · kᵀ) · v under the mask and scale "
+            "that it was given "
             f"(off by {off_BQD.amax():.2g}): {_remedy(model, 'and trace that')}"
         )
     _held[module].add(kind)
 
 
-def within(function: Any, attend: Callable[..., Tensor], path: str, module: nn.Module) -> Callable[..., Any]:
+def within(
+    function: Any, attend: Callable[..., Tensor], path: str, module: nn.Module
+) -> Callable[..., Any]:
     """The function of `nn.MultiheadAttention` with `attend` where it calls SDPA.
 
     Raises ValueError where torch would not run that function, but for the mode that listens.
     """
-    if torch.backends.mha.get_fastpath_enabled() and not (module.training or torch.is_grad_enabled()):
+    if torch.backends.mha.get_fastpath_enabled() and not (
+        module.training or torch.is_grad_enabled()
+    ):
         raise ValueError(
-            f"{path or 'the model'}: torch has a fast path for nn.MultiheadAttention, which rounds otherwise and which "
-            "nobody can listen to: call torch.backends.mha.set_fastpath_enabled(False), here and for runs to compare"
+            f"{path or 'the model'}: torch has a fast path for nn.MultiheadAttention, which "
+            "rounds otherwise and which "
+            "nobody can listen to: call torch.backends.mha.set_fastpath_enabled(False), here and "
+            "for runs to compare"
         )
     return seen_into(function, attend)
 
@@ -266,7 +344,8 @@ def _remedy(model: nn.Module, behind: str) -> str:
     """To set SDPA, and what then; or that this changes nothing."""
     if lacking := lacks_sdpa(model):
         return (
-            f"{lacking} has an attention of its own in transformers, and no SDPA that could be set in its place; there "
+            f"{lacking} has an attention of its own in transformers, and no SDPA that could be "
+            "set in its place; there "
             "is no recording of this model"
         )
     return f'call model.set_attn_implementation("sdpa"), {behind}'
@@ -275,14 +354,19 @@ def _remedy(model: nn.Module, behind: str) -> str:
 def no_call_message(model: nn.Module, forwards: int) -> str:
     """Why nothing was seen, and what to set."""
     if forwards == 0:
-        return "nothing to read: the model was not run inside the block; call it there (or the module that was passed)"
+        return (
+            "nothing to read: the model was not run inside the block; call it there (or the "
+            "module that was passed)"
+        )
     kind = attention_of(getattr(model, "config", None))
     known = f" (attn_implementation is {kind!r})" if kind else ""
     behind = (
-        'or load it with transformers\' own from_pretrained(..., attn_implementation="sdpa"); nn.MultiheadAttention '
+        'or load it with transformers\' own from_pretrained(..., attn_implementation="sdpa"); '
+        "nn.MultiheadAttention "
         "calls it with need_weights=False"
     )
     return (
-        f"the model ran {forwards} times and never called torch.nn.functional.scaled_dot_product_attention{known}: "
+        f"the model ran {forwards} times and never called "
+        f"torch.nn.functional.scaled_dot_product_attention{known}: "
         f"{_remedy(model, behind)}"
     )

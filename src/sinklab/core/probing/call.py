@@ -1,4 +1,6 @@
-"""One attention call as the tap sees it: the arguments of scaled_dot_product_attention in one form."""
+"""One attention call as the tap sees it: the arguments of scaled_dot_product_attention in one
+form.
+"""
 
 # B batch, H query heads, K key/value heads, Q queries, S keys, D head dim
 from __future__ import annotations
@@ -26,14 +28,16 @@ NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Arguments of one call with all axes present: query (B, H, Q, D), key, value (B, K, S, D), mask 4-D or None.
+    """Arguments of one call with all axes present: query (B, H, Q, D), key, value (B, K, S, D),
+    mask 4-D or None.
 
-    Keys are those of all positions: what a cache has dropped in front of a window (`dropped`) stands there as zeros
-    that no query sees, and the call is made without it.
+    Keys are those of all positions: what a cache has dropped in front of a window (`dropped`)
+    stands there as zeros that no query sees, and the call is made without it.
 
-    An intervention answers with ``dataclasses.replace(call, query_BHQD=…)`` and leaves tensors as they are: those of
-    the call belong to the model. ``layer`` is the path of the attention module, ``mask`` bool (True: seen) or additive,
-    ``scale`` None for 1/√D; ``layout`` and ``fold`` say how the model laid its axes out, and stay as they are.
+    An intervention answers with ``dataclasses.replace(call, query_BHQD=…)`` and leaves tensors as
+    they are: those of the call belong to the model. ``layer`` is the path of the attention module,
+    ``mask`` bool (True: seen) or additive, ``scale`` None for 1/√D; ``layout`` and ``fold`` say how
+    the model laid its axes out, and stay as they are.
     """
 
     layer: str
@@ -46,9 +50,13 @@ class AttentionCall:
     dropout_p: float
     visibility: Visibility
     output_shape: torch.Size
-    """Of the output where the call was made, but for its last axis: axes may be folded or missing there."""
+    """Of the output where the call was made, but for its last axis: axes may be folded or missing
+    there.
+    """
     share: HeadShare | None = None
-    """Of the heads, where the model is divided over processes: the call above is that of all heads."""
+    """Of the heads, where the model is divided over processes: the call above is that of all
+    heads.
+    """
     origin: KeyOrigin = OWN
     """Whose keys these are."""
     dropped: int = 0
@@ -66,13 +74,19 @@ class AttentionCall:
     ) -> AttentionCall:
         """Read the arguments by name.
 
-        `known` keeps, for a forward, what is found out about a mask that its layers share. `query_mask_BQ`: False for
-        queries of cross attention that are padding.
+        `known` keeps, for a forward, what is found out about a mask that its layers share.
+        `query_mask_BQ`: False for queries of cross attention that are padding.
 
-        Raises ValueError for axes that are not (batch, [head,] position, dim), for a mask of other queries than those
-        of cross attention, and for a cache that does not say which keys it gives.
+        Raises ValueError for axes that are not (batch, [head,] position, dim), for a mask of other
+        queries than those of cross attention, and for a cache that does not say which keys it
+        gives.
         """
-        query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
+        query, key, value, mask = (
+            given["query"],
+            given["key"],
+            given["value"],
+            given.get("attn_mask"),
+        )
         output_shape = query.shape[:-1]
         share = HeadShare.of(module, query.shape[1] * query.shape[-1]) if query.dim() == 4 else None
         if share is not None:
@@ -83,8 +97,10 @@ class AttentionCall:
             mask = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
         elif query.dim() != 4 or key.dim() != 4:
             raise ValueError(
-                f"{layer or 'the model'} calls scaled_dot_product_attention with query {tuple(query.shape)}: traces "
-                "read (batch, head, position, dim) or (batch, position, dim); reshape before the call"
+                f"{layer or 'the model'} calls scaled_dot_product_attention with query "
+                f"{tuple(query.shape)}: traces "
+                "read (batch, head, position, dim) or (batch, position, dim); reshape before the "
+                "call"
             )
         elif _is_folded(query, key, module):
             query = query.flatten(1, 2).unsqueeze(2)
@@ -93,24 +109,38 @@ class AttentionCall:
         is_causal = bool(given.get("is_causal", False))
         dropped = origin.first_position(layer, key.shape[2])
         if dropped:
-            mask = _hiding(known, dropped, mask, (query.shape[2], key.shape[2]), is_causal, query.device)
-            key, value, is_causal = pad(key, (0, 0, dropped, 0)), pad(value, (0, 0, dropped, 0)), False
+            mask = _hiding(
+                known, dropped, mask, (query.shape[2], key.shape[2]), is_causal, query.device
+            )
+            key, value, is_causal = (
+                pad(key, (0, 0, dropped, 0)),
+                pad(value, (0, 0, dropped, 0)),
+                False,
+            )
         # by the mask object that all layers share, not by a view of it
         shape = (query.shape[0], query.shape[2], key.shape[2])
         if not origin.is_own and query_mask_BQ is not None:
             remedy = "name layers= in which these queries attend"
             check_tensor("query_mask", query_mask_BQ, shape[:2], "bool", remedy=remedy)
             query_mask_BQ = query_mask_BQ.to(query.device)
-        visibility = _visibility(known, Visibility(mask, shape, is_causal, None, query.device), origin, query_mask_BQ)
+        visibility = _visibility(
+            known, Visibility(mask, shape, is_causal, None, query.device), origin, query_mask_BQ
+        )
         mask = None if mask is None else mask[(None,) * (4 - mask.dim())]
         scale, dropout_p = given.get("scale"), given.get("dropout_p", 0.0)
         options = (is_causal, scale, dropout_p, visibility, output_shape, share, origin, dropped)
         return cls(layer, query, key, value, mask, *options)
 
     def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries, keys, values and mask that this process makes the call with, without what the cache dropped."""
+        """Queries, keys, values and mask that this process makes the call with, without what the
+        cache dropped.
+        """
         mask = self.mask if self.mask is None else self.mask[..., self.dropped :]
-        factors = (self.query_BHQD, self.key_BKSD[:, :, self.dropped :], self.value_BKSD[:, :, self.dropped :])
+        factors = (
+            self.query_BHQD,
+            self.key_BKSD[:, :, self.dropped :],
+            self.value_BKSD[:, :, self.dropped :],
+        )
         if self.share is None:
             return *factors, mask
         mask = self.share.own(mask) if mask is not None and mask.shape[1] > 1 else mask
@@ -118,7 +148,9 @@ class AttentionCall:
         return q_BHQD, k_BKSD, v_BKSD, mask
 
     def run(self, function: Callable[..., Tensor]) -> Tensor:
-        """Make the call with these arguments and give the output the layout of the original call."""
+        """Make the call with these arguments and give the output the layout of the original
+        call.
+        """
         q_BHQD, k_BKSD, v_BKSD, mask = self.factors()
         options = {"dropout_p": self.dropout_p, "is_causal": self.is_causal, "scale": self.scale}
         options["enable_gqa"] = q_BHQD.shape[1] != k_BKSD.shape[1]
@@ -137,18 +169,31 @@ class AttentionCall:
         return {"mask": self.mask, "is_causal": self.is_causal, "scale": self.scale}
 
     def scores(self, heads: Sequence[int] | None = None) -> Scores:
-        """What statistics of this call, edits included, are computed from; some query heads or all."""
+        """What statistics of this call, edits included, are computed from; some query heads or
+        all.
+        """
         lse_BHQ = vars(self).get("lse_BHQ")
-        return Scores.of(self.query_BHQD, self.key_BKSD, self.mask, self.is_causal, self.scale, heads, lse_BHQ)
+        return Scores.of(
+            self.query_BHQD, self.key_BKSD, self.mask, self.is_causal, self.scale, heads, lse_BHQ
+        )
 
-    def measured(self, names: Collection[str], heads: Sequence[int] | None = None, **options: Any) -> dict[str, Tensor]:
-        """`attention_statistics` of this call; those of all heads of a divided model each process by process."""
+    def measured(
+        self, names: Collection[str], heads: Sequence[int] | None = None, **options: Any
+    ) -> dict[str, Tensor]:
+        """`attention_statistics` of this call; those of all heads of a divided model each process
+        by process.
+        """
         share = self.share if heads is None else None
         if share is not None:
             heads = share.own(torch.arange(self.query_BHQD.shape[1]), 0).tolist()
         found = attention_statistics(self.scores(heads), names, **options)
-        # heads are the axis before the last, whatever is measured; in one order, or processes would swap what they send
-        return found if share is None else {name: share.whole(found[name], -2) for name in sorted(found)}
+        # heads are the axis before the last, whatever is measured; in one order, or processes would
+        # swap what they send
+        return (
+            found
+            if share is None
+            else {name: share.whole(found[name], -2) for name in sorted(found)}
+        )
 
     def heard(self, attention: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """Make this call by these arguments, and keep what the kernel says of its rows."""
@@ -157,7 +202,9 @@ class AttentionCall:
         return out
 
     def hear(self, logsumexp: Tensor | None) -> None:
-        """Keep what the attention kernel said of this call's rows, (batch, …, Q or more) as it laid them out."""
+        """Keep what the attention kernel said of this call's rows, (batch, …, Q or more) as it laid
+        them out.
+        """
         batch, heads, queries, _ = self.query_BHQD.shape
         if logsumexp is None:
             return
@@ -179,7 +226,9 @@ class AttentionCall:
 
     @cached_property
     def last_row_BHS(self) -> Tensor:
-        """The attention row of the last real query of every batch row (how an autoregressive model is read)."""
+        """The attention row of the last real query of every batch row (how an autoregressive model
+        is read).
+        """
         batch, _, queries, dim = self.query_BHQD.shape
         real_BQ = self.visibility.real_BQ
         last_B = torch.full((batch,), queries - 1, device=self.query_BHQD.device)
@@ -206,7 +255,9 @@ def narrowed(mask: Tensor, keep: Tensor) -> Tensor:
 def _visibility(
     known: dict[tuple, Any], found: Visibility, origin: KeyOrigin, query_mask_BQ: Tensor | None
 ) -> Visibility:
-    """That of this mask, shape and causality, kept for a forward: all layers are given the same one."""
+    """That of this mask, shape and causality, kept for a forward: all layers are given the same
+    one.
+    """
     running, (batch, queries, keys) = running_canvas(), found.shape
     key = (id(found.mask), id(running), *found.shape, found.is_causal, found.device, origin.is_own)
     if key not in known:
@@ -243,13 +294,16 @@ def _hiding(
             wide = wide.tril() if is_causal else wide[:1]
         wide = wide.expand(*wide.shape[:-1], shape[1])
         hidden = False if wide.dtype == torch.bool else -math.inf
-        # what it is made of is kept beside it, so that its id cannot be taken by another while it is known
+        # what it is made of is kept beside it, so that its id cannot be taken by another while it
+        # is known
         known[key] = mask, pad(wide, (dropped, 0), value=hidden)
     return known[key][1]
 
 
 def _is_folded(query: Tensor, key: Tensor, module: nn.Module) -> bool:
-    """Whether the query axis holds the query heads of one key head: so transformers decodes one token under a mask."""
+    """Whether the query axis holds the query heads of one key head: so transformers decodes one
+    token under a mask.
+    """
     groups = getattr(module, "num_key_value_groups", 1)
     heads = getattr(getattr(module, "config", None), "num_attention_heads", None)
     folded = groups > 1 and query.shape[1] == key.shape[1] and query.shape[2] == groups

@@ -1,4 +1,6 @@
-"""The dose of an intervention: what it really took away, to stand beside every score that was measured under it."""
+"""The dose of an intervention: what it really took away, to stand beside every score that was
+measured under it.
+"""
 
 # B batch, L layers, H query heads, E entries (layers and heads)
 from __future__ import annotations
@@ -17,9 +19,14 @@ MEASURED = (*CHOSEN, "alone", "strongest", "strongest_at")
 
 
 def by_row(record: Any) -> dict[str, tuple[Tensor, Tensor]]:
-    """Sums over layers and heads of a `RemovalRecord`, and the numbers of entries they are over, each (B,), by name."""
+    """Sums over layers and heads of a `RemovalRecord`, and the numbers of entries they are over,
+    each (B,), by name.
+    """
     parts = {name: getattr(record, f"{name}_BLH").flatten(1).double() for name in MEASURED}
-    both = {name: (part_BE.nansum(1), (~part_BE.isnan()).sum(1).double()) for name, part_BE in parts.items()}
+    both = {
+        name: (part_BE.nansum(1), (~part_BE.isnan()).sum(1).double())
+        for name, part_BE in parts.items()
+    }
     # a share of the chosen keys, however they are spread over heads
     return both | {"sinks": (both["sinks"][0], both["chosen"][0])}
 
@@ -38,8 +45,8 @@ def _mean_of(name: str, doc: str) -> Any:
 class Dose:
     """Means over the forwards, rows, layers and heads in which edits had an opportunity to act.
 
-    No key that passed the rule is a dose of zero, which is a result. What was not measured, or has no meaning for an
-    edit (a share of sinks where none was chosen), is NaN.
+    No key that passed the rule is a dose of zero, which is a result. What was not measured, or has
+    no meaning for an edit (a share of sinks where none was chosen), is NaN.
     """
 
     totals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -47,10 +54,17 @@ class Dose:
 
     @classmethod
     def of(cls, removals: Iterable[Any], rows_B: Tensor | None = None) -> Dose:
-        """The dose that records of a log (`RemovalRecord`) say, of these batch rows (bool) alone; None for all."""
+        """The dose that records of a log (`RemovalRecord`) say, of these batch rows (bool) alone;
+        None for all.
+        """
         rows: Any = slice(None) if rows_B is None else rows_B
         return cls.pooled(
-            cls({name: (total_B[rows].sum().item(), many_B[rows].sum().item()) for name, (total_B, many_B) in by_name})
+            cls(
+                {
+                    name: (total_B[rows].sum().item(), many_B[rows].sum().item())
+                    for name, (total_B, many_B) in by_name
+                }
+            )
             for by_name in (by_row(record).items() for record in removals)
         )
 
@@ -66,20 +80,34 @@ class Dose:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Dose:
-        """That of which a table holds the means (`row`), as one entry: to be told. What is missing is not known."""
+        """That of which a table holds the means (`row`), as one entry: to be told. What is missing
+        is not known.
+        """
         names = {"columns": "removed", "held": "mass", "removed": "realised"}
         known = {name: float(row[name]) for name in DOSE_COLUMNS if row.get(name) is not None}
-        return cls({names.get(name, name): (value, 1.0) for name, value in known.items() if not math.isnan(value)})
+        return cls(
+            {
+                names.get(name, name): (value, 1.0)
+                for name, value in known.items()
+                if not math.isnan(value)
+            }
+        )
 
     columns = _mean_of("removed", "Keys that were gone, per head.")
     sinks = _mean_of("sinks", "The share (0 to 1) of the chosen keys that the rule calls sinks.")
     held = _mean_of("mass", "The share of attention (0 to 1) that they held when they were chosen.")
     removed = _mean_of("realised", "The share of attention (0 to 1) that was really taken away.")
-    overlap = _mean_of("overlap", "Jaccard overlap (0 to 1) of what was gone in one step and the next.")
-    matched = _mean_of("matched", "The share (0 to 1) of heads with something to match that have an equal control.")
+    overlap = _mean_of(
+        "overlap", "Jaccard overlap (0 to 1) of what was gone in one step and the next."
+    )
+    matched = _mean_of(
+        "matched", "The share (0 to 1) of heads with something to match that have an equal control."
+    )
     left = _mean_of("left", "Keys that stay for a query.")
     alone = _mean_of("alone", "Queries of a head that lost every other key that they saw.")
-    strongest = _mean_of("strongest", "The share of attention (0 to 1) of a head's strongest key after the edit.")
+    strongest = _mean_of(
+        "strongest", "The share of attention (0 to 1) of a head's strongest key after the edit."
+    )
 
     @property
     def weight(self) -> int:
@@ -91,17 +119,23 @@ class Dose:
         return {name: getattr(self, name) for name in DOSE_COLUMNS}
 
     def __str__(self) -> str:
-        """As it stands beside a score: 1.00 keys a head (48 % sinks), held 4.8 % of the attention, 3.4 % removed."""
+        """As it stands beside a score: 1.00 keys a head (48 % sinks), held 4.8 % of the attention,
+        3.4 % removed.
+        """
         if not self.weight:
             return "nothing hidden"
-        sinks = "" if math.isnan(self.sinks) else f" ({self.sinks:.0%} sinks)".replace("%", "\u00a0%")
+        sinks = (
+            "" if math.isnan(self.sinks) else f" ({self.sinks:.0%} sinks)".replace("%", "\u00a0%")
+        )
         shares = [
             ("held", self.held, " of the attention"),
             ("", self.removed, " removed"),
             ("matched in", self.matched, " of heads"),
         ]
         told = [
-            f"{before} {100 * share:.1f}\u00a0%{after}".strip() for before, share, after in shares if share == share
+            f"{before} {100 * share:.1f}\u00a0%{after}".strip()
+            for before, share, after in shares
+            if share == share
         ]
         return ", ".join([f"{self.columns:.2f} keys a head{sinks}", *told])
 

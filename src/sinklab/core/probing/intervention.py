@@ -1,6 +1,9 @@
-"""`intervene`: edits on the attention calls of a model, for the length of a block; and the log of what they did."""
+"""`intervene`: edits on the attention calls of a model, for the length of a block; and the log of
+what they did.
+"""
 
-# B batch, L layers, H query heads that were edited, M keys taken away (-1 fills rows that lost fewer)
+# B batch, L layers, H query heads that were edited, M keys taken away (-1 fills rows that lost
+# fewer)
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -24,39 +27,49 @@ class RemovalRecord:
     """What one edit took away in one forward."""
 
     forward: int
-    """Index of the forward since its run began (see `InterventionLog.reset`); one that changed nothing has no entry."""
+    """Index of the forward since its run began (see `InterventionLog.reset`); one that changed
+    nothing has no entry.
+    """
     edit: Any = field(repr=False)
     layers: tuple[str, ...] = field(repr=False)
     """Module paths of the layers, the L axis below."""
     columns_BLHM: Tensor = field(repr=False)
-    """The keys that were taken away, sink columns included, by falling score, int64; -1 where a head lost fewer than
-    M. M = 0 for a window, whose keys differ from query to query."""
+    """The keys that were taken away, sink columns included, by falling score, int64; -1 where a
+    head lost fewer than M. M = 0 for a window, whose keys differ from query to query."""
     mass_BLH: Tensor = field(repr=False)
-    """The share of attention (0 to 1) these keys held in the forward they were chosen in: what they would have held.
-    Where keys stay gone (carried, evicted) that of the newly chosen. NaN where attention did not choose: for fixed
-    positions and windows, and once a limit is reached."""
+    """The share of attention (0 to 1) these keys held in the forward they were chosen in: what they
+    would have held. Where keys stay gone (carried, evicted) that of the newly chosen. NaN where
+    attention did not choose: for fixed positions and windows, and once a limit is reached."""
     overlap_BLH: Tensor = field(repr=False)
-    """Jaccard overlap with the keys this edit took away one step before; NaN where there was no step before."""
+    """Jaccard overlap with the keys this edit took away one step before; NaN where there was no
+    step before.
+    """
     realised_BLH: Tensor = field(repr=False)
-    """The share of attention (0 to 1) that this edit really took away in this forward, from the call it was given;
-    for zeroed values the share whose values were zeroed. NaN with `intervene(…, measure=False)`, and where an edit
-    changes the scores themselves."""
+    """The share of attention (0 to 1) that this edit really took away in this forward, from the
+    call it was given; for zeroed values the share whose values were zeroed. NaN with
+    `intervene(…, measure=False)`, and where an edit changes the scores themselves."""
     left_BLH: Tensor = field(repr=False)
-    """Number of keys that stay for a query, mean over the queries that are not padding; NaN as for `realised_BLH`."""
+    """Number of keys that stay for a query, mean over the queries that are not padding; NaN as for
+    `realised_BLH`.
+    """
     removed_BLH: Tensor = field(repr=False)
     """Number of keys taken away; for a window the mean over queries."""
     chosen_BLH: Tensor = field(repr=False)
     """Number of keys newly chosen; NaN where attention did not choose, as for `mass_BLH`."""
     sinks_BLH: Tensor = field(repr=False)
-    """How many of these the rule called sinks when they were chosen: the edit's own rule, or `DEFAULT`."""
+    """How many of these the rule called sinks when they were chosen: the edit's own rule, or
+    `DEFAULT`.
+    """
     matched_BLH: Tensor = field(repr=False)
-    """1 where the head has a control of equal mass, 0 where it has none and loses nothing; NaN where none is sought."""
+    """1 where the head has a control of equal mass, 0 where it has none and loses nothing; NaN
+    where none is sought.
+    """
     alone_BLH: Tensor = field(repr=False)
-    """Number of queries (padding not counted) that lost every other key that they saw: they keep their own, or without
-    `queries` what they had. NaN for windows and rows."""
+    """Number of queries (padding not counted) that lost every other key that they saw: they keep
+    their own, or without `queries` what they had. NaN for windows and rows."""
     strongest_BLH: Tensor = field(repr=False)
-    """The share of attention (0 to 1, mean over queries) of the key that receives most after all edits: whether a new
-    sink has grown. NaN with `intervene(…, measure=False)`."""
+    """The share of attention (0 to 1, mean over queries) of the key that receives most after all
+    edits: whether a new sink has grown. NaN with `intervene(…, measure=False)`."""
     strongest_at_BLH: Tensor = field(repr=False)
     """Which key that is, sink columns included."""
     layer_numbers: tuple[int, ...] = field(repr=False)
@@ -67,16 +80,25 @@ class RemovalRecord:
     """Registered name of the edit; "mask_sinks#2" for the second of its name in the block."""
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Its numbers as columns of `InterventionLog.table`, one row per batch row, layer and head."""
+        """Its numbers as columns of `InterventionLog.table`, one row per batch row, layer and
+        head.
+        """
         row, layer, head = np.indices(self.removed_BLH.shape).reshape(3, -1)
         layers, heads = np.asarray(self.layer_numbers)[layer], np.asarray(self.heads)[head]
-        table = {"forward": np.full(len(row), self.forward), "layer": layers, "head": heads, "row": row}
+        table = {
+            "forward": np.full(len(row), self.forward),
+            "layer": layers,
+            "head": heads,
+            "row": row,
+        }
         return table | {name: getattr(self, f"{name}_BLH").flatten().numpy() for name in MEASURED}
 
 
 @dataclass(eq=False)
 class InterventionLog(Listener):
-    """Filled while the block runs: it comes before any edit, counts forwards and hears of runs that begin."""
+    """Filled while the block runs: it comes before any edit, counts forwards and hears of runs that
+    begin.
+    """
 
     removals: list[RemovalRecord] = field(default_factory=list, repr=False)
     forwards: int = 0
@@ -84,14 +106,20 @@ class InterventionLog(Listener):
     probed: int = 0
     """Forwards that ran inside `probing()`."""
     idle: dict[str, str] = field(default_factory=dict)
-    """Edits that had no opportunity to act, by label, and why; filled when the block ends. See `allow_idle`."""
+    """Edits that had no opportunity to act, by label, and why; filled when the block ends. See
+    `allow_idle`.
+    """
     prefix: int | None = None
-    """Sink columns in front of the keys, which are no columns of the canvas: from the canvas that runs, where the
-    denoiser announces one, else from the first call of the sequence, which should be a full one."""
+    """Sink columns in front of the keys, which are no columns of the canvas: from the canvas that
+    runs, where the denoiser announces one, else from the first call of the sequence, which should
+    be a full one.
+    """
     measure: bool = True
     """Whether handlers measure what they take away (`RemovalRecord.realised_BLH`, `left_BLH`)."""
     layers: dict[str, int] = field(default_factory=dict, repr=False)
-    """Module paths of the attention calls seen so far, each with its number in the order of execution."""
+    """Module paths of the attention calls seen so far, each with its number in the order of
+    execution.
+    """
     layer_count: int | None = field(default=None, repr=False)
     """Number of attention calls of a forward; None before it is known."""
     handlers: list[Any] = field(default_factory=list, repr=False)
@@ -101,7 +129,8 @@ class InterventionLog(Listener):
 
     def begin(self) -> None:
         run = decoding_run()
-        # Forwards of no run (a loop of the caller's, or a measurement between two steps) begin and end none.
+        # Forwards of no run (a loop of the caller's, or a measurement between two steps) begin and
+        # end none.
         if run is not None and run is not self._run and not self.is_probing:
             self._run = run
             self.forget(run_begins=True)
@@ -116,11 +145,15 @@ class InterventionLog(Listener):
                 # a full call: its keys that are seen, less the queries that are not padding
                 real_BQ = call.visibility.real_BQ
                 seen_B = (call.visibility.visible_BHS.amax(1) > 0).sum(-1).cpu()
-                self.prefix = int((seen_B - (queries if real_BQ is None else real_BQ.sum(-1).cpu())).max())
+                self.prefix = int(
+                    (seen_B - (queries if real_BQ is None else real_BQ.sum(-1).cpu())).max()
+                )
         return call
 
     def prefix_of(self, call: AttentionCall) -> int:
-        """Sink columns in front of the keys of this call: none where they are another sequence's."""
+        """Sink columns in front of the keys of this call: none where they are another
+        sequence's.
+        """
         return (self.prefix or 0) if call.origin.is_own else 0
 
     def finish(self) -> None:
@@ -143,7 +176,8 @@ class InterventionLog(Listener):
     def forget(self, *, run_begins: bool = False) -> None:
         """The forward that begins now is the first of a denoising run, or `reset` was called.
 
-        Where a run begins, what a clean pass chose stays: it may have been run ahead, and the next one replaces it.
+        Where a run begins, what a clean pass chose stays: it may have been run ahead, and the next
+        one replaces it.
         """
         self.prefix = None
         for handler in self.handlers:
@@ -151,7 +185,8 @@ class InterventionLog(Listener):
 
     @contextmanager
     def probing(self) -> Iterator[None]:
-        """Forwards inside run as if the intervention were not there; `source="clean_pass"` chooses in them.
+        """Forwards inside run as if the intervention were not there; `source="clean_pass"` chooses
+        in them.
 
         They are no steps: a trace does not record them.
         """
@@ -168,39 +203,55 @@ class InterventionLog(Listener):
     def summary(self) -> dict[str, float | int]:
         """Means over everything that was removed, and the counts.
 
-        "removed_mass": share of attention the keys held where they were chosen; "realised_mass": share really taken
-        away; "overlap" of successive steps; "left": keys that stay for a query; "alone": queries of a head that have no
-        other key; "strongest": share of the strongest key after the edits. NaN where nothing was measured.
+        "removed_mass": share of attention the keys held where they were chosen; "realised_mass":
+        share really taken away; "overlap" of successive steps; "left": keys that stay for a query;
+        "alone": queries of a head that have no other key; "strongest": share of the strongest key
+        after the edits. NaN where nothing was measured.
         """
         dose = self.dose()
-        means = {"removed_mass": dose.held, "realised_mass": dose.removed, "overlap": dose.overlap, "left": dose.left}
+        means = {
+            "removed_mass": dose.held,
+            "realised_mass": dose.removed,
+            "overlap": dose.overlap,
+            "left": dose.left,
+        }
         means |= {"alone": dose.alone, "strongest": dose.strongest}
         return {"forwards": self.forwards, "removals": len(self.removals), **means}
 
     def dose(self, label: str | None = None) -> Dose:
-        """What one edit took away (`RemovalRecord.label`), or all together: to stand beside a score."""
+        """What one edit took away (`RemovalRecord.label`), or all together: to stand beside a
+        score.
+        """
         return Dose.of(record for record in self.removals if label in (None, record.label))
 
     def table(self, *, keys: bool = False) -> dict[str, Any]:
-        """Everything that was removed as columns of a table, one row per (forward, edit, batch row, layer, head).
+        """Everything that was removed as columns of a table, one row per (forward, edit, batch row,
+        layer, head).
 
-        forward: index since its run began; edit: registered name, "#2" for the second of that name; layer: number in
-        the order of execution; head: query head; row: of the batch; removed: number of keys; mass, realised, overlap,
-        left, chosen, sinks, matched, alone, strongest, strongest_at as in `RemovalRecord`. With `keys=True` a list
-        column "keys" holds the keys themselves, sink columns included. Numpy arrays, "edit" and "keys" lists. No rows
-        when nothing was removed.
+        forward: index since its run began; edit: registered name, "#2" for the second of that name;
+        layer: number in the order of execution; head: query head; row: of the batch; removed:
+        number of keys; mass, realised, overlap, left, chosen, sinks, matched, alone, strongest,
+        strongest_at as in `RemovalRecord`. With `keys=True` a list column "keys" holds the keys
+        themselves, sink columns included. Numpy arrays, "edit" and "keys" lists. No rows when
+        nothing was removed.
         """
         parts = [removal.columns() for removal in self.removals]
         table: dict[str, Any] = {
-            name: np.concatenate([np.empty(0, kind), *(part[name] for part in parts)], dtype=kind, casting="unsafe")
+            name: np.concatenate(
+                [np.empty(0, kind), *(part[name] for part in parts)], dtype=kind, casting="unsafe"
+            )
             for name, kind in _NUMBERS.items()
         }
-        table["edit"] = [removal.label for removal in self.removals for _ in range(removal.removed_BLH.numel())]
+        table["edit"] = [
+            removal.label for removal in self.removals for _ in range(removal.removed_BLH.numel())
+        ]
         if keys:
             # Fixed positions share one tensor from step to step: its lists are made once.
             columns = {id(removal.columns_BLHM): removal.columns_BLHM for removal in self.removals}
             rows = {which: _key_lists(columns_BLHM) for which, columns_BLHM in columns.items()}
-            table["keys"] = [keys for removal in self.removals for keys in rows[id(removal.columns_BLHM)]]
+            table["keys"] = [
+                keys for removal in self.removals for keys in rows[id(removal.columns_BLHM)]
+            ]
         return {name: table[name] for name in (*TABLE_COLUMNS, *(["keys"] if keys else []))}
 
 
@@ -208,7 +259,8 @@ TABLE_COLUMNS = ("forward", "edit", "layer", "head", "row", *MEASURED)
 """Columns of `InterventionLog.table`, in order."""
 
 _NUMBERS = {
-    name: np.dtype("int32" if name in ("forward", "layer", "head", "row") else "float32") for name in TABLE_COLUMNS
+    name: np.dtype("int32" if name in ("forward", "layer", "head", "row") else "float32")
+    for name in TABLE_COLUMNS
 }
 del _NUMBERS["edit"]
 
@@ -219,20 +271,27 @@ def _key_lists(columns_BLHM: Tensor) -> list[list[int]]:
 
 
 class Intervention(Protocol):
-    """A frozen dataclass that says what to change in attention calls; `handler` makes the listener that does it.
+    """A frozen dataclass that says what to change in attention calls; `handler` makes the listener
+    that does it.
 
-    `sinklab.core.probing.KeyIntervention` (keys are taken away) and `LayerIntervention` (any change of a call) are bases.
+    `sinklab.core.probing.KeyIntervention` (keys are taken away) and `LayerIntervention` (any change
+    of a call) are bases.
     """
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener: ...
 
 
 def as_edits(edits: Iterable[Intervention | str]) -> list[Intervention]:
-    """Edits, those that are text read from it. Raises ValueError for a class, and for what is no edit."""
+    """Edits, those that are text read from it. Raises ValueError for a class, and for what is no
+    edit.
+    """
     wanted = [interventions.parsed(edit) for edit in edits]
     for edit in wanted:
         if isinstance(edit, type) or not hasattr(edit, "handler"):
-            raise ValueError(f"intervene takes edits such as MaskSinks(k=1), got {edit!r}: pass instances, not classes")
+            raise ValueError(
+                f"intervene takes edits such as MaskSinks(k=1), got {edit!r}: pass instances, not "
+                "classes"
+            )
     return wanted
 
 
@@ -245,7 +304,8 @@ def intervene(
     allow_idle: bool = False,
     query_mask: Tensor | None = None,
 ) -> Iterator[InterventionLog]:
-    """Apply edits to every attention call of the model inside the block; the model itself is never touched.
+    """Apply edits to every attention call of the model inside the block; the model itself is never
+    touched.
 
         with intervene(model, MaskSinks(k=5)) as log, trace(model) as recording:
             …
@@ -253,33 +313,38 @@ def intervene(
 
     An edit may be its text: ``intervene(model, "mask_sinks:k=5")``.
 
-    Edits apply in the order given, each to the call the one before it left, and those of an outer block first. A
-    sampler that runs several forwards a step (guidance: two) says so in `forwards_per_step`, so that each is compared
-    with its own predecessor. `measure=False` leaves out what the edits really took away (`RemovalRecord.realised_BLH`,
-    `left_BLH`), and with it one pass over queries and keys per edit and layer. Without edits the block changes
-    nothing. Calls inside `sinklab.core.attention.unobserved()` are left alone.
+    Edits apply in the order given, each to the call the one before it left, and those of an outer
+    block first. A sampler that runs several forwards a step (guidance: two) says so in
+    `forwards_per_step`, so that each is compared with its own predecessor. `measure=False` leaves
+    out what the edits really took away (`RemovalRecord.realised_BLH`, `left_BLH`), and with it one
+    pass over queries and keys per edit and layer. Without edits the block changes nothing. Calls
+    inside `sinklab.core.attention.unobserved()` are left alone.
 
-    `query_mask`: bool (B, Q), False for the queries of cross attention that are padding; without it all of them count.
-    A trace of the same model is given the same one.
+    `query_mask`: bool (B, Q), False for the queries of cross attention that are padding; without it
+    all of them count. A trace of the same model is given the same one.
 
-    Every run of `sinklab.core.sampling.denoise` starts afresh: nothing that one has chosen is taken from the next. In a loop
-    of your own, call `log.reset()` where a new sequence or batch begins.
+    Every run of `sinklab.core.sampling.denoise` starts afresh: nothing that one has chosen is taken
+    from the next. In a loop of your own, call `log.reset()` where a new sequence or batch begins.
 
-    An edit that had an opportunity to act and removed nothing (no key passed its rule) is a dose of zero, a result. One
-    that had none (a closed loop over a single step, a first step that is never reached) is an error, unless
-    `allow_idle=True` accepts it: then `log.idle` names it.
+    An edit that had an opportunity to act and removed nothing (no key passed its rule) is a dose of
+    zero, a result. One that had none (a closed loop over a single step, a first step that is never
+    reached) is an error, unless `allow_idle=True` accepts it: then `log.idle` names it.
 
-    Raises ValueError for what is not an edit, a compiled model, one that another thread traces or edits (as with
-    `trace`, one thread runs it), layers, heads and positions that are not there, edits that together leave a query no
-    key, and at the end of the block when the model ran and never called `scaled_dot_product_attention` (the edits would
-    have changed nothing), or an edit had no opportunity to act.
+    Raises ValueError for what is not an edit, a compiled model, one that another thread traces or
+    edits (as with `trace`, one thread runs it), layers, heads and positions that are not there,
+    edits that together leave a query no key, and at the end of the block when the model ran and
+    never called `scaled_dot_product_attention` (the edits would have changed nothing), or an edit
+    had no opportunity to act.
     """
     wanted = as_edits(edits)
     check_count("forwards_per_step", forwards_per_step, "it counts the forwards of a step")
     model, log = module_of(model), InterventionLog(measure=measure)
     with ExitStack() as stack:
         tap = stack.enter_context(tapped(model, log, query_mask))
-        named = [getattr(getattr(module, "config", None), "num_hidden_layers", None) for module in model.modules()]
+        named = [
+            getattr(getattr(module, "config", None), "num_hidden_layers", None)
+            for module in model.modules()
+        ]
         log.layer_count = next((number for number in named if isinstance(number, int)), None)
         for edit in wanted:
             stack.enter_context(tapped(model, edit.handler(log, forwards_per_step), query_mask))

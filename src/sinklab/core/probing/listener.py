@@ -1,4 +1,6 @@
-"""Who is shown the attention calls of a model: the base of traces and of what carries interventions out."""
+"""Who is shown the attention calls of a model: the base of traces and of what carries interventions
+out.
+"""
 
 # B batch, Q queries, D width of hidden states
 from typing import Any
@@ -9,7 +11,9 @@ from sinklab.core.probing.call import AttentionCall
 
 
 class Listener:
-    """Hears of every forward of a model: it begins with the first attention call and ends by `finish` or `discard`."""
+    """Hears of every forward of a model: it begins with the first attention call and ends by
+    `finish` or `discard`.
+    """
 
     tap: Any
     """The `Tap` that it listens to; there once it is `tapped`."""
@@ -26,11 +30,13 @@ class Listener:
         return call
 
     def observe(self, call: AttentionCall, out: Tensor) -> None:
-        """The call as it was made, after every edit, and what it gave (`call.unrolled`); neither is to be changed."""
+        """The call as it was made, after every edit, and what it gave (`call.unrolled`); neither is
+        to be changed.
+        """
 
     def edit_states(self, calls: list[str], states_BQD: Tensor) -> Tensor:
-        """The hidden states to leave a decoder layer, in which these attention calls were made; the same object when
-        nothing is to change."""
+        """The hidden states to leave a decoder layer, in which these attention calls were made; the
+        same object when nothing is to change."""
         return states_BQD
 
     def observe_states(self, calls: list[str], states_BQD: Tensor) -> None:

@@ -1,4 +1,6 @@
-"""Where the keys of an attention call come from: the sequence of its queries or another one, and which cache."""
+"""Where the keys of an attention call come from: the sequence of its queries or another one, and
+which cache.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-OTHERS = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context", "memory", "kv")
-"""Parameters of an attention's forward that hold the states whose keys it reads in place of its own."""
+OTHERS = (
+    "key_value_states",
+    "encoder_hidden_states",
+    "cross_attention_states",
+    "context",
+    "memory",
+    "kv",
+)
+"""Parameters of an attention's forward that hold the states whose keys it reads in place of its
+own.
+"""
 CACHES = ("past_key_values", "past_key_value", "layer_past")
 """Parameters that hold a cache of transformers."""
 
@@ -40,14 +51,18 @@ class KeyOrigin:
         if "query" in names and "key" in names:
             first = given.get("query")
             others.append(given.get("key"))
-        is_own = not any(isinstance(other, Tensor) and not _is_same(other, first) for other in others)
+        is_own = not any(
+            isinstance(other, Tensor) and not _is_same(other, first) for other in others
+        )
         found = next((given[name] for name in CACHES if given.get(name) is not None), None)
         # of an encoder-decoder, whose cross attention has a cache of its own
         found = getattr(found, "self_attention_cache", found)
         return cls(is_own, found, getattr(module, "layer_idx", None))
 
     def first_position(self, layer: str, keys: int) -> int:
-        """Position in the text of the first of so many keys: above 0 where a cache has dropped those before it."""
+        """Position in the text of the first of so many keys: above 0 where a cache has dropped
+        those before it.
+        """
         layers = getattr(self.cache, "layers", None)
         if not self.is_own or not layers or self.layer_idx is None:
             return self._unless_a_window(layer)
@@ -60,17 +75,22 @@ class KeyOrigin:
             return 0
         if not any(getattr(store, "is_sliding", False) for store in stores):
             raise ValueError(
-                f"{layer}: the cache {type(stores[0]).__name__} has seen {length} positions and gives {keys} keys, and "
-                "does not say of which: traces and edits read caches that keep every key, and sliding windows "
+                f"{layer}: the cache {type(stores[0]).__name__} has seen {length} positions and "
+                f"gives {keys} keys, and "
+                "does not say of which: traces and edits read caches that keep every key, and "
+                "sliding windows "
                 "(is_sliding); run it with another cache"
             )
         return length - keys
 
     def _unless_a_window(self, layer: str) -> int:
-        """0. Raises ValueError where a cache has sliding windows and does not say where this layer's begins."""
+        """0. Raises ValueError where a cache has sliding windows and does not say where this
+        layer's begins.
+        """
         if self.is_own and any(getattr(self.cache, "is_sliding", None) or ()):
             raise ValueError(
-                f"{layer}: the cache {type(self.cache).__name__} has sliding windows, but the layer has no layer_idx "
+                f"{layer}: the cache {type(self.cache).__name__} has sliding windows, but the "
+                "layer has no layer_idx "
                 "to look its own up by: run it with use_cache=False"
             )
         return 0
@@ -94,4 +114,7 @@ def _is_same(other: Tensor, first: Any) -> bool:
     """Whether both are one tensor, or views of it that show the same."""
     if other is first or not isinstance(first, Tensor):
         return other is first
-    return other.data_ptr() == first.data_ptr() and (other.shape, other.stride()) == (first.shape, first.stride())
+    return other.data_ptr() == first.data_ptr() and (other.shape, other.stride()) == (
+        first.shape,
+        first.stride(),
+    )

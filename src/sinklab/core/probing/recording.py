@@ -1,4 +1,6 @@
-"""`Recording`: what a trace saw in every attention layer, step by step; and the frames that it is read from."""
+"""`Recording`: what a trace saw in every attention layer, step by step; and the frames that it is
+read from.
+"""
 
 # B batch, L layers, H query heads, Q queries, S keys, P canvas positions
 from __future__ import annotations
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
 class LayerStack:
     """Tensors of one layer after another, in one float32 buffer made when the first comes.
 
-    Small results that stay alive between a model's large temporaries would keep the system from using their room
-    again: a forward would need several times their size. CUDA keeps small ones apart: there they stay where they are.
+    Small results that stay alive between a model's large temporaries would keep the system from
+    using their room again: a forward would need several times their size. CUDA keeps small ones
+    apart: there they stay where they are.
     """
 
     expected: int
@@ -33,7 +36,9 @@ class LayerStack:
     axis: int
     _store: Tensor | None = None
     _parts: list[Tensor] = field(default_factory=list)
-    """What does not fit the buffer (layers of another shape, or on another device) turns all into a list."""
+    """What does not fit the buffer (layers of another shape, or on another device) turns all into a
+    list.
+    """
 
     def add(self, values: Tensor) -> None:
         """Those of the next layers, which are the first axis."""
@@ -41,17 +46,25 @@ class LayerStack:
         if self._store is None and not (count or values.is_cuda):
             # some may come inside inference mode, and others behind its end
             with torch.inference_mode(False):
-                self._store = torch.empty((self.expected, *values.shape[1:]), dtype=torch.float32, device=values.device)
+                self._store = torch.empty(
+                    (self.expected, *values.shape[1:]), dtype=torch.float32, device=values.device
+                )
         store = self._store
         if store is not None:
-            if end <= self.expected and values.shape[1:] == store.shape[1:] and values.device == store.device:
+            if (
+                end <= self.expected
+                and values.shape[1:] == store.shape[1:]
+                and values.device == store.device
+            ):
                 values = store[count:end].copy_(values)
             else:
                 self._store = None
         self._parts += values.unbind()
 
     def stacked(self, rows: list[int]) -> Tensor:
-        """These layers along their axis, in memory of their own; on the CPU where they lie on several devices."""
+        """These layers along their axis, in memory of their own; on the CPU where they lie on
+        several devices.
+        """
         parts = [self._parts[row] for row in rows]
         if len({part.device for part in parts}) > 1:
             parts = [part.cpu() for part in parts]
@@ -59,10 +72,14 @@ class LayerStack:
 
 
 def leaving(tensor: Tensor) -> Tensor:
-    """It on the CPU; what comes from CUDA is there only once its stream is waited for, in pinned memory."""
+    """It on the CPU; what comes from CUDA is there only once its stream is waited for, in pinned
+    memory.
+    """
     if tensor.device.type != "cuda":
         return tensor.cpu()
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
+        tensor, non_blocking=True
+    )
 
 
 def padded_stack(tensors: list[Tensor], dim: int) -> Tensor:
@@ -80,7 +97,9 @@ def padded_stack(tensors: list[Tensor], dim: int) -> Tensor:
 
 @dataclass
 class Frame:
-    """One forward: per statistic one tensor a layer, stacked and moved to the CPU when the forward ends."""
+    """One forward: per statistic one tensor a layer, stacked and moved to the CPU when the forward
+    ends.
+    """
 
     number: int
     """Of the step it begins: counted by marks, or by forwards where nothing was marked yet."""
@@ -110,10 +129,11 @@ class Frame:
     """One a device, behind the copies of this forward."""
 
     def close(self, measured: list[int]) -> None:
-        """Keep these layers, of what was measured on suspicion as well; stack them and leave the device.
+        """Keep these layers, of what was measured on suspicion as well; stack them and leave the
+        device.
 
-        Called outside inference mode, it leaves ordinary tensors, also where the model ran in one. Nothing waits for
-        CUDA before `settle`.
+        Called outside inference mode, it leaves ordinary tensors, also where the model ran in one.
+        Nothing waits for CUDA before `settle`.
         """
         rows = [row for row, index in enumerate(self.indices) if index in measured]
         self.indices = [self.indices[row] for row in rows]
@@ -130,7 +150,9 @@ class Frame:
             self._events[-1].record(torch.cuda.current_stream(device))
 
     def settle(self) -> None:
-        """Wait for what is on its way to the host, and give the pinned memory, which is dear, to later frames."""
+        """Wait for what is on its way to the host, and give the pinned memory, which is dear, to
+        later frames.
+        """
         if not self._events:
             return
         for event in self._events:
@@ -140,8 +162,12 @@ class Frame:
         self._others(torch.clone)
 
     def _others(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Change all but the values; layers under one mask share one tensor, which is changed once."""
-        changed = {key: change(part) for key, part in {id(part): part for part in self.visible}.items()}
+        """Change all but the values; layers under one mask share one tensor, which is changed
+        once.
+        """
+        changed = {
+            key: change(part) for key, part in {id(part): part for part in self.visible}.items()
+        }
         self.visible = [changed[id(part)] for part in self.visible]
         self.columns_Q = change(self.columns_Q)
         if self.state_BQ is not None and self.state_BS is not None:
@@ -171,14 +197,20 @@ class Frames:
         return frames
 
 
-_EXTRA_AXES = {"visible": ("batch", "key"), "positions": ("batch",), "query_state": ("batch", "position")}
+_EXTRA_AXES = {
+    "visible": ("batch", "key"),
+    "positions": ("batch",),
+    "query_state": ("batch", "position"),
+}
 _EXTRA_AXES["key_state"] = ("batch", "key")
 
 
 class Recording:
-    """What `trace` saw. Everything is indexed by recorded step first; a step is a forward, or what `mark` says it is.
+    """What `trace` saw. Everything is indexed by recorded step first; a step is a forward, or what
+    `mark` says it is.
 
-    Tensors are float32 on the CPU. A key axis starts with the model's sink columns (`prefix` of them), then the text.
+    Tensors are float32 on the CPU. A key axis starts with the model's sink columns (`prefix` of
+    them), then the text.
     """
 
     def __init__(self, frames: Frames, mark: Callable[[object], None]) -> None:
@@ -188,7 +220,9 @@ class Recording:
 
     @property
     def layers(self) -> list[str]:
-        """Module paths of the recorded layers in the order they ran; a module that ran again is `path#2`."""
+        """Module paths of the recorded layers in the order they ran; a module that ran again is
+        `path#2`.
+        """
         return [self._frames.scope.known[index] for index in self.layer_indices]
 
     @property
@@ -202,7 +236,8 @@ class Recording:
         return list(self._frames.heads)
 
     def mark(self, step: object = None) -> None:
-        """End a step: the forwards since the last mark belong to it, and the first of them is its recording.
+        """End a step: the forwards since the last mark belong to it, and the first of them is its
+        recording.
 
         Raises ValueError when there was none.
         """
@@ -217,52 +252,71 @@ class Recording:
 
     @property
     def step_numbers(self) -> list[int]:
-        """Numbers of the recorded steps, counted from 0 by marks, or by forwards where nothing was marked."""
+        """Numbers of the recorded steps, counted from 0 by marks, or by forwards where nothing was
+        marked.
+        """
         return [frame.number for frame in self._kept()]
 
     @property
     def forwards_per_step(self) -> list[int]:
-        """How many forwards each recorded step took, by marks; the first of them is the one recorded."""
+        """How many forwards each recorded step took, by marks; the first of them is the one
+        recorded.
+        """
         return [forwards for _, frame, forwards in self._frames.marked if frame.is_recorded]
 
     def __getattr__(self, name: str) -> list[Tensor]:
-        """A recorded statistic by its name: `recording.received` is `recording.values("received")`."""
+        """A recorded statistic by its name: `recording.received` is
+        `recording.values("received")`.
+        """
         if name.startswith("_") or name not in registry.statistics:
-            raise AttributeError(f"a recording has no {name!r}; statistics are {', '.join(registry.statistics)}")
+            raise AttributeError(
+                f"a recording has no {name!r}; statistics are {', '.join(registry.statistics)}"
+            )
         return self.values(name)
 
     @property
     def visible(self) -> list[Tensor]:
-        """Per step (B, key): the number of queries that may see the key; interventions do not count.
+        """Per step (B, key): the number of queries that may see the key; interventions do not
+        count.
 
-        Raises ValueError when the layers differ (sliding windows in some): read `visible_by_layer` there.
+        Raises ValueError when the layers differ (sliding windows in some): read `visible_by_layer`
+        there.
         """
         frames = self._kept()
         for frame in frames:
             first = frame.visible[0]
             for index, other in zip(frame.indices, frame.visible, strict=True):
-                if other is not first and (other.shape != first.shape or not torch.equal(other, first)):
+                if other is not first and (
+                    other.shape != first.shape or not torch.equal(other, first)
+                ):
                     raise ValueError(
-                        f"the layers do not see alike: {frame.paths[index]} has other visible queries than "
+                        f"the layers do not see alike: {frame.paths[index]} has other visible "
+                        "queries than "
                         f"{frame.paths[frame.indices[0]]}; read recording.visible_by_layer"
                     )
         return [frame.visible[0] for frame in frames]
 
     @property
     def visible_by_layer(self) -> list[Tensor]:
-        """Per step (B, layer, key): `visible` for models whose layers see different keys; NaN where there is no key."""
+        """Per step (B, layer, key): `visible` for models whose layers see different keys; NaN where
+        there is no key.
+        """
         return [padded_stack([part.float() for part in frame.visible], 1) for frame in self._kept()]
 
     @property
     def positions(self) -> list[Tensor]:
-        """Per step (B,), int64: canvas positions that some query sees, padding and sink columns not counted.
+        """Per step (B,), int64: canvas positions that some query sees, padding and sink columns not
+        counted.
 
-        Under a cache only some queries run: `received` and `visible` times positions / queries is as if all did.
+        Under a cache only some queries run: `received` and `visible` times positions / queries is
+        as if all did.
         """
 
         def count(frame: Frame) -> Tensor:
             widest = max(part.shape[1] for part in frame.visible)
-            seen = [part[:, frame.prefix :] > 0 for part in frame.visible if part.shape[1] == widest]
+            seen = [
+                part[:, frame.prefix :] > 0 for part in frame.visible if part.shape[1] == widest
+            ]
             return torch.stack(seen).any(0).sum(-1)
 
         return [count(frame) for frame in self._kept()]
@@ -274,28 +328,39 @@ class Recording:
 
     @property
     def query_state(self) -> list[Tensor]:
-        """Per step (B, Q), int8: state of every query (its number in `STATES`, −1 for padding); needs a canvas."""
+        """Per step (B, Q), int8: state of every query (its number in `STATES`, −1 for padding);
+        needs a canvas.
+        """
         self._check_states()
         return [frame.state_BQ for frame in self._kept() if frame.state_BQ is not None]
 
     @property
     def key_state(self) -> list[Tensor]:
-        """Per step (B, key), int8: state of the position that holds the key (its number in `STATES`, −1 for padding and
-        for the model's sink columns), whether or not its query ran; needs a canvas."""
+        """Per step (B, key), int8: state of the position that holds the key (its number in
+        `STATES`, −1 for padding and for the model's sink columns), whether or not its query ran;
+        needs a canvas.
+        """
         self._check_states()
         return [
-            pad(frame.state_BS, (frame.prefix, 0), value=-1) for frame in self._kept() if frame.state_BS is not None
+            pad(frame.state_BS, (frame.prefix, 0), value=-1)
+            for frame in self._kept()
+            if frame.state_BS is not None
         ]
 
     def by_state(self, name: str) -> numpy.ndarray:
-        """A statistic of keys, mean over the keys whose position is masked, committed and prompt: its axes with "state"
-        behind "batch" and without "key"; NaN for a state that no position is in.
+        """A statistic of keys, mean over the keys whose position is masked, committed and prompt:
+        its axes with "state" behind "batch" and without "key"; NaN for a state that no position is
+        in.
 
-        What masks receive, and how long their values are, is no measure of the text beside them: told together, they
-        give the mean of a mixture. Raises ValueError without a canvas, and for a statistic that has no axis "key".
+        What masks receive, and how long their values are, is no measure of the text beside them:
+        told together, they give the mean of a mixture. Raises ValueError without a canvas, and for
+        a statistic that has no axis "key".
         """
         if self.dims(name)[-1] != "key":
-            raise ValueError(f"{name} is not counted by key (its axes are {self.dims(name)}): read array({name!r})")
+            raise ValueError(
+                f"{name} is not counted by key (its axes are {self.dims(name)}): read "
+                f"array({name!r})"
+            )
         states, steps = self.key_state, []
         for value, state_BK in zip(self.values(name), states, strict=True):
             here_SBK = torch.stack([state_BK == state for state in range(len(STATES))])
@@ -306,28 +371,36 @@ class Recording:
     def _check_states(self) -> None:
         if not self._frames.has_states:
             raise ValueError(
-                "states of queries need the canvas, and so do those of keys: trace(model, …, canvas=canvas)"
+                "states of queries need the canvas, and so do those of keys: trace(model, …, "
+                "canvas=canvas)"
             )
 
     @property
     def prefix(self) -> int:
-        """Sink columns in front: what the denoiser announced, else keys minus queries of the first forward; in front of
-        the keys of cross attention there are none."""
+        """Sink columns in front: what the denoiser announced, else keys minus queries of the first
+        forward; in front of the keys of cross attention there are none."""
         return self._frames.prefix or 0
 
     @property
     def maps(self) -> dict[MapKey, Tensor]:
-        """The whole attention maps that were requested and came by, (B, Q, key), by (step, layer, head) as given."""
-        return {key: map_BQS for frame in self._frames.steps for (key, _), map_BQS in frame.maps.items()}
+        """The whole attention maps that were requested and came by, (B, Q, key), by (step, layer,
+        head) as given.
+        """
+        return {
+            key: map_BQS for frame in self._frames.steps for (key, _), map_BQS in frame.maps.items()
+        }
 
     def map(self, step: int, layer: int, head: int) -> Tensor:
-        """One of `maps`. Raises ValueError for one that was not requested or never came, naming those there are."""
+        """One of `maps`. Raises ValueError for one that was not requested or never came, naming
+        those there are.
+        """
         maps = self.maps
         if (step, layer, head) not in maps:
             is_requested = (step, layer, head) in self._frames.scope.maps
             fact = "was asked for, but its step never ran" if is_requested else "was not asked for"
             raise ValueError(
-                f"the map of step {step}, layer {layer}, head {head} {fact}; there are {list(maps)}: "
+                f"the map of step {step}, layer {layer}, head {head} {fact}; there are "
+                f"{list(maps)}: "
                 f"trace(model, maps=[({step}, {layer}, {head})])"
             )
         return maps[(step, layer, head)]
@@ -335,20 +408,31 @@ class Recording:
     def values(self, name: str) -> list[Tensor]:
         """A statistic, one tensor a step. Raises ValueError for one that was not recorded."""
         if name not in self.statistics:
-            raise ValueError(f'{name!r} was not recorded, only {self.statistics}: trace(model, ("{name}", …))')
+            raise ValueError(
+                f'{name!r} was not recorded, only {self.statistics}: trace(model, ("{name}", …))'
+            )
         return [frame.values[name] for frame in self._kept()]
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Names of the axes of `array(name)`. Raises ValueError for an unknown name."""
-        return ("step", *(_EXTRA_AXES[name] if name in _EXTRA_AXES else registry.statistics.parse(name).axes))
+        return (
+            "step",
+            *(_EXTRA_AXES[name] if name in _EXTRA_AXES else registry.statistics.parse(name).axes),
+        )
 
     def array(self, name: str) -> numpy.ndarray:
-        """A statistic, or "visible", "positions", "query_state" or "key_state", of all recorded steps in one array.
+        """A statistic, or "visible", "positions", "query_state" or "key_state", of all recorded
+        steps in one array.
 
-        Its axes are `dims`. NaN where a step has no such key. What is counted by query stands at the query's canvas
-        position, NaN where no query ran. Raises ValueError when nothing was recorded, or the statistic was not.
+        Its axes are `dims`. NaN where a step has no such key. What is counted by query stands at
+        the query's canvas position, NaN where no query ran. Raises ValueError when nothing was
+        recorded, or the statistic was not.
         """
-        tensors = [value.float() for value in getattr(self, name)] if name in _EXTRA_AXES else self.values(name)
+        tensors = (
+            [value.float() for value in getattr(self, name)]
+            if name in _EXTRA_AXES
+            else self.values(name)
+        )
         if not tensors:
             ran = len(self._frames.steps)
             raise ValueError(
@@ -357,7 +441,9 @@ class Recording:
                 else "nothing was recorded yet: run the model inside the block"
             )
         if self.dims(name)[-1] == "position":
-            tensors = [_spread(value, frame) for value, frame in zip(tensors, self._kept(), strict=True)]
+            tensors = [
+                _spread(value, frame) for value, frame in zip(tensors, self._kept(), strict=True)
+            ]
         return padded_stack(tensors, 0).numpy()
 
     def _kept(self) -> list[Frame]:
@@ -366,4 +452,6 @@ class Recording:
 
 def _spread(value: Tensor, frame: Frame) -> Tensor:
     """(…, Q) in the order of the queries as (…, P) by canvas position, NaN where no query ran."""
-    return torch.full((*value.shape[:-1], frame.length), torch.nan).index_copy_(-1, frame.columns_Q, value)
+    return torch.full((*value.shape[:-1], frame.length), torch.nan).index_copy_(
+        -1, frame.columns_Q, value
+    )

@@ -1,4 +1,6 @@
-"""Which layers, heads, steps and whole maps: what a trace records and where an intervention applies."""
+"""Which layers, heads, steps and whole maps: what a trace records and where an intervention
+applies.
+"""
 
 import operator
 from collections.abc import Container, Iterable, Sequence
@@ -40,17 +42,25 @@ def as_iterable(given: Any) -> Iterable[Any]:
 
 
 def whole_numbers(name: str, given: Any) -> tuple[int, ...]:
-    """`given`, one number or several, as a tuple. Raises ValueError for what is none, and for numbers below 0."""
+    """`given`, one number or several, as a tuple. Raises ValueError for what is none, and for
+    numbers below 0.
+    """
     numbers: list[Any] = [as_int(number) for number in as_iterable(given)]
     if None in numbers:
-        raise ValueError(f"{name}: whole numbers are expected, got {given!r}: write a tuple such as (0, 3)")
+        raise ValueError(
+            f"{name}: whole numbers are expected, got {given!r}: write a tuple such as (0, 3)"
+        )
     if numbers and min(numbers) < 0:
-        raise ValueError(f"{name}: numbers count from 0, got {min(numbers)}: leave out what lies before")
+        raise ValueError(
+            f"{name}: numbers count from 0, got {min(numbers)}: leave out what lies before"
+        )
     return tuple(numbers)
 
 
 def chosen(name: str, given: Any) -> tuple[Any, ...] | None:
-    """ "layers" or "heads" as a tuple, each once; None means all. Raises ValueError for what names none."""
+    """ "layers" or "heads" as a tuple, each once; None means all. Raises ValueError for what names
+    none.
+    """
     if given is None:
         return None
     paths = name == "layers"
@@ -58,9 +68,16 @@ def chosen(name: str, given: Any) -> tuple[Any, ...] | None:
     if not found:
         raise ValueError(f"{name} names at least one, got none: leave it out (None) for all")
     if None in found:
-        what = "in the order of execution (-1 is the last), or module paths" if paths else "of query heads"
+        what = (
+            "in the order of execution (-1 is the last), or module paths"
+            if paths
+            else "of query heads"
+        )
         example = '(0, -1) or ("layers.3",)' if paths else "(0, 3)"
-        raise ValueError(f"{name} are numbers {what}, got {given!r}: write a tuple such as {example}; None means all")
+        raise ValueError(
+            f"{name} are numbers {what}, got {given!r}: write a tuple such as {example}; None "
+            "means all"
+        )
     return tuple(dict.fromkeys(found))
 
 
@@ -68,7 +85,8 @@ def chosen(name: str, given: Any) -> tuple[Any, ...] | None:
 class RecordingScope:
     """What was chosen. Layers are known by name and number once the first forward has shown them.
 
-    Raises ValueError for what is no scope at all; layers and heads are held to the model as it runs.
+    Raises ValueError for what is no scope at all; layers and heads are held to the model as it
+    runs.
     """
 
     layers: Any = None
@@ -80,17 +98,24 @@ class RecordingScope:
     total: int | None = None
     """Number of attention layers, where it is known; then negative numbers count from there."""
     known: list[str] = field(default_factory=list)
-    """Paths of all attention layers in the order they ran in the first forward; empty before it ended."""
+    """Paths of all attention layers in the order they ran in the first forward; empty before it
+    ended.
+    """
 
     def __post_init__(self) -> None:
         steps = self.steps
         if isinstance(steps, str) or not (steps is None or hasattr(steps, "__contains__")):
-            raise ValueError(f"steps is a container of step numbers such as range(0, 64, 8) or a set, got {steps!r}")
+            raise ValueError(
+                "steps is a container of step numbers such as range(0, 64, 8) or a set, got "
+                f"{steps!r}"
+            )
         self.maps = [_map_key(key) for key in self.maps]
         self.layers, self.heads = chosen("layers", self.layers), chosen("heads", self.heads)
 
     def has_layer(self, index: int, path: str) -> bool:
-        """Whether to measure the layer that runs as number `index`; before the first forward ended, perhaps."""
+        """Whether to measure the layer that runs as number `index`; before the first forward ended,
+        perhaps.
+        """
         return self.layers is None or any(
             _matches(path, wanted) if isinstance(wanted, str) else self._is_number(index, wanted)
             for wanted in self.layers
@@ -103,22 +128,29 @@ class RecordingScope:
     def _is_number(self, index: int, wanted: int) -> bool:
         if wanted >= 0:
             return index == wanted
-        # Counted from an end that is not known before the first forward got there: until then, any may be meant.
+        # Counted from an end that is not known before the first forward got there: until then, any
+        # may be meant.
         return self.total is None or index == wanted + self.total
 
     def heads_of(self, layer: str, total: int) -> list[int] | None:
-        """The query heads to record in a layer with so many; None for all. Raises ValueError for one that is not."""
+        """The query heads to record in a layer with so many; None for all. Raises ValueError for
+        one that is not.
+        """
         if self.heads is None:
             return None
         return list(dict.fromkeys(_head(head, layer, total) for head in self.heads))
 
     def maps_of(self, step: int, index: int, layer: str, total_heads: int) -> dict[MapKey, int]:
-        """The maps to keep of the layer that runs as number `index`, by the key as it was given, with their heads."""
+        """The maps to keep of the layer that runs as number `index`, by the key as it was given,
+        with their heads.
+        """
         here = [key for key in self.maps if key[0] == step and self._is_number(index, key[1])]
         return {key: _head(key[2], layer, total_heads) for key in here}
 
     def check_layers(self, paths: Sequence[str]) -> None:
-        """The layers of the first forward. Raises ValueError for a chosen one that is not among them."""
+        """The layers of the first forward. Raises ValueError for a chosen one that is not among
+        them.
+        """
         if self.known:
             return
         total = len(paths)
@@ -127,10 +159,14 @@ class RecordingScope:
             if isinstance(wanted, str):
                 if not any(_matches(path, wanted) for path in paths):
                     hint = near(wanted, paths, cutoff=0.3) or f"the first is {paths[0]!r}"
-                    raise ValueError(f"no attention layer is called {wanted!r} among the {total} that ran: {hint}")
+                    raise ValueError(
+                        f"no attention layer is called {wanted!r} among the {total} that ran: "
+                        f"{hint}"
+                    )
             elif not -total <= wanted < total:
                 raise ValueError(
-                    f"layers are numbered 0 … {total - 1} in the order they run (or from the end, −1 … −{total}), "
+                    f"layers are numbered 0 … {total - 1} in the order they run (or from the end, "
+                    f"−1 … −{total}), "
                     f"got {wanted}"
                 )
         self.known = list(paths)
@@ -139,18 +175,26 @@ class RecordingScope:
 def _map_key(given: Any) -> MapKey:
     numbers = [as_int(number) for number in as_iterable(given)]
     if len(numbers) != 3 or None in numbers:
-        raise ValueError(f"maps are triples of numbers (step, layer, head), got {given!r}: write maps=[(3, 5, 2)]")
+        raise ValueError(
+            f"maps are triples of numbers (step, layer, head), got {given!r}: write maps=[(3, 5, "
+            "2)]"
+        )
     return tuple(numbers)  # type: ignore[return-value]
 
 
 def _head(head: int, layer: str, total: int) -> int:
     if not -total <= head < total:
-        raise ValueError(f"{layer or 'the model'} has the query heads 0 … {total - 1} (or −1 … −{total}), got {head}")
+        raise ValueError(
+            f"{layer or 'the model'} has the query heads 0 … {total - 1} (or −1 … −{total}), got "
+            f"{head}"
+        )
     return int(head) % total
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """Whether a pattern names a layer: its path or the end of it, or a module that holds it; * stands for anything."""
+    """Whether a pattern names a layer: its path or the end of it, or a module that holds it; *
+    stands for anything.
+    """
     parts = path.split(".")
     holders = [".".join(parts[: end + 1]) for end in range(len(parts))]
     return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}") for name in holders)

@@ -1,4 +1,6 @@
-"""What all queries so far gave every key of an autoregressive text, added up over the forwards of a cached decode."""
+"""What all queries so far gave every key of an autoregressive text, added up over the forwards of a
+cached decode.
+"""
 
 # L layers, H heads, K keys (added sinks first, then text positions), W windows of queries
 from __future__ import annotations
@@ -10,10 +12,12 @@ WINDOW = 8
 
 
 class SoFar:
-    """Column sums of one text over all its queries so far, as a forward over the whole text would give them.
+    """Column sums of one text over all its queries so far, as a forward over the whole text would
+    give them.
 
-    Under a cache every forward has the rows of its own queries alone; added up they are the columns of the causal map.
-    A forward over the whole text (the prompt, or one without a cache) begins anew.
+    Under a cache every forward has the rows of its own queries alone; added up they are the columns
+    of the causal map. A forward over the whole text (the prompt, or one without a cache) begins
+    anew.
     """
 
     def __init__(self) -> None:
@@ -28,13 +32,20 @@ class SoFar:
         """(K,) queries that may see the key."""
         self._windows: list[np.ndarray] = []
 
-    def add(self, received_LHK: np.ndarray, visible_K: np.ndarray, window_WLHK: np.ndarray, added: int = 0) -> None:
+    def add(
+        self,
+        received_LHK: np.ndarray,
+        visible_K: np.ndarray,
+        window_WLHK: np.ndarray,
+        added: int = 0,
+    ) -> None:
         """Add what one forward gave.
 
         Args:
             received_LHK: its column sums.
             visible_K: how many of its queries may see each key; 0 for padding.
-            window_WLHK: the column sums of its queries, `WINDOW` after another (the statistic "received_by_window").
+            window_WLHK: the column sums of its queries, `WINDOW` after another (the statistic
+                "received_by_window").
             added: added sink columns in front of the keys.
 
         Raises:
@@ -46,7 +57,8 @@ class SoFar:
         begins, into = divmod(self.queries, WINDOW)
         if into and ran > 1:
             raise ValueError(
-                f"rows are added up of whole prompts and single tokens, but after {self.queries} queries came a "
+                f"rows are added up of whole prompts and single tokens, but after {self.queries} "
+                "queries came a "
                 f"forward of {ran}: read the text in one piece, or token by token"
             )
         keys = received_LHK.shape[-1]
@@ -59,12 +71,15 @@ class SoFar:
         self.queries += ran
 
     def windows(self, keys: int, added: int = 0, padding: int = 0) -> np.ndarray:
-        """(W, L, H, keys) mean weight that the queries of each whole window give the keys that all of them may see.
+        """(W, L, H, keys) mean weight that the queries of each whole window give the keys that all
+        of them may see.
 
-        Window w has the queries 8w … 8w + 7 of the text; the other keys hold NaN. Of the text, the first ``keys`` keys.
+        Window w has the queries 8w … 8w + 7 of the text; the other keys hold NaN. Of the text, the
+        first ``keys`` keys.
 
         Args:
-            keys: keys to tell of, added sinks and padding among them; a window that reaches beyond them is left out.
+            keys: keys to tell of, added sinks and padding among them; a window that reaches beyond
+                them is left out.
             added: added sink columns in front.
             padding: padding columns behind these, which no query sees.
         """
@@ -78,4 +93,6 @@ class SoFar:
 
 def _widened(sums_LHK: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """The sums with zeros where there were no keys, heads or layers yet."""
-    return np.pad(sums_LHK, [(0, size - had) for size, had in zip(shape, sums_LHK.shape, strict=True)])
+    return np.pad(
+        sums_LHK, [(0, size - had) for size, had in zip(shape, sums_LHK.shape, strict=True)]
+    )

@@ -1,7 +1,8 @@
 """The statistics that a trace can record: what each of them measures in an attention call."""
 
-# B batch, H query heads (those recorded), Q queries, S keys or canvas positions, D head dim (width of hidden states)
-# G groups of queries: all real ones, then those in each state; R the greatest magnitudes that are kept
+# B batch, H query heads (those recorded), Q queries, S keys or canvas positions, D head dim (width
+# of hidden states) G groups of queries: all real ones, then those in each state; R the greatest
+# magnitudes that are kept
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -32,7 +33,9 @@ class CallView:
     output_BHQD: Tensor
     """What every head gave every query."""
     shared: dict[str, Tensor] = field(default_factory=dict)
-    """What the statistics of this call read (`Statistic.reads`), computed in one pass over the scores."""
+    """What the statistics of this call read (`Statistic.reads`), computed in one pass over the
+    scores.
+    """
 
     def of_heads(self, x_BH: Tensor) -> Tensor:
         """The recorded heads of a tensor (B, H, …) over all query heads."""
@@ -45,7 +48,8 @@ class CallView:
     def is_like(self, other: "CallView") -> bool:
         """Whether the rows of both may be measured as those of one batch."""
         one, two = (
-            (view.heads, view.call.scale, *((x.dtype, x.shape) for x in view.tensors())) for view in (self, other)
+            (view.heads, view.call.scale, *((x.dtype, x.shape) for x in view.tensors()))
+            for view in (self, other)
         )
         # which says the rest: one mask, on one canvas
         return one == two and self.call.visibility is other.call.visibility
@@ -55,15 +59,28 @@ class CallView:
         layers = list(zip(*tensors, strict=True))
         count, (q_BHQD, k_BKSD, v_BKSD, out_BHQD) = len(layers[0]), map(torch.cat, layers)
         visibility = self.call.visibility.repeated(count)
-        mask = None if visibility.mask is None else visibility.mask[(None,) * (4 - visibility.mask.dim())]
-        given: dict[str, Any] = {"query_BHQD": q_BHQD, "key_BKSD": k_BKSD, "value_BKSD": v_BKSD, "mask": mask}
+        mask = (
+            None
+            if visibility.mask is None
+            else visibility.mask[(None,) * (4 - visibility.mask.dim())]
+        )
+        given: dict[str, Any] = {
+            "query_BHQD": q_BHQD,
+            "key_BKSD": k_BKSD,
+            "value_BKSD": v_BKSD,
+            "mask": mask,
+        }
         state_BQ = None if self.state_BQ is None else self.state_BQ.repeat(count, 1)
-        return CallView(replace(self.call, visibility=visibility, **given), self.heads, state_BQ, out_BHQD)
+        return CallView(
+            replace(self.call, visibility=visibility, **given), self.heads, state_BQ, out_BHQD
+        )
 
 
 @dataclass(eq=False)
 class StatesView:
-    """The hidden states that leave a decoder layer as a statistic reads them (`of_states`), interventions included."""
+    """The hidden states that leave a decoder layer as a statistic reads them (`of_states`),
+    interventions included.
+    """
 
     states_BQD: Tensor
     real_BQ: Tensor | None
@@ -74,7 +91,8 @@ class StatesView:
 
 @dataclass(frozen=True)
 class Statistic:
-    """One number per key, query, head or layer of every attention call. A subclass is registered under a name::
+    """One number per key, query, head or layer of every attention call. A subclass is registered
+    under a name::
 
         @statistics.register("largest_share")
         class LargestShare(Statistic):
@@ -88,19 +106,27 @@ class Statistic:
     """
 
     axes: ClassVar[tuple[str, ...]] = ()
-    """Names of the axes of one step, "layer" among them. "position" is the axis of queries, "key" that of keys."""
+    """Names of the axes of one step, "layer" among them. "position" is the axis of queries, "key"
+    that of keys.
+    """
     reads: ClassVar[tuple[str, ...]] = ()
-    """What it takes from the one pass over the scores, of "received" (B, H, S), "received_by_state" (B, 3, H, S),
-    "row_entropy", "row_logsumexp" and "noop_bound" (B, H, Q): see `sinklab.core.attention.received`."""
+    """What it takes from the one pass over the scores, of "received" (B, H, S), "received_by_state"
+    (B, 3, H, S), "row_entropy", "row_logsumexp" and "noop_bound" (B, H, Q): see
+    `sinklab.core.attention.received`.
+    """
     needs_canvas: ClassVar[bool] = False
     """Whether it reads the states of queries: then `trace` must be given the canvas."""
     of_states: ClassVar[bool] = False
-    """Whether it reads the hidden states after the layer: then `measure` is given a `StatesView`."""
+    """Whether it reads the hidden states after the layer: then `measure` is given a
+    `StatesView`.
+    """
     by_row: ClassVar[bool] = False
-    """Whether it measures every batch row by itself, and alike in all layers: those of a small model are then measured
-    as the rows of one batch."""
+    """Whether it measures every batch row by itself, and alike in all layers: those of a small
+    model are then measured as the rows of one batch."""
     columns: ClassVar[tuple[str, ...]] = ()
-    """What stands along its last axis, where these are numbers of different kinds: a run folder has a table of them."""
+    """What stands along its last axis, where these are numbers of different kinds: a run folder has
+    a table of them.
+    """
 
     def measure(self, view: Any) -> Tensor:
         """Its numbers in one layer: a tensor with `axes`, the axis "layer" left out."""
@@ -129,11 +155,13 @@ class ReceivedByState(Statistic):
 @statistics.register("received_from_masked")
 @dataclass(frozen=True)
 class ReceivedFromMasked(Statistic, Checked):
-    """What every key receives from masked queries alone, which decides the tokens: as if all queries were masked.
+    """What every key receives from masked queries alone, which decides the tokens: as if all
+    queries were masked.
 
-    The mean weight that the masked queries which see the key give it, times the queries that see it: an even share is
-    what it is in "received", in whose place a rule may read it (``find_sinks(…, rule, recording.visible)``). NaN where
-    fewer than `least` masked queries see the key: too few to tell.
+    The mean weight that the masked queries which see the key give it, times the queries that see
+    it: an even share is what it is in "received", in whose place a rule may read it
+    (``find_sinks(…, rule, recording.visible)``). NaN where fewer than `least` masked queries see
+    the key: too few to tell.
     """
 
     least: int = limited(8, at_least=1)
@@ -149,14 +177,17 @@ class ReceivedFromMasked(Statistic, Checked):
         state_BQ: Any = view.state_BQ
         counts = (visibility.seen_by(state_BQ == MASKED), visibility.visible_BHS)
         masked, every = (count.to(received_BHS) for count in counts)
-        masked, every = (view.of_heads(count) if count.shape[1] > 1 else count for count in (masked, every))
+        masked, every = (
+            view.of_heads(count) if count.shape[1] > 1 else count for count in (masked, every)
+        )
         told = (masked >= self.least) | (every == 0)
         return (received_BHS / masked.clamp_min(1) * every).masked_fill(~told, torch.nan)
 
 
 @statistics.register("received_by_window")
 class ReceivedByWindow(Statistic):
-    """The column sums of the queries of a forward, `WINDOW` after another: of disjoint parts of an autoregressive text.
+    """The column sums of the queries of a forward, `WINDOW` after another: of disjoint parts of an
+    autoregressive text.
 
     Padding does not count: the first window begins with the first real query.
     """
@@ -170,7 +201,9 @@ class ReceivedByWindow(Statistic):
         if queries <= WINDOW:
             return view.shared["received"].unsqueeze(1)
         if real_BQ is None:
-            real_BQ = torch.ones(len(view.call.query_BHQD), queries, dtype=torch.bool, device=view.output_BHQD.device)
+            real_BQ = torch.ones(
+                len(view.call.query_BHQD), queries, dtype=torch.bool, device=view.output_BHQD.device
+            )
         number_BQ = torch.div(real_BQ.long().cumsum(1) - 1, WINDOW, rounding_mode="floor")
         windows = range(-(-queries // WINDOW))
         groups_BGQ = torch.stack([(number_BQ == number) & real_BQ for number in windows], 1)
@@ -179,7 +212,9 @@ class ReceivedByWindow(Statistic):
 
 @statistics.register("last_row")
 class LastRow(Statistic):
-    """The attention row of the last real query: what an autoregressive model looks at as it chooses its next token."""
+    """The attention row of the last real query: what an autoregressive model looks at as it chooses
+    its next token.
+    """
 
     axes = KEYS
     by_row = True
@@ -190,7 +225,9 @@ class LastRow(Statistic):
 
 @statistics.register("value_norm")
 class ValueNorm(Statistic):
-    """The norm of every token's value vector, averaged over all heads; NaN where a cache has dropped it."""
+    """The norm of every token's value vector, averaged over all heads; NaN where a cache has
+    dropped it.
+    """
 
     axes = ("batch", "layer", "key")
     by_row = True
@@ -236,7 +273,9 @@ class OutputNorm(Statistic):
 
     def measure(self, view: CallView) -> Tensor:
         out_BHQD = view.of_heads(view.output_BHQD.detach())
-        return torch.linalg.vector_norm(out_BHQD, dim=-1, dtype=torch.promote_types(out_BHQD.dtype, torch.float32))
+        return torch.linalg.vector_norm(
+            out_BHQD, dim=-1, dtype=torch.promote_types(out_BHQD.dtype, torch.float32)
+        )
 
 
 @statistics.register("noop_bound")
@@ -251,13 +290,15 @@ class NoopBound(Statistic):
 @statistics.register("massive_activations")
 @dataclass(frozen=True)
 class MassiveActivations(Statistic, Checked):
-    """The greatest magnitudes in the hidden states after each decoder layer (arXiv 2402.17762, 2603.05498), by row.
+    """The greatest magnitudes in the hidden states after each decoder layer (arXiv 2402.17762,
+    2603.05498), by row.
 
-    Along the axis "number": the value itself with its sign, its channel, its canvas position (padding counted, sink
-    columns not), and the ratio of its magnitude to the median magnitude (`columns`). Hidden states are the residual
-    stream as it leaves the layer. The median that a magnitude is divided by is that of
-    |x| over all channels of all positions of the row that ran (under a cache not all do), padding and the model's own
-    sink columns left out. Sun et al. call an activation massive from |x| > 100 and a ratio of 1000 on.
+    Along the axis "number": the value itself with its sign, its channel, its canvas position
+    (padding counted, sink columns not), and the ratio of its magnitude to the median magnitude
+    (`columns`). Hidden states are the residual stream as it leaves the layer. The median that a
+    magnitude is divided by is that of |x| over all channels of all positions of the row that ran
+    (under a cache not all do), padding and the model's own sink columns left out. Sun et al. call
+    an activation massive from |x| > 100 and a ratio of 1000 on.
     """
 
     top: int = limited(3, at_least=1)
@@ -272,25 +313,35 @@ class MassiveActivations(Statistic, Checked):
         size_BN = known_BN = states_BN.abs()
         if view.real_BQ is not None:
             real_BN = view.real_BQ.to(size_BN.device).repeat_interleave(width, 1)
-            size_BN, known_BN = size_BN.masked_fill(~real_BN, -1), size_BN.masked_fill(~real_BN, torch.nan)
+            size_BN, known_BN = (
+                size_BN.masked_fill(~real_BN, -1),
+                size_BN.masked_fill(~real_BN, torch.nan),
+            )
         greatest_BR, at_BR = size_BN.topk(min(self.top, size_BN.shape[1]))
         position_BR = view.columns_Q.to(at_BR.device)[at_BR // width]
         median = fast_path(fast_medians, view.states_BQD)
-        ratio_BR = greatest_BR / (median(known_BN) if median else known_BN.nanmedian(1, True).values)
+        ratio_BR = greatest_BR / (
+            median(known_BN) if median else known_BN.nanmedian(1, True).values
+        )
         return torch.stack([states_BN.gather(1, at_BR), at_BR % width, position_BR, ratio_BR], -1)
 
 
 def chosen_statistics(given: Iterable[Any]) -> dict[str, Statistic]:
     """Statistics by label, from names, texts ``name:field=value`` and values.
 
-    Raises ValueError for none, for a bare string, for an unknown one (naming the near ones) and for one without layers.
+    Raises ValueError for none, for a bare string, for an unknown one (naming the near ones) and for
+    one without layers.
     """
     if isinstance(given, str) or not given:
-        raise ValueError(f"statistics is a tuple of names in {tuple(statistics)}, got {given!r}: write (name,)")
+        raise ValueError(
+            f"statistics is a tuple of names in {tuple(statistics)}, got {given!r}: write (name,)"
+        )
     chosen = {statistics.as_text(one): one for one in map(statistics.parse, given)}
     for label, one in chosen.items():
         if "layer" not in one.axes:
-            raise ValueError(f'the axes of a statistic hold "layer", but those of {label} are {one.axes}: add it')
+            raise ValueError(
+                f'the axes of a statistic hold "layer", but those of {label} are {one.axes}: add it'
+            )
         for name in one.reads:
             one_of(f"what {label} reads", name, (*STATISTICS, "received_by_state"))
     return chosen
@@ -305,7 +356,9 @@ def read_in_one_pass(view: CallView, reads: set[str]) -> dict[str, Tensor]:
         wanted.add("received")
     found: dict[str, Tensor] = {}
     if wanted:
-        groups_BGQ = _groups(call, view.state_BQ if by_state else None) if "received" in wanted else None
+        groups_BGQ = (
+            _groups(call, view.state_BQ if by_state else None) if "received" in wanted else None
+        )
         found = call.measured(wanted, view.heads, v_BKSD=call.value_BKSD, groups_BGQ=groups_BGQ)
         if groups_BGQ is not None:
             found["received_by_state"] = found["received"][:, 1:]
@@ -319,7 +372,9 @@ def read_in_one_pass(view: CallView, reads: set[str]) -> dict[str, Tensor]:
 
 
 def _groups(call: AttentionCall, state_BQ: Tensor | None) -> Tensor | None:
-    """Groups of queries to add up, bool (B, G, Q): the real ones, and where states are given those of each state."""
+    """Groups of queries to add up, bool (B, G, Q): the real ones, and where states are given those
+    of each state.
+    """
     real_BQ = call.visibility.real_BQ
     if state_BQ is None:
         return None if real_BQ is None else real_BQ.unsqueeze(1)
@@ -334,13 +389,16 @@ STATE_OF = ("predicted", "own")
 def position_states(canvas: Any, ids_BS: Tensor) -> Tensor:
     """State of every position of the canvas, int8 (B, S): its number in `STATES`, −1 for padding.
 
-    `canvas` has `open_BS`, `mask_id` and `attention_BS` (`sinklab.core.sampling.Canvas`). Masked: open and holding the mask.
-    Committed: open and written. Prompt: given. Raises ValueError for ids of another shape than the canvas.
+    `canvas` has `open_BS`, `mask_id` and `attention_BS` (`sinklab.core.sampling.Canvas`). Masked:
+    open and holding the mask. Committed: open and written. Prompt: given. Raises ValueError for ids
+    of another shape than the canvas.
     """
     remedy = "give trace the canvas that is decoded, and decode with model.denoiser()"
     check_tensor("the ids that tell states", ids_BS, canvas.open_BS.shape, remedy=remedy)
     # from the host such a copy may go its way: it is staged before the call returns
-    open_BS, real_BS = (x.to(ids_BS.device, non_blocking=True) for x in (canvas.open_BS, canvas.attention_BS))
+    open_BS, real_BS = (
+        x.to(ids_BS.device, non_blocking=True) for x in (canvas.open_BS, canvas.attention_BS)
+    )
     state_BS = torch.where(open_BS, (ids_BS != canvas.mask_id).to(torch.int8), 2)
     return torch.where(real_BS, state_BS, -1).to(torch.int8)
 
@@ -352,10 +410,13 @@ class QueryStates:
     """
 
     def __init__(self, model: nn.Module, canvas: Any, state_of: str) -> None:
-        missing = [name for name in ("open_BS", "mask_id", "attention_BS") if not hasattr(canvas, name)]
+        missing = [
+            name for name in ("open_BS", "mask_id", "attention_BS") if not hasattr(canvas, name)
+        ]
         if missing:
             raise ValueError(
-                f"canvas must have open_BS, mask_id and attention_BS, but {type(canvas).__name__} lacks "
+                f"canvas must have open_BS, mask_id and attention_BS, but {type(canvas).__name__} "
+                "lacks "
                 f"{', '.join(missing)}: pass the sampling.Canvas that is decoded"
             )
         self.canvas = canvas
@@ -363,10 +424,11 @@ class QueryStates:
         self.shift = int(is_shifted and state_of == "predicted")
 
     def of(self, state_BS: Tensor, columns_Q: Tensor) -> Tensor:
-        """int8 (B, Q): the state of what each query predicts (or of its own position), −1 for a padding query.
+        """int8 (B, Q): the state of what each query predicts (or of its own position), −1 for a
+        padding query.
 
-        `state_BS` are the states of all positions. Where logits are shifted, the query at i predicts position i + 1;
-        the last one of the text counts as its own.
+        `state_BS` are the states of all positions. Where logits are shifted, the query at i
+        predicts position i + 1; the last one of the text counts as its own.
         """
         columns_Q = columns_Q.to(state_BS.device)
         own_BQ = state_BS.index_select(1, columns_Q)

@@ -1,4 +1,6 @@
-"""The tap: sees every attention call of one model, lets interventions rewrite it, then shows it to observers."""
+"""The tap: sees every attention call of one model, lets interventions rewrite it, then shows it to
+observers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sinklab.core.attention.context import Owner, is_observed, watching
-from sinklab.core.compat import compiled_module, compiles_hooks, is_compiled, is_replayed, is_running
+from sinklab.core.compat import (
+    compiled_module,
+    compiles_hooks,
+    is_compiled,
+    is_replayed,
+    is_running,
+)
 from sinklab.core.errors import check_tensor
 from sinklab.core.probing.backends import asking, hold, is_of_torch, read, remade, shown, within
 from sinklab.core.probing.call import NAMES, AttentionCall
@@ -27,16 +35,20 @@ _HEARD = (_SDPA, F.multi_head_attention_forward)
 
 
 class Tap(TorchFunctionMode):
-    """One per tapped model, shared by all its traces and interventions: edits first, then observers, however they nest.
+    """One per tapped model, shared by all its traces and interventions: edits first, then
+    observers, however they nest.
 
-    Hooks on this model, and not ModuleTracker's, which are global: those do not say whose forward is running.
+    Hooks on this model, and not ModuleTracker's, which are global: those do not say whose forward
+    is running.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
         self.owner = Owner(type(model).__name__)
-        """Who runs the model: hooks hang on the model for all threads, a torch function mode is set in one."""
+        """Who runs the model: hooks hang on the model for all threads, a torch function mode is set
+        in one.
+        """
         self.listeners: list[Listener] = []
         self.forwards = 0
         self.suspended = 0
@@ -49,7 +61,8 @@ class Tap(TorchFunctionMode):
         for path, part in self._modules.items():
             if compiles_hooks(part) or (path and is_compiled(part)):
                 raise ValueError(
-                    f"{path or 'the model'} is compiled, which hides its attention calls: leave its parts as they are, "
+                    f"{path or 'the model'} is compiled, which hides its attention calls: leave "
+                    "its parts as they are, "
                     "and trace what torch.compile(model) gives"
                 )
         self._stack: list[str] = []
@@ -62,19 +75,25 @@ class Tap(TorchFunctionMode):
         self._calls: dict[str, int] | None = None
         self._rooted = self._attended = False
         self._listening = False
-        # Paths that came to their end in it, and masks in doubt, by the first layer that was given one.
+        # Paths that came to their end in it, and masks in doubt, by the first layer that was given
+        # one.
         self._ran: set[str] = set()
         self._doubts: dict[int, tuple[str, Tensor]] = {}
-        lists = {path for path, module in self._modules.items() if isinstance(module, nn.ModuleList)}
+        lists = {
+            path for path, module in self._modules.items() if isinstance(module, nn.ModuleList)
+        }
         self._layers = {path for path in self._modules if path.rpartition(".")[0] in lists}
         """Paths of the decoder layers: the items of every `nn.ModuleList`."""
         self._hooked: set[str] = set()
         configs = asking(self._modules.values())
         self.is_shown = bool(configs)
-        """Whether calls are met in transformers' attention functions, and not by a mode over the whole forward."""
+        """Whether calls are met in transformers' attention functions, and not by a mode over the
+        whole forward.
+        """
         if self.is_compiled and not configs:
             raise ValueError(
-                "a compiled model hides its attention calls, unless all of them go by transformers' attention "
+                "a compiled model hides its attention calls, unless all of them go by "
+                "transformers' attention "
                 "functions: trace the module that was compiled (compiled._orig_mod)"
             )
         self.leave = ExitStack()
@@ -86,20 +105,32 @@ class Tap(TorchFunctionMode):
         if self.is_compiled:
             if any(getattr(config, "is_encoder_decoder", False) for config in configs):
                 raise ValueError(
-                    f"{type(self._modules['']).__name__} is compiled and has cross attention: which layers attend to "
-                    "another sequence is not told there; trace the module that was compiled (compiled._orig_mod)"
+                    f"{type(self._modules['']).__name__} is compiled and has cross attention: "
+                    "which layers attend to "
+                    "another sequence is not told there; trace the module that was compiled "
+                    "(compiled._orig_mod)"
                 )
             self._modules[""] = model
             self._hook({""})
         elif configs:
-            self._hook({"", *(holder for layer in self._layers for holder in _upwards(layer))} - self._layers)
+            self._hook(
+                {"", *(holder for layer in self._layers for holder in _upwards(layer))}
+                - self._layers
+            )
             for path, part in self._modules.items():
                 if part._modules and says_more(type(part)):
-                    handle = part.register_forward_pre_hook(_Hook(self._note, path), with_kwargs=True)
+                    handle = part.register_forward_pre_hook(
+                        _Hook(self._note, path), with_kwargs=True
+                    )
                     self.leave.callback(handle.remove)
         else:
-            # a layer of torch without parts (linear, norm, activation) never attends: a hook there is only time
-            leaves = {path for path, module in self._modules.items() if is_of_torch(type(module), module._modules)}
+            # a layer of torch without parts (linear, norm, activation) never attends: a hook there
+            # is only time
+            leaves = {
+                path
+                for path, module in self._modules.items()
+                if is_of_torch(type(module), module._modules)
+            }
             self._hook({*self._modules} - leaves | {""})
 
     def _hook(self, paths: set[str]) -> None:
@@ -114,12 +145,18 @@ class Tap(TorchFunctionMode):
     def hear(self, listener: Listener) -> None:
         """One more listener; what it needs of decoder layers is hooked.
 
-        Raises ValueError for one that changes what a compiled model computes, or reads more of it than attention.
+        Raises ValueError for one that changes what a compiled model computes, or reads more of it
+        than attention.
         """
         if self.is_compiled and (listener.of_states or type(listener).edit is not Listener.edit):
-            what = f"{listener.of_states} needs hidden states" if listener.of_states else "an edit changes calls"
+            what = (
+                f"{listener.of_states} needs hidden states"
+                if listener.of_states
+                else "an edit changes calls"
+            )
             raise ValueError(
-                f"{what}, which a compiled model has compiled: take the module that was compiled (compiled._orig_mod)"
+                f"{what}, which a compiled model has compiled: take the module that was compiled "
+                "(compiled._orig_mod)"
             )
         listener.tap = self
         self.listeners.append(listener)
@@ -129,25 +166,35 @@ class Tap(TorchFunctionMode):
     def take_mask(self, query_mask_BQ: Tensor | None) -> None:
         """The queries of cross attention that count, from the first who listens.
 
-        Raises ValueError where another one listens with another mask: a trace changes nothing that an edit does.
+        Raises ValueError where another one listens with another mask: a trace changes nothing that
+        an edit does.
         """
         known_BQ = self.query_mask_BQ
         if not self.listeners:
             if query_mask_BQ is not None:
                 check_tensor("query_mask", query_mask_BQ, (None, None), "bool")
                 if not bool(query_mask_BQ.any(1).all()):
-                    raise ValueError("query_mask leaves a row without a query: give rows that have one")
+                    raise ValueError(
+                        "query_mask leaves a row without a query: give rows that have one"
+                    )
             self.query_mask_BQ = query_mask_BQ
         elif query_mask_BQ is not known_BQ and not (
-            known_BQ is not None and query_mask_BQ is not None and torch.equal(known_BQ, query_mask_BQ)
+            known_BQ is not None
+            and query_mask_BQ is not None
+            and torch.equal(known_BQ, query_mask_BQ)
         ):
             raise ValueError(
-                "traces and edits of one model count the same queries, but another block on it is open with another "
+                "traces and edits of one model count the same queries, but another block on it is "
+                "open with another "
                 "query_mask: give trace and intervene the same one"
             )
 
-    def inside(self, path: str, base: str, function: Any, module: nn.Module, *given: Any, **options: Any) -> Any:
-        """Run the attention function that the module at this path called, and hear what it calls or was given."""
+    def inside(
+        self, path: str, base: str, function: Any, module: nn.Module, *given: Any, **options: Any
+    ) -> Any:
+        """Run the attention function that the module at this path called, and hear what it calls or
+        was given.
+        """
         self.owner.check("runs the model or a part of it")
         self._stack.append(path)
         try:
@@ -175,12 +222,16 @@ class Tap(TorchFunctionMode):
                 self._stack.pop()
 
     def alike(self, layer: str) -> int:
-        """Modules of the class of the one that runs now as `layer`: as many attention layers may be expected."""
+        """Modules of the class of the one that runs now as `layer`: as many attention layers may be
+        expected.
+        """
         kind = type(self._modules[layer.split("#")[0]])
         return sum(type(module) is kind for module in self._modules.values())
 
     def listen(self, on: bool) -> None:
-        """Be the active mode only while the model runs: so layers replayed by a backward pass are heard as well."""
+        """Be the active mode only while the model runs: so layers replayed by a backward pass are
+        heard as well.
+        """
         if on and not (self._listening or self.is_shown):
             self.__enter__()
             self._listening = True
@@ -200,14 +251,17 @@ class Tap(TorchFunctionMode):
             self._note(path, args, kwargs)
         elif any(getattr(kwargs.get("past_key_values"), "is_sliding", None) or ()):
             raise ValueError(
-                "the cache has sliding windows, and in a compiled model nothing tells where they begin: take the "
+                "the cache has sliding windows, and in a compiled model nothing tells where they "
+                "begin: take the "
                 "module that was compiled (compiled._orig_mod), or run it with use_cache=False"
             )
         if path == "":
             if self._stack and is_running(self._modules[""]):
                 raise ValueError(
-                    f"a forward of {self.owner.model} runs inside another of its forwards: whose layers are which is "
-                    "not told there; trace or edit a part that runs once (model.encoder), or take the inner run out"
+                    f"a forward of {self.owner.model} runs inside another of its forwards: whose "
+                    "layers are which is "
+                    "not told there; trace or edit a part that runs once (model.encoder), or take "
+                    "the inner run out"
                 )
             # A root forward starts afresh, also after one that was interrupted.
             self.flush()
@@ -216,12 +270,17 @@ class Tap(TorchFunctionMode):
             # `input_ids`, or the first argument if it looks like ids
             ids: Any = kwargs.get("input_ids", args[0] if args else None)
             is_flat = isinstance(ids, Tensor) and ids.dim() == 2
-            self.ids_BS = ids if is_flat and not (ids.is_floating_point() or ids.dtype == torch.bool) else None
+            self.ids_BS = (
+                ids
+                if is_flat and not (ids.is_floating_point() or ids.dtype == torch.bool)
+                else None
+            )
         self._stack.append(path)
         self.listen(True)
 
     def _after(self, path: str, args: tuple, output: object) -> Any:
-        # torch calls this also where the hook before the module raised: a refused thread leaves no trace here.
+        # torch calls this also where the hook before the module raised: a refused thread leaves no
+        # trace here.
         if self.owner.is_elsewhere():
             return None
         calls, edited = self._inside.pop(path, None), None
@@ -246,10 +305,14 @@ class Tap(TorchFunctionMode):
         return edited
 
     def _leave(self, calls: list[str], output: Any) -> Any:
-        """Show the listeners what a decoder layer gives, the first of a tuple; None when it stays as it is."""
+        """Show the listeners what a decoder layer gives, the first of a tuple; None when it stays
+        as it is.
+        """
         states_BQD = output[0] if isinstance(output, tuple) else output
         if not isinstance(states_BQD, Tensor) or states_BQD.dim() != 3:
-            return self._lacks_states(f"that of {calls[0]} gives no tensor (batch, position, channel)")
+            return self._lacks_states(
+                f"that of {calls[0]} gives no tensor (batch, position, channel)"
+            )
         edited_BQD = states_BQD
         for listener in self.listeners:
             edited_BQD = listener.edit_states(calls, edited_BQD)
@@ -262,12 +325,14 @@ class Tap(TorchFunctionMode):
     def _lacks_states(self, fact: str) -> None:
         for needed_by in filter(None, (listener.of_states for listener in self.listeners)):
             raise ValueError(
-                f"{needed_by} needs the hidden states that decoder layers give, the items of an nn.ModuleList, but "
+                f"{needed_by} needs the hidden states that decoder layers give, the items of an "
+                "nn.ModuleList, but "
                 f"{fact}: leave it out for this model"
             )
 
     def flush(self, *, complete: bool | None = None) -> None:
-        """End a forward that is still open: layers called one by one, without the model's own forward, have no end.
+        """End a forward that is still open: layers called one by one, without the model's own
+        forward, have no end.
 
         It came to its `complete` end unless a module still runs, where that is not said.
         """
@@ -291,12 +356,22 @@ class Tap(TorchFunctionMode):
                 (listener.finish if complete else listener.discard)()
 
     def _check_doubts(self, doubts: list[tuple[str, Tensor]]) -> None:
-        """Raise where a mask can be read in two ways: the one thing of a forward that is read back from a device."""
-        flags = torch.stack([flag.to(doubts[0][1].device) for _, flag in doubts]).tolist() if doubts else []
-        for layer in [layer for (layer, _), is_doubtful in zip(doubts, flags, strict=True) if is_doubtful]:
+        """Raise where a mask can be read in two ways: the one thing of a forward that is read back
+        from a device.
+        """
+        flags = (
+            torch.stack([flag.to(doubts[0][1].device) for _, flag in doubts]).tolist()
+            if doubts
+            else []
+        )
+        for layer in [
+            layer for (layer, _), is_doubtful in zip(doubts, flags, strict=True) if is_doubtful
+        ]:
             raise ValueError(
-                f"forward {self.forwards}, {layer or 'the model'}: the additive mask could hide keys or bias them: it "
-                "falls suddenly to -100 or less and has other values beside that and 0; give -inf, or a boolean mask, "
+                f"forward {self.forwards}, {layer or 'the model'}: the additive mask could hide "
+                "keys or bias them: it "
+                "falls suddenly to -100 or less and has other values beside that and 0; give "
+                "-inf, or a boolean mask, "
                 "for what is hidden"
             )
 
@@ -304,25 +379,38 @@ class Tap(TorchFunctionMode):
         """Raise where a forward attended unseen: those behind it would be taken for others."""
         if self._attended and self._calls is None and is_observed(self.model):
             raise ValueError(
-                f"forward {self.forwards} made no attention call that could be seen, as those before did: leave the "
+                f"forward {self.forwards} made no attention call that could be seen, as those "
+                "before did: leave the "
                 "model as it is inside the block (its attn_implementation too), or open another one"
             )
 
     def _check_siblings(self, called: set[str], ran: set[str]) -> None:
-        """Raise where a layer ran and attended unseen: the numbers of those behind it would be off by one."""
+        """Raise where a layer ran and attended unseen: the numbers of those behind it would be off
+        by one.
+        """
         kinds = {type(self._modules[path]) for path in called}
         for path in sorted(ran - called):
-            if type(self._modules[path]) in kinds and not any(other.startswith(f"{path}.") for other in called):
+            if type(self._modules[path]) in kinds and not any(
+                other.startswith(f"{path}.") for other in called
+            ):
                 raise ValueError(
-                    f"{path} ran and never called torch.nn.functional.scaled_dot_product_attention, as other layers of "
-                    f"its class {type(self._modules[path]).__name__} did: layers would be numbered without it; give it "
+                    f"{path} ran and never called "
+                    "torch.nn.functional.scaled_dot_product_attention, as other layers of "
+                    f"its class {type(self._modules[path]).__name__} did: layers would be "
+                    "numbered without it; give it "
                     'the same attention, e.g. model.set_attn_implementation("sdpa")'
                 )
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if func in _HEARD and self._stack and is_observed(self.model):
             path = self._stack[-1]
-            func = self._attend if func is _SDPA else within(func, self._attend, path, self._modules[path])
+            func = (
+                self._attend
+                if func is _SDPA
+                else within(func, self._attend, path, self._modules[path])
+            )
         return func(*args, **(kwargs or {}))
 
     def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -336,11 +424,14 @@ class Tap(TorchFunctionMode):
 
     def _edit(self, path: str, given: dict[str, Any]) -> tuple[AttentionCall, AttentionCall]:
         """The call that the module at this path makes, as it is given and as listeners want it."""
-        # Gradient checkpointing replays layers inside the backward pass: they need their edits and are no new forward.
+        # Gradient checkpointing replays layers inside the backward pass: they need their edits and
+        # are no new forward.
         replay = is_replayed()
         layer = path if replay else self._name(path)
         origin = self._origins.get(path, OWN)
-        call = AttentionCall.of(layer, self._modules[path], given, self._visible, origin, self.query_mask_BQ)
+        call = AttentionCall.of(
+            layer, self._modules[path], given, self._visible, origin, self.query_mask_BQ
+        )
         edited = call
         if (doubt := call.visibility.doubt) is not None and not replay:
             self._doubts.setdefault(id(call.visibility), (layer, doubt))
@@ -354,7 +445,9 @@ class Tap(TorchFunctionMode):
         return call, edited
 
     def _show(self, base: str, call: AttentionCall, out: Tensor) -> None:
-        """Show listeners the call as it was made, and what came of it; by this backend, if not by torch's SDPA."""
+        """Show listeners the call as it was made, and what came of it; by this backend, if not by
+        torch's SDPA.
+        """
         if is_replayed():
             return
         if base:
@@ -387,7 +480,9 @@ def _upwards(path: str) -> Iterator[str]:
 
 @dataclass(eq=False)
 class _Hook:
-    """A tap's hook on one module. In a copy or a pickle of the module it does nothing: that is not the tapped one."""
+    """A tap's hook on one module. In a copy or a pickle of the module it does nothing: that is not
+    the tapped one.
+    """
 
     act: Callable[..., Any] | None
     path: str
@@ -405,20 +500,27 @@ _ATTACHED: dict[int, Tap] = {}
 
 
 @contextmanager
-def tapped(model: nn.Module, listener: Listener, query_mask_BQ: Tensor | None = None) -> Iterator[Tap]:
-    """Hang a listener on the model's tap for the length of the block; the last to leave removes every hook.
+def tapped(
+    model: nn.Module, listener: Listener, query_mask_BQ: Tensor | None = None
+) -> Iterator[Tap]:
+    """Hang a listener on the model's tap for the length of the block; the last to leave removes
+    every hook.
 
     Args:
         model: whose attention calls to hear.
         listener: who hears them.
-        query_mask_BQ: bool, False for queries of cross attention that are padding; one for all who listen.
+        query_mask_BQ: bool, False for queries of cross attention that are padding; one for all who
+            listen.
 
     Raises:
-        ValueError: for what is not a module, a compiled one, one that shares modules with what another thread taps, and
-            for another mask of queries than who listens already gave.
+        ValueError: for what is not a module, a compiled one, one that shares modules with what
+            another thread taps, and for another mask of queries than who listens already gave.
     """
     if not isinstance(model, nn.Module):
-        raise ValueError(f"trace and intervene take a torch.nn.Module, got {type(model).__name__}: pass the model")
+        raise ValueError(
+            f"trace and intervene take a torch.nn.Module, got {type(model).__name__}: pass the "
+            "model"
+        )
     with _LOCK:
         for other in _ATTACHED.values():
             if not set(model.modules()).isdisjoint(other.model.modules()):

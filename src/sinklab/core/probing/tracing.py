@@ -40,7 +40,9 @@ class FrameRecorder(Listener):
         self.reads = {name for one in frames.statistics.values() for name in one.reads}
         self.reads_scores = bool(self.reads)
         self.by_row = all(one.by_row or one.of_states for one in frames.statistics.values())
-        self.of_states = next((label for label, one in frames.statistics.items() if one.of_states), "")
+        self.of_states = next(
+            (label for label, one in frames.statistics.items() if one.of_states), ""
+        )
         self._open: Frame | None = None
         self._last = Frame(-1, False, False)
 
@@ -51,17 +53,23 @@ class FrameRecorder(Listener):
         if not pending:
             if not marked:
                 raise ValueError(no_call_message(self.model, self.tap.forwards))
-            raise ValueError("mark() ends a step, but no forward came since the last mark: mark once a step")
+            raise ValueError(
+                "mark() ends a step, but no forward came since the last mark: mark once a step"
+            )
         first = pending[0]
         if not first.paths:
-            raise ValueError("the first forward since the last mark was measured in no layer: mark after each step")
+            raise ValueError(
+                "the first forward since the last mark was measured in no layer: mark after each "
+                "step"
+            )
         marked.append((step, first, len(pending)))
         pending.clear()
 
     def begin(self) -> None:
         marked, pending, scope = self.frames.marked, self.frames.pending, self.scope
         number = len(marked) if marked else len(pending)
-        # Once steps are marked, only the first forward of each is kept: the others need not be measured.
+        # Once steps are marked, only the first forward of each is kept: the others need not be
+        # measured.
         is_new = not (marked and pending)
         is_recorded = is_new and (scope.steps is None or number in scope.steps)
         has_maps = is_new and any(step == number for step, _, _ in scope.maps)
@@ -93,16 +101,21 @@ class FrameRecorder(Listener):
             ids_BS = self.tap.ids_BS if running is None else running.ids_BS
             if ids_BS is None:
                 raise ValueError(
-                    "states of queries are told by token ids, but the model was given none (no integer tensor among "
-                    "its arguments, and no denoiser announced its canvas): decode with model.denoiser(), or pass "
+                    "states of queries are told by token ids, but the model was given none (no "
+                    "integer tensor among "
+                    "its arguments, and no denoiser announced its canvas): decode with "
+                    "model.denoiser(), or pass "
                     "input_ids"
                 )
             told_BS = None if running is None else running.state_BS
-            frame.state_BS = position_states(self.states.canvas, ids_BS) if told_BS is None else told_BS
+            frame.state_BS = (
+                position_states(self.states.canvas, ids_BS) if told_BS is None else told_BS
+            )
             frame.state_BQ = self.states.of(frame.state_BS, frame.columns_Q)
         view = CallView(call, heads, frame.state_BQ, call.unrolled(out))
         tensors, waiting = view.tensors(), frame.waiting
-        # who else listens may ask the call for what was measured of it; what a kernel said of rows is of one call
+        # who else listens may ask the call for what was measured of it; what a kernel said of rows
+        # is of one call
         is_usual = call.share is None and not (out.is_cuda or "lse_BHQ" in vars(call))
         is_small = max(x.numel() for x in tensors) <= SMALL
         can_wait = self.by_row and is_usual and is_small and len(self.tap.listeners) == 1
@@ -139,25 +152,33 @@ class FrameRecorder(Listener):
                 self._add(frame, layer, StatesView(states_BQD, self._real_BQ, frame.columns_Q))
 
     def _add(self, frame: Frame, layer: str, view: CallView | StatesView, count: int = 1) -> None:
-        """Measure so many layers: what reads their attention calls, or what reads the hidden states after one."""
+        """Measure so many layers: what reads their attention calls, or what reads the hidden states
+        after one.
+        """
         for label, one in self.frames.statistics.items():
             if one.of_states != isinstance(view, StatesView):
                 continue
             value, axes = one.measure(view), [axis for axis in one.axes if axis != "layer"]
             if value.dim() != len(axes):
                 raise ValueError(
-                    f"{label} gives a tensor with the axes {axes} for each layer, but measured one of shape "
+                    f"{label} gives a tensor with the axes {axes} for each layer, but measured "
+                    "one of shape "
                     f"{tuple(value.shape)}: correct its `axes` or its `measure`"
                 )
             if label not in frame.parts:
-                # Before the first forward has shown all layers, those of a kind with this one are expected.
+                # Before the first forward has shown all layers, those of a kind with this one are
+                # expected.
                 expected = len(self.scope.chosen_layers()) or self.tap.alike(layer)
                 frame.parts[label] = LayerStack(expected, one.axes.index("layer"))
             frame.parts[label].add(value.unflatten(0, (count, -1)) if count > 1 else value[None])
 
     def _locate(self, frame: Frame, call: AttentionCall) -> None:
         """Where on the canvas the queries stand: as announced, else the last ones so far."""
-        queries, keys, running = call.query_BHQD.shape[2], call.key_BKSD.shape[2], call.visibility.running
+        queries, keys, running = (
+            call.query_BHQD.shape[2],
+            call.key_BKSD.shape[2],
+            call.visibility.running,
+        )
         is_own = call.origin.is_own
         if running is not None:
             self.frames.prefix = keys - running.ids_BS.shape[1]
@@ -170,8 +191,10 @@ class FrameRecorder(Listener):
         frame.length = keys - frame.prefix
         if running is None and (queries > keys or not is_own) and (needed_by := self._by_query()):
             raise ValueError(
-                f"{needed_by} is told by canvas position, but {call.layer} has {queries} queries over {keys} keys, as "
-                "cross attention has: they stand at none of them; leave it out, or choose layers= that attend to their "
+                f"{needed_by} is told by canvas position, but {call.layer} has {queries} queries "
+                f"over {keys} keys, as "
+                "cross attention has: they stand at none of them; leave it out, or choose layers= "
+                "that attend to their "
                 "own sequence"
             )
         own_Q = torch.arange(queries, device=call.query_BHQD.device) + call.visibility.first_own
@@ -179,7 +202,9 @@ class FrameRecorder(Listener):
 
     def _by_query(self) -> str:
         """The first statistic that is told by query, or what else needs their places."""
-        by_query = (label for label, one in self.frames.statistics.items() if "position" in one.axes)
+        by_query = (
+            label for label, one in self.frames.statistics.items() if "position" in one.axes
+        )
         return next(by_query, "the state of queries" if self.states is not None else "")
 
     def finish(self) -> None:
@@ -194,7 +219,13 @@ class FrameRecorder(Listener):
             there = [(key, index) for key, index in frame.maps if index in (key[1], key[1] + total)]
             frame.maps = {place: frame.maps[place] for place in there}
             with torch.inference_mode(False), torch.no_grad():
-                frame.close([index for index in frame.indices if self.scope.has_layer(index, frame.paths[index])])
+                frame.close(
+                    [
+                        index
+                        for index in frame.indices
+                        if self.scope.has_layer(index, frame.paths[index])
+                    ]
+                )
         # while the device is still at this forward, the last one's numbers are there
         self._last.settle()
         self._last = frame
@@ -215,50 +246,66 @@ def trace(
     query_mask: Tensor | None = None,
     **scope: Unpack[Scope],
 ) -> Iterator[Recording]:
-    """Record attention statistics of every forward inside the block, on any module that attends through SDPA, on models
-    of transformers by any attention function, and on what `torch.compile` makes of these.
+    """Record attention statistics of every forward inside the block, on any module that attends
+    through SDPA, on models of transformers by any attention function, and on what `torch.compile`
+    makes of these.
 
         with trace(model) as recording:
             for step in denoise(model.denoiser(), canvas):
                 recording.mark(step)
         recording.array("received")     # (step, batch, layer, head, key)
 
-    The model keeps its own kernel: outputs are bit-identical, and the statistics are computed beside it. Traces nest,
-    also with `intervene` on the same module, in either order: a trace sees the edited calls. Calls inside
-    `sinklab.core.attention.unobserved()` are not seen. The thread that opens the block is the one that runs the model in it;
-    other models are unaffected, in any thread, as is a copy of this one. What `sinklab.load` gives is one too.
+    The model keeps its own kernel: outputs are bit-identical, and the statistics are computed
+    beside it. Traces nest, also with `intervene` on the same module, in either order: a trace sees
+    the edited calls. Calls inside `sinklab.core.attention.unobserved()` are not seen. The thread
+    that opens the block is the one that runs the model in it; other models are unaffected, in any
+    thread, as is a copy of this one. What `sinklab.load` gives is one too.
 
     Args:
-        statistics: names in `sinklab.core.registry.statistics`, with options as "name:field=value", or values. Those of the
-            package: "received" (column sums), "received_by_state" (from masked, committed and prompt queries apart:
-            (batch, state, layer, head, key), needs `canvas`), "received_from_masked" (what a rule may read in place of
-            "received", from 8 masked queries on; needs `canvas`), "last_row" (the attention row of the last real
-            query), "received_by_window" (column sums of every 8 queries: (batch, window, layer, head, key)),
-            "value_norm", "key_norm" (averaged over all heads), "massive_activations" (of the hidden states after each
+        statistics: names in `sinklab.core.registry.statistics`, with options as "name:field=value",
+            or values. Those of the
+            package: "received" (column sums), "received_by_state" (from masked, committed and
+                prompt queries apart:
+            (batch, state, layer, head, key), needs `canvas`), "received_from_masked" (what a rule
+            may read in place of "received", from 8 masked queries on; needs `canvas`), "last_row"
+            (the attention row of the last real query), "received_by_window" (column sums of every 8
+            queries: (batch, window, layer, head, key)), "value_norm", "key_norm" (averaged over all
+                heads), "massive_activations" (of the hidden states after each
             decoder layer: (batch, layer, rank, number), see `MassiveActivations`), and by query
-            "row_entropy", "row_logsumexp" (nats), "output_norm" (of what the head gives, edits included) and
-            "noop_bound" (what bounds it: arXiv 2601.19657, Eq. 20-22).
-        canvas: what is decoded, with `open_BS`, `mask_id` and `attention_BS` (`sinklab.core.sampling.Canvas`): it tells the
-            states of queries and of keys (`recording.query_state`, `key_state`, `by_state`). The ids of a step are
-            those the denoiser announces (`sinklab.core.attention.running`), or the model's own `input_ids`.
-        state_of: "predicted": a query is in the state of the position it predicts (the next one where
-            `model.config.logit_shift` is set); "own": of the position it stands at.
-        allow_empty: the model need not run inside the block: for a loop that finds out there whether a step follows.
-        query_mask: bool (B, Q), False for the queries of cross attention that are padding, which nothing in such a call
-            tells: without it all of them count. Calls of a module over its own sequence tell theirs.
-        layers: which to record: numbers in the order they run (from 0; negative from the end), or module paths, their
-            ends, or modules that hold them ("layers.3", "*.self_attn"). Of the others nothing is computed.
+            "row_entropy", "row_logsumexp" (nats), "output_norm" (of what the head gives, edits
+            included) and "noop_bound" (what bounds it: arXiv 2601.19657, Eq. 20-22).
+        canvas: what is decoded, with `open_BS`, `mask_id` and `attention_BS`
+            (`sinklab.core.sampling.Canvas`): it tells the states of queries and of keys
+            (`recording.query_state`, `key_state`, `by_state`). The ids of a step are those the
+            denoiser announces (`sinklab.core.attention.running`), or the model's own `input_ids`.
+        state_of: "predicted": a query is in the state of the position it predicts (the next one
+            where `model.config.logit_shift` is set); "own": of the position it stands at.
+        allow_empty: the model need not run inside the block: for a loop that finds out there
+            whether a step follows.
+        query_mask: bool (B, Q), False for the queries of cross attention that are padding, which
+            nothing in such a call
+            tells: without it all of them count. Calls of a module over its own sequence tell
+                theirs.
+        layers: which to record: numbers in the order they run (from 0; negative from the end), or
+            module paths, their ends, or modules that hold them ("layers.3", "*.self_attn"). Of the
+            others nothing is computed.
         heads: numbers of the query heads to record.
-        steps: a container of step numbers to record, counted from 0 by marks, or by forwards where nothing is marked.
-        maps: (step, layer, head) triples whose whole map is kept, whatever else is chosen: `recording.map(…)`.
+        steps: a container of step numbers to record, counted from 0 by marks, or by forwards where
+            nothing is marked.
+        maps: (step, layer, head) triples whose whole map is kept, whatever else is chosen:
+            `recording.map(…)`.
 
-    Raises ValueError for what is not there or cannot be seen: a statistic, layer or head, states without a canvas or of
-    a compiled model, attention that is no softmax(q · kᵀ) · v; for another thread's model; at the end for no call.
+    Raises ValueError for what is not there or cannot be seen: a statistic, layer or head, states
+    without a canvas or of a compiled model, attention that is no softmax(q · kᵀ) · v; for another
+    thread's model; at the end for no call.
     """
     model, chosen = module_of(model), chosen_statistics(statistics)
     for label, one in chosen.items():
         if one.needs_canvas and canvas is None:
-            raise ValueError(f"{label} needs states of queries: no canvas was given: trace(model, …, canvas=canvas)")
+            raise ValueError(
+                f"{label} needs states of queries: no canvas was given: trace(model, …, "
+                "canvas=canvas)"
+            )
     one_of("state_of", state_of, STATE_OF)
     states = None if canvas is None else QueryStates(model, canvas, state_of)
     frames = Frames(chosen, RecordingScope(**scope), states is not None)

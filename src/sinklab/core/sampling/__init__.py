@@ -1,4 +1,6 @@
-"""Decoding by unmasking: a canvas, rules, schedules and caches that combine, and the loop that yields every step."""
+"""Decoding by unmasking: a canvas, rules, schedules and caches that combine, and the loop that
+yields every step.
+"""
 
 from sinklab.core.registry import exports
 
@@ -9,7 +11,8 @@ __getattr__, __dir__, __all__ = exports(
     denoisers="CachingDenoiser Denoiser Session guided limited suppressed",
     loop="Step denoise",
     rules=(
-        "Candidates Entropy LeftToRight LowConfidence MaskgitPlus Origin PositionalOrder RandomOrder TopkMargin "
+        "Candidates Entropy LeftToRight LowConfidence MaskgitPlus Origin PositionalOrder "
+        "RandomOrder TopkMargin "
         "UnmaskingRule"
     ),
     schedules="EntropyBound EvenQuota Factor Schedule Threshold Timed commit_counts split_steps",

@@ -1,4 +1,6 @@
-"""Caches: which columns of the canvas are computed anew at each evaluation of a block, and which are remembered."""
+"""Caches: which columns of the canvas are computed anew at each evaluation of a block, and which
+are remembered.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,28 +12,34 @@ from sinklab.core.errors import unknown
 from sinklab.core.registry import caches, value_of
 from sinklab.core.sampling.canvas import Places
 
-# B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W recomputed columns
+# B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W
+# recomputed columns
 
 Evaluate = Callable[..., Tensor]
-"""(ids_BS, wanted_BS, block, nth, places=None) -> logits_MV: one evaluation, the nth (0 = first) of this block.
-`places` are `wanted_BS` again, for a denoiser that takes them."""
+"""(ids_BS, wanted_BS, block, nth, places=None) -> logits_MV: one evaluation, the nth (0 = first) of
+this block. `places` are `wanted_BS` again, for a denoiser that takes them."""
 
 
 class Cache(Protocol):
-    """Says what to recompute; keys and values of every other column stay as they were when last computed.
+    """Says what to recompute; keys and values of every other column stay as they were when last
+    computed.
 
-    One that keeps a memory of its own has two more methods: `work(start, stop, number, nth)`, the `BlockWork` that a
-    session of the model's denoiser gets in place of columns, and `memory(denoiser)`, what evaluates it. One with a true
-    `is_exact` gives what is computed afresh, whatever columns it is told.
+    One that keeps a memory of its own has two more methods: `work(start, stop, number, nth)`, the
+    `BlockWork` that a session of the model's denoiser gets in place of columns, and
+    `memory(denoiser)`, what evaluates it. One with a true `is_exact` gives what is computed afresh,
+    whatever columns it is told.
     """
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> slice | Tensor | None:
-        """Columns to recompute, the same in every row: a slice, sorted column numbers int64 (W,), or None for all.
+        """Columns to recompute, the same in every row: a slice, sorted column numbers int64 (W,),
+        or None for all.
 
         Args:
-            start, stop: the block occupies the columns [start, stop); they must be among those recomputed.
+            start, stop: the block occupies the columns [start, stop); they must be among those
+                recomputed.
             length: columns of the canvas.
-            nth: 0 at the first evaluation of the block, which must be full for the first block of a canvas.
+            nth: 0 at the first evaluation of the block, which must be full for the first block of a
+                canvas.
         """
 
 
@@ -40,8 +48,10 @@ class BlockWork:
     """One evaluation under a cache that keeps a memory of its own (`sinklab.lab.caching`)."""
 
     policy: Any
-    """The cache. A session calls its `memory(denoiser)` for (ids_BS, wanted_BS, work, read) -> logits_MV, which knows
-    its `policy` and its size in `nbytes`; `read` is what the denoiser's `read` says of the wanted positions."""
+    """The cache. A session calls its `memory(denoiser)` for (ids_BS, wanted_BS, work, read) ->
+    logits_MV, which knows its `policy` and its size in `nbytes`; `read` is what the denoiser's
+    `read` says of the wanted positions.
+    """
     block: slice
     """Where the block stands, as canvas columns."""
     number: int
@@ -64,19 +74,24 @@ def cache_of(given: Cache | str | None) -> Cache | None:
     return value_of(caches, given, "columns")
 
 
-def evaluator(denoiser: Callable[[Tensor, Tensor], Tensor], cache: Cache | None, block_BS: Tensor) -> Evaluate:
-    """The denoiser as the loop calls it, under a cache; with `cache=None` it computes everything every time, or takes
-    an exact cache of its own (`own_cache`, asked before every evaluation: a trace may begin between two).
+def evaluator(
+    denoiser: Callable[[Tensor, Tensor], Tensor], cache: Cache | None, block_BS: Tensor
+) -> Evaluate:
+    """The denoiser as the loop calls it, under a cache; with `cache=None` it computes everything
+    every time, or takes an exact cache of its own (`own_cache`, asked before every evaluation: a
+    trace may begin between two).
 
     Args:
-        denoiser: (ids_BS, wanted_BS) -> logits_MV; with a cache it needs a method `session()`, which returns
-            (ids_BS, wanted_BS, columns) -> logits_MV and remembers keys and values between its calls.
+        denoiser: (ids_BS, wanted_BS) -> logits_MV; with a cache it needs a method `session()`,
+            which returns (ids_BS, wanted_BS, columns) -> logits_MV and remembers keys and values
+            between its calls.
         block_BS: int64, the block of each open position, -1 elsewhere.
 
-    One evaluator serves one run over one canvas. Batched rows give what they give alone, unequal prompts included.
+    One evaluator serves one run over one canvas. Batched rows give what they give alone, unequal
+    prompts included.
 
-    Raises ValueError for a denoiser that cannot remember, and where a block stands in different columns in different
-    rows: a row alone would recompute other columns than the batch.
+    Raises ValueError for a denoiser that cannot remember, and where a block stands in different
+    columns in different rows: a row alone would recompute other columns than the batch.
     """
     takes_places = getattr(denoiser, "takes_places", False)
 
@@ -86,7 +101,9 @@ def evaluator(denoiser: Callable[[Tensor, Tensor], Tensor], cache: Cache | None,
     if cache is None:
         own: Evaluate | None = None
 
-        def afresh(ids_BS: Tensor, wanted_BS: Tensor, block: int, nth: int, places: Places | None = None) -> Tensor:
+        def afresh(
+            ids_BS: Tensor, wanted_BS: Tensor, block: int, nth: int, places: Places | None = None
+        ) -> Tensor:
             nonlocal own
             if (exact := getattr(denoiser, "own_cache", None)) is None:
                 own = None
@@ -98,7 +115,8 @@ def evaluator(denoiser: Callable[[Tensor, Tensor], Tensor], cache: Cache | None,
     begin: Any = getattr(denoiser, "session", None)
     if begin is None:
         raise ValueError(
-            f"{cache} needs a denoiser that remembers keys and values, but {type(denoiser).__name__} has no method "
+            f"{cache} needs a denoiser that remembers keys and values, but "
+            f"{type(denoiser).__name__} has no method "
             "session(); use model.denoiser(…) of a sinklab model, or decode without a cache."
         )
     spans = _spans(block_BS, must_agree=not getattr(cache, "is_exact", False))
@@ -107,28 +125,40 @@ def evaluator(denoiser: Callable[[Tensor, Tensor], Tensor], cache: Cache | None,
 
     work = getattr(cache, "work", None)
 
-    def evaluate(ids_BS: Tensor, wanted_BS: Tensor, block: int, nth: int, places: Places | None = None) -> Tensor:
-        fresh = cache.columns(*spans[block], length, nth) if work is None else work(*spans[block], block, nth)
+    def evaluate(
+        ids_BS: Tensor, wanted_BS: Tensor, block: int, nth: int, places: Places | None = None
+    ) -> Tensor:
+        fresh = (
+            cache.columns(*spans[block], length, nth)
+            if work is None
+            else work(*spans[block], block, nth)
+        )
         return session(ids_BS, wanted_BS, fresh, **known(places))
 
     return evaluate
 
 
 def _spans(block_BS: Tensor, must_agree: bool) -> list[tuple[int, int]]:
-    """First column of every block, and the column after its last; rows that lack a block have no say in it. Where rows
-    need not agree, of all rows together."""
+    """First column of every block, and the column after its last; rows that lack a block have no
+    say in it. Where rows need not agree, of all rows together."""
     spans: list[tuple[int, int]] = []
     rows = block_BS.tolist()
     for block in range(int(block_BS.max()) + 1):
-        held = [(row.index(block), len(row) - row[::-1].index(block), n) for n, row in enumerate(rows) if block in row]
+        held = [
+            (row.index(block), len(row) - row[::-1].index(block), n)
+            for n, row in enumerate(rows)
+            if block in row
+        ]
         start, stop, first = held[0]
         if not must_agree:
             start, stop = min(one[0] for one in held), max(one[1] for one in held)
         for other_start, other_stop, other in held[1:] if must_agree else ():
             if (other_start, other_stop) != (start, stop):
                 raise ValueError(
-                    f"a cache recomputes the same columns in every row, but block {block} stands in columns {start} to "
-                    f"{stop - 1} of row {first} and {other_start} to {other_stop - 1} of row {other}; pad prompts on "
+                    f"a cache recomputes the same columns in every row, but block {block} stands "
+                    f"in columns {start} to "
+                    f"{stop - 1} of row {first} and {other_start} to {other_stop - 1} of row "
+                    f"{other}; pad prompts on "
                     "the left, decode these rows one by one, or without a cache."
                 )
         spans.append((start, stop))

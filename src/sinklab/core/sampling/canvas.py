@@ -13,16 +13,17 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sinklab.core.errors import check_count, check_tensor
 
-# B batch rows, P prompt positions, S canvas positions, C places in a block, N open positions of a block in row-major
-# order, M of them that are masked, Q columns
+# B batch rows, P prompt positions, S canvas positions, C places in a block, N open positions of a
+# block in row-major order, M of them that are masked, Q columns
 
 
 @dataclass(frozen=True, eq=False)
 class Canvas:
-    """Where decoding starts. Build one with `Canvas.from_prompts` or `Canvas.infill`, or give the tensors yourself.
+    """Where decoding starts. Build one with `Canvas.from_prompts` or `Canvas.infill`, or give the
+    tensors yourself.
 
-    Raises ValueError when the tensors disagree in shape or dtype, when an open position is padding or does not hold
-    `mask_id`, and when nothing is open.
+    Raises ValueError when the tensors disagree in shape or dtype, when an open position is padding
+    or does not hold `mask_id`, and when nothing is open.
     """
 
     ids_BS: Tensor
@@ -34,32 +35,51 @@ class Canvas:
     mask_id: int
     """The id of [MASK]."""
     block_BS: Tensor | None = None
-    """int64, number of the decoding block of each open position, from 0 in every row; None counts open positions."""
+    """int64, number of the decoding block of each open position, from 0 in every row; None counts
+    open positions.
+    """
 
     def __repr__(self) -> str:
         rows, length = self.ids_BS.shape
-        return f"Canvas({rows} rows of {length} positions, {int(self.open_BS.sum())} open, mask_id={self.mask_id})"
+        return (
+            f"Canvas({rows} rows of {length} positions, {int(self.open_BS.sum())} open, "
+            f"mask_id={self.mask_id})"
+        )
 
     def __post_init__(self) -> None:
-        check_tensor("canvas ids", self.ids_BS, (None, None), "int64", "use ids.long(), with an axis of rows")
+        check_tensor(
+            "canvas ids", self.ids_BS, (None, None), "int64", "use ids.long(), with an axis of rows"
+        )
         for name, flags_BS in (("attention_BS", self.attention_BS), ("open_BS", self.open_BS)):
-            check_tensor(name, flags_BS, self.ids_BS.shape, "bool", "as the ids; convert a 0/1 mask with mask.bool()")
+            check_tensor(
+                name,
+                flags_BS,
+                self.ids_BS.shape,
+                "bool",
+                "as the ids; convert a 0/1 mask with mask.bool()",
+            )
         if self.block_BS is not None:
             check_tensor("block_BS", self.block_BS, self.ids_BS.shape, "int64", "as the ids")
         if self.mask_id < 0:
-            raise ValueError(f"mask_id must be a token id (0 or more), got {self.mask_id}; see the tokenizer")
+            raise ValueError(
+                f"mask_id must be a token id (0 or more), got {self.mask_id}; see the tokenizer"
+            )
         if not self.open_BS.any():
             raise ValueError(
-                f"a canvas needs at least one open position, but no position of {tuple(self.ids_BS.shape)} is a mask "
+                "a canvas needs at least one open position, but no position of "
+                f"{tuple(self.ids_BS.shape)} is a mask "
                 f"(id {self.mask_id}) to fill; put mask_id where tokens are wanted."
             )
         if (self.open_BS & ~self.attention_BS).any():
-            raise ValueError("no position is open and padding at once; clear open_BS where attention_BS is False")
+            raise ValueError(
+                "no position is open and padding at once; clear open_BS where attention_BS is False"
+            )
         wrong_BS = self.open_BS & (self.ids_BS != self.mask_id)
         if wrong_BS.any():
             row, position = wrong_BS.nonzero()[0].tolist()
             raise ValueError(
-                f"an open position must hold mask_id {self.mask_id}, but row {row} position {position} holds "
+                f"an open position must hold mask_id {self.mask_id}, but row {row} position "
+                f"{position} holds "
                 f"{int(self.ids_BS[row, position])}; write mask_id there or close it."
             )
 
@@ -71,12 +91,18 @@ class Canvas:
     def to(self, device: torch.device | str) -> Canvas:
         """The same canvas on another device."""
         block_BS = None if self.block_BS is None else self.block_BS.to(device)
-        ids_BS, attention_BS, open_BS = (one.to(device) for one in (self.ids_BS, self.attention_BS, self.open_BS))
+        ids_BS, attention_BS, open_BS = (
+            one.to(device) for one in (self.ids_BS, self.attention_BS, self.open_BS)
+        )
         return Canvas(ids_BS, attention_BS, open_BS, self.mask_id, block_BS)
 
     def counted(self, number_BS: Tensor) -> Canvas:
-        """The same canvas where open positions with the same number are a decoding block, each row from its first."""
-        first_B1 = torch.where(self.open_BS, number_BS, number_BS.max() + 1).min(1, keepdim=True).values
+        """The same canvas where open positions with the same number are a decoding block, each row
+        from its first.
+        """
+        first_B1 = (
+            torch.where(self.open_BS, number_BS, number_BS.max() + 1).min(1, keepdim=True).values
+        )
         block_BS = number_BS - first_B1
         dense_BS = torch.searchsorted(block_BS[self.open_BS].unique(), block_BS.contiguous())
         return replace(self, block_BS=torch.where(self.open_BS, dense_BS, -1))
@@ -97,44 +123,59 @@ class Canvas:
         """Prompts on the left, `new_tokens` masks on the right of each.
 
         Args:
-            prompts: lists of token ids of any lengths (padded here on the left), or an integer tensor (B, P) or (P,).
-                A prompt may be empty: then the whole row is decoded.
+            prompts: lists of token ids of any lengths (padded here on the left), or an integer
+                tensor (B, P) or (P,). A prompt may be empty: then the whole row is decoded.
             new_tokens: masks appended to every row, at least 1.
             mask_id: id of [MASK]; not allowed inside a prompt (see `infill`).
             pad_id: id written at padding; needed only when the prompts' lengths differ.
             context: the most positions the model can read; None for no limit.
-            attention_BP: for a tensor of prompts that is already padded on the left, True or 1 at real tokens.
-            multiple: pad further, to a multiple of so many columns (`DiffusionLMConfig.block_columns`).
+            attention_BP: for a tensor of prompts that is already padded on the left, True or 1 at
+                real tokens.
+            multiple: pad further, to a multiple of so many columns
+                (`DiffusionLMConfig.block_columns`).
             closing: ids that stand behind the masks and are not decoded, such as BERT's [SEP].
 
-        Raises ValueError for no prompts, new_tokens < 1, ragged prompts without pad_id, padding on the right, a canvas
-        longer than context, and masks in a prompt.
+        Raises ValueError for no prompts, new_tokens < 1, ragged prompts without pad_id, padding on
+        the right, a canvas longer than context, and masks in a prompt.
         """
-        check_count("new_tokens", new_tokens, "leave it out to fill masks in the prompt, or use Canvas.infill")
+        check_count(
+            "new_tokens",
+            new_tokens,
+            "leave it out to fill masks in the prompt, or use Canvas.infill",
+        )
         if isinstance(prompts, Tensor):
             ids_BP = _token_ids(prompts)
             real_BP = _flags("attention_BP", attention_BP, ids_BP)
             if (real_BP[:, :-1] & ~real_BP[:, 1:]).any():
                 raise ValueError(
-                    "prompts must be padded on the left, but a real token comes before padding; set "
+                    "prompts must be padded on the left, but a real token comes before padding; "
+                    "set "
                     "padding_side='left' on the tokenizer."
                 )
         elif attention_BP is not None:
-            raise ValueError("attention_BP goes with a tensor of prompts; lists are padded here, so leave it out.")
+            raise ValueError(
+                "attention_BP goes with a tensor of prompts; lists are padded here, so leave it "
+                "out."
+            )
         else:
             ids_BP, real_BP = left_padded(prompts, pad_id)
-        ids_BP, real_BP = (pad(part_BP, (-part_BP.shape[1] % multiple, 0)) for part_BP in (ids_BP, real_BP))
+        ids_BP, real_BP = (
+            pad(part_BP, (-part_BP.shape[1] % multiple, 0)) for part_BP in (ids_BP, real_BP)
+        )
         rows, width = ids_BP.shape
         length = width + new_tokens + len(closing)
         if context is not None and length > context:
             raise ValueError(
-                f"prompt and new tokens must fit the model's context of {context} positions, got a prompt of {width} "
-                f"and {new_tokens} new tokens ({length}); shorten the prompt or ask for {length - context} tokens "
+                f"prompt and new tokens must fit the model's context of {context} positions, got "
+                f"a prompt of {width} "
+                f"and {new_tokens} new tokens ({length}); shorten the prompt or ask for "
+                f"{length - context} tokens "
                 "fewer."
             )
         if ((ids_BP == mask_id) & real_BP).any():
             raise ValueError(
-                f"a prompt must not contain the mask id {mask_id}, which would never be filled; to fill masks "
+                f"a prompt must not contain the mask id {mask_id}, which would never be filled; "
+                "to fill masks "
                 "anywhere, ask for no new tokens (Canvas.infill, or --new-tokens 0)."
             )
         masks_BN = ids_BP.new_full((rows, new_tokens), mask_id)
@@ -157,29 +198,38 @@ class Canvas:
         attention_BS: Tensor | None = None,
         context: int | None = None,
     ) -> Canvas:
-        """Fill every mask of `ids_BS`, wherever it stands; rows may hold different numbers of masks.
+        """Fill every mask of `ids_BS`, wherever it stands; rows may hold different numbers of
+        masks.
 
         Raises ValueError when there is no mask to fill and when the rows are longer than `context`.
         """
         ids_BS = _token_ids(ids_BS)
         real_BS = _flags("attention_BS", attention_BS, ids_BS)
         if context is not None and ids_BS.shape[1] > context:
-            raise ValueError(f"a text must fit the context of {context} positions, got {ids_BS.shape[1]}; shorten it")
+            raise ValueError(
+                f"a text must fit the context of {context} positions, got {ids_BS.shape[1]}; "
+                "shorten it"
+            )
         return cls(ids_BS, real_BS, (ids_BS == mask_id) & real_BS, mask_id)
 
 
 def token_rows(what: str, given: Any) -> Tensor:
-    """`given`, a tensor or lists, as a tensor of rows; a single row becomes a batch of one, an empty one is of ids.
+    """`given`, a tensor or lists, as a tensor of rows; a single row becomes a batch of one, an
+    empty one is of ids.
 
     Raises ValueError that names `what` for a mapping, for text and for rows of unequal length.
     """
     if isinstance(given, Mapping):
-        raise ValueError(f"{what} must be a tensor or a list of rows, got a {type(given).__name__}; pass **inputs.")
+        raise ValueError(
+            f"{what} must be a tensor or a list of rows, got a {type(given).__name__}; pass "
+            "**inputs."
+        )
     try:
         rows = given if isinstance(given, Tensor) else torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
-            f"{what} must be a tensor or a list of rows of equal length, got a {type(given).__name__} ({error}); "
+            f"{what} must be a tensor or a list of rows of equal length, got a "
+            f"{type(given).__name__} ({error}); "
             "tokenize text with padding=True, padding_side='left' and return_tensors='pt'."
         ) from None
     rows = rows if rows.numel() else rows.long()
@@ -190,7 +240,8 @@ def _token_ids(given: Any) -> Tensor:
     ids = token_rows("token ids", given)
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim != 2:
         raise ValueError(
-            f"token ids must be integers of shape (rows, positions), got {ids.dtype} of shape {tuple(ids.shape)}; "
+            f"token ids must be integers of shape (rows, positions), got {ids.dtype} of shape "
+            f"{tuple(ids.shape)}; "
             "tokenize the text first."
         )
     return ids.long()
@@ -206,15 +257,20 @@ def _flags(name: str, given: Tensor | None, ids_BS: Tensor) -> Tensor:
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
-    """Ids int64 (B, P) of prompts of any lengths, padded on the left, and where they are real, bool (B, P).
+    """Ids int64 (B, P) of prompts of any lengths, padded on the left, and where they are real, bool
+    (B, P).
 
-    Raises ValueError for no prompts, for text or a single prompt, and for unequal lengths without a `pad_id`.
+    Raises ValueError for no prompts, for text or a single prompt, and for unequal lengths without a
+    `pad_id`.
     """
     if not len(prompts):
-        raise ValueError("at least one prompt is needed, got none; pass [[]] to decode one row without a prompt.")
+        raise ValueError(
+            "at least one prompt is needed, got none; pass [[]] to decode one row without a prompt."
+        )
     if isinstance(prompts[0], int | str):
         raise ValueError(
-            f"prompts must be a list of lists of token ids, got a list of {type(prompts[0]).__name__}; "
+            "prompts must be a list of lists of token ids, got a list of "
+            f"{type(prompts[0]).__name__}; "
             "tokenize text first, and wrap a single prompt: [prompt]."
         )
     if len(lengths := {len(prompt) for prompt in prompts}) > 1 and pad_id is None:
@@ -224,7 +280,9 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_id: int | None) -> tuple[T
         )
     rows = [torch.as_tensor(prompt, dtype=torch.int64) for prompt in prompts]
     ids_BP = pad_sequence(rows, True, 0 if pad_id is None else pad_id, padding_side="left")
-    real_BP = pad_sequence([torch.ones_like(row, dtype=torch.bool) for row in rows], True, padding_side="left")
+    real_BP = pad_sequence(
+        [torch.ones_like(row, dtype=torch.bool) for row in rows], True, padding_side="left"
+    )
     return ids_BP, real_BP
 
 
@@ -238,12 +296,16 @@ class Places:
     flat_M: Tensor
     """int64, row * S + column of the wanted positions, ascending."""
     columns: slice | Tensor
-    """Columns that hold them, the same object at every evaluation of a block: a slice, or int64 (Q,), ascending."""
+    """Columns that hold them, the same object at every evaluation of a block: a slice, or int64
+    (Q,), ascending.
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """One block. A row may have fewer open positions in it than another; its other places stand nowhere."""
+    """One block. A row may have fewer open positions in it than another; its other places stand
+    nowhere.
+    """
 
     number: int
     columns_BC: Tensor
@@ -277,7 +339,9 @@ class Block:
         return out_BC
 
     def places(self, candidates_BC: Tensor, count: int) -> tuple[Tensor, Places]:
-        """The numbers int64 (M,) of the `count` candidates in the flattened block, and where they stand."""
+        """The numbers int64 (M,) of the `count` candidates in the flattened block, and where they
+        stand.
+        """
         if count == len(self.real_N):
             return self.real_N, Places(self.flat_N, self.columns)
         place_M = numbers_of(candidates_BC, count)
@@ -296,20 +360,25 @@ class Block:
 
 
 def numbers_of(flags: Tensor, count: int) -> Tensor:
-    """Where the `count` True values stand in the flattened tensor, int64 (M,), ascending: `nonzero` without a wait."""
+    """Where the `count` True values stand in the flattened tensor, int64 (M,), ascending: `nonzero`
+    without a wait.
+    """
     return flags.reshape(-1).byte().sort(descending=True, stable=True).indices[:count]
 
 
 def numbered_blocks(canvas: Canvas, block_length: int | None) -> tuple[list[int], Tensor]:
-    """Positions in each block of the fullest row; and the block of every open position, int64 (B, S), -1 elsewhere.
+    """Positions in each block of the fullest row; and the block of every open position, int64 (B,
+    S), -1 elsewhere.
 
-    The block of a position is what the canvas says, else its rank in the row // the first block's size. Raises
-    ValueError for block_length < 1.
+    The block of a position is what the canvas says, else its rank in the row // the first block's
+    size. Raises ValueError for block_length < 1.
     """
     check_count("block_length", block_length, "leave it out for a single block.")
     open_BS = canvas.open_BS
     if (block_BS := canvas.block_BS) is not None:
-        sizes = [int((block_BS == number).sum(1).max()) for number in range(int(block_BS.max()) + 1)]
+        sizes = [
+            int((block_BS == number).sum(1).max()) for number in range(int(block_BS.max()) + 1)
+        ]
         return sizes, block_BS
     fullest = int(open_BS.sum(1).max())
     length = min(block_length or fullest, fullest)
@@ -318,7 +387,9 @@ def numbered_blocks(canvas: Canvas, block_length: int | None) -> tuple[list[int]
 
 
 def blocks(block_BS: Tensor, sizes: list[int]) -> list[Block]:
-    """The blocks from left to right. What a run has to ask the device about its canvas is asked here, once."""
+    """The blocks from left to right. What a run has to ask the device about its canvas is asked
+    here, once.
+    """
     device, block_BS = block_BS.device, block_BS.cpu()
     rows, length = block_BS.shape
     column_S = torch.arange(length)
@@ -333,6 +404,10 @@ def blocks(block_BS: Tensor, sizes: list[int]) -> list[Block]:
         columns = slice(start, stop) if stop - start == len(held_Q) else held_Q.to(device)
         flat_N = (row_B1 * length + columns_BC)[real_BC]
         real_N = real_BC.reshape(-1).nonzero()[:, 0]
-        columns_BC, real, real_N, flat_N = (part.to(device) for part in (columns_BC, real_BC, real_N, flat_N))
-        made.append(Block(number, columns_BC, real, real_N, flat_N, real_BC.sum(1), columns, length))
+        columns_BC, real, real_N, flat_N = (
+            part.to(device) for part in (columns_BC, real_BC, real_N, flat_N)
+        )
+        made.append(
+            Block(number, columns_BC, real, real_N, flat_N, real_BC.sum(1), columns, length)
+        )
     return made

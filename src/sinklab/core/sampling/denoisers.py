@@ -1,4 +1,6 @@
-"""A denoiser maps token ids to logits; guidance and suppression are functions from denoiser to denoiser."""
+"""A denoiser maps token ids to logits; guidance and suppression are functions from denoiser to
+denoiser.
+"""
 
 import math
 from collections.abc import Callable, Iterable
@@ -13,24 +15,30 @@ from sinklab.core.errors import check_count, check_tensor
 from sinklab.core.sampling.caches import BlockWork
 from sinklab.core.sampling.token_ids import check_vocabulary, token_ids
 
-# B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W recomputed columns
+# B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W
+# recomputed columns
 
 Denoiser = Callable[[Tensor, Tensor], Tensor]
-"""(ids_BS int64, wanted_BS bool) -> logits_MV at the wanted positions only, in row-major order. One with a true
-attribute `takes_places` gets the keyword `places` as well (`canvas.Places`)."""
+"""(ids_BS int64, wanted_BS bool) -> logits_MV at the wanted positions only, in row-major order. One
+with a true attribute `takes_places` gets the keyword `places` as well (`canvas.Places`)."""
 
 
 class Session(Protocol):
-    """A denoiser that remembers the keys and values of its last evaluations, for one run over one canvas."""
+    """A denoiser that remembers the keys and values of its last evaluations, for one run over one
+    canvas.
+    """
 
-    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, columns: slice | Tensor | BlockWork | None) -> Tensor:
+    def __call__(
+        self, ids_BS: Tensor, wanted_BS: Tensor, columns: slice | Tensor | BlockWork | None
+    ) -> Tensor:
         """Logits (M, V) at the wanted positions, which must lie inside `columns`.
 
         Args:
-            columns: what to compute anew, the same in every row: a slice, or sorted column numbers int64 (W,). They
-                attend to all S columns, with the other columns' keys and values as remembered. None computes
-                everything; the first call must be such a one. A cache with a memory of its own hands over a
-                `BlockWork` in their place, which not every denoiser need know.
+            columns: what to compute anew, the same in every row: a slice, or sorted column numbers
+                int64 (W,). They attend to all S columns, with the other columns' keys and values as
+                remembered. None computes everything; the first call must be such a one. A cache
+                with a memory of its own hands over a `BlockWork` in their place, which not every
+                denoiser need know.
         """
 
 
@@ -45,12 +53,14 @@ class CachingDenoiser(Protocol):
 
 
 def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) -> Denoiser:
-    """Classifier-free guidance: un + (scale + 1) * (cond - un), where `un` is evaluated with the prompt masked out.
+    """Classifier-free guidance: un + (scale + 1) * (cond - un), where `un` is evaluated with the
+    prompt masked out.
 
-    The conditional call comes first, so a recording that keeps the first forward of a step sees the real prompt.
-    Scale 0 is the conditional denoiser itself, at the cost of one call. A token that the conditional logits rule out
-    (-inf) stays ruled out. Under a cache the two calls remember apart. Raises ValueError for a scale that is not
-    finite, and on the first call when `prompt_BS` does not fit the ids.
+    The conditional call comes first, so a recording that keeps the first forward of a step sees the
+    real prompt. Scale 0 is the conditional denoiser itself, at the cost of one call. A token that
+    the conditional logits rule out (-inf) stays ruled out. Under a cache the two calls remember
+    apart. Raises ValueError for a scale that is not finite, and on the first call when `prompt_BS`
+    does not fit the ids.
 
     Args:
         prompt_BS: bool, the positions to hide in the second call; usually `canvas.prompt_BS`.
@@ -58,12 +68,16 @@ def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) ->
     Source: Nie et al. 2024 (2410.18514, unsupervised guidance), in the form of LLaDA's `generate`.
     """
     if not math.isfinite(scale):
-        raise ValueError(f"the guidance scale must be a finite number, got {scale}; 0 means no guidance.")
+        raise ValueError(
+            f"the guidance scale must be a finite number, got {scale}; 0 means no guidance."
+        )
     if scale == 0:
         return denoiser
 
     def mixed(evaluations: list[Any], ids_BS: Tensor, *wanted: Any, **places: Any) -> Tensor:
-        check_tensor("prompt_BS", prompt_BS, ids_BS.shape, "bool", "pass canvas.prompt_BS of the same canvas")
+        check_tensor(
+            "prompt_BS", prompt_BS, ids_BS.shape, "bool", "pass canvas.prompt_BS of the same canvas"
+        )
         cond, un = evaluations
         cond_MV = cond(ids_BS, *wanted, **places)
         un_MV = un(ids_BS.masked_fill(prompt_BS.to(ids_BS.device), mask_id), *wanted, **places)
@@ -75,11 +89,14 @@ def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) ->
 def suppressed(denoiser: Denoiser, suppress_ids: Iterable[int] | int) -> Denoiser:
     """The denoiser with the given tokens ruled out (logit -inf), as in LLaDA's `logits_eos_inf`.
 
-    Raises ValueError when no token is named, and on the first call when an id lies outside the vocabulary.
+    Raises ValueError when no token is named, and on the first call when an id lies outside the
+    vocabulary.
     """
     columns = sorted(set(token_ids("suppress_ids", suppress_ids)))
     if not columns:
-        raise ValueError("suppressed needs at least one token id, got none; use the denoiser as it is.")
+        raise ValueError(
+            "suppressed needs at least one token id, got none; use the denoiser as it is."
+        )
     columns_on: dict[torch.device, Tensor] = {}
 
     def without(evaluations: list[Any], *call: Any, **places: Any) -> Tensor:
@@ -94,16 +111,22 @@ def suppressed(denoiser: Denoiser, suppress_ids: Iterable[int] | int) -> Denoise
 
 
 def limited(denoiser: Denoiser, vocabulary: int) -> Denoiser:
-    """The denoiser over the ids below `vocabulary` alone: a text decoder for a model that also writes image codes.
+    """The denoiser over the ids below `vocabulary` alone: a text decoder for a model that also
+    writes image codes.
 
     The other ids take no part in any probability. Raises ValueError for vocabulary < 1.
     """
     check_count("vocabulary", vocabulary, "use the denoiser as it is.")
-    return _wrapped(denoiser, lambda evaluations, *call, **places: evaluations[0](*call, **places)[:, :vocabulary])
+    return _wrapped(
+        denoiser,
+        lambda evaluations, *call, **places: evaluations[0](*call, **places)[:, :vocabulary],
+    )
 
 
 def _wrapped(denoiser: Denoiser, change: Callable[..., Tensor], count: int = 1) -> Denoiser:
-    """Logits that `change(evaluations, ids_BS, wanted_BS, …)` makes of `count` evaluations, which remember apart."""
+    """Logits that `change(evaluations, ids_BS, wanted_BS, …)` makes of `count` evaluations, which
+    remember apart.
+    """
     return (_CachingWrapped if hasattr(denoiser, "session") else _Wrapped)(denoiser, change, count)
 
 

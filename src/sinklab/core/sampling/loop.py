@@ -19,7 +19,8 @@ from sinklab.core.sampling.schedules import Count, EvenQuota, Schedule, Timed, U
 from sinklab.core.sampling.token_ids import check_vocabulary, token_ids
 from sinklab.core.sampling.tokens import TokenSampling, perturbed, required
 
-# B batch rows, S canvas positions, C places in a block, M candidate positions in row-major order, V vocabulary
+# B batch rows, S canvas positions, C places in a block, M candidate positions in row-major order, V
+# vocabulary
 
 
 class RowEnds:
@@ -31,9 +32,15 @@ class RowEnds:
     def __init__(self, stop_ids: Iterable[int] | int, open_BS: Tensor, mask_id: int) -> None:
         ids = sorted(set(token_ids("stop_ids", stop_ids)))
         if not ids:
-            raise ValueError("stop_ids needs at least one token id, got none; leave it out to decode every position.")
+            raise ValueError(
+                "stop_ids needs at least one token id, got none; leave it out to decode every "
+                "position."
+            )
         if mask_id in ids:
-            raise ValueError(f"[MASK] (id {mask_id}) is never written, so it cannot be a stop id; use end of text.")
+            raise ValueError(
+                f"[MASK] (id {mask_id}) is never written, so it cannot be a stop id; use end of "
+                "text."
+            )
         check_vocabulary("stop_ids", ids)
         self.ids = ids
         self._ids = torch.tensor(ids, device=open_BS.device)
@@ -41,7 +48,8 @@ class RowEnds:
         self.finished_B = torch.zeros_like(open_BS[:, 0])
 
     def __call__(self, ids_BS: Tensor, masked_BS: Tensor) -> tuple[Tensor, Tensor]:
-        """The ids with the newly finished rows filled to the right with their stop id, and where (bool (B, S)).
+        """The ids with the newly finished rows filled to the right with their stop id, and where
+        (bool (B, S)).
 
         Every open position to the right is filled, those that hold another token already too.
         """
@@ -56,10 +64,12 @@ class RowEnds:
 
 
 def check_equal_rows(schedule: Schedule, open_BS: Tensor, blocks: int, steps: int | None) -> None:
-    """Raises ValueError where the steps of the fullest row would change what a row with fewer masks gets alone.
+    """Raises ValueError where the steps of the fullest row would change what a row with fewer masks
+    gets alone.
 
-    In a single block with `steps` the counts are those of each row alone, and so are they with one token per step;
-    but steps divided over several blocks, and a schedule in time with as many steps as masks, are the fullest row's.
+    In a single block with `steps` the counts are those of each row alone, and so are they with one
+    token per step; but steps divided over several blocks, and a schedule in time with as many steps
+    as masks, are the fullest row's.
     """
     in_time = getattr(schedule, "allows_surplus_steps", False)
     is_shared = (in_time and steps is None) or (blocks > 1 and (in_time or steps is not None))
@@ -71,29 +81,39 @@ def check_equal_rows(schedule: Schedule, open_BS: Tensor, blocks: int, steps: in
         if not in_time:
             remedy = "leave steps or block_length out, or decode these rows one by one"
         raise ValueError(
-            f"the schedule {schedule.name!r} splits steps={steps} over {blocks} block(s) by the number of open "
-            f"positions, which must be the same in every row, got rows with {', '.join(map(str, counts))}; {remedy}."
+            f"the schedule {schedule.name!r} splits steps={steps} over {blocks} block(s) by the "
+            "number of open "
+            "positions, which must be the same in every row, got rows with "
+            f"{', '.join(map(str, counts))}; {remedy}."
         )
 
 
 def check_best(best_M: Tensor, step: str) -> None:
-    """Raises ValueError for a best logit of NaN (where any is, in its row) or -inf (where every token is ruled out)."""
+    """Raises ValueError for a best logit of NaN (where any is, in its row) or -inf (where every
+    token is ruled out).
+    """
     if nan := int(best_M.isnan().sum()):
         raise ValueError(
-            f"logits must be numbers, but at {step} {nan} of {len(best_M)} positions are NaN; check the "
+            f"logits must be numbers, but at {step} {nan} of {len(best_M)} positions are NaN; "
+            "check the "
             "weights, the dtype, and rows that attend to nothing."
         )
     if barred := int((best_M == -torch.inf).sum()):
         raise ValueError(
-            f"some token must be possible everywhere, but at {step} {barred} of {len(best_M)} positions have logits "
+            f"some token must be possible everywhere, but at {step} {barred} of {len(best_M)} "
+            "positions have logits "
             "of -inf only; suppress fewer tokens."
         )
 
 
 def check_scores(score_M: Tensor, rule: UnmaskingRule, step: str) -> None:
-    """Raises ValueError for a score of NaN; infinite ones of both signs, which sum to NaN, are none."""
+    """Raises ValueError for a score of NaN; infinite ones of both signs, which sum to NaN, are
+    none.
+    """
     if bool(score_M.isnan().any()):
-        raise ValueError(f"at {step} the rule {rule} gave NaN for a score; look for logits that are infinite")
+        raise ValueError(
+            f"at {step} the rule {rule} gave NaN for a score; look for logits that are infinite"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +130,8 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One evaluation of the denoiser and what was committed after it. Later steps never change its tensors.
+    """One evaluation of the denoiser and what was committed after it. Later steps never change its
+    tensors.
 
     They are ordinary tensors, fit for training, though the denoiser may have run in inference mode.
     """
@@ -118,7 +139,9 @@ class Step:
     index: int
     """0 for the first step."""
     total: int | None
-    """Number of steps of the whole run, None when the schedule decides as it goes. Rows that end early may lower it."""
+    """Number of steps of the whole run, None when the schedule decides as it goes. Rows that end
+    early may lower it.
+    """
     block: int
     """Block that was decoded, 0 for the first."""
     before_BS: Tensor = field(repr=False)
@@ -126,10 +149,14 @@ class Step:
     ids_BS: Tensor = field(repr=False)
     """int64, the ids after the commit."""
     filled_BS: Tensor = field(repr=False)
-    """bool, the open positions to the right of a stop id, filled with it because their row ended with this step."""
+    """bool, the open positions to the right of a stop id, filled with it because their row ended
+    with this step.
+    """
     choice: Choice = field(repr=False)
     goes_on: bool = False
-    """Further steps follow in this block even if it has no masks: what is written may still be edited."""
+    """Further steps follow in this block even if it has no masks: what is written may still be
+    edited.
+    """
 
     # Spread over the canvas on first use: a loop that wants the text alone does not pay for them.
 
@@ -141,12 +168,18 @@ class Step:
 
     @cached_property
     def committed_BS(self) -> Tensor:
-        """bool, the positions this step committed a proposal to: also one in place of a token, where edits are made."""
-        return self.choice.block.put(self.choice.chosen_BC, torch.zeros_like(self.choice.canvas.open_BS))
+        """bool, the positions this step committed a proposal to: also one in place of a token,
+        where edits are made.
+        """
+        return self.choice.block.put(
+            self.choice.chosen_BC, torch.zeros_like(self.choice.canvas.open_BS)
+        )
 
     @cached_property
     def confidence_BS(self) -> Tensor:
-        """float, the rule's score of each candidate (for `LowConfidence` a probability); NaN elsewhere."""
+        """float, the rule's score of each candidate (for `LowConfidence` a probability); NaN
+        elsewhere.
+        """
         score_M, shape = self.choice.score_M, self.choice.candidates_BC.shape
         score_BC = score_M.new_full(shape, torch.nan)
         score_BC.view(-1).index_copy_(0, self.choice.place_M, score_M)
@@ -190,33 +223,42 @@ def denoise(
     block_length: int | None = None,
     **options: Unpack[DenoiseOptions],
 ) -> Iterator[Step]:
-    """Decode the open positions of `canvas`, yielding each step; the last step's `ids_BS` is the result.
+    """Decode the open positions of `canvas`, yielding each step; the last step's `ids_BS` is the
+    result.
 
-    At every step the denoiser evaluates the masked positions of the current block and nothing else. Each gets a
-    proposed token, the rule scores the proposals, the schedule says how many of the best are committed in every row,
-    ties from the left. Committed tokens stay; [MASK] itself is never proposed; every open position is committed exactly
-    once, or filled where its row ended. A block is left when every row has finished it.
+    At every step the denoiser evaluates the masked positions of the current block and nothing else.
+    Each gets a proposed token, the rule scores the proposals, the schedule says how many of the
+    best are committed in every row, ties from the left. Committed tokens stay; [MASK] itself is
+    never proposed; every open position is committed exactly once, or filled where its row ended. A
+    block is left when every row has finished it.
 
     Args:
-        denoiser: a model, or what `sinklab.load` returns; or a `Denoiser`: (ids_BS, wanted_BS) -> logits_MV, bound to
-            `canvas.attention_BS` by whoever built it.
-        rule: an unmasking rule or its text ("entropy", "low_confidence:alg_temp=0.1"); `LowConfidence()` when left out.
-        schedule: a schedule or its text; `EvenQuota()` when left out (`Timed()` with the rule `Origin`).
+        denoiser: a model, or what `sinklab.load` returns; or a `Denoiser`: (ids_BS, wanted_BS) ->
+            logits_MV, bound to `canvas.attention_BS` by whoever built it.
+        rule: an unmasking rule or its text ("entropy", "low_confidence:alg_temp=0.1");
+            `LowConfidence()` when left out.
+        schedule: a schedule or its text; `EvenQuota()` when left out (`Timed()` with the rule
+            `Origin`).
         cache: a cache or its text; None recomputes everything. Needs a denoiser with a `session()`.
-        steps: evaluations in all, from the number of blocks to the open positions of the fullest row (`Timed`: to any
-            number); by default one per position. Divided evenly over the blocks, the remainder to the first; refused
-            where rows with unequal numbers of open positions would not get what they get alone.
-        block_length: open positions per block, decoded from left to right; by default one block. The block of a
-            position is its rank among the row's open positions // block_length, so masks may stand anywhere.
-        options: `temperature` (0 when left out), `top_p` and `top_k` as in `sample_tokens`, and these two.
-        generator: needed by rules that draw and by a temperature above 0. Draws depend on the whole batch.
-        stop_ids: once a row holds one of these in an open position with no mask to its left, the open positions to its
-            right are filled with it and the row is finished. When all rows are, decoding ends.
+        steps: evaluations in all, from the number of blocks to the open positions of the fullest
+            row (`Timed`: to any number); by default one per position. Divided evenly over the
+            blocks, the remainder to the first; refused where rows with unequal numbers of open
+            positions would not get what they get alone.
+        block_length: open positions per block, decoded from left to right; by default one block.
+            The block of a position is its rank among the row's open positions // block_length, so
+            masks may stand anywhere.
+        options: `temperature` (0 when left out), `top_p` and `top_k` as in `sample_tokens`, and
+            these two.
+        generator: needed by rules that draw and by a temperature above 0. Draws depend on the whole
+            batch.
+        stop_ids: once a row holds one of these in an open position with no mask to its left, the
+            open positions to its right are filled with it and the row is finished. When all rows
+            are, decoding ends.
 
-    Raises ValueError here for settings that do not fit together, and while iterating (naming the step) for logits of
-    the wrong shape, NaN logits, NaN scores (on a GPU at the end of the block at the latest) and stop ids beyond the
-    vocabulary; TypeError for a class in place of a rule, schedule or cache object. Source: LLaDA (2502.09992),
-    Algorithm 5 and `generate.py`.
+    Raises ValueError here for settings that do not fit together, and while iterating (naming the
+    step) for logits of the wrong shape, NaN logits, NaN scores (on a GPU at the end of the block at
+    the latest) and stop ids beyond the vocabulary; TypeError for a class in place of a rule,
+    schedule or cache object. Source: LLaDA (2502.09992), Algorithm 5 and `generate.py`.
     """
     given: dict[str, Any] = {**options}
     denoiser = _bound(denoiser, canvas)
@@ -235,7 +277,9 @@ def denoise(
     limits = plan.evaluations(sizes, steps)
     check_equal_rows(plan, canvas.open_BS, len(sizes), steps)
     ends = None if stop_ids is None else RowEnds(stop_ids, canvas.open_BS, canvas.mask_id)
-    run = Run(canvas, block_BS, sizes, limits, chosen, plan, sampling, generator, ends, cache_of(cache))
+    run = Run(
+        canvas, block_BS, sizes, limits, chosen, plan, sampling, generator, ends, cache_of(cache)
+    )
     return getattr(plan, "run", _steps)(run, evaluator(denoiser, run.cache, block_BS))
 
 
@@ -246,34 +290,47 @@ def _bound(given: Any, canvas: Canvas) -> Denoiser:
     if bind is not None and isinstance(model, torch.nn.Module):
         return bind(canvas.attention_BS)
     if model is not given:
-        raise ValueError(f"denoise takes a model that fills masks, got {given!r}; write with its own generate")
+        raise ValueError(
+            f"denoise takes a model that fills masks, got {given!r}; write with its own generate"
+        )
     return model
 
 
-def planned(rule: UnmaskingRule, schedule: Schedule | str | None, sampling: TokenSampling) -> Schedule:
-    """The schedule for this rule. Raises ValueError for a combination that makes no sense, whatever the canvas."""
+def planned(
+    rule: UnmaskingRule, schedule: Schedule | str | None, sampling: TokenSampling
+) -> Schedule:
+    """The schedule for this rule. Raises ValueError for a combination that makes no sense, whatever
+    the canvas.
+    """
     default = Timed() if getattr(rule, "measure", None) == "chance" else EvenQuota()
     plan: Schedule = default if schedule is None else value_of(schedules, schedule, "evaluations")
     plan.check_rule(rule)
     if sampling.temperature == 0 and sampling.cuts and not getattr(rule, "reads_shaped", True):
         raise ValueError(
-            f"top_p and top_k do nothing at temperature 0 with the rule {rule}, got top_p={sampling.top_p} and "
+            f"top_p and top_k do nothing at temperature 0 with the rule {rule}, got "
+            f"top_p={sampling.top_p} and "
             f"top_k={sampling.top_k}; raise the temperature or leave them out."
         )
     return plan
 
 
 class _Left:
-    """How many candidates each block has left: known beforehand, or read once a step with all that may be wrong."""
+    """How many candidates each block has left: known beforehand, or read once a step with all that
+    may be wrong.
+    """
 
     def __init__(self, run: Run, plan: list[Block]) -> None:
         self.blocks = [len(block.flat_N) for block in plan]
         self._run, self._waits = run, reads_wait(run.canvas.open_BS.device)
-        self._known = [self._beforehand(block, limit) for block, limit in zip(plan, run.limits, strict=True)]
+        self._known = [
+            self._beforehand(block, limit) for block, limit in zip(plan, run.limits, strict=True)
+        ]
         self._doubts: list[tuple[Tensor, Callable[[], None]]] = []
 
     def _beforehand(self, block: Block, limit: int) -> list[int] | None:
-        """Candidates of the block after each evaluation, where the counts read no scores and no row may end."""
+        """Candidates of the block after each evaluation, where the counts read no scores and no row
+        may end.
+        """
         schedule, left_B = self._run.schedule, block.sizes_B
         count = None if self._run.ends else schedule.start(left_B, limit, self._run.rule)
         if not isinstance(count, Unread):
@@ -293,7 +350,9 @@ class _Left:
         elif bool(wrong):
             check()
 
-    def commit(self, number: int, evaluation: int, candidates_BC: Tensor, masked_BS: Tensor) -> None:
+    def commit(
+        self, number: int, evaluation: int, candidates_BC: Tensor, masked_BS: Tensor
+    ) -> None:
         """After the commit of an evaluation of this block."""
         if (known := self._known[number]) is not None:
             self.blocks[number] = known[evaluation]
@@ -333,13 +392,18 @@ def _steps(run: Run, evaluate: Evaluate) -> Iterator[Step]:
         while wanted := left.blocks[block.number]:
             step = f"step {index} (block {block.number})"
             if evaluation == limit:
-                raise ValueError(f"{schedule} left masks behind in block {block.number} after {limit} evaluations.")
+                raise ValueError(
+                    f"{schedule} left masks behind in block {block.number} after {limit} "
+                    "evaluations."
+                )
             place_M, places = block.places(candidates_BC, wanted)
             with torch.no_grad(), decoding(run):
                 wanted_BS = block.put(candidates_BC, nothing_BS)
                 logits_MV = evaluate(ids_BS, wanted_BS, block.number, evaluation, places)
                 remedy = "one row per wanted position: logits_BSV[wanted_BS]"
-                check_tensor(f"what a denoiser returns at {step}", logits_MV, (wanted, None), remedy=remedy)
+                check_tensor(
+                    f"what a denoiser returns at {step}", logits_MV, (wanted, None), remedy=remedy
+                )
                 if index == 0 and ends is not None:
                     check_vocabulary("stop_ids", ends.ids, logits_MV.shape[1])
                 score_M, token_M = _scored(run, block, candidates_BC, logits_MV, left, step)
@@ -353,7 +417,10 @@ def _steps(run: Run, evaluate: Evaluate) -> Iterator[Step]:
                 masked_BS = masked_BS & ~block.put(chosen_BC, nothing_BS)
                 ids_BS, filled_BS = ends(ids_BS, masked_BS)
                 masked_BS = masked_BS & ~filled_BS
-                candidates_BC, ids_BC = block.get(masked_BS, False), block.get(ids_BS, canvas.mask_id)
+                candidates_BC, ids_BC = (
+                    block.get(masked_BS, False),
+                    block.get(ids_BS, canvas.mask_id),
+                )
             left.commit(block.number, evaluation, candidates_BC, masked_BS)
             yield Step(index, total, block.number, before_BS, ids_BS, filled_BS, choice)
             index, evaluation = index + 1, evaluation + 1
@@ -363,17 +430,27 @@ def _scored(
     run: Run, block: Block, candidates_BC: Tensor, logits_MV: Tensor, left: _Left, step: str
 ) -> tuple[Tensor, Tensor]:
     mask_id, columns_BC = run.canvas.mask_id, block.columns_BC
-    candidates = Candidates(logits_MV, run.sampling, mask_id, candidates_BC, columns_BC, run.generator)
+    candidates = Candidates(
+        logits_MV, run.sampling, mask_id, candidates_BC, columns_BC, run.generator
+    )
     best_M, token_M = candidates.drawn
     left.doubt(~best_M.sum().isfinite(), lambda: check_best(best_M, step))
     score_M = run.rule(candidates)
-    check_tensor(f"what the rule {run.rule} returns at {step}", score_M, token_M.shape, "float", "one per candidate")
+    check_tensor(
+        f"what the rule {run.rule} returns at {step}",
+        score_M,
+        token_M.shape,
+        "float",
+        "one per candidate",
+    )
     left.doubt(score_M.sum().isnan(), lambda: check_scores(score_M, run.rule, step))
     # A view of logits made in inference mode is an inference tensor still.
     return score_M.clone() if score_M.is_inference() else score_M, token_M
 
 
-def picked(run: Run, score_M: Tensor, place_M: Tensor, candidates_BC: Tensor, count: Count, evaluation: int) -> Tensor:
+def picked(
+    run: Run, score_M: Tensor, place_M: Tensor, candidates_BC: Tensor, count: Count, evaluation: int
+) -> Tensor:
     """The best candidates, as many as the count says, bool (B, C)."""
     alg_temp = getattr(run.rule, "alg_temp", None)
     key_M = perturbed(score_M, alg_temp, run.generator) if alg_temp else score_M
@@ -387,4 +464,6 @@ def picked(run: Run, score_M: Tensor, place_M: Tensor, candidates_BC: Tensor, co
     ordered_BC, order_BC = key_BC.sort(dim=1, descending=True, stable=True)
     count_B1 = count(ordered_BC, candidates_BC, evaluation)[:, None]
     first_BC = torch.arange(order_BC.shape[1], device=order_BC.device) < count_B1
-    return (torch.zeros_like(candidates_BC).scatter_(1, order_BC, first_BC) & candidates_BC).view(shape)
+    return (torch.zeros_like(candidates_BC).scatter_(1, order_BC, first_BC) & candidates_BC).view(
+        shape
+    )

@@ -1,4 +1,6 @@
-"""Which proposals are committed first: every rule gives each candidate a score, and the highest go first."""
+"""Which proposals are committed first: every rule gives each candidate a score, and the highest go
+first.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -15,12 +17,15 @@ from sinklab.core.sampling.canvas import numbers_of
 from sinklab.core.sampling.token_ids import check_vocabulary, token_ids
 from sinklab.core.sampling.tokens import TokenSampling, proposals, required, shaped
 
-# B batch rows, S canvas positions, C places in a block, M candidate positions in row-major order, V vocabulary
+# B batch rows, S canvas positions, C places in a block, M candidate positions in row-major order, V
+# vocabulary
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The candidates of one evaluation. What costs a pass over the vocabulary is computed on first use."""
+    """The candidates of one evaluation. What costs a pass over the vocabulary is computed on first
+    use.
+    """
 
     logits_MV: Tensor
     """As the denoiser gave them, [MASK] included."""
@@ -37,13 +42,20 @@ class Candidates:
 
     @cached_property
     def shaped_MV(self) -> Tensor:
-        """Logits after temperature, top-p and top-k, float32 or better; -inf where a token was cut away."""
-        return shaped(self.logits_MV.to(torch.promote_types(self.logits_MV.dtype, torch.float32)), self.sampling)
+        """Logits after temperature, top-p and top-k, float32 or better; -inf where a token was cut
+        away.
+        """
+        return shaped(
+            self.logits_MV.to(torch.promote_types(self.logits_MV.dtype, torch.float32)),
+            self.sampling,
+        )
 
     @cached_property
     def probability_MV(self) -> Tensor:
         """softmax(logits_MV), float32 or better."""
-        return torch.softmax(self.logits_MV.to(torch.promote_types(self.logits_MV.dtype, torch.float32)), -1)
+        return torch.softmax(
+            self.logits_MV.to(torch.promote_types(self.logits_MV.dtype, torch.float32)), -1
+        )
 
     @cached_property
     def shaped_probability_MV(self) -> Tensor:
@@ -79,10 +91,11 @@ class Candidates:
 class UnmaskingRule(Protocol):
     """Scores the candidates of a step. A plain function of the same signature is a rule too.
 
-    Optional attributes: `measure` says what the scores are ("probability", "margin", "entropy", "order", "chance"), so
-    that a schedule that reads them can refuse others; `alg_temp`, above 0, draws the positions; `reads_shaped` says
-    that top-p and top-k change the scores; `needs_generator`, that the rule draws (checked before the first step, as
-    `alg_temp` is); `start(open_BS, generator)` returns the rule to use for one run, for what is drawn in advance.
+    Optional attributes: `measure` says what the scores are ("probability", "margin", "entropy",
+    "order", "chance"), so that a schedule that reads them can refuse others; `alg_temp`, above 0,
+    draws the positions; `reads_shaped` says that top-p and top-k change the scores;
+    `needs_generator`, that the rule draws (checked before the first step, as `alg_temp` is);
+    `start(open_BS, generator)` returns the rule to use for one run, for what is drawn in advance.
     """
 
     def __call__(self, candidates: Candidates) -> Tensor:
@@ -91,8 +104,12 @@ class UnmaskingRule(Protocol):
 
 @dataclass(frozen=True)
 class _Confidence(Checked):
-    alg_temp: float | None = limited(None, at_least=0, below=math.inf, remedy="0 takes the best positions")
-    """Draw the positions in proportion to exp(score / alg_temp), without replacement; None or 0 takes the best ones."""
+    alg_temp: float | None = limited(
+        None, at_least=0, below=math.inf, remedy="0 takes the best positions"
+    )
+    """Draw the positions in proportion to exp(score / alg_temp), without replacement; None or 0
+    takes the best ones.
+    """
 
     measure: ClassVar[str] = "probability"
     reads_shaped: ClassVar[bool] = True
@@ -101,14 +118,15 @@ class _Confidence(Checked):
 @unmasking_rules.register("low_confidence")
 @dataclass(frozen=True)
 class LowConfidence(_Confidence):
-    """Commit where the softmax probability of the proposed token is highest (LLaDA's `low_confidence` remasking).
+    """Commit where the softmax probability of the proposed token is highest (LLaDA's
+    `low_confidence` remasking).
 
     The probability is taken at temperature 1 and without top-p and top-k, in float32 or better.
     """
 
     defer_ids: tuple[int, ...] = ()
-    """Tokens whose confidence is 0, so that they are committed last (LLaDA's `confidence_eos_eot_inf`). The
-    probabilities of the others are taken without them."""
+    """Tokens whose confidence is 0, so that they are committed last (LLaDA's
+    `confidence_eos_eot_inf`). The probabilities of the others are taken without them."""
 
     reads_shaped: ClassVar[bool] = False
 
@@ -131,7 +149,9 @@ class LowConfidence(_Confidence):
 @unmasking_rules.register("maskgit_plus")
 @dataclass(frozen=True)
 class MaskgitPlus(_Confidence):
-    """Commit where the proposed token is most probable after temperature, top-p and top-k (Dream's `maskgit_plus`)."""
+    """Commit where the proposed token is most probable after temperature, top-p and top-k (Dream's
+    `maskgit_plus`).
+    """
 
     def __call__(self, candidates: Candidates) -> Tensor:
         return candidates.shaped_probability_MV.gather(-1, candidates.tokens_M[:, None])[:, 0]
@@ -140,8 +160,8 @@ class MaskgitPlus(_Confidence):
 @unmasking_rules.register("topk_margin")
 @dataclass(frozen=True)
 class TopkMargin(_Confidence):
-    """Commit where the best token is furthest ahead of the second, p1 - p2 after temperature, top-p and top-k (Dream's
-    `topk_margin`). Neither need be the proposed token when that is drawn.
+    """Commit where the best token is furthest ahead of the second, p1 - p2 after temperature, top-p
+    and top-k (Dream's `topk_margin`). Neither need be the proposed token when that is drawn.
     """
 
     measure: ClassVar[str] = "margin"
@@ -157,8 +177,8 @@ class TopkMargin(_Confidence):
 @unmasking_rules.register("entropy")
 @dataclass(frozen=True)
 class Entropy(_Confidence):
-    """Commit where the distribution has least entropy (Dream's `entropy`); the score is Σ p log(p + 1e-10) in nats,
-    after temperature, top-p and top-k.
+    """Commit where the distribution has least entropy (Dream's `entropy`); the score is Σ p log(p +
+    1e-10) in nats, after temperature, top-p and top-k.
     """
 
     measure: ClassVar[str] = "entropy"
@@ -171,21 +191,26 @@ class Entropy(_Confidence):
 @unmasking_rules.register("random")
 @dataclass(frozen=True)
 class RandomOrder:
-    """Commit in an order drawn anew at every step (LLaDA's `random` remasking). Needs a generator."""
+    """Commit in an order drawn anew at every step (LLaDA's `random` remasking). Needs a
+    generator.
+    """
 
     measure: ClassVar[str] = "order"
     needs_generator: ClassVar[bool] = True
 
     def __call__(self, candidates: Candidates) -> Tensor:
         source, tokens_M = required(candidates.generator, f"the rule {self}"), candidates.tokens_M
-        return torch.rand(tokens_M.shape, generator=source, device=source.device).to(tokens_M.device)
+        return torch.rand(tokens_M.shape, generator=source, device=source.device).to(
+            tokens_M.device
+        )
 
 
 @unmasking_rules.register("origin")
 @dataclass(frozen=True)
 class Origin(RandomOrder):
-    """Commit every masked position independently, with probability 1 - s/t (Dream's `origin`). Needs a generator and
-    the `Timed` schedule, which knows s and t; the score is the uniform number drawn.
+    """Commit every masked position independently, with probability 1 - s/t (Dream's `origin`).
+    Needs a generator and the `Timed` schedule, which knows s and t; the score is the uniform number
+    drawn.
     """
 
     measure: ClassVar[str] = "chance"
@@ -213,8 +238,9 @@ class _Drawn:
 @unmasking_rules.register("positional")
 @dataclass(frozen=True)
 class PositionalOrder:
-    """Commit in an order of positions drawn once per row before the first step, whatever the model says. Needs a
-    generator; the score is minus the rank of the position, so it is known from the first step on.
+    """Commit in an order of positions drawn once per row before the first step, whatever the model
+    says. Needs a generator; the score is minus the rank of the position, so it is known from the
+    first step on.
     """
 
     measure: ClassVar[str] = "order"
@@ -223,8 +249,12 @@ class PositionalOrder:
     def start(self, open_BS: Tensor, generator: torch.Generator | None) -> UnmaskingRule:
         """The rule with its order drawn: one permutation of the columns per row."""
         source = required(generator, "positional order")
-        noise_BS = torch.rand(open_BS.shape, dtype=finest(source.device), generator=source, device=source.device)
+        noise_BS = torch.rand(
+            open_BS.shape, dtype=finest(source.device), generator=source, device=source.device
+        )
         return _Drawn(noise_BS.argsort(1).to(open_BS.device))
 
     def __call__(self, candidates: Candidates) -> Tensor:
-        raise ValueError("positional order is drawn before the first step; call start(open_BS, generator) first.")
+        raise ValueError(
+            "positional order is drawn before the first step; call start(open_BS, generator) first."
+        )

@@ -1,4 +1,6 @@
-"""How many of the scored candidates are committed at each evaluation, and so how many evaluations a block takes."""
+"""How many of the scored candidates are committed at each evaluation, and so how many evaluations a
+block takes.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,41 +18,50 @@ from sinklab.core.sampling.rules import UnmaskingRule
 
 
 def commit_counts(n_masked: int | Tensor, steps: int) -> Tensor:
-    """Tokens to commit at each of `steps` steps: floor(n / steps), and one more in the first n mod steps of them.
+    """Tokens to commit at each of `steps` steps: floor(n / steps), and one more in the first n mod
+    steps of them.
 
     Args:
-        n_masked: number of masked positions, an int or an int64 tensor of any shape (one number per row).
+        n_masked: number of masked positions, an int or an int64 tensor of any shape (one number per
+            row).
         steps: number of steps, at least 1.
 
-    Returns int64 of shape (*n_masked.shape, steps) that sums to n_masked over the last axis and never rises along it.
-    Raises ValueError for steps < 1 or a negative count. Source: LLaDA (2502.09992), `get_num_transfer_tokens`.
+    Returns int64 of shape (*n_masked.shape, steps) that sums to n_masked over the last axis and
+    never rises along it. Raises ValueError for steps < 1 or a negative count. Source: LLaDA
+    (2502.09992), `get_num_transfer_tokens`.
     """
     check_count("steps", steps, "leave steps out to commit one token per step.")
     count = torch.as_tensor(n_masked, dtype=torch.int64)
     if not reads_wait(count.device) and (count < 0).any():
-        raise ValueError(f"n_masked cannot be negative, got {int(count.min())}; count the open masks")
+        raise ValueError(
+            f"n_masked cannot be negative, got {int(count.min())}; count the open masks"
+        )
     step_T = torch.arange(steps, device=count.device)
     floor, remainder = count // steps, count % steps
     return floor[..., None] + (step_T < remainder[..., None])
 
 
 def split_steps(sizes: Sequence[int], steps: int | None, *, surplus: bool = False) -> list[int]:
-    """Share `steps` out to blocks of these sizes: evenly, remainder to the first, never more than a block holds.
+    """Share `steps` out to blocks of these sizes: evenly, remainder to the first, never more than a
+    block holds.
 
-    What a short block cannot use goes to the others by the same rule, so that every step commits something.
-    `steps=None` gives one step per position. With `surplus` there may be more steps than positions, and a block may get
-    more than it holds. Raises ValueError when a block would get no step, or (without `surplus`) a step no position.
+    What a short block cannot use goes to the others by the same rule, so that every step commits
+    something. `steps=None` gives one step per position. With `surplus` there may be more steps than
+    positions, and a block may get more than it holds. Raises ValueError when a block would get no
+    step, or (without `surplus`) a step no position.
     """
     if steps is None:
         return list(sizes)
     if steps < len(sizes):
         raise ValueError(
-            f"each block needs at least 1 step, got {steps} steps for {len(sizes)} blocks; give at least "
+            f"each block needs at least 1 step, got {steps} steps for {len(sizes)} blocks; give "
+            "at least "
             f"{len(sizes)} steps or a larger block_length."
         )
     if not surplus and steps > sum(sizes):
         raise ValueError(
-            f"steps must not exceed the open positions, got {steps} steps for {sum(sizes)} positions; some steps would "
+            f"steps must not exceed the open positions, got {steps} steps for {sum(sizes)} "
+            "positions; some steps would "
             f"commit nothing: use at most {sum(sizes)}, or leave steps out for one token per step."
         )
     shares = [0] * len(sizes)
@@ -64,16 +75,18 @@ def split_steps(sizes: Sequence[int], steps: int | None, *, surplus: bool = Fals
 
 
 Count = Callable[[Tensor, Tensor, int], Tensor]
-"""(ordered_BC, candidates_BC, evaluation) -> int64 (B,): commits of every row at an evaluation (0 = first) of a block.
+"""(ordered_BC, candidates_BC, evaluation) -> int64 (B,): commits of every row at an evaluation (0 =
+first) of a block.
 
-ordered_BC: scores in descending order, -inf beyond the row's candidates. candidates_BC: bool, the candidates, not in
-that order. More than a row has left is cut to what it has."""
+ordered_BC: scores in descending order, -inf beyond the row's candidates. candidates_BC: bool, the
+candidates, not in that order. More than a row has left is cut to what it has."""
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A count that reads no scores and of the candidates no more than how many there are: the loop takes it twice, on
-    the device for the commit and on the CPU to know what is left. Made by a schedule's `start`.
+    """A count that reads no scores and of the candidates no more than how many there are: the loop
+    takes it twice, on the device for the commit and on the CPU to know what is left. Made by a
+    schedule's `start`.
     """
 
     of: Count
@@ -86,10 +99,11 @@ class Unread:
 class Schedule(Protocol):
     """Decides how far down the ranking a step commits.
 
-    Optional attribute `allows_surplus_steps`: there may be more evaluations than positions, and they change counts.
-    Optional method `run(run, evaluate)`: the steps, in place of the loop that commits every position once.
-    Optional attribute `resizes`: tokens change the length of the canvas; fields `expand_id`, `delete_id` and `context`
-    that are None are then filled in by the model that decodes.
+    Optional attribute `allows_surplus_steps`: there may be more evaluations than positions, and
+    they change counts. Optional method `run(run, evaluate)`: the steps, in place of the loop that
+    commits every position once. Optional attribute `resizes`: tokens change the length of the
+    canvas; fields `expand_id`, `delete_id` and `context` that are None are then filled in by the
+    model that decodes.
     """
 
     @property
@@ -116,7 +130,8 @@ class Schedule(Protocol):
         """Raises ValueError for a rule whose scores this schedule cannot use."""
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
-        """The counts of one block, with `size_B` open positions in each row, in at most `evaluations`.
+        """The counts of one block, with `size_B` open positions in each row, in at most
+        `evaluations`.
 
         Where `pooled` is set, counts are taken and given as if the batch were one row.
         """
@@ -128,7 +143,9 @@ def _draws_positions(rule: UnmaskingRule) -> bool:
 
 
 def _misfit(rule: UnmaskingRule, schedule: str, why: str, remedy: str) -> ValueError:
-    return ValueError(f"the schedule {schedule!r} does not go with the rule {rule}, which {why}; {remedy}.")
+    return ValueError(
+        f"the schedule {schedule!r} does not go with the rule {rule}, which {why}; {remedy}."
+    )
 
 
 def _check_ranks(rule: UnmaskingRule, schedule: str) -> None:
@@ -139,7 +156,9 @@ def _check_ranks(rule: UnmaskingRule, schedule: str) -> None:
 @schedules.register("even")
 @dataclass(frozen=True)
 class EvenQuota:
-    """LLaDA's: a block's tokens in equal parts, floor(n / steps) and one more in the first n mod steps."""
+    """LLaDA's: a block's tokens in equal parts, floor(n / steps) and one more in the first n mod
+    steps.
+    """
 
     name: ClassVar[str] = "even"
     pooled: ClassVar[bool] = False
@@ -162,17 +181,20 @@ class EvenQuota:
 @schedules.register("timed")
 @dataclass(frozen=True)
 class Timed(Checked):
-    """Dream's and SMDM's: time runs from 1 to `eps` in equal steps; the step from t to s commits floor(n (1 - s/t)) of
-    the n masks that are left, the last step all.
+    """Dream's and SMDM's: time runs from 1 to `eps` in equal steps; the step from t to s commits
+    floor(n (1 - s/t)) of the n masks that are left, the last step all.
 
-    A step may commit nothing: with as many steps as tokens the first commits none and the last two. There may be more
-    steps than tokens. With several blocks, time starts anew in each. Counts are taken row by row, in float32.
+    A step may commit nothing: with as many steps as tokens the first commits none and the last two.
+    There may be more steps than tokens. With several blocks, time starts anew in each. Counts are
+    taken row by row, in float32.
     """
 
     eps: float = limited(1e-3, above=0, below=1, remedy="Dream uses 1e-3")
     """Time of the end (Dream 1e-3, SMDM 1e-5)."""
     pooled: bool = False
-    """Count and rank over the whole batch, as SMDM's greedy sampler does: rows then disturb one another."""
+    """Count and rank over the whole batch, as SMDM's greedy sampler does: rows then disturb one
+    another.
+    """
 
     name: ClassVar[str] = "timed"
     fixed: ClassVar[bool] = True
@@ -185,7 +207,9 @@ class Timed(Checked):
     def check_rule(self, rule: UnmaskingRule) -> None:
         """Any rule, but `Origin` cannot be pooled."""
         if self.pooled and _draws_positions(rule):
-            raise _misfit(rule, "timed (pooled)", "decides on every position alone", "leave pooled out")
+            raise _misfit(
+                rule, "timed (pooled)", "decides on every position alone", "leave pooled out"
+            )
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """By the masks that are left, or by the scores of `Origin`."""
@@ -194,8 +218,12 @@ class Timed(Checked):
         ratio_T[-1].zero_()
         ratios = ratio_T.to(size_B.device, non_blocking=True).unbind()
         if _draws_positions(rule):
-            return lambda ordered_BC, candidates_BC, evaluation: (ordered_BC >= ratios[evaluation]).sum(1)
-        return Unread(lambda ordered_BC, candidates_BC, nth: (candidates_BC.sum(1) * (1 - ratios[nth])).long())
+            return lambda ordered_BC, candidates_BC, evaluation: (
+                ordered_BC >= ratios[evaluation]
+            ).sum(1)
+        return Unread(
+            lambda ordered_BC, candidates_BC, nth: (candidates_BC.sum(1) * (1 - ratios[nth])).long()
+        )
 
 
 @dataclass(frozen=True)
@@ -209,10 +237,13 @@ class _Dynamic(Checked):
     lacking: ClassVar[str]
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """At most one per position: every evaluation commits at least one token in every row that has any left."""
+        """At most one per position: every evaluation commits at least one token in every row that
+        has any left.
+        """
         if steps is not None:
             raise ValueError(
-                f"the schedule {self.name!r} runs until each block is done, got steps={steps}; leave steps out, or use "
+                f"the schedule {self.name!r} runs until each block is done, got steps={steps}; "
+                "leave steps out, or use "
                 "schedule='even' for a fixed number."
             )
         return list(sizes)
@@ -220,11 +251,16 @@ class _Dynamic(Checked):
     def check_rule(self, rule: UnmaskingRule) -> None:
         """Rules that measure something else, and positions drawn with `alg_temp`."""
         if getattr(rule, "measure", None) not in (None, *self.reads):
-            usable = [name for name, kind in unmasking_rules.items() if getattr(kind, "measure", None) in self.reads]
+            usable = [
+                name
+                for name, kind in unmasking_rules.items()
+                if getattr(kind, "measure", None) in self.reads
+            ]
             raise _misfit(rule, self.name, f"gives no {self.lacking}", f"use {' or '.join(usable)}")
         if getattr(rule, "alg_temp", None):
             raise ValueError(
-                f"the schedule {self.name!r} reads the scores themselves, got alg_temp={getattr(rule, 'alg_temp', 0)}; "
+                f"the schedule {self.name!r} reads the scores themselves, got "
+                f"alg_temp={getattr(rule, 'alg_temp', 0)}; "
                 "leave alg_temp out, or use schedule='even' or 'timed'."
             )
 
@@ -232,7 +268,9 @@ class _Dynamic(Checked):
 @schedules.register("threshold")
 @dataclass(frozen=True)
 class Threshold(_Dynamic):
-    """Fast-dLLM's: commit every candidate whose confidence is at least `threshold`, and always the best one."""
+    """Fast-dLLM's: commit every candidate whose confidence is at least `threshold`, and always the
+    best one.
+    """
 
     threshold: float = limited(0.9, at_least=0, at_most=1, remedy="Fast-dLLM uses 0.9")
 
@@ -242,17 +280,19 @@ class Threshold(_Dynamic):
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """By the scores."""
-        return lambda ordered_BC, candidates_BC, evaluation: (ordered_BC >= self.threshold).sum(1).clamp(min=1)
+        return lambda ordered_BC, candidates_BC, evaluation: (
+            (ordered_BC >= self.threshold).sum(1).clamp(min=1)
+        )
 
 
 @schedules.register("factor")
 @dataclass(frozen=True)
 class Factor(_Dynamic):
-    """Fast-dLLM's: with confidences c_1 >= c_2 >= …, commit the first n for which c_i >= 1 - factor / (i + 1) holds for
-    every i from 2 to n; the best one always.
+    """Fast-dLLM's: with confidences c_1 >= c_2 >= …, commit the first n for which c_i >= 1 - factor
+    / (i + 1) holds for every i from 2 to n; the best one always.
 
-    As released, the last candidate goes with the others when it alone fails, so two masks always go together;
-    `strict` holds it back. Source: Fast-dLLM (2505.22618), `get_transfer_index_dynamic`.
+    As released, the last candidate goes with the others when it alone fails, so two masks always go
+    together; `strict` holds it back. Source: Fast-dLLM (2505.22618), `get_transfer_index_dynamic`.
     """
 
     factor: float = limited(1.0, above=0, remedy="Fast-dLLM uses 1")
@@ -270,7 +310,8 @@ class Factor(_Dynamic):
             rank_C = torch.arange(1, ordered_BC.shape[1] + 1, device=ordered_BC.device)
             enough_BC = ordered_BC >= 1 - self.factor / (rank_C + 1)
             enough_BC[:, 0].fill_(True)
-            # Confidences fall and bounds rise along the ranking, so those that pass are the first ones.
+            # Confidences fall and bounds rise along the ranking, so those that pass are the first
+            # ones.
             n_B = enough_BC.sum(1)
             if self.strict:
                 return n_B
@@ -283,8 +324,9 @@ class Factor(_Dynamic):
 @schedules.register("entropy_bound")
 @dataclass(frozen=True)
 class EntropyBound(_Dynamic):
-    """The EB sampler's: with entropies H_1 <= H_2 <= …, commit the first n for which H_1 + … + H_n - max H <= gamma, at
-    least one. Entropies in nats. Source: Ben-Hamu et al. 2025 (2505.24857).
+    """The EB sampler's: with entropies H_1 <= H_2 <= …, commit the first n for which H_1 + … +
+    H_n - max H <= gamma, at least one. Entropies in nats. Source: Ben-Hamu et al. 2025
+    (2505.24857).
     """
 
     gamma: float = limited(0.1, at_least=0, remedy="0 commits one token beside those of entropy 0")
@@ -298,7 +340,8 @@ class EntropyBound(_Dynamic):
 
         def count(ordered_BC: Tensor, candidates_BC: Tensor, evaluation: int) -> Tensor:
             entropy_BC = (-ordered_BC).clamp(min=0)
-            # In this order the largest of the first n is the nth: what counts is the sum of those before it.
+            # In this order the largest of the first n is the nth: what counts is the sum of those
+            # before it.
             before_BC = entropy_BC[:, :-1].cumsum(1)
             return (before_BC <= self.gamma).sum(1) + 1
 

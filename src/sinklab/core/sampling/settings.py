@@ -20,30 +20,37 @@ if TYPE_CHECKING:
 
 
 def _denoising(default: Any = None, sets: str = "") -> Any:
-    """A field that means something to a model that denoises alone; ``sets`` names what it is of the chosen value."""
+    """A field that means something to a model that denoises alone; ``sets`` names what it is of the
+    chosen value.
+    """
     return field(default=default, metadata={"denoising": True, "sets": sets})
 
 
 @dataclass(frozen=True)
 class DecodingSettings(Checked):
-    """How a canvas is decoded: texts and numbers alone. `values` turns them into the arguments of `denoise`.
+    """How a canvas is decoded: texts and numbers alone. `values` turns them into the arguments of
+    `denoise`.
 
-    A rule, schedule or cache is the text of a registered one, with its fields: ``threshold:threshold=0.8``. An object
-    may be given too; its text is kept. Ids may be one int, a list or a tensor; they are kept as tuples. Raises
-    ValueError for ids that are none, and for an object whose class is not registered.
+    A rule, schedule or cache is the text of a registered one, with its fields:
+    ``threshold:threshold=0.8``. An object may be given too; its text is kept. Ids may be one int, a
+    list or a tensor; they are kept as tuples. Raises ValueError for ids that are none, and for an
+    object whose class is not registered.
     """
 
     rule: str = _denoising("low_confidence")
-    """Unmasking rule: which proposed tokens are committed first: low_confidence, maskgit_plus, topk_margin, entropy,
-    random, positional, left_to_right or origin, or a registered one; its fields may follow, as in entropy:alg_temp=0.1.
+    """Unmasking rule: which proposed tokens are committed first: low_confidence, maskgit_plus,
+    topk_margin, entropy, random, positional, left_to_right or origin, or a registered one; its
+    fields may follow, as in entropy:alg_temp=0.1.
     """
     schedule: str | None = _denoising()
-    """How many tokens are committed at each evaluation: even, timed, alpha, threshold, factor or entropy_bound, and
-    dynamic or editing for models that attend in blocks; None is even, but timed for the rule origin. Fields may follow,
-    as in threshold:threshold=0.8."""
+    """How many tokens are committed at each evaluation: even, timed, alpha, threshold, factor or
+    entropy_bound, and dynamic or editing for models that attend in blocks; None is even, but timed
+    for the rule origin. Fields may follow, as in threshold:threshold=0.8."""
     cache: str = _denoising("none")
-    """KV cache between evaluations: none, prefix, dual or sink_refresh; or, with all but a share of the columns
-    evicted, sink, evict, received or random. Fields may follow, as in sink:keep=0.25,sinks=2."""
+    """KV cache between evaluations: none, prefix, dual or sink_refresh; or, with all but a share of
+    the columns evicted, sink, evict, received or random. Fields may follow, as in
+    sink:keep=0.25,sinks=2.
+    """
     steps: int | None = _denoising()
     """Total number of evaluations, for even, timed and alpha; None commits one token per step."""
     block_length: int | None = _denoising()
@@ -51,14 +58,18 @@ class DecodingSettings(Checked):
     temperature: float = 0.0
     """Sampling temperature; 0 takes the most probable token."""
     top_p: float | None = None
-    """Nucleus sampling: sample from the most probable tokens whose total exceeds this; None samples from all."""
+    """Nucleus sampling: sample from the most probable tokens whose total exceeds this; None samples
+    from all.
+    """
     top_k: int | None = None
     """Sample from this many of the most probable tokens; None samples from all."""
     alg_temp: float | None = _denoising(sets="rule.alg_temp")
-    """Sample the positions to commit too, by their scores at this temperature; None takes the best ones."""
+    """Sample the positions to commit too, by their scores at this temperature; None takes the best
+    ones.
+    """
     threshold: float | None = _denoising(sets="schedule.threshold")
-    """With schedule threshold: commit every candidate with at least this confidence (0.9 when left out); dynamic
-    and editing: with more than this (0.9 and 0.95)."""
+    """With schedule threshold: commit every candidate with at least this confidence (0.9 when left
+    out); dynamic and editing: with more than this (0.9 and 0.95)."""
     factor: float | None = _denoising(sets="schedule.factor")
     """With schedule factor: Fast-dLLM's factor (1 when left out)."""
     gamma: float | None = _denoising(sets="schedule.gamma")
@@ -68,17 +79,27 @@ class DecodingSettings(Checked):
     pooled: bool = _denoising(False, sets="schedule.pooled")
     """With schedule timed: rank the candidates of all rows together, as SMDM's sampler does."""
     refresh_every: int | None = _denoising(sets="cache.refresh_every")
-    """With a cache: recompute everything every N evaluations of a block; None only at the start of a block."""
+    """With a cache: recompute everything every N evaluations of a block; None only at the start of
+    a block.
+    """
     cache_keep: float | None = _denoising(sets="cache.keep")
-    """With an evicting cache: the share of the columns outside the block that it keeps (0.5 when left out)."""
+    """With an evicting cache: the share of the columns outside the block that it keeps (0.5 when
+    left out).
+    """
     cache_sinks: int | None = _denoising(sets="cache.sinks")
-    """Number of most attended columns per layer and key/value head. With an evicting cache: those kept first (when left
-    out 4 for sink, 0 for the others); with sink_refresh: those recomputed with the block (8 when left out)."""
+    """Number of most attended columns per layer and key/value head. With an evicting cache: those
+    kept first (when left out 4 for sink, 0 for the others); with sink_refresh: those recomputed
+    with the block (8 when left out).
+    """
     cache_neighbours: int | None = _denoising(sets="cache.neighbours")
-    """With an evicting cache: columns on either side of the block that are kept next (0 when left out)."""
+    """With an evicting cache: columns on either side of the block that are kept next (0 when left
+    out).
+    """
     cache_protect: str | None = _denoising(sets="cache.protect")
-    """With an evicting cache: which step selects the protected sinks: the one at which columns are chosen (now), the
-    first one of the canvas (first) or that of the previous block (earlier); now when left out."""
+    """With an evicting cache: which step selects the protected sinks: the one at which columns are
+    chosen (now), the first one of the canvas (first) or that of the previous block (earlier); now
+    when left out.
+    """
     cfg_scale: float = _denoising(0.0)
     """Classifier-free guidance towards the prompt; 0 is off."""
     suppress_ids: tuple[int, ...] = ()
@@ -86,7 +107,9 @@ class DecodingSettings(Checked):
     defer_ids: tuple[int, ...] = _denoising((), sets="rule.defer_ids")
     """With rule low_confidence: token ids committed last (LLaDA's confidence_eos_eot_inf)."""
     stop_ids: tuple[int, ...] = ()
-    """Stop tokens: a row ends once one is committed with no mask to its left, and is filled with it to the right."""
+    """Stop tokens: a row ends once one is committed with no mask to its left, and is filled with it
+    to the right.
+    """
     stop_at_eos: bool = False
     """Take the model's end-of-text ids as stop_ids too."""
     text_only: bool = True
@@ -115,8 +138,8 @@ class DecodingSettings(Checked):
         Args:
             given: a rule, schedule or cache, an object or a text, to use in place of the own one.
 
-        Raises ValueError for unknown names (listing the near ones), for numbers that belong to something else, and for
-        combinations that make no sense on any canvas.
+        Raises ValueError for unknown names (listing the near ones), for numbers that belong to
+        something else, and for combinations that make no sense on any canvas.
         """
         from sinklab.core.sampling.caches import cache_of
         from sinklab.core.sampling.loop import planned
@@ -124,26 +147,35 @@ class DecodingSettings(Checked):
 
         sampling = TokenSampling(self.temperature, self.top_p, self.top_k)
         rule = self._value("rule", given.get("rule"), _REGISTRIES["rule"].parse)
-        plan = self._value("schedule", given.get("schedule"), lambda text: planned(rule, text, sampling))
+        plan = self._value(
+            "schedule", given.get("schedule"), lambda text: planned(rule, text, sampling)
+        )
         plan = planned(rule, plan, sampling)
         if not plan.fixed:
             plan.evaluations([], self.steps)
         cache = self._value("cache", given.get("cache"), cache_of)
         plain = ("steps", "block_length", "temperature", "top_p", "top_k")
-        return {"rule": rule, "schedule": plan, "cache": cache, **{name: getattr(self, name) for name in plain}}
+        return {
+            "rule": rule,
+            "schedule": plan,
+            "cache": cache,
+            **{name: getattr(self, name) for name in plain},
+        }
 
     def _value(self, kind: str, given: Any, parse: Callable[[Any], Any]) -> Any:
         """The chosen rule, schedule or cache, with the fields that options of this record set."""
         options = {
             one.name: (one.metadata["sets"].partition(".")[2], getattr(self, one.name))
             for one in fields(DecodingSettings)
-            if one.metadata.get("sets", "").startswith(f"{kind}.") and getattr(self, one.name) != one.default
+            if one.metadata.get("sets", "").startswith(f"{kind}.")
+            and getattr(self, one.name) != one.default
         }
         if given is not None and not isinstance(given, str):
             if options:
                 surplus = {option: value for option, (_, value) in options.items()}
                 raise ValueError(
-                    f"where a {kind} object is given, its numbers go into it, got {given} and {surplus}; leave "
+                    f"where a {kind} object is given, its numbers go into it, got {given} and "
+                    f"{surplus}; leave "
                     f"them out, or name the {kind}."
                 )
             return given
@@ -151,12 +183,20 @@ class DecodingSettings(Checked):
         value = parse(text)
         for option, (name, number) in options.items():
             if f"{name}=" in str(text):
-                raise ValueError(f"{option}={number!r} stands beside the {kind} {text!r}, which says it too: drop one")
+                raise ValueError(
+                    f"{option}={number!r} stands beside the {kind} {text!r}, which says it too: "
+                    "drop one"
+                )
             if value is None or name not in {one.name for one in fields(value)}:
-                owners = [other for other, owner in registry.items() if name in {one.name for one in fields(owner)}]
+                owners = [
+                    other
+                    for other, owner in registry.items()
+                    if name in {one.name for one in fields(owner)}
+                ]
                 chosen = "none" if value is None else registry.name_of(value)
                 raise ValueError(
-                    f"{option} does not go with the {registry.what} {chosen!r}, got {option}={number!r}; it belongs to "
+                    f"{option} does not go with the {registry.what} {chosen!r}, got "
+                    f"{option}={number!r}; it belongs to "
                     f"{', '.join(owners)}: leave it out or choose another {kind}."
                 )
         return replace(value, **dict(options.values())) if options else value
@@ -171,13 +211,15 @@ class DecodingSettings(Checked):
         resizing: Mapping[str, int | None] | None = None,
         **given: Any,
     ) -> Iterator[Step]:
-        """`denoise` with these settings: the denoiser limited to text, suppressed and guided, the seed sown.
+        """`denoise` with these settings: the denoiser limited to text, suppressed and guided, the
+        seed sown.
 
         Args:
             eos_ids: the model's end-of-text ids, for `stop_at_eos`.
             text_vocabulary: ids from here on are no text; None when all are.
-            resizing: the model's `expand_id`, `delete_id` and `context`, for a schedule under which tokens change the
-                length of the canvas; under any other `expand_id` is never written.
+            resizing: the model's `expand_id`, `delete_id` and `context`, for a schedule under which
+                tokens change the length of the canvas; under any other `expand_id` is never
+                written.
             given: a rule, schedule or cache object to use in place of the name.
 
         Raises ValueError for settings that do not fit together.
@@ -191,16 +233,27 @@ class DecodingSettings(Checked):
         plan, expand_id = values["schedule"], (resizing or {}).get("expand_id")
         if getattr(plan, "resizes", False):
             if self.cfg_scale:
-                raise ValueError(f"guidance needs a canvas of one length, got cfg_scale={self.cfg_scale}; leave it out")
-            told = {name: value for name, value in (resizing or {}).items() if getattr(plan, name) is None}
+                raise ValueError(
+                    f"guidance needs a canvas of one length, got cfg_scale={self.cfg_scale}; "
+                    "leave it out"
+                )
+            told = {
+                name: value
+                for name, value in (resizing or {}).items()
+                if getattr(plan, name) is None
+            }
             values["schedule"] = replace(plan, **told)
         elif expand_id is not None:
             denoiser = suppressed(denoiser, expand_id)
         stop_ids = {*self.stop_ids, *(eos_ids if self.stop_at_eos else ())}
         if self.stop_at_eos and not stop_ids:
-            raise ValueError("stop_at_eos needs the id of end of text, but the model names none; give stop_ids.")
+            raise ValueError(
+                "stop_at_eos needs the id of end of text, but the model names none; give stop_ids."
+            )
         if both := stop_ids & set(self.suppress_ids):
-            raise ValueError(f"a suppressed token cannot end a row, got {sorted(both)} as both; choose one.")
+            raise ValueError(
+                f"a suppressed token cannot end a row, got {sorted(both)} as both; choose one."
+            )
         if self.text_only and text_vocabulary is not None:
             denoiser = limited(denoiser, text_vocabulary)
         if self.suppress_ids:

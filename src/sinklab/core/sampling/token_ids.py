@@ -1,4 +1,6 @@
-"""Token ids as callers give them: one or several. Imports nothing, for settings alone must not cost torch."""
+"""Token ids as callers give them: one or several. Imports nothing, for settings alone must not cost
+torch.
+"""
 
 import operator
 from collections.abc import Sequence
@@ -6,7 +8,9 @@ from typing import Any
 
 
 def token_ids(what: str, given: Any) -> tuple[int, ...]:
-    """`given`, an id or an iterable of ids (a tensor too), as a tuple. Raises ValueError that names `what`."""
+    """`given`, an id or an iterable of ids (a tensor too), as a tuple. Raises ValueError that names
+    `what`.
+    """
     many = given.tolist() if hasattr(given, "tolist") else given
     if isinstance(many, int):
         return (many,)
@@ -14,12 +18,17 @@ def token_ids(what: str, given: Any) -> tuple[int, ...]:
         return tuple(operator.index(one) for one in many)
     except TypeError:
         raise ValueError(
-            f"{what} takes a token id or several, got {given!r}; tokenizer.convert_tokens_to_ids gives them."
+            f"{what} takes a token id or several, got {given!r}; tokenizer.convert_tokens_to_ids "
+            "gives them."
         ) from None
 
 
 def check_vocabulary(what: str, ids: Sequence[int], size: int | None = None) -> None:
-    """Raises ValueError for an id that is negative, or that has no logit where the vocabulary's size is known."""
+    """Raises ValueError for an id that is negative, or that has no logit where the vocabulary's
+    size is known.
+    """
     if ids and (min(ids) < 0 or (size is not None and max(ids) >= size)):
         upto = "upwards" if size is None else f"to {size - 1}"
-        raise ValueError(f"{what} must lie in the vocabulary, 0 {upto}, got {list(ids)}; check the tokenizer.")
+        raise ValueError(
+            f"{what} must lie in the vocabulary, 0 {upto}, got {list(ids)}; check the tokenizer."
+        )

@@ -16,10 +16,14 @@ from sinklab.core.errors import Checked, limited
 class TokenSampling(Checked):
     """How a token is drawn from the logits. Raises ValueError for numbers out of range."""
 
-    temperature: float = limited(0.0, at_least=0, below=math.inf, remedy="0 takes the most probable token")
+    temperature: float = limited(
+        0.0, at_least=0, below=math.inf, remedy="0 takes the most probable token"
+    )
     """0 takes the most probable token."""
     top_p: float | None = limited(None, above=0, at_most=1)
-    """Keep the most probable tokens up to the one at which their probabilities together pass `top_p`."""
+    """Keep the most probable tokens up to the one at which their probabilities together pass
+    `top_p`.
+    """
     top_k: int | None = limited(None, at_least=1)
     """Keep this many of the most probable tokens (more where the last ones tie)."""
 
@@ -35,7 +39,8 @@ class TokenSampling(Checked):
 
 
 def shaped(logits_MV: Tensor, sampling: TokenSampling) -> Tensor:
-    """The logits after temperature (if above 0), then top-p, then top-k: Dream's order. What is cut away is -inf.
+    """The logits after temperature (if above 0), then top-p, then top-k: Dream's order. What is cut
+    away is -inf.
 
     Source: `top_p_logits` and `top_k_logits` of Dream's generation_utils.py.
     """
@@ -62,15 +67,18 @@ def sample_tokens(
     top_p: float | None = None,
     top_k: int | None = None,
 ) -> Tensor:
-    """Draw one token per row from softmax(logits / temperature) after top-p and top-k; temperature 0 takes the argmax.
+    """Draw one token per row from softmax(logits / temperature) after top-p and top-k; temperature
+    0 takes the argmax.
 
-    Uses the Gumbel-max trick in the form argmax(logits - T log E) with E exponential of rate 1, drawn in float64:
-    coarser noise cuts the tail off and so lowers the temperature in effect. LLaDA's exp(logits) / (-log U)^T is the
-    same distribution (its logarithm is this score, and -log U is exponential) but overflows for large logits; Dream's
-    categorical draw is the same distribution too.
-    The noise is drawn on the generator's device, so a CPU generator gives the same draw whatever the model runs on.
+    Uses the Gumbel-max trick in the form argmax(logits - T log E) with E exponential of rate 1,
+    drawn in float64: coarser noise cuts the tail off and so lowers the temperature in effect.
+    LLaDA's exp(logits) / (-log U)^T is the same distribution (its logarithm is this score, and -log
+    U is exponential) but overflows for large logits; Dream's categorical draw is the same
+    distribution too. The noise is drawn on the generator's device, so a CPU generator gives the
+    same draw whatever the model runs on.
 
-    Returns int64 (M,). Raises ValueError for numbers out of range, and for T > 0 without a generator.
+    Returns int64 (M,). Raises ValueError for numbers out of range, and for T > 0 without a
+    generator.
     """
     sampling = TokenSampling(temperature, top_p, top_k)
     cut_MV = shaped(logits_MV, sampling) if temperature > 0 and sampling.cuts else None
@@ -84,11 +92,12 @@ def proposals(
     mask_id: int | None,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor]:
-    """The best value and the token proposed in every row, never `mask_id`; NaN logits give a NaN value.
+    """The best value and the token proposed in every row, never `mask_id`; NaN logits give a NaN
+    value.
 
     Args:
-        cut_MV: `shaped` logits, where top-p or top-k cut some away; None otherwise. Rows in which nothing but [MASK]
-            was left get the most probable other token.
+        cut_MV: `shaped` logits, where top-p or top-k cut some away; None otherwise. Rows in which
+            nothing but [MASK] was left get the most probable other token.
     """
     if sampling.temperature == 0:
         return _best_but(logits_MV, mask_id)
@@ -115,18 +124,25 @@ def _best_but(logits_MV: Tensor, mask_id: int | None) -> tuple[Tensor, Tensor]:
     if mask_id is None or mask_id >= vocabulary:
         return _best(logits_MV)
     if vocabulary == 1:
-        return torch.full_like(logits_MV[:, 0], -torch.inf), torch.zeros_like(logits_MV[:, 0], dtype=torch.int64)
+        return torch.full_like(logits_MV[:, 0], -torch.inf), torch.zeros_like(
+            logits_MV[:, 0], dtype=torch.int64
+        )
     if mask_id in (0, vocabulary - 1):
         start = int(mask_id == 0)
         best_M, token_M = _best(logits_MV[:, start : start + vocabulary - 1])
         return best_M, token_M + start
-    (left_M, left_token_M), (right_M, token_M) = _best(logits_MV[:, :mask_id]), _best(logits_MV[:, mask_id + 1 :])
+    (left_M, left_token_M), (right_M, token_M) = (
+        _best(logits_MV[:, :mask_id]),
+        _best(logits_MV[:, mask_id + 1 :]),
+    )
     token_M = torch.where(right_M > left_M, token_M + mask_id + 1, left_token_M)
     return torch.maximum(left_M, right_M), token_M
 
 
 def _best(logits_MV: Tensor) -> tuple[Tensor, Tensor]:
-    """`logits_MV.max(-1)`, the first of equal ones; on the CPU in two levels, which is up to four times as fast."""
+    """`logits_MV.max(-1)`, the first of equal ones; on the CPU in two levels, which is up to four
+    times as fast.
+    """
     width, vocabulary = 64, logits_MV.shape[-1]
     if (
         logits_MV.device.type != "cpu"
@@ -136,7 +152,8 @@ def _best(logits_MV: Tensor) -> tuple[Tensor, Tensor]:
     ):
         return tuple(logits_MV.max(-1))  # type: ignore[return-value]
     whole = vocabulary // width
-    # The maximum of every 64 columns is vectorised where its index is not; the last piece overlaps the one before it.
+    # The maximum of every 64 columns is vectorised where its index is not; the last piece overlaps
+    # the one before it.
     pieces_MP = logits_MV[:, : whole * width].unflatten(1, (whole, width)).amax(-1)
     if whole * width < vocabulary:
         pieces_MP = torch.cat([pieces_MP, logits_MV[:, -width:].amax(-1, keepdim=True)], 1)
@@ -149,16 +166,19 @@ def required(generator: torch.Generator | None, what: str) -> torch.Generator:
     """The generator. Raises ValueError when there is none."""
     if generator is None:
         raise ValueError(
-            f"{what} needs a source of randomness that can be written down, got generator=None; pass "
+            f"{what} needs a source of randomness that can be written down, got generator=None; "
+            "pass "
             "generator=torch.Generator().manual_seed(seed)."
         )
     return generator
 
 
 def perturbed(score_M: Tensor, alg_temp: float, generator: torch.Generator | None) -> Tensor:
-    """Keys whose descending order draws candidates without replacement, in proportion to exp(score / alg_temp).
+    """Keys whose descending order draws candidates without replacement, in proportion to exp(score
+    / alg_temp).
 
-    Gumbel-top-k: the same distribution as multinomial draws without replacement from softmax(score / alg_temp).
+    Gumbel-top-k: the same distribution as multinomial draws without replacement from softmax(score
+    / alg_temp).
     """
     source = required(generator, "alg_temp")
     noise_M = _log_exponential(score_M, source)
@@ -166,7 +186,9 @@ def perturbed(score_M: Tensor, alg_temp: float, generator: torch.Generator | Non
 
 
 def _log_exponential(like: Tensor, source: torch.Generator) -> Tensor:
-    """The logarithm of exponential numbers of rate 1, one for each of `like`, drawn where the generator is; float64
-    where both devices have that (else the tail is a little shorter)."""
-    noise = torch.empty(like.shape, dtype=finest(source.device), device=source.device).exponential_(generator=source)
+    """The logarithm of exponential numbers of rate 1, one for each of `like`, drawn where the
+    generator is; float64 where both devices have that (else the tail is a little shorter)."""
+    noise = torch.empty(like.shape, dtype=finest(source.device), device=source.device).exponential_(
+        generator=source
+    )
     return noise.to(like.device, finest(like.device)).log_()

@@ -1,4 +1,6 @@
-"""What counts as an attention sink: rules on received attention, its normalisation, the main sink."""
+"""What counts as an attention sink: rules on received attention, its normalisation, the main
+sink.
+"""
 
 from sinklab.core.registry import exports
 

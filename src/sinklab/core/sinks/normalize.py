@@ -11,7 +11,9 @@ Array = TypeVar("Array")
 LAST = int(np.finfo(np.float16).max.view(np.uint16))
 """the bits of the greatest number of half precision; with more it is below 0, infinite or NaN"""
 WIDE = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
-"""every number of half precision in single, by its bits: looked up in half of the time of a conversion"""
+"""every number of half precision in single, by its bits: looked up in half of the time of a
+conversion
+"""
 
 
 def namespace(array: Any) -> ModuleType:
@@ -24,7 +26,9 @@ def namespace(array: Any) -> ModuleType:
 
 
 def widened(array: Any, xp: ModuleType = np) -> Any:
-    """``array`` in at least single precision: sums of float16 overflow. With xp = numpy a tensor becomes an array."""
+    """``array`` in at least single precision: sums of float16 overflow. With xp = numpy a tensor
+    becomes an array.
+    """
     own = namespace(array)
     if own is np and xp is np:
         array = np.asarray(array)
@@ -32,7 +36,8 @@ def widened(array: Any, xp: ModuleType = np) -> Any:
             codes = array.view(np.uint16)
             if codes.max(initial=0) > LAST:
                 return WIDE.take(codes, mode="wrap")
-            # The bits in their places give the number up to a power of two, which takes a third of the look-up.
+            # The bits in their places give the number up to a power of two, which takes a third of
+            # the look-up.
             bits = np.asarray(np.multiply(codes, 1 << 13, dtype=np.uint32)).view(np.float32)
             bits *= np.float32(2.0**112)
             return bits
@@ -44,26 +49,35 @@ def widened(array: Any, xp: ModuleType = np) -> Any:
 
 
 def even_share(received: Array, visible: Any = None, positions: Any = None) -> tuple[Array, Any]:
-    """(received, visible) scaled as if every position had run as a query, so that an even share is 1 at every step.
+    """(received, visible) scaled as if every position had run as a query, so that an even share is
+    1 at every step.
 
-    Under a cache, and in token by token decoding, only some positions run as queries; column sums are then small for
-    want of queries, not of attention. Both counts are multiplied by positions / queries that ran, where the queries
-    that ran are the most that see any one key. The mean weight received / visible does not change.
+    Under a cache, and in token by token decoding, only some positions run as queries; column sums
+    are then small for want of queries, not of attention. Both counts are multiplied by positions /
+    queries that ran, where the queries that ran are the most that see any one key. The mean weight
+    received / visible does not change.
 
     Args:
-        received: (..., key) column sums a_j, numpy or torch (the same kind out, half precision widened).
-        visible: number of queries that see each key, broadcastable to ``received``; None: all of them see every key,
-            where all are ``positions`` or, without it, the keys that are not NaN.
-        positions: number of canvas positions, broadcastable to ``received`` without its key axis; None: no scaling.
+        received: (..., key) column sums a_j, numpy or torch (the same kind out, half precision
+            widened).
+        visible: number of queries that see each key, broadcastable to ``received``; None: all of
+            them see every key, where all are ``positions`` or, without it, the keys that are not
+            NaN.
+        positions: number of canvas positions, broadcastable to ``received`` without its key axis;
+            None: no scaling.
 
-    Returns received of its own shape and visible broadcastable to it. Costs one copy of received when anything is
-    scaled and none otherwise. Raises ValueError when the shapes do not fit.
+    Returns received of its own shape and visible broadcastable to it. Costs one copy of received
+    when anything is scaled and none otherwise. Raises ValueError when the shapes do not fit.
     """
     xp = namespace(received)
     a = widened(received, xp)
-    count: Any = None if positions is None else fitted(widened(positions, xp)[..., None], a, xp, "positions")
+    count: Any = (
+        None if positions is None else fitted(widened(positions, xp)[..., None], a, xp, "positions")
+    )
     if visible is None:
-        return a, (~xp.isnan(a)).sum(-1)[..., None] + xp.zeros_like(a[..., :1]) if count is None else count
+        return a, (~xp.isnan(a)).sum(-1)[..., None] + xp.zeros_like(
+            a[..., :1]
+        ) if count is None else count
     seen = fitted(widened(visible, xp), a, xp, "visible")
     if count is None:
         return a, seen
@@ -81,7 +95,9 @@ def even_share(received: Array, visible: Any = None, positions: Any = None) -> t
 
 
 def fitted(array: Any, a: Any, xp: ModuleType, name: str) -> Any:
-    """``array`` in the dtype and on the device of ``a``. Raises ValueError unless it broadcasts to it."""
+    """``array`` in the dtype and on the device of ``a``. Raises ValueError unless it broadcasts to
+    it.
+    """
     if xp is not np:
         array = array.to(a.device, a.dtype)
     elif array.dtype != a.dtype and a.dtype in (np.float32, np.float64):
@@ -94,7 +110,8 @@ def fitted(array: Any, a: Any, xp: ModuleType, name: str) -> Any:
     if name == "positions":
         axes, of, example = slice(-1), "received without its key axis", "positions[:, None, None]"
     raise ValueError(
-        f"{name} must broadcast to {of}: shapes {shape[axes]} and {whole[axes]}. Insert the missing axes, for example "
+        f"{name} must broadcast to {of}: shapes {shape[axes]} and {whole[axes]}. Insert the "
+        "missing axes, for example "
         f"{example}."
     )
 
@@ -104,11 +121,15 @@ LEAST_QUERIES = 8
 UNSEEN = 1e-12
 """queries of a key that none sees, where 0 could not be divided by"""
 SINGLE_ROW = 3.0
-"""the epsilon of the published figures: a key that fewer than S / epsilon queries see could be a sink by one row"""
+"""the epsilon of the published figures: a key that fewer than S / epsilon queries see could be a
+sink by one row
+"""
 
 
 def differently_seen(visible: Any) -> Any:
-    """Whether the keys of a row are seen by different numbers of queries, boolean (..., 1); unseen keys apart."""
+    """Whether the keys of a row are seen by different numbers of queries, boolean (..., 1); unseen
+    keys apart.
+    """
     xp = namespace(visible)
     seen = xp.nan_to_num(visible)
     most = xp.amax(seen, -1)[..., None]
@@ -118,9 +139,9 @@ def differently_seen(visible: Any) -> Any:
 def is_defined(visible: Any) -> Any:
     """Keys (..., key) that enough queries see to be judged.
 
-    Where all keys of a row are seen by the same queries, all of them are. Where they are not (a causal mask), a key
-    takes at least max(8, S / 3) queries, S being the most that see any key: of fewer, one row that gives all of its
-    weight away could make it a sink (epsilon = 3).
+    Where all keys of a row are seen by the same queries, all of them are. Where they are not (a
+    causal mask), a key takes at least max(8, S / 3) queries, S being the most that see any key: of
+    fewer, one row that gives all of its weight away could make it a sink (epsilon = 3).
     """
     xp = namespace(visible)
     seen = xp.nan_to_num(visible)
@@ -129,12 +150,13 @@ def is_defined(visible: Any) -> Any:
 
 
 def even_weight(visible: Any) -> Any:
-    """e_j (..., key): the weight that a key would get from the queries that may see it if each weighed all keys alike.
+    """e_j (..., key): the weight that a key would get from the queries that may see it if each
+    weighed all keys alike.
 
-    It is the mean of 1 / (keys that the query sees) over these queries, and 1 / S where S queries see every key. The
-    counts alone tell it where keys are seen from some query on, as under a causal or block-causal mask: there the q-th
-    query from the end sees the keys that at least q queries see. A sliding window is not such a mask. NaN where no
-    query sees the key.
+    It is the mean of 1 / (keys that the query sees) over these queries, and 1 / S where S queries
+    see every key. The counts alone tell it where keys are seen from some query on, as under a
+    causal or block-causal mask: there the q-th query from the end sees the keys that at least q
+    queries see. A sliding window is not such a mask. NaN where no query sees the key.
     """
     xp = namespace(visible)
     seen = xp.nan_to_num(visible)
@@ -151,10 +173,11 @@ def even_weight(visible: Any) -> Any:
 
 
 def mean_weight(received: Any, visible: Any) -> Any:
-    """w_j (..., key): the mean weight that a key gets from the queries that may see it; NaN where it is not defined.
+    """w_j (..., key): the mean weight that a key gets from the queries that may see it; NaN where
+    it is not defined.
 
-    Of a causal map it is the alpha of Gu et al. (2410.10781, 3.2), and where all queries see every key the column mean
-    of Rulli et al.; see `is_defined` for the keys that have none.
+    Of a causal map it is the alpha of Gu et al. (2410.10781, 3.2), and where all queries see every
+    key the column mean of Rulli et al.; see `is_defined` for the keys that have none.
     """
     xp = namespace(received)
     a = widened(received, xp)
@@ -164,11 +187,13 @@ def mean_weight(received: Any, visible: Any) -> Any:
 
 
 def main_sink(received: Array, visible: Any = None) -> Array:
-    """Index of the strongest key, over the last axis (..., key) -> (...); -1 where no key is defined.
+    """Index of the strongest key, over the last axis (..., key) -> (...); -1 where no key is
+    defined.
 
-    The strongest key has the greatest mean weight (`mean_weight`); without ``visible`` all queries see every key, and
-    it is the one that receives most. numpy array or torch tensor, the same kind out; ties go to the earlier key. A copy
-    of ``received`` or two. Raises ValueError when there is no key.
+    The strongest key has the greatest mean weight (`mean_weight`); without ``visible`` all queries
+    see every key, and it is the one that receives most. numpy array or torch tensor, the same kind
+    out; ties go to the earlier key. A copy of ``received`` or two. Raises ValueError when there is
+    no key.
     """
     xp = namespace(received)
     a: Any = widened(received, xp) if visible is None else mean_weight(received, visible)
@@ -184,7 +209,9 @@ def main_sink(received: Array, visible: Any = None) -> Array:
 
 
 def only(exists: Any, a: Array, other: float = 0.0) -> Array:
-    """``a`` where ``exists``, ``other`` elsewhere; in numpy ``a`` itself, no copy, where everything exists."""
+    """``a`` where ``exists``, ``other`` elsewhere; in numpy ``a`` itself, no copy, where everything
+    exists.
+    """
     xp = namespace(a)
     if xp is np and exists.all():
         return a

@@ -1,9 +1,10 @@
 """Rules that say which keys are sinks.
 
-The input is always the received attention a_j = sum over queries i of A_ij, keys on the last axis, with any axes in
-front, and how many queries see each key: what is judged is the mean weight, so that causal maps are read as others are.
-NaN marks keys that do not exist (padding of ragged arrays); they are never sinks. A rule is a frozen dataclass
-that is called with three arrays; see `Rule`, and ``examples/add_a_rule.py`` for one of your own.
+The input is always the received attention a_j = sum over queries i of A_ij, keys on the last axis,
+with any axes in front, and how many queries see each key: what is judged is the mean weight, so
+that causal maps are read as others are. NaN marks keys that do not exist (padding of ragged
+arrays); they are never sinks. A rule is a frozen dataclass that is called with three arrays; see
+`Rule`, and ``examples/add_a_rule.py`` for one of your own.
 """
 
 # N rows of keys, K keys
@@ -30,27 +31,33 @@ SCALES = ("sum", "mean", "percent", "zscore")
 
 
 class Rule(Protocol):
-    """What counts as a sink. Registered (``@rules.register("name")``), a rule can be written as text and as JSON.
+    """What counts as a sink. Registered (``@rules.register("name")``), a rule can be written as
+    text and as JSON.
 
-    A rule that is a bound on a_j may also have ``threshold(queries)``: the column sum to exceed where that many queries
-    (a number, or an array) see the key. ``find_sinks`` itself does not need it.
+    A rule that is a bound on a_j may also have ``threshold(queries)``: the column sum to exceed
+    where that many queries (a number, or an array) see the key. ``find_sinks`` itself does not need
+    it.
     """
 
     def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
-        """Which keys are sinks, boolean (..., key), numpy arrays or torch tensors as given (`namespace` tells which).
+        """Which keys are sinks, boolean (..., key), numpy arrays or torch tensors as given
+        (`namespace` tells which).
 
         Args:
-            received: (..., key) column sums a_j in single or double precision; an even share is 1 if all queries ran.
-            queries: number of queries that see the key, at least 1 and next to 0 where none does, broadcastable to
-                ``received``.
-            exists: (..., key) keys that some query sees; elsewhere ``received`` may be anything, NaN among it, and what
-                is answered there does not count.
+            received: (..., key) column sums a_j in single or double precision; an even share is 1
+                if all queries ran.
+            queries: number of queries that see the key, at least 1 and next to 0 where none does,
+                broadcastable to ``received``.
+            exists: (..., key) keys that some query sees; elsewhere ``received`` may be anything,
+                NaN among it, and what is answered there does not count.
         """
         ...
 
 
 def bound(epsilon: Any, scale: str, queries: Any) -> Any:
-    """The a_j that `Excess` wants exceeded where ``queries`` see the key, on any scale but "zscore"."""
+    """The a_j that `Excess` wants exceeded where ``queries`` see the key, on any scale but
+    "zscore".
+    """
     unit = {"sum": 1.0, "mean": queries, "percent": queries / 100}[scale]
     return 1 + epsilon * unit * (queries - 1) / queries
 
@@ -58,34 +65,43 @@ def bound(epsilon: Any, scale: str, queries: Any) -> Any:
 @rules.register("excess")
 @dataclass(frozen=True)
 class Excess(Checked):
-    """A key is a sink when it receives more than the mean of the other keys plus ``epsilon`` (Rulli et al., Eq. 3).
+    """A key is a sink when it receives more than the mean of the other keys plus ``epsilon`` (Rulli
+    et al., Eq. 3).
 
-    With S queries that see every key, the column *sum* a_j has mean 1, and the rule is a_j > 1 + epsilon (S-1)/S. Where
-    keys are seen by different queries (a causal mask), it is S (w_j - e_j) > epsilon (S-1)/S, which is the same where
-    they are not: w_j is the mean weight of the key, e_j what it would be if its queries weighed all keys they see alike
-    (`even_weight`), and S the most queries that see any key. As printed (column *mean*, between 0 and 1) epsilon = 3
-    can never fire; "mean" warns then. Raises ValueError for an unknown scale or a negative epsilon.
+    With S queries that see every key, the column *sum* a_j has mean 1, and the rule is a_j > 1 +
+    epsilon (S-1)/S. Where keys are seen by different queries (a causal mask), it is S (w_j - e_j) >
+    epsilon (S-1)/S, which is the same where they are not: w_j is the mean weight of the key, e_j
+    what it would be if its queries weighed all keys they see alike (`even_weight`), and S the most
+    queries that see any key. As printed (column *mean*, between 0 and 1) epsilon = 3 can never
+    fire; "mean" warns then. Raises ValueError for an unknown scale or a negative epsilon.
     """
 
     epsilon: float = limited(3.0, at_least=0, remedy="it is a distance above the mean")
     """how far above the mean of the others, in units of ``scale`` """
     scale: str = limited("sum", one_of=SCALES)
-    """"sum" (default), "mean" (literal Eq. 3), "percent" (100 times the mean), "zscore" (standard deviations)"""
+    """"sum" (default), "mean" (literal Eq. 3), "percent" (100 times the mean), "zscore" (standard
+    deviations)
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.scale == "mean" and self.epsilon >= 1:
             warnings.warn(
-                f"The column mean lies between 0 and 1, so epsilon={self.epsilon} on scale 'mean' can never fire. "
+                f"The column mean lies between 0 and 1, so epsilon={self.epsilon} on scale 'mean' "
+                "can never fire. "
                 "Use scale='sum' (the reading that fits the published figures) or epsilon < 1.",
                 UserWarning,
                 stacklevel=3,
             )
 
     def threshold(self, queries: Any) -> Any:
-        """The a_j to exceed where ``queries`` (number or array) see every key. Raises ValueError for "zscore"."""
+        """The a_j to exceed where ``queries`` (number or array) see every key. Raises ValueError
+        for "zscore".
+        """
         if self.scale == "zscore":
-            raise ValueError("The z-score threshold depends on the scores, not on S alone. Use find_sinks.")
+            raise ValueError(
+                "The z-score threshold depends on the scores, not on S alone. Use find_sinks."
+            )
         return bound(self.epsilon, self.scale, queries)
 
     def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
@@ -96,15 +112,22 @@ class Excess(Checked):
         # a number of queries that all keys of a head share scales them alike
         share = known if getattr(queries, "shape", ())[-1:] == (1,) else known / queries
         # `only` copies where a key is missing
-        count = known.shape[-1] if known is received else exists.sum(-1, dtype=share.dtype)[..., None].clip(1)
+        count = (
+            known.shape[-1]
+            if known is received
+            else exists.sum(-1, dtype=share.dtype)[..., None].clip(1)
+        )
         mean = share.sum(-1)[..., None] / count
         apart = only(exists, share - mean)
         deviation = (xp.linalg.vecdot(apart, apart)[..., None] / count) ** 0.5
-        # Rounding leaves a deviation near 1e-8 where all shares are equal: nothing stands out of such a row.
+        # Rounding leaves a deviation near 1e-8 where all shares are equal: nothing stands out of
+        # such a row.
         return apart > xp.where(deviation > 1e-6 * mean, self.epsilon * deviation, float("inf"))
 
     def _limit(self, queries: Any) -> Any:
-        """The a_j to exceed where the number of ``queries`` may differ from key to key (the last axis)."""
+        """The a_j to exceed where the number of ``queries`` may differ from key to key (the last
+        axis).
+        """
         limit = self.threshold(queries)
         if getattr(queries, "shape", ())[-1:] in ((), (1,)):
             return limit
@@ -120,11 +143,12 @@ class Excess(Checked):
 @rules.register("gu")
 @dataclass(frozen=True)
 class Gu(Checked):
-    """A key is a sink when the mean weight its queries give it exceeds ``weight`` (Gu et al. 2410.10781, 3.2).
+    """A key is a sink when the mean weight its queries give it exceeds ``weight`` (Gu et al.
+    2410.10781, 3.2).
 
-    The mean is over the queries that see the key: T - k + 1 of them for the k-th key of T under a causal mask, as the
-    paper has it, and all T in a bidirectional model, where the same weight keeps its meaning. Raises ValueError for a
-    weight outside [0, 1).
+    The mean is over the queries that see the key: T - k + 1 of them for the k-th key of T under a
+    causal mask, as the paper has it, and all T in a bidirectional model, where the same weight
+    keeps its meaning. Raises ValueError for a weight outside [0, 1).
     """
 
     weight: float = limited(0.3, at_least=0, below=1, remedy="it is a mean attention weight")
@@ -144,7 +168,8 @@ class Gu(Checked):
 class Top(Checked):
     """The ``k`` strongest keys, however weak they are; ties go to the earlier key. Costs k passes.
 
-    Strength is the mean weight of the queries that see the key; where all see every key, what it receives.
+    Strength is the mean weight of the queries that see the key; where all see every key, what it
+    receives.
     """
 
     k: int = limited(1, at_least=1)
@@ -154,7 +179,9 @@ class Top(Checked):
         """Which keys are among the first k. Raises ValueError unless there are more than k."""
         xp, keys = namespace(received), received.shape[-1]
         if self.k >= keys:
-            raise ValueError(f"Top must leave at least one key: k={self.k} of {keys} keys. Choose k < {keys}.")
+            raise ValueError(
+                f"Top must leave at least one key: k={self.k} of {keys} keys. Choose k < {keys}."
+            )
         chosen = xp.zeros(received.shape, dtype=exists.dtype, device=received.device)
         strength = received
         if getattr(queries, "shape", ())[-1:] not in ((), (1,)):
@@ -173,33 +200,40 @@ DEFAULT = Excess(3.0)
 
 
 def threshold(rule: Any, queries: Any) -> Any:
-    """The a_j to exceed under the rule where ``queries`` see the key; NaN under one that is no such bound."""
+    """The a_j to exceed under the rule where ``queries`` see the key; NaN under one that is no such
+    bound.
+    """
     try:
         return rules.parsed(rule).threshold(queries)
     except (AttributeError, ValueError):
         return float("nan")
 
 
-def find_sinks(received: Array, rule: Rule | str, visible: Any = None, positions: Any = None) -> Array:
+def find_sinks(
+    received: Array, rule: Rule | str, visible: Any = None, positions: Any = None
+) -> Array:
     """Boolean array of the shape of ``received`` (..., key): which keys are sinks under ``rule``.
 
-    received: column sums a_j, numpy array or torch tensor; the answer is of the same kind. Half precision is widened.
-    rule: any object that is called as `Rule` says, or its text such as "excess:epsilon=5".
-    visible: number of queries that may see each key, broadcastable to ``received`` (insert axes for layers and heads:
-    ``visible[:, :, None, None]``); keys that no query sees are never sinks, and where keys are seen by different
-    numbers of queries, nor are those that too few see to be judged (`is_defined`). None means that S queries see every
-    key, S being the number of keys that are not NaN: right for full attention without padding or added sink columns.
-    What cannot be such attention is refused then, and sums that a causal call may have left, where the answer would be
-    another.
-    positions: number of canvas positions, broadcastable to ``received`` without its key axis; given, both counts are
-    first scaled as if all positions had run (``even_share``): needed under caches, where only some queries run.
-    Time O(size) (Top: O(k size)). Beyond boolean arrays, "sum", "mean", "percent" and Gu need at most one copy of
-    received. Raises ValueError when the shapes do not fit, for what is no rule, and where a rule refuses.
+    received: column sums a_j, numpy array or torch tensor; the answer is of the same kind. Half
+    precision is widened. rule: any object that is called as `Rule` says, or its text such as
+    "excess:epsilon=5". visible: number of queries that may see each key, broadcastable to
+    ``received`` (insert axes for layers and heads: ``visible[:, :, None, None]``); keys that no
+    query sees are never sinks, and where keys are seen by different numbers of queries, nor are
+    those that too few see to be judged (`is_defined`). None means that S queries see every key, S
+    being the number of keys that are not NaN: right for full attention without padding or added
+    sink columns. What cannot be such attention is refused then, and sums that a causal call may
+    have left, where the answer would be another. positions: number of canvas positions,
+    broadcastable to ``received`` without its key axis; given, both counts are first scaled as if
+    all positions had run (``even_share``): needed under caches, where only some queries run. Time
+    O(size) (Top: O(k size)). Beyond boolean arrays, "sum", "mean", "percent" and Gu need at most
+    one copy of received. Raises ValueError when the shapes do not fit, for what is no rule, and
+    where a rule refuses.
     """
     rule = rules.parsed(rule)
     if not callable(rule) or isinstance(rule, type):
         raise ValueError(
-            f"A rule is one of Excess, Gu, Top: got {rule!r}. A rule of your own is an object that is called with "
+            f"A rule is one of Excess, Gu, Top: got {rule!r}. A rule of your own is an object "
+            "that is called with "
             'received, queries and exists; text such as "excess:epsilon=5" is a rule too.'
         )
     xp = namespace(received)
@@ -210,14 +244,17 @@ def find_sinks(received: Array, rule: Rule | str, visible: Any = None, positions
     found: Any = flagged(a, rule, queries, exists)
     if visible is None and (why := _why_not_alike(a, rule, queries, exists, found)):
         raise ValueError(
-            f"without visible, as many queries as there are keys see every key; but {why}: pass recording.visible, "
+            f"without visible, as many queries as there are keys see every key; but {why}: pass "
+            "recording.visible, "
             "with axes for layers and heads (visible[:, :, None, None])"
         )
     return found
 
 
 def _why_not_alike(a: Any, rule: Rule, queries: Any, exists: Any, found: Any) -> str:
-    """What speaks against all queries seeing every key; empty where nothing does, or the answer is the same."""
+    """What speaks against all queries seeing every key; empty where nothing does, or the answer is
+    the same.
+    """
 
     def differs(other: Any) -> bool:
         # of fewer than eight keys none could be judged then: there is no other answer
@@ -226,22 +263,33 @@ def _why_not_alike(a: Any, rule: Rule, queries: Any, exists: Any, found: Any) ->
 
     xp, left = namespace(a), only(exists, a)
     total = left.sum(-1)[..., None]
-    # less than one for each key was given away; padding receives nothing, and asks for nothing either
+    # less than one for each key was given away; padding receives nothing, and asks for nothing
+    # either
     short = total < queries - 0.5
     if bool(((a == 0) & short).any()):
-        return "some keys received exactly nothing, and all together less than that, as where there is padding"
+        return (
+            "some keys received exactly nothing, and all together less than that, as where "
+            "there is padding"
+        )
     if bool(short.any()) and differs(xp.where(short, total, queries)):
-        return "they received less than that, as with added sinks or a cache, and the answer would be another"
+        return (
+            "they received less than that, as with added sinks or a cache, and the answer "
+            "would be another"
+        )
     # causal queries give the last n keys n at most, and so may others; the cheapest question first
     if bool(((left[..., 0] > 1.01) & (left[..., -1] < 1.01)).all()):
-        behind, most = (x.sum(-1)[..., None] - x.cumsum(-1) + x for x in (left, only(exists, xp.ones_like(a))))
+        behind, most = (
+            x.sum(-1)[..., None] - x.cumsum(-1) + x for x in (left, only(exists, xp.ones_like(a)))
+        )
         if bool((behind < 1.002 * most + 0.01).all()) and differs(most):
             return "a causal call may have left these sums too, and the answer would be another"
     return ""
 
 
 def flagged(received: Any, rule: Rule, queries: Any, exists: Any) -> Any:
-    """What ``find_sinks`` finds in scores that ``even_share`` scaled, of keys that are known to exist."""
+    """What ``find_sinks`` finds in scores that ``even_share`` scaled, of keys that are known to
+    exist.
+    """
     xp = namespace(received)
     if getattr(queries, "shape", ())[-1:] not in ((), (1,)):
         exists = exists & is_defined(queries)

@@ -1,7 +1,11 @@
-"""What a position of the canvas holds before a step; every table and array of states means these."""
+"""What a position of the canvas holds before a step; every table and array of states means
+these.
+"""
 
 STATES = ("masked", "committed", "prompt")
-"""Names of the states, by code: still to be written, written, given. A position that does not exist has the code -1."""
+"""Names of the states, by code: still to be written, written, given. A position that does not exist
+has the code -1.
+"""
 
 MASKED = 0
 """Code of a position that is still to be written."""

@@ -31,12 +31,16 @@ TASKS = {"rows": "whole rows", "steps": "rows revealed step by step"}
 
 
 def by_model(run: Run, state: str = "trained") -> pd.DataFrame:
-    """A line a model of a state: its losses, and of its heads the largest ``first``, ``added``, ``strongest``, ``gu``.
+    """A line a model of a state: its losses, and of its heads the largest ``first``, ``added``,
+    ``strongest``, ``gu``.
 
-    ``norm`` is that of the layer whose head looks most at position 0, ``shared`` the mean of ``added``.
+    ``norm`` is that of the layer whose head looks most at position 0, ``shared`` the mean of
+    ``added``.
     """
     heads, models = (_in_state(run.table(name), state) for name in ("heads", "models"))
-    groups = heads.sort_values("first", ascending=False, kind="stable").groupby(["seed", *KEYS], sort=False)
+    groups = heads.sort_values("first", ascending=False, kind="stable").groupby(
+        ["seed", *KEYS], sort=False
+    )
     found = groups[["first", "added", "strongest", "gu"]].max().join(groups["norm"].first())
     found["shared"] = groups["added"].mean()
     models = models.assign(cost=models["hidden"] / models["loss"] - 1)
@@ -49,14 +53,20 @@ def _in_state(table: pd.DataFrame, state: str) -> pd.DataFrame:
 
 
 def summary(run: Run) -> pd.DataFrame:
-    """By objective and variant: seeds near the floor, seeds with a sink on position 0, and means with ranges."""
+    """By objective and variant: seeds near the floor, seeds with a sink on position 0, and means
+    with ranges.
+    """
     lines = []
     beside = {state: by_model(run, state) for state in UNTRAINED}
     for (objective, variant), group in by_model(run).groupby(KEYS, sort=False):
         line: dict[str, Any] = {"objective": objective, "variant": variant, "seeds": len(group)}
         line["within 5 %"] = int((group["over"] <= NEAR).sum())
         line["with a sink"] = int((group["first"] > WEIGHT).sum())
-        named = {"over": "above the best loss", "first": "weight on position 0", "added": "on the added sink"}
+        named = {
+            "over": "above the best loss",
+            "first": "weight on position 0",
+            "added": "on the added sink",
+        }
         named |= {"strongest": "strongest column", "cost": "cost of hiding position 0"}
         line |= {words: _spread(group[name]) for name, words in named.items()}
         line["value norm, position 0 / others"] = f"{group['norm'].mean():.2f}"
@@ -78,14 +88,31 @@ def _kinds(models: pd.DataFrame) -> Kinds:
 
 
 def backcopy_sentences(run: Run) -> list[str]:
-    """The precondition and the distance to the floor, then each contrast with its interval or «cannot tell»."""
-    known: dict[str, Any] = {"near": NEAR, "weight": WEIGHT, "half": HALF, "contrasted": CONTRASTED, "tasks": TASKS}
+    """The precondition and the distance to the floor, then each contrast with its interval or
+    «cannot tell».
+    """
+    known: dict[str, Any] = {
+        "near": NEAR,
+        "weight": WEIGHT,
+        "half": HALF,
+        "contrasted": CONTRASTED,
+        "tasks": TASKS,
+    }
     told, kinds = statements("sinklab.extras.backcopy", [_spread], **known), _kinds(by_model(run))
     twins = {state: _kinds(by_model(run, state)) for state in UNTRAINED}
     plain, lines = [kind for kind in kinds if kind[1] == "plain"], told("precondition", kinds)
-    pairs = [(one, other, "first") for other in plain if other != CAUSAL for one in (CAUSAL, DIFFUSION) if one in kinds]
+    pairs = [
+        (one, other, "first")
+        for other in plain
+        if other != CAUSAL
+        for one in (CAUSAL, DIFFUSION)
+        if one in kinds
+    ]
     lines += [
-        text for one, other, name in pairs if one != other for text in _contrast(told, kinds, one, other, name, twins)
+        text
+        for one, other, name in pairs
+        if one != other
+        for text in _contrast(told, kinds, one, other, name, twins)
     ]
     for kind in [kind for kind in kinds if kind not in plain]:
         for name in ("first", "strongest") if (kind[0], "plain") in kinds else ():
@@ -107,7 +134,10 @@ def _refusal(kinds: Kinds, one: Any, other: Any) -> str | None:
     """Why these two kinds of model may not be contrasted; None where they may."""
     groups = {" ".join(kind): kinds[kind] for kind in (one, other)}
     if far := [name for name, group in groups.items() if (group["over"] > NEAR).any()]:
-        return f"cannot tell, since {' and '.join(far)} did not come within 5 % of the best loss in every seed"
+        return (
+            f"cannot tell, since {' and '.join(far)} did not come within 5 % of the best loss "
+            "in every seed"
+        )
     if (seeds := len(kinds[one].index.intersection(kinds[other].index))) < SEEDS:
         return f"cannot tell from {seeds} seeds; {SEEDS} make a verdict"
     if CAUSAL in (one, other) and not (kinds[CAUSAL]["first"] > WEIGHT).all():
@@ -120,33 +150,63 @@ def _gaps(kinds: Kinds, one: Any, other: Any, name: str) -> pd.Series:
     return (kinds[other][name] - kinds[one][name]).dropna()
 
 
-def _contrast(told: Said, kinds: Kinds, one: Any, other: Any, name: str, twins: dict[str, Kinds]) -> list[str]:
+def _contrast(
+    told: Said, kinds: Kinds, one: Any, other: Any, name: str, twins: dict[str, Kinds]
+) -> list[str]:
     """A measure of the heads, paired over seeds, with what untrained twins show of it."""
     gaps = _gaps(kinds, one, other, name)
     found = mean_over(gaps.to_numpy(), fewest=SEEDS)
-    apart = {state: _gaps(each, one, other, name) for state, each in twins.items() if {one, other} <= each.keys()}
+    apart = {
+        state: _gaps(each, one, other, name)
+        for state, each in twins.items()
+        if {one, other} <= each.keys()
+    }
     # no more than what the twins show
-    same = [mean_over((gaps - each).to_numpy(), fewest=SEEDS).above() is not found.above() for each in apart.values()]
+    same = [
+        mean_over((gaps - each).to_numpy(), fewest=SEEDS).above() is not found.above()
+        for each in apart.values()
+    ]
     is_shared = found.above() is not None and any(same)
     beside = {state: each.mean() for state, each in apart.items()}
     return told("contrast", name, one, other, _refusal(kinds, one, other), found, beside, is_shared)
 
 
 def _masking(told: Said, table: pd.DataFrame, kinds: Kinds) -> list[str]:
-    """What hiding keys costs: causal less diffusion at equal count and at equal dose by protocol, and controls."""
-    asked = table[table["variant"] == "plain"].set_index(["objective", "task", "protocol"]).sort_index()
+    """What hiding keys costs: causal less diffusion at equal count and at equal dose by protocol,
+    and controls.
+    """
+    asked = (
+        table[table["variant"] == "plain"].set_index(["objective", "task", "protocol"]).sort_index()
+    )
     lines, both = [], {CAUSAL, DIFFUSION} <= kinds.keys()
-    for task, protocol in dict.fromkeys(zip(table["task"], table["protocol"], strict=True)) if both else ():
-        costs = [_costs(asked.loc[objective], task, protocol) for objective in ("causal", "diffusion")]
+    for task, protocol in (
+        dict.fromkeys(zip(table["task"], table["protocol"], strict=True)) if both else ()
+    ):
+        costs = [
+            _costs(asked.loc[objective], task, protocol) for objective in ("causal", "diffusion")
+        ]
         pairs = [*zip(*costs, strict=True)]
-        count = mean_over([one[1, "sinks"][1] - other[1, "sinks"][1] for one, other in pairs], fewest=SEEDS)
-        equal = [at_equal_dose([*_doses(one)], [*_doses(other)], one[1, "sinks"][0]) for one, other in pairs]
+        count = mean_over(
+            [one[1, "sinks"][1] - other[1, "sinks"][1] for one, other in pairs], fewest=SEEDS
+        )
+        equal = [
+            at_equal_dose([*_doses(one)], [*_doses(other)], one[1, "sinks"][0])
+            for one, other in pairs
+        ]
         doses, gaps = (pd.Series(part) for part in zip(*equal, strict=True))
         lines += told(
-            "masking", task, protocol, _refusal(kinds, CAUSAL, DIFFUSION), count, mean_over(gaps, fewest=SEEDS), doses
+            "masking",
+            task,
+            protocol,
+            _refusal(kinds, CAUSAL, DIFFUSION),
+            count,
+            mean_over(gaps, fewest=SEEDS),
+            doses,
         )
     return lines + [
-        text for objective in asked.index.unique(0) for text in _control(told, asked.loc[objective], objective, kinds)
+        text
+        for objective in asked.index.unique(0)
+        for text in _control(told, asked.loc[objective], objective, kinds)
     ]
 
 
@@ -159,9 +219,16 @@ def _costs(table: pd.DataFrame, task: str, protocol: str) -> list[Costs]:
     found = []
     for _, cells in table.loc[[task]].groupby("seed"):
         clean = cells.loc[cells["k"] == 0, "loss"].iloc[0]
-        of_protocol = cells[(cells["k"] > 0) & (cells.index.get_level_values("protocol") == protocol)]
+        of_protocol = cells[
+            (cells["k"] > 0) & (cells.index.get_level_values("protocol") == protocol)
+        ]
         named = of_protocol[["k", "control", "removed", "loss", "matched"]].itertuples(index=False)
-        found.append({(k, control): (dose, loss - clean, matched) for k, control, dose, loss, matched in named})
+        found.append(
+            {
+                (k, control): (dose, loss - clean, matched)
+                for k, control, dose, loss, matched in named
+            }
+        )
     return found
 
 
@@ -173,17 +240,28 @@ def _control(told: Said, table: pd.DataFrame, objective: str, kinds: Kinds) -> l
     """The most attended key against keys that are no sinks and hold as much."""
     costs, group = _costs(table, "rows", "clean"), kinds[objective, "plain"]
     share = float(np.nanmean([cells[1, "equal_mass"][2] for cells in costs]))
-    found = mean_over([cells[1, "matched"][1] - cells[1, "equal_mass"][1] for cells in costs], fewest=SEEDS)
+    found = mean_over(
+        [cells[1, "matched"][1] - cells[1, "equal_mass"][1] for cells in costs], fewest=SEEDS
+    )
     is_able = len(costs) >= SEEDS and _is_able(group)
-    return told("control", objective, share, len(costs), (group["over"] <= NEAR).sum(), found if is_able else None)
+    return told(
+        "control",
+        objective,
+        share,
+        len(costs),
+        (group["over"] <= NEAR).sum(),
+        found if is_able else None,
+    )
 
 
 def at_equal_dose(
     one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]], wanted: float
 ) -> tuple[float, float]:
-    """The one's cost less the other's at a dose that both have, and that dose: the wanted one or the nearest to it.
+    """The one's cost less the other's at a dose that both have, and that dose: the wanted one or
+    the nearest to it.
 
-    one, other: pairs of a dose (share of the attention that was removed) and its cost. Between doses costs are
+    one, other: pairs of a dose (share of the attention that was removed) and its cost. Between
+    doses costs are
         interpolated linearly, beyond them never: NaN where the two have no dose in common.
     """
     curves = [np.array(sorted(pairs)).T for pairs in (one, other)]
@@ -202,18 +280,33 @@ def _spread(values: pd.Series) -> str:
 
 @figure("backcopy", kind="backcopy", alone=True, prepared=True, size=(4.6, 3.6))
 def backcopy_figure(one: Reader) -> Chart:
-    """Weight on position 0 over the distance to the best loss: a mark a seed, a colour an objective."""
+    """Weight on position 0 over the distance to the best loss: a mark a seed, a colour an
+    objective.
+    """
     models, lines = by_model(one.run), []
-    variants, objectives = [*dict.fromkeys(models["variant"])], [*dict.fromkeys(models["objective"])]
+    variants, objectives = (
+        [*dict.fromkeys(models["variant"])],
+        [*dict.fromkeys(models["objective"])],
+    )
     for (objective, variant), group in models.groupby(KEYS, sort=False):
         about = ("", "", objectives.index(objective), variants.index(variant))
-        lines.append(Line(100 * group["over"], 100 * group["first"], f"{objective}, {variant}", *about, kind="dots"))
+        lines.append(
+            Line(
+                100 * group["over"],
+                100 * group["first"],
+                f"{objective}, {variant}",
+                *about,
+                kind="dots",
+            )
+        )
     y = Axis("weight on position 0, %, largest of a head", low=-3, high=103)
     marks = [Mark("y", 100 * WEIGHT), Mark("x", 100 * NEAR)]
     return Chart(Axis("loss above the best possible, %"), y, lines, marks)
 
 
 def draw_backcopy(run: Run) -> list[Path]:
-    """Write the table and sentences, backcopy.md, and the figure, backcopy.png, into the run folder."""
+    """Write the table and sentences, backcopy.md, and the figure, backcopy.png, into the run
+    folder.
+    """
     page = write_page(run.path / "backcopy.md", summary(run), backcopy_sentences(run))
     return [page, *save_figure(lambda: backcopy_figure(run), run.path / "backcopy", ("png",))]

@@ -1,4 +1,6 @@
-"""What hiding keys costs the twins: of whole rows after a clean pass, and step by step under every protocol."""
+"""What hiding keys costs the twins: of whole rows after a clean pass, and step by step under every
+protocol.
+"""
 
 # B batch, S columns, T steps, V vocabulary, M masked positions
 from __future__ import annotations
@@ -24,8 +26,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "equal_mass": {"control": "equal_mass"},
     "random": {"control": "random"},
 }
-"""Beside the most attended keys, for one key: these on the heads with a control of equal mass, that control, and a key
-drawn from the others."""
+"""Beside the most attended keys, for one key: these on the heads with a control of equal mass, that
+control, and a key drawn from the others."""
 REVEALED = 128
 """Rows that are revealed."""
 
@@ -34,10 +36,18 @@ REVEALED = 128
 def hidden(model: Any, rows: Any) -> list[dict[str, Any]]:
     """Loss of whole rows (`Rows` of run.py) by number of keys hidden and control, and the dose.
 
-    Keys are chosen in a clean pass, per row, layer and head, by what they receive of all queries, and hidden from all
-    queries, in a causal model and a diffusion model alike.
+    Keys are chosen in a clean pass, per row, layer and head, by what they receive of all queries,
+    and hidden from all queries, in a causal model and a diffusion model alike.
     """
-    cells = [{"task": "rows", "protocol": "clean", "k": 0, "control": "none", "loss": float(rows.loss(model))}]
+    cells = [
+        {
+            "task": "rows",
+            "protocol": "clean",
+            "k": 0,
+            "control": "none",
+            "loss": float(rows.loss(model)),
+        }
+    ]
     asked: list[tuple[int, str, dict[str, Any]]] = [(k, "sinks", {}) for k in KEYS]
     asked += [(1, arm, fields) for arm, fields in ARMS.items()]
     for k, arm, fields in asked:
@@ -52,11 +62,13 @@ def hidden(model: Any, rows: Any) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def revealed(model: Any, rows: Any, seed: int) -> list[dict[str, Any]]:
-    """Loss of the second half of rows as their true tokens are revealed one a step, by protocol and number of keys.
+    """Loss of the second half of rows as their true tokens are revealed one a step, by protocol and
+    number of keys.
 
-    The first half is given. A causal model goes from left to right; in a diffusion model all that is not revealed is
-    masked, and the order of each row is drawn from the seed, inside blocks where it has them. The loss is that of each
-    token at the step that reveals it: the chain rule in one order, whose least expected value is the same for all.
+    The first half is given. A causal model goes from left to right; in a diffusion model all that
+    is not revealed is masked, and the order of each row is drawn from the seed, inside blocks where
+    it has them. The loss is that of each token at the step that reveals it: the chain rule in one
+    order, whose least expected value is the same for all.
     """
     ids_BS = rows.ids_BS[:REVEALED]
     half = ids_BS.shape[1] // 2
@@ -67,7 +79,15 @@ def revealed(model: Any, rows: Any, seed: int) -> list[dict[str, Any]]:
             drawn_BT += order_BT // rows.block_length
         order_BT = half + drawn_BT.argsort(1)
     step = _steps(model, ids_BS, order_BT, None if rows.canvas is None else rows.canvas.mask_id)
-    cells = [{"task": "steps", "protocol": "clean", "k": 0, "control": "none", "loss": _revealed(step, order_BT, None)}]
+    cells = [
+        {
+            "task": "steps",
+            "protocol": "clean",
+            "k": 0,
+            "control": "none",
+            "loss": _revealed(step, order_BT, None),
+        }
+    ]
     for protocol, k in itertools.product(PROTOCOLS, STEP_KEYS):
         with intervene(model, MaskSinks.by_protocol(protocol, k)) as log:
             loss = _revealed(step, order_BT, log if protocol == "clean" else None)
@@ -76,7 +96,9 @@ def revealed(model: Any, rows: Any, seed: int) -> list[dict[str, Any]]:
     return cells
 
 
-def _revealed(step: Callable[[int], Tensor], order_BT: Tensor, probed: InterventionLog | None) -> float:
+def _revealed(
+    step: Callable[[int], Tensor], order_BT: Tensor, probed: InterventionLog | None
+) -> float:
     """Mean loss over the steps; a clean pass before each where a log is given."""
     losses = []
     for number in range(order_BT.shape[1]):
@@ -87,7 +109,9 @@ def _revealed(step: Callable[[int], Tensor], order_BT: Tensor, probed: Intervent
     return sum(losses) / len(losses)
 
 
-def _steps(model: Any, ids_BS: Tensor, order_BT: Tensor, mask_id: int | None) -> Callable[[int], Tensor]:
+def _steps(
+    model: Any, ids_BS: Tensor, order_BT: Tensor, mask_id: int | None
+) -> Callable[[int], Tensor]:
     """The loss of the tokens that a step reveals; without a mask of a causal model."""
 
     def step(number: int) -> Tensor:

@@ -33,13 +33,28 @@ from sinklab.lab.studies.base import Work, columns_of
 from sinklab.lab.training.settings import VARIANTS
 from sinklab.lab.training.trainer import causal_loss
 
-STAGES = {name: (name,) for name in ("causal", "diffusion", *BLOCKS)} | {"converted": ("causal", "diffusion")}
-# of one seed neither the rows to learn from nor those to measure on share a stream of numbers with the source
+STAGES = {name: (name,) for name in ("causal", "diffusion", *BLOCKS)} | {
+    "converted": ("causal", "diffusion")
+}
+# of one seed neither the rows to learn from nor those to measure on share a stream of numbers with
+# the source
 LEARNED, MEASURED = 1_000_000, 2_000_000
-TRAINED_BY = ("layers", "heads", "width", "mlp_size", "steps", "batch", "lr", "muon_lr", "concentration")
+TRAINED_BY = (
+    "layers",
+    "heads",
+    "width",
+    "mlp_size",
+    "steps",
+    "batch",
+    "lr",
+    "muon_lr",
+    "concentration",
+)
 """Settings that a trained model depends on."""
 FEWEST_MASKED = 8
-"""Masked queries from which on a row says where they look; in blocks of fewer than twice as many, half a block."""
+"""Masked queries from which on a row says where they look; in blocks of fewer than twice as many,
+half a block.
+"""
 
 
 def train_and_measure(work: Work) -> None:
@@ -50,7 +65,12 @@ def train_and_measure(work: Work) -> None:
         work.progress.stage(f"seed {seed}, {objective}, {variant}: {settings.steps} steps")
         source = Source(seed, concentration=settings.concentration)
         model = twin(source, objective, variant, settings)
-        rows = Rows.of(source, settings.rows, STAGES[objective][-1], torch.Generator().manual_seed(MEASURED + seed))
+        rows = Rows.of(
+            source,
+            settings.rows,
+            STAGES[objective][-1],
+            torch.Generator().manual_seed(MEASURED + seed),
+        )
         of_model = {"seed": seed, "objective": objective, "variant": variant}
         if settings.masking:
             cells = [*hidden(model, rows.by_block()), *revealed(model, rows, seed)]
@@ -59,29 +79,43 @@ def train_and_measure(work: Work) -> None:
         lines = {state: of_model | {"state": state} for state in states}
         scores = [lines[state] | scored(one, source, rows) for state, one in states.items()]
         work.run.table("models", columns_of(scores), part=part)
-        looks = [lines[state] | head for state, one in states.items() for head in heads(one, rows.by_block())]
+        looks = [
+            lines[state] | head
+            for state, one in states.items()
+            for head in heads(one, rows.by_block())
+        ]
         work.run.table("heads", columns_of(looks), part=part)
         count()
 
 
-def untrained(source: Source, variant: str, settings: BackcopySettings, model: DiffusionLM) -> dict[str, DiffusionLM]:
-    """What stands beside a trained model, whose findings are none where these show them as well: "fresh", before its
-    training, and "permuted", with its weights permuted within each tensor.
+def untrained(
+    source: Source, variant: str, settings: BackcopySettings, model: DiffusionLM
+) -> dict[str, DiffusionLM]:
+    """What stands beside a trained model, whose findings are none where these show them as well:
+    "fresh", before its training, and "permuted", with its weights permuted within each tensor.
     """
     size = model.config.block_length
-    twins = {state: new_model(source, variant, settings, size).eval() for state in ("fresh", "permuted")}
+    twins = {
+        state: new_model(source, variant, settings, size).eval() for state in ("fresh", "permuted")
+    }
     generator = torch.Generator().manual_seed(source.seed)
     twins["permuted"].load_state_dict(
         {
-            name: weight.flatten()[torch.randperm(weight.numel(), generator=generator)].view_as(weight)
+            name: weight.flatten()[torch.randperm(weight.numel(), generator=generator)].view_as(
+                weight
+            )
             for name, weight in model.state_dict().items()
         }
     )
     return twins
 
 
-def new_model(source: Source, variant: str, settings: BackcopySettings, block_length: int | None = None) -> DiffusionLM:
-    """A twin before training; what is not of the variant depends on the source's seed and the sizes alone."""
+def new_model(
+    source: Source, variant: str, settings: BackcopySettings, block_length: int | None = None
+) -> DiffusionLM:
+    """A twin before training; what is not of the variant depends on the source's seed and the sizes
+    alone.
+    """
     backbone = LlamaConfig(
         vocab_size=source.mask_id + 1,
         hidden_size=settings.width,
@@ -98,8 +132,8 @@ def new_model(source: Source, variant: str, settings: BackcopySettings, block_le
 
 
 def twin(source: Source, objective: str, variant: str, settings: BackcopySettings) -> DiffusionLM:
-    """A trained twin: from ``settings.models`` where it is, else trained and put there; what is converted goes on from
-    the causal one in there.
+    """A trained twin: from ``settings.models`` where it is, else trained and put there; what is
+    converted goes on from the causal one in there.
 
     Raises:
         ValueError: if the model that is there was trained with other settings.
@@ -112,25 +146,36 @@ def twin(source: Source, objective: str, variant: str, settings: BackcopySetting
         begun = twin(source, "causal", variant, settings) if objective == "converted" else None
         model = trained(source, objective, variant, settings, begun)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_beside(path, lambda part: save_file(model.state_dict(), part, metadata={"settings": how}))
+        write_beside(
+            path, lambda part: save_file(model.state_dict(), part, metadata={"settings": how})
+        )
         return model
     with safe_open(path, "pt") as file:
         before = file.metadata()["settings"]
     if before != how:
-        raise ValueError(f"{path} was trained with {before}, and the settings are {how}; name another folder --models")
+        raise ValueError(
+            f"{path} was trained with {before}, and the settings are {how}; name another folder "
+            "--models"
+        )
     model = new_model(source, variant, settings, BLOCKS.get(objective))
     model.load_state_dict(load_file(path))
     return model.eval()
 
 
 def trained(
-    source: Source, objective: str, variant: str, settings: BackcopySettings, begun: DiffusionLM | None = None
+    source: Source,
+    objective: str,
+    variant: str,
+    settings: BackcopySettings,
+    begun: DiffusionLM | None = None,
 ) -> DiffusionLM:
     """A twin, in evaluation mode. All of a seed see the same rows in the same order.
 
     begun: a model that has the stages of training but the last behind it; it is changed.
     """
-    model = (new_model(source, variant, settings, BLOCKS.get(objective)) if begun is None else begun).train()
+    model = (
+        new_model(source, variant, settings, BLOCKS.get(objective)) if begun is None else begun
+    ).train()
     for stage in STAGES[objective] if begun is None else STAGES[objective][-1:]:
         optimizers = _optimizers(model, settings)
         schedules = [
@@ -155,7 +200,9 @@ def trained(
 
 
 def _optimizers(model: DiffusionLM, settings: BackcopySettings) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for all else: norms and added sinks do not decay."""
+    """Muon for the matrices of the layers, AdamW for all else: norms and added sinks do not
+    decay.
+    """
     matrices, tables, others = list[Tensor](), list[Tensor](), list[Tensor]()
     sink = tensors_of(model.config)
     for name, weight in model.named_parameters():
@@ -196,27 +243,44 @@ class Rows:
         if size is not None:
             t_B = t_B.view(count, blocks).repeat_interleave(size, 1)[:, :length]
         noisy_BS, masked_BS = corrupt(
-            ids_BS, t_B, mask_id=source.mask_id, maskable_BS=ids_BS != source.start_id, generator=generator
+            ids_BS,
+            t_B,
+            mask_id=source.mask_id,
+            maskable_BS=ids_BS != source.start_id,
+            generator=generator,
         )
-        return cls(ids_BS, Canvas(noisy_BS, torch.ones_like(masked_BS), masked_BS, source.mask_id), t_B, size)
+        return cls(
+            ids_BS,
+            Canvas(noisy_BS, torch.ones_like(masked_BS), masked_BS, source.mask_id),
+            t_B,
+            size,
+        )
 
     def loss(self, model: Any) -> Tensor:
         """Nats a drawn token: of the next one, or the masked-token bound."""
         if self.canvas is None:
             return causal_loss(model, self.ids_BS)
-        clean = {} if self.block_length is None or self.own_BS is not None else {"clean": self.ids_BS}
-        return self.bound(model(self.canvas.ids_BS, logits_to_keep=self.canvas.open_BS, **clean).logits)
+        clean = (
+            {} if self.block_length is None or self.own_BS is not None else {"clean": self.ids_BS}
+        )
+        return self.bound(
+            model(self.canvas.ids_BS, logits_to_keep=self.canvas.open_BS, **clean).logits
+        )
 
     def bound(self, logits_MV: Tensor) -> Tensor:
         """The masked-token bound of these logits at the masks."""
         assert self.canvas is not None
-        drawn_BS = torch.ones_like(self.canvas.open_BS) if self.own_BS is None else self.own_BS.clone()
+        drawn_BS = (
+            torch.ones_like(self.canvas.open_BS) if self.own_BS is None else self.own_BS.clone()
+        )
         drawn_BS[:, 0] = False
-        return masked_token_loss(logits_MV, self.ids_BS, self.canvas.open_BS, self.t_B, maskable_BS=drawn_BS)
+        return masked_token_loss(
+            logits_MV, self.ids_BS, self.canvas.open_BS, self.t_B, maskable_BS=drawn_BS
+        )
 
     def by_block(self) -> Rows:
-        """Rows in blocks as they stand while one block of each is written, the next one in every row: clean before it,
-        masks behind it. All others as they are.
+        """Rows in blocks as they stand while one block of each is written, the next one in every
+        row: clean before it, masks behind it. All others as they are.
         """
         if self.canvas is None or self.block_length is None:
             return self
@@ -228,7 +292,9 @@ class Rows:
         assert self.canvas is not None and self.block_length is not None
         block_S, canvas = torch.arange(self.ids_BS.shape[1]) // self.block_length, self.canvas
         own_BS = block_S == number_B1.expand(len(self.ids_BS), 1)
-        noisy_BS = torch.where(own_BS, canvas.ids_BS, torch.where(block_S < number_B1, self.ids_BS, canvas.mask_id))
+        noisy_BS = torch.where(
+            own_BS, canvas.ids_BS, torch.where(block_S < number_B1, self.ids_BS, canvas.mask_id)
+        )
         now = replace(canvas, ids_BS=noisy_BS, open_BS=canvas.open_BS & own_BS)
         return replace(self, canvas=now, own_BS=own_BS)
 
@@ -243,35 +309,52 @@ class Rows:
         for number in range(math.ceil(self.ids_BS.shape[1] / self.block_length)):
             # what a block is predicted from: the clean ones before it, and what is left of itself
             one: Any = self.at(torch.tensor([[number]]))
-            best_BSX = torch.where(one.own_BS[..., None], source.posterior(one.canvas.ids_BS), best_BSX)
+            best_BSX = torch.where(
+                one.own_BS[..., None], source.posterior(one.canvas.ids_BS), best_BSX
+            )
         return float(self.bound(best_BSX[canvas.open_BS].log()))
 
 
 @torch.no_grad()
 def scored(model: Any, source: Source, rows: Rows) -> dict[str, float]:
-    """Loss, the best one on the same rows, how far it is above that, and what the start token's column is worth.
+    """Loss, the best one on the same rows, how far it is above that, and what the start token's
+    column is worth.
 
-    ``over``: loss / best − 1. ``hidden``: the loss with position 0 hidden from every query in every layer.
+    ``over``: loss / best − 1. ``hidden``: the loss with position 0 hidden from every query in every
+    layer.
     """
     loss, best, looked = float(rows.loss(model)), rows.best(source), rows.by_block()
     clean = loss if looked is rows else float(looked.loss(model))
     with intervene(model, MaskPositions((0,))):
         hidden = loss + float(looked.loss(model)) - clean
-    return {"loss": loss, "best": best, "floor": source.floor, "over": loss / best - 1, "hidden": hidden}
+    return {
+        "loss": loss,
+        "best": best,
+        "floor": source.floor,
+        "over": loss / best - 1,
+        "hidden": hidden,
+    }
 
 
 @torch.no_grad()
 def heads(model: Any, rows: Rows) -> list[dict[str, float]]:
     """What every head looks at, a line per layer and head.
 
-    ``first``: mean weight on position 0 over the queries that count, all in a causal model, those under masks in a
-    diffusion model (Gu et al.'s metric, arXiv 2410.10781). ``added``: the same of the added sinks together.
-    ``strongest``: mean over rows of the largest share of these queries' attention that a column of text gets. ``gu``:
-    share of rows in which that is above 0.3. ``norm``: value norm at position 0 over that of the other text that is not
-    masked, mean of the layer's heads.
+    ``first``: mean weight on position 0 over the queries that count, all in a causal model, those
+    under masks in a diffusion model (Gu et al.'s metric, arXiv 2410.10781). ``added``: the same of
+    the added sinks together. ``strongest``: mean over rows of the largest share of these queries'
+    attention that a column of text gets. ``gu``: share of rows in which that is above 0.3.
+    ``norm``: value norm at position 0 over that of the other text that is not masked, mean of the
+    layer's heads.
     """
-    canvas, length, masked_BS = rows.canvas, rows.ids_BS.shape[1], torch.zeros_like(rows.ids_BS, dtype=torch.bool)
-    with trace(model, ("value_norm", "received" if canvas is None else "received_by_state"), canvas=canvas) as seen:
+    canvas, length, masked_BS = (
+        rows.canvas,
+        rows.ids_BS.shape[1],
+        torch.zeros_like(rows.ids_BS, dtype=torch.bool),
+    )
+    with trace(
+        model, ("value_norm", "received" if canvas is None else "received_by_state"), canvas=canvas
+    ) as seen:
         if canvas is None:
             model(rows.ids_BS, causal=True)
             received_BLHK, queries_B = seen.received[0], torch.full((len(rows.ids_BS),), length)
@@ -285,7 +368,9 @@ def heads(model: Any, rows: Rows) -> list[dict[str, float]]:
     strongest_BLH = received_BLHK[..., added:].amax(-1) / queries_B[:, None, None]
     norms_BLS, others_BS = seen.values("value_norm")[0][..., added:].double(), ~masked_BS
     others_BS[:, 0] = False
-    norm_L = norms_BLS[..., 0].mean(0) / (norms_BLS * others_BS[:, None]).sum((0, 2)) * others_BS.sum()
+    norm_L = (
+        norms_BLS[..., 0].mean(0) / (norms_BLS * others_BS[:, None]).sum((0, 2)) * others_BS.sum()
+    )
     found = {
         "first": received_BLHK[..., added].sum(0) / queries_B.sum(),
         "added": received_BLHK[..., :added].sum((0, -1)) / queries_B.sum(),
@@ -294,6 +379,7 @@ def heads(model: Any, rows: Rows) -> list[dict[str, float]]:
         "norm": norm_L[:, None].expand(strongest_BLH.shape[1:]),
     }
     return [
-        {"layer": layer, "head": head} | {name: float(values_LH[layer, head]) for name, values_LH in found.items()}
+        {"layer": layer, "head": head}
+        | {name: float(values_LH[layer, head]) for name, values_LH in found.items()}
         for layer, head in itertools.product(*map(range, strongest_BLH.shape[1:]))
     ]

@@ -22,10 +22,14 @@ class BackcopySettings(Checked):
     seeds: tuple[int, ...] = limited((0, 1, 2, 3, 4, 5), at_least=0, needed=True)
     """A seed is a source (its transition matrix), its rows, the initial weights and the noise."""
     objectives: tuple[str, ...] = limited(("causal", "diffusion"), one_of=OBJECTIVES, needed=True)
-    """causal (next token), diffusion (masked tokens), converted (causal first, then as many steps of diffusion), block4
-    and block16 (diffusion in blocks of as many tokens, each behind the clean ones before it)."""
+    """causal (next token), diffusion (masked tokens), converted (causal first, then as many steps
+    of diffusion), block4 and block16 (diffusion in blocks of as many tokens, each behind the clean
+    ones before it).
+    """
     variants: tuple[str, ...] = limited(("plain",), one_of=VARIANTS, needed=True)
-    """plain, sink (an added token), zero (its values are zero), gate, logit (a learned logit per head)."""
+    """plain, sink (an added token), zero (its values are zero), gate, logit (a learned logit per
+    head).
+    """
     layers: int = limited(1, at_least=1)
     """Layers of the models."""
     heads: int = limited(2, at_least=1)
@@ -47,24 +51,27 @@ class BackcopySettings(Checked):
     rows: int = limited(512, at_least=2)
     """Rows that every model of a seed is measured on, the same for all; with the same noise."""
     masking: bool = False
-    """Measure what hiding keys costs, at equal count and at equal removed attention, of whole rows and under every
-    protocol: 40 seconds a model."""
+    """Measure what hiding keys costs, at equal count and at equal removed attention, of whole rows
+    and under every protocol: 40 seconds a model."""
     models: str | None = limited(None, free=True)
     """Folder that trained models are kept in, and taken from where they are there."""
 
 
 @studies.register("backcopy")
 class Backcopy(Study):
-    """Train causal and diffusion twins on Bigram-Backcopy and see which of them grow a sink: seconds a model.
+    """Train causal and diffusion twins on Bigram-Backcopy and see which of them grow a sink:
+    seconds a model.
 
-    32 tokens and a start token; after one of 4 triggers comes the token before it, after any other a draw from its row
-    of a transition matrix (arXiv 2410.13835). The best possible loss is computed, and no contrast is drawn unless every
-    twin comes within 5 % of it; each is measured untrained as well. Writes a run folder, backcopy.md and a figure.
+    32 tokens and a start token; after one of 4 triggers comes the token before it, after any other
+    a draw from its row of a transition matrix (arXiv 2410.13835). The best possible loss is
+    computed, and no contrast is drawn unless every twin comes within 5 % of it; each is measured
+    untrained as well. Writes a run folder, backcopy.md and a figure.
 
     Try
         sinklab backcopy --seeds 0 --objectives causal
         sinklab backcopy --objectives causal --variants plain sink zero gate logit
-        sinklab backcopy --layers 2 --steps 2500 --objectives causal diffusion converted --masking --resume
+        sinklab backcopy --layers 2 --steps 2500 --objectives causal diffusion converted \\
+            --masking --resume
     """
 
     Settings = BackcopySettings
@@ -78,17 +85,31 @@ class Backcopy(Study):
         """Seed, objective and variant of every model."""
         if settings.width % (2 * settings.heads):
             raise ValueError(
-                f"a head's width must be whole and even, but width is {settings.width} for {settings.heads} heads; "
+                f"a head's width must be whole and even, but width is {settings.width} for "
+                f"{settings.heads} heads; "
                 f"make it a multiple of {2 * settings.heads}"
             )
-        return [(s, o, v) for s in settings.seeds for o in settings.objectives for v in settings.variants]
+        return [
+            (s, o, v)
+            for s in settings.seeds
+            for o in settings.objectives
+            for v in settings.variants
+        ]
 
     def amount(self, settings: BackcopySettings, info: Any) -> Amount:
         """The steps of every model; a row has 48 tokens."""
-        models, width = len(settings.seeds) * len(settings.objectives) * len(settings.variants), settings.width
+        models, width = (
+            len(settings.seeds) * len(settings.objectives) * len(settings.variants),
+            settings.width,
+        )
         parameters = settings.layers * width * (4 * width + 3 * settings.mlp_size) + 2 * 40 * width
         how: dict[str, Any] = {"parameters": parameters, "layers": settings.layers, "trains": True}
-        return Amount(f"{models} models × {settings.steps} steps", models * settings.steps, settings.batch * 48, **how)
+        return Amount(
+            f"{models} models × {settings.steps} steps",
+            models * settings.steps,
+            settings.batch * 48,
+            **how,
+        )
 
     def samples(self, plan: Any) -> int:
         """One a model."""

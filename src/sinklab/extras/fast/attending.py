@@ -1,7 +1,9 @@
-"""How the layers of the fast decoder attend: rotated heads, calls of SDPA, and padded rows without their padding."""
+"""How the layers of the fast decoder attend: rotated heads, calls of SDPA, and padded rows without
+their padding.
+"""
 
-# B batch, S canvas, T its real tokens, W columns that run, Q columns wanted, H query heads, G key/value heads, K keys,
-# D head dim, N sinks
+# B batch, S canvas, T its real tokens, W columns that run, Q columns wanted, H query heads, G
+# key/value heads, K keys, D head dim, N sinks
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -31,7 +33,9 @@ class View:
     """Additive, 0 or −∞, of one query where all see the same; None when nothing is hidden."""
     folded: Tensor | None = None  # the same for queries as `_attend` folds them
     choose: Callable[[int, Tensor, Tensor | None, float], None] | None = None
-    """Called with (layer, queries (B, H, W or Q, D), mask, scale) after an update, to choose columns."""
+    """Called with (layer, queries (B, H, W or Q, D), mask, scale) after an update, to choose
+    columns.
+    """
 
     def of(self, queries: slice | Tensor, shared: int) -> View:
         """With the mask of these queries alone, folded for so many query heads a key head."""
@@ -39,17 +43,26 @@ class View:
         if mask is None or mask.shape[2] == 1:
             return replace(self, folded=mask)
         mask = take(mask.transpose(1, 2), queries).transpose(1, 2)
-        return replace(self, mask_B1WK=mask, folded=mask.repeat(1, 1, shared, 1) if shared > 1 else mask)
+        return replace(
+            self, mask_B1WK=mask, folded=mask.repeat(1, 1, shared, 1) if shared > 1 else mask
+        )
 
-    def attend(self, q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, memory: Any, layer: int, scale: float) -> Tensor:
+    def attend(
+        self, q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, memory: Any, layer: int, scale: float
+    ) -> Tensor:
         """What the heads get, (B, W, H·D)."""
         if (logits_HN := logits_of(memory, layer)) is None:
             return _attend(q_BHWD, k_BGKD, v_BGKD, self.folded, scale)
-        # the log-sum-exp form of sinks that are logits alone: no mask of their own, and none of their keys
+        # the log-sum-exp form of sinks that are logits alone: no mask of their own, and none of
+        # their keys
         k_BGKD, v_BGKD = k_BGKD[:, :, logits_HN.shape[1] :], v_BGKD[:, :, logits_HN.shape[1] :]
         mask = None if self.mask_B1WK is None else self.mask_B1WK[..., logits_HN.shape[1] :]
-        out_BHWD, lse_BHW = compat.attention_with_logsumexp(q_BHWD, k_BGKD, v_BGKD, mask, scale) or (
-            F.scaled_dot_product_attention(q_BHWD, k_BGKD, v_BGKD, attn_mask=mask, scale=scale, enable_gqa=True),
+        out_BHWD, lse_BHW = compat.attention_with_logsumexp(
+            q_BHWD, k_BGKD, v_BGKD, mask, scale
+        ) or (
+            F.scaled_dot_product_attention(
+                q_BHWD, k_BGKD, v_BGKD, attn_mask=mask, scale=scale, enable_gqa=True
+            ),
             row_logsumexp(q_BHWD, k_BGKD, mask=mask, scale=scale),
         )
         return with_sink_logits(out_BHWD, lse_BHW, logits_HN).transpose(1, 2).flatten(2)
@@ -57,13 +70,16 @@ class View:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Packed(View):
-    """The texts of padded rows one behind the other in a single row, where attention alone tells them apart.
+    """The texts of padded rows one behind the other in a single row, where attention alone tells
+    them apart.
 
     No padding is computed, and attention needs no mask.
     """
 
     place_BS: Tensor
-    """int64, where the token of each column stands in the single row; for padding, where its text begins."""
+    """int64, where the token of each column stands in the single row; for padding, where its text
+    begins.
+    """
     index_T: Tensor
     """int64, the number of each token in the flattened canvas."""
     keys: list[int]
@@ -72,26 +88,54 @@ class Packed(View):
 
     @classmethod
     def rows(cls, whole: View, sinks: SinkPrefix | None) -> Packed | None:
-        """None without padding, where a mask says more, and off the CPU: there padding costs less than more calls."""
+        """None without padding, where a mask says more, and off the CPU: there padding costs less
+        than more calls.
+        """
         mask, length = whole.mask_B1WK, whole.cos_BW1D.shape[1]
-        if mask is None or mask.shape[2] > 1 or reads_wait(mask.device) or logits_of(sinks) is not None:
+        if (
+            mask is None
+            or mask.shape[2] > 1
+            or reads_wait(mask.device)
+            or logits_of(sinks) is not None
+        ):
             return None
         real_BS = mask[:, 0, 0, -length:] == 0
         lengths_B, index_T = real_BS.sum(1), real_BS.flatten().nonzero()[:, 0]
         place_BS = (real_BS.cumsum(1) - 1).clamp(min=0) + (lengths_B.cumsum(0) - lengths_B)[:, None]
-        cos, sin = (table.flatten(0, 1).index_select(0, index_T)[None] for table in (whole.cos_BW1D, whole.sin_BW1D))
+        cos, sin = (
+            table.flatten(0, 1).index_select(0, index_T)[None]
+            for table in (whole.cos_BW1D, whole.sin_BW1D)
+        )
         keys = lengths_B.tolist()
         before = [sinks and sinks.row(row) for row in range(len(keys))]
-        return cls(cos, sin, None, place_BS=place_BS, index_T=index_T, keys=keys, queries=keys, sinks=before)
+        return cls(
+            cos,
+            sin,
+            None,
+            place_BS=place_BS,
+            index_T=index_T,
+            keys=keys,
+            queries=keys,
+            sinks=before,
+        )
 
     def of(self, queries: slice | Tensor, shared: int) -> Packed:
         """For these queries, equally many of each text."""
         rows = len(self.keys)
-        return self if isinstance(queries, slice) else replace(self, queries=[len(queries) // rows] * rows)
+        return (
+            self
+            if isinstance(queries, slice)
+            else replace(self, queries=[len(queries) // rows] * rows)
+        )
 
-    def attend(self, q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, memory: Any, layer: int, scale: float) -> Tensor:
+    def attend(
+        self, q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, memory: Any, layer: int, scale: float
+    ) -> Tensor:
         """What the heads get, each text from itself."""
-        parts, out = (q_BHWD.split(self.queries, 2), k_BGKD.split(self.keys, 2), v_BGKD.split(self.keys, 2)), []
+        parts, out = (
+            (q_BHWD.split(self.queries, 2), k_BGKD.split(self.keys, 2), v_BGKD.split(self.keys, 2)),
+            [],
+        )
         for q, k, v, sinks in zip(*parts, self.sinks, strict=True):
             seen_k, seen_v = sinks.update(k, v, layer) if sinks else (k, v)
             out.append(_attend(q, seen_k, seen_v, None, scale))
@@ -115,9 +159,12 @@ def rotated(x_BWHD: Tensor, norm: Callable | None, cos_BW1D: Tensor, sin_BW1D: T
     return out_BWHD.transpose(1, 2)
 
 
-def _attend(q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_B1WK: Tensor | None, scale: float) -> Tensor:
+def _attend(
+    q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_B1WK: Tensor | None, scale: float
+) -> Tensor:
     batch, heads, width, dim = q_BHWD.shape
-    # Query heads of one key head become more queries of it: no key is copied, with or without a mask.
+    # Query heads of one key head become more queries of it: no key is copied, with or without a
+    # mask.
     q_BGQD = q_BHWD.reshape(batch, k_BGKD.shape[1], -1, dim)
     out = F.scaled_dot_product_attention(q_BGQD, k_BGKD, v_BGKD, attn_mask=mask_B1WK, scale=scale)
     return out.reshape(batch, heads, width, dim).transpose(1, 2).flatten(2)

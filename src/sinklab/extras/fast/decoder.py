@@ -1,16 +1,18 @@
-"""The fast decoder: a decoder's layers without the wrappers around them, and without states that are not wanted.
+"""The fast decoder: a decoder's layers without the wrappers around them, and without states that
+are not wanted.
 
-One form for Llama, Qwen2 and Qwen3, without the queries and the MLP of positions of the last layer whose logits are not
-wanted. Stock linear layers, norms and MLPs are called as functions of their weights; anything else in their place
-(adapters, quantised projections) as the module it is. The slow twin is the decoder's own forward.
+One form for Llama, Qwen2 and Qwen3, without the queries and the MLP of positions of the last layer
+whose logits are not wanted. Stock linear layers, norms and MLPs are called as functions of their
+weights; anything else in their place (adapters, quantised projections) as the module it is. The
+slow twin is the decoder's own forward.
 
-On CUDA the partial evaluations of a block, which have the same shapes and buffers at every step, are replayed as one
-graph in place of some 900 launches: the first of a shape runs as it is, the second is recorded. What cannot be recorded
-runs as it is, and that is the slow twin of a record.
+On CUDA the partial evaluations of a block, which have the same shapes and buffers at every step,
+are replayed as one graph in place of some 900 launches: the first of a shape runs as it is, the
+second is recorded. What cannot be recorded runs as it is, and that is the slow twin of a record.
 """
 
-# B batch, S canvas, T its real tokens, W columns that run, Q columns wanted, E hidden size, H query heads, G key/value
-# heads, D head dim, K keys
+# B batch, S canvas, T its real tokens, W columns that run, Q columns wanted, E hidden size, H query
+# heads, G key/value heads, D head dim, K keys
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -36,11 +38,20 @@ from sinklab.core.registry import fast_decoders
 from sinklab.extras.fast.attending import Packed, View, additive, rotated
 from sinklab.extras.fast.onednn import linear_for
 
-_LAYERS = (modeling_llama.LlamaDecoderLayer, modeling_qwen2.Qwen2DecoderLayer, modeling_qwen3.Qwen3DecoderLayer)
-_ATTENTIONS = (modeling_llama.LlamaAttention, modeling_qwen2.Qwen2Attention, modeling_qwen3.Qwen3Attention)
+_LAYERS = (
+    modeling_llama.LlamaDecoderLayer,
+    modeling_qwen2.Qwen2DecoderLayer,
+    modeling_qwen3.Qwen3DecoderLayer,
+)
+_ATTENTIONS = (
+    modeling_llama.LlamaAttention,
+    modeling_qwen2.Qwen2Attention,
+    modeling_qwen3.Qwen3Attention,
+)
 _MLPS = (modeling_llama.LlamaMLP, modeling_qwen2.Qwen2MLP, modeling_qwen3.Qwen3MLP)
 _NORMS = (modeling_llama.LlamaRMSNorm, modeling_qwen2.Qwen2RMSNorm, modeling_qwen3.Qwen3RMSNorm)
-# Positions of an MLP at a time on the CPU: what it makes of them stays in the cache, and no memory is cleared for it.
+# Positions of an MLP at a time on the CPU: what it makes of them stays in the cache, and no memory
+# is cleared for it.
 _PIECE = 256
 
 
@@ -49,40 +60,65 @@ def _head_norms(attention: Any) -> list[Any]:
 
 
 def _is_known(model: Any) -> bool:
-    """Whether the model's layers are of a kind computed here. Checked before anything else of them is read."""
+    """Whether the model's layers are of a kind computed here. Checked before anything else of them
+    is read.
+    """
     layers, norm = getattr(model.model, "layers", ()), getattr(model.model, "norm", None)
     return type(norm) in _NORMS and all(
         type(layer) in _LAYERS
         and type(layer.self_attn) in _ATTENTIONS
         and all(
             type(norm) in _NORMS
-            for norm in (layer.input_layernorm, layer.post_attention_layernorm, *_head_norms(layer.self_attn))
+            for norm in (
+                layer.input_layernorm,
+                layer.post_attention_layernorm,
+                *_head_norms(layer.self_attn),
+            )
         )
         for layer in layers
     )
 
 
 class Layer:
-    """One decoder layer. What it calls is looked up once: at these sizes a look-up costs as much as a kernel."""
+    """One decoder layer. What it calls is looked up once: at these sizes a look-up costs as much as
+    a kernel.
+    """
 
     def __init__(self, layer: Any, gate: Any) -> None:
         attention = layer.self_attn
-        self.input_norm, self.post_norm = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
+        self.input_norm, self.post_norm = (
+            _norm(layer.input_layernorm),
+            _norm(layer.post_attention_layernorm),
+        )
         norms: list[Any] = [_norm(norm) for norm in _head_norms(attention)] or [None, None]
         self.q_norm, self.k_norm = norms
-        self.q, self.k, self.v = (_stock(one) or one for one in (attention.q_proj, attention.k_proj, attention.v_proj))
+        self.q, self.k, self.v = (
+            _stock(one) or one for one in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
         # A gate multiplies through a hook on the output projection: that one is called as a module.
-        self.gate, self.o = gate, _added(attention.o_proj, None if gate is not None else _stock(attention.o_proj))
+        self.gate, self.o = (
+            gate,
+            _added(attention.o_proj, None if gate is not None else _stock(attention.o_proj)),
+        )
         self.mlp = _added(layer.mlp, _mlp(layer.mlp))
-        self.index, self.dim, self.scale = attention.layer_idx, attention.head_dim, attention.scaling
-        self.heads, self.groups = attention.config.num_attention_heads, attention.config.num_key_value_heads
+        self.index, self.dim, self.scale = (
+            attention.layer_idx,
+            attention.head_dim,
+            attention.scaling,
+        )
+        self.heads, self.groups = (
+            attention.config.num_attention_heads,
+            attention.config.num_key_value_heads,
+        )
 
     def __call__(self, x_BWE: Tensor, view: View, memory: Any, wanted_Q: Tensor | None) -> Tensor:
         """States after this layer, (B, W, E), or (B, Q, E) at the wanted columns alone."""
         cos, sin = view.cos_BW1D, view.sin_BW1D
         batch, width = x_BWE.shape[:2]
         y_BWE = self.input_norm(x_BWE)
-        k_BGKD = rotated(self.k(y_BWE).reshape(batch, width, self.groups, self.dim), self.k_norm, cos, sin)
+        k_BGKD = rotated(
+            self.k(y_BWE).reshape(batch, width, self.groups, self.dim), self.k_norm, cos, sin
+        )
         v_BGKD = self.v(y_BWE).reshape(batch, width, self.groups, self.dim).transpose(1, 2)
         if memory is not None:
             k_BGKD, v_BGKD = memory.update(k_BGKD, v_BGKD, self.index)
@@ -90,7 +126,9 @@ class Layer:
             x_BWE, y_BWE = x_BWE.index_select(1, wanted_Q), y_BWE.index_select(1, wanted_Q)
             cos, sin = cos.index_select(1, wanted_Q), sin.index_select(1, wanted_Q)
             width, view = len(wanted_Q), view.of(wanted_Q, self.heads // self.groups)
-        q_BHWD = rotated(self.q(y_BWE).reshape(batch, width, self.heads, self.dim), self.q_norm, cos, sin)
+        q_BHWD = rotated(
+            self.q(y_BWE).reshape(batch, width, self.heads, self.dim), self.q_norm, cos, sin
+        )
         if view.choose is not None:
             mask, logits_HN = view.mask_B1WK, logits_of(memory, self.index)
             if logits_HN is not None and mask is not None:
@@ -124,19 +162,30 @@ def _norm(norm: Any) -> Callable[[Tensor], Tensor]:
 
 
 def _stock(module: Any) -> Callable[[Tensor], Tensor] | None:
-    """A stock linear layer, or a head that has a row for every id, as a function of its weights, or None: what a
-    quantiser stores is a tensor of another class, which no kernel called by name knows."""
-    is_plain = type(module) is nn.Linear or (type(module) is Head and module.vocab_size == module.out_features)
-    return linear_for(module.weight, module.bias) if is_plain and type(module.weight) is nn.Parameter else None
+    """A stock linear layer, or a head that has a row for every id, as a function of its weights, or
+    None: what a quantiser stores is a tensor of another class, which no kernel called by name
+    knows.
+    """
+    is_plain = type(module) is nn.Linear or (
+        type(module) is Head and module.vocab_size == module.out_features
+    )
+    return (
+        linear_for(module.weight, module.bias)
+        if is_plain and type(module.weight) is nn.Parameter
+        else None
+    )
 
 
-def _added(module: Any, stock: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor, Tensor], Tensor]:
+def _added(
+    module: Any, stock: Callable[[Tensor], Tensor] | None
+) -> Callable[[Tensor, Tensor], Tensor]:
     """(y, x) -> x + module(y)."""
     if stock is None:
         return lambda y, x: x + module(y)
 
     def added(y: Tensor, x: Tensor) -> Tensor:
-        # In place: nothing else holds what a stock layer made (under autocast it is narrower than x).
+        # In place: nothing else holds what a stock layer made (under autocast it is narrower than
+        # x).
         out = stock(y)
         return out.add_(x) if out.dtype == x.dtype else x + out
 
@@ -175,14 +224,21 @@ class Recorded:
     states_BQE: Tensor
 
     @classmethod
-    def of(cls, compute: Compute, memory: KeyValueStore, given: tuple[Tensor, Tensor, Tensor]) -> Recorded:
-        """Record one evaluation; nothing is computed. Raises RuntimeError for what no graph can hold."""
+    def of(
+        cls, compute: Compute, memory: KeyValueStore, given: tuple[Tensor, Tensor, Tensor]
+    ) -> Recorded:
+        """Record one evaluation; nothing is computed. Raises RuntimeError for what no graph can
+        hold.
+        """
         x_BWE, columns_W, output_index_Q = (tensor.clone() for tensor in given)
         before, graph = memory.columns, torch.cuda.CUDAGraph()
         # from here on the memory is written where the record's own columns say
         memory.columns = columns_W
         try:
-            with torch.cuda.device(x_BWE.device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with (
+                torch.cuda.device(x_BWE.device),
+                torch.cuda.graph(graph, capture_error_mode="thread_local"),
+            ):
                 states_BQE = compute(x_BWE, columns_W, output_index_Q, memory)
         finally:
             memory.columns = before
@@ -197,7 +253,9 @@ class Recorded:
 
 
 def can_replay(x_BWE: Tensor, columns: Tensor, memory: Any) -> bool:
-    """Whether this evaluation may become a graph: on CUDA, of some columns, into buffers that stay."""
+    """Whether this evaluation may become a graph: on CUDA, of some columns, into buffers that
+    stay.
+    """
     is_shared = type(memory) is KeyValueStore and memory.columns is columns and columns.ndim == 1
     return (
         x_BWE.is_cuda
@@ -209,9 +267,15 @@ def can_replay(x_BWE: Tensor, columns: Tensor, memory: Any) -> bool:
 
 
 def replayed(
-    compute: Compute, memory: KeyValueStore, x_BWE: Tensor, columns_W: Tensor, output_index_Q: Tensor
+    compute: Compute,
+    memory: KeyValueStore,
+    x_BWE: Tensor,
+    columns_W: Tensor,
+    output_index_Q: Tensor,
 ) -> Tensor:
-    """What ``compute`` gives, by a graph from the third evaluation of a shape on; the memory keeps its graphs."""
+    """What ``compute`` gives, by a graph from the third evaluation of a shape on; the memory keeps
+    its graphs.
+    """
     given, shape = (x_BWE, columns_W, output_index_Q), (*x_BWE.shape, len(output_index_Q))
     if (known := memory.graphs.get(shape)) is None:
         memory.graphs[shape] = "seen"
@@ -229,15 +293,18 @@ def replayed(
 class FastDecoder:
     """The decoder of a model of known layers, and whether it computes now what the decoder would.
 
-    It does for attention through SDPA, no dropout, nothing compiled, no hook or patched forward but our own, and no
-    trace or intervention on the model; :meth:`is_faithful` is checked before every evaluation.
+    It does for attention through SDPA, no dropout, nothing compiled, no hook or patched forward but
+    our own, and no trace or intervention on the model; :meth:`is_faithful` is checked before every
+    evaluation.
     """
 
     records = True  # whether evaluations may become CUDA graphs
 
     @classmethod
     def serving(cls, model: Any) -> FastDecoder | None:
-        """That of this model; None where a kind of layer is not known, or the model is divided over processes."""
+        """That of this model; None where a kind of layer is not known, or the model is divided over
+        processes.
+        """
         return cls(model) if _is_known(model) and not compat.is_divided(model) else None
 
     def __init__(self, model: Any) -> None:
@@ -245,11 +312,17 @@ class FastDecoder:
         gates = getattr(model, "gates", None) or [None] * len(decoder.layers)
         self.model, self.decoder, self.norm = model, decoder, _norm(decoder.norm)
         self.head: Callable[[Tensor], Tensor] = _stock(model.lm_head) or model.lm_head
-        self.layers = [Layer(layer, gate) for layer, gate in zip(decoder.layers, gates, strict=True)]
+        self.layers = [
+            Layer(layer, gate) for layer, gate in zip(decoder.layers, gates, strict=True)
+        ]
         self._shared = self.layers[0].heads // self.layers[0].groups
-        self._is_stock = not any("forward" in vars(module) or compat.is_compiled(module) for module in modules)
+        self._is_stock = not any(
+            "forward" in vars(module) or compat.is_compiled(module) for module in modules
+        )
         self._hooks = [
-            (hooks, sum(map(_is_ours, hooks.values()))) for m in modules for hooks in compat.forward_hooks(m)
+            (hooks, sum(map(_is_ours, hooks.values())))
+            for m in modules
+            for hooks in compat.forward_hooks(m)
         ]
         self._unhooked_at: int | None = None
         self._tables: tuple[CanvasGeometry, View, Packed | None] | None = None
@@ -266,10 +339,13 @@ class FastDecoder:
         )
 
     def _is_unhooked(self) -> bool:
-        # Every new hook, on whatever module, takes the next number: while that stays the same, none has come.
+        # Every new hook, on whatever module, takes the next number: while that stays the same, none
+        # has come.
         latest = compat.next_hook()
         if self._unhooked_at != latest:
-            foreign = compat.has_global_hooks() or any(len(hooks) != ours for hooks, ours in self._hooks)
+            foreign = compat.has_global_hooks() or any(
+                len(hooks) != ours for hooks, ours in self._hooks
+            )
             self._unhooked_at = None if foreign else latest
         return self._unhooked_at == latest
 
@@ -283,13 +359,16 @@ class FastDecoder:
         mask: Tensor | EllipsisType | None = ...,
         choose: Callable[[int, Tensor, Tensor | None, float], None] | None = None,
     ) -> Tensor:
-        """Normed states (B, Q, E) at the wanted columns, from embeddings (B, W, E) of the columns that run.
+        """Normed states (B, Q, E) at the wanted columns, from embeddings (B, W, E) of the columns
+        that run.
 
         Args:
             geometry: of the canvas.
             columns: those that run; ``output_index_Q`` are the wanted ones among them.
-            memory: its ``update`` returns the keys and values of all columns; None where those that run are all.
-            mask: bool, broadcastable to (B, 1, W, K), or None for nothing hidden, in place of the canvas's.
+            memory: its ``update`` returns the keys and values of all columns; None where those that
+                run are all.
+            mask: bool, broadcastable to (B, 1, W, K), or None for nothing hidden, in place of the
+                canvas's.
             choose: see `View`.
         """
         whole, packed = self._views(x_BWE, geometry)
@@ -297,26 +376,45 @@ class FastDecoder:
         if packed is not None and is_plain and memory is geometry.sinks:
             x_1TE = x_BWE.flatten(0, 1).index_select(0, packed.index_T)[None]
             wanted_N = packed.place_BS.index_select(1, output_index_Q).flatten()
-            return self._states(packed, x_1TE, slice(None), wanted_N, None).unflatten(1, (len(x_BWE), -1))[0]
-        if is_plain and self.records and isinstance(columns, Tensor) and can_replay(x_BWE, columns, memory):
+            return self._states(packed, x_1TE, slice(None), wanted_N, None).unflatten(
+                1, (len(x_BWE), -1)
+            )[0]
+        if (
+            is_plain
+            and self.records
+            and isinstance(columns, Tensor)
+            and can_replay(x_BWE, columns, memory)
+        ):
             return replayed(partial(self._states, whole), memory, x_BWE, columns, output_index_Q)
         if mask is not ...:
             whole = replace(whole, mask_B1WK=None if mask is None else additive(mask, x_BWE.dtype))
         return self._states(replace(whole, choose=choose), x_BWE, columns, output_index_Q, memory)
 
     def _states(
-        self, whole: View, x_BWE: Tensor, columns: slice | Tensor, output_index_Q: Tensor, memory: Any
+        self,
+        whole: View,
+        x_BWE: Tensor,
+        columns: slice | Tensor,
+        output_index_Q: Tensor,
+        memory: Any,
     ) -> Tensor:
         # the canvas's mask has all its rows, one that was given those that run
-        is_whole = whole.mask_B1WK is not None and whole.mask_B1WK.shape[2] == whole.cos_BW1D.shape[1]
-        tables: Any = {"cos_BW1D": take(whole.cos_BW1D, columns), "sin_BW1D": take(whole.sin_BW1D, columns)}
+        is_whole = (
+            whole.mask_B1WK is not None and whole.mask_B1WK.shape[2] == whole.cos_BW1D.shape[1]
+        )
+        tables: Any = {
+            "cos_BW1D": take(whole.cos_BW1D, columns),
+            "sin_BW1D": take(whole.sin_BW1D, columns),
+        }
         view = replace(whole, **tables).of(columns if is_whole else slice(None), self._shared)
         for layer in self.layers[:-1]:
             x_BWE = layer(x_BWE, view, memory, None)
         return self.norm(self.layers[-1](x_BWE, view, memory, output_index_Q))
 
     def _views(self, like: Tensor, geometry: CanvasGeometry) -> tuple[View, Packed | None]:
-        """Of the whole canvas, with its padding and without, computed once for all its evaluations."""
+        """Of the whole canvas, with its padding and without, computed once for all its
+        evaluations.
+        """
         if self._tables is None or self._tables[0] is not geometry:
             cos_BSD, sin_BSD = self.decoder.rotary_emb(like, geometry.position_ids_BS)
             mask = geometry.mask
@@ -330,4 +428,6 @@ class FastDecoder:
 
 
 def _is_ours(hook: Any) -> bool:
-    return getattr(hook, "__module__", "").startswith(("sinklab.core.models.", "sinklab.extras.fast."))
+    return getattr(hook, "__module__", "").startswith(
+        ("sinklab.core.models.", "sinklab.extras.fast.")
+    )

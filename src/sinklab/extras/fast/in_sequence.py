@@ -1,11 +1,14 @@
-"""Sink tokens that run with the text in training: the fast form of the prefix, which spares a GPU many small kernels.
+"""Sink tokens that run with the text in training: the fast form of the prefix, which spares a GPU
+many small kernels.
 
-The embedding of a sink changes at every step of training, so its keys and values cannot be kept. Here the sinks stand
-in the sequence, in front of the text, and the output of each is overwritten by its own value: what attention to itself
-alone gives. The slow twin is :meth:`sinklab.core.models.Sink.prefix`.
+The embedding of a sink changes at every step of training, so its keys and values cannot be kept.
+Here the sinks stand in the sequence, in front of the text, and the output of each is overwritten by
+its own value: what attention to itself alone gives. The slow twin is
+:meth:`sinklab.core.models.Sink.prefix`.
 """
 
-# B batch, S text, N sinks, K = N + S, G key/value heads, D head dim, A attention width (query heads × D), E hidden size
+# B batch, S text, N sinks, K = N + S, G key/value heads, D head dim, A attention width (query heads
+# × D), E hidden size
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -27,31 +30,39 @@ FORMS = ("auto", "prefix", "sequence")
 
 
 class Isolation:
-    """Hooks of one attention layer that keep the sinks to themselves; bound methods, so that a copied model uses the
-    copy's own.
+    """Hooks of one attention layer that keep the sinks to themselves; bound methods, so that a
+    copied model uses the copy's own.
     """
 
     def __init__(self) -> None:
         self.sinks: InSequence | None = None
         self.own_BGND: Tensor | None = None
-        """Values of the sinks, for the output projection that comes next; None when it has had them."""
+        """Values of the sinks, for the output projection that comes next; None when it has had
+        them.
+        """
 
     def __getstate__(self) -> dict[str, Any]:
         # what an interrupted call left behind belongs to its graph and cannot be copied
         return {"sinks": None, "own_BGND": None}
 
     def enter(self, attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Before attention: stand in for the sinks that were given in place of a key/value cache."""
+        """Before attention: stand in for the sinks that were given in place of a key/value
+        cache.
+        """
         self.own_BGND = None
         if isinstance(sinks := kwargs.get("past_key_values"), InSequence):
             self.sinks = sinks
             kwargs["past_key_values"] = self
         return args, kwargs
 
-    def update(self, k_BGKD: Tensor, v_BGKD: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, k_BGKD: Tensor, v_BGKD: Tensor, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
         """Keep the values of the sinks (the method that an attention calls on its cache)."""
         assert self.sinks is not None
-        own_BGND, text_BGSD = v_BGKD.split([self.sinks.count, v_BGKD.shape[2] - self.sinks.count], dim=2)
+        own_BGND, text_BGSD = v_BGKD.split(
+            [self.sinks.count, v_BGKD.shape[2] - self.sinks.count], dim=2
+        )
         self.own_BGND = self.sinks.values(own_BGND)
         if self.own_BGND is not own_BGND:
             v_BGKD = torch.cat([self.own_BGND, text_BGSD], dim=2)
@@ -70,7 +81,9 @@ class Isolation:
 @fast_sinks.register("in_sequence")
 @dataclass(frozen=True)
 class InSequence:
-    """The form for one call; given in place of a sink prefix, it says that the first ``count`` tokens are the sinks."""
+    """The form for one call; given in place of a sink prefix, it says that the first ``count``
+    tokens are the sinks.
+    """
 
     count: int
     values: Callable[[Tensor], Tensor]
@@ -78,7 +91,9 @@ class InSequence:
 
     @staticmethod
     def attach(decoder: Any) -> None:
-        """Put the hooks of a new model into its attention layers, behind the one that takes a prefix."""
+        """Put the hooks of a new model into its attention layers, behind the one that takes a
+        prefix.
+        """
         for attention in (layer.self_attn for layer in decoder.layers):
             isolation = Isolation()
             attention.register_forward_pre_hook(isolation.enter, with_kwargs=True)
@@ -86,14 +101,16 @@ class InSequence:
 
     @classmethod
     def serving(cls, model: Any) -> InSequence | None:
-        """It, where the ``sink_form`` of a :class:`~sinklab.core.models.DiffusionLM` says so, gradients are on, and the
-        model is not watched: a trace would see the sinks as text.
+        """It, where the ``sink_form`` of a :class:`~sinklab.core.models.DiffusionLM` says so,
+        gradients are on, and the model is not watched: a trace would see the sinks as text.
 
         Raises:
             ValueError: for an unknown ``sink_form``.
         """
         one_of("sink_form", model.sink_form, FORMS)
-        is_chosen = model.sink_form == "sequence" or (model.sink_form == "auto" and model.device.type == "cuda")
+        is_chosen = model.sink_form == "sequence" or (
+            model.sink_form == "auto" and model.device.type == "cuda"
+        )
         serves = (
             is_chosen
             and model.config.sink_positions > 0
@@ -105,26 +122,46 @@ class InSequence:
         return cls(model.config.sink_count, model.config.sink.values) if serves else None
 
     def states(
-        self, model: Any, input_ids: Tensor, real_BS: Tensor | None, causal: bool, visible: Tensor | None
+        self,
+        model: Any,
+        input_ids: Tensor,
+        real_BS: Tensor | None,
+        causal: bool,
+        visible: Tensor | None,
     ) -> Tensor:
-        """Final normed states (B, S, E) of the text, as :meth:`DiffusionLM.hidden_states` gives them."""
+        """Final normed states (B, S, E) of the text, as :meth:`DiffusionLM.hidden_states` gives
+        them.
+        """
         config, length, backend = model.config, input_ids.shape[1], attention_of(model.model.config)
         sinks_NE, text_BSE = config.sink.embeddings(model), model.model.embed_tokens(input_ids)
-        sink_ids = positions(config, length, None if real_BS is None else real_BS.sum(dim=1), sinks_NE.device)
-        text_ids = masks.position_ids(real_BS, length, start=config.text_start, device=input_ids.device)
+        sink_ids = positions(
+            config, length, None if real_BS is None else real_BS.sum(dim=1), sinks_NE.device
+        )
+        text_ids = masks.position_ids(
+            real_BS, length, start=config.text_start, device=input_ids.device
+        )
         rows, mask = max(len(sink_ids), len(text_ids)), None
-        # transformers takes positions that start anew for a second text, which a causal pass would keep apart
+        # transformers takes positions that start anew for a second text, which a causal pass would
+        # keep apart
         if real_BS is None and causal and config.sink_side == "end":
             real_BS = torch.ones(1, length, dtype=torch.bool, device=input_ids.device)
         if real_BS is not None or visible is not None or backend == "eager":
             mask = masks.attention_mask(
-                real_BS, length, sinks=self.count, causal=causal, backend=backend, like=text_BSE, visible=visible
+                real_BS,
+                length,
+                sinks=self.count,
+                causal=causal,
+                backend=backend,
+                like=text_BSE,
+                visible=visible,
             )
         if mask is not None and mask.shape[2] > 1:
             # the sinks are queries too; what they see is thrown away
             mask = F.pad(mask, (0, 0, self.count, 0), value=mask.dtype == torch.bool)
         states_BKE = model.model(
-            inputs_embeds=torch.cat([sinks_NE.to(text_BSE.dtype).expand(len(text_BSE), -1, -1), text_BSE], dim=1),
+            inputs_embeds=torch.cat(
+                [sinks_NE.to(text_BSE.dtype).expand(len(text_BSE), -1, -1), text_BSE], dim=1
+            ),
             attention_mask=mask,
             position_ids=torch.cat([sink_ids.expand(rows, -1), text_ids.expand(rows, -1)], dim=1),
             use_cache=False,
@@ -136,8 +173,13 @@ class InSequence:
 
 
 def _is_attached(decoder: Any) -> bool:
-    """Whether every output projection still has its hook; one that adapters were wrapped around has not."""
+    """Whether every output projection still has its hook; one that adapters were wrapped around has
+    not.
+    """
     return all(
-        any(isinstance(getattr(hook, "__self__", None), Isolation) for hook in forward_hooks(projection)[0].values())
+        any(
+            isinstance(getattr(hook, "__self__", None), Isolation)
+            for hook in forward_hooks(projection)[0].values()
+        )
         for projection in (layer.self_attn.o_proj for layer in decoder.layers)
     )

@@ -1,8 +1,10 @@
-"""Cross-entropy of a linear head whose logits never exist all at once: by chunks, or by Liger's fused kernel.
+"""Cross-entropy of a linear head whose logits never exist all at once: by chunks, or by Liger's
+fused kernel.
 
-The first makes the gradients of a chunk while its logits exist, none twice. The second runs where it is installed and
-gives each row its weight: releases of Liger before 0.8 scale the head's gradient by the first row's weight alone and
-say nothing, so the gradient is looked at once on a small problem and not taken from a version number.
+The first makes the gradients of a chunk while its logits exist, none twice. The second runs where
+it is installed and gives each row its weight: releases of Liger before 0.8 scale the head's
+gradient by the first row's weight alone and say nothing, so the gradient is looked at once on a
+small problem and not taken from a version number.
 """
 
 # M positions, C positions of a chunk, D hidden size, R rows of the head
@@ -19,7 +21,9 @@ from sinklab.core.registry import fast_losses
 
 
 def compute_dtype(states_MD: Tensor) -> torch.dtype:
-    """The dtype in which a linear layer would multiply here: autocast's, except for float64, which it leaves alone."""
+    """The dtype in which a linear layer would multiply here: autocast's, except for float64, which
+    it leaves alone.
+    """
     device = states_MD.device.type
     if states_MD.dtype != torch.float64 and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
@@ -27,11 +31,19 @@ def compute_dtype(states_MD: Tensor) -> torch.dtype:
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Makes the gradients of a chunk while its logits exist: three matrix products a chunk, as the plain path has."""
+    """Makes the gradients of a chunk while its logits exist: three matrix products a chunk, as the
+    plain path has.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, states_MD: Tensor, weight_RD: Tensor, labels_M: Tensor, weights_M: Tensor, chunk: int, wanted: bool
+        ctx: Any,
+        states_MD: Tensor,
+        weight_RD: Tensor,
+        labels_M: Tensor,
+        weights_M: Tensor,
+        chunk: int,
+        wanted: bool,
     ) -> Tensor:
         # under no_grad the inputs still say that they require a gradient, hence `wanted`
         for_states, for_weight = (wanted and needed for needed in ctx.needs_input_grad[:2])
@@ -44,7 +56,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             head_RD = weight_RD.to(dtype)
             for start in range(0, len(labels_M), chunk):
                 part = slice(start, start + chunk)
-                states_CD, labels_C1, weights_C = states_MD[part].to(dtype), labels_M[part, None], weights_M[part]
+                states_CD, labels_C1, weights_C = (
+                    states_MD[part].to(dtype),
+                    labels_M[part, None],
+                    weights_M[part],
+                )
                 scores_CR = F.log_softmax(F.linear(states_CD, head_RD), dim=-1, dtype=exact)
                 loss -= scores_CR.gather(1, labels_C1)[:, 0] @ weights_C
                 if not (for_states or for_weight):
@@ -64,12 +80,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "the loss over chunks has no second derivative: its gradients are made without a graph; leave "
+                "the loss over chunks has no second derivative: its gradients are made without a "
+                "graph; leave "
                 "create_graph out, or take the cross-entropy of model(...).logits"
             )
         if ctx.gradients is None:
             raise RuntimeError(
-                "the loss over chunks goes backward once: its gradients are made in the forward pass and given away; "
+                "the loss over chunks goes backward once: its gradients are made in the forward "
+                "pass and given away; "
                 "call the model again instead of using retain_graph=True"
             )
         gradients, ctx.gradients = ctx.gradients, None
@@ -84,8 +102,8 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """Σ_m weights_m · CE(states_m · Wᵀ, labels_m) without ever more than ``chunk`` rows of logits.
 
-    It multiplies in the dtype of autocast where that is on; softmax, sums and the head's gradient are float32, or
-    float64 where the states are.
+    It multiplies in the dtype of autocast where that is on; softmax, sums and the head's gradient
+    are float32, or float64 where the states are.
 
     Args:
         states_MD: inputs of the head.
@@ -115,14 +133,17 @@ class OnePass:
 
 def unusable_liger(device: torch.device) -> str:
     """Why Liger's loss cannot run here, and what to do about it; empty where it can."""
-    remedy = "install it with pip install liger-kernel on a machine with a CUDA GPU, or leave liger out"
+    remedy = (
+        "install it with pip install liger-kernel on a machine with a CUDA GPU, or leave liger out"
+    )
     if device.type != "cuda":
         return f"Liger's loss runs on CUDA, but the model is on {device.type}; {remedy}"
     if importlib.util.find_spec("liger_kernel") is None:
         return f"Liger's loss needs the package liger-kernel, which is not installed; {remedy}"
     if not liger_weighs_rows(device):
         return (
-            "the loss needs a weight for each position, but the installed liger-kernel gives wrong gradients for it; "
+            "the loss needs a weight for each position, but the installed liger-kernel gives "
+            "wrong gradients for it; "
             "install a newer one, or leave liger out"
         )
     return ""
@@ -137,16 +158,24 @@ def fused_cross_entropy(
     dtype = compute_dtype(states_MD)
     with torch.autocast(states_MD.device.type, enabled=False):
         losses_M = liger_fused_linear_cross_entropy(
-            states_MD.to(dtype), weight_RD.to(dtype), labels_M, reduction="none", accum_dtype=torch.float32
+            states_MD.to(dtype),
+            weight_RD.to(dtype),
+            labels_M,
+            reduction="none",
+            accum_dtype=torch.float32,
         )
         return losses_M.float() @ weights_M.float()
 
 
 @cache
 def liger_weighs_rows(device: torch.device) -> bool:
-    """Whether Liger's gradients follow the weights of the rows, seen on eight rows of uneven weight."""
+    """Whether Liger's gradients follow the weights of the rows, seen on eight rows of uneven
+    weight.
+    """
     generator = torch.Generator().manual_seed(0)
-    states_MD, weight_RD = (torch.randn(rows, 16, generator=generator).to(device) for rows in (8, 32))
+    states_MD, weight_RD = (
+        torch.randn(rows, 16, generator=generator).to(device) for rows in (8, 32)
+    )
     labels_M = torch.arange(8, device=device)
     weights_M = torch.linspace(0.5, 4.0, 8, device=device)
     gradients = []
@@ -154,9 +183,14 @@ def liger_weighs_rows(device: torch.device) -> bool:
     with torch.enable_grad(), torch.autocast(device.type, enabled=False):
         for of in (chunked_cross_entropy, fused_cross_entropy):
             states, weight = (value.clone().requires_grad_() for value in (states_MD, weight_RD))
-            gradients.append(torch.autograd.grad(of(states, weight, labels_M, weights_M, 8), (states, weight)))
+            gradients.append(
+                torch.autograd.grad(of(states, weight, labels_M, weights_M, 8), (states, weight))
+            )
     # a GPU may multiply float32 in TF32; wrong row weights are off by their ratio, up to eight
-    return all(torch.allclose(ours, theirs, rtol=0.05, atol=0.05) for ours, theirs in zip(*gradients, strict=True))
+    return all(
+        torch.allclose(ours, theirs, rtol=0.05, atol=0.05)
+        for ours, theirs in zip(*gradients, strict=True)
+    )
 
 
 @fast_losses.register("liger")
@@ -165,7 +199,9 @@ class Liger:
 
     @staticmethod
     def serving(liger: bool | None, device: torch.device) -> Callable[..., Tensor] | None:
-        """It, unless ``liger`` is False or it cannot run here. Raises ValueError if it is required and cannot."""
+        """It, unless ``liger`` is False or it cannot run here. Raises ValueError if it is required
+        and cannot.
+        """
         if liger is False or ((why := unusable_liger(device)) and not liger):
             return None
         if why:

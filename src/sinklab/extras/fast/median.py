@@ -1,5 +1,5 @@
-"""Medians of long rows: on CUDA bit by bit, since torch gives a row to one processor of a hundred; on a CPU by numpy's
-partition, five times as fast as torch's."""
+"""Medians of long rows: on CUDA bit by bit, since torch gives a row to one processor of a hundred;
+on a CPU by numpy's partition, five times as fast as torch's."""
 
 # B batch, N magnitudes of a row
 from collections.abc import Callable
@@ -13,7 +13,9 @@ from sinklab.core.registry import fast_medians
 
 
 def bisected_median(size_BN: Tensor, is_short: bool = False) -> Tensor:
-    """`size_BN.nanmedian(1, True).values` of magnitudes, bit by bit. `is_short`: all are bfloat16."""
+    """`size_BN.nanmedian(1, True).values` of magnitudes, bit by bit. `is_short`: all are
+    bfloat16.
+    """
     # of numbers that are not negative the bits have their order, and those of NaN come last
     bits_BN, infinity, lowest = size_BN.contiguous().view(torch.int32), 0x7F800000, 0
     if is_short:
@@ -33,7 +35,9 @@ def partitioned_median(size_BN: Tensor) -> Tensor:
     rows = size_BN.numpy()
     middle_B = [max(int(count) - 1, 0) // 2 for count in rows.shape[1] - np.isnan(rows).sum(1)]
     # NaN comes last
-    found_B = [np.partition(row, middle)[middle] for row, middle in zip(rows, middle_B, strict=True)]
+    found_B = [
+        np.partition(row, middle)[middle] for row, middle in zip(rows, middle_B, strict=True)
+    ]
     return torch.from_numpy(np.array(found_B))[:, None]
 
 
@@ -43,7 +47,9 @@ class Selected:
 
     @staticmethod
     def serving(of: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """The median of magnitudes of this tensor in float32, (B, N) to (B, 1); None where torch's is all there is."""
+        """The median of magnitudes of this tensor in float32, (B, N) to (B, 1); None where torch's
+        is all there is.
+        """
         if of.is_cuda:
             return partial(bisected_median, is_short=of.dtype == torch.bfloat16)
         return partitioned_median if of.device.type == "cpu" else None

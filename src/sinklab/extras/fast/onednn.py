@@ -1,4 +1,6 @@
-"""Products of float32 on a CPU by the fastest exact kernel there is: q · kᵀ of one head, and linear layers."""
+"""Products of float32 on a CPU by the fastest exact kernel there is: q · kᵀ of one head, and linear
+layers.
+"""
 
 # C queries of a chunk, S keys, D head dim
 import platform
@@ -23,8 +25,8 @@ WORTHWHILE_WEIGHT = 1 << 17  # numbers in a weight
 def product_for(device: torch.device, dtype: torch.dtype, scores_of_a_head: int) -> Product | None:
     """A product that beats `torch.bmm` for factors of this dtype; None where there is none.
 
-    On AVX-512 processors that are not Intel's, MKL multiplies at half the width of oneDNN, which torch uses for its
-    compiled linear layers. float32 in and out, no lower precision inside.
+    On AVX-512 processors that are not Intel's, MKL multiplies at half the width of oneDNN, which
+    torch uses for its compiled linear layers. float32 in and out, no lower precision inside.
     """
     if device.type != "cpu" or dtype != torch.float32 or scores_of_a_head < WORTHWHILE:
         return None
@@ -32,22 +34,29 @@ def product_for(device: torch.device, dtype: torch.dtype, scores_of_a_head: int)
 
 
 def linear_for(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """x -> x · weightᵀ + bias, as `F.linear`; by oneDNN where it is the faster one (see `product_for`), nothing is to
-    be differentiated, and the weight is worth the half millisecond that oneDNN takes for every new number of rows.
+    """x -> x · weightᵀ + bias, as `F.linear`; by oneDNN where it is the faster one (see
+    `product_for`), nothing is to be differentiated, and the weight is worth the half millisecond
+    that oneDNN takes for every new number of rows.
     """
-    product = _onednn() if weight.numel() >= WORTHWHILE_WEIGHT and weight.dtype == torch.float32 else None
+    product = (
+        _onednn() if weight.numel() >= WORTHWHILE_WEIGHT and weight.dtype == torch.float32 else None
+    )
     if product is None or not weight.is_cpu:
         return lambda x: F.linear(x, weight, bias)
 
     def linear(x: Tensor) -> Tensor:
-        stands = x.is_cpu and torch.is_inference_mode_enabled() and not torch.is_autocast_enabled("cpu")
+        stands = (
+            x.is_cpu and torch.is_inference_mode_enabled() and not torch.is_autocast_enabled("cpu")
+        )
         return product(x, weight, bias) if stands and _is_exact() else F.linear(x, weight, bias)
 
     return linear
 
 
 def _is_exact() -> bool:
-    """Whether products are required in full precision: else oneDNN may round the factors to bfloat16."""
+    """Whether products are required in full precision: else oneDNN may round the factors to
+    bfloat16.
+    """
     try:
         return torch.get_float32_matmul_precision() == "highest"
     except RuntimeError:
@@ -63,8 +72,14 @@ def _is_intel() -> bool:
 
 @cache
 def _onednn() -> Callable[..., Tensor] | None:
-    """oneDNN's inner product, if this build of torch has it, this processor gains by it, and it is right."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available() or _is_intel():
+    """oneDNN's inner product, if this build of torch has it, this processor gains by it, and it is
+    right.
+    """
+    if (
+        torch.backends.cpu.get_cpu_capability() != "AVX512"
+        or not torch.backends.mkldnn.is_available()
+        or _is_intel()
+    ):
         return None
     linear = compat.onednn_linear()
     if linear is None:
@@ -74,7 +89,8 @@ def _onednn() -> Callable[..., Tensor] | None:
         """Linear layers too: x in place of q, its weight in place of k."""
         return linear(q_CD, k_SD, bias_S, "none", [], "")
 
-    # An operator that torch does not document: it is held to the documented one before it is trusted.
+    # An operator that torch does not document: it is held to the documented one before it is
+    # trusted.
     as_used: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}
     q_CD = torch.linspace(-2, 2, 32 * 8, **as_used).view(32, 8)
     k_SD = torch.linspace(-1, 3, 40 * 8, **as_used).view(40, 8).flip(0)

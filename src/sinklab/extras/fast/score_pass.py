@@ -1,6 +1,7 @@
 """The statistics of a call by fused kernels on a GPU: no score is written to memory.
 
-The log-sum-exp of rows comes from the attention kernel that ran, where it said it; else from a pass of our own.
+The log-sum-exp of rows comes from the attention kernel that ran, where it said it; else from a pass
+of our own.
 """
 
 # B batch, H query heads (those chosen), K key heads, Q queries, S keys, D head dim, G query groups
@@ -38,7 +39,9 @@ class Fused:
 
     @staticmethod
     def serving(scores: Scores, names: Collection[str]) -> Pass | None:
-        """`fused_pass`, unless the factors are on another device, float64, of wide heads, or without a query or key."""
+        """`fused_pass`, unless the factors are on another device, float64, of wide heads, or
+        without a query or key.
+        """
         is_served = (
             scores.q_BHQD.device.type == "cuda"
             and scores.dtype == torch.float32
@@ -50,25 +53,36 @@ class Fused:
 
 @cache
 def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_capability() >= (8, 0)
+    return importlib.util.find_spec(
+        "triton"
+    ) is not None and torch.cuda.get_device_capability() >= (8, 0)
 
 
 def fused_pass(
-    scores: Scores, names: Collection[str], groups_BGQ: Tensor | None, norms_BKS: Tensor | None, *, cast: bool = False
+    scores: Scores,
+    names: Collection[str],
+    groups_BGQ: Tensor | None,
+    norms_BKS: Tensor | None,
+    *,
+    cast: bool = False,
 ) -> dict[str, Tensor]:
-    """What `sinklab.core.attention.attention_statistics` measures chunk by chunk: "received" as (B, H, G, S).
+    """What `sinklab.core.attention.attention_statistics` measures chunk by chunk: "received" as (B,
+    H, G, S).
 
-    Products of half-precision factors are exact and summed in float32; float32 factors are never rounded to TF32.
+    Products of half-precision factors are exact and summed in float32; float32 factors are never
+    rounded to TF32.
 
     Args:
         scores: the call, on a GPU (on a CPU under TRITON_INTERPRET=1).
         names: what to measure.
         groups_BGQ: weights of queries, float32.
         norms_BKS: norms of values by key head, float32, for "noop_bound".
-        cast: multiply in float32 whatever the factors are: the interpreter's product of bfloat16 overflows.
+        cast: multiply in float32 whatever the factors are: the interpreter's product of bfloat16
+            overflows.
     """
     call, known, wanted = _Launch(scores, cast), _known(scores), {*names} - {"received"}
-    # of a row that sees nothing kernels say various things, and only the mask tells which row that is
+    # of a row that sees nothing kernels say various things, and only the mask tells which row that
+    # is
     if wanted == {"row_logsumexp"} and known is not None and scores.mask is None:
         wanted.clear()
     # Triton launches on the current device, which need not be that of the call
@@ -104,7 +118,9 @@ class _Launch:
 
     def __init__(self, scores: Scores, cast: bool) -> None:
         self.shape, self.keys = scores.shape, scores.k_BKSD.shape[2]
-        self.q, self.k = (x if x.stride(-1) == 1 else x.contiguous() for x in (scores.q_BHQD, scores.k_BKSD))
+        self.q, self.k = (
+            x if x.stride(-1) == 1 else x.contiguous() for x in (scores.q_BHQD, scores.k_BKSD)
+        )
         dim, mask = self.q.shape[-1], scores.mask
         self.heads, self.device = _numbers(scores), self.q.device
         # the tensor cores multiply these exactly
@@ -119,15 +135,24 @@ class _Launch:
             self.mask_strides = tuple(0 if size == 1 else stride for size, stride in sizes)
         self.numbers = (self.shape[2], self.keys, scores.scale * LOG2E)
         self.shared = scores.groups
-        self.constants: dict[str, Any] = {"D": dim, "BD": max(16, 1 << (dim - 1).bit_length()), "CAST": cast}
-        self.constants |= {"MASK": kind, "BY_ROW": by_row, "CAUSAL": scores.is_causal, "SOME": self.heads is not None}
+        self.constants: dict[str, Any] = {
+            "D": dim,
+            "BD": max(16, 1 << (dim - 1).bit_length()),
+            "CAST": cast,
+        }
+        self.constants |= {
+            "MASK": kind,
+            "BY_ROW": by_row,
+            "CAUSAL": scores.is_causal,
+            "SOME": self.heads is not None,
+        }
 
     def _factors(self) -> tuple[int, ...]:
         return (*self.q.stride()[:3], *self.k.stride()[:3], *self.mask_strides)
 
     def _run(self, kernel: Any, half: Tiles, axis: int, arguments: tuple, **own: Any) -> None:
-        """Launch a kernel, each program on a tile of queries (axis 0) or keys (1); a smaller one where it is too large
-        for the memory of a multiprocessor, which differs from GPU to GPU."""
+        """Launch a kernel, each program on a tile of queries (axis 0) or keys (1); a smaller one
+        where it is too large for the memory of a multiprocessor, which differs from GPU to GPU."""
         from triton.runtime.errors import OutOfResources
 
         batch, heads, queries = self.shape
@@ -143,22 +168,37 @@ class _Launch:
             else:
                 return
 
-    def columns(self, shift: Tensor, inverse: Tensor | None, unit: float, groups: Tensor | None) -> Tensor:
+    def columns(
+        self, shift: Tensor, inverse: Tensor | None, unit: float, groups: Tensor | None
+    ) -> Tensor:
         """Column sums, (B, H, G, S); G is 1 without groups."""
         from sinklab.extras.fast.triton_kernels import columns
 
         batch, heads, _ = self.shape
         if groups is not None and groups.shape[1] > _GROUPS:
-            return torch.cat([self.columns(shift, inverse, unit, part) for part in groups.split(_GROUPS, 1)], 2)
+            return torch.cat(
+                [self.columns(shift, inverse, unit, part) for part in groups.split(_GROUPS, 1)], 2
+            )
         count = 0 if groups is None else groups.shape[1]
         out = torch.empty(batch, heads, max(1, count), self.keys, device=self.device)
         weights = shift if groups is None else groups.contiguous()
         is_plain = not self.constants["BY_ROW"] and self.constants["BD"] <= 128
         arguments = (
-            self.q, self.k, self.mask, shift, shift if inverse is None else inverse, weights,
-            self.q if self.heads is None else self.heads, out,
-            *self._factors(), *shift.stride()[:2], *weights.stride()[:2], *self.numbers, unit, self.shared,
-        )  # fmt: skip
+            self.q,
+            self.k,
+            self.mask,
+            shift,
+            shift if inverse is None else inverse,
+            weights,
+            self.q if self.heads is None else self.heads,
+            out,
+            *self._factors(),
+            *shift.stride()[:2],
+            *weights.stride()[:2],
+            *self.numbers,
+            unit,
+            self.shared,
+        )
         tiles = _COLUMNS_PLAIN[count > 0] if is_plain else _COLUMNS
         self._run(columns, tiles, 1, arguments, G=count, INVERSE=inverse is not None)
         return out
@@ -173,11 +213,29 @@ class _Launch:
         given = shift if known is None else known
         weights = shift if norms is None else norms.contiguous()
         arguments = (
-            self.q, self.k, self.mask, given, weights, self.q if self.heads is None else self.heads,
-            shift, inverse, lse, entropy, bound,
-            *self._factors(), *given.stride()[:2], *weights.stride()[:2], *shift.stride()[:2], *self.numbers, LOG2E,
+            self.q,
+            self.k,
+            self.mask,
+            given,
+            weights,
+            self.q if self.heads is None else self.heads,
+            shift,
+            inverse,
+            lse,
+            entropy,
+            bound,
+            *self._factors(),
+            *given.stride()[:2],
+            *weights.stride()[:2],
+            *shift.stride()[:2],
+            *self.numbers,
+            LOG2E,
             self.shared,
-        )  # fmt: skip
-        own = {"KNOWN": known is not None, "ENTROPY": "row_entropy" in names, "BOUND": "noop_bound" in names}
+        )
+        own = {
+            "KNOWN": known is not None,
+            "ENTROPY": "row_entropy" in names,
+            "BOUND": "noop_bound" in names,
+        }
         self._run(rows, _ROWS, 0, arguments, **own)
         return shift, inverse, {"row_logsumexp": lse, "row_entropy": entropy, "noop_bound": bound}

@@ -1,17 +1,21 @@
-"""Triton kernels of one pass over the scores of a call: none writes them down. `sinklab.extras.fast.score_pass` launches them.
+"""Triton kernels of one pass over the scores of a call: none writes them down.
+`sinklab.extras.fast.score_pass` launches them.
 
 Scores are in units of log 2 throughout: exp2 is what the hardware has.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# Q queries, S keys, D head dim, G query groups; BQ, BS, BD sizes of a tile; strides are named after tensor and axis
+# Q queries, S keys, D head dim, G query groups; BQ, BS, BD sizes of a tile; strides are named after
+# tensor and axis
 import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 LOWEST = tl.constexpr(-1.7014118e38)
-"""Half of the least float32: what the chunk loop bounds an additive mask by, so that a row of least values is even."""
+"""Half of the least float32: what the chunk loop bounds an additive mask by, so that a row of least
+values is even.
+"""
 
 
 @triton.jit
@@ -33,12 +37,26 @@ def _head(heads, index, SOME: tl.constexpr):
 
 @triton.jit
 def _seen(
-    x, mask, mask_m, mask_n, m, n, Q, S, MASK: tl.constexpr, BY_ROW: tl.constexpr, CAUSAL: tl.constexpr
-):  # fmt: skip
-    """Scores of queries m and keys n, which broadcast to them, under the mask: -inf where a key is hidden."""
+    x,
+    mask,
+    mask_m,
+    mask_n,
+    m,
+    n,
+    Q,
+    S,
+    MASK: tl.constexpr,
+    BY_ROW: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
+    """Scores of queries m and keys n, which broadcast to them, under the mask: -inf where a key is
+    hidden.
+    """
     if MASK != "none":
         if BY_ROW:
-            given = tl.load(mask + m.to(tl.int64) * mask_m + n * mask_n, mask=(m < Q) & (n < S), other=0)
+            given = tl.load(
+                mask + m.to(tl.int64) * mask_m + n * mask_n, mask=(m < Q) & (n < S), other=0
+            )
         else:
             given = tl.load(mask + n * mask_n, mask=n < S, other=0)
         if MASK == "bool":
@@ -51,17 +69,50 @@ def _seen(
 
 @triton.jit
 def columns(
-    q, k, mask, shift, inverse, groups, heads, out,
-    q_b, q_h, q_m, k_b, k_h, k_n, mask_b, mask_h, mask_m, mask_n, shift_b, shift_h, groups_b, groups_g,
-    Q, S, scale, unit, shared,
-    D: tl.constexpr, G: tl.constexpr, MASK: tl.constexpr, BY_ROW: tl.constexpr, CAUSAL: tl.constexpr,
-    SOME: tl.constexpr, INVERSE: tl.constexpr, CAST: tl.constexpr, BQ: tl.constexpr, BS: tl.constexpr,
+    q,
+    k,
+    mask,
+    shift,
+    inverse,
+    groups,
+    heads,
+    out,
+    q_b,
+    q_h,
+    q_m,
+    k_b,
+    k_h,
+    k_n,
+    mask_b,
+    mask_h,
+    mask_m,
+    mask_n,
+    shift_b,
+    shift_h,
+    groups_b,
+    groups_g,
+    Q,
+    S,
+    scale,
+    unit,
+    shared,
+    D: tl.constexpr,
+    G: tl.constexpr,
+    MASK: tl.constexpr,
+    BY_ROW: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    SOME: tl.constexpr,
+    INVERSE: tl.constexpr,
+    CAST: tl.constexpr,
+    BQ: tl.constexpr,
+    BS: tl.constexpr,
     BD: tl.constexpr,
-):  # fmt: skip
-    """out[b, h, g, j] = sum over i of groups[b, g, i] · inverse_i · exp2(x_ij − unit · shift_i); a program: some keys.
+):
+    """out[b, h, g, j] = sum over i of groups[b, g, i] · inverse_i · exp2(x_ij − unit · shift_i); a
+    program: some keys.
 
-    Keys stand in rows, so that a sum over queries stays within the threads that hold a row. A row of attention whose
-    shift is not above -inf adds nothing. G = 0: no weights; at most 4.
+    Keys stand in rows, so that a sum over queries stays within the threads that hold a row. A row
+    of attention whose shift is not above -inf adds nothing. G = 0: no weights; at most 4.
     """
     block, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     head = _head(heads, h, SOME).to(tl.int64)
@@ -93,9 +144,13 @@ def columns(
         if G > 1:
             sum_1 += tl.sum(p * tl.load(groups + groups_g + m, mask=m < Q, other=0.0)[None, :], 1)
         if G > 2:
-            sum_2 += tl.sum(p * tl.load(groups + 2 * groups_g + m, mask=m < Q, other=0.0)[None, :], 1)
+            sum_2 += tl.sum(
+                p * tl.load(groups + 2 * groups_g + m, mask=m < Q, other=0.0)[None, :], 1
+            )
         if G > 3:
-            sum_3 += tl.sum(p * tl.load(groups + 3 * groups_g + m, mask=m < Q, other=0.0)[None, :], 1)
+            sum_3 += tl.sum(
+                p * tl.load(groups + 3 * groups_g + m, mask=m < Q, other=0.0)[None, :], 1
+            )
     wide = S.to(tl.int64)
     out += (b * tl.num_programs(1) + h) * (G if G > 0 else 1) * wide + n
     tl.store(out, sum_0, mask=n < S)
@@ -109,15 +164,55 @@ def columns(
 
 @triton.jit
 def rows(
-    q, k, mask, known, norms, heads, shift, inverse, logsumexp, entropy, bound,
-    q_b, q_h, q_m, k_b, k_h, k_n, mask_b, mask_h, mask_m, mask_n, known_b, known_h, norms_b, norms_h, shift_b, shift_h,
-    Q, S, scale, unit, shared,
-    D: tl.constexpr, KNOWN: tl.constexpr, ENTROPY: tl.constexpr, BOUND: tl.constexpr, MASK: tl.constexpr,
-    BY_ROW: tl.constexpr, CAUSAL: tl.constexpr, SOME: tl.constexpr, CAST: tl.constexpr, BQ: tl.constexpr,
-    BS: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """What a row of attention says of itself, a block of queries a program: its shift (the maximum, or what is known of
-    its log-sum-exp), 1 / the sum of exp2(x − shift), log-sum-exp and entropy in nats, and the sum of p times norms."""
+    q,
+    k,
+    mask,
+    known,
+    norms,
+    heads,
+    shift,
+    inverse,
+    logsumexp,
+    entropy,
+    bound,
+    q_b,
+    q_h,
+    q_m,
+    k_b,
+    k_h,
+    k_n,
+    mask_b,
+    mask_h,
+    mask_m,
+    mask_n,
+    known_b,
+    known_h,
+    norms_b,
+    norms_h,
+    shift_b,
+    shift_h,
+    Q,
+    S,
+    scale,
+    unit,
+    shared,
+    D: tl.constexpr,
+    KNOWN: tl.constexpr,
+    ENTROPY: tl.constexpr,
+    BOUND: tl.constexpr,
+    MASK: tl.constexpr,
+    BY_ROW: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    SOME: tl.constexpr,
+    CAST: tl.constexpr,
+    BQ: tl.constexpr,
+    BS: tl.constexpr,
+    BD: tl.constexpr,
+):
+    """What a row of attention says of itself, a block of queries a program: its shift (the maximum,
+    or what is known of its log-sum-exp), 1 / the sum of exp2(x − shift), log-sum-exp and entropy in
+    nats, and the sum of p times norms.
+    """
     block, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     head = _head(heads, h, SOME).to(tl.int64)
     m = block * BQ + tl.arange(0, BQ)

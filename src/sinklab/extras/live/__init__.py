@@ -1,4 +1,6 @@
-"""The live page: write a text, watch it being denoised, take a sink away from some step on; on this machine alone."""
+"""The live page: write a text, watch it being denoised, take a sink away from some step on; on this
+machine alone.
+"""
 
 from sinklab.core.registry import exports
 

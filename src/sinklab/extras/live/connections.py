@@ -1,4 +1,6 @@
-"""Connections of the live page's server: the cookie is shown in time, and what is sent is read in time."""
+"""Connections of the live page's server: the cookie is shown in time, and what is sent is read in
+time.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,15 @@ INTRODUCTION = 60.0
 READING = 60.0
 """seconds in which a page reads what was sent"""
 LATE = 1.0
-"""seconds by which the server may come late to its own clock; if later, what was sent to it may be unread"""
+"""seconds by which the server may come late to its own clock; if later, what was sent to it may be
+unread
+"""
 
 
 class Strangers:
-    """Connections that have not shown the cookie. Each is closed after a while, the oldest where there are too many."""
+    """Connections that have not shown the cookie. Each is closed after a while, the oldest where
+    there are too many.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[Any, tuple[asyncio.WriteTransport, asyncio.TimerHandle]] = {}
@@ -34,7 +40,9 @@ class Strangers:
         self._wait(name, transport)
 
     def forget(self, name: Any) -> None:
-        """Count a connection no more, because it is known or has gone; its name is host and port of the other end."""
+        """Count a connection no more, because it is known or has gone; its name is host and port of
+        the other end.
+        """
         if name in self._waiting:
             self._waiting.pop(name)[1].cancel()
 
@@ -44,7 +52,8 @@ class Strangers:
         self._waiting[name] = transport, timer
 
     def _expire(self, name: Any, due: float) -> None:
-        # who waits for a server that was kept from its work has the time again: the owner may be among them
+        # who waits for a server that was kept from its work has the time again: the owner may be
+        # among them
         if asyncio.get_running_loop().time() > due + LATE:
             self._wait(name, self._waiting[name][0])
         else:
@@ -58,7 +67,9 @@ class Strangers:
 
 
 class _Read(asyncio.Protocol):
-    """A connection that is cut off when its other end does not read. Only so a server hears of one that sleeps."""
+    """A connection that is cut off when its other end does not read. Only so a server hears of one
+    that sleeps.
+    """
 
     transport: asyncio.Transport
     _limit: asyncio.TimerHandle | None = None

@@ -1,4 +1,6 @@
-"""The server of the live page: who may ask, one thread that runs the model, and requests that can be given up."""
+"""The server of the live page: who may ask, one thread that runs the model, and requests that can
+be given up.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ ASKS: dict[str, dict[str, type | tuple[type, ...]]] = {
 
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """What a page asks, and its arguments. Raises ValueError for anything but what `ASKS` has, of its types."""
+    """What a page asks, and its arguments. Raises ValueError for anything but what `ASKS` has, of
+    its types.
+    """
     given = from_json(text, dict)
     what = given.pop("ask", None)
     if not isinstance(what, str) or what not in ASKS:
@@ -67,10 +71,11 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
 
 
 class Guard:
-    """Lets in who came by the address that was printed, from a page of this server, on this machine; nobody else.
+    """Lets in who came by the address that was printed, from a page of this server, on this
+    machine; nobody else.
 
-    Of every request Host and Origin are held to this server's own. The token of the address is taken once, for a cookie
-    that no script reads and no other site sends.
+    Of every request Host and Origin are held to this server's own. The token of the address is
+    taken once, for a cookie that no script reads and no other site sends.
     """
 
     def __init__(self, app: ASGIApp, port: int) -> None:
@@ -82,13 +87,17 @@ class Guard:
         self._is_taken = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it; answers bear the headers that keep the page to itself."""
+        """Pass a request on, or refuse it; answers bear the headers that keep the page to
+        itself.
+        """
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
         app = self._refusal(scope) or self.app
         given = HTTPConnection(scope).query_params.get("token")
-        is_address = scope["type"] == "http" and scope["path"] == "/" and not self._is_foreign(scope)
+        is_address = (
+            scope["type"] == "http" and scope["path"] == "/" and not self._is_foreign(scope)
+        )
         if is_address and given is not None:
             app = self._exchange(scope, given)
 
@@ -113,7 +122,9 @@ class Guard:
             return _refused(f"Open the address that `sinklab serve` printed. {once}", 403)
         self.strangers.forget(scope["client"])
         if scope["type"] == "websocket" and self._pages >= PAGES:
-            return _refused(f"Too many pages: {PAGES} are open; close one, and load this one again.", 503)
+            return _refused(
+                f"Too many pages: {PAGES} are open; close one, and load this one again.", 503
+            )
         return None
 
     def _is_foreign(self, scope: Scope) -> bool:
@@ -136,8 +147,11 @@ class Guard:
         if self._has_cookie(scope):
             return answer
         if self._is_taken or not secrets.compare_digest(given.encode(), self.token.encode()):
-            return _refused("This address was used already, or is not the one that was printed.", 403)
-        # who only looks whether there is a page, as previews of links do, leaves the address to its owner
+            return _refused(
+                "This address was used already, or is not the one that was printed.", 403
+            )
+        # who only looks whether there is a page, as previews of links do, leaves the address to its
+        # owner
         if scope["method"] == "GET":
             self._is_taken = True
             answer.set_cookie(self.name, self._key, path="/", httponly=True, samesite="strict")
@@ -149,10 +163,18 @@ def _refused(text: str, status: int) -> Response:
 
 
 def headers_for(hosts: list[str]) -> dict[str, str]:
-    """Headers of every answer: nothing from elsewhere runs or is asked for, and nobody frames or keeps the page."""
+    """Headers of every answer: nothing from elsewhere runs or is asked for, and nobody frames or
+    keeps the page.
+    """
     sockets = " ".join(f"ws://{host}" for host in hosts)
-    policy = f"default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src {sockets}; "
-    policy += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    policy = (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
+        f"connect-src {sockets}; "
+    )
+    policy += (
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'"
+    )
     return {
         "content-security-policy": policy,
         "cross-origin-opener-policy": "same-origin",
@@ -171,7 +193,9 @@ class Job:
     is_over: Event = field(default_factory=Event)
 
     def run(self, tell: Callable[[Job, dict[str, Any]], object]) -> None:
-        """In the thread of the model: tell what comes, until it is given up. What is open in it ends here too."""
+        """In the thread of the model: tell what comes, until it is given up. What is open in it
+        ends here too.
+        """
         try:
             # a request that was given up in the queue must not begin
             while not self.is_over.is_set() and (message := next(self.messages, None)) is not None:
@@ -191,7 +215,9 @@ class Outbox:
         self._size = 0
 
     def put(self, by: Job, text: str) -> None:
-        """Add a message, which never waits. A page that is too far behind loses all of them, and its request."""
+        """Add a message, which never waits. A page that is too far behind loses all of them, and
+        its request.
+        """
         if by.is_over.is_set():
             return
         self._size += len(text)
@@ -219,8 +245,15 @@ class Live:
     def __init__(self, loaded: Loaded, settings: DecodingSettings, *, chat: bool = False) -> None:
         """Raises ValueError as `LiveText` does."""
         self.loaded, self.settings, self.chat = loaded, settings, chat
-        palette = {name: {"scale": theme.scale, "lines": theme.lines} for name, theme in THEMES.items()}
-        self.about = {"kind": "model", "palette": palette, **self.live_text().about(), "seed": settings.seed or 0}
+        palette = {
+            name: {"scale": theme.scale, "lines": theme.lines} for name, theme in THEMES.items()
+        }
+        self.about = {
+            "kind": "model",
+            "palette": palette,
+            **self.live_text().about(),
+            "seed": settings.seed or 0,
+        }
         self._thread = ThreadPoolExecutor(1, "model")
         self._jobs: dict[Job, Future] = {}
 
@@ -231,7 +264,9 @@ class Live:
     def app(self) -> Starlette:
         """Page, script, style and socket; to be put behind a `Guard`."""
         explorer = asset("explorer.html").partition('<div id="explorer">')[2]
-        page = Environment(autoescape=True, undefined=StrictUndefined).from_string(_own("live.html"))
+        page = Environment(autoescape=True, undefined=StrictUndefined).from_string(
+            _own("live.html")
+        )
         html = page.render(explorer=explorer, **self.about)
         texts = {"/": (html, "text/html"), "/live.js": (script(_own("live.js")), "text/javascript")}
         texts["/live.css"] = (asset("style.css") + _own("live.css"), "text/css")
@@ -239,7 +274,9 @@ class Live:
         return Starlette(routes=[*routes, WebSocketRoute("/socket", self.talk)])
 
     async def talk(self, page: WebSocket) -> None:
-        """One page, from its opening to its end. A new request gives up the one before; so does the end."""
+        """One page, from its opening to its end. A new request gives up the one before; so does the
+        end.
+        """
         await page.accept()
         loop, outbox = asyncio.get_running_loop(), Outbox()
         live_text, job = self.live_text(), None
@@ -272,7 +309,9 @@ class Live:
             if job is not None:
                 job.is_over.set()
 
-    def _begin(self, live_text: LiveText, text: str, tell: Callable[[Job, dict[str, Any]], None]) -> Job:
+    def _begin(
+        self, live_text: LiveText, text: str, tell: Callable[[Job, dict[str, Any]], None]
+    ) -> Job:
         """Put what a page asks into the queue."""
         job = Job(_messages(live_text, text))
         self._jobs = {one: future for one, future in self._jobs.items() if not future.done()}
@@ -282,7 +321,9 @@ class Live:
         return job
 
     def end(self) -> bool:
-        """Give up all requests; whether the thread was done within a second. A step that runs cannot be stopped."""
+        """Give up all requests; whether the thread was done within a second. A step that runs
+        cannot be stopped.
+        """
         for job in self._jobs:
             job.is_over.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -336,15 +377,24 @@ def serve(
 
 
 def server_for(live: Live, port: int = 0) -> tuple[uvicorn.Server, socket.socket, Guard]:
-    """The server of pages, the socket that it is to run with, and who guards it. Raises ValueError for a taken port."""
+    """The server of pages, the socket that it is to run with, and who guards it. Raises ValueError
+    for a taken port.
+    """
     try:
         listener = socket.create_server((HERE, port))
     except OSError as error:
-        raise ValueError(f"port {port} of {HERE} cannot be had: {error.strerror}; take another, 0 for any") from error
+        raise ValueError(
+            f"port {port} of {HERE} cannot be had: {error.strerror}; take another, 0 for any"
+        ) from error
     guard = Guard(live.app(), listener.getsockname()[1])
     how: dict[str, Any] = {"http": http_connection(guard.strangers), "ws": PageConnection}
     how |= {"ws_max_size": LONGEST, "ws_ping_timeout": READING, "lifespan": "off"}
     # a log would hold the token; who forwards a port says nothing here
-    how |= {"log_config": None, "access_log": False, "log_level": "critical", "proxy_headers": False}
+    how |= {
+        "log_config": None,
+        "access_log": False,
+        "log_level": "critical",
+        "proxy_headers": False,
+    }
     how |= {"server_header": False, "timeout_graceful_shutdown": 0}
     return uvicorn.Server(uvicorn.Config(guard, **how)), listener, guard

@@ -1,12 +1,13 @@
-"""How near a greedy decoder came to writing something else: the margins of its choices, the noise of each, and what the
-text becomes when the runner-up is written.
+"""How near a greedy decoder came to writing something else: the margins of its choices, the noise
+of each, and what the text becomes when the runner-up is written.
 
-A choice is flipped by rounding where the rounding error of its margin exceeds the margin. How large that error is for
-this model at this place is asked by Monte Carlo arithmetic (Parker 1997): every module's output is moved by a random
-relative error of known size, and the margins are read again.
+A choice is flipped by rounding where the rounding error of its margin exceeds the margin. How large
+that error is for this model at this place is asked by Monte Carlo arithmetic (Parker 1997): every
+module's output is moved by a random relative error of known size, and the margins are read again.
 """
 
-# B batch rows, S canvas positions, C places in a block, M candidates in row-major order, V vocabulary, P probes
+# B batch rows, S canvas positions, C places in a block, M candidates in row-major order, V
+# vocabulary, P probes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -27,11 +28,13 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.writing import sample_seed
 
 KINDS = ("token", "order", "threshold")
-"""Of margins. token: logit of the committed token less that of the runner-up. order: score of the last position chosen
-less that of the best not chosen. threshold: distance of a confidence to the threshold of the schedule."""
+"""Of margins. token: logit of the committed token less that of the runner-up. order: score of the
+last position chosen less that of the best not chosen. threshold: distance of a confidence to the
+threshold of the schedule.
+"""
 JITTER = 2.0**-9
-"""Relative error of a probe, or the type's own where that is coarser: far above rounding in float32, and still small
-enough that margins move in proportion."""
+"""Relative error of a probe, or the type's own where that is coarser: far above rounding in
+float32, and still small enough that margins move in proportion."""
 PROBES = 4
 
 
@@ -58,7 +61,8 @@ class Watch:
         if self.swaps is None:
             return score_M
         score_M = score_M.clone()
-        # the loop writes the tokens that stand here; inference mode, as the model's numbers were made in it
+        # the loop writes the tokens that stand here; inference mode, as the model's numbers were
+        # made in it
         with torch.inference_mode():
             now = self.read.where(here_B, 0)[self.swaps["row"].tolist()].tolist()
             for one in self.swaps[self.swaps["step"] + 1 == now].itertuples():
@@ -84,20 +88,30 @@ def check_greedy(settings: DecodingSettings) -> Any:
     """The rule of a decoder whose choices have margins. Raises ValueError for others."""
     values = settings.values()
     rule, schedule = values["rule"], values["schedule"]
-    draws = settings.temperature or getattr(rule, "alg_temp", None) or getattr(rule, "needs_generator", False)
+    draws = (
+        settings.temperature
+        or getattr(rule, "alg_temp", None)
+        or getattr(rule, "needs_generator", False)
+    )
     # pooled, a position gives way to one of another text, which no margin of its own text says
     if draws or settings.cfg_scale or schedule.pooled or hasattr(schedule, "run"):
         raise ValueError(
-            "margins are of a decoder that takes the best, unguided, ranks each text by itself and writes each "
+            "margins are of a decoder that takes the best, unguided, ranks each text by itself "
+            "and writes each "
             "position once, but this one has "
-            f"{rule}, {schedule}, temperature {settings.temperature:g} and cfg_scale {settings.cfg_scale:g}; where "
+            f"{rule}, {schedule}, temperature {settings.temperature:g} and cfg_scale "
+            f"{settings.cfg_scale:g}; where "
             "something is drawn, another seed says how far scores move"
         )
     return rule
 
 
 def watched_steps(
-    loaded: Loaded, canvas: Canvas, settings: DecodingSettings, swaps: pd.DataFrame | None = None, plain: bool = False
+    loaded: Loaded,
+    canvas: Canvas,
+    settings: DecodingSettings,
+    swaps: pd.DataFrame | None = None,
+    plain: bool = False,
 ) -> Iterator[tuple[Step, Any]]:
     """The steps of a greedy decoder, each with the `Candidates` that it chose from.
 
@@ -107,7 +121,9 @@ def watched_steps(
     """
     model: Any = loaded.model
     watch = Watch(check_greedy(settings), swaps)
-    denoiser = model.denoiser(None if bool(canvas.attention_BS.all()) else canvas.attention_BS, plain=plain)
+    denoiser = model.denoiser(
+        None if bool(canvas.attention_BS.all()) else canvas.attention_BS, plain=plain
+    )
     settings = replace(settings, defer_ids=(), alg_temp=None)
     for step in settings.decode(denoiser, canvas, rule=watch, **model.config.decoding):
         yield step, watch.seen
@@ -115,7 +131,9 @@ def watched_steps(
 
 @contextmanager
 def jittered(model: nn.Module, size: float, seed: int) -> Iterator[None]:
-    """Every leaf module's output times 1 + size × u within the block, u uniform in −1 … 1 and new at every call."""
+    """Every leaf module's output times 1 + size × u within the block, u uniform in −1 … 1 and new
+    at every call.
+    """
     device = next(model.parameters()).device
     source = torch.Generator(device).manual_seed(seed)
 
@@ -133,7 +151,9 @@ def jittered(model: nn.Module, size: float, seed: int) -> Iterator[None]:
 
 
 class Choices:
-    """What one step chose, a line for each token and then for each row; its margins under any logits."""
+    """What one step chose, a line for each token and then for each row; its margins under any
+    logits.
+    """
 
     def __init__(self, step: Step, seen: Any, threshold: float | None) -> None:
         choice, self.mask_id, self.seen = step.choice, seen.mask_id, seen
@@ -141,7 +161,12 @@ class Choices:
         self.token_N1 = seen.tokens_M[self.chosen_M][:, None].clone()
         tensors = (seen.rows_M, self.chosen_M, choice.score_M.double(), seen.columns_M)
         rows, chosen, score, columns = (one.cpu().numpy() for one in tensors)
-        written = rows[chosen], columns[chosen], self.token_N1[:, 0].tolist(), self._tokens(seen.logits_MV)[1]
+        written = (
+            rows[chosen],
+            columns[chosen],
+            self.token_N1[:, 0].tolist(),
+            self._tokens(seen.logits_MV)[1],
+        )
         lines: list[Any] = [(row, "token", *more) for row, *more in zip(*written, strict=True)]
         self._ranked: list[Callable[[np.ndarray], float]] = []
         bound = np.inf if threshold in (None, 1) else threshold
@@ -168,12 +193,18 @@ class Choices:
     def margins(self, logits_MV: Tensor, score_M: Tensor) -> np.ndarray:
         """Of each line; below 0 where such logits choose otherwise."""
         score = score_M.double().cpu().numpy()
-        return np.concatenate([self._tokens(logits_MV)[0], [margin(score) for margin in self._ranked]])
+        return np.concatenate(
+            [self._tokens(logits_MV)[0], [margin(score) for margin in self._ranked]]
+        )
 
     def again(self, rule: Any, logits_MV: Tensor) -> np.ndarray:
-        """The margins under other logits of the same canvas, in which the same tokens are barred."""
+        """The margins under other logits of the same canvas, in which the same tokens are
+        barred.
+        """
         never_MV = self.seen.logits_MV == -torch.inf
-        other = replace(self.seen, logits_MV=logits_MV[:, : never_MV.shape[1]].masked_fill(never_MV, -torch.inf))
+        other = replace(
+            self.seen, logits_MV=logits_MV[:, : never_MV.shape[1]].masked_fill(never_MV, -torch.inf)
+        )
         return self.margins(other.logits_MV, rule(other))
 
     def _tokens(self, logits_MV: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -197,9 +228,10 @@ def measure_margins(
 ) -> tuple[Tensor, pd.DataFrame]:
     """The decoded ids (B, S) and the margin of every choice, a line each.
 
-    Columns: row, step (of this row, which may wait for others), kind (`KINDS`), column (of the canvas; of the last
-    position chosen), token (committed), other (the runner-up: its id, or the column of the best position not chosen),
-    margin, and noise: how far a jitter of `JITTER` moves the margin, root mean square over the probes, NaN without.
+    Columns: row, step (of this row, which may wait for others), kind (`KINDS`), column (of the
+    canvas; of the last position chosen), token (committed), other (the runner-up: its id, or the
+    column of the best position not chosen), margin, and noise: how far a jitter of `JITTER` moves
+    the margin, root mean square over the probes, NaN without.
 
     Args:
         loaded: a diffusion model.
@@ -213,7 +245,10 @@ def measure_margins(
         ValueError: for a decoder that draws, and what `denoise` refuses.
     """
     model: Any = loaded.model
-    rule, threshold = check_greedy(settings), getattr(settings.values()["schedule"], "threshold", None)
+    rule, threshold = (
+        check_greedy(settings),
+        getattr(settings.values()["schedule"], "threshold", None),
+    )
     size = max(JITTER, torch.finfo(model.dtype).eps)
     still = model.denoiser(canvas.attention_BS.repeat(probes, 1) if probes else None, plain=True)
     uncached = None if settings.cache == "none" else model.denoiser(canvas.attention_BS, plain=True)
@@ -222,9 +257,16 @@ def measure_margins(
         here, noise = Choices(step, seen, threshold), np.nan
         margin = here.margins(seen.logits_MV, step.choice.score_M)
         if probes:
-            wanted_BS = step.choice.block.put(step.choice.candidates_BC, torch.zeros_like(canvas.open_BS))
-            # keys that a cache has kept are no rounding: beside them the jitter is that of a canvas read whole
-            base = margin if uncached is None else here.again(rule, uncached(step.before_BS, wanted_BS))
+            wanted_BS = step.choice.block.put(
+                step.choice.candidates_BC, torch.zeros_like(canvas.open_BS)
+            )
+            # keys that a cache has kept are no rounding: beside them the jitter is that of a canvas
+            # read whole
+            base = (
+                margin
+                if uncached is None
+                else here.again(rule, uncached(step.before_BS, wanted_BS))
+            )
             with jittered(model, size, sample_seed(seed, step.index)):
                 logits_NV = still(step.before_BS.repeat(probes, 1), wanted_BS.repeat(probes, 1))
             shifts = [here.again(rule, logits_MV) - base for logits_MV in logits_NV.chunk(probes)]
@@ -237,25 +279,38 @@ def measure_margins(
 
 
 def first_difference(one: pd.DataFrame, other: pd.DataFrame) -> pd.Series:
-    """By row, the first step at which two tables of `margins` chose differently; NaN where they never did."""
-    tokens = (table.loc[table["kind"] == "token", ["row", "step", "column", "token"]] for table in (one, other))
+    """By row, the first step at which two tables of `margins` chose differently; NaN where they
+    never did.
+    """
+    tokens = (
+        table.loc[table["kind"] == "token", ["row", "step", "column", "token"]]
+        for table in (one, other)
+    )
     pair = pd.merge(*tokens, how="outer", indicator="where")
     apart = pair[pair["where"] != "both"].groupby("row")["step"].min()
     return apart.reindex(sorted({*one["row"]}))
 
 
 def near_ties(found: pd.DataFrame, count: int, seed: int | None) -> pd.DataFrame:
-    """So many choices, half in token and half in order, drawn from the tenth whose margin is smallest by its noise."""
+    """So many choices, half in token and half in order, drawn from the tenth whose margin is
+    smallest by its noise.
+    """
     lines = found[(found["noise"] > 0) & (found["kind"] != "threshold")]
     ratio = lines["margin"] / lines["noise"]
-    near = lines[ratio <= ratio.groupby(lines["kind"]).transform("quantile", 0.1)].sample(frac=1, random_state=seed)
+    near = lines[ratio <= ratio.groupby(lines["kind"]).transform("quantile", 0.1)].sample(
+        frac=1, random_state=seed
+    )
     return near.groupby("kind").head(-(-count // 2)).head(count).sort_index()
 
 
-def rewritten(loaded: Loaded, canvas: Canvas, settings: DecodingSettings, choices: pd.DataFrame) -> list[Tensor]:
-    """The ids (S,) of a text when one choice is made otherwise and decoding goes on, for each line of `margins`.
+def rewritten(
+    loaded: Loaded, canvas: Canvas, settings: DecodingSettings, choices: pd.DataFrame
+) -> list[Tensor]:
+    """The ids (S,) of a text when one choice is made otherwise and decoding goes on, for each line
+    of `margins`.
 
-    A token gives way to its runner-up, the last position chosen to the best that was not; nothing else is touched.
+    A token gives way to its runner-up, the last position chosen to the best that was not; nothing
+    else is touched.
     """
     found: list[Tensor] = []
     batch = len(canvas.ids_BS)
@@ -263,7 +318,13 @@ def rewritten(loaded: Loaded, canvas: Canvas, settings: DecodingSettings, choice
         some = choices.iloc[start : start + batch]
         rows = torch.tensor(some["row"].tolist())
         block_BS = None if canvas.block_BS is None else canvas.block_BS[rows]
-        copies = Canvas(canvas.ids_BS[rows], canvas.attention_BS[rows], canvas.open_BS[rows], canvas.mask_id, block_BS)
+        copies = Canvas(
+            canvas.ids_BS[rows],
+            canvas.attention_BS[rows],
+            canvas.open_BS[rows],
+            canvas.mask_id,
+            block_BS,
+        )
         for step, _ in watched_steps(loaded, copies, settings, some.assign(row=range(len(some)))):
             ids_BS = step.ids_BS
         found += [*ids_BS]

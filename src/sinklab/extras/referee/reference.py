@@ -1,4 +1,6 @@
-"""Another implementation's logits, hidden states and canvases, held against ours; docs/validate.md says the format."""
+"""Another implementation's logits, hidden states and canvases, held against ours; docs/validate.md
+says the format.
+"""
 
 # B batch rows, S positions, V vocabulary, D hidden size, T canvases
 from __future__ import annotations
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
 
 CASES, TENSORS = "cases.json", "expected.safetensors"
 TOLERANCES = {"float32": 5e-4, "float16": 2e-2, "bfloat16": 0.15}
-"""What may lie between two implementations, by the type that the other one computes in; in units of `Held.relative`."""
+"""What may lie between two implementations, by the type that the other one computes in; in units of
+`Held.relative`.
+"""
 
 BARRED = -1e5
 """No logit or state of a model is as low, but where a token is barred."""
@@ -47,7 +51,9 @@ class Held:
     relative: float
     """The greatest |theirs - ours| / (|ours| + standard deviation of ours)."""
     same_best: float
-    """Share of positions at which the most probable token is the same; of canvases, share of those that are equal."""
+    """Share of positions at which the most probable token is the same; of canvases, share of those
+    that are equal.
+    """
     holds: bool
     found: str = ""
     """Where a canvas first differs."""
@@ -56,7 +62,11 @@ class Held:
         """It in a line of a table."""
         numbers = f"{self.same_best:.1%} equal{self.found and f'; first {self.found}'}"
         if self.what != "canvas":
-            best = "" if math.isnan(self.same_best) else f", most probable token the same at {self.same_best:.1%}"
+            best = (
+                ""
+                if math.isnan(self.same_best)
+                else f", most probable token the same at {self.same_best:.1%}"
+            )
             numbers = f"difference {self.difference:8.3g}, relative {self.relative:8.2e}{best}"
         return f"{'holds' if self.holds else 'DIFFERS':8} {self.case:12} {self.what:9} {numbers}"
 
@@ -78,9 +88,14 @@ def _passed(loaded: Loaded, ids_BS: Tensor, real_BS: Tensor | None) -> dict[str,
     """Logits, and hidden states by layer, of one pass over the whole text."""
     listener, model = _States(), loaded.model
     with tapped(model, listener):
-        logits_BSV = model(ids_BS.to(model.device), None if real_BS is None else real_BS.to(model.device)).logits
+        logits_BSV = model(
+            ids_BS.to(model.device), None if real_BS is None else real_BS.to(model.device)
+        ).logits
     layers = {f"hidden.{layer}": states_BSD for layer, states_BSD in enumerate(listener.layers)}
-    return {name: one.float().cpu().contiguous() for name, one in {**layers, "logits": logits_BSV}.items()}
+    return {
+        name: one.float().cpu().contiguous()
+        for name, one in {**layers, "logits": logits_BSV}.items()
+    }
 
 
 class Reference:
@@ -97,7 +112,9 @@ class Reference:
             self.told = read_json(folder / CASES, dict)
             self.tensors = load_file(ordinary(folder / TENSORS))
             kinds = ("logits", "generate")
-            self.cases = {kind: {one["name"]: one for one in self.told.get(kind, [])} for kind in kinds}
+            self.cases = {
+                kind: {one["name"]: one for one in self.told.get(kind, [])} for kind in kinds
+            }
 
     @property
     def model(self) -> str:
@@ -107,7 +124,9 @@ class Reference:
     def tensor(self, name: str, axes: int) -> Tensor:
         """Raises ValueError where it is not there, or has another number of axes."""
         if name not in self.tensors:
-            raise ValueError(f"{self.folder / TENSORS} must hold {name!r} for a case; see docs/validate.md")
+            raise ValueError(
+                f"{self.folder / TENSORS} must hold {name!r} for a case; see docs/validate.md"
+            )
         check_tensor(f"{name} of {self.folder}", self.tensors[name], [None] * axes)
         return self.tensors[name]
 
@@ -129,7 +148,10 @@ class Reference:
             ValueError: for cases that lack something, do not fit the model, or are none at all.
         """
         if not any(self.cases.values()):
-            raise ValueError(f"{self.folder / CASES} lists no cases under 'logits' or 'generate'; see docs/validate.md")
+            raise ValueError(
+                f"{self.folder / CASES} lists no cases under 'logits' or 'generate'; see "
+                "docs/validate.md"
+            )
         limit = self.tolerance() if tolerance is None else tolerance
         self.left_out = []
         held = [one for case in self.cases["logits"] for one in self._pass(loaded, case, limit)]
@@ -137,18 +159,27 @@ class Reference:
 
     def _pass(self, loaded: Loaded, case: str, limit: float) -> Iterator[Held]:
         prefix = f"logits.{case}."
-        ids_BS, mask_BS = self.tensor(f"{prefix}input_ids", 2).long(), self.tensors.get(f"{prefix}attention_mask")
+        ids_BS, mask_BS = (
+            self.tensor(f"{prefix}input_ids", 2).long(),
+            self.tensors.get(f"{prefix}attention_mask"),
+        )
         theirs: dict[str, Any] = {
-            name.removeprefix(prefix): one for name, one in self.tensors.items() if name.startswith(prefix)
+            name.removeprefix(prefix): one
+            for name, one in self.tensors.items()
+            if name.startswith(prefix)
         }
         # of models whose logits are those of the next token, moved to the token that they predict
         theirs["logits"] = theirs.get("shifted", theirs.get("logits"))
         if theirs["logits"] is None and not any(name.startswith("hidden.") for name in theirs):
-            raise ValueError(f"the case {case!r} of {self.folder} has neither logits nor hidden states; give one")
+            raise ValueError(
+                f"the case {case!r} of {self.folder} has neither logits nor hidden states; give one"
+            )
         valid = theirs.get("valid_shifted", theirs.get("valid", mask_BS))
         valid_BS = torch.ones_like(ids_BS, dtype=torch.bool) if valid is None else valid.bool()
         if not valid_BS.any():
-            raise ValueError(f"{prefix}valid leaves no position to compare; mark those that are to hold")
+            raise ValueError(
+                f"{prefix}valid leaves no position to compare; mark those that are to hold"
+            )
         for name, ours in _passed(loaded, ids_BS, mask_BS).items():
             other = theirs.pop(name, None)
             if other is None:
@@ -156,9 +187,13 @@ class Reference:
                 continue
             width = min(ours.shape[-1], other.shape[-1]) if name == "logits" else ours.shape[-1]
             check_tensor(f"{prefix}{name}", other[..., :width], (*ids_BS.shape, width), "float")
-            yield _held(case, name, ours[valid_BS][:, :width], other[valid_BS][:, :width].float(), limit)
+            yield _held(
+                case, name, ours[valid_BS][:, :width], other[valid_BS][:, :width].float(), limit
+            )
         if surplus := [name for name in theirs if name.startswith("hidden.")]:
-            raise ValueError(f"{prefix}{surplus[0]} is of a layer that {loaded.name} does not have; leave it out")
+            raise ValueError(
+                f"{prefix}{surplus[0]} is of a layer that {loaded.name} does not have; leave it out"
+            )
 
     def _canvases(self, loaded: Loaded, case: str, about: dict[str, Any]) -> Held:
         model = _writer(loaded)
@@ -173,28 +208,40 @@ class Reference:
             real_BS = pad(real_BS.long(), (0, canvas_TBS.shape[2] - real_BS.shape[1]), value=1)
         # -1: a column that is not there yet; ours begins as masks
         mask_id, ids_BS = model.config.mask_token_id, canvas_TBS[0]
-        canvas = Canvas.infill(ids_BS.where(ids_BS >= 0, mask_id), mask_id=mask_id, attention_BS=real_BS)
+        canvas = Canvas.infill(
+            ids_BS.where(ids_BS >= 0, mask_id), mask_id=mask_id, attention_BS=real_BS
+        )
         steps = list(model.denoise(canvas.to(model.device), settings))
         asked, found, equal, differ = int(about.get("evaluations", len(canvas_TBS) - 1)), "", 0, 0
         for step, theirs_BS in zip(steps, canvas_TBS[1:], strict=False):
             apart = ((step.ids_BS.cpu() != theirs_BS) & (theirs_BS >= 0)).nonzero()
             equal += not len(apart)
             if len(apart) and not found:
-                differ, found = len(apart), f"evaluation {step.index + 1}: {_apart(step, theirs_BS, apart)}"
+                differ, found = (
+                    len(apart),
+                    f"evaluation {step.index + 1}: {_apart(step, theirs_BS, apart)}",
+                )
         if asked != len(steps):
             found += f"{'; ' if found else ''}{asked} evaluations, ours {len(steps)}"
         elif len(canvas_TBS) - 1 != len(steps):
-            found += f"{'; ' if found else ''}{len(canvas_TBS) - 1} canvases behind the first, ours {len(steps)}"
+            found += (
+                f"{'; ' if found else ''}{len(canvas_TBS) - 1} canvases behind the first, "
+                f"ours {len(steps)}"
+            )
         share = equal / max(1, len(canvas_TBS) - 1)
         return Held(case, "canvas", float(differ), float("nan"), share, not found, found)
 
 
 def _apart(step: Step, theirs_BS: Tensor, apart: Tensor) -> str:
-    """The first places where a canvas differs; scores near each other are a near tie, which rounding may decide."""
+    """The first places where a canvas differs; scores near each other are a near tie, which
+    rounding may decide.
+    """
     words = dict[int, str]({step.choice.canvas.mask_id: "[MASK]"})
     told = []
     for row, place in apart[:3].tolist():
-        theirs, ours = (words.get(token := int(ids[row, place]), str(token)) for ids in (theirs_BS, step.ids_BS))
+        theirs, ours = (
+            words.get(token := int(ids[row, place]), str(token)) for ids in (theirs_BS, step.ids_BS)
+        )
         score = float(step.confidence_BS[row, place])
         told.append(f"row {row}, position {place}: {theirs}, ours {ours} (our score {score:.4f})")
     return "; ".join(told)
@@ -207,10 +254,15 @@ def _in_words(name: str) -> str:
 
 def _held(case: str, name: str, ours_PV: Tensor, theirs_PV: Tensor, limit: float) -> Held:
     apart_PV = (theirs_PV - ours_PV).abs()
-    # where a token is barred (MDLM's [MASK] by 1e6) its logit says nothing of how far others are spread
+    # where a token is barred (MDLM's [MASK] by 1e6) its logit says nothing of how far others are
+    # spread
     relative = float((apart_PV / (ours_PV.abs() + ours_PV[ours_PV > BARRED].std())).max())
     is_logits = name == "logits"
-    same = float((ours_PV.argmax(-1) == theirs_PV.argmax(-1)).float().mean()) if is_logits else float("nan")
+    same = (
+        float((ours_PV.argmax(-1) == theirs_PV.argmax(-1)).float().mean())
+        if is_logits
+        else float("nan")
+    )
     # not of a comparison with what is no number
     return Held(case, _in_words(name), float(apart_PV.max()), relative, same, relative <= limit)
 
@@ -221,8 +273,14 @@ def verdict(held: Sequence[Held], tolerance: float, left_out: Sequence[str] = ()
     absent = f"; not given, so not compared: {', '.join(left_out[:3])}{more}" if left_out else ""
     wrong = [one for one in held if not one.holds]
     if not wrong:
-        return f"it holds: {len(held)} comparisons, numbers within {tolerance:g}, canvases equal{absent}"
-    fact = f"{len(wrong)} of {len(held)} comparisons differ, the first in {wrong[0].what} of {wrong[0].case!r}"
+        return (
+            f"it holds: {len(held)} comparisons, numbers within {tolerance:g}, canvases "
+            f"equal{absent}"
+        )
+    fact = (
+        f"{len(wrong)} of {len(held)} comparisons differ, the first in {wrong[0].what} of "
+        f"{wrong[0].case!r}"
+    )
     return f"it does not hold: {fact}; numbers may by {tolerance:g}, canvases not at all{absent}"
 
 
@@ -230,16 +288,25 @@ def _writer(loaded: Loaded) -> Any:
     """The model, if it denoises masks."""
     needs_mask(loaded, "a canvas")
     if loaded.family != "diffusion":
-        raise ValueError(f"canvases are of diffusion models, but {loaded.name} is {loaded.family}; give logits alone")
+        raise ValueError(
+            f"canvases are of diffusion models, but {loaded.name} is {loaded.family}; give logits "
+            "alone"
+        )
     return loaded.model
 
 
 def write_reference(
-    loaded: Loaded, folder: Path, prompts: Sequence[Sequence[int]], settings: DecodingSettings, new_tokens: int
+    loaded: Loaded,
+    folder: Path,
+    prompts: Sequence[Sequence[int]],
+    settings: DecodingSettings,
+    new_tokens: int,
 ) -> Path:
-    """Write our own numbers in the format that `Reference` reads: what another implementation is to give.
+    """Write our own numbers in the format that `Reference` reads: what another implementation is to
+    give.
 
-    Logits and hidden states of the first canvas and of one half written, and the canvas after every evaluation.
+    Logits and hidden states of the first canvas and of one half written, and the canvas after every
+    evaluation.
 
     Args:
         loaded: the model.
@@ -253,7 +320,9 @@ def write_reference(
     model = _writer(loaded)
     mask_id, multiple = model.config.mask_token_id, model.config.block_columns
     given: dict[str, Any] = {"new_tokens": new_tokens, "mask_id": mask_id, "multiple": multiple}
-    canvas = Canvas.from_prompts(prompts, pad_id=loaded.special.pad or 0, context=model.config.text_positions, **given)
+    canvas = Canvas.from_prompts(
+        prompts, pad_id=loaded.special.pad or 0, context=model.config.text_positions, **given
+    )
     steps = list(model.denoise(canvas.to(model.device), settings))
     canvases = [canvas.ids_BS, *(step.ids_BS.cpu() for step in steps)]
     # without padding, no mask: an engine may have none
@@ -262,18 +331,33 @@ def write_reference(
     shown = {"start": canvases[0], "half": canvases[len(steps) // 2]}
     for case, ids_BS in shown.items():
         tensors[f"logits.{case}.input_ids"] = ids_BS.int()
-        tensors |= {f"logits.{case}.{name}": one for name, one in _passed(loaded, ids_BS, real_BS).items()}
+        tensors |= {
+            f"logits.{case}.{name}": one for name, one in _passed(loaded, ids_BS, real_BS).items()
+        }
     if real_BS is not None:
         tensors |= {
-            f"{case}.attention_mask": real_BS.clone() for case in ("gen.written", *map("logits.{}".format, shown))
+            f"{case}.attention_mask": real_BS.clone()
+            for case in ("gen.written", *map("logits.{}".format, shown))
         }
-    told = {"format": 1, "model": loaded.name, "revision": loaded.revision, "special_ids": asdict(loaded.special)}
-    told |= {"dtype": str(model.dtype).removeprefix("torch."), "logits": [{"name": case} for case in shown]}
-    told["generate"] = [{"name": "written", "settings": asdict(settings), "evaluations": len(steps)}]
+    told = {
+        "format": 1,
+        "model": loaded.name,
+        "revision": loaded.revision,
+        "special_ids": asdict(loaded.special),
+    }
+    told |= {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "logits": [{"name": case} for case in shown],
+    }
+    told["generate"] = [
+        {"name": "written", "settings": asdict(settings), "evaluations": len(steps)}
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         write_beside(folder / TENSORS, lambda part: save_file(tensors, part))
-        write_beside(folder / CASES, lambda part: part.write_text(json.dumps(told, indent=2) + "\n", "utf-8"))
+        write_beside(
+            folder / CASES, lambda part: part.write_text(json.dumps(told, indent=2) + "\n", "utf-8")
+        )
     except BaseException:
         # half of it would be in the way of the next attempt
         with suppress(OSError):

@@ -1,4 +1,6 @@
-"""The referee, run: margins of a run's texts, what rounding makes of its score, and two runs in pairs."""
+"""The referee, run: margins of a run's texts, what rounding makes of its score, and two runs in
+pairs.
+"""
 
 # B batch rows, S canvas positions
 from __future__ import annotations
@@ -12,8 +14,21 @@ import numpy as np
 import pandas as pd
 
 from sinklab.core.sampling.settings import DecodingSettings
-from sinklab.extras.referee.margins import PROBES, check_greedy, measure_margins, near_ties, rewritten
-from sinklab.extras.referee.rounding import change_chances, counted, draws_variance, noise_between, redrawn, swing
+from sinklab.extras.referee.margins import (
+    PROBES,
+    check_greedy,
+    measure_margins,
+    near_ties,
+    rewritten,
+)
+from sinklab.extras.referee.rounding import (
+    change_chances,
+    counted,
+    draws_variance,
+    noise_between,
+    redrawn,
+    swing,
+)
 from sinklab.extras.referee.study import RefereeSettings
 from sinklab.lab.analysis.intervals import mcnemar, paired_share_interval, wilson
 from sinklab.lab.checkpoints.loading import load
@@ -51,33 +66,43 @@ class Plan:
 
 
 def items_of(run: Run) -> pd.DataFrame:
-    """What a run answered, a line an item: `KEYS`, prompt, text (or what was chosen), right (NaN where not said,
-    as of texts of a trace), target, logprobs, stderrs. Of a benchmark with several filters the first. Raises ValueError
-    for a run of another kind.
+    """What a run answered, a line an item: `KEYS`, prompt, text (or what was chosen), right (NaN
+    where not said, as of texts of a trace), target, logprobs, stderrs. Of a benchmark with several
+    filters the first. Raises ValueError for a run of another kind.
     """
     if run.info.kind == "benchmark":
         found = run.table("samples").rename(columns={"doc_id": "item"})
-        # where likelihoods choose there is no text; a share of an answer (F1, a probability) is not right or wrong
+        # where likelihoods choose there is no text; a share of an answer (F1, a probability) is not
+        # right or wrong
         found["text"] = found["response"].where(found["response"] != "", found["answer"])
         found["right"] = found["right"].where(found["right"].isin([0, 1]))
         # not in runs of before
         found["new_tokens"] = found.get("new_tokens", 0)
-        return found[found["filter"] == found.groupby("task")["filter"].transform("min")].reset_index(drop=True)
+        return found[
+            found["filter"] == found.groupby("task")["filter"].transform("min")
+        ].reset_index(drop=True)
     if "generations" not in run.tables:
         raise ValueError(
-            f"the referee judges runs of `sinklab eval` and `sinklab trace`, but {run.path} is of kind "
+            f"the referee judges runs of `sinklab eval` and `sinklab trace`, but {run.path} is of "
+            "kind "
             f"{run.info.kind!r}; make one of these"
         )
     found = run.table("generations").rename(columns={"sample": "item", "completion": "text"})
     found = found[found["masked_sinks"] == 0].reset_index(drop=True)
-    return found.assign(task="", filter="", right=np.nan, target="", logprobs="", stderrs="", cut=0, new_tokens=0)
+    return found.assign(
+        task="", filter="", right=np.nan, target="", logprobs="", stderrs="", cut=0, new_tokens=0
+    )
 
 
 def _prompt(loaded: Any, run: Run, item: Any) -> tuple[int, ...]:
-    """The ids that a text was written behind; those of a benchmark are in the chat format already, and may be cut."""
+    """The ids that a text was written behind; those of a benchmark are in the chat format already,
+    and may be cut.
+    """
     chat = bool(run.info.settings.get("chat"))
     if chat and run.info.kind == "benchmark":
-        return tuple(loaded.needed_tokenizer()(item.prompt, add_special_tokens=False)["input_ids"])[item.cut :]
+        return tuple(loaded.needed_tokenizer()(item.prompt, add_special_tokens=False)["input_ids"])[
+            item.cut :
+        ]
     return encode(loaded, item.prompt, chat).ids[item.cut :]
 
 
@@ -85,8 +110,8 @@ def prepare(loaded: None, settings: RefereeSettings, progress: Progress) -> Plan
     """The runs, and the model of the first.
 
     Raises:
-        ValueError: for no run, runs of another kind, two without a common item, and, where no second run is given, a
-            model or decoder whose margins cannot be measured.
+        ValueError: for no run, runs of another kind, two without a common item, and, where no
+            second run is given, a model or decoder whose margins cannot be measured.
     """
     plan = _asked(settings)
     if plan.why:
@@ -103,13 +128,19 @@ def prepare(loaded: None, settings: RefereeSettings, progress: Progress) -> Plan
 def _asked(settings: RefereeSettings) -> Plan:
     """The plan before the model is read."""
     if not settings.runs:
-        raise ValueError("the referee needs a run folder of `sinklab eval` or `sinklab trace`; give RUN or RUN OTHER")
+        raise ValueError(
+            "the referee needs a run folder of `sinklab eval` or `sinklab trace`; give RUN or RUN "
+            "OTHER"
+        )
     runs = [open_run(path) for path in settings.runs]
     items, pairs = items_of(runs[0]), None
     if len(runs) == 2:
         pairs = items.merge(items_of(runs[1]), on=[*KEYS, "prompt"], suffixes=("", "_other"))
         if pairs.empty:
-            raise ValueError(f"{runs[0].path} and {runs[1].path} have no item in common; compare runs of one task")
+            raise ValueError(
+                f"{runs[0].path} and {runs[1].path} have no item in common; compare runs of one "
+                "task"
+            )
         pairs["same"] = pairs["text"] == pairs["text_other"]
     how, why = None, "" if settings.texts else "texts=0 measures no margins"
     try:
@@ -122,12 +153,14 @@ def _asked(settings: RefereeSettings) -> Plan:
 
 
 def amount(settings: RefereeSettings, info: None) -> Amount:
-    """Every step of every text, read as it is and under jitter, and of the texts that go on from near ties. Raises
-    ValueError as `prepare` does, but for the model, which is not read.
+    """Every step of every text, read as it is and under jitter, and of the texts that go on from
+    near ties. Raises ValueError as `prepare` does, but for the model, which is not read.
     """
     plan = _asked(settings)
     about, kept = plan.runs[0].info.model, plan.runs[0].info.settings
-    texts, forced = (min(settings.texts, len(plan.items)), settings.forced) if not plan.why else (0, 0)
+    texts, forced = (
+        (min(settings.texts, len(plan.items)), settings.forced) if not plan.why else (0, 0)
+    )
     new = kept.get("new_tokens") or TOKENS
     steps, batches = kept.get("steps") or new, math.ceil(texts / settings.batch)
     # a token of text has some four letters
@@ -143,9 +176,13 @@ def decoding_of(run: Run, items: pd.DataFrame) -> DecodingSettings:
     """How a run wrote. Raises ValueError where its choices have no margins."""
     kept, remedy = run.info.settings, "give another run to compare it with, and --texts 0"
     if run.info.model.get("family") != "diffusion" or any(map(len, items["logprobs"])):
-        raise ValueError(f"margins are of texts that a diffusion model wrote, and {run.path} has none; {remedy}")
+        raise ValueError(
+            f"margins are of texts that a diffusion model wrote, and {run.path} has none; {remedy}"
+        )
     if kept.get("edits") or (kept.get("mask_sinks") and run.info.kind == "benchmark"):
-        raise ValueError(f"margins are of texts written without edits, but {run.path} has some; {remedy}")
+        raise ValueError(
+            f"margins are of texts written without edits, but {run.path} has some; {remedy}"
+        )
     known = {name: kept[name] for name in leaves(DecodingSettings()) if name in kept}
     how: DecodingSettings = from_record(DecodingSettings(), known)
     check_greedy(how)
@@ -155,15 +192,22 @@ def decoding_of(run: Run, items: pd.DataFrame) -> DecodingSettings:
 def _model_of(run: Run, device: str | None, progress: Progress) -> Any:
     about = run.info.model
     progress.stage(f"loading {about['name']}")
-    loaded = load(about["name"], dtype=about["dtype"], device=device or about["device"], revision=about["revision"])
+    loaded = load(
+        about["name"],
+        dtype=about["dtype"],
+        device=device or about["device"],
+        revision=about["revision"],
+    )
     if weights_hash(loaded.model.state_dict()) != about["weights_sha256"]:
-        raise ValueError(f"{about['name']} has other weights than when {run.path} was made; bring those back")
+        raise ValueError(
+            f"{about['name']} has other weights than when {run.path} was made; bring those back"
+        )
     return loaded
 
 
 def judge(work: Work) -> None:
-    """Write the tables ``margins``, ``forced`` and ``rounding`` where margins are measured, ``variance`` where the run
-    has scores, and ``pairs`` and ``verdict`` of two runs.
+    """Write the tables ``margins``, ``forced`` and ``rounding`` where margins are measured,
+    ``variance`` where the run has scores, and ``pairs`` and ``verdict`` of two runs.
     """
     plan, tables = work.plan, {}
     if plan.loaded is not None:
@@ -178,7 +222,9 @@ def judge(work: Work) -> None:
         work.run.table(name, table)
 
 
-def _measured(plan: Plan, settings: RefereeSettings, progress: Progress) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _measured(
+    plan: Plan, settings: RefereeSettings, progress: Progress
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The margins of the texts, and what became of them at near ties that were made otherwise."""
     loaded, kept = plan.loaded, plan.runs[0].info.settings
     how = ending(plan.settings, loaded.model.config)
@@ -189,18 +235,27 @@ def _measured(plan: Plan, settings: RefereeSettings, progress: Progress) -> tupl
     numbers = bool(items["target"].str.contains(r"\d").all())
     found, forced = [], []
     size = settings.batch
-    parts = [at[i : i + size] for at in items.groupby(lengths).indices.values() for i in range(0, len(at), size)]
+    parts = [
+        at[i : i + size]
+        for at in items.groupby(lengths).indices.values()
+        for i in range(0, len(at), size)
+    ]
     for rows in parts:
         length = int(lengths.iloc[rows[0]])
         progress.stage(f"{len(rows)} of {len(requests)} texts, of {length} tokens")
         canvas = canvas_of(loaded, [requests[row] for row in rows], length).to(loaded.model.device)
         ids_BS, table = measure_margins(loaded, canvas, how, seed=settings.seed or 0)
         near = near_ties(table, -(-settings.forced * len(ids_BS) // len(requests)), settings.seed)
-        for line, other_S in zip(near.to_dict("records"), rewritten(loaded, canvas, how, near), strict=True):
+        for line, other_S in zip(
+            near.to_dict("records"), rewritten(loaded, canvas, how, near), strict=True
+        ):
             open_S = canvas.open_BS[line["row"]]
             own, other = ids_BS[line["row"]][open_S], other_S[open_S]
             texts = [text_of(loaded, ids) for ids in (own, other)]
-            answers = [re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)[-1:] if numbers else text for text in texts]
+            answers = [
+                re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)[-1:] if numbers else text
+                for text in texts
+            ]
             line |= {"row": rows[line["row"]], "tokens": float((own != other).float().mean())}
             forced.append(line | {"text": line["tokens"] > 0, "answer": answers[0] != answers[1]})
         found.append(table.assign(row=rows[table["row"]]))
@@ -208,9 +263,13 @@ def _measured(plan: Plan, settings: RefereeSettings, progress: Progress) -> tupl
 
 
 def rounding_table(plan: Plan, found: pd.DataFrame, forced: pd.DataFrame) -> pd.DataFrame:
-    """By what differs, the largest first: how many texts take another way, mean and 95 % interval; the share of answers
-    that change, mean and upper end; and whether it is extrapolated."""
-    lines, texts, hits = [], found["row"].nunique(), int(forced["answer"].sum()) if len(forced) else 0
+    """By what differs, the largest first: how many texts take another way, mean and 95 % interval;
+    the share of answers that change, mean and upper end; and whether it is extrapolated."""
+    lines, texts, hits = (
+        [],
+        found["row"].nunique(),
+        int(forced["answer"].sum()) if len(forced) else 0,
+    )
     share, most = hits / len(forced) if len(forced) else np.nan, wilson(hits, len(forced))[1]
     for kind, noise in noise_between(*(run.info.model for run in plan.runs)).items():
         mean, low, high = counted(change_chances(found, noise, PROBES))
@@ -223,36 +282,59 @@ def rounding_table(plan: Plan, found: pd.DataFrame, forced: pd.DataFrame) -> pd.
 
 
 def variance_table(plan: Plan, scores: pd.Series, rounding: pd.DataFrame | None) -> pd.DataFrame:
-    """The variance of the mean score in parts that have names, and how each is known; NaN for what is not known."""
+    """The variance of the mean score in parts that have names, and how each is known; NaN for what
+    is not known.
+    """
     items, drawn = len(scores), (0.0, "nothing is drawn")
     parts = {"items": (scores.mean() * (1 - scores.mean()) / items, "binomial")}
     parts["rounding"] = np.nan, f"not measured: {plan.why}"
     if rounding is not None:
         what = f"{rounding['kind'][0]}, margins of {rounding['texts'][0]} texts"
         parts["rounding"] = rounding["answers"][0] / (2 * items), what
-    parts |= {"estimator draws": drawn, "seed": drawn if plan.settings else (np.nan, "not known: takes another seed")}
+    parts |= {
+        "estimator draws": drawn,
+        "seed": drawn if plan.settings else (np.nan, "not known: takes another seed"),
+    }
     if any(map(len, plan.items["logprobs"])):
-        parts["estimator draws"] = draws_variance(plan.items), "errors of the choices, taken as independent"
+        parts["estimator draws"] = (
+            draws_variance(plan.items),
+            "errors of the choices, taken as independent",
+        )
     if plan.pairs is not None and _differences(plan) == ["seed"]:
         scored = plan.pairs.dropna(subset=["right", "right_other"])
         apart = (scored["right"] != scored["right_other"]).mean()
-        parts["seed"] = apart / (2 * max(len(scored), 1)), "two runs that differ in their seed alone"
+        parts["seed"] = (
+            apart / (2 * max(len(scored), 1)),
+            "two runs that differ in their seed alone",
+        )
     lines = [(part, value, value**0.5, source) for part, (value, source) in parts.items()]
     return pd.DataFrame(lines, columns=["part", "variance", "deviation", "source"])
 
 
 def _differences(plan: Plan) -> list[str]:
     """What two runs were told otherwise: settings, model, type, device."""
-    one, other = (run.info.settings | {f: run.info.model.get(f) for f in FACTS} for run in plan.runs)
+    one, other = (
+        run.info.settings | {f: run.info.model.get(f) for f in FACTS} for run in plan.runs
+    )
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
 def verdict(plan: Plan, rounding: pd.DataFrame | None) -> dict[str, Any]:
-    """Two runs on the items that both answered, as numbers; the swings are half the intervals of the difference, by the
-    rounding that was measured, and were every item drawn anew."""
+    """Two runs on the items that both answered, as numbers; the swings are half the intervals of
+    the difference, by the rounding that was measured, and were every item drawn anew."""
     pairs: Any = plan.pairs
-    facts: dict[str, Any] = {"items": len(pairs), "apart": int((~pairs["same"]).sum()), "why": plan.why, "scored": 0}
-    facts |= {"differ_in": ", ".join(_differences(plan)), "swing": np.nan, "kind": "", "is_extrapolated": False}
+    facts: dict[str, Any] = {
+        "items": len(pairs),
+        "apart": int((~pairs["same"]).sum()),
+        "why": plan.why,
+        "scored": 0,
+    }
+    facts |= {
+        "differ_in": ", ".join(_differences(plan)),
+        "swing": np.nan,
+        "kind": "",
+        "is_extrapolated": False,
+    }
     if rounding is not None:
         facts |= rounding.iloc[0][["kind", "is_extrapolated", "answers_high"]].to_dict()
     scored = pairs.dropna(subset=["right", "right_other"])
@@ -260,10 +342,23 @@ def verdict(plan: Plan, rounding: pd.DataFrame | None) -> dict[str, Any]:
         one, other = scored["right"], scored["right_other"]
         gained, lost, items = int((other > one).sum()), int((other < one).sum()), len(scored)
         low, high = paired_share_interval(gained, lost, items)
-        facts |= {"scored": items, "score": one.mean(), "score_other": other.mean(), "gained": gained, "lost": lost}
-        facts |= {"difference": other.mean() - one.mean(), "low": low, "high": high, "p": mcnemar(gained, lost)}
+        facts |= {
+            "scored": items,
+            "score": one.mean(),
+            "score_other": other.mean(),
+            "gained": gained,
+            "lost": lost,
+        }
+        facts |= {
+            "difference": other.mean() - one.mean(),
+            "low": low,
+            "high": high,
+            "p": mcnemar(gained, lost),
+        }
         # one right and one wrong answer more: a score of 0 does not say that nothing can be right
-        facts["swing_most"] = swing(items, redrawn(*((each.sum() + 1) / (items + 2) for each in (one, other))))
+        facts["swing_most"] = swing(
+            items, redrawn(*((each.sum() + 1) / (items + 2) for each in (one, other)))
+        )
         facts["swing"] = swing(items, facts["answers_high"]) if rounding is not None else np.nan
     return facts
 
@@ -273,10 +368,17 @@ def sentences(runs: list[Run]) -> list[str]:
     told, said = statements("sinklab.extras.referee", ()), []
     for tables in ({name: run.table(name) for name in run.tables} for run in runs):
         if "margins" in tables:
-            kinds = tables["margins"].groupby("kind")["margin"].describe(percentiles=[0.01, 0.5]).reset_index()
+            kinds = (
+                tables["margins"]
+                .groupby("kind")["margin"]
+                .describe(percentiles=[0.01, 0.5])
+                .reset_index()
+            )
             said += told("margins", kinds.to_dict("records"), tables["margins"]["row"].nunique())
             said += told("forced", tables["forced"].mean(numeric_only=True), len(tables["forced"]))
             said += told("rounding", tables["rounding"].to_dict("records"))
-        said += told("variance", tables["variance"].to_dict("records")) if "variance" in tables else []
+        said += (
+            told("variance", tables["variance"].to_dict("records")) if "variance" in tables else []
+        )
         said += told("verdict", tables["verdict"].iloc[0]) if "verdict" in tables else []
     return said

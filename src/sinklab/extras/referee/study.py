@@ -15,12 +15,16 @@ class RefereeSettings(Checked):
     """What is judged, and on how many texts."""
 
     runs: tuple[str, ...] = limited((), positional=True)
-    """A run folder of `sinklab eval` or `sinklab trace`, and another one to compare it with, item by item."""
+    """A run folder of `sinklab eval` or `sinklab trace`, and another one to compare it with, item
+    by item.
+    """
     texts: int = limited(16, at_least=0)
-    """Write the first so many texts of RUN again, with its model and settings, and measure the margin of every choice;
-    0 compares what is recorded, and needs no model."""
+    """Write the first so many texts of RUN again, with its model and settings, and measure the
+    margin of every choice; 0 compares what is recorded, and needs no model."""
     forced: int = limited(24, at_least=0)
-    """Near ties, a sample of the nearest tenth, at which the runner-up is written and decoding goes on."""
+    """Near ties, a sample of the nearest tenth, at which the runner-up is written and decoding goes
+    on.
+    """
     batch: int = limited(8, at_least=1)
     """Texts that are written together."""
     device: str | None = None
@@ -31,21 +35,27 @@ class RefereeSettings(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.runs) > 2:
-            raise ValueError(f"the referee judges one run or compares two, got {len(self.runs)}; give RUN or RUN OTHER")
+            raise ValueError(
+                f"the referee judges one run or compares two, got {len(self.runs)}; give RUN or "
+                "RUN OTHER"
+            )
 
 
 @studies.register("referee")
 class Referee(Study):
-    """Say how far rounding moves a run's texts and score, and whether two runs differ by more than that.
+    """Say how far rounding moves a run's texts and score, and whether two runs differ by more than
+    that.
 
-    The first texts of RUN are written again and the margin of every choice is measured: in token (logit of the token
-    less that of the runner-up), in order (score of the last position chosen less that of the best not chosen) and, with
-    a threshold, the distance to it. A jitter of known size says how much rounding moves each margin of this model; what
-    the attention backend, the batch or the type of the numbers amount to was measured on small models, and what lies
-    beyond, such as another device, is labelled as extrapolated. At near ties the runner-up is written and decoding goes
-    on: that says how many flips become another answer. The variance of the score is then told in parts. With OTHER the
-    items that both answered are compared in pairs (exact McNemar test), and it is said whether rounding can give this
-    difference. docs/reproducibility.md explains each number.
+    The first texts of RUN are written again and the margin of every choice is measured: in token
+    (logit of the token less that of the runner-up), in order (score of the last position chosen
+    less that of the best not chosen) and, with a threshold, the distance to it. A jitter of known
+    size says how much rounding moves each margin of this model; what the attention backend, the
+    batch or the type of the numbers amount to was measured on small models, and what lies beyond,
+    such as another device, is labelled as extrapolated. At near ties the runner-up is written and
+    decoding goes on: that says how many flips become another answer. The variance of the score is
+    then told in parts. With OTHER the items that both answered are compared in pairs (exact McNemar
+    test), and it is said whether rounding can give this difference. docs/reproducibility.md
+    explains each number.
 
     Try
         sinklab referee runs/eval
@@ -63,4 +73,8 @@ class Referee(Study):
 
     def about(self, loaded: Any, plan: Any) -> dict[str, Any]:
         """The model of the first run, as it says."""
-        return {name: value for name, value in plan.runs[0].info.model.items() if not name.startswith("recorded_")}
+        return {
+            name: value
+            for name, value in plan.runs[0].info.model.items()
+            if not name.startswith("recorded_")
+        }

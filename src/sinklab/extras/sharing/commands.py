@@ -1,4 +1,6 @@
-"""`sinklab export`, `push` and `gallery`: what was made, for others. Nothing leaves without being listed first."""
+"""`sinklab export`, `push` and `gallery`: what was made, for others. Nothing leaves without being
+listed first.
+"""
 
 import shutil
 import sys
@@ -18,12 +20,15 @@ RUN, CONFIG = "run.json", "config.json"
 AS_STORED = Reading(dtype="auto")
 
 
-def export(to: Path, model: str = "", reading: tyro.conf.OmitArgPrefixes[Reading] = AS_STORED) -> None:
+def export(
+    to: Path, model: str = "", reading: tyro.conf.OmitArgPrefixes[Reading] = AS_STORED
+) -> None:
     """Write a model into a folder that plain transformers loads, without sinklab.
 
-    The folder holds the weights, the tokenizer, and the modules of sinklab's core that compute the model and its
-    `generate`: AutoModelForMaskedLM.from_pretrained(FOLDER, trust_remote_code=True). All kinds of sink, the gate,
-    padding and caches give the same numbers. sinklab reads the folder too, and runs no code of it.
+    The folder holds the weights, the tokenizer, and the modules of sinklab's core that compute the
+    model and its `generate`: AutoModelForMaskedLM.from_pretrained(FOLDER, trust_remote_code=True).
+    All kinds of sink, the gate, padding and caches give the same numbers. sinklab reads the folder
+    too, and runs no code of it.
 
     Try
         sinklab export --model tiny-sink --to exported
@@ -32,7 +37,8 @@ def export(to: Path, model: str = "", reading: tyro.conf.OmitArgPrefixes[Reading
 
     Args:
         to: folder to write; it must be empty or absent.
-        model: "tiny" or "tiny-sink" (inside the package), a run of `sinklab train`, a folder, or a name on the Hub.
+        model: "tiny" or "tiny-sink" (inside the package), a run of `sinklab train`, a folder, or a
+            name on the Hub.
         reading: how the weights are read, and in which type they are written.
     """
     from sinklab.extras.sharing.exporting import export as write
@@ -41,7 +47,10 @@ def export(to: Path, model: str = "", reading: tyro.conf.OmitArgPrefixes[Reading
         raise ValueError("export needs a model; give --model tiny, for example")
     folder = write(reading.load(_model_of(model)), to)
     say(f"exported: {folder}")
-    say(f'to load it: AutoModelForMaskedLM.from_pretrained("{folder}", trust_remote_code=True), or sinklab.load')
+    say(
+        f'to load it: AutoModelForMaskedLM.from_pretrained("{folder}", trust_remote_code=True), '
+        "or sinklab.load"
+    )
     say(f"next: sinklab push {folder} OWNER/NAME")
 
 
@@ -55,9 +64,11 @@ def _model_of(model: str) -> str:
 
 
 def gallery(runs: Folders, out: Path = Path("site"), title: str = "Attention sinks") -> None:
-    """Make a site of run folders: an index with a card for each, and the page of each. Any static host serves it.
+    """Make a site of run folders: an index with a card for each, and the page of each. Any static
+    host serves it.
 
-    Paths in what run.json says are shortened to their last part. The pages ask nothing of any other host.
+    Paths in what run.json says are shortened to their last part. The pages ask nothing of any other
+    host.
 
     Try
         sinklab gallery runs/plain runs/sink --out site
@@ -82,11 +93,13 @@ def push(
     dry_run: bool = False,
     reading: tyro.conf.OmitArgPrefixes[Reading] = AS_STORED,
 ) -> None:
-    """Send a model, a sink file or a run folder to the Hugging Face Hub: private, and only after you have seen what.
+    """Send a model, a sink file or a run folder to the Hugging Face Hub: private, and only after
+    you have seen what.
 
-    What is sent is a copy that is made for it, and every file of it is listed first. Of a model it is what `sinklab
-    export` writes. Of a sink file it is the file with a card. A run becomes a data set: its tables and arrays, its
-    page, and a run.json without paths and the machine's name; claims, checkpoints, models and logs stay here.
+    What is sent is a copy that is made for it, and every file of it is listed first. Of a model it
+    is what `sinklab export` writes. Of a sink file it is the file with a card. A run becomes a data
+    set: its tables and arrays, its page, and a run.json without paths and the machine's name;
+    claims, checkpoints, models and logs stay here.
 
     Try
         sinklab push exported OWNER/NAME --dry-run
@@ -94,17 +107,25 @@ def push(
         sinklab push runs/retrofit/sink.safetensors OWNER/a-sink --public
 
     Args:
-        what: folder of a model, a sink file, or a run folder. The model of a training run is RUN/model.
+        what: folder of a model, a sink file, or a run folder. The model of a training run is
+            RUN/model.
         repo: where to, OWNER/NAME.
         public: anyone may read it; private when left out.
         yes: do not ask.
-        dry_run: make the copy, list it and keep it to be looked at; nothing is sent, and no network is used.
+        dry_run: make the copy, list it and keep it to be looked at; nothing is sent, and no network
+            is used.
         reading: of a model, how the weights are read, and in which type they are sent.
     """
     if repo.count("/") != 1 or not all(repo.split("/")):
-        raise ValueError(f"a repository is OWNER/NAME, but this is {repo!r}; write your name on the Hub before it")
+        raise ValueError(
+            f"a repository is OWNER/NAME, but this is {repo!r}; write your name on the Hub before "
+            "it"
+        )
     if not (yes or dry_run or sys.stdin.isatty()):
-        raise ValueError("nobody is there to be asked; give --yes to send it, or --dry-run to see what would be sent")
+        raise ValueError(
+            "nobody is there to be asked; give --yes to send it, or --dry-run to see what would "
+            "be sent"
+        )
     copy = Path(tempfile.mkdtemp(prefix="sinklab-push-"))
     try:
         repo_type, said = _staged(what, copy, reading)
@@ -112,7 +133,10 @@ def push(
         say(f"a {'public' if public else 'private'} {repo_type} repository {repo} would get:")
         for path in files:
             say(f"{path.stat().st_size:>14,}  {path.relative_to(copy).as_posix()}")
-        say(f"{sum(path.stat().st_size for path in files):>14,}  bytes in {len(files)} files; the copy: {copy}")
+        say(
+            f"{sum(path.stat().st_size for path in files):>14,}  bytes in {len(files)} files; the "
+            f"copy: {copy}"
+        )
         for line in said:
             say(line)
         if dry_run:
@@ -144,7 +168,9 @@ def _staged(what: Path, copy: Path, reading: Reading) -> tuple[str, list[str]]:
         return "model", ["the code in it is that of this sinklab, whatever the folder held"]
     if what.suffix == ".safetensors" and what.is_file():
         return "model", _of_sink(what, copy)
-    raise ValueError(f"push takes a model's folder, a sink file or a run folder, but {what} is none of them")
+    raise ValueError(
+        f"push takes a model's folder, a sink file or a run folder, but {what} is none of them"
+    )
 
 
 def _of_sink(file: Path, copy: Path) -> list[str]:
@@ -159,21 +185,33 @@ def _of_sink(file: Path, copy: Path) -> list[str]:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
         before = opened.metadata()
     save_file(tensors, copy / file.name, metadata=without_places(before))
-    facts, words = sink_file_of(copy / file.name), resources.files("sinklab.lab.cli").joinpath("sink.jinja")
+    facts, words = (
+        sink_file_of(copy / file.name),
+        resources.files("sinklab.lab.cli").joinpath("sink.jinja"),
+    )
     card = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    text = card.from_string(words.read_text("utf-8")).render(facts=facts, file=file.name, version=__version__)
+    text = card.from_string(words.read_text("utf-8")).render(
+        facts=facts, file=file.name, version=__version__
+    )
     (copy / "README.md").write_text(text + "\n", "utf-8")
     return changes(before, {**before, "name": facts.name})
 
 
 def _sent(copy: Path, repo: str, repo_type: str, public: bool) -> str:
-    """Send the copy; the address. Raises ValueError where the repository is there and not as private as was said."""
+    """Send the copy; the address. Raises ValueError where the repository is there and not as
+    private as was said.
+    """
     from huggingface_hub import HfApi
 
     hub = HfApi()
     address = hub.create_repo(repo, repo_type=repo_type, private=not public, exist_ok=True)
     if (is_private := hub.repo_info(repo, repo_type=repo_type).private) == public:
         remedy = "leave out --public" if is_private else "give --public, or another name"
-        raise ValueError(f"{repo} is {'private' if is_private else 'public'} already, so nothing was sent; {remedy}")
-    hub.upload_folder(repo_id=repo, repo_type=repo_type, folder_path=copy, commit_message="sinklab push")
+        raise ValueError(
+            f"{repo} is {'private' if is_private else 'public'} already, so nothing was sent; "
+            f"{remedy}"
+        )
+    hub.upload_folder(
+        repo_id=repo, repo_type=repo_type, folder_path=copy, commit_message="sinklab push"
+    )
     return str(address)

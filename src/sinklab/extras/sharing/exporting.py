@@ -1,4 +1,6 @@
-"""A Hugging Face folder that needs no sinklab: weights, tokenizer, and the core's own sources, imported as siblings."""
+"""A Hugging Face folder that needs no sinklab: weights, tokenizer, and the core's own sources,
+imported as siblings.
+"""
 
 import ast
 import json
@@ -32,21 +34,53 @@ CLASSES = {
 }
 STRANGERS = ("_name_or_path", "auto_map", "custom_generate", "custom_pipelines")
 """Entries of a config that name places and code which are not in the folder."""
-KEPT = frozenset((
-    *("tokenizer_class", "backend", "model_max_length", "padding_side", "truncation_side", "model_input_names"),
-    *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
-    *("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens", "added_tokens_decoder"),
-    *("add_bos_token", "add_eos_token", "add_prefix_space", "clean_up_tokenization_spaces", "split_special_tokens"),
-    *("spaces_between_special_tokens", "legacy", "do_lower_case", "errors", "row_start"),
-))  # fmt: skip
-"""Settings of a tokenizer that an exported folder has. What a chat looks like is a file of its own."""
+KEPT = frozenset(
+    (
+        *(
+            "tokenizer_class",
+            "backend",
+            "model_max_length",
+            "padding_side",
+            "truncation_side",
+            "model_input_names",
+        ),
+        *(
+            "bos_token",
+            "eos_token",
+            "unk_token",
+            "sep_token",
+            "pad_token",
+            "cls_token",
+            "mask_token",
+        ),
+        *(
+            "additional_special_tokens",
+            "extra_special_tokens",
+            "model_specific_special_tokens",
+            "added_tokens_decoder",
+        ),
+        *(
+            "add_bos_token",
+            "add_eos_token",
+            "add_prefix_space",
+            "clean_up_tokenization_spaces",
+            "split_special_tokens",
+        ),
+        *("spaces_between_special_tokens", "legacy", "do_lower_case", "errors", "row_start"),
+    )
+)
+"""Settings of a tokenizer that an exported folder has. What a chat looks like is a file of its
+own.
+"""
 HEAD = """# {} of sinklab {}, written by `sinklab export`: its imports are siblings here, all else is as it was.
 # Copyright of the sinklab contributors. SPDX-License-Identifier: MIT
 """
 MARKER = ".sinklab-export"
 """File in a folder that an export has begun, which may be removed therefore."""
 DROPPED = ("if __name__ ==", "import sinklab", "AutoConfig.register", "AutoModel")
-"""How statements begin that are left out: classes of sinklab's own may be registered in the same process."""
+"""How statements begin that are left out: classes of sinklab's own may be registered in the same
+process.
+"""
 TAIL = """
 
 # all files of this folder: transformers copies those that it finds in this form (which "from.errors" is not), here at
@@ -59,10 +93,12 @@ DiffusionLMConfig.__module__ = __name__
 
 
 def export(loaded: Loaded, folder: str | Path) -> Path:
-    """Write a model so that plain transformers loads it, with ``trust_remote_code=True`` and without sinklab.
+    """Write a model so that plain transformers loads it, with ``trust_remote_code=True`` and
+    without sinklab.
 
-    The folder has the weights (safetensors), config and tokenizer, a card, and the modules of sinklab's core that the
-    model and its ``generate`` need. `sinklab.load` reads it, and runs none of them.
+    The folder has the weights (safetensors), config and tokenizer, a card, and the modules of
+    sinklab's core that the model and its ``generate`` need. `sinklab.load` reads it, and runs none
+    of them.
 
     Args:
         loaded: a diffusion model, with or without sink and gate, such as `sinklab.load` returns.
@@ -72,20 +108,28 @@ def export(loaded: Loaded, folder: str | Path) -> Path:
         the folder.
 
     Raises:
-        ValueError: for a folder that is taken; a model that is no `DiffusionLM`, whose decoder transformers does not
-            have, or whose weights are divided or stored by a quantiser; a tokenizer that only code can read.
+        ValueError: for a folder that is taken; a model that is no `DiffusionLM`, whose decoder
+            transformers does not have, or whose weights are divided or stored by a quantiser; a
+            tokenizer that only code can read.
     """
     folder, model = Path(folder), undivided(loaded.model, "which cannot be exported")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"an exported model has a folder of its own, but {folder} is taken; choose another one")
+        raise ValueError(
+            f"an exported model has a folder of its own, but {folder} is taken; choose another one"
+        )
     if type(model) is not DiffusionLM:
         raise ValueError(
-            f"export is for models that sinklab runs itself, but {loaded.name} is a {type(model).__name__}: "
+            f"export is for models that sinklab runs itself, but {loaded.name} is a "
+            f"{type(model).__name__}: "
             "transformers loads it as it is"
         )
     if loaded.stored:
-        raise ValueError(f"the weights of {loaded.name} are stored in {loaded.stored}; load it with dtype='auto'")
-    one_of(f"to be exported, the decoder of {loaded.name}", model.config.backbone.model_type, BACKBONES)
+        raise ValueError(
+            f"the weights of {loaded.name} are stored in {loaded.stored}; load it with dtype='auto'"
+        )
+    one_of(
+        f"to be exported, the decoder of {loaded.name}", model.config.backbone.model_type, BACKBONES
+    )
     beside = _begun_beside(folder)
     try:
         with writing(folder):
@@ -100,7 +144,8 @@ def export(loaded: Loaded, folder: str | Path) -> Path:
 
 
 def _begun_beside(folder: Path) -> Path:
-    """A new folder beside ``folder``, marked as that of an export; what an earlier one left there is removed.
+    """A new folder beside ``folder``, marked as that of an export; what an earlier one left there
+    is removed.
 
     Raises ValueError for anything else that is in its place.
     """
@@ -111,7 +156,8 @@ def _begun_beside(folder: Path) -> Path:
         beside.mkdir(parents=True)
     except FileExistsError as error:
         raise ValueError(
-            f"an export is written in {beside} first, but something else is there; move it away, or choose another name"
+            f"an export is written in {beside} first, but something else is there; move it away, "
+            "or choose another name"
         ) from error
     (beside / MARKER).touch()
     return beside
@@ -136,19 +182,24 @@ def _write_json(file: Path, value: Any) -> None:
 
 
 def _write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a tokenizer that transformers reads without any code: its files, and of its settings the `KEPT` ones.
+    """Write a tokenizer that transformers reads without any code: its files, and of its settings
+    the `KEPT` ones.
 
     Raises ValueError for a class that only code has and that is not a tokenizer.json.
     """
     own = type(tokenizer).__name__
     tokenizer.save_pretrained(folder)
     file = folder / "tokenizer_config.json"
-    settings = {name: one for name, one in json.loads(file.read_text("utf-8")).items() if name in KEPT}
+    settings = {
+        name: one for name, one in json.loads(file.read_text("utf-8")).items() if name in KEPT
+    }
     if getattr(transformers, own, None) is not type(tokenizer):
         if not (folder / "tokenizer.json").is_file():
             raise ValueError(
-                f"an exported tokenizer is one of transformers' own or a tokenizer.json, but this is a {own} of "
-                f"{type(tokenizer).__module__}; export the model without it, or with a tokenizer that transformers has"
+                "an exported tokenizer is one of transformers' own or a tokenizer.json, but this "
+                f"is a {own} of "
+                f"{type(tokenizer).__module__}; export the model without it, or with a tokenizer "
+                "that transformers has"
             )
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     _write_json(file, settings)
@@ -163,21 +214,32 @@ def _without_strangers(config: Any) -> Any:
 
 def _card(loaded: Loaded, config: Any) -> str:
     words = resources.files("sinklab.lab.checkpoints").joinpath("export.jinja").read_text("utf-8")
-    about = {"version": __version__, "transformers": transformers.__version__, "special": asdict(loaded.special)}
-    is_path = Path(loaded.name).is_absolute() or loaded.name.startswith(".") or Path(loaded.name).exists()
+    about = {
+        "version": __version__,
+        "transformers": transformers.__version__,
+        "special": asdict(loaded.special),
+    }
+    is_path = (
+        Path(loaded.name).is_absolute() or loaded.name.startswith(".") or Path(loaded.name).exists()
+    )
     name = Path(loaded.name).name if is_path else loaded.name
-    return Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(words).render(
-        about, loaded=loaded, config=config, name=name
-    )  # fmt: skip
+    return (
+        Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+        .from_string(words)
+        .render(about, loaded=loaded, config=config, name=name)
+    )
 
 
 def sources(sink: Any = None) -> dict[str, str]:
-    """Module -> its text as a sibling of the others: the model, what it imports, and all that is named in options.
+    """Module -> its text as a sibling of the others: the model, what it imports, and all that is
+    named in options.
 
     Args:
         sink: the added sink of the model, whose kind may be a plug-in's.
     """
-    known = chain.from_iterable(registry.values() for registry in (sinks, unmasking_rules, schedules, caches))
+    known = chain.from_iterable(
+        registry.values() for registry in (sinks, unmasking_rules, schedules, caches)
+    )
     kinds = [kind for kind in known if kind.__module__.startswith("sinklab.") or kind is type(sink)]
     todo, found = [ENTRY, *(kind.__module__ for kind in kinds)], dict[str, str]()
     while todo:
@@ -190,7 +252,9 @@ def sources(sink: Any = None) -> dict[str, str]:
 
 
 def _file_of(module: str) -> str:
-    """Name of a module's file, without its suffix: there are no folders, which transformers does not follow."""
+    """Name of a module's file, without its suffix: there are no folders, which transformers does
+    not follow.
+    """
     return MODELLING if module == ENTRY else module.removeprefix("sinklab.").replace(".", "_")
 
 
@@ -205,7 +269,10 @@ def _as_sibling(module: str) -> tuple[str, tuple[str, ...]]:
     dropped: list[Any] = [node for node in tree if lines[node.lineno - 1].startswith(DROPPED)]
     nodes: list[Any] = [node for top in tree if top not in dropped for node in ast.walk(top)]
     if any(isinstance(node, ast.Name) and node.id == "sinklab" for node in nodes):
-        raise ValueError(f"{module} uses sinklab as a whole; to export it, let it import from sinklab what it needs")
+        raise ValueError(
+            f"{module} uses sinklab as a whole; to export it, let it import from sinklab what it "
+            "needs"
+        )
     for node in sorted((*nodes, *dropped), key=lambda node: -getattr(node, "lineno", 0)):
         new: list[str] | None = [] if node in dropped else None
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "sinklab":

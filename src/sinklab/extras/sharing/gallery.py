@@ -1,4 +1,6 @@
-"""Many runs as a site of static files: an index of cards, and the page of each run; and a run as others may see it."""
+"""Many runs as a site of static files: an index of cards, and the page of each run; and a run as
+others may see it.
+"""
 
 import dataclasses
 import re
@@ -21,7 +23,8 @@ from sinklab.lab.reports.style import asset
 
 PICTURES = {"study": "received_map", "training": "training_loss"}
 """kind of run -> the figure on its card"""
-# two parts at least: a token such as </s> is none. Behind letters it goes on with a name, behind // with an address.
+# two parts at least: a token such as </s> is none. Behind letters it goes on with a name, behind //
+# with an address.
 _PATH = re.compile(r"(?<![\w./\\])(?:file://|~|[A-Za-z]:)?(?:[/\\][^\s/\\'\",;:)]+){2,}[/\\]?")
 
 
@@ -37,7 +40,9 @@ class Entry:
 
 
 def shareable(run: Run) -> Run:
-    """The run without what its run.json tells of the machine: of a path the last part stays, and its name goes."""
+    """The run without what its run.json tells of the machine: of a path the last part stays, and
+    its name goes.
+    """
     info, host = run.info, socket.gethostname()
     told = {name: without_places(getattr(info, name)) for name in ("model", "settings", "error")}
     told["error"] = told["error"] and re.sub(rf"\b{re.escape(host)}\b", "host", told["error"])
@@ -45,7 +50,9 @@ def shareable(run: Run) -> Run:
 
 
 def without_places(value: Any) -> Any:
-    """A JSON value with the last part of each path in place of it; prompts, which are texts, as they are."""
+    """A JSON value with the last part of each path in place of it; prompts, which are texts, as
+    they are.
+    """
     if isinstance(value, dict):
         return {key: one if key == "prompts" else without_places(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -65,19 +72,25 @@ def _last(path: str) -> str:
 def changes(before: Any, after: Any, name: str = "") -> list[str]:
     """Where two JSON values of the same fields differ, a line each."""
     if isinstance(before, dict):
-        return [line for key in before for line in changes(before[key], after[key], f"{name}.{key}".lstrip("."))]
+        return [
+            line
+            for key in before
+            for line in changes(before[key], after[key], f"{name}.{key}".lstrip("."))
+        ]
     return [] if before == after else [f"{name}: {before!r} is sent as {after!r}"]
 
 
 def write_data_set(run: Run, folder: str | Path) -> list[str]:
-    """Copy a run for others: what it wrote, its page where its kind has one, a card, and a `shareable` run.json.
+    """Copy a run for others: what it wrote, its page where its kind has one, a card, and a
+    `shareable` run.json.
 
     Args:
         run: to be copied; it stays as it is.
         folder: of the copy; files that are in the way are replaced.
 
     Returns:
-        what the copy says otherwise, and which files beside the run stay where they are: a line each.
+        what the copy says otherwise, and which files beside the run stay where they are: a line
+        each.
     """
     clean, copy = shareable(run), Path(folder)
     copy.mkdir(parents=True, exist_ok=True)
@@ -85,7 +98,8 @@ def write_data_set(run: Run, folder: str | Path) -> list[str]:
     for file in files:
         shutil.copyfile(as_written(run.path, run.info, file), copy / file)
     info = dataclasses.replace(
-        clean.info, checksums={file: one for file, one in run.info.checksums.items() if file in files}
+        clean.info,
+        checksums={file: one for file, one in run.info.checksums.items() if file in files},
     )
     info.save(copy)
     sentences: list[str] = []
@@ -94,20 +108,30 @@ def write_data_set(run: Run, folder: str | Path) -> list[str]:
         report(reader, copy, tables=())
         sentences = say.in_short([reader])
     tables = {name: info.files(TABLES, name) for name in info.tables}
-    card = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(asset("run.jinja"))
+    card = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
+        asset("run.jinja")
+    )
     name = run.path.resolve().name
-    text = card.render(info=info, name=name, sentences=sentences, tables=tables, version=__version__)
+    text = card.render(
+        info=info, name=name, sentences=sentences, tables=tables, version=__version__
+    )
     (copy / "README.md").write_text(text + "\n", "utf-8")
     stay = sorted({path.name for path in run.path.iterdir()} - files - {RUN_FILE})
-    said = changes(dataclasses.asdict(run.info) | {"checksums": {}}, dataclasses.asdict(info) | {"checksums": {}})
-    return [f"{RUN_FILE}: {line}" for line in said] + ([f"stays here: {', '.join(stay)}"] if stay else [])
+    said = changes(
+        dataclasses.asdict(run.info) | {"checksums": {}},
+        dataclasses.asdict(info) | {"checksums": {}},
+    )
+    return [f"{RUN_FILE}: {line}" for line in said] + (
+        [f"stays here: {', '.join(stay)}"] if stay else []
+    )
 
 
 def write_gallery(runs: Iterable[Run], out: str | Path, *, title: str = "Attention sinks") -> Path:
-    """Write ``index.html``, a card for each run, and beside it the page of each in a folder of its own.
+    """Write ``index.html``, a card for each run, and beside it the page of each in a folder of its
+    own.
 
-    Any server of static files serves it, and so does none: nothing in it asks for anything elsewhere. What run.json
-    tells of the machine is left out (`shareable`).
+    Any server of static files serves it, and so does none: nothing in it asks for anything
+    elsewhere. What run.json tells of the machine is left out (`shareable`).
 
     Args:
         runs: run folders of the kinds that have a page, in the order of their cards.
@@ -122,17 +146,27 @@ def write_gallery(runs: Iterable[Run], out: str | Path, *, title: str = "Attenti
     """
     folder, shown = Path(out), [as_shown(shareable(run))[0] for run in runs]
     if not shown:
-        raise ValueError("a gallery needs at least one run; make one with sinklab trace or sinklab train")
-    own, names = [re.sub(r"[^\w.-]+", "-", reader.run.path.resolve().name) for reader in shown], list[str]()
+        raise ValueError(
+            "a gallery needs at least one run; make one with sinklab trace or sinklab train"
+        )
+    own, names = (
+        [re.sub(r"[^\w.-]+", "-", reader.run.path.resolve().name) for reader in shown],
+        list[str](),
+    )
     for at, name in enumerate(own, 1):
         # no page lies on another one, or where the index goes
         is_taken = own.count(name) > 1 or name == "index.html"
         numbered = (f"{name}-{number}" for number in count(at))
-        names.append(next(one for one in numbered if one not in (*own, *names)) if is_taken else name)
+        names.append(
+            next(one for one in numbered if one not in (*own, *names)) if is_taken else name
+        )
     entries = []
     for name, reader in zip(names, shown, strict=True):
         report(reader, folder / name, tables=())
-        info, pictures = reader.run.info, picture(PICTURES[reader.run.info.kind], [reader], f"{name}: how it went")
+        info, pictures = (
+            reader.run.info,
+            picture(PICTURES[reader.run.info.kind], [reader], f"{name}: how it went"),
+        )
         about = f"{reader.label} · {info.kind} · {info.created[:10]}"
         entries.append(Entry(name, name, about, say.in_short([reader])[:2], pictures))
     text = templates().get_template("gallery.jinja").render(title=title, entries=entries).lstrip()

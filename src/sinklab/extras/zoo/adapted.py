@@ -1,4 +1,5 @@
-"""Decoders of transformers that were made diffusion models under names of their own, with the tensors unchanged.
+"""Decoders of transformers that were made diffusion models under names of their own, with the
+tensors unchanged.
 
 dLLM's A2D, SDAR (also TraDo), Fast-dLLM v2 and iLLaDA. All but iLLaDA may attend block by block.
 """
@@ -15,7 +16,9 @@ _FIELDS = FORMATS["adapted"]
 
 
 class Adapted(Family):
-    """A decoder with the fields of its config; subclasses say which, and what the new objective added."""
+    """A decoder with the fields of its config; subclasses say which, and what the new objective
+    added.
+    """
 
     backbone: ClassVar[Any] = Qwen3Config
     """Class of its config."""
@@ -29,16 +32,25 @@ class Adapted(Family):
     end_of_turn = "<|im_end|>"
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
-        """The decoder, with full attention in every layer: that of one in blocks is the model's, not the layer's."""
+        """The decoder, with full attention in every layer: that of one in blocks is the model's,
+        not the layer's.
+        """
         named = [*_FIELDS["needed"], *([] if config.get("rope_parameters") else ["rope_theta"])]
         fields = self.fields(config, {name: name for name in named})
-        fields |= {name: config[name] for name in _FIELDS["same_fields"] if config.get(name) is not None}
+        fields |= {
+            name: config[name] for name in _FIELDS["same_fields"] if config.get(name) is not None
+        }
         # not the backbone's own defaults; its padding's row would be frozen
         ends = {name: config.get(name) for name in ("bos_token_id", "eos_token_id")}
         backbone = self.backbone(**fields, **ends, pad_token_id=None)
         block = config.get(self.block_field) if self.block_field else None
         special = {name: config.get(name) for name in ("mask_token_id", "pad_token_id")}
-        settings = {**special, "logit_shift": self.logit_shift, "block_length": block, "blocks_from": self.blocks_from}
+        settings = {
+            **special,
+            "logit_shift": self.logit_shift,
+            "block_length": block,
+            "blocks_from": self.blocks_from,
+        }
         settings["first_alone"] = self.first_alone
         notes = (self.unknown_blocks,) if self.unknown_blocks and block is None else ()
         return CheckpointPlan(self, backbone, settings, notes)
@@ -46,13 +58,16 @@ class Adapted(Family):
 
 @families.register("a2d-qwen3")
 class A2DQwen3(Adapted):
-    """dLLM's A2D of Qwen3. Nothing in its config tells a model trained by MDLM from one trained by BD3LM."""
+    """dLLM's A2D of Qwen3. Nothing in its config tells a model trained by MDLM from one trained by
+    BD3LM.
+    """
 
     architectures = ("A2DQwen3LMHeadModel",)
     model_types = ("a2d-qwen3",)
     blocks_from = "column"
     unknown_blocks = (
-        "config.json does not say whether it was trained with full attention (MDLM) or in blocks (BD3LM): it attends "
+        "config.json does not say whether it was trained with full attention (MDLM) or in blocks "
+        "(BD3LM): it attends "
         "to everything unless block_length= is given (dLLM's BD3LM models: 32)"
     )
     mask_token = "<|mask|>"
@@ -89,7 +104,8 @@ class SDAR(Adapted):
     model_types = ("sdar",)
     block_field = "block_size"
     unknown_blocks = (
-        "config.json has no block_size: it attends to everything unless block_length= is given (SDAR's chat models: 4)"
+        "config.json has no block_size: it attends to everything unless "
+        "block_length= is given (SDAR's chat models: 4)"
     )
     mask_token = "<|MASK|>"
     published: ClassVar = published("sdar")
@@ -106,7 +122,8 @@ class FastDLLM(Adapted):
     logit_shift = True
     first_alone = True
     unknown_blocks = (
-        "config.json has no bd_size: it attends to everything unless block_length= is given (published: 32)"
+        "config.json has no bd_size: it attends to everything unless block_length= "
+        "is given (published: 32)"
     )
     mask_token = "|<MASK>|"
     published: ClassVar = published("fast-dllm-v2")
@@ -118,7 +135,11 @@ class ILLaDA(Adapted):
 
     architectures = ("ILLaDAForCausalLM",)
     model_types = ("illada",)
-    represented: ClassVar = {"layer_norm_eps": (None,), "rope_scaling": (None,), "resid_pdrop": (0, None)}
+    represented: ClassVar = {
+        "layer_norm_eps": (None,),
+        "rope_scaling": (None,),
+        "resid_pdrop": (0, None),
+    }
     backbone: ClassVar[Any] = LlamaConfig
     mask_token = "<[MASK]>"
     published: ClassVar = published("illada")

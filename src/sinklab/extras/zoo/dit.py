@@ -1,4 +1,6 @@
-"""MDLM and BD3-LM checkpoints: a diffusion transformer (DiT), whose norms are modulated, as a backbone."""
+"""MDLM and BD3-LM checkpoints: a diffusion transformer (DiT), whose norms are modulated, as a
+backbone.
+"""
 
 # B batch, S sequence, D hidden size, C width of the condition
 from collections.abc import Mapping
@@ -7,13 +9,26 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    LlamaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
 from sinklab.core.models.head import Head, check_labels, recomputed_loss
 from sinklab.core.registry import backbones, families
-from sinklab.lab.checkpoints.families import FORMATS, CheckpointPlan, Family, Shapes, Source, published
+from sinklab.lab.checkpoints.families import (
+    FORMATS,
+    CheckpointPlan,
+    Family,
+    Shapes,
+    Source,
+    published,
+)
 
 # fixed in the authors' code; their configs have no fields for them
 FREQUENCIES, MLP_RATIO, ROPE_THETA, LOWERED = 128, 4, 10000.0, -1e6
@@ -21,7 +36,8 @@ EMBEDDING = "backbone.vocab_embed.embedding"
 
 
 class DiTHead(Head):
-    """A head with a bias. The logit of the last id, [MASK], is lowered by 1e6: its row was never trained.
+    """A head with a bias. The logit of the last id, [MASK], is lowered by 1e6: its row was never
+    trained.
 
     Source: ``_subs_parameterization`` in `diffusion.py` of kuleshov-group/mdlm.
     """
@@ -35,7 +51,9 @@ class DiTHead(Head):
         if loss and loss[0] is not None:
             labels_M, weights_M, chunk, liger = loss
             if liger:
-                raise ValueError("Liger's loss has no bias, but the head of a DiT has; leave liger out")
+                raise ValueError(
+                    "Liger's loss has no bias, but the head of a DiT has; leave liger out"
+                )
             check_labels(labels_M, self.out_features - 1)
             return recomputed_loss(self.forward, states_MD, labels_M, weights_M, chunk)
         logits_MV = nn.functional.linear(states_MD, self.weight, self.bias)
@@ -44,7 +62,9 @@ class DiTHead(Head):
 
 
 class DiTConfig(LlamaConfig):
-    """Sizes of a DiT: those of a Llama, whose attention it has, and ``condition_size``, the width of what modulates."""
+    """Sizes of a DiT: those of a Llama, whose attention it has, and ``condition_size``, the width
+    of what modulates.
+    """
 
     model_type = "sinklab_dit"
     head_class = DiTHead
@@ -54,7 +74,9 @@ class DiTConfig(LlamaConfig):
 
 
 class Condition(nn.Module):
-    """What modulates every layer: silu of an MLP of the embedded time, whose noise level is always 0, as published."""
+    """What modulates every layer: silu of an MLP of the embedded time, whose noise level is always
+    0, as published.
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -63,7 +85,9 @@ class Condition(nn.Module):
     def forward(self) -> Tensor:
         """The condition (C,), the same for all texts."""
         # cosines, then sines of 0
-        time = torch.cat([self.up.weight.new_ones(FREQUENCIES), self.up.weight.new_zeros(FREQUENCIES)])
+        time = torch.cat(
+            [self.up.weight.new_ones(FREQUENCIES), self.up.weight.new_zeros(FREQUENCIES)]
+        )
         silu = nn.functional.silu
         return silu(self.down(silu(self.up(time))))
 
@@ -85,7 +109,9 @@ class Modulation(nn.Linear):
 
 
 class DiTLayer(nn.Module):
-    """Attention and MLP; the condition shifts and scales the norm before each, and gates what each gives."""
+    """Attention and MLP; the condition shifts and scales the norm before each, and gates what each
+    gives.
+    """
 
     def __init__(self, config: Any, index: int) -> None:
         super().__init__()
@@ -123,7 +149,8 @@ class FinalNorm(nn.Module):
 class DiTModel(PreTrainedModel):
     """The backbone without its head, as :class:`~sinklab.core.models.DiffusionLM` runs one.
 
-    Source: `models/dit.py` of kuleshov-group/mdlm and `models/hf/modeling_bd3lm.py` of kuleshov-group/bd3lms.
+    Source: `models/dit.py` of kuleshov-group/mdlm and `models/hf/modeling_bd3lm.py` of
+    kuleshov-group/bd3lms.
     """
 
     config_class = DiTConfig
@@ -134,7 +161,9 @@ class DiTModel(PreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.condition = Condition(config.condition_size)
-        self.layers = nn.ModuleList(DiTLayer(config, index) for index in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            DiTLayer(config, index) for index in range(config.num_hidden_layers)
+        )
         self.final_norm = FinalNorm(config.hidden_size, config.condition_size)
         self.rotary_emb = LlamaRotaryEmbedding(config)
         self.post_init()
@@ -152,7 +181,8 @@ class DiTModel(PreTrainedModel):
         """Raises ValueError for anything but ``eval()``: training these models is not built."""
         if mode:
             raise ValueError(
-                "MDLM and BD3-LM (a DiT) can be loaded, traced, edited, scored and decoded, but not trained; train "
+                "MDLM and BD3-LM (a DiT) can be loaded, traced, edited, scored and decoded, but "
+                "not trained; train "
                 "another model, or these with the code of their authors"
             )
         return super().train(mode)
@@ -221,7 +251,12 @@ class BD3LM(MDLM):
 
     architectures = ("BD3LM",)
     model_types = ("bd3lm",)
-    represented: ClassVar = {"time_conditioning": (False,), "adaln": (True,), "causal": (False,), "cross_attn": (True,)}
+    represented: ClassVar = {
+        "time_conditioning": (False,),
+        "adaln": (True,),
+        "causal": (False,),
+        "cross_attn": (True,),
+    }
     published: ClassVar = published("bd3lm")
     # bounds of the noise of its training
     unread = ("sampling_eps_min", "sampling_eps_max")

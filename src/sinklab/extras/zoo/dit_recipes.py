@@ -1,8 +1,9 @@
 """How MDLM and BD3-LM (`checkpoints/dit.py`) are scored and decoded by their authors.
 
-The samplers draw every masked position anew at every update, which no unmasking rule can say: they are generators of
-the same steps as :func:`sinklab.core.sampling.denoise`. In distribution the rule ``random`` at temperature 1, with one token
-a step, is BD3-LM's first hitting; ``origin`` with the schedule ``timed`` is MDLM's sampler up to its last evaluation.
+The samplers draw every masked position anew at every update, which no unmasking rule can say: they
+are generators of the same steps as :func:`sinklab.core.sampling.denoise`. In distribution the rule
+``random`` at temperature 1, with one token a step, is BD3-LM's first hitting; ``origin`` with the
+schedule ``timed`` is MDLM's sampler up to its last evaluation.
 """
 
 # B batch, S sequence, N blocks, W columns of a block, M masked positions (row-major), V vocabulary
@@ -23,13 +24,17 @@ from sinklab.lab.scoring.likelihood import at_least_float32
 
 
 def published_noise(
-    config: Any, ids_BS: Tensor, *, times: tuple[float, float] = (1e-3, 1.0), generator: torch.Generator
+    config: Any,
+    ids_BS: Tensor,
+    *,
+    times: tuple[float, float] = (1e-3, 1.0),
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The noise of the losses of MDLM, or with attention in blocks of BD3-LM.
 
-    Times are spread evenly over the rows (BD3-LM: the blocks of all rows), each drawn within its share. A token is
-    masked with probability (1 - 0.001) t (BD3-LM: t, and never the first one). Draws are those of the original from the
-    same seed; masks fall on padding too.
+    Times are spread evenly over the rows (BD3-LM: the blocks of all rows), each drawn within its
+    share. A token is masked with probability (1 - 0.001) t (BD3-LM: t, and never the first one).
+    Draws are those of the original from the same seed; masks fall on padding too.
 
     Args:
         config: of the model.
@@ -44,10 +49,15 @@ def published_noise(
     """
     (rows, length), block_length = ids_BS.shape, config.block_length
     if block_length is not None and length % block_length:
-        raise ValueError(f"a text is scored in whole blocks of {block_length} tokens, but has {length}; cut or fill it")
+        raise ValueError(
+            f"a text is scored in whole blocks of {block_length} tokens, but has {length}; cut or "
+            "fill it"
+        )
     count = 1 if block_length is None else length // block_length
     drawn: dict[str, Any] = {"generator": generator, "device": generator.device}
-    share_BN = torch.arange(rows * count, device=generator.device).view(rows, count) / (rows * count)
+    share_BN = torch.arange(rows * count, device=generator.device).view(rows, count) / (
+        rows * count
+    )
     even_BN = (torch.rand(rows, count, **drawn) / (rows * count) + share_BN) % 1
     t_BS = (even_BN * (times[1] - times[0]) + times[0]).repeat_interleave(length // count, 1)
     chance_BS = torch.rand(rows, length, **drawn)
@@ -58,11 +68,14 @@ def published_noise(
     return ids_BS.masked_fill(masked_BS, config.mask_token_id), masked_BS, t_BS.to(ids_BS.device)
 
 
-def published_loss(model: Any, ids_BS: Tensor, real_BS: Tensor | None = None, **noise: Any) -> Tensor:
-    """The validation loss of MDLM, or with attention in blocks of BD3-LM, in nats per token (a scalar).
+def published_loss(
+    model: Any, ids_BS: Tensor, real_BS: Tensor | None = None, **noise: Any
+) -> Tensor:
+    """The validation loss of MDLM, or with attention in blocks of BD3-LM, in nats per token (a
+    scalar).
 
-    Each masked token has the weight 1/t; BD3-LM reads the clean text beside the noisy one, and its first token does not
-    count.
+    Each masked token has the weight 1/t; BD3-LM reads the clean text beside the noisy one, and its
+    first token does not count.
 
     Args:
         model: what `load` returned of one of them.
@@ -73,27 +86,34 @@ def published_loss(model: Any, ids_BS: Tensor, real_BS: Tensor | None = None, **
     Raises:
         ValueError: as `published_noise` does.
 
-    Source: Sahoo et al. 2024 (2406.07524), Arriola et al. 2025 (2503.09573); ``_loss`` in `diffusion.py` of
-    kuleshov-group/mdlm and kuleshov-group/bd3lms.
+    Source: Sahoo et al. 2024 (2406.07524), Arriola et al. 2025 (2503.09573); ``_loss`` in
+    `diffusion.py` of kuleshov-group/mdlm and kuleshov-group/bd3lms.
     """
     noisy_BS, masked_BS, t_BS = published_noise(model.config, ids_BS, **noise)
     counted_BS = torch.ones_like(t_BS) if real_BS is None else real_BS.to(t_BS)
     clean = {}
     if model.config.block_length is not None:
         clean = {"clean": ids_BS}
-        counted_BS = counted_BS.index_fill(1, torch.zeros(1, dtype=torch.int64, device=ids_BS.device), 0.0)
+        counted_BS = counted_BS.index_fill(
+            1, torch.zeros(1, dtype=torch.int64, device=ids_BS.device), 0.0
+        )
     logits_MV = model(noisy_BS, logits_to_keep=masked_BS, **clean).logits
-    nats_M = F.cross_entropy(at_least_float32(logits_MV), ids_BS[masked_BS], reduction="none") / t_BS[masked_BS]
+    nats_M = (
+        F.cross_entropy(at_least_float32(logits_MV), ids_BS[masked_BS], reduction="none")
+        / t_BS[masked_BS]
+    )
     return (nats_M * counted_BS[masked_BS]).sum() / counted_BS.sum()
 
 
 def ddpm_cache(
     denoiser: Denoiser, canvas: Canvas, *, steps: int, eps: float = 1e-5, generator: torch.Generator
 ) -> Iterator[Step]:
-    """MDLM's sampler: every mask is filled with probability 1 - s/t, from t to s, ``steps`` times from 1 to ``eps``.
+    """MDLM's sampler: every mask is filled with probability 1 - s/t, from t to s, ``steps`` times
+    from 1 to ``eps``.
 
-    The model is asked again where an update changed something in any row, and once more at the end, for the most
-    probable tokens of what is still masked: one step each. Draws are those of the original from the same seed.
+    The model is asked again where an update changed something in any row, and once more at the end,
+    for the most probable tokens of what is still masked: one step each. Draws are those of the
+    original from the same seed.
 
     Args:
         denoiser: ``model.denoiser()``.
@@ -127,10 +147,11 @@ def semi_ar(
 ) -> Iterator[Step]:
     """BD3-LM's sampler: blocks of columns from left to right.
 
-    Without ``steps`` it is first hitting: at every evaluation one mask of the block, drawn evenly, takes its draw. With
-    ``steps`` each block has so many updates like those of `ddpm_cache`, from 1 to 0; the last one fills what is left
-    (the original divides by 0 there). Draws are those of the original from the same seed. The original starts from a
-    first token that is given: put it on the canvas.
+    Without ``steps`` it is first hitting: at every evaluation one mask of the block, drawn evenly,
+    takes its draw. With ``steps`` each block has so many updates like those of `ddpm_cache`, from 1
+    to 0; the last one fills what is left (the original divides by 0 there). Draws are those of the
+    original from the same seed. The original starts from a first token that is given: put it on the
+    canvas.
 
     Args:
         denoiser: ``model.denoiser()``.
@@ -148,7 +169,9 @@ def semi_ar(
     check_count("steps", steps, "leave it out for first hitting")
     run = _Run(denoiser, canvas, generator, torch.float64, top_p)
     t_T = torch.linspace(1, 0, steps or 0)
-    stays = None if steps is None else [max(0.0, 1 - 1 / steps / t) if t else 0.0 for t in t_T.tolist()]
+    stays = (
+        None if steps is None else [max(0.0, 1 - 1 / steps / t) if t else 0.0 for t in t_T.tolist()]
+    )
     for block in run.windows(block_length):
         yield from run.updates(block, stays)
 
@@ -166,7 +189,10 @@ class _Run:
 
     def __post_init__(self) -> None:
         if not bool(self.canvas.attention_BS.all()):
-            raise ValueError("this sampler of its authors knows no padding; decode rows of unequal length one by one")
+            raise ValueError(
+                "this sampler of its authors knows no padding; decode rows of unequal length one "
+                "by one"
+            )
         self.ids_BS, self.index = self.canvas.ids_BS, 0
 
     def windows(self, width: int) -> list[Block]:
@@ -180,10 +206,17 @@ class _Run:
 
     @torch.no_grad()
     def probabilities(self, block: Block, masked_BW: Tensor) -> Tensor:
-        """(M, V) of the tokens at the masks, from one evaluation; outside the nucleus they are 0."""
+        """(M, V) of the tokens at the masks, from one evaluation; outside the nucleus they are
+        0.
+        """
         wanted_BS = block.put(masked_BW, torch.zeros_like(self.canvas.open_BS))
         with decoding(self):
-            p_MV = at_least_float32(self.denoiser(self.ids_BS, wanted_BS)).log_softmax(-1).to(self.dtype).exp()
+            p_MV = (
+                at_least_float32(self.denoiser(self.ids_BS, wanted_BS))
+                .log_softmax(-1)
+                .to(self.dtype)
+                .exp()
+            )
         if self.top_p < 1:
             sorted_MV, order_MV = p_MV.sort(-1, descending=True)
             kept_MV = sorted_MV.cumsum(-1) <= self.top_p
@@ -193,7 +226,9 @@ class _Run:
         return p_MV
 
     def updates(self, block: Block, stays: Sequence[float] | None) -> Iterator[Step]:
-        """Update the block until it has no mask: with these chances that a mask stays, or by first hitting."""
+        """Update the block until it has no mask: with these chances that a mask stays, or by first
+        hitting.
+        """
         p_MV: Any = None
         for stay in [None] * len(block.flat_N) if stays is None else stays:
             masked_BW = self.masked(block)
@@ -205,7 +240,9 @@ class _Run:
             if stay is not None:
                 chosen_BW[masked_BW] = token_M != self.canvas.mask_id
             if bool(chosen_BW.any()):
-                yield self.step(block, masked_BW, chosen_BW, token_M, p_MV.gather(1, token_M[:, None])[:, 0])
+                yield self.step(
+                    block, masked_BW, chosen_BW, token_M, p_MV.gather(1, token_M[:, None])[:, 0]
+                )
                 p_MV = None
         if p_MV is not None:
             # an evaluation of which nothing came
@@ -213,8 +250,14 @@ class _Run:
             yield self.step(block, masked_BW, torch.zeros_like(masked_BW), token_M, score_M)
 
     def _drawn(self, p_MV: Tensor, masked_BW: Tensor, stay: float) -> Tensor:
-        """A token for every mask, [MASK] itself with the chance to stay; drawn for the whole block, as theirs are."""
-        drawn: dict[str, Any] = {"generator": self.generator, "device": self.generator.device, "dtype": self.dtype}
+        """A token for every mask, [MASK] itself with the chance to stay; drawn for the whole block,
+        as theirs are.
+        """
+        drawn: dict[str, Any] = {
+            "generator": self.generator,
+            "device": self.generator.device,
+            "dtype": self.dtype,
+        }
         uniform_BWV = torch.rand(*masked_BW.shape, p_MV.shape[1], **drawn).to(p_MV.device)
         noise_MV = 1e-10 - (uniform_BWV[masked_BW] + 1e-10).log()
         q_MV = p_MV * (1 - stay)
@@ -226,16 +269,22 @@ class _Run:
         chosen_BW = torch.zeros_like(masked_BW)
         for row, masked_W in enumerate(masked_BW):
             if len(places := masked_W.nonzero()[:, 0]):
-                place = torch.randint(0, len(places), (1,), generator=self.generator, device=self.generator.device)
+                place = torch.randint(
+                    0, len(places), (1,), generator=self.generator, device=self.generator.device
+                )
                 chosen_BW[row, places[int(place)]] = True
         return chosen_BW
 
-    def step(self, block: Block, masked_BW: Tensor, chosen_BW: Tensor, token_M: Tensor, score_M: Tensor) -> Step:
+    def step(
+        self, block: Block, masked_BW: Tensor, chosen_BW: Tensor, token_M: Tensor, score_M: Tensor
+    ) -> Step:
         """Commit what was chosen of the tokens at the masks."""
         before_BS, ids_BW = self.ids_BS, block.get(self.ids_BS, 0).clone()
         ids_BW[masked_BW] = torch.where(chosen_BW[masked_BW], token_M, ids_BW[masked_BW])
         self.ids_BS = block.put(ids_BW, before_BS)
-        choice = Choice(self.canvas, block, masked_BW, masked_BW.flatten().nonzero()[:, 0], score_M, chosen_BW)
+        choice = Choice(
+            self.canvas, block, masked_BW, masked_BW.flatten().nonzero()[:, 0], score_M, chosen_BW
+        )
         self.index += 1
         nothing_BS = torch.zeros_like(self.canvas.open_BS)
         return Step(self.index - 1, None, block.number, before_BS, self.ids_BS, nothing_BS, choice)

@@ -1,4 +1,6 @@
-"""DiffusionGemma checkpoints: an encoder that reads causally, a decoder that denoises a canvas, one set of weights."""
+"""DiffusionGemma checkpoints: an encoder that reads causally, a decoder that denoises a canvas, one
+set of weights.
+"""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -13,7 +15,9 @@ from sinklab.lab.checkpoints.families import CheckpointPlan, Family, Shapes, pub
 
 @families.register("diffusion_gemma")
 class DiffusionGemma(Family):
-    """``DiffusionGemmaForBlockDiffusion``, run by transformers' class of that name: it has no [MASK], but noise."""
+    """``DiffusionGemmaForBlockDiffusion``, run by transformers' class of that name: it has no
+    [MASK], but noise.
+    """
 
     architectures = ("DiffusionGemmaForBlockDiffusion",)
     model_types = ("diffusion_gemma",)
@@ -26,7 +30,11 @@ class DiffusionGemma(Family):
         version, lacks = transformers.__version__, not hasattr(transformers, self.own_class)
         if lacks or Version(version) < Version("5.23"):
             # 5.17 has the class, and other numbers from the second canvas on
-            fact = f"lacks {self.own_class}, which runs it" if lacks else "goes on otherwise behind a finished canvas"
+            fact = (
+                f"lacks {self.own_class}, which runs it"
+                if lacks
+                else "goes on otherwise behind a finished canvas"
+            )
             raise ValueError(f"transformers {version} {fact}; pip install 'transformers>=5.23'")
         self.field(config, "text_config")
         whole = AutoConfig.for_model(**config)

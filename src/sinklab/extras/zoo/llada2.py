@@ -1,4 +1,6 @@
-"""LLaDA2.0 and 2.1 checkpoints: a GLM-4-MoE that attends in blocks; query, key and value are in one matrix."""
+"""LLaDA2.0 and 2.1 checkpoints: a GLM-4-MoE that attends in blocks; query, key and value are in one
+matrix.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,8 +20,8 @@ BLOCK_LENGTH = 32
 
 @families.register("llada2")
 class LLaDA2(LLaDAMoE):
-    """``LLaDA2MoeModelLM``: 2.0 and 2.1 differ in how they write alone. Its code does not read the config's score
-    function or norm of the router, so neither does this.
+    """``LLaDA2MoeModelLM``: 2.0 and 2.1 differ in how they write alone. Its code does not read the
+    config's score function or norm of the router, so neither does this.
     """
 
     architectures = ("LLaDA2MoeModelLM",)
@@ -39,9 +41,12 @@ class LLaDA2(LLaDAMoE):
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
         """GLM-4-MoE with norms of queries and keys."""
         fields = {**self.fields(config, FORMATS["llada2"]["fields"]), **self.usual(config)}
-        fields["rope_parameters"]["partial_rotary_factor"] = self.field(config, "partial_rotary_factor")
+        fields["rope_parameters"]["partial_rotary_factor"] = self.field(
+            config, "partial_rotary_factor"
+        )
         fields |= {
-            "head_dim": config.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"],
+            "head_dim": config.get("head_dim")
+            or fields["hidden_size"] // fields["num_attention_heads"],
             "attention_bias": bool(config.get("use_qkv_bias")),
             "use_qk_norm": True,
             "norm_topk_prob": fields["num_experts_per_tok"] > 1,

@@ -1,5 +1,5 @@
-"""LLaDA-MoE checkpoints: a bidirectional Qwen3-MoE, with a shared expert and a bias of the router where a config has
-them.
+"""LLaDA-MoE checkpoints: a bidirectional Qwen3-MoE, with a shared expert and a bias of the router
+where a config has them.
 """
 
 # T tokens, E hidden size, X experts, C chosen experts
@@ -12,7 +12,14 @@ from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast, Qwen3Mo
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 
 from sinklab.core.registry import backbones, families
-from sinklab.lab.checkpoints.families import FORMATS, CheckpointPlan, Family, Shapes, Source, published
+from sinklab.lab.checkpoints.families import (
+    FORMATS,
+    CheckpointPlan,
+    Family,
+    Shapes,
+    Source,
+    published,
+)
 
 
 class LLaDAMoEConfig(Qwen3MoeConfig):
@@ -71,13 +78,17 @@ AutoModel.register(LLaDAMoEConfig, LLaDAMoEDecoder, exist_ok=True)
 
 @families.register("llada_moe")
 class LLaDAMoE(Family):
-    """``LLaDAMoEModelLM``, whose ``model_type`` is LLaDA's. Its code does not read the config's score function, groups,
-    scale or norm of the router, so neither does this.
+    """``LLaDAMoEModelLM``, whose ``model_type`` is LLaDA's. Its code does not read the config's
+    score function, groups, scale or norm of the router, so neither does this.
     """
 
     architectures = ("LLaDAMoEModelLM",)
     model_types: ClassVar[tuple[str, ...]] = ("lladamoe",)
-    represented: ClassVar = {"qk_layernorm": (True,), "clip_qkv": (None,), "partial_rotary_factor": (1, None)}
+    represented: ClassVar = {
+        "qk_layernorm": (True,),
+        "clip_qkv": (None,),
+        "partial_rotary_factor": (1, None),
+    }
     tensor_names: ClassVar = FORMATS["llada_moe"]["tensors"]
     end_of_turn = "<|role_end|>"
     chat_template = FORMATS["llada_moe"]["chat_template"]
@@ -86,13 +97,20 @@ class LLaDAMoE(Family):
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
         """Plain Qwen3-MoE, as published, or our decoder for a shared expert or a bias."""
-        dense = [layer for layer, is_moe in enumerate(self.field(config, "moe_layer_freq")) if not is_moe]
+        dense = [
+            layer for layer, is_moe in enumerate(self.field(config, "moe_layer_freq")) if not is_moe
+        ]
         fields = self.fields(config, FORMATS["llada_moe"]["fields"])
         fields |= {"mlp_only_layers": dense, "norm_topk_prob": False, **self.usual(config)}
-        shared, bias = config.get("shared_expert_intermediate_size"), config.get("moe_router_enable_expert_bias")
+        shared, bias = (
+            config.get("shared_expert_intermediate_size"),
+            config.get("moe_router_enable_expert_bias"),
+        )
         if shared is None and not bias:
             return self.plan(Qwen3MoeConfig(**fields), config)
-        own = LLaDAMoEConfig(**fields, shared_expert_intermediate_size=shared, router_bias=bool(bias))
+        own = LLaDAMoEConfig(
+            **fields, shared_expert_intermediate_size=shared, router_bias=bool(bias)
+        )
         return self.plan(own, config)
 
     def source(self, plan: CheckpointPlan, target: str) -> Source:
@@ -102,7 +120,9 @@ class LLaDAMoE(Family):
 
     def usual(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of the backbone that a config may leave out, and its rotary positions."""
-        same = {name: config[name] for name in FORMATS["llada_moe"]["same_fields"] if name in config}
+        same = {
+            name: config[name] for name in FORMATS["llada_moe"]["same_fields"] if name in config
+        }
         return {
             **same,
             "rope_parameters": self.rope(config),
@@ -115,6 +135,8 @@ class LLaDAMoE(Family):
         named, usual, notes = config.get("mask_token_id"), FORMATS["llada_moe"]["mask"], list[str]()
         if named is None and usual < backbone.vocab_size:
             named = usual
-            notes.append(f"[MASK] is id {usual}, as in its authors' code: config.json does not name it")
+            notes.append(
+                f"[MASK] is id {usual}, as in its authors' code: config.json does not name it"
+            )
         settings = {"mask_token_id": named, "pad_token_id": config.get("pad_token_id")}
         return CheckpointPlan(self, backbone, settings, tuple(notes))

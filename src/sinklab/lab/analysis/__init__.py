@@ -1,4 +1,6 @@
-"""How sinks move, which tokens they are, what explains them, and verdicts: pure functions on received attention."""
+"""How sinks move, which tokens they are, what explains them, and verdicts: pure functions on
+received attention.
+"""
 
 from sinklab.core.registry import exports
 
@@ -12,7 +14,9 @@ __getattr__, __dir__, __all__ = exports(
         "BlockEffects LayerSinks SplitSinks block_effects jaccard overlap_by_head overlap_by_layer "
         "overlap_by_step sinks_per_layer split_sinks"
     ),
-    thresholds="DEFAULT_RULES EPSILONS EpsilonCurve RuleRow ScoreHistogram compare_rules epsilon_curve score_histogram",
-    tokens="AGES CLASSES Enrichment STATES characters enrichment token_ages token_class token_classes",
+    thresholds="DEFAULT_RULES EPSILONS EpsilonCurve RuleRow ScoreHistogram compare_rules "
+    "epsilon_curve score_histogram",
+    tokens="AGES CLASSES Enrichment STATES characters enrichment token_ages token_class "
+    "token_classes",
     verdicts="Verdict holm masking_cost new_sinks ninety_six recovery start_only",
 )

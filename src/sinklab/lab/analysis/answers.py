@@ -1,4 +1,6 @@
-"""Three questions about the attention sinks of a model, answered: of each a word, its numbers, and one sentence."""
+"""Three questions about the attention sinks of a model, answered: of each a word, its numbers, and
+one sentence.
+"""
 
 # S samples (texts of a trace), R rows of held-out text
 from __future__ import annotations
@@ -23,7 +25,9 @@ QUESTIONS = {
     "cost": "What does masking them cost?",
 }
 HEADS = 0.05
-"""share of heads that must have such a key, or one that the sink rule names, or in which a new sink must grow"""
+"""share of heads that must have such a key, or one that the sink rule names, or in which a new sink
+must grow
+"""
 AT_ONE_PLACE = 0.5
 """share of the new sinks that must stand at one position for it to be named"""
 PLACES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
@@ -34,7 +38,9 @@ FREE = 0.05
 """share of the loss that masking may cost and still be called free (the limit of Rulli et al.)"""
 
 CONTROLS = {"permuted": "shuffled weights", "initialised": "fresh weights"}
-"""Controls as run folders name them -> as people read them; the first that was run is the one of a sentence."""
+"""Controls as run folders name them -> as people read them; the first that was run is the one of a
+sentence.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,9 @@ class Staying:
     """Mobility of the sinks of a model, a number a sample, and which tokens they are."""
 
     mobility_S: np.ndarray
-    """chance that a head's sink is another key at another step; NaN for a sample without sinks at two steps"""
+    """chance that a head's sink is another key at another step; NaN for a sample without sinks at
+    two steps
+    """
     holders: Sequence[tuple[str, float]] = ()
     """tokens that are the strongest of a head, by falling share of the heads and steps"""
     compared: str = "steps"
@@ -65,7 +73,9 @@ class Staying:
 
 @dataclass(frozen=True)
 class Cost:
-    """Losses of rows of held-out text, in nats a token, with the strongest keys of every head masked and without."""
+    """Losses of rows of held-out text, in nats a token, with the strongest keys of every head
+    masked and without.
+    """
 
     keys: int
     """masked keys of each head"""
@@ -80,7 +90,9 @@ class Cost:
     equal_mass: float = math.nan
     """what keys cost that are no sinks and hold as much attention"""
     grown_R: np.ndarray = field(default_factory=lambda: np.empty(0))
-    """share of heads in which another key is above `STRONG` then, and was not before; empty where not measured"""
+    """share of heads in which another key is above `STRONG` then, and was not before; empty where
+    not measured
+    """
     grown_at: Sequence[int] = ()
     """text positions of these keys, one a head and row; below 0 for an added sink"""
 
@@ -92,16 +104,22 @@ class Answer:
     question: str
     """one of `QUESTIONS`"""
     word: str
-    """yes, weak, no; stay, partly, move, nothing to follow; costs, free; inconclusive; not measured"""
+    """yes, weak, no; stay, partly, move, nothing to follow; costs, free; inconclusive; not
+    measured
+    """
     sentence: str
     value: float = math.nan
     """strongest weight; mobility; nats a token"""
     low: float = math.nan
-    """ends of its 95 % interval over samples; the least and the greatest sample where there are too few"""
+    """ends of its 95 % interval over samples; the least and the greatest sample where there are too
+    few
+    """
     high: float = math.nan
     samples: int = 0
     detectable: float = math.nan
-    """difference from the control, or the threshold, that so many samples would show 4 times in 5"""
+    """difference from the control, or the threshold, that so many samples would show 4 times in
+    5
+    """
     controls: Mapping[str, float] = field(default_factory=dict)
     """the same number of the controls, by their names"""
 
@@ -133,27 +151,42 @@ class Answers:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row a question: model, question, word, value, low, high, samples, detectable, a column for each control."""
+        """A row a question: model, question, word, value, low, high, samples, detectable, a column
+        for each control.
+        """
         rows = []
         for one in self.answers:
-            row = {"model": self.model, "question": QUESTIONS[one.question], "word": one.word, "value": one.value}
-            row |= {"low": one.low, "high": one.high, "samples": one.samples, "detectable": one.detectable}
+            row = {
+                "model": self.model,
+                "question": QUESTIONS[one.question],
+                "word": one.word,
+                "value": one.value,
+            }
+            row |= {
+                "low": one.low,
+                "high": one.high,
+                "samples": one.samples,
+                "detectable": one.detectable,
+            }
             rows.append(row | dict(one.controls) | {"sentence": one.sentence})
         frame = pd.DataFrame(rows)
         return frame[[*(name for name in frame if name != "sentence"), "sentence"]]
 
     def _repr_html_(self) -> str:
-        said = (f"<p><b>{QUESTIONS[one.question]}</b> {escape(one.sentence)}</p>" for one in self.answers)
+        said = (
+            f"<p><b>{QUESTIONS[one.question]}</b> {escape(one.sentence)}</p>"
+            for one in self.answers
+        )
         return "\n".join(said)
 
 
 def exists(own: Existence, controls: Mapping[str, Existence]) -> Answer:
     """Whether sinks exist: *yes*, *weak*, *no* or *inconclusive*.
 
-    *Yes*: in at least `HEADS` of the heads of the typical sample (median) some key receives more than `STRONG`, and the
-    strongest keys receive more than those of the control, by the interval of the paired difference. *Weak*: sinks by
-    the sink rule alone, told from the control. *No*: not told from the control, or neither kind of sink. Controls read
-    the same texts, sample by sample.
+    *Yes*: in at least `HEADS` of the heads of the typical sample (median) some key receives more
+    than `STRONG`, and the strongest keys receive more than those of the control, by the interval of
+    the paired difference. *Weak*: sinks by the sink rule alone, told from the control. *No*: not
+    told from the control, or neither kind of sink. Controls read the same texts, sample by sample.
     """
     found = mean_over(own.strongest_S)
     if not found.samples:
@@ -161,25 +194,35 @@ def exists(own: Existence, controls: Mapping[str, Existence]) -> Answer:
     name = next((each for each in CONTROLS if each in controls), "")
     held = f"the strongest token of a head receives {percent(found.value)} of its attention"
     beside, difference = "", mean_over([])
-    values = {CONTROLS.get(kind, kind): mean_over(one.strongest_S).value for kind, one in controls.items()}
+    values = {
+        CONTROLS.get(kind, kind): mean_over(one.strongest_S).value for kind, one in controls.items()
+    }
     if name:
         difference = mean_over(own.strongest_S - controls[name].strongest_S)
         beside = f"; with {CONTROLS[name]} {percent(values[CONTROLS[name]])}"
     word = _existence(own, found, difference, is_controlled=bool(name))
     even = f" (even share {percent(own.even)})"
     if word == "no" and difference.above() is None:
-        sentence = f"No: {held}, not distinguishable from {CONTROLS[name]} ({percent(values[CONTROLS[name]])})."
+        sentence = (
+            f"No: {held}, not distinguishable from {CONTROLS[name]} "
+            f"({percent(values[CONTROLS[name]])})."
+        )
     elif word == "inconclusive":
         lacks = [] if found.is_interval else [f"{FEWEST} needed"]
         lacks += [] if name else ["--twin runs a control"]
-        sentence = f"Inconclusive with {counted(found.samples, 'sample')}{_in_brackets(lacks)}: {held}{beside}."
+        sentence = (
+            f"Inconclusive with {counted(found.samples, 'sample')}{_in_brackets(lacks)}: "
+            f"{held}{beside}."
+        )
     else:
         sentence = f"{word.capitalize()}: {held}{even}{beside}."
     numbers = (found.value, found.low, found.high, found.samples, difference.reach, values)
     return Answer("exist", word, sentence, *numbers)
 
 
-def _existence(own: Existence, found: Estimate, difference: Estimate, *, is_controlled: bool) -> str:
+def _existence(
+    own: Existence, found: Estimate, difference: Estimate, *, is_controlled: bool
+) -> str:
     if not found.is_interval or not is_controlled:
         return "inconclusive"
     if not difference.above():
@@ -193,14 +236,23 @@ def _existence(own: Existence, found: Estimate, difference: Estimate, *, is_cont
 
 
 def stays(own: Staying, controls: Mapping[str, Staying]) -> Answer:
-    """Which tokens the sinks are, and whether they *stay*, *move*, or *partly* do: by the whole interval of mobility.
+    """Which tokens the sinks are, and whether they *stay*, *move*, or *partly* do: by the whole
+    interval of mobility.
 
-    The interval is that of the median over samples; where it holds `STAYS` or `MOVES` the answer is *inconclusive*.
+    The interval is that of the median over samples; where it holds `STAYS` or `MOVES` the answer
+    is *inconclusive*.
     """
     found = median_over(own.mobility_S)
     if not found.samples:
-        return Answer("stay", "nothing to follow", f"Nothing to follow: no head has a sink at two {own.compared}.")
-    values = {CONTROLS.get(kind, kind): median_over(one.mobility_S).value for kind, one in controls.items()}
+        return Answer(
+            "stay",
+            "nothing to follow",
+            f"Nothing to follow: no head has a sink at two {own.compared}.",
+        )
+    values = {
+        CONTROLS.get(kind, kind): median_over(one.mobility_S).value
+        for kind, one in controls.items()
+    }
     name = next((CONTROLS[each] for each in CONTROLS if each in controls), "")
     beside = ""
     if name:
@@ -208,7 +260,9 @@ def stays(own: Staying, controls: Mapping[str, Staying]) -> Answer:
         beside = f" ({name} {whole(value)})" if not math.isnan(value) else f" ({name}: no sinks)"
     word = staying_word(found)
     moving = f"a head's strongest token differs {whole(found.value)} of the time{beside}"
-    mostly = f"; mostly {_together([label for label, _ in leading(own.holders)])}" if own.holders else ""
+    mostly = (
+        f"; mostly {_together([label for label, _ in leading(own.holders)])}" if own.holders else ""
+    )
     if word == "stay" and own.holders:
         label, share = own.holders[0]
         sentence = (
@@ -217,18 +271,28 @@ def stays(own: Staying, controls: Mapping[str, Staying]) -> Answer:
         )
     elif word == "inconclusive":
         # the ends tell between which words
-        ends = f"95\u00a0% {100 * found.low:.0f} … {100 * found.high:.0f}" if found.is_interval else f"{FEWEST} needed"
-        sentence = f"Inconclusive with {counted(found.samples, 'sample')} ({ends}): {moving}{mostly}."
+        ends = (
+            f"95\u00a0% {100 * found.low:.0f} … {100 * found.high:.0f}"
+            if found.is_interval
+            else f"{FEWEST} needed"
+        )
+        sentence = (
+            f"Inconclusive with {counted(found.samples, 'sample')} ({ends}): {moving}{mostly}."
+        )
     else:
         start = {"stay": "They stay", "move": "They move", "partly": "Partly"}[word]
         sentence = f"{start}: at two random {own.compared} {moving}{mostly}."
     threshold = min((STAYS, MOVES), key=lambda each: abs(each - found.value))
     seen = _reached(own.mobility_S, threshold)
-    return Answer("stay", word, sentence, found.value, found.low, found.high, found.samples, seen, values)
+    return Answer(
+        "stay", word, sentence, found.value, found.low, found.high, found.samples, seen, values
+    )
 
 
 def staying_word(mobility: Estimate) -> str:
-    """*stay*, *move* or *partly*, by the whole interval; *inconclusive* where that cannot be told."""
+    """*stay*, *move* or *partly*, by the whole interval; *inconclusive* where that cannot be
+    told.
+    """
     over_stays, over_moves = mobility.above(STAYS), mobility.above(MOVES)
     if over_stays is False:
         return "stay"
@@ -249,9 +313,9 @@ def _reached(values_S: np.ndarray, threshold: float) -> float:
 def costs(own: Cost | None, controls: Mapping[str, float], command: str) -> Answer:
     """What masking the strongest keys costs: *costs*, *free*, *inconclusive*, or *not measured*.
 
-    *Costs*: more than as many random keys, by the interval of the paired difference over rows. *Free*: not told from
-    them, with all of the interval below `FREE` of the loss. A second sentence says whether a new sink grew
-    (`regrowth`).
+    *Costs*: more than as many random keys, by the interval of the paired difference over
+    rows. *Free*: not told from them, with all of the interval below `FREE` of the loss. A second
+    sentence says whether a new sink grew (`regrowth`).
 
     Args:
         own: the losses; None where nothing was scored.
@@ -259,7 +323,10 @@ def costs(own: Cost | None, controls: Mapping[str, float], command: str) -> Answ
         command: measures it.
     """
     if own is None:
-        said = f"Not measured: `{command}` measures it; give its run to `sinklab report` beside this one."
+        said = (
+            f"Not measured: `{command}` measures it; give its run to `sinklab report` beside "
+            "this one."
+        )
         return Answer("cost", "not measured", said)
     change = own.masked - own.clean
     span = f"{nats(own.clean, sign='')} → {nats(own.masked, sign='')}"
@@ -268,14 +335,22 @@ def costs(own: Cost | None, controls: Mapping[str, float], command: str) -> Answ
     keys = "" if own.keys == 1 else f" for {own.keys} keys a head"
     sentence = f"{nats(change)} nats a token{keys} ({span})"
     beside = [f"as many random tokens {nats(own.random)}"] if not math.isnan(own.random) else []
-    beside += [f"non-sinks of equal mass {nats(own.equal_mass)}"] if not math.isnan(own.equal_mass) else []
+    beside += (
+        [f"non-sinks of equal mass {nats(own.equal_mass)}"]
+        if not math.isnan(own.equal_mass)
+        else []
+    )
     sentence += f"; {', '.join(beside)}." if beside else "."
     word = _cost(own)
     if word == "inconclusive":
         rows = own.delta.samples
         lacks = [] if own.delta.is_interval else [f"{FEWEST} needed"]
         lacks += [] if own.beyond_random.samples else ["random tokens were not scored"]
-        with_rows = f" with {counted(rows, 'row')}{_in_brackets(lacks)}" if rows else ", no losses of rows were kept"
+        with_rows = (
+            f" with {counted(rows, 'row')}{_in_brackets(lacks)}"
+            if rows
+            else ", no losses of rows were kept"
+        )
         sentence = f"Inconclusive{with_rows}: {sentence}"
     else:
         sentence = f"Costs {sentence}" if word == "costs" else f"Free: {sentence}"
@@ -297,11 +372,12 @@ def _cost(own: Cost) -> str:
 
 
 def regrowth(own: Cost) -> str:
-    """Whether a new sink grows when the strongest keys are masked; empty where that was not measured or is unclear.
+    """Whether a new sink grows when the strongest keys are masked; empty where that was not
+    measured or is unclear.
 
-    One grows where another key is above `STRONG` then, and was not before, in at least `HEADS` of the heads of the
-    typical row (median), by the whole interval. Its position is named where at least `AT_ONE_PLACE` of
-    them stand there.
+    One grows where another key is above `STRONG` then, and was not before, in at least `HEADS` of
+    the heads of the typical row (median), by the whole interval. Its position is named where at
+    least `AT_ONE_PLACE` of them stand there.
     """
     found = median_over(own.grown_R)
     has_grown = found.above(HEADS)
@@ -333,7 +409,8 @@ class Compared:
 
 
 def contrast(models: Sequence[Compared]) -> str:
-    """How the first two models that have sinks differ in whether these stay, in one sentence; empty for one model.
+    """How the first two models that have sinks differ in whether these stay, in one sentence; empty
+    for one model.
 
     Whether sinks exist is asked first: a model without strong ones is not compared.
     """
@@ -343,7 +420,10 @@ def contrast(models: Sequence[Compared]) -> str:
     if len(strong) < 2:
         have = f"only {strong[0].answers.model} has" if strong else "no model here has"
         least, heads = f"{100 * STRONG:.0f}\u00a0%", f"{100 * HEADS:.0f}\u00a0%"
-        return f"No comparison of models: {have} strong sinks (a key above {least} in {heads} of heads)."
+        return (
+            f"No comparison of models: {have} strong sinks (a key above {least} in {heads} of "
+            "heads)."
+        )
     one, other = strong[:2]
     names = one.answers.model, other.answers.model
     values = [median_over(each.mobility_S).value for each in (one, other)]
@@ -355,24 +435,31 @@ def contrast(models: Sequence[Compared]) -> str:
     side = found.above()
     if side is None:
         if found.is_interval:
-            seen = f"{found.samples} samples show {100 * found.reach:.0f} points; more would show less"
+            seen = (
+                f"{found.samples} samples show {100 * found.reach:.0f} points; more would show less"
+            )
         else:
             seen = f"{FEWEST} samples of the same texts would show it"
         return f"Inconclusive which model's sinks move more: {shown} ({seen})."
     more, less = names if side else names[::-1]
     low, high = (found.low, found.high) if side else (-found.high, -found.low)
     ends = f"{100 * low:+.0f} … {100 * high:+.0f}".replace("-", "−")
-    return f"The sinks of {more} move more than those of {less}: {shown} (difference 95\u00a0% {ends} points)."
+    return (
+        f"The sinks of {more} move more than those of {less}: {shown} (difference 95\u00a0% "
+        f"{ends} points)."
+    )
 
 
 def beside(texts: Mapping[str, str], own: Any = (), theirs: Mapping[str, Any] | None = None) -> str:
-    """Numbers of the controls as they stand behind that of the model: «shuffled weights 6.3 %, fresh weights 2.6 %».
+    """Numbers of the controls as they stand behind that of the model: «shuffled weights 6.3 %,
+    fresh weights 2.6 %».
 
-    Where there is a number for each sample, a control from which the model cannot be told (the 95 % interval of the
-    paired difference holds 0) is marked «not distinguishable».
+    Where there is a number for each sample, a control from which the model cannot be told (the 95 %
+    interval of the paired difference holds 0) is marked «not distinguishable».
 
     Args:
-        texts: the number of each control as it is written, by the control's name in a run folder; empty for none.
+        texts: the number of each control as it is written, by the control's name in a run folder;
+            empty for none.
         own: (S,) the numbers of the model's samples.
         theirs: (S,) those of each control.
     """

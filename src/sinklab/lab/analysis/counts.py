@@ -1,4 +1,6 @@
-"""What the counting analyses share: counts that add up over samples, their ratios, and received attention by slabs."""
+"""What the counting analyses share: counts that add up over samples, their ratios, and received
+attention by slabs.
+"""
 
 # T steps, L layers, H heads, K keys, N scores
 import math
@@ -25,29 +27,39 @@ from sinklab.core.sinks.normalize import (
 from sinklab.core.sinks.rules import Rule, flagged, threshold
 
 SLAB = 1 << 21
-"""numbers that steps taken together have at most: in single precision they stay in the cache of a processor"""
+"""numbers that steps taken together have at most: in single precision they stay in the cache of a
+processor
+"""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Base of frozen dataclasses of counts: the sum of two adds numbers, arrays and tuples of numbers field by field.
+    """Base of frozen dataclasses of counts: the sum of two adds numbers, arrays and tuples of
+    numbers field by field.
 
-    Raises ValueError for two that count different things: unequal fields of ``same``, or different numbers of layers.
+    Raises ValueError for two that count different things: unequal fields of ``same``, or different
+    numbers of layers.
     """
 
     same: ClassVar[tuple[str, ...]] = ()
     """Fields that are no counts: names, units, bins."""
 
     def __add__(self, other: Self) -> Self:
-        mine, theirs = ({part.name: getattr(one, part.name) for part in fields(one)} for one in (self, other))
+        mine, theirs = (
+            {part.name: getattr(one, part.name) for part in fields(one)} for one in (self, other)
+        )
         for name in self.same:
             if not np.array_equal(mine.pop(name), theirs.pop(name)):
                 texts = " and ".join(_as_text(getattr(one, name)) for one in (self, other))
-                raise ValueError(f"{type(self).__name__} add up when they have the same {name}: got {texts}.")
+                raise ValueError(
+                    f"{type(self).__name__} add up when they have the same {name}: got {texts}."
+                )
         for name, count in mine.items():
             if np.shape(count) != np.shape(theirs[name]):
                 layers = f"{len(count)} and {len(theirs[name])} layers"
-                raise ValueError(f"{type(self).__name__} add up when they have the same layers: got {layers}.")
+                raise ValueError(
+                    f"{type(self).__name__} add up when they have the same layers: got {layers}."
+                )
         return replace(self, **{name: _sum(count, theirs[name]) for name, count in mine.items()})
 
 
@@ -56,7 +68,11 @@ def _sum(one: Any, other: Any) -> Any:
 
 
 def _as_text(value: Any) -> str:
-    return f"{len(value)} from {value[0]:g} to {value[-1]:g}" if isinstance(value, np.ndarray) else repr(value)
+    return (
+        f"{len(value)} from {value[0]:g} to {value[-1]:g}"
+        if isinstance(value, np.ndarray)
+        else repr(value)
+    )
 
 
 def ratio(top: Any, bottom: Any) -> Any:
@@ -65,7 +81,9 @@ def ratio(top: Any, bottom: Any) -> Any:
 
 
 def share(top: str, bottom: str) -> Any:
-    """A property: the ratio of two counts of an object, a float or an array; NaN where the second is 0."""
+    """A property: the ratio of two counts of an object, a float or an array; NaN where the second
+    is 0.
+    """
 
     def value(counts: Any) -> Any:
         found = ratio(getattr(counts, top), getattr(counts, bottom))
@@ -76,7 +94,9 @@ def share(top: str, bottom: str) -> Any:
 
 @dataclass(eq=False)
 class Found:
-    """The sinks of a slab under a rule. They are few: what is asked of them is found from their places."""
+    """The sinks of a slab under a rule. They are few: what is asked of them is found from their
+    places.
+    """
 
     received: np.ndarray
     """(..., key) of the slab"""
@@ -107,16 +127,24 @@ class Found:
 
 @dataclass(eq=False)
 class Slab:
-    """Received attention of successive steps of one sample. What several counters ask of it is found once."""
+    """Received attention of successive steps of one sample. What several counters ask of it is
+    found once.
+    """
 
     at: tuple[Any, ...]
-    """place on the axes before the last three: a slice of the steps, behind the numbers of the others"""
+    """place on the axes before the last three: a slice of the steps, behind the numbers of the
+    others
+    """
     received: np.ndarray
-    """(step, layer, head, key) a_j as `even_share` scales it; axes that were not there have one place"""
+    """(step, layer, head, key) a_j as `even_share` scales it; axes that were not there have one
+    place
+    """
     visible: np.ndarray
     """queries that see the key, broadcastable to it, for each step"""
     halves: np.ndarray | None = None
-    """``received`` as it was stored in half precision, before one ``factor`` scaled it; None where it was not"""
+    """``received`` as it was stored in half precision, before one ``factor`` scaled it; None where
+    it was not
+    """
     factor: Any = 1.0
     _found: list[tuple[Rule, Any, Found]] = field(default_factory=list)
 
@@ -139,15 +167,23 @@ class Slab:
 
     @cached_property
     def total(self) -> np.ndarray:
-        """(step, layer, head) what all keys receive, those too that too few queries see to be judged."""
-        known = self.known if self.whole else only(~np.isnan(self.received) & (self.visible > 0), self.received)
+        """(step, layer, head) what all keys receive, those too that too few queries see to be
+        judged.
+        """
+        known = (
+            self.known
+            if self.whole
+            else only(~np.isnan(self.received) & (self.visible > 0), self.received)
+        )
         # as a product, quicker than as a sum
         return np.asarray(known @ np.ones(known.shape[-1], known.dtype))
 
     @cached_property
     def score(self) -> np.ndarray:
-        """Mean weight of the keys in multiples of an even share, S w_j with S the most queries that see any key; NaN
-        where the key does not exist. Where all keys are seen by as many queries, it is what they receive."""
+        """Mean weight of the keys in multiples of an even share, S w_j with S the most queries that
+        see any key; NaN where the key does not exist. Where all keys are seen by as many queries,
+        it is what they receive.
+        """
         if self.queries is not None:
             return only(self.exists, self.received, np.nan)
         most = np.fmax.reduce(self.visible, axis=-1, keepdims=True, initial=0)
@@ -160,23 +196,29 @@ class Slab:
 
     @cached_property
     def ranked(self) -> np.ndarray:
-        """(step, layer, head * key) all scores of a layer, rising, NaN last: a search tells how many exceed a bound."""
+        """(step, layer, head * key) all scores of a layer, rising, NaN last: a search tells how
+        many exceed a bound.
+        """
         return ranked(self.score)
 
     @cached_property
     def _codes(self) -> np.ndarray | None:
-        """(layer, code) how many scores have these bits in half precision, behind the last code a 0; None where bits do
-        not tell the order."""
+        """(layer, code) how many scores have these bits in half precision, behind the last code a
+        0; None where bits do not tell the order."""
         if self.halves is None or not self.whole:
             return None
         codes_LTN = self.halves.view(np.uint16).reshape(*self.halves.shape[:2], -1).swapaxes(0, 1)
         most = int(codes_LTN.max(initial=0))
         if most > LAST:
             return None
-        return np.array([np.bincount(codes_TN.ravel(), minlength=most + 2) for codes_TN in codes_LTN])
+        return np.array(
+            [np.bincount(codes_TN.ravel(), minlength=most + 2) for codes_TN in codes_LTN]
+        )
 
     def below(self, bounds: np.ndarray) -> np.ndarray:
-        """(layer, bound) how many scores lie below each bound, of rising (step, 1, bound); below NaN are all."""
+        """(layer, bound) how many scores lie below each bound, of rising (step, 1, bound); below
+        NaN are all.
+        """
         same = ((bounds == bounds[:1]) | np.isnan(bounds)).all()
         if not same or self._codes is None:
             return below(self.ranked, bounds).sum(0)
@@ -205,12 +247,20 @@ class Slab:
             if known == named:
                 return found
         queries, received = self.visible if self.queries is None else self.queries, self.received
-        bound: Any = np.nan if self.queries is None else np.broadcast_to(threshold(named, queries), queries.shape)
+        bound: Any = (
+            np.nan
+            if self.queries is None
+            else np.broadcast_to(threshold(named, queries), queries.shape)
+        )
         above = (found.cells for _, lower, found in self._found if np.all(lower <= bound))
         more = min(above, key=len, default=None)
         if more is not None:
             # what exceeds a bound exceeds a lower one
-            limit = bound.flat[0] if (bound == bound[0]).all() else bound.ravel()[more // received[0].size]
+            limit = (
+                bound.flat[0]
+                if (bound == bound[0]).all()
+                else bound.ravel()[more // received[0].size]
+            )
             cells = more[received.reshape(-1)[more] > limit]
         else:
             cells = np.flatnonzero(flagged(received, named, queries, self.exists))
@@ -228,7 +278,8 @@ class Counter(Protocol):
 
 def one_pass(slabs: Iterable[Slab], *counters: Counter) -> None:
     """Give every slab to every counter."""
-    # Once a block of this size was freed, glibc keeps smaller ones: else every step would fault in its pages anew.
+    # Once a block of this size was freed, glibc keeps smaller ones: else every step would fault in
+    # its pages anew.
     np.empty(1 << 24, dtype=np.uint8)
     for slab in slabs:
         for counter in counters:
@@ -241,13 +292,18 @@ def ranked(scores: np.ndarray) -> np.ndarray:
 
 
 def below(rising: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """(..., bound) how many of the rising numbers (..., N) lie below each bound, in double precision.
+    """(..., bound) how many of the rising numbers (..., N) lie below each bound, in double
+    precision.
 
     bounds: broadcastable to the answer. Below NaN is every number.
     """
     own = _own(bounds, rising.dtype)
     shape = (*rising.shape[:-1], own.shape[-1])
-    rows = zip(rising.reshape(-1, rising.shape[-1]), np.broadcast_to(own, shape).reshape(-1, shape[-1]), strict=True)
+    rows = zip(
+        rising.reshape(-1, rising.shape[-1]),
+        np.broadcast_to(own, shape).reshape(-1, shape[-1]),
+        strict=True,
+    )
     return np.array([row.searchsorted(each) for row, each in rows], dtype=np.int64).reshape(shape)
 
 
@@ -263,7 +319,9 @@ def counted(flags: np.ndarray) -> np.ndarray:
 
 
 def alike(visible: np.ndarray) -> np.ndarray:
-    """(step, 1, 1, 1) the number of queries that see the keys of a step, 1 without any; NaN where it is not one."""
+    """(step, 1, 1, 1) the number of queries that see the keys of a step, 1 without any; NaN where
+    it is not one.
+    """
     some = visible > 0
     least, most = (
         of.reduce(visible, (1, 2, 3), where=some, initial=edge, keepdims=True)
@@ -279,13 +337,22 @@ def spans(steps: int, size: int) -> list[slice]:
 
 
 def apart(
-    at: tuple[Any, ...], received: np.ndarray, visible: np.ndarray, stored: Any = None, factor_T: Any = (1.0,)
+    at: tuple[Any, ...],
+    received: np.ndarray,
+    visible: np.ndarray,
+    stored: Any = None,
+    factor_T: Any = (1.0,),
 ) -> Iterator[Slab]:
-    """Slabs of successive steps: those apart whose keys are seen by one number of queries each, and the others.
+    """Slabs of successive steps: those apart whose keys are seen by one number of queries each, and
+    the others.
 
     stored: ``received`` as it was read, before ``factor_T`` scaled every step.
     """
-    halves = stored if stored is not None and stored.dtype == np.float16 and np.ptp(factor_T) == 0 else None
+    halves = (
+        stored
+        if stored is not None and stored.dtype == np.float16 and np.ptp(factor_T) == 0
+        else None
+    )
     uneven_T = np.isnan(alike(visible)).ravel()
     cuts = [0, *(np.flatnonzero(uneven_T[1:] != uneven_T[:-1]) + 1).tolist(), len(received)]
     for start, end in pairwise(cuts):
@@ -295,8 +362,11 @@ def apart(
 
 
 def slabs(received: Any, visible: Any = None, positions: Any = None) -> Iterator[Slab]:
-    """Every slab, in numpy: going slab by slab keeps the working memory at a few, however long the run is."""
-    # A tensor of half precision has no numpy kind where it is bfloat16, so tensors widen whole, arrays slab by slab.
+    """Every slab, in numpy: going slab by slab keeps the working memory at a few, however long the
+    run is.
+    """
+    # A tensor of half precision has no numpy kind where it is bfloat16, so tensors widen whole,
+    # arrays slab by slab.
     own = widened(received) if hasattr(received, "detach") else np.asarray(received)
     whole = np.array(own, copy=None, ndmin=4)
 

@@ -1,4 +1,6 @@
-"""What an edit costs, against how much attention it took: maps over heads, and models at the same removed mass."""
+"""What an edit costs, against how much attention it took: maps over heads, and models at the same
+removed mass.
+"""
 
 # R rows of text, C cells of a map (layers or heads), K doses
 from __future__ import annotations
@@ -10,11 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 import scipy  # its modules load where they are first used
 
-from sinklab.lab.analysis.estimates import FEWEST, LEVEL, Estimate, jackknife, mean_interval, mean_over
+from sinklab.lab.analysis.estimates import (
+    FEWEST,
+    LEVEL,
+    Estimate,
+    jackknife,
+    mean_interval,
+    mean_over,
+)
 
 FEWEST_CELLS = 10
 PHENOMENON = 0.05
-"""A model has heavy sinks where one key holds more than 30 % of the attention in no smaller share of its heads."""
+"""A model has heavy sinks where one key holds more than 30 % of the attention in no smaller share
+of its heads.
+"""
 MATCHED = 0.5
 """With fewer heads that have a control of equal mass, what is compared is hardly the model."""
 
@@ -22,9 +33,9 @@ MATCHED = 0.5
 def told_apart(deltas_RC: np.ndarray) -> np.ndarray:
     """Which cells of a map differ from zero, (C,) of 1 (above), −1 (below) and 0: cannot tell.
 
-    The t-tests of all cells together, at a false discovery rate of 5 % (Benjamini and Hochberg 1995; on rows that the
-    cells share, it holds under positive dependence too), and the cell's own interval (`mean_over`) must leave out 0.
-    With fewer than 8 rows nothing can be told.
+    The t-tests of all cells together, at a false discovery rate of 5 % (Benjamini and Hochberg
+    1995; on rows that the cells share, it holds under positive dependence too), and the cell's own
+    interval (`mean_over`) must leave out 0. With fewer than 8 rows nothing can be told.
     """
     if len(deltas_RC) < FEWEST:
         return np.zeros(deltas_RC.shape[1], dtype=int)
@@ -38,16 +49,20 @@ def told_apart(deltas_RC: np.ndarray) -> np.ndarray:
 
 
 def rank_correlation(weights_RC: np.ndarray, deltas_RC: np.ndarray) -> Estimate:
-    """Spearman's correlation over cells of the two maps (means over rows), with an interval over rows (`jackknife`).
+    """Spearman's correlation over cells of the two maps (means over rows), with an interval over
+    rows (`jackknife`).
 
-    NaN where a map is the same in all cells, or has fewer than 10 of them: an interval over rows knows nothing of how
-    coarse ranks of so few cells are. Noise of a map makes a correlation smaller, not larger.
+    NaN where a map is the same in all cells, or has fewer than 10 of them: an interval over rows
+    knows nothing of how coarse ranks of so few cells are. Noise of a map makes a correlation
+    smaller, not larger.
     """
     if deltas_RC.shape[1] < FEWEST_CELLS:
         return mean_over([])
 
     def correlation(rows: np.ndarray) -> np.ndarray:
-        ranks = [scipy.stats.rankdata(values_RC[rows].mean(0)) for values_RC in (weights_RC, deltas_RC)]
+        ranks = [
+            scipy.stats.rankdata(values_RC[rows].mean(0)) for values_RC in (weights_RC, deltas_RC)
+        ]
         one_C, other_C = (rank_C - rank_C.mean() for rank_C in ranks)
         spread = math.sqrt((one_C**2).sum() * (other_C**2).sum())
         return np.array((one_C * other_C).sum() / spread if spread else math.nan)
@@ -60,7 +75,8 @@ def rank_correlation(weights_RC: np.ndarray, deltas_RC: np.ndarray) -> Estimate:
 def no_phenomenon(model: str, rate: float, share: float) -> str:
     """Why a model has no heavy sinks to take away, or it is not known; empty where it has them.
 
-    rate: share of heads and steps in which one sink holds more than 30 % of the attention, with nothing hidden. share:
+    rate: share of heads and steps in which one sink holds more than 30 % of the attention, with
+    nothing hidden. share:
         what the key that receives most holds there, on average.
     """
     if math.isnan(rate):
@@ -68,7 +84,8 @@ def no_phenomenon(model: str, rate: float, share: float) -> str:
     if rate >= PHENOMENON:
         return ""
     return (
-        f"{model} hardly has such sinks: one holds more than 30 % of the attention in {100 * rate:.1f} % of its heads "
+        f"{model} hardly has such sinks: one holds more than 30 % of the attention in "
+        f"{100 * rate:.1f} % of its heads "
         f"(Gu rate), and the key that receives most holds {100 * share:.1f} % on average"
     )
 
@@ -83,10 +100,14 @@ class Doses:
     """What each row costs more under it than without, in any unit that the models share."""
 
     def at(self, mass: float) -> np.ndarray:
-        """The cost (R,) at a mass between two doses, linear between them. NaN outside of the doses."""
+        """The cost (R,) at a mass between two doses, linear between them. NaN outside of the
+        doses.
+        """
         order = np.argsort(self.masses_K, kind="stable")
         masses_K, costs_RK = self.masses_K[order], self.costs_RK[:, order]
-        return np.array([np.interp(mass, masses_K, cost_K, math.nan, math.nan) for cost_K in costs_RK])
+        return np.array(
+            [np.interp(mass, masses_K, cost_K, math.nan, math.nan) for cost_K in costs_RK]
+        )
 
 
 @dataclass(frozen=True)
@@ -100,15 +121,19 @@ class Contrast:
     other: Estimate
     """What it costs the second."""
     difference: Estimate
-    """The first less the second, its interval by Welch's t; no samples where there is no common mass."""
+    """The first less the second, its interval by Welch's t; no samples where there is no common
+    mass.
+    """
     p: float = math.nan
     """Of that test; NaN where there is no interval."""
 
 
 def at_equal_mass(one: Doses, other: Doses) -> Contrast:
-    """Two models at the greatest removed mass that the measured doses of both reach; never beyond what one of them has.
+    """Two models at the greatest removed mass that the measured doses of both reach; never beyond
+    what one of them has.
 
-    Only doses that took something count: between nothing and its first dose a model was not measured.
+    Only doses that took something count: between nothing and its first dose a model was not
+    measured.
     """
     masses = [np.asarray(doses.masses_K)[np.asarray(doses.masses_K) > 0] for doses in (one, other)]
     if any(not len(some) for some in masses):
@@ -120,9 +145,13 @@ def at_equal_mass(one: Doses, other: Doses) -> Contrast:
 
 
 def contrast(
-    one_R: Sequence[float] | np.ndarray, other_R: Sequence[float] | np.ndarray, mass: float = math.nan
+    one_R: Sequence[float] | np.ndarray,
+    other_R: Sequence[float] | np.ndarray,
+    mass: float = math.nan,
 ) -> Contrast:
-    """Costs of rows of two models, whose rows are not paired: tokenizers may cut the text otherwise."""
+    """Costs of rows of two models, whose rows are not paired: tokenizers may cut the text
+    otherwise.
+    """
     one, other = mean_over(one_R), mean_over(other_R)
     value, samples = one.value - other.value, min(one.samples, other.samples)
     low = high = p = math.nan

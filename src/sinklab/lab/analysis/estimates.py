@@ -1,7 +1,7 @@
 """Estimates over samples: one number a sample goes in, an interval and a verdict come out.
 
-The sample (text, problem, row, seed) is the unit: what lies within one, steps, heads, positions, is not independent.
-docs/statistics.md has how often the verdicts are wrong and the intervals cover.
+The sample (text, problem, row, seed) is the unit: what lies within one, steps, heads, positions, is
+not independent. docs/statistics.md has how often the verdicts are wrong and the intervals cover.
 """
 
 # S samples, N resamples, "..." worlds or any other axes in front
@@ -17,10 +17,12 @@ import numpy as np
 import scipy  # its modules load where they are first used
 
 FEWEST = 8
-"""samples that a verdict takes: with them the least p of an exact test, 2 / 2^8 = 0.8 %, outlives the correction for
-the four verdicts of a page (5 % / 4); six samples reach 3.1 % and could not"""
+"""samples that a verdict takes: with them the least p of an exact test, 2 / 2^8 = 0.8 %, outlives
+the correction for the four verdicts of a page (5 % / 4); six samples reach 3.1 % and could not"""
 SEEDS = 6
-"""trained models, a seed each, that a verdict takes: one difference of means was registered before they were trained"""
+"""trained models, a seed each, that a verdict takes: one difference of means was registered before
+they were trained
+"""
 LEVEL, POWER = 0.95, 0.8
 RESAMPLES, MANY, GROUPS = 2000, 200, 50
 
@@ -52,24 +54,31 @@ class Estimate:
 
     @property
     def reach(self) -> float:
-        """The difference from a threshold that such samples would show 4 times in 5 (80 % power); NaN for too few.
+        """The difference from a threshold that such samples would show 4 times in 5 (80 % power);
+        NaN for too few.
 
-        Of Student's t: the longer half of the interval, and once more what holds back the unlucky fifth.
+        Of Student's t: the longer half of the interval, and once more what holds back the unlucky
+        fifth.
         """
         if not self.is_interval:
             return math.nan
-        often, ends = (float(scipy.stats.t.ppf(share, self.samples - 1)) for share in (POWER, (1 + LEVEL) / 2))
+        often, ends = (
+            float(scipy.stats.t.ppf(share, self.samples - 1)) for share in (POWER, (1 + LEVEL) / 2)
+        )
         return max(self.high - self.value, self.value - self.low) * (1 + often / ends)
 
     def above(self, threshold: float = 0.0) -> bool | None:
-        """The verdict: True or False when the whole interval lies above or below, None when that cannot be told."""
+        """The verdict: True or False when the whole interval lies above or below, None when that
+        cannot be told.
+        """
         if self.is_interval and (self.low > threshold or self.high < threshold):
             return bool(self.low > threshold)
         return None
 
 
 def mean_over(values_S: Any, *, fewest: int = FEWEST) -> Estimate:
-    """The mean over samples (S,), NaN left out; for numbers whose size counts, such as differences of losses.
+    """The mean over samples (S,), NaN left out; for numbers whose size counts, such as differences
+    of losses.
 
     See ``mean_interval``. fewest: samples that an interval takes; `SEEDS` of trained models.
     """
@@ -77,10 +86,11 @@ def mean_over(values_S: Any, *, fewest: int = FEWEST) -> Estimate:
 
 
 def median_over(values_S: Any) -> Estimate:
-    """The median over samples (S,), NaN left out: what a typical sample does; for shares held against a threshold.
+    """The median over samples (S,), NaN left out: what a typical sample does; for shares held
+    against a threshold.
 
-    Shares near 0 or 1 are so skewed that no interval of their mean holds with few samples. That of the median is exact
-    whatever their distribution (``median_interval``).
+    Shares near 0 or 1 are so skewed that no interval of their mean holds with few samples. That of
+    the median is exact whatever their distribution (``median_interval``).
     """
     return _estimate(values_S, np.median, median_interval)
 
@@ -96,30 +106,38 @@ def _estimate(values_S: Any, centre: Any, interval: Any, fewest: int = FEWEST) -
 def _known(values_S: Any) -> np.ndarray:
     known = np.asarray(values_S, dtype=float)
     if known.ndim != 1:
-        raise ValueError(f"an estimate takes one number a sample, on one axis, but got shape {known.shape}")
+        raise ValueError(
+            f"an estimate takes one number a sample, on one axis, but got shape {known.shape}"
+        )
     return known[~np.isnan(known)]
 
 
 def mean_interval(values: Any) -> tuple[np.ndarray, np.ndarray]:
-    """95 % interval (...) of the mean over the last axis of (..., S): Student's t and the studentised bootstrap.
+    """95 % interval (...) of the mean over the last axis of (..., S): Student's t and the
+    studentised bootstrap.
 
-    Each end is the one that lies farther out. Student's interval is too short on the long side of skewed numbers, the
-    bootstrap (bootstrap-t: Efron 1982; DiCiccio and Efron 1996) where tails are heavy; the percentile interval is too
-    short everywhere with so few samples. The bootstrap reaches at most twice as far as Student's: where one sample
-    stands apart from all others, resamples without it have hardly an error. From 200 samples on it is Student's alone.
+    Each end is the one that lies farther out. Student's interval is too short on the long side of
+    skewed numbers, the bootstrap (bootstrap-t: Efron 1982; DiCiccio and Efron 1996) where tails are
+    heavy; the percentile interval is too short everywhere with so few samples. The bootstrap
+    reaches at most twice as far as Student's: where one sample stands apart from all others,
+    resamples without it have hardly an error. From 200 samples on it is Student's alone.
     """
     mean, error, ratio, samples = _studentised(values)
     reach = float(scipy.stats.t.ppf((1 + LEVEL) / 2, samples - 1))
     least, most = np.array(-reach), np.array(reach)
     if ratio is not None:
         least, most = np.quantile(ratio, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=-1)
-    return mean - np.clip(most, reach, 2 * reach) * error, mean - np.clip(least, -2 * reach, -reach) * error
+    return mean - np.clip(most, reach, 2 * reach) * error, mean - np.clip(
+        least, -2 * reach, -reach
+    ) * error
 
 
 def mean_p(values_S: Any, threshold: float = 0.0) -> float:
-    """p-value of the mean of samples (S,) against a threshold: the level at which ``mean_interval`` would reach it.
+    """p-value of the mean of samples (S,) against a threshold: the level at which ``mean_interval``
+    would reach it.
 
-    NaN, as the interval is no interval, for fewer than ``FEWEST`` samples; NaN among them are left out.
+    NaN, as the interval is no interval, for fewer than ``FEWEST`` samples; NaN among them are left
+    out.
     """
     known = _known(values_S)
     if len(known) < FEWEST:
@@ -134,7 +152,8 @@ def mean_p(values_S: Any, threshold: float = 0.0) -> float:
 
 
 def _studentised(values: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, int]:
-    """Means (...), their errors (...), of resamples how many of their own errors their means lie off (..., N), and S.
+    """Means (...), their errors (...), of resamples how many of their own errors their means lie
+    off (..., N), and S.
 
     From ``MANY`` samples on there are no resamples.
     """
@@ -155,18 +174,24 @@ def _studentised(values: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None
 @lru_cache(maxsize=32)
 def _resampled_weights(samples: int) -> np.ndarray:
     """Weight of every sample in every resample with replacement, (N, S); rows sum to 1."""
-    return np.random.default_rng(0).multinomial(samples, np.full(samples, 1 / samples), RESAMPLES) / samples
+    return (
+        np.random.default_rng(0).multinomial(samples, np.full(samples, 1 / samples), RESAMPLES)
+        / samples
+    )
 
 
 def median_interval(values: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Interval (...) of the median over the last axis of (..., S), at least 95 %: order statistics (the sign test)."""
+    """Interval (...) of the median over the last axis of (..., S), at least 95 %: order statistics
+    (the sign test).
+    """
     ranked = np.sort(np.asarray(values, dtype=float), axis=-1)
     left_out = int(scipy.stats.binom.ppf((1 - LEVEL) / 2, ranked.shape[-1], 0.5))
     return ranked[..., left_out - 1], ranked[..., -left_out]
 
 
 def median_p(values_S: Any, threshold: float = 0.0) -> float:
-    """p-value of the median of samples (S,) against a threshold, as ``mean_p``: the exact sign test.
+    """p-value of the median of samples (S,) against a threshold, as ``mean_p``: the exact sign
+    test.
 
     A sample that equals the threshold counts for either side.
     """
@@ -178,12 +203,15 @@ def median_p(values_S: Any, threshold: float = 0.0) -> float:
 
 
 def jackknife(statistic: Callable[[np.ndarray], np.ndarray], samples: int) -> np.ndarray:
-    """Pseudo-values (..., S) of a statistic of all samples together: a number a sample that can be averaged.
+    """Pseudo-values (..., S) of a statistic of all samples together: a number a sample that can be
+    averaged.
 
-    Their mean is the statistic itself, and their spread holds whatever the samples went into, a fit included (Tukey
-    1958). Where nothing is to be found, the interval of a cross-fitted share is too wide rather than too narrow.
+    Their mean is the statistic itself, and their spread holds whatever the samples went into, a fit
+    included (Tukey 1958). Where nothing is to be found, the interval of a cross-fitted share is too
+    wide rather than too narrow.
 
-    statistic: takes numbers of samples and gives (...); it is called samples + 1 times, at most 51: many samples are
+    statistic: takes numbers of samples and gives (...); it is called samples + 1 times, at most 51:
+    many samples are
         left out in 50 groups, with a pseudo-value each.
     """
     whole = np.asarray(statistic(np.arange(samples)), dtype=float)

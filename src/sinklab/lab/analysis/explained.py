@@ -1,4 +1,6 @@
-"""Semantic or positional: how much of where attention lands is explained by what a token is, and how much by where."""
+"""Semantic or positional: how much of where attention lands is explained by what a token is, and
+how much by where.
+"""
 
 # N samples, C classes, P positions
 from __future__ import annotations
@@ -28,13 +30,15 @@ class Cells(NamedTuple):
 
 @dataclass(frozen=True)
 class Explained:
-    """Shares of the variance of received attention that carry over from sample to sample. Samples add up with ``+``.
+    """Shares of the variance of received attention that carry over from sample to sample. Samples
+    add up with ``+``.
 
-    Effects are fitted by least squares on all samples but one; the share is the covariance of that sample with what was
-    fitted over its variance, summed over the samples left out. Noise that lasts over the steps of a sample, such as a
-    sink that stands still at a place of its own, explains 0 on average. R^2 by squared errors is less than that by the
-    error of the fit, about 1 / (samples - 1) of the noise. Intervals are the jackknife's over samples. A share may
-    be a little below 0 or above 1. NaN with fewer than 8 samples, and where attention does not vary.
+    Effects are fitted by least squares on all samples but one; the share is the covariance of that
+    sample with what was fitted over its variance, summed over the samples left out. Noise that
+    lasts over the steps of a sample, such as a sink that stands still at a place of its own,
+    explains 0 on average. R^2 by squared errors is less than that by the error of the fit, about 1
+    / (samples - 1) of the noise. Intervals are the jackknife's over samples. A share may be a
+    little below 0 or above 1. NaN with fewer than 8 samples, and where attention does not vary.
     """
 
     cells: tuple[Cells, ...]
@@ -57,12 +61,16 @@ class Explained:
 
     @property
     def class_over_position(self) -> Estimate:
-        """The semantic score less the positional one: above 0 sinks are rather semantic, below 0 rather positional."""
+        """The semantic score less the positional one: above 0 sinks are rather semantic, below 0
+        rather positional.
+        """
         return mean_over(self._shares[0] - self._shares[1])
 
     @property
     def word(self) -> str | None:
-        """semantic or positional: what explains more, and more than nothing; None when that cannot be told."""
+        """semantic or positional: what explains more, and more than nothing; None when that cannot
+        be told.
+        """
         more = self.class_over_position.above()
         if more is None or not (self.by_class if more else self.by_position).above():
             return None
@@ -79,14 +87,18 @@ class Explained:
             at = np.ix_([self.labels.index(label) for label in labels], range(count_CP.shape[1]))
             count_NCP[number][at], total_NCP[number][at] = count_CP, total_CP
         squares_N = np.array([sample.squares for sample in self.cells])
-        return jackknife(lambda some: _shares(count_NCP[some], total_NCP[some], squares_N[some]), len(self.cells))
+        return jackknife(
+            lambda some: _shares(count_NCP[some], total_NCP[some], squares_N[some]), len(self.cells)
+        )
 
     def __add__(self, other: Explained) -> Explained:
         return Explained(self.cells + other.cells)
 
 
 def _shares(count_NCP: np.ndarray, total_NCP: np.ndarray, squares_N: np.ndarray) -> np.ndarray:
-    """Shares (2,) by class and by position over samples left out in turn; NaN where attention does not vary."""
+    """Shares (2,) by class and by position over samples left out in turn; NaN where attention does
+    not vary.
+    """
     count_N, total_N = count_NCP.sum((1, 2)), total_NCP.sum((1, 2))
     mean = total_N.sum() / count_N.sum()
     spread = squares_N.sum() - total_N.sum() * mean
@@ -107,30 +119,43 @@ def _means(count_NCP: np.ndarray, total_NCP: np.ndarray, axis: int) -> np.ndarra
 
 
 def explained_mass(received: Any, classes: Any, positions: Any = None) -> Explained:
-    """How much of the variance of one sample's received attention classes and positions explain; add up samples.
+    """How much of the variance of one sample's received attention classes and positions explain;
+    add up samples.
 
     Args:
-        received: (..., position) what each place of the sample receives: share or score, mean over heads (and layers),
-            or numbers of sink events. Added sink columns left out. NaN where there is no place.
+        received: (..., position) what each place of the sample receives: share or score, mean over
+            heads (and layers), or numbers of sink events. Added sink columns left out. NaN where
+            there is no place.
         classes: labels of the same shape (``token_classes``), None where there is no place.
-        positions: whole numbers of at least 0, broadcastable to received; None: the place on the last axis. Any other
-            notion of position will do, such as the distance to the rightmost masked position.
+        positions: whole numbers of at least 0, broadcastable to received; None: the place on the
+            last axis. Any other notion of position will do, such as the distance to the rightmost
+            masked position.
 
     Raises ValueError when shapes differ or no place is left.
     """
     y, names = np.asarray(received, dtype=float), np.asarray(classes, dtype=object)
     if y.ndim < 1 or y.shape != names.shape:
-        raise ValueError(f"One class per position: received has shape {y.shape}, classes {names.shape}.")
+        raise ValueError(
+            f"One class per position: received has shape {y.shape}, classes {names.shape}."
+        )
     where = np.arange(y.shape[-1]) if positions is None else np.asarray(positions)
     if not np.issubdtype(where.dtype, np.integer) or where.min(initial=0) < 0:
-        raise ValueError(f"positions are whole numbers of at least 0: got {where.dtype} from {where.min(initial=0)}.")
+        raise ValueError(
+            f"positions are whole numbers of at least 0: got {where.dtype} from "
+            f"{where.min(initial=0)}."
+        )
     where = np.broadcast_to(where, y.shape)
     here = np.isfinite(y) & (names != None)  # noqa: E711 - elementwise
     if not here.any():
-        raise ValueError("explained_mass needs at least one position that holds a token and a finite number: got none.")
+        raise ValueError(
+            "explained_mass needs at least one position that holds a token and a finite number: "
+            "got none."
+        )
     y, where = y[here], where[here]
     row, labels = pd.factorize(names[here].astype(str).astype(object), sort=True)
     shape = (len(labels), int(where.max()) + 1)
     cell = row * shape[1] + where
-    count_CP, total_CP = (np.bincount(cell, what, len(labels) * shape[1]).reshape(shape) for what in (None, y))
+    count_CP, total_CP = (
+        np.bincount(cell, what, len(labels) * shape[1]).reshape(shape) for what in (None, y)
+    )
     return Explained((Cells(tuple(labels), count_CP, total_CP, float((y**2).sum())),))

@@ -1,4 +1,6 @@
-"""Textbook statistics in one place: intervals of shares and of differences of shares, errors over dependent steps."""
+"""Textbook statistics in one place: intervals of shares and of differences of shares, errors over
+dependent steps.
+"""
 
 # T steps, "..." any other axes
 import math
@@ -14,7 +16,9 @@ Z = 1.959963984540054
 
 
 def wilson(hits: int, total: int) -> tuple[float, float]:
-    """95 % interval of a share (Wilson 1927). NaN for a total of 0; ValueError for more hits than that."""
+    """95 % interval of a share (Wilson 1927). NaN for a total of 0; ValueError for more hits than
+    that.
+    """
     if not total:
         return math.nan, math.nan
     found = scipy.stats.binomtest(hits, total).proportion_ci(LEVEL, "wilson")
@@ -22,9 +26,11 @@ def wilson(hits: int, total: int) -> tuple[float, float]:
 
 
 def paired_share_interval(gained: int, lost: int, total: int) -> tuple[float, float]:
-    """95 % interval of the difference of two shares on the same problems (Agresti and Min 2005, adjusted Wald).
+    """95 % interval of the difference of two shares on the same problems (Agresti and Min 2005,
+    adjusted Wald).
 
-    Half a problem is added to each of the four cells, so that no change at all still has a width. NaN for a total of 0.
+    Half a problem is added to each of the four cells, so that no change at all still has a width.
+    NaN for a total of 0.
 
     Args:
         gained: problems that only the second has right.
@@ -40,17 +46,21 @@ def paired_share_interval(gained: int, lost: int, total: int) -> tuple[float, fl
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Two-sided exact McNemar (sign) test: how probable so uneven a split is where either side is as likely."""
+    """Two-sided exact McNemar (sign) test: how probable so uneven a split is where either side is
+    as likely.
+    """
     discordant = gained + lost
     return float(scipy.stats.binomtest(gained, discordant).pvalue) if discordant else 1.0
 
 
 def newey_west_error(scores: np.ndarray, here: np.ndarray) -> np.ndarray:
-    """Standard error (...) of an estimate over dependent steps (Newey and West 1987, Bartlett weights).
+    """Standard error (...) of an estimate over dependent steps (Newey and West 1987, Bartlett
+    weights).
 
     Args:
         scores: (step, ...) what each step adds to the estimate's error.
-        here: (step, ...) where there are points; the window is a quarter of the steps from the first to the last.
+        here: (step, ...) where there are points; the window is a quarter of the steps from the
+            first to the last.
     """
     steps = len(scores)
     first, last = (here.argmax(0), here[::-1].argmax(0)) if steps else (0, 0)

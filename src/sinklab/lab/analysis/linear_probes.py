@@ -23,16 +23,20 @@ FITTED = 1.25
 
 
 def folds_of(text_N: Tensor, folds: int, seed: int = 0) -> Tensor:
-    """The fold of every row, int64 (N,): all rows of a text are in one fold, texts are assigned evenly at random.
+    """The fold of every row, int64 (N,): all rows of a text are in one fold, texts are assigned
+    evenly at random.
 
     Raises:
-        ValueError: for fewer than three folds (one to test, one to choose the penalty on) or fewer texts than folds.
+        ValueError: for fewer than three folds (one to test, one to choose the penalty on) or fewer
+            texts than folds.
     """
     texts, place_N = text_N.unique(return_inverse=True)
     if not 3 <= folds <= len(texts):
         raise ValueError(
-            f"probes are tested on held-out texts, which takes 3 folds and a text in each, but there are "
-            f"{folds} folds and {len(texts)} texts; write more texts, or choose 3 to {max(3, len(texts))} folds"
+            "probes are tested on held-out texts, which takes 3 folds and a text in each, but "
+            "there are "
+            f"{folds} folds and {len(texts)} texts; write more texts, or choose 3 to "
+            f"{max(3, len(texts))} folds"
         )
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed))
     return (order.argsort() % folds)[place_N]
@@ -41,8 +45,8 @@ def folds_of(text_N: Tensor, folds: int, seed: int = 0) -> Tensor:
 def standardised(states_ND: Tensor, components: int | None = None) -> Tensor:
     """Columns of mean 0 and deviation 1, float64; columns that do not vary become 0.
 
-    With `components` fewer than D and N, they are then turned onto as many leading principal directions. Neither step
-    sees a target.
+    With `components` fewer than D and N, they are then turned onto as many leading principal
+    directions. Neither step sees a target.
     """
     x_ND = states_ND.double()
     mean_D, scale_D = x_ND.mean(0), x_ND.std(0, correction=0)
@@ -78,8 +82,12 @@ class _Fit:
         return (x_ND - self.mean_D) @ self.vector_DD
 
     def predicted(self, turned_ND: Tensor, penalty: float | Tensor) -> Tensor:
-        """(N, C); one penalty for all columns, or one a column (C,). It is relative to columns of deviation 1."""
-        weight_DC = self.turned_DC / (self.value_D[:, None] + torch.as_tensor(penalty, dtype=turned_ND.dtype))
+        """(N, C); one penalty for all columns, or one a column (C,). It is relative to columns of
+        deviation 1.
+        """
+        weight_DC = self.turned_DC / (
+            self.value_D[:, None] + torch.as_tensor(penalty, dtype=turned_ND.dtype)
+        )
         return self.mean_C + turned_ND @ weight_DC
 
 
@@ -95,20 +103,26 @@ class Held:
     wrong_AN: Tensor
     """Whether another column than the target's greatest is predicted to be the greatest."""
     choice_FAN: Tensor
-    """The squared errors that the penalty for a fold is chosen by: of rows of the other folds, each predicted without
-    its own fold and this one."""
+    """The squared errors that the penalty for a fold is chosen by: of rows of the other folds, each
+    predicted without its own fold and this one."""
     fold_N: Tensor
     """Number of the fold in `choice_FAN`."""
 
 
 def ridge(
-    x_ND: Tensor, targets: Mapping[Name, Tensor], fold_N: Tensor, *, penalties: tuple[float, ...] = PENALTIES
+    x_ND: Tensor,
+    targets: Mapping[Name, Tensor],
+    fold_N: Tensor,
+    *,
+    penalties: tuple[float, ...] = PENALTIES,
 ) -> dict[Name, Held]:
-    """Ridge regressions of several targets (N, C) on the same rows, each fold predicted from the others.
+    """Ridge regressions of several targets (N, C) on the same rows, each fold predicted from the
+    others.
 
-    The penalty of each target is the one that predicts best, in squares, when each of the other folds is left out of
-    them in turn: no fold takes part in a choice about itself. For a target wider than `MIXED` columns the choice is
-    made on as many random mixtures of them, whose squared errors estimate the whole one's. O(N D² + F² D³).
+    The penalty of each target is the one that predicts best, in squares, when each of the other
+    folds is left out of them in turn: no fold takes part in a choice about itself. For a target
+    wider than `MIXED` columns the choice is made on as many random mixtures of them, whose squared
+    errors estimate the whole one's. O(N D² + F² D³).
 
     Raises:
         ValueError: for fewer than three folds, and NaN.
@@ -117,8 +131,10 @@ def ridge(
     numbers = fold_N.unique().tolist()
     if len(numbers) < 3 or not bool(x_ND.isfinite().all() & y_NC.isfinite().all()):
         raise ValueError(
-            f"a probe needs finite states and targets and three folds that have rows, but got {len(numbers)} folds, "
-            f"{int((~x_ND.isfinite()).sum())} states and {int((~y_NC.isfinite()).sum())} targets that are not finite"
+            "a probe needs finite states and targets and three folds that have rows, but got "
+            f"{len(numbers)} folds, "
+            f"{int((~x_ND.isfinite()).sum())} states and {int((~y_NC.isfinite()).sum())} targets "
+            "that are not finite"
         )
     x_ND = x_ND.double()
     rows = {fold: fold_N == fold for fold in numbers}
@@ -139,20 +155,35 @@ def ridge(
                 turned_ND, wanted_NM = fit.turned(x_ND[part_N]), narrow_NM[part_N]
                 for number, penalty in enumerate(penalties):
                     error_NM = (fit.predicted(turned_ND, penalty) - wanted_NM).square()
-                    sums_TN = torch.stack([part_NM.sum(1) for part_NM in error_NM.split(narrow_sizes, 1)])
+                    sums_TN = torch.stack(
+                        [part_NM.sum(1) for part_NM in error_NM.split(narrow_sizes, 1)]
+                    )
                     choice_TFAN[:, place, number, part_N] = sums_TN
         best_T = choice_TFAN[:, place].sum(-1).argmin(1)
         fit, part_N = _Fit(left), rows[fold]
         turned_ND, mean_NC[part_N] = fit.turned(x_ND[part_N]), fit.mean_C
         for number, penalty in enumerate(penalties):
             said = fit.predicted(turned_ND, penalty).split(sizes, 1)
-            for target, (said_NC, wanted_NC) in enumerate(zip(said, y_NC[part_N].split(sizes, 1), strict=True)):
+            for target, (said_NC, wanted_NC) in enumerate(
+                zip(said, y_NC[part_N].split(sizes, 1), strict=True)
+            ):
                 square_TAN[target, number, part_N] = (said_NC - wanted_NC).square().sum(1)
-                wrong_TAN[target, number, part_N] = (said_NC.argmax(1) != wanted_NC.argmax(1)).double()
-        penalty_C = torch.tensor(penalties, dtype=y_NC.dtype)[best_T].repeat_interleave(torch.tensor(sizes))
+                wrong_TAN[target, number, part_N] = (
+                    said_NC.argmax(1) != wanted_NC.argmax(1)
+                ).double()
+        penalty_C = torch.tensor(penalties, dtype=y_NC.dtype)[best_T].repeat_interleave(
+            torch.tensor(sizes)
+        )
         predicted_NC[part_N] = fit.predicted(turned_ND, penalty_C)
     place_N = torch.searchsorted(torch.tensor(numbers), fold_N)
-    parts = zip(predicted_NC.split(sizes, 1), mean_NC.split(sizes, 1), square_TAN, wrong_TAN, choice_TFAN, strict=True)
+    parts = zip(
+        predicted_NC.split(sizes, 1),
+        mean_NC.split(sizes, 1),
+        square_TAN,
+        wrong_TAN,
+        choice_TFAN,
+        strict=True,
+    )
     return {name: Held(*part, place_N) for name, part in zip(targets, parts, strict=True)}
 
 
@@ -166,7 +197,9 @@ def _mixing(size: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """A ratio of sums over texts, so that texts can be resampled; a probe's penalty is chosen anew for a resample."""
+    """A ratio of sums over texts, so that texts can be resampled; a probe's penalty is chosen anew
+    for a resample.
+    """
 
     top_AG: Tensor
     """By penalty; a single row where there is none to choose."""
@@ -189,40 +222,58 @@ class Score:
 
 
 def interval(value: float, value_R: Tensor, texts: int, *, fitted: bool) -> tuple[float, float]:
-    """95 % interval of a score, or of a difference of scores, from its values in resamples of texts.
+    """95 % interval of a score, or of a difference of scores, from its values in resamples of
+    texts.
 
-    The percentiles' distances are stretched: for few texts, as Student's t is wider than the normal distribution, and
-    for ``fitted`` scores by `FITTED`. A resample holds what the chosen texts and the choice of the penalty did, the
-    coefficients are those of all texts. NaN with fewer than 8 texts, and without a value.
+    The percentiles' distances are stretched: for few texts, as Student's t is wider than the normal
+    distribution, and for ``fitted`` scores by `FITTED`. A resample holds what the chosen texts and
+    the choice of the penalty did, the coefficients are those of all texts. NaN with fewer than 8
+    texts, and without a value.
     """
     apart_R = value_R[value_R.isfinite()] - value
     if texts < FEWEST or not len(apart_R) or not math.isfinite(value):
         return math.nan, math.nan
     wider = scipy.stats.t.ppf((1 + LEVEL) / 2, texts - 1) / scipy.stats.norm.ppf((1 + LEVEL) / 2)
     wider *= math.sqrt(texts / (texts - 1)) * (FITTED if fitted else 1)
-    ends = torch.quantile(apart_R, torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=apart_R.dtype))
+    ends = torch.quantile(
+        apart_R, torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=apart_R.dtype)
+    )
     low, high = (value + wider * ends).tolist()
     return low, high
 
 
 def explained(held: Held, target_NC: Tensor, text_N: Tensor, texts: int) -> Score:
-    """R² over all columns together: 1 − squared error / squared error of the mean of the texts that were seen."""
-    return _score(held, held.square_AN, (held.mean_NC - target_NC.double()).square().sum(1), text_N, texts)
+    """R² over all columns together: 1 − squared error / squared error of the mean of the texts that
+    were seen.
+    """
+    return _score(
+        held, held.square_AN, (held.mean_NC - target_NC.double()).square().sum(1), text_N, texts
+    )
 
 
 def skill(held: Held, target_NC: Tensor, text_N: Tensor, texts: int) -> Score:
-    """1 − mistakes / mistakes of the most frequent answer among the texts that were seen (a least-squares classifier).
+    """1 − mistakes / mistakes of the most frequent answer among the texts that were seen (a
+    least-squares classifier).
 
-    Accuracies of two populations cannot be compared where one has a more frequent answer; skills can.
+    Accuracies of two populations cannot be compared where one has a more frequent answer; skills
+    can.
     """
     usual_N = (held.mean_NC.argmax(1) != target_NC.argmax(1)).double()
     return _score(held, held.wrong_AN, usual_N, text_N, texts)
 
 
 def _score(held: Held, error_AN: Tensor, usual_N: Tensor, text_N: Tensor, texts: int) -> Score:
-    choice_FAG = _by_text(held.choice_FAN.flatten(0, 1), text_N, texts).unflatten(0, held.choice_FAN.shape[:2])
+    choice_FAG = _by_text(held.choice_FAN.flatten(0, 1), text_N, texts).unflatten(
+        0, held.choice_FAN.shape[:2]
+    )
     fold_G = torch.zeros(texts, dtype=torch.int64).scatter_(0, text_N, held.fold_N)
-    return Score(_by_text(error_AN, text_N, texts), _by_text(usual_N, text_N, texts), choice_FAG, fold_G, True)
+    return Score(
+        _by_text(error_AN, text_N, texts),
+        _by_text(usual_N, text_N, texts),
+        choice_FAG,
+        fold_G,
+        True,
+    )
 
 
 def accuracy(held: Held, target_NC: Tensor) -> float:
@@ -244,16 +295,21 @@ def _by_text(values: Tensor, text_N: Tensor, texts: int) -> Tensor:
 
 
 def resamples(texts: int, draws: int, seed: int = 0) -> Tensor:
-    """How often each text is taken in each resample with replacement, float64 (R, G); shared by all scores."""
+    """How often each text is taken in each resample with replacement, float64 (R, G); shared by all
+    scores.
+    """
     drawn_RG = torch.randint(texts, (draws, texts), generator=torch.Generator().manual_seed(seed))
-    return torch.zeros(draws, texts, dtype=torch.float64).scatter_add_(1, drawn_RG, torch.ones_like(drawn_RG).double())
+    return torch.zeros(draws, texts, dtype=torch.float64).scatter_add_(
+        1, drawn_RG, torch.ones_like(drawn_RG).double()
+    )
 
 
 def shuffled(target_NC: Tensor, text_N: Tensor, seed: int = 0) -> Tensor:
     """The target with whole texts exchanged: what a probe finds where there is nothing.
 
-    Every text has the rows of another one, in their order from a random one on and round again. Rows of a text are
-    alike, so rows exchanged one by one would be another world: one with as many texts as rows.
+    Every text has the rows of another one, in their order from a random one on and round again.
+    Rows of a text are alike, so rows exchanged one by one would be another world: one with as many
+    texts as rows.
 
     Raises:
         ValueError: for a single text.

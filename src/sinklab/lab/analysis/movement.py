@@ -1,4 +1,6 @@
-"""How main sinks move and how long keys stay sinks, step by step, and the motion of all heads in one line."""
+"""How main sinks move and how long keys stay sinks, step by step, and the motion of all heads in
+one line.
+"""
 
 # T steps, L layers, H heads, K keys (added sink columns first), "..." any other axes
 from __future__ import annotations
@@ -16,7 +18,9 @@ from sinklab.lab.analysis.intervals import newey_west_error
 from sinklab.lab.analysis.strongest import chance_elsewhere
 
 CRITICAL = 13.1
-"""|slope| / error that a random walk without drift exceeds in 5 % of cases (own simulation, 16 to 128 steps)"""
+"""|slope| / error that a random walk without drift exceeds in 5 % of cases (own simulation, 16 to
+128 steps)
+"""
 
 SHORTEST = 8
 """fewest points for which an interval is given"""
@@ -33,18 +37,22 @@ class Trend:
     high: np.ndarray
     """(...) upper end"""
     scores: np.ndarray
-    """(step, ...) what each step's residual adds to the error of the slope; 0 where there is no point"""
+    """(step, ...) what each step's residual adds to the error of the slope; 0 where there is no
+    point
+    """
 
 
 def trend(position: np.ndarray, here: np.ndarray) -> Trend:
-    """Slope with a 95 % interval for each path ``position`` (step, ...), at the points where ``here`` is True.
+    """Slope with a 95 % interval for each path ``position`` (step, ...), at the points where
+    ``here`` is True.
 
-    The main sink stays for many steps and then leaves for another place: its residuals are far from independent, and
-    the textbook interval would be many times too narrow. The error is the autocorrelation-consistent one of Newey and
-    West (1987) with Bartlett weights up to a quarter of the path. Such a long window makes the ratio slope / error
-    free of nuisance for independent residuals and for a random walk alike, with different quantiles; the interval uses
-    the greater one, that of the random walk. It is therefore about right for a wandering path and wide (a factor of
-    four) for independent scatter. Time O(T size) in the window.
+    The main sink stays for many steps and then leaves for another place: its residuals are far from
+    independent, and the textbook interval would be many times too narrow. The error is the
+    autocorrelation-consistent one of Newey and West (1987) with Bartlett weights up to a quarter of
+    the path. Such a long window makes the ratio slope / error free of nuisance for independent
+    residuals and for a random walk alike, with different quantiles; the interval uses the greater
+    one, that of the random walk. It is therefore about right for a wandering path and wide (a
+    factor of four) for independent scatter. Time O(T size) in the window.
     """
     weight = here.astype(float)
     count = weight.sum(0)
@@ -70,8 +78,8 @@ def motion_word(mobility: float) -> str:
     """«static», «mixed» or «moving» for a mobility; «no sink» when it is NaN.
 
     static: below 0.25, when one place holds the main sink at about seven steps in eight or more.
-    moving: above 0.6, which two places cannot reach in a long run (they give at most a half): three or more take turns.
-    mixed: between. Raises ValueError for a number outside [0, 1].
+    moving: above 0.6, which two places cannot reach in a long run (they give at most a half): three
+    or more take turns. mixed: between. Raises ValueError for a number outside [0, 1].
     """
     if np.isnan(mobility):
         return "no sink"
@@ -82,14 +90,18 @@ def motion_word(mobility: float) -> str:
 
 @dataclass(frozen=True)
 class MotionSummary:
-    """All heads (of all samples) together; each head weighs as much attention as its main sink drew over the run."""
+    """All heads (of all samples) together; each head weighs as much attention as its main sink drew
+    over the run.
+    """
 
     mobility: float
     """weighted mean over heads with at least two counted steps; NaN without any"""
     moves_per_step: float
     """moves over successive counted steps, weighted; NaN without any"""
     expected_lifetime: float
-    """steps that a sink lasts (see ``Motion``), all sinks of all heads alike; infinite when none ended"""
+    """steps that a sink lasts (see ``Motion``), all sinks of all heads alike; infinite when none
+    ended
+    """
     drift: float
     """weighted mean slope in positions per step"""
     drift_relative: float
@@ -107,10 +119,15 @@ class MotionSummary:
 
     @property
     def word(self) -> str | None:
-        """static, mixed, moving as the typical sample is (``motion_word``), or no sink; None when it cannot be told."""
+        """static, mixed, moving as the typical sample is (``motion_word``), or no sink; None when
+        it cannot be told.
+        """
         if np.isnan(self.mobility):
             return "no sink"
-        over_static, over_moving = self.mobility_over.above(STATIC), self.mobility_over.above(MOVING)
+        over_static, over_moving = (
+            self.mobility_over.above(STATIC),
+            self.mobility_over.above(MOVING),
+        )
         if over_static is False or over_moving:
             return "moving" if over_moving else "static"
         return "mixed" if over_static and over_moving is False else None
@@ -122,11 +139,17 @@ class MotionSummary:
         return None if right is None else "right" if right else "left"
 
     def of_heads(self, mobility_LH: np.ndarray, counts_LH: np.ndarray) -> MotionSummary:
-        """The same of one sample, with another mobility (layer, head), the plain mean over the heads that count."""
+        """The same of one sample, with another mobility (layer, head), the plain mean over the
+        heads that count.
+        """
         counts = counts_LH & ~np.isnan(mobility_LH)
         weighed = np.where(counts, mobility_LH, 0.0)
         heads = counts.sum().reshape(1).astype(float)
-        sums = {"mobility": weighed.sum().reshape(1), "mobility_weight": heads, "heads_with_sink": heads}
+        sums = {
+            "mobility": weighed.sum().reshape(1),
+            "mobility_weight": heads,
+            "heads_with_sink": heads,
+        }
         return _of({**self.sums, **sums})
 
     @classmethod
@@ -142,7 +165,9 @@ MEANS = ("mobility", "moves_per_step", "drift", "drift_relative")
 
 
 def summarised(fields: Mapping[str, np.ndarray], at_risk: np.ndarray) -> MotionSummary:
-    """The summary of ``Motion`` fields (..., layer, head), with numbers of sinks ``at_risk`` of ending."""
+    """The summary of ``Motion`` fields (..., layer, head), with numbers of sinks ``at_risk`` of
+    ending.
+    """
     # What the main sink drew over all its steps.
     strength: Any = fields["strength"] * fields["steps"]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -151,13 +176,23 @@ def summarised(fields: Mapping[str, np.ndarray], at_risk: np.ndarray) -> MotionS
     parts["heads_with_sink"] = ~np.isnan(fields["mobility"])
     for name in MEANS:
         known = ~np.isnan(values[name])
-        parts |= {name: strength * np.where(known, values[name], 0), f"{name}_weight": strength * known}
-    return _of({name: np.asarray(part, dtype=float).sum((-2, -1)).reshape(-1) for name, part in parts.items()})
+        parts |= {
+            name: strength * np.where(known, values[name], 0),
+            f"{name}_weight": strength * known,
+        }
+    return _of(
+        {
+            name: np.asarray(part, dtype=float).sum((-2, -1)).reshape(-1)
+            for name, part in parts.items()
+        }
+    )
 
 
 def _of(sums: dict[str, np.ndarray]) -> MotionSummary:
     total = {name: float(part_N.sum()) for name, part_N in sums.items()}
-    mobility_N, drift_N = (ratio(sums[name], sums[f"{name}_weight"]) for name in ("mobility", "drift_relative"))
+    mobility_N, drift_N = (
+        ratio(sums[name], sums[f"{name}_weight"]) for name in ("mobility", "drift_relative")
+    )
     at_risk, deaths = total["at_risk"], total["deaths"]
     return MotionSummary(
         **{name: float(ratio(total[name], total[f"{name}_weight"])) for name in MEANS},
@@ -174,9 +209,10 @@ def _of(sums: dict[str, np.ndarray]) -> MotionSummary:
 class Motion:
     """Paths of the main sinks and what they come to. Steps are the recorded ones, in their order.
 
-    The main sink of a head at a step is the key that receives most. A step *counts* for a head when its main sink is a
-    sink under the rule: where nothing stands out, the greatest key wanders without meaning. With ``Top(1)`` every step
-    counts. All fields but the first two have the axes (..., layer, head).
+    The main sink of a head at a step is the key that receives most. A step *counts* for a head when
+    its main sink is a sink under the rule: where nothing stands out, the greatest key wanders
+    without meaning. With ``Top(1)`` every step counts. All fields but the first two have the axes
+    (..., layer, head).
     """
 
     main: np.ndarray
@@ -188,8 +224,8 @@ class Motion:
     strength: np.ndarray
     """mean weight that the main sink receives where the step counts, 0 where none does"""
     mobility: np.ndarray
-    """chance that two different counted steps have their main sinks at different places, 0 static to 1 everywhere else;
-    NaN with fewer than two counted steps"""
+    """chance that two different counted steps have their main sinks at different places, 0 static
+    to 1 everywhere else; NaN with fewer than two counted steps"""
     moves: np.ndarray
     """successive counted steps with the main sink at different places"""
     transitions: np.ndarray
@@ -207,29 +243,42 @@ class Motion:
     mean_lifetime: np.ndarray
     """mean number of steps that the sinks of ``deaths`` had lasted; NaN without any"""
     expected_lifetime: np.ndarray
-    """steps a sink lasts when its chance to end is the same at each: sinks with a next step over deaths. The lasting
-    ones count too, so that long lives are not lost; infinite when none ended, NaN when there was no sink to end"""
+    """steps a sink lasts when its chance to end is the same at each: sinks with a next step over
+    deaths. The lasting ones count too, so that long lives are not lost; infinite when none ended,
+    NaN when there was no sink to end
+    """
     drift: np.ndarray
-    """least-squares slope of the main sink's canvas position, in positions per step; added sinks do not enter"""
+    """least-squares slope of the main sink's canvas position, in positions per step; added sinks do
+    not enter
+    """
     drift_low: np.ndarray
     """lower end of the 95 % interval NaN with fewer than 8 points"""
     drift_high: np.ndarray
     """upper end"""
     drift_relative: np.ndarray
-    """drift over the whole run as a share of the sequence: slope * (steps - 1) / positions, +1 from left to right"""
+    """drift over the whole run as a share of the sequence: slope * (steps - 1) / positions, +1 from
+    left to right
+    """
     overall: MotionSummary
     """one line for all heads"""
 
 
 def motion(
-    received: Any, visible: Any = None, positions: Any = None, *, rule: Rule = DEFAULT, added: int = 0, jump: int = 4
+    received: Any,
+    visible: Any = None,
+    positions: Any = None,
+    *,
+    rule: Rule = DEFAULT,
+    added: int = 0,
+    jump: int = 4,
 ) -> Motion:
-    """Follow the main sinks of ``received`` (..., step, layer, head, key); any axes in front are samples.
+    """Follow the main sinks of ``received`` (..., step, layer, head, key); any axes in front are
+    samples.
 
-    visible, positions: as in ``find_sinks``. added: number of added sink columns in front of the keys. They take part
-    (a head whose main sink is an added one stands still) but have no place on the canvas, so no jump or drift; for the
-    text alone pass ``received[..., added:]`` with the visible counts of those keys.
-    jump: moves over more than this many positions are jumps.
+    visible, positions: as in ``find_sinks``. added: number of added sink columns in front of the
+    keys. They take part (a head whose main sink is an added one stands still) but have no place on
+    the canvas, so no jump or drift; for the text alone pass ``received[..., added:]`` with the
+    visible counts of those keys. jump: moves over more than this many positions are jumps.
     Time O(size); working memory a few (layer, head, key) slabs, whatever the number of steps.
     Raises ValueError for fewer than four axes or when shapes do not fit.
     """
@@ -244,9 +293,14 @@ def motion(
 class MotionCounter:
     """`motion`, slab by slab, in the order of the steps. Working memory: two slabs."""
 
-    def __init__(self, shape: tuple[int, ...], rule: Rule = DEFAULT, added: int = 0, jump: int = 4) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], rule: Rule = DEFAULT, added: int = 0, jump: int = 4
+    ) -> None:
         if not 0 <= added < max(shape[-1], 1):
-            raise ValueError(f"added counts the added sink columns, fewer than the {shape[-1]} keys: got {added}.")
+            raise ValueError(
+                f"added counts the added sink columns, fewer than the {shape[-1]} keys: got "
+                f"{added}."
+            )
         self.rule, self.added, self.jump, self._keys = rule, added, jump, shape[-1]
         lead, (steps, layers, heads) = shape[:-4], shape[-4:-1]
         self.main = np.full((*lead, steps, layers, heads), -1, dtype=np.int32)
@@ -256,16 +310,23 @@ class MotionCounter:
         self.lives = np.zeros((*lead, 5, layers, heads), dtype=np.int64)
 
     def add(self, slab: Slab) -> None:
-        """Look where the main sinks are at the next steps, and which keys became sinks or stopped being one."""
+        """Look where the main sinks are at the next steps, and which keys became sinks or stopped
+        being one.
+        """
         index, a_TLHK, main_TLH = slab.at, slab.received, slab.main
         if index[-1].start == 0:
             self._life = _Lifetimes(self.lives[index[:-1]], self._keys)
         seen_TLHK, found = np.broadcast_to(slab.visible, a_TLHK.shape), slab.found(self.rule)
-        exists_TLH, at = main_TLH >= 0, (*np.indices(main_TLH.shape, sparse=True), np.maximum(main_TLH, 0))
+        exists_TLH, at = (
+            main_TLH >= 0,
+            (*np.indices(main_TLH.shape, sparse=True), np.maximum(main_TLH, 0)),
+        )
         received_TLH, seen_TLH, is_sink_TLH = a_TLHK[at], seen_TLHK[at], found.flags[at]
         self.main[index] = main_TLH
         self.counted[index] = exists_TLH & is_sink_TLH
-        self.share[index] = np.where(exists_TLH, received_TLH / np.where(exists_TLH, seen_TLH, 1), 0)
+        self.share[index] = np.where(
+            exists_TLH, received_TLH / np.where(exists_TLH, seen_TLH, 1), 0
+        )
         # Scaled as if all ran, the greatest count is the number of positions.
         self.length[index] = np.fmax.reduce(slab.visible, axis=(1, 2, 3), initial=0)
         self._life.add(found, exists_TLH)
@@ -292,7 +353,10 @@ class MotionCounter:
             "mobility": chance_elsewhere(place, here),
         }
         fields |= {"moves": moved.sum(0), "transitions": pairs.sum(0)}
-        fields |= {"jumps": jumped.sum(0), "mean_jump": ratio(np.where(jumped, distance, 0).sum(0), jumped.sum(0))}
+        fields |= {
+            "jumps": jumped.sum(0),
+            "mean_jump": ratio(np.where(jumped, distance, 0).sum(0), jumped.sum(0)),
+        }
         fields |= {"births": births, "deaths": deaths, "lasting": lasting}
         fields |= {"mean_lifetime": ratio(finished, deaths), "expected_lifetime": expected}
         fields |= {"drift": line.slope, "drift_low": line.low, "drift_high": line.high}
@@ -303,8 +367,9 @@ class MotionCounter:
 class _Lifetimes:
     """Counts over one sample, filled by ``add`` in the order of the steps.
 
-    counts: (5, layer, head) to add to: keys that became sinks after the first step; sinks that stopped being one; steps
-    that those had lasted; sinks that had a next step at which they could stop; sinks at the last step.
+    counts: (5, layer, head) to add to: keys that became sinks after the first step; sinks that
+    stopped being one; steps that those had lasted; sinks that had a next step at which they could
+    stop; sinks at the last step.
     """
 
     def __init__(self, counts: np.ndarray, keys: int) -> None:
@@ -316,7 +381,9 @@ class _Lifetimes:
         self.alive = np.zeros(counts.shape[1:], dtype=bool)
 
     def add(self, sinks: Found, exists_TLH: np.ndarray) -> None:
-        """Some steps: which keys are sinks, and for which heads a step exists. A missing step ends the watch."""
+        """Some steps: which keys are sinks, and for which heads a step exists. A missing step ends
+        the watch.
+        """
         steps, size, keys = len(exists_TLH), self.flags.size, self.flags.shape[-1]
         cells, flags, before = sinks.cells, sinks.flags.ravel(), self.flags.ravel()
         second, last = cells.searchsorted([size, (steps - 1) * size])
@@ -340,4 +407,8 @@ class _Lifetimes:
         for count_LH, count_TLH in zip(self.counts, (*counts, at_risk_TLH), strict=False):
             count_LH += (count_TLH * watched_TLH).sum(0).astype(np.int64)
         self.counts[4] = sinks.number[-1]
-        self.flags, self.alive, self.step = sinks.flags[-1].copy(), exists_TLH[-1], self.step + steps
+        self.flags, self.alive, self.step = (
+            sinks.flags[-1].copy(),
+            exists_TLH[-1],
+            self.step + steps,
+        )

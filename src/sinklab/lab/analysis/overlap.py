@@ -1,7 +1,7 @@
 """How much sinks have in common: from step to step, from layer to layer, from head to head."""
 
-# T steps, G states of a query (masked, committed, prompt), L layers, H heads, P pairs of heads, K keys, B and W of
-# them as bits of bytes and of words
+# T steps, G states of a query (masked, committed, prompt), L layers, H heads, P pairs of heads, K
+# keys, B and W of them as bits of bytes and of words
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +12,17 @@ from sinklab.lab.analysis.counts import Counts, counted, ratio, share, slabs, sp
 
 
 def jaccard(one: Any, other: Any) -> np.ndarray:
-    """Sinks in common over sinks in either, (...,) from two boolean arrays (..., key); NaN where neither has any.
+    """Sinks in common over sinks in either, (...,) from two boolean arrays (..., key); NaN where
+    neither has any.
 
     Counts (numbers of at least 0) work too: the sum of the lesser over the sum of the greater.
     Raises ValueError when the numbers of keys differ.
     """
     a, b = np.asarray(one), np.asarray(other)
     if a.shape[-1] != b.shape[-1]:
-        raise ValueError(f"jaccard compares sets of the same keys: got shapes {a.shape} and {b.shape}.")
+        raise ValueError(
+            f"jaccard compares sets of the same keys: got shapes {a.shape} and {b.shape}."
+        )
     if a.dtype == bool and b.dtype == bool:
         common, total = counted(a & b), counted(a | b)
     else:
@@ -28,21 +31,25 @@ def jaccard(one: Any, other: Any) -> np.ndarray:
 
 
 def overlap_by_step(sinks: Any) -> np.ndarray:
-    """Jaccard overlap of every head's sinks with those of its next step: (..., step - 1, layer, head) from
-    boolean (..., step, layer, head, key). NaN where neither step has a sink.
+    """Jaccard overlap of every head's sinks with those of its next step: (..., step - 1, layer,
+    head) from boolean (..., step, layer, head, key). NaN where neither step has a sink.
     """
     flags = _flags(sinks, 4, "overlap_by_step needs (..., step, layer, head, key)")
     return jaccard(flags[..., 1:, :, :, :], flags[..., :-1, :, :, :])
 
 
 def overlap_by_layer(sinks: Any) -> np.ndarray:
-    """(layer, layer) overlap of the layers' sinks, mean over steps and any axes in front; from (..., layer, head, key).
+    """(layer, layer) overlap of the layers' sinks, mean over steps and any axes in front; from
+    (..., layer, head, key).
 
-    A layer is the list of how many of its heads have a sink at each key; the overlap of two is the sum of the lesser
-    counts over the sum of the greater, which is Jaccard's where there is one head. The first off-diagonal is the
-    overlap of neighbours. NaN where two layers never have a sink. Time O(layer^2 key) per step, beside one pass.
+    A layer is the list of how many of its heads have a sink at each key; the overlap of two is the
+    sum of the lesser counts over the sum of the greater, which is Jaccard's where there is one
+    head. The first off-diagonal is the overlap of neighbours. NaN where two layers never have a
+    sink. Time O(layer^2 key) per step, beside one pass.
     """
-    return overlap_of_counts(_flags(sinks, 3, "overlap_by_layer needs (..., layer, head, key)").sum(-2))
+    return overlap_of_counts(
+        _flags(sinks, 3, "overlap_by_layer needs (..., layer, head, key)").sum(-2)
+    )
 
 
 def overlap_of_counts(counts: np.ndarray) -> np.ndarray:
@@ -53,7 +60,9 @@ def overlap_of_counts(counts: np.ndarray) -> np.ndarray:
     for steps in spans(len(counts_TLK), layers * layers * keys):
         # Sums of small whole numbers are exact, and quick as a product.
         count_TLK = counts_TLK[steps].astype(np.float32)
-        common_TLL = np.minimum(count_TLK[:, :, None], count_TLK[:, None]) @ np.ones(keys, np.float32)
+        common_TLL = np.minimum(count_TLK[:, :, None], count_TLK[:, None]) @ np.ones(
+            keys, np.float32
+        )
         size_TL = np.diagonal(common_TLL, axis1=1, axis2=2)
         either_TLL = size_TL[:, :, None] + size_TL[:, None] - common_TLL
         total += (common_TLL / np.maximum(either_TLL, 1)).sum(0, dtype=float)
@@ -62,13 +71,18 @@ def overlap_of_counts(counts: np.ndarray) -> np.ndarray:
 
 
 def overlap_by_head(sinks: Any) -> np.ndarray:
-    """(..., layer) mean Jaccard overlap over all pairs of two heads of a layer, from boolean (..., layer, head, key).
+    """(..., layer) mean Jaccard overlap over all pairs of two heads of a layer, from boolean (...,
+    layer, head, key).
 
-    Pairs of which neither has a sink do not count; NaN where no pair is left. Time O(head^2 key) per layer.
+    Pairs of which neither has a sink do not count; NaN where no pair is left. Time O(head^2 key)
+    per layer.
     """
     flags = _flags(sinks, 3, "overlap_by_head needs (..., layer, head, key)")
     heads, keys = flags.shape[-2:]
-    flags_LHK, found_L = flags.reshape(-1, heads, keys), np.full(math.prod(flags.shape[:-2]), np.nan)
+    flags_LHK, found_L = (
+        flags.reshape(-1, heads, keys),
+        np.full(math.prod(flags.shape[:-2]), np.nan),
+    )
     first_P, second_P = np.triu_indices(heads, 1)
     for layers in spans(len(flags_LHK), heads * max(heads, keys)):
         # 64 keys in a word
@@ -108,29 +122,42 @@ class LayerSinks(Counts):
 
     @property
     def trend(self) -> float:
-        """Least-squares slope of ``number`` over depth, in sinks from the first layer to the last; falls below 0 where
-        sinks get fewer, as in LLaDA. NaN with fewer than two layers."""
+        """Least-squares slope of ``number`` over depth, in sinks from the first layer to the last;
+        falls below 0 where sinks get fewer, as in LLaDA. NaN with fewer than two layers."""
         here = ~np.isnan(self.number)
         depth = np.linspace(0, 1, len(here))
-        return float(np.polyfit(depth[here], self.number[here], 1)[0]) if here.sum() >= 2 else math.nan
+        return (
+            float(np.polyfit(depth[here], self.number[here], 1)[0]) if here.sum() >= 2 else math.nan
+        )
 
 
-def sinks_per_layer(sinks: Any, received: Any, visible: Any = None, positions: Any = None) -> LayerSinks:
-    """Number and strength of the sinks of each layer (Rulli et al., 4.2: in LLaDA they get fewer and stronger).
+def sinks_per_layer(
+    sinks: Any, received: Any, visible: Any = None, positions: Any = None
+) -> LayerSinks:
+    """Number and strength of the sinks of each layer (Rulli et al., 4.2: in LLaDA they get fewer
+    and stronger).
 
-    sinks: boolean (..., layer, head, key); received of the same shape; visible, positions: as in ``find_sinks``.
-    Raises ValueError when the shapes differ. O(size), working memory a few slabs.
+    sinks: boolean (..., layer, head, key); received of the same shape; visible, positions: as in
+    ``find_sinks``. Raises ValueError when the shapes differ. O(size), working memory a few slabs.
     """
     flags = _flags(sinks, 3, "sinks_per_layer needs (..., layer, head, key)")
     if flags.shape != np.shape(received):
-        raise ValueError(f"One sink flag per score: sinks have shape {flags.shape}, received {np.shape(received)}.")
+        raise ValueError(
+            f"One sink flag per score: sinks have shape {flags.shape}, received "
+            f"{np.shape(received)}."
+        )
     flags = flags if flags.ndim > 3 else flags[None]
     counts = np.zeros((4, flags.shape[-3]), dtype=np.int64)
     scores = np.zeros(flags.shape[-3])
     for slab in slabs(received, visible, positions):
         exists_TLH: Any = slab.exists.any(-1)
         here = flags[slab.at]
-        counts += [exists_TLH.sum((0, 2)), exists_TLH.any(2).sum(0), here.sum((0, 2, 3)), here.any(2).sum((0, 2))]
+        counts += [
+            exists_TLH.sum((0, 2)),
+            exists_TLH.any(2).sum(0),
+            here.sum((0, 2, 3)),
+            here.any(2).sum((0, 2)),
+        ]
         scores += np.where(here, slab.received, 0).sum((0, 2, 3), dtype=float)
     heads, steps, number, keys = counts
     return LayerSinks(heads, steps, number, keys, scores)
@@ -145,7 +172,9 @@ def _flags(sinks: Any, axes: int, needs: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class BlockEffects(Counts):
-    """Moves of main sinks where a new block begins, against those inside a block. Several samples add up."""
+    """Moves of main sinks where a new block begins, against those inside a block. Several samples
+    add up.
+    """
 
     border_moves: int
     border_pairs: int
@@ -158,7 +187,9 @@ class BlockEffects(Counts):
     inside_rate = share("inside_moves", "inside_pairs")
     """moves per pair of steps inside a block"""
     ratio = share("border_rate", "inside_rate")
-    """how many times likelier a move is at a block boundary; NaN without moves inside, or without a boundary"""
+    """how many times likelier a move is at a block boundary; NaN without moves inside, or without a
+    boundary
+    """
 
 
 def block_effects(main: Any, blocks: Any, counted: Any = None) -> BlockEffects:
@@ -172,14 +203,17 @@ def block_effects(main: Any, blocks: Any, counted: Any = None) -> BlockEffects:
     place, block = np.asarray(main), np.asarray(blocks)
     if place.ndim < 3 or block.shape != place.shape[:-2]:
         raise ValueError(
-            f"block_effects needs main (..., step, layer, head) and blocks (..., step): got {place.shape} and "
+            "block_effects needs main (..., step, layer, head) and blocks (..., step): got "
+            f"{place.shape} and "
             f"{block.shape}."
         )
     here = place >= 0 if counted is None else np.asarray(counted, dtype=bool) & (place >= 0)
     pairs = here[..., 1:, :, :] & here[..., :-1, :, :]
     moved = pairs & (place[..., 1:, :, :] != place[..., :-1, :, :])
     border = (block[..., 1:] != block[..., :-1])[..., None, None]
-    return BlockEffects(*(int((what & where).sum()) for where in (border, ~border) for what in (moved, pairs)))
+    return BlockEffects(
+        *(int((what & where).sum()) for where in (border, ~border) for what in (moved, pairs))
+    )
 
 
 @dataclass(frozen=True)
@@ -187,7 +221,9 @@ class SplitSinks(Counts):
     """Heads that give queries of different states different main sinks. Several samples add up."""
 
     split_L: np.ndarray
-    """(layer,) number of (step, head) where masked and unmasked queries have different main sinks"""
+    """(layer,) number of (step, head) where masked and unmasked queries have different main
+    sinks
+    """
     pairs_L: np.ndarray
     """(layer,) number of (step, head) that have both"""
     committed: tuple[int, int]
@@ -207,17 +243,21 @@ class SplitSinks(Counts):
 def split_sinks(main_by_state: Any, share_by_state: Any = None, floor: Any = 0.0) -> SplitSinks:
     """Where masked and unmasked queries look at different main sinks (Rulli et al., Fig. 6a).
 
-    main_by_state: (..., step, state, layer, head) key of the main sink of the queries of each state (masked,
-        committed, prompt), -1 where there are no such queries. The unmasked queries are the committed ones where there
-        are any, else those of the prompt.
-    share_by_state: like it, mean weight that the main sink gets from them; with it only sinks over ``floor`` count
-        (number, or an array broadcastable to (..., step, state, layer, head)); without it any greatest key does.
+    main_by_state: (..., step, state, layer, head) key of the main sink of the queries of each state
+    (masked,
+        committed, prompt), -1 where there are no such queries. The unmasked queries are the
+        committed ones where there are any, else those of the prompt.
+    share_by_state: like it, mean weight that the main sink gets from them; with it only sinks over
+    ``floor`` count
+        (number, or an array broadcastable to (..., step, state, layer, head)); without it any
+        greatest key does.
     Raises ValueError when the shapes do not fit.
     """
     main = np.asarray(main_by_state)
     if main.ndim < 4 or main.shape[-3] != 3:
         raise ValueError(
-            "split_sinks needs (..., step, state, layer, head) with three states (masked, committed, prompt): got "
+            "split_sinks needs (..., step, state, layer, head) with three states (masked, "
+            "committed, prompt): got "
             f"shape {main.shape}."
         )
     if share_by_state is not None:
@@ -233,5 +273,7 @@ def split_sinks(main_by_state: Any, share_by_state: Any = None, floor: Any = 0.0
         both = (masked >= 0) & (other >= 0)
         return (both & (masked != other)).sum(axes), both.sum(axes)
 
-    totals: Any = [tuple(int(count_L.sum()) for count_L in compared(other)) for other in (committed, prompt)]
+    totals: Any = [
+        tuple(int(count_L.sum()) for count_L in compared(other)) for other in (committed, prompt)
+    ]
     return SplitSinks(*compared(unmasked), *totals)

@@ -1,6 +1,9 @@
-"""The strongest key of every head: how much of the attention it gets, where it stands, and whether it stays."""
+"""The strongest key of every head: how much of the attention it gets, where it stands, and whether
+it stays.
+"""
 
-# T steps, W windows of queries, L layers, H heads, K keys (added sinks first, then text positions), P paths of heads
+# T steps, W windows of queries, L layers, H heads, K keys (added sinks first, then text positions),
+# P paths of heads
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -17,7 +20,9 @@ STRONG = 0.3
 
 @dataclass(frozen=True)
 class Strongest:
-    """The strongest key of every head of one sample: the one with the greatest mean weight among the defined keys."""
+    """The strongest key of every head of one sample: the one with the greatest mean weight among
+    the defined keys.
+    """
 
     weight_TLH: np.ndarray
     """its mean weight over the queries that may see it, 0 to 1; NaN where no key is defined"""
@@ -26,10 +31,12 @@ class Strongest:
     added: int
     """added sink columns in front of the keys"""
     mobility_LH: np.ndarray
-    """chance that at two steps it stands at different places; of an autoregressive model, in two windows of queries,
-    among the keys that both see. NaN with fewer than two"""
+    """chance that at two steps it stands at different places; of an autoregressive model, in two
+    windows of queries, among the keys that both see. NaN with fewer than two"""
     window_weight_LH: np.ndarray
-    """of an autoregressive model the weight of a window's strongest key, mean over windows; NaN otherwise"""
+    """of an autoregressive model the weight of a window's strongest key, mean over windows; NaN
+    otherwise
+    """
 
     @cached_property
     def weight_LH(self) -> np.ndarray:
@@ -44,7 +51,9 @@ class Strongest:
 
     @property
     def counted_LH(self) -> np.ndarray:
-        """Whether the mobility of the head counts: it has a strong key, be it another in every window of queries."""
+        """Whether the mobility of the head counts: it has a strong key, be it another in every
+        window of queries.
+        """
         return self.strong_LH | (np.nan_to_num(self.window_weight_LH) > STRONG)
 
     @property
@@ -74,7 +83,9 @@ class Strongest:
 
     @property
     def mobility_strong(self) -> float:
-        """Mean of ``mobility_LH`` over the heads with a strong key (`counted_LH`); NaN without any."""
+        """Mean of ``mobility_LH`` over the heads with a strong key (`counted_LH`); NaN without
+        any.
+        """
         return _mean(self.mobility_LH[self.counted_LH])
 
     @property
@@ -84,35 +95,47 @@ class Strongest:
 
 
 def strongest(
-    key_TLH: Any, weight_TLH: Any, *, added: int = 0, mobility_LH: Any = None, windows_WLHK: Any = None
+    key_TLH: Any,
+    weight_TLH: Any,
+    *,
+    added: int = 0,
+    mobility_LH: Any = None,
+    windows_WLHK: Any = None,
 ) -> Strongest:
-    """The strongest keys of one sample from where they stand (-1: nowhere) and their mean weights, (step, layer, head).
+    """The strongest keys of one sample from where they stand (-1: nowhere) and their mean weights,
+    (step, layer, head).
 
     Args:
         added: added sink columns in front of the keys.
         mobility_LH: that of a model whose queries see the whole canvas (`Motion.mobility`).
-        windows_WLHK: of an autoregressive model the mean weights by window (see `window_mobility`), in its place.
-            Without both, the chance that the keys of two steps differ.
+        windows_WLHK: of an autoregressive model the mean weights by window (see `window_mobility`),
+            in its place. Without both, the chance that the keys of two steps differ.
 
     Raises:
         ValueError: when the shapes differ.
     """
     key, weight = np.asarray(key_TLH), np.asarray(weight_TLH)
     if key.ndim != 3 or key.shape != weight.shape:
-        raise ValueError(f"strongest needs keys and weights (step, layer, head): got {key.shape} and {weight.shape}.")
+        raise ValueError(
+            f"strongest needs keys and weights (step, layer, head): got {key.shape} and "
+            f"{weight.shape}."
+        )
     window_weight_LH = np.full(key.shape[1:], np.nan)
     if windows_WLHK is not None:
         mobility_LH = window_mobility(windows_WLHK)
         # the first window sees a single key
         greatest_WLH = np.nan_to_num(np.fmax.reduce(windows_WLHK[1:], axis=-1))
-        window_weight_LH = ratio(greatest_WLH.sum(0, dtype=float), np.full(key.shape[1:], len(greatest_WLH)))
+        window_weight_LH = ratio(
+            greatest_WLH.sum(0, dtype=float), np.full(key.shape[1:], len(greatest_WLH))
+        )
     if mobility_LH is None:
         mobility_LH = chance_elsewhere(key, key >= 0)
     return Strongest(weight, key, added, np.asarray(mobility_LH), window_weight_LH)
 
 
 def chance_elsewhere(key: np.ndarray, here: np.ndarray) -> np.ndarray:
-    """Chance (...) that at two of the steps ``here`` the keys (step, ...) differ; NaN with fewer than two.
+    """Chance (...) that at two of the steps ``here`` the keys (step, ...) differ; NaN with fewer
+    than two.
 
     1 - sum over places of n (n - 1) / (N (N - 1)): the unbiased Gini-Simpson index of the places.
     """
@@ -127,14 +150,16 @@ def chance_elsewhere(key: np.ndarray, here: np.ndarray) -> np.ndarray:
 
 
 def window_mobility(windows: Any) -> np.ndarray:
-    """Chance (layer, head) that two windows of queries have their strongest keys at different places.
+    """Chance (layer, head) that two windows of queries have their strongest keys at different
+    places.
 
-    A column sum keeps its old rows, so that the strongest key of all queries so far stands still by construction;
-    disjoint windows share none. Of two windows only the keys that both see are compared, and a window that sees a
-    single key says nothing. NaN with fewer than two windows that count.
+    A column sum keeps its old rows, so that the strongest key of all queries so far stands still by
+    construction; disjoint windows share none. Of two windows only the keys that both see are
+    compared, and a window that sees a single key says nothing. NaN with fewer than two windows that
+    count.
 
-    windows: (window, layer, head, key) mean weight that the queries of each window give the keys that all of them may
-    see; NaN elsewhere.
+    windows: (window, layer, head, key) mean weight that the queries of each window give the keys
+    that all of them may see; NaN elsewhere.
     """
     weight_WPK = np.asarray(windows, dtype=np.float32)
     shape, keys = weight_WPK.shape[1:3], weight_WPK.shape[-1]
@@ -143,7 +168,9 @@ def window_mobility(windows: Any) -> np.ndarray:
     weight_WPK = np.nan_to_num(weight_WPK, nan=-1.0)
     # the strongest of the first so many keys, for every number of them
     highest_WPK = np.maximum.accumulate(weight_WPK, axis=-1)
-    before_WPK = np.concatenate([np.full_like(highest_WPK[..., :1], -np.inf), highest_WPK[..., :-1]], axis=-1)
+    before_WPK = np.concatenate(
+        [np.full_like(highest_WPK[..., :1], -np.inf), highest_WPK[..., :-1]], axis=-1
+    )
     rises_WPK = weight_WPK > before_WPK
     leader_WPK = np.maximum.accumulate(np.where(rises_WPK, np.arange(keys), 0), axis=-1)
     counts = [window for window, seen in enumerate(seen_W.tolist()) if seen > 1]

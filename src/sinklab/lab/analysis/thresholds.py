@@ -1,4 +1,6 @@
-"""Sink rules side by side: how many heads, how many keys and how much attention each of them flags."""
+"""Sink rules side by side: how many heads, how many keys and how much attention each of them
+flags.
+"""
 
 # E thresholds, B bins and what lies below and above them, L layers, H heads, K keys, N scores
 import warnings
@@ -20,7 +22,9 @@ EPSILONS = tuple(np.linspace(0, 10, 21).tolist())
 
 @dataclass(frozen=True)
 class EpsilonCurve(Counts):
-    """Share of tokens that are not sinks, over epsilon (Rulli et al., Fig. 10). Curves of several samples add up."""
+    """Share of tokens that are not sinks, over epsilon (Rulli et al., Fig. 10). Curves of several
+    samples add up.
+    """
 
     same = ("epsilon", "scale")
     epsilon: np.ndarray
@@ -34,7 +38,9 @@ class EpsilonCurve(Counts):
 
     @property
     def filtered(self) -> np.ndarray:
-        """(E,) share of (step, layer, head, key) that are no sinks; NaN when nothing was counted."""
+        """(E,) share of (step, layer, head, key) that are no sinks; NaN when nothing was
+        counted.
+        """
         return 1 - ratio(self.sinks_LE.sum(0), self.places_L.sum())
 
     @property
@@ -54,7 +60,12 @@ class EpsilonCurve(Counts):
 
 
 def epsilon_curve(
-    received: Any, visible: Any = None, positions: Any = None, *, epsilons: Any = EPSILONS, scale: str = "sum"
+    received: Any,
+    visible: Any = None,
+    positions: Any = None,
+    *,
+    epsilons: Any = EPSILONS,
+    scale: str = "sum",
 ) -> EpsilonCurve:
     """Count the sinks of ``Excess(epsilon, scale)`` over epsilon.
 
@@ -77,9 +88,13 @@ class CurveCounter:
         grid = np.asarray(epsilons, dtype=float).reshape(-1)
         if len(grid) == 0 or not (np.diff(grid) > 0).all() or not grid[0] >= 0:
             raise ValueError(f"epsilons must rise from at least 0: got {grid.tolist()}.")
-        # Below 1 even the literal mean does not warn; what is wanted here is the check of the scale.
+        # Below 1 even the literal mean does not warn; what is wanted here is the check of the
+        # scale.
         Excess(0.0, scale)
-        sinks_LE, places_L = np.zeros((layers, len(grid)), dtype=np.int64), np.zeros(layers, dtype=np.int64)
+        sinks_LE, places_L = (
+            np.zeros((layers, len(grid)), dtype=np.int64),
+            np.zeros(layers, dtype=np.int64),
+        )
         self.curve = EpsilonCurve(grid, scale, sinks_LE, places_L)
 
     def add(self, slab: Slab) -> None:
@@ -104,7 +119,9 @@ def _excess(a: np.ndarray, visible: np.ndarray, exists: np.ndarray, scale: str) 
     if scale == "zscore":
         share, weight = np.where(exists, a / seen, 0), exists.sum(-1, keepdims=True).clip(1)
         mean = share.sum(-1, keepdims=True) / weight
-        deviation = np.sqrt((np.where(exists, share - mean, 0) ** 2).sum(-1, keepdims=True) / weight)
+        deviation = np.sqrt(
+            (np.where(exists, share - mean, 0) ** 2).sum(-1, keepdims=True) / weight
+        )
         flat = deviation <= 1e-6 * mean
         return np.where(flat, -1, (share - mean) / np.where(flat, 1, deviation))
     most = seen.max(-1, keepdims=True)
@@ -116,7 +133,9 @@ def _excess(a: np.ndarray, visible: np.ndarray, exists: np.ndarray, scale: str) 
 
 @dataclass(frozen=True)
 class ScoreHistogram(Counts):
-    """How the scores are spread (Rulli et al., Fig. 3 and 9). Histograms of several samples add up."""
+    """How the scores are spread (Rulli et al., Fig. 3 and 9). Histograms of several samples add
+    up.
+    """
 
     same = ("edges",)
     counts: np.ndarray
@@ -130,14 +149,22 @@ class ScoreHistogram(Counts):
 
 
 def score_histogram(
-    received: Any, visible: Any = None, positions: Any = None, *, bins: int = 64, span: Span = None, log: bool = False
+    received: Any,
+    visible: Any = None,
+    positions: Any = None,
+    *,
+    bins: int = 64,
+    span: Span = None,
+    log: bool = False,
 ) -> ScoreHistogram:
-    """Count the scores a_j as multiples of an even share, in equal bins (``log``: equal on a logarithmic scale).
+    """Count the scores a_j as multiples of an even share, in equal bins (``log``: equal on a
+    logarithmic scale).
 
-    received: (..., key); visible, positions: as in ``find_sinks``; keys that do not exist or that no query sees do not
-    count. span: first and last border, by default 0 to 64, or 2**-8 to 2**12 with ``log``: fixed, so that histograms of
-    samples of different lengths add up. Time O(size), working memory a few slabs.
-    Raises ValueError when the span is empty or, with ``log``, begins at 0 or less.
+    received: (..., key); visible, positions: as in ``find_sinks``; keys that do not exist or that
+    no query sees do not count. span: first and last border, by default 0 to 64, or 2**-8 to 2**12
+    with ``log``: fixed, so that histograms of samples of different lengths add up. Time O(size),
+    working memory a few slabs. Raises ValueError when the span is empty or, with ``log``, begins at
+    0 or less.
     """
     counter = HistogramCounter(bins, span, log)
     one_pass(slabs(received, visible, positions), counter)
@@ -151,7 +178,8 @@ class HistogramCounter:
         low, high = span or ((2.0**-8, 2.0**12) if log else (0.0, 64.0))
         if bins < 1 or not low < high or (log and low <= 0):
             raise ValueError(
-                f"A histogram needs bins of at least 1 and a span that rises, above 0 on a logarithmic scale: "
+                "A histogram needs bins of at least 1 and a span that rises, above 0 on a "
+                "logarithmic scale: "
                 f"got bins={bins}, span=({low:g}, {high:g}), log={log}."
             )
         self.edges = np.geomspace(low, high, bins + 1) if log else np.linspace(low, high, bins + 1)
@@ -221,9 +249,13 @@ class RuleRow(Counts):
 
 
 def compare_rules(
-    received: Any, visible: Any = None, positions: Any = None, rules: Mapping[str, Rule] = DEFAULT_RULES
+    received: Any,
+    visible: Any = None,
+    positions: Any = None,
+    rules: Mapping[str, Rule] = DEFAULT_RULES,
 ) -> list[RuleRow]:
-    """One row per rule over ``received`` (..., key); the first rule is the one the others are held against.
+    """One row per rule over ``received`` (..., key); the first rule is the one the others are held
+    against.
 
     visible, positions: as in ``find_sinks``. Time O(rules x size), working memory a few slabs.
     Raises ValueError when there is no rule.
@@ -253,7 +285,9 @@ class RuleCounter:
             with_sink = np.count_nonzero(np.diff(cells // slab.received.shape[-1], prepend=-1))
             taken = slab.received.reshape(-1)[cells].sum(dtype=float)
             both = sinks if found is first else np.count_nonzero(first.flags.reshape(-1)[cells])
-            counts_N += np.array([heads, keys, sinks, with_sink, total, taken, both, sinks + len(first.cells) - both])
+            counts_N += np.array(
+                [heads, keys, sinks, with_sink, total, taken, both, sinks + len(first.cells) - both]
+            )
 
     @property
     def rows(self) -> list[RuleRow]:

@@ -21,13 +21,22 @@ TEXT_CLASSES = ("newline", "whitespace", "punctuation", "digits", "words")
 """what a token of the language can be"""
 
 CLASSES = ("mask", *TEXT_CLASSES, "bos", "eos", "template", "special", "image", "sink")
-"""what a token can be; "eos" holds end of text and end of turn, "template" the words of the chat format too"""
+"""what a token can be; "eos" holds end of text and end of turn, "template" the words of the chat
+format too
+"""
 
 AGES = ("masked", "just committed", "committed", "prompt")
 """age of a position as of a step: "just committed" was masked at the step before"""
 
 # Role of a token id, as the tokens table has it, to its class.
-_ROLES = {"mask": "mask", "bos": "bos", "eos": "eos", "eot": "eos", "template": "template", "image": "image"}
+_ROLES = {
+    "mask": "mask",
+    "bos": "bos",
+    "eos": "eos",
+    "eot": "eos",
+    "template": "template",
+    "image": "image",
+}
 _ROLES |= {"pad": "special", "other": "special", "sink": "sink"}
 
 # A byte that is a part of a character, as a tokens table names it; others are text.
@@ -44,9 +53,10 @@ _SPELLINGS = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n", "ĉ": "\t"})
 def token_class(text: str, special: str = "", template: bool = False) -> str:
     """Class of a token, one of ``CLASSES``.
 
-    text: decoded text or byte-level spelling ("Ġthe"); a part of a character ("<0xE2>", "\\ufffd") counts as words.
-    special: role of the token id: "" for language, or mask, bos, eos, eot, pad, template, image, other, sink.
-    template: the position belongs to the chat format. Its words, line ends and lesser specials are then "template";
+    text: decoded text or byte-level spelling ("Ġthe"); a part of a character ("<0xE2>", "\\ufffd")
+    counts as words. special: role of the token id: "" for language, or mask, bos, eos, eot, pad,
+    template, image, other, sink. template: the position belongs to the chat format. Its words, line
+    ends and lesser specials are then "template";
         mask, bos, eos, image and sink stay what they are.
     Raises ValueError for an unknown role.
     """
@@ -71,8 +81,10 @@ def text_class(text: str) -> str:
 
 
 def characters(texts: Sequence[str]) -> list[str]:
-    """Texts of neighbouring tokens as they are read: of those that make a character together ("<0xC3>", "<0xA9>") the
-    first has it, the others are "◌". Bytes without the rest of their character stay."""
+    """Texts of neighbouring tokens as they are read: of those that make a character together
+    ("<0xC3>", "<0xA9>") the first has it, the others are "◌". Bytes without the rest of their
+    character stay.
+    """
     read = list(texts)
     for place, text in enumerate(read):
         for end in range(place + 2, place + 1 + _PARTS) if _BYTE.search(text) else ():
@@ -86,7 +98,8 @@ def characters(texts: Sequence[str]) -> list[str]:
 
 
 def token_classes(texts: Any, specials: Any = "", templates: Any = False) -> np.ndarray:
-    """``token_class`` of whole arrays: object array of the shape of ``texts``; None where the text is None.
+    """``token_class`` of whole arrays: object array of the shape of ``texts``; None where the text
+    is None.
 
     specials and templates broadcast to texts. Every distinct token is classed once.
     """
@@ -100,17 +113,20 @@ def token_classes(texts: Any, specials: Any = "", templates: Any = False) -> np.
 
 
 def token_ages(states_TS: Any) -> np.ndarray:
-    """Age of every position at every step, object array of ``AGES``; None where there is no position.
+    """Age of every position at every step, object array of ``AGES``; None where there is no
+    position.
 
-    states_TS: (..., step, position) codes 0 masked, 1 committed, 2 prompt (``STATES``), or -1 for no position.
-    A position is just committed when it is committed and was masked, or not there yet (a decoder that appends), at the
-    step before. At the first step nothing is known to be just committed. Where steps were recorded at intervals, "just"
-    means since the step recorded before. Raises ValueError for other codes.
+    states_TS: (..., step, position) codes 0 masked, 1 committed, 2 prompt (``STATES``), or -1 for
+    no position. A position is just committed when it is committed and was masked, or not there yet
+    (a decoder that appends), at the step before. At the first step nothing is known to be just
+    committed. Where steps were recorded at intervals, "just" means since the step recorded before.
+    Raises ValueError for other codes.
     """
     states = np.asarray(states_TS)
     if states.ndim < 2 or not np.isin(states, (-1, 0, 1, 2)).all():
         raise ValueError(
-            "states_TS needs axes (..., step, position) and codes 0 masked, 1 committed, 2 prompt or -1: got shape "
+            "states_TS needs axes (..., step, position) and codes 0 masked, 1 committed, 2 prompt "
+            "or -1: got shape "
             f"{states.shape} and codes {np.unique(states).tolist()[:8]}."
         )
     ages = np.array([None, *STATES], dtype=object)[states + 1]
@@ -140,29 +156,45 @@ class Enrichment:
 def enrichment(labels: Any, events: Any) -> Enrichment:
     """Count sink events per label against how often the label is there at all.
 
-    labels: strings, one per place (sample, step, position), any shape; None where the place does not exist.
-    events: numbers of the same shape, how many (layer, head) pairs have a sink there.
+    labels: strings, one per place (sample, step, position), any shape; None where the place does
+    not exist. events: numbers of the same shape, how many (layer, head) pairs have a sink there.
     Raises ValueError when the shapes differ or no place exists.
     """
     return enriched([tallied(labels, events)])
 
 
 def tallied(labels: Any, events: Any) -> pd.DataFrame:
-    """What ``enrichment`` counts of each label, which is the index: events, places. Samples are counted one by one."""
+    """What ``enrichment`` counts of each label, which is the index: events, places. Samples are
+    counted one by one.
+    """
     names, counts = np.asarray(labels, dtype=object), np.asarray(events, dtype=float)
     if names.shape != counts.shape:
-        raise ValueError(f"One number of events per label: labels have shape {names.shape}, events {counts.shape}.")
+        raise ValueError(
+            f"One number of events per label: labels have shape {names.shape}, events "
+            f"{counts.shape}."
+        )
     # None has the code -1
     code, found = pd.factorize(names.ravel())
-    events_of, places = (np.bincount(code + 1, of, len(found) + 1)[1:] for of in (counts.ravel(), None))
-    return pd.DataFrame({"events": events_of, "places": places}, index=found.astype(str).astype(object))
+    events_of, places = (
+        np.bincount(code + 1, of, len(found) + 1)[1:] for of in (counts.ravel(), None)
+    )
+    return pd.DataFrame(
+        {"events": events_of, "places": places}, index=found.astype(str).astype(object)
+    )
 
 
 def enriched(tables: Sequence[pd.DataFrame]) -> Enrichment:
     """The enrichment of what several samples have, each as ``tallied`` counts it."""
-    found = pd.concat(tables).groupby(level=0).sum().sort_values("events", ascending=False, kind="stable")
+    found = (
+        pd.concat(tables)
+        .groupby(level=0)
+        .sum()
+        .sort_values("events", ascending=False, kind="stable")
+    )
     if found.empty:
-        raise ValueError("enrichment needs at least one position that holds a token: every label is None.")
+        raise ValueError(
+            "enrichment needs at least one position that holds a token: every label is None."
+        )
     events, places = found["events"].to_numpy(), found["places"].to_numpy()
     frequency, occupancy = events / (events.sum() or 1), places / places.sum()
     over = frequency / occupancy if events.any() else np.full(len(found), np.nan)

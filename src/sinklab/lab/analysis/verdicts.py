@@ -1,4 +1,6 @@
-"""Statements about a model, held against measured numbers: each one says yes, no or not measured, in one sentence."""
+"""Statements about a model, held against measured numbers: each one says yes, no or not measured,
+in one sentence.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from sinklab.lab.analysis.counts import ratio
-from sinklab.lab.analysis.estimates import FEWEST, LEVEL, Estimate, mean_over, mean_p, median_over, median_p
+from sinklab.lab.analysis.estimates import (
+    FEWEST,
+    LEVEL,
+    Estimate,
+    mean_over,
+    mean_p,
+    median_over,
+    median_p,
+)
 
 
 @dataclass(frozen=True)
@@ -17,7 +27,9 @@ class Verdict:
     """One statement and whether it holds."""
 
     name: str
-    """short name of the statement: "sinks only at the start", "masking is costly", "no recovery", "96 % filtered" """
+    """short name of the statement: "sinks only at the start", "masking is costly", "no recovery",
+    "96 % filtered" 
+    """
     holds: bool | None
     """True or False as measured; None where the numbers cannot tell or are not there"""
     value: float
@@ -27,48 +39,66 @@ class Verdict:
     sentence: str
     """one sentence with the numbers in it"""
     signature: bool = True
-    """whether it is a failure signature: a sign that the model leans on fixed anchors, as autoregressive ones do"""
+    """whether it is a failure signature: a sign that the model leans on fixed anchors, as
+    autoregressive ones do
+    """
     estimate: Estimate | None = None
-    """value with its interval over samples; None where nothing was measured, or not sample by sample"""
+    """value with its interval over samples; None where nothing was measured, or not sample by
+    sample
+    """
     p: float = math.nan
     """p-value of value against threshold, over samples; NaN where no verdict could be given"""
 
 
 def holm(found: Sequence[Verdict]) -> list[Verdict]:
-    """The verdicts of one page, of which a false one is to turn up on at most 5 % of pages (Holm 1979).
+    """The verdicts of one page, of which a false one is to turn up on at most 5 % of pages (Holm
+    1979).
 
-    Those that have a p-value count. A verdict that does not stand the correction for their number holds None, and its
-    sentence says so.
+    Those that have a p-value count. A verdict that does not stand the correction for their number
+    holds None, and its sentence says so.
     """
-    ranked = sorted((verdict.p, place) for place, verdict in enumerate(found) if not math.isnan(verdict.p))
+    ranked = sorted(
+        (verdict.p, place) for place, verdict in enumerate(found) if not math.isnan(verdict.p)
+    )
     kept, worst = list(found), 0.0
     for left, (p, place) in zip(range(len(ranked), 0, -1), ranked, strict=True):
         worst = max(worst, left * p)
         verdict = found[place]
         if verdict.holds is not None and worst > 1 - LEVEL:
-            words = f"inconclusive, as one of {len(ranked)} statements judged together (p = {p:.2g})"
-            kept[place] = replace(verdict, holds=None, sentence=f"{verdict.sentence.rpartition(': ')[0]}: {words}.")
+            words = (
+                f"inconclusive, as one of {len(ranked)} statements judged together (p = {p:.2g})"
+            )
+            kept[place] = replace(
+                verdict, holds=None, sentence=f"{verdict.sentence.rpartition(': ')[0]}: {words}."
+            )
     return kept
 
 
 def start_only(events: Any, *, first: int = 4, threshold: float = 0.9) -> Verdict:
-    """Failure signature «sinks only at the sequence start» (Rulli et al.): residual autoregressive behaviour.
+    """Failure signature «sinks only at the sequence start» (Rulli et al.): residual autoregressive
+    behaviour.
 
-    events: (sample, ..., position) numbers of sink events at canvas positions, added sink columns left out; NaN counts
+    events: (sample, ..., position) numbers of sink events at canvas positions, added sink columns
+    left out; NaN counts
         nothing. A sample without events does not count.
-    Holds when in the typical sample (median) more than ``threshold`` of the events lie at the first ``first``
-    positions; None without any event, when the interval over samples contains the threshold, or when the sequence is so
-    short that an even spread would do that. Raises ValueError for fewer than two axes and for negative events.
+    Holds when in the typical sample (median) more than ``threshold`` of the events lie at the first
+    ``first`` positions; None without any event, when the interval over samples contains the
+    threshold, or when the sequence is so short that an even spread would do that. Raises ValueError
+    for fewer than two axes and for negative events.
     """
     count = np.nan_to_num(np.asarray(events, dtype=float))
     if count.ndim < 2 or (count < 0).any():
-        raise ValueError(f"events are numbers of at least 0, (sample, ..., position): got shape {count.shape}.")
+        raise ValueError(
+            f"events are numbers of at least 0, (sample, ..., position): got shape {count.shape}."
+        )
     verdict = partial(Verdict, "sinks only at the start", threshold=threshold)
     count_SP = count.sum(tuple(range(1, count.ndim - 1)))
     share_S = ratio(count_SP[:, :first].sum(1), count_SP.sum(1))
     found = median_over(share_S)
     if not found.samples:
-        return verdict(holds=None, value=math.nan, sentence="There is no sink, so none sits at the start.")
+        return verdict(
+            holds=None, value=math.nan, sentence="There is no sink, so none sits at the start."
+        )
     chance = min(first, count.shape[-1]) / count.shape[-1]
     where = (
         f"{_percent(found.value)} of the sinks in the text are at the first {first} positions "
@@ -81,14 +111,19 @@ def start_only(events: Any, *, first: int = 4, threshold: float = 0.9) -> Verdic
     return _judged(verdict, found, median_p(share_S, threshold), where, words)
 
 
-def masking_cost(plain: Any, masked: Any, *, measure: str = "loss", threshold: float = 0.05) -> Verdict:
-    """Failure signature «masking the sinks costs more than 5 %» (Rulli et al.): dependence as in autoregressive models.
+def masking_cost(
+    plain: Any, masked: Any, *, measure: str = "loss", threshold: float = 0.05
+) -> Verdict:
+    """Failure signature «masking the sinks costs more than 5 %» (Rulli et al.): dependence as in
+    autoregressive models.
 
-    plain, masked: (sample,) what each row or problem scores without and with the sinks masked. measure: "loss" (rising
+    plain, masked: (sample,) what each row or problem scores without and with the sinks masked.
+    measure: "loss" (rising
         is worse) or "accuracy" (falling is worse).
-    The cost is the relative change of the mean for the worse. Holds or not when its interval over samples lies on one
-    side of the threshold, else None; differences are paired, and the mean of ``plain`` counts to first order (the delta
-    method). Raises ValueError for another measure, for shapes that differ, and for a plain mean that is not above 0.
+    The cost is the relative change of the mean for the worse. Holds or not when its interval over
+    samples lies on one side of the threshold, else None; differences are paired, and the mean of
+    ``plain`` counts to first order (the delta method). Raises ValueError for another measure, for
+    shapes that differ, and for a plain mean that is not above 0.
     """
     if measure not in ("loss", "accuracy"):
         raise ValueError(f"masking_cost judges 'loss' or 'accuracy': got {measure!r}.")
@@ -102,43 +137,59 @@ def masking_cost(plain: Any, masked: Any, *, measure: str = "loss", threshold: f
     worse_S = (after_S - before_S) * (1 if measure == "loss" else -1)
     value = float(worse_S.mean()) / base
     if measure == "accuracy" and samples >= FEWEST:
-        # few problems change: one more each way, or an interval of none would have no width (Bonett and Price 2012)
+        # few problems change: one more each way, or an interval of none would have no width (Bonett
+        # and Price 2012)
         before_S, worse_S = np.append(before_S, [1, 0]), np.append(worse_S, [1, -1])
     # each sample's part in the ratio of two means
     cost_S = value + (worse_S - value * before_S) / base
     found = replace(mean_over(cost_S), value=value, samples=samples)
-    change = f"{_percent(abs(value))} {'worse' if value > 0 else 'better'}" if value else "unchanged"
-    numbers = f"{measure} goes from {base:.4g} to {changed:.4g}, {change} ({_over_samples(found, 'mean')})"
+    change = (
+        f"{_percent(abs(value))} {'worse' if value > 0 else 'better'}" if value else "unchanged"
+    )
+    numbers = (
+        f"{measure} goes from {base:.4g} to {changed:.4g}, {change} "
+        f"({_over_samples(found, 'mean')})"
+    )
     words = f"over the limit of {_percent(threshold)}", f"within the limit of {_percent(threshold)}"
-    return _judged(verdict, found, mean_p(cost_S, threshold), f"With the sinks masked the {numbers}", words)
+    return _judged(
+        verdict, found, mean_p(cost_S, threshold), f"With the sinks masked the {numbers}", words
+    )
 
 
-def recovery(sink: Any, control: Any, *, held: tuple[float, float] | None = None, threshold: float = 0.1) -> Verdict:
-    """Failure signature «no recovery after part of the context was hidden» (Rulli et al.): fixed anchors.
+def recovery(
+    sink: Any, control: Any, *, held: tuple[float, float] | None = None, threshold: float = 0.1
+) -> Verdict:
+    """Failure signature «no recovery after part of the context was hidden» (Rulli et al.): fixed
+    anchors.
 
-    Judged by what is written after the cut: how much less likely the model finds the tokens that its uncut twin writes
-    then. Hiding context costs something wherever it lies; what counts is what hiding the stretch around the main sink
-    costs beyond hiding one of the same length where few heads have a sink. A study with ``truncate`` tabulates both.
+    Judged by what is written after the cut: how much less likely the model finds the tokens that
+    its uncut twin writes then. Hiding context costs something wherever it lies; what counts is what
+    hiding the stretch around the main sink costs beyond hiding one of the same length where few
+    heads have a sink. A study with ``truncate`` tabulates both.
 
-    sink, control: (sample,) log-probability that a token of the twin loses on average, in nats, with the one or the
+    sink, control: (sample,) log-probability that a token of the twin loses on average, in nats,
+    with the one or the
         other stretch hidden; NaN where a sample has no such stretch.
     held: shares of attention that the two stretches held, for the sentence.
     threshold: in nats; at 0.1 each token is a tenth less likely.
-    Holds (a bad sign) when the interval of the mean difference over samples lies above the threshold, False when below,
-    else None. Raises ValueError when shapes differ.
+    Holds (a bad sign) when the interval of the mean difference over samples lies above the
+    threshold, False when below, else None. Raises ValueError when shapes differ.
     """
     sink_S, control_S = _paired("recovery", sink, control)
     verdict = partial(Verdict, "no recovery", threshold=threshold)
     if not len(sink_S):
         unknown = (
-            "No sample had both a sink and an equally long stretch with few to hide, so recovery cannot be judged."
+            "No sample had both a sink and an equally long stretch with few to hide, so "
+            "recovery cannot be judged."
         )
         return verdict(holds=None, value=math.nan, sentence=unknown)
     found = mean_over(sink_S - control_S)
     shares = [f" ({_percent(one)} of attention)" for one in held] if held else ["", ""]
     sentence = (
-        f"With the stretch around its main sink{shares[0]} hidden, the model finds each token that it writes uncut "
-        f"{sink_S.mean():.3g} nats less likely, with one where few heads have a sink{shares[1]} {control_S.mean():.3g} "
+        f"With the stretch around its main sink{shares[0]} hidden, the model finds each token "
+        "that it writes uncut "
+        f"{sink_S.mean():.3g} nats less likely, with one where few heads have a sink{shares[1]} "
+        f"{control_S.mean():.3g} "
         f"(difference {found.value:.3g}, {_over_samples(found, 'mean', _nats)})"
     )
     words = "it does not recover", "it recovers"
@@ -149,22 +200,28 @@ def _paired(what: str, one: Any, other: Any) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of the samples that have both. Raises ValueError when shapes differ."""
     first_S, second_S = (np.asarray(values, dtype=float) for values in (one, other))
     if first_S.ndim != 1 or first_S.shape != second_S.shape:
-        raise ValueError(f"{what} needs two (sample,): got shapes {first_S.shape} and {second_S.shape}.")
+        raise ValueError(
+            f"{what} needs two (sample,): got shapes {first_S.shape} and {second_S.shape}."
+        )
     there_S = ~np.isnan(first_S + second_S)
     return first_S[there_S], second_S[there_S]
 
 
 def new_sinks(lost: Any, renormalised: Any, recovered: Any, *, within: int | None = None) -> str:
-    """How many heads whose sink was hidden have a new one, in a sentence: a description, whatever they write then.
+    """How many heads whose sink was hidden have a new one, in a sentence: a description, whatever
+    they write then.
 
-    Attention sums to 1, so when a sink is hidden the others receive more, and one of them may pass the rule without
-    anything having been rebuilt. Heads count that have no sink by such renormalisation, and those that lost their sink
-    are held against the base rate, that of the others.
+    Attention sums to 1, so when a sink is hidden the others receive more, and one of them may pass
+    the rule without anything having been rebuilt. Heads count that have no sink by such
+    renormalisation, and those that lost their sink are held against the base rate, that of the
+    others.
 
     lost: boolean (sample, head): the main sink of the head lay in what was hidden.
-    renormalised: boolean, same shape: of what was left, a key passes the rule when the attention before the cut is
+    renormalised: boolean, same shape: of what was left, a key passes the rule when the attention
+    before the cut is
         divided by what was not hidden.
-    recovered: boolean, same shape: afterwards the head had a main sink that passes the rule. A study with ``truncate``
+    recovered: boolean, same shape: afterwards the head had a main sink that passes the rule. A
+    study with ``truncate``
         tabulates all three.
     within: number of steps it was given.
     Samples without heads of both kinds do not count. Raises ValueError when shapes differ.
@@ -179,27 +236,42 @@ def new_sinks(lost: Any, renormalised: Any, recovered: Any, *, within: int | Non
     rate_S, base_S = (ratio((kind & back).sum(1), kind.sum(1)) for kind in (losers, others))
     found = median_over(rate_S - base_S)
     if not losers.any():
-        return f"All {gone.sum()} heads whose main sink was hidden have another by renormalisation alone."
+        return (
+            f"All {gone.sum()} heads whose main sink was hidden have another by "
+            "renormalisation alone."
+        )
     if not found.samples:
         return "There is no head without a sink to take the base rate of new ones from."
     soon = "" if within is None else f" within {within} step{'s' if within != 1 else ''}"
-    rate, base = (_percent(float(np.median(one_S[~np.isnan(rate_S - base_S)]))) for one_S in (rate_S, base_S))
+    rate, base = (
+        _percent(float(np.median(one_S[~np.isnan(rate_S - base_S)]))) for one_S in (rate_S, base_S)
+    )
     return (
-        f"{rate} of the heads that were left without a sink when theirs was hidden have a new one{soon}, {base} of "
+        f"{rate} of the heads that were left without a sink when theirs was hidden have a new "
+        f"one{soon}, {base} of "
         f"those that had none (difference {_percent(found.value)}, {_over_samples(found)})."
     )
 
 
 def ninety_six(filtered: Any, *, epsilon: float = 3.0, threshold: float = 0.96) -> Verdict:
-    """The statement that epsilon = 3 filters at least 96 % of the tokens (Rulli et al., App. B); a good sign.
+    """The statement that epsilon = 3 filters at least 96 % of the tokens (Rulli et al., App. B); a
+    good sign.
 
-    filtered: (sample,) share that each sample's ``EpsilonCurve`` leaves out. Judged by the typical sample (median).
+    filtered: (sample,) share that each sample's ``EpsilonCurve`` leaves out. Judged by the typical
+    sample (median).
     """
     found = median_over(filtered)
     verdict = partial(Verdict, "96 % filtered", threshold=threshold, signature=False)
     if not found.samples:
-        return verdict(holds=None, value=math.nan, sentence="No attention was recorded, so nothing was filtered.")
-    shares = f"Epsilon {epsilon:g} leaves out {_percent(found.value)} of the tokens ({_over_samples(found)})"
+        return verdict(
+            holds=None,
+            value=math.nan,
+            sentence="No attention was recorded, so nothing was filtered.",
+        )
+    shares = (
+        f"Epsilon {epsilon:g} leaves out {_percent(found.value)} of the tokens "
+        f"({_over_samples(found)})"
+    )
     words = f"at least {_percent(threshold)}", f"fewer than {_percent(threshold)}"
     return _judged(verdict, found, median_p(filtered, threshold), shares, words)
 
@@ -228,14 +300,29 @@ def _over_samples(found: Estimate, centre: str = "median", shown: Shown = _perce
 
 
 def _judged(
-    verdict: partial[Verdict], found: Estimate, p: float, numbers: str, words: tuple[str, str], shown: Shown = _percent
+    verdict: partial[Verdict],
+    found: Estimate,
+    p: float,
+    numbers: str,
+    words: tuple[str, str],
+    shown: Shown = _percent,
 ) -> Verdict:
-    """Numbers, and the words for above or below the threshold; where that cannot be told, what could have been."""
+    """Numbers, and the words for above or below the threshold; where that cannot be told, what
+    could have been.
+    """
     threshold = verdict.keywords["threshold"]
     holds = found.above(threshold)
     said = words[0] if holds else words[1]
     if not found.is_interval:
-        said = f"inconclusive with fewer than {FEWEST} samples ({FEWEST - found.samples} more are needed)"
+        said = (
+            f"inconclusive with fewer than {FEWEST} samples ({FEWEST - found.samples} more "
+            "are "
+            "needed)"
+        )
     elif holds is None:
-        said = f"inconclusive about {shown(threshold)} (detectable difference: {shown(found.reach)})"
-    return verdict(holds=holds, value=found.value, sentence=f"{numbers}: {said}.", estimate=found, p=p)
+        said = (
+            f"inconclusive about {shown(threshold)} (detectable difference: {shown(found.reach)})"
+        )
+    return verdict(
+        holds=holds, value=found.value, sentence=f"{numbers}: {said}.", estimate=found, p=p
+    )

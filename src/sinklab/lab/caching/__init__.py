@@ -5,6 +5,7 @@ from sinklab.core.registry import exports
 __getattr__, __dir__, __all__ = exports(
     __name__,
     blocks="BlockCache CommittedCache DualCache PrefixCache",
-    policies="ChoosingCache EvictCache EvictingCache RandomCache ReceivedCache SinkCache SinkRefreshCache",
+    policies="ChoosingCache EvictCache EvictingCache RandomCache ReceivedCache SinkCache "
+    "SinkRefreshCache",
     store="Seen",
 )

@@ -1,4 +1,6 @@
-"""Block caches that choose nothing: Fast-dLLM's two, and the exact one of models with attention in blocks."""
+"""Block caches that choose nothing: Fast-dLLM's two, and the exact one of models with attention in
+blocks.
+"""
 
 # B batch, S canvas, Q queries, K = N sinks + S, M wanted positions (row-major), V vocabulary
 from __future__ import annotations
@@ -32,7 +34,8 @@ class BlockCache(Checked):
 @caches.register("prefix")
 @dataclass(frozen=True)
 class PrefixCache(BlockCache):
-    """Remember what stands to the left of the block; the block and everything to its right are computed anew.
+    """Remember what stands to the left of the block; the block and everything to its right are
+    computed anew.
 
     Everything is recomputed where a block begins. Source: Fast-dLLM (2505.22618), prefix cache.
     """
@@ -45,7 +48,8 @@ class PrefixCache(BlockCache):
 @caches.register("dual")
 @dataclass(frozen=True)
 class DualCache(BlockCache):
-    """Remember what stands on both sides of the block, masks still to come included; the block is computed anew.
+    """Remember what stands on both sides of the block, masks still to come included; the block is
+    computed anew.
 
     Everything is recomputed where a block begins. Source: Fast-dLLM (2505.22618), dual cache.
     """
@@ -58,10 +62,11 @@ class DualCache(BlockCache):
 @caches.register("committed")
 @dataclass(frozen=True)
 class CommittedCache:
-    """Keep the keys and values of finished blocks, for models with attention in blocks: exact, and their default.
+    """Keep the keys and values of finished blocks, for models with attention in blocks: exact, and
+    their default.
 
-    What stands before a block never changes again there. A block that is finished runs once more, together with the
-    first evaluation of the next one, and is only read from then on.
+    What stands before a block never changes again there. A block that is finished runs once more,
+    together with the first evaluation of the next one, and is only read from then on.
     """
 
     is_exact: ClassVar[bool] = True
@@ -71,7 +76,9 @@ class CommittedCache:
 
     def work(self, start: int, stop: int, number: int, nth: int) -> BlockWork:
         """The block; the first evaluation of a canvas begins a memory."""
-        return BlockWork(self, slice(start, stop), number, is_full=number == nth == 0, is_choice=False)
+        return BlockWork(
+            self, slice(start, stop), number, is_full=number == nth == 0, is_choice=False
+        )
 
     def memory(self, denoiser: ModelDenoiser) -> CommittedMemory:
         """For one run over one canvas."""
@@ -82,14 +89,16 @@ class CommittedMemory:
     """(ids_BS, wanted_BS, work, read) -> logits_MV.
 
     Raises:
-        ValueError: for a model with full attention, in which what stands before a block changes with it.
+        ValueError: for a model with full attention, in which what stands before a block changes
+            with it.
     """
 
     def __init__(self, denoiser: ModelDenoiser, policy: CommittedCache) -> None:
         self.denoiser, self.policy = denoiser, policy
         if denoiser.model.config.block_length is None:
             raise ValueError(
-                "the cache 'committed' is exact for attention in blocks, but this model has full attention; use "
+                "the cache 'committed' is exact for attention in blocks, but this model has full "
+                "attention; use "
                 "'prefix' or 'dual', or load the model with block_length="
             )
         self.store: Any = None
@@ -100,7 +109,9 @@ class CommittedMemory:
         return 0 if self.store is None else self.store.nbytes
 
     def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, work: BlockWork, read: Read) -> Tensor:
-        """The block of attention around the block, and with its first evaluation the one that was finished before."""
+        """The block of attention around the block, and with its first evaluation the one that was
+        finished before.
+        """
         denoiser, length = self.denoiser, ids_BS.shape[1]
         geometry = denoiser.geometry(ids_BS, wanted_BS)
         if work.is_full or self.store is None:
@@ -108,7 +119,9 @@ class CommittedMemory:
             self.store.length, self.last = length, 0
             real_BS = masks.real_positions(ids_BS, denoiser.attention_BS)
             self.has_padding = real_BS is not None
-            self.block_BS = masks.blocks(denoiser.model.config, real_BS, length, torch.device("cpu"))
+            self.block_BS = masks.blocks(
+                denoiser.model.config, real_BS, length, torch.device("cpu")
+            )
         start, stop = self._around(work.block)
         columns, output_index_Q = denoiser.columns_to_run(slice(min(self.last, start), stop), read)
         assert isinstance(columns, slice), "of a slice the columns to run are one"
@@ -124,7 +137,9 @@ class CommittedMemory:
         return denoiser.logits(states_BQE, read)
 
     def _around(self, block: slice) -> tuple[int, int]:
-        """First column of the blocks of attention around these columns in any row, and the column after their last."""
+        """First column of the blocks of attention around these columns in any row, and the column
+        after their last.
+        """
         first_B1 = self.block_BS[:, block.start, None]
         last_B1 = self.block_BS[:, block.stop - 1, None]
         start = int((self.block_BS < first_B1).sum(1).min())

@@ -1,7 +1,10 @@
-"""A block under a cache that chooses columns: its evaluations, the keys and values that they attend to, the choice."""
+"""A block under a cache that chooses columns: its evaluations, the keys and values that they attend
+to, the choice.
+"""
 
-# B batch, H query heads, G key/value heads, Q queries or columns wanted, S canvas, W columns that run, N sinks, C kept,
-# K = N + S, D dim, E hidden size, M wanted positions (row-major), V vocabulary
+# B batch, H query heads, G key/value heads, Q queries or columns wanted, S canvas, W columns that
+# run, N sinks, C kept, K = N + S, D dim, E hidden size, M wanted positions (row-major), V
+# vocabulary
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -41,7 +44,9 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """One layer at an evaluation that chooses: what a cache ranks the columns by, computed where it asks."""
+    """One layer at an evaluation that chooses: what a cache ranks the columns by, computed where it
+    asks.
+    """
 
     layer: int
     window: Window
@@ -52,7 +57,9 @@ class Seen:
     mask: Tensor | None
     scale: float
     history: dict[int, Tensor]
-    """Of this layer over one canvas: whatever a cache notes of one block for later ones, by number of the block."""
+    """Of this layer over one canvas: whatever a cache notes of one block for later ones, by number
+    of the block.
+    """
 
     @property
     def block(self) -> slice:
@@ -81,19 +88,27 @@ class Seen:
 
     @cached_property
     def received_BGS(self) -> Tensor:
-        """Attention from the window's real queries, summed over them and over the query heads of a key head."""
+        """Attention from the window's real queries, summed over them and over the query heads of a
+        key head.
+        """
         mask, real_BW = self.mask, self.window.real_BS[:, self.window.run]
         if mask is not None and mask.shape[2] == self.window.real_BS.shape[1]:
             mask = mask[:, :, self.window.run]
         received_B1HK = received_attention(
-            self._queries_BHWD, self.key_BGKD, mask=mask, scale=self.scale, groups_BGQ=real_BW[:, None]
+            self._queries_BHWD,
+            self.key_BGKD,
+            mask=mask,
+            scale=self.scale,
+            groups_BGQ=real_BW[:, None],
         )
         received_BHS = received_B1HK[:, 0, :, -self.window.real_BS.shape[1] :]
         return received_BHS.unflatten(1, (self.heads, -1)).sum(2)
 
     @cached_property
     def aligned_BS(self) -> Tensor:
-        """Mean query of the window · key, averaged over heads, no scale, no softmax (2508.02558)."""
+        """Mean query of the window · key, averaged over heads, no scale, no softmax
+        (2508.02558).
+        """
         queries_BHWD, real_BW = self._queries_BHWD, self.window.real_BS[:, self.window.run]
         weight_BW = real_BW.to(torch.promote_types(queries_BHWD.dtype, torch.float32))
         weight_B1W1 = (weight_BW / weight_BW.sum(1, keepdim=True))[:, None, :, None]
@@ -104,15 +119,21 @@ class Seen:
 
 
 class BlockStore(KeyValueStore):
-    """The memory of one block: filled by a full evaluation that chooses, attended to by the partial ones after it.
+    """The memory of one block: filled by a full evaluation that chooses, attended to by the partial
+    ones after it.
 
-    A cache that evicts leaves a layer [added sinks; kept columns; window]. While attention is watched the same keys are
-    spread over the canvas, the evicted columns as zeros behind a mask, so that a column is where a trace looks for it.
-    One that refreshes leaves everything, and recomputes what ranks highest over all layers and heads.
+    A cache that evicts leaves a layer [added sinks; kept columns; window]. While attention is
+    watched the same keys are spread over the canvas, the evicted columns as zeros behind a mask, so
+    that a column is where a trace looks for it. One that refreshes leaves everything, and
+    recomputes what ranks highest over all layers and heads.
     """
 
     def __init__(
-        self, prefix: SinkPrefix | None, window: Window, history: list[dict[int, Tensor]], share: HeadShare | None
+        self,
+        prefix: SinkPrefix | None,
+        window: Window,
+        history: list[dict[int, Tensor]],
+        share: HeadShare | None,
     ) -> None:
         super().__init__(prefix, len(history))
         self.share = share
@@ -128,20 +149,26 @@ class BlockStore(KeyValueStore):
         self._kept: list[Tensor] = []
         self._total_BS: Any = 0
 
-    def update(self, k_BHWD: Tensor, v_BHWD: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, k_BHWD: Tensor, v_BHWD: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
         """Keys and values to attend to, for those of the columns that run."""
         self.layer = layer_idx
         keys, values = super().update(k_BHWD, v_BHWD, layer_idx)
         return (self._spread(keys), self._spread(values)) if self._is_spread else (keys, values)
 
     def choose(self, layer: int, q_BHQD: Tensor, mask: Tensor | None, scale: float) -> None:
-        """After :meth:`update` of the full evaluation: rank by these queries; keep the best, or add the ranks up."""
+        """After :meth:`update` of the full evaluation: rank by these queries; keep the best, or add
+        the ranks up.
+        """
         keys, values = self.held(layer)
         share, every = self.share, keys
         if share is not None:
             mask = share.whole_mask(mask, q_BHQD.shape[1])
             q_BHQD, every = share.whole(q_BHQD), share.whole(keys)
-        ranks_BGS = self.policy.ranks(Seen(layer, self.window, q_BHQD, every, mask, scale, self.history[layer]))
+        ranks_BGS = self.policy.ranks(
+            Seen(layer, self.window, q_BHQD, every, mask, scale, self.history[layer])
+        )
         if self.policy.evicts:
             ranks_BGS = ranks_BGS.expand(-1, every.shape[1], -1)
             columns_BGC = self._best(ranks_BGS if share is None else share.own(ranks_BGS))
@@ -149,22 +176,31 @@ class BlockStore(KeyValueStore):
             at_BGCD = (columns_BGC + self.sinks)[..., None].expand(-1, -1, -1, keys.shape[3])
             run = slice(self.sinks + self.window.run.start, self.sinks + self.window.run.stop)
             self._keys[layer], self._values[layer] = (
-                torch.cat([x[:, :, : self.sinks], x.gather(2, at_BGCD), x[:, :, run]], 2) for x in (keys, values)
+                torch.cat([x[:, :, : self.sinks], x.gather(2, at_BGCD), x[:, :, run]], 2)
+                for x in (keys, values)
             )
         else:
             self._total_BS = self._total_BS + ranks_BGS.sum(1)
         self.chosen += 1
 
     def resume(self, *, spread: bool) -> slice | Tensor:
-        """Before a partial evaluation: the columns that run, a slice, or int64 (B, W) for each row its own."""
+        """Before a partial evaluation: the columns that run, a slice, or int64 (B, W) for each row
+        its own.
+        """
         run, is_evicting = self.window.run, self.policy.evicts
         self._is_spread = spread and is_evicting
-        self.columns = slice(self.most, self.most + run.stop - run.start) if is_evicting else self._recomputed_BW
+        self.columns = (
+            slice(self.most, self.most + run.stop - run.start)
+            if is_evicting
+            else self._recomputed_BW
+        )
         return run if is_evicting else self._recomputed_BW
 
     @cached_property
     def _recomputed_BW(self) -> Tensor:
-        """The window, and what ranks highest beside it; a row with fewer runs the window's first column again."""
+        """The window, and what ranks highest beside it; a row with fewer runs the window's first
+        column again.
+        """
         run = self.window.run
         best_BC = self._best(self._total_BS[:, None])[:, 0]
         best_BC = torch.where(self._valid_BC, best_BC, run.start)
@@ -172,7 +208,9 @@ class BlockStore(KeyValueStore):
         return torch.cat([window_W.expand(len(best_BC), -1), best_BC], 1)
 
     def _best(self, ranks_BGS: Tensor) -> Tensor:
-        """Columns by rank, the highest first, ties from the left, (B, G, C); of row b the first counts_B[b] count."""
+        """Columns by rank, the highest first, ties from the left, (B, G, C); of row b the first
+        counts_B[b] count.
+        """
         ranks_BGS = ranks_BGS if ranks_BGS.is_floating_point() else ranks_BGS.float()
         ranks_BGS = ranks_BGS.masked_fill(~self.window.candidates_BS[:, None], -torch.inf)
         return ranks_BGS.sort(dim=-1, descending=True, stable=True).indices[..., : self.most]
@@ -183,17 +221,25 @@ class BlockStore(KeyValueStore):
 
     @cached_property
     def compact_mask(self) -> Tensor | None:
-        """bool (B, 1, 1, N + C + W), the same in every layer: False at filling and padding; None where all is True."""
+        """bool (B, 1, 1, N + C + W), the same in every layer: False at filling and padding; None
+        where all is True.
+        """
         real_BW = self.window.real_BS[:, self.window.run]
-        seen_BK = torch.cat([real_BW.new_ones(len(real_BW), self.sinks), self._valid_BC, real_BW], 1)
+        seen_BK = torch.cat(
+            [real_BW.new_ones(len(real_BW), self.sinks), self._valid_BC, real_BW], 1
+        )
         return None if bool(seen_BK.all()) else seen_BK[:, None, None]
 
     def spread_mask(self, layer: int, shared: int) -> Tensor:
-        """bool (B, H, 1, N + S): which columns of the canvas the layer's heads still see; ``shared`` a key head."""
+        """bool (B, H, 1, N + S): which columns of the canvas the layer's heads still see;
+        ``shared`` a key head.
+        """
         columns_BGC, real_BS, run = self._kept[layer], self.window.real_BS, self.window.run
         batch, groups, _ = columns_BGC.shape
         # filling may name a column twice: what counts is added up
-        seen_BGS = torch.zeros(batch, groups, real_BS.shape[1], dtype=torch.int64, device=real_BS.device)
+        seen_BGS = torch.zeros(
+            batch, groups, real_BS.shape[1], dtype=torch.int64, device=real_BS.device
+        )
         seen_BGS.scatter_add_(2, columns_BGC, self._valid_BC[:, None].expand_as(columns_BGC).long())
         seen_BGS[:, :, run] = real_BS[:, None, run].long()
         seen_BGK = torch.cat([seen_BGS.new_ones(batch, groups, self.sinks), seen_BGS], 2) > 0
@@ -208,13 +254,16 @@ class BlockStore(KeyValueStore):
 
 
 class BlockSession:
-    """(ids_BS, wanted_BS, work) -> logits_MV: the memory that a choosing cache brings to a session of a denoiser."""
+    """(ids_BS, wanted_BS, work) -> logits_MV: the memory that a choosing cache brings to a session
+    of a denoiser.
+    """
 
     def __init__(self, denoiser: ModelDenoiser, policy: Any) -> None:
         attention = denoiser.model.config.attention
         if policy.evicts and attention != "full":
             raise ValueError(
-                f"a cache that evicts keys needs a model with full attention, but this one has {attention!r}; use "
+                "a cache that evicts keys needs a model with full attention, but this one has "
+                f"{attention!r}; use "
                 "cache 'prefix' or 'dual', or none"
             )
         self.denoiser, self.policy = denoiser, policy
@@ -228,12 +277,14 @@ class BlockSession:
         return 0 if self._store is None else self._store.nbytes
 
     def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, work: BlockWork, read: Read) -> Tensor:
-        """Logits (M, V): of a full evaluation, which chooses where the work says so, or of the window.
+        """Logits (M, V): of a full evaluation, which chooses where the work says so, or of the
+        window.
 
         Raises:
-            ValueError: for a wanted position outside the block at a choice or a partial evaluation, and attention that
-                cannot be read; for a partial evaluation where nothing was chosen, or for another block; and for a batch
-                whose rows recompute columns of their own while attention is watched.
+            ValueError: for a wanted position outside the block at a choice or a partial evaluation,
+                and attention that cannot be read; for a partial evaluation where nothing was
+                chosen, or for another block; and for a batch whose rows recompute columns of their
+                own while attention is watched.
         """
         geometry = self.denoiser.geometry(ids_BS, wanted_BS)
         if not work.is_full:
@@ -248,7 +299,9 @@ class BlockSession:
         padding_BS = self.denoiser.attention_BS
         real_BS = torch.ones_like(ids_BS) if padding_BS is None else padding_BS.to(ids_BS.device)
         real_BS = real_BS.bool()
-        if (mask := geometry.rows(slice(run.stop - 1, run.stop))) is not None and mask.dtype == torch.bool:
+        if (
+            mask := geometry.rows(slice(run.stop - 1, run.stop))
+        ) is not None and mask.dtype == torch.bool:
             # with attention in blocks nothing behind the block is seen
             real_BS = real_BS & mask[:, 0, 0, mask.shape[-1] - ids_BS.shape[1] :]
         share = HeadShare.of_model(self.denoiser.model)
@@ -258,7 +311,12 @@ class BlockSession:
         return logits_MV
 
     def _choosing(
-        self, ids_BS: Tensor, wanted_BS: Tensor, read: Read, output_index_Q: Tensor, store: BlockStore
+        self,
+        ids_BS: Tensor,
+        wanted_BS: Tensor,
+        read: Read,
+        output_index_Q: Tensor,
+        store: BlockStore,
     ) -> Tensor:
         denoiser, run = self.denoiser, store.window.run
         if denoiser.is_fast:
@@ -272,9 +330,12 @@ class BlockSession:
         if store.chosen != len(self._history):
             kind = attention_of(denoiser.model.model.config)
             raise ValueError(
-                f"{self.policy} chooses columns by the queries of scaled_dot_product_attention, but the model made "
-                f"such calls in {store.chosen} of {len(self._history)} layers (attn_implementation is "
-                f'{kind!r}); call model.set_attn_implementation("sdpa"), and do not compile its layers'
+                f"{self.policy} chooses columns by the queries of scaled_dot_product_attention, "
+                "but the model made "
+                f"such calls in {store.chosen} of {len(self._history)} layers "
+                "(attn_implementation is "
+                f'{kind!r}); call model.set_attn_implementation("sdpa"), and do not compile its '
+                "layers"
             )
         return logits_MV
 
@@ -284,41 +345,60 @@ class BlockSession:
         if store is None or known != work.block:
             last = f"the last chose for the block at {known}" if known else "none has chosen yet"
             raise ValueError(
-                f"a partial evaluation of the block at {work.block} attends to what a full one chose, but {last}; "
+                f"a partial evaluation of the block at {work.block} attends to what a full one "
+                f"chose, but {last}; "
                 "begin a block with a full evaluation that chooses"
             )
         is_fast = denoiser.is_fast
-        columns, (_, output_index_Q) = store.resume(spread=not is_fast), denoiser.columns_to_run(work.block, read)
+        columns, (_, output_index_Q) = (
+            store.resume(spread=not is_fast),
+            denoiser.columns_to_run(work.block, read),
+        )
         fast: dict[str, Any] = {"mask": store.compact_mask} if self.policy.evicts else {}
         if not self.policy.evicts and len(ids_BS) > 1 and is_watched(denoiser.model):
             raise ValueError(
-                "each row recomputes its own sinks, and a trace or intervention reads columns that all rows share, "
-                f"but there are {len(ids_BS)} rows; decode them one by one while attention is watched"
+                "each row recomputes its own sinks, and a trace or intervention reads columns "
+                "that all rows share, "
+                f"but there are {len(ids_BS)} rows; decode them one by one while attention is "
+                "watched"
             )
         config = denoiser.model.config
         shared = config.backbone.num_attention_heads // config.kv_heads
         with ExitStack() as hooks:
-            for index, layer in enumerate(denoiser.model.model.layers if self.policy.evicts and not is_fast else ()):
-                hook, attention = partial(_masked, store.spread_mask(index, shared)), layer.self_attn
+            for index, layer in enumerate(
+                denoiser.model.model.layers if self.policy.evicts and not is_fast else ()
+            ):
+                hook, attention = (
+                    partial(_masked, store.spread_mask(index, shared)),
+                    layer.self_attn,
+                )
                 # before the logits of added sinks
-                hooks.enter_context(attention.register_forward_pre_hook(hook, with_kwargs=True, prepend=True))
+                hooks.enter_context(
+                    attention.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
+                )
             states_BQE = denoiser.states(ids_BS, columns, output_index_Q, store, **fast)
         return denoiser.logits(states_BQE, read)
 
 
-def _masked(mask: Tensor, attention: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+def _masked(
+    mask: Tensor, attention: Any, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]]:
     """The hook that gives a layer the mask of what it kept."""
     return args, kwargs | {"attention_mask": mask}
 
 
 class _Queries(TorchFunctionMode):
-    """Hands the queries of every attention call to the store, as the model (or an intervention) makes them."""
+    """Hands the queries of every attention call to the store, as the model (or an intervention)
+    makes them.
+    """
 
     def __init__(self, store: BlockStore) -> None:
         super().__init__()
         self.store = store
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         given = kwargs or {}
         if func is F.scaled_dot_product_attention:
             names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")

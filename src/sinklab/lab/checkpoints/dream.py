@@ -1,4 +1,6 @@
-"""Dream checkpoints, also DiffuCoder, Dream-Coder and DreamOn: Qwen2 made bidirectional, with shifted logits."""
+"""Dream checkpoints, also DiffuCoder, Dream-Coder and DreamOn: Qwen2 made bidirectional, with
+shifted logits.
+"""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -15,7 +17,11 @@ class Dream(Family):
 
     architectures = ("DreamModel",)
     model_types = ("Dream",)
-    represented: ClassVar = {"use_sliding_window": (False, None), "use_mrope": (False, None), "hidden_act": ("silu",)}
+    represented: ClassVar = {
+        "use_sliding_window": (False, None),
+        "use_mrope": (False, None),
+        "hidden_act": ("silu",),
+    }
     end_of_turn = "<|im_end|>"
     expand_token = "<|expand|>"
     tokenizer_class = Qwen2Tokenizer

@@ -1,7 +1,8 @@
 """Checkpoint families: what one published format is, and which family a checkpoint belongs to.
 
-A family is a class registered in :data:`sinklab.core.registry.families`, the built-in ones one file each in this folder. One
-of Llama's shape needs the names of its tensors and a `read` (examples/add_a_family.py).
+A family is a class registered in :data:`sinklab.core.registry.families`, the built-in ones one file
+each in this folder. One of Llama's shape needs the names of its tensors and a `read`
+(examples/add_a_family.py).
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from sinklab.core.registry import families
 Shapes = Mapping[str, tuple[int, ...]]
 """Tensor names of a checkpoint and their shapes."""
 FORMATS: dict[str, Any] = tomllib.loads((files(__package__) / "formats.toml").read_text("utf-8"))
-"""Of the built-in families: names of tensors and config fields, published checkpoints, chat formats; special texts."""
+"""Of the built-in families: names of tensors and config fields, published checkpoints, chat
+formats; special texts.
+"""
 Source = tuple[str, Callable[[Tensor], Tensor] | None]
 """Name of a tensor in the checkpoint, and what to take from it; None takes all of it."""
 
-# What would choose the code that runs: an attention may be a repository of compiled kernels, output_attentions makes
-# another attention, auto_map names classes.
+# What would choose the code that runs: an attention may be a repository of compiled kernels,
+# output_attentions makes another attention, auto_map names classes.
 _CODE = re.compile(r"_?(attn|experts)_implementation|_?output_attentions|auto_map")
 
 _COUNTED = re.compile(r"^n(?:um)?_(?:.*_)?(layer|head|expert)s?$")
@@ -53,7 +56,9 @@ class SpecialIds:
     expand: int | None = None
     """Becomes two masks where it is written (DreamOn)."""
     delete: int | None = None
-    """The position goes where it is written, in such a model: its end of text, which then ends nothing."""
+    """The position goes where it is written, in such a model: its end of text, which then ends
+    nothing.
+    """
 
 
 NO_IDS = SpecialIds()
@@ -61,7 +66,9 @@ NO_IDS = SpecialIds()
 
 @dataclass(frozen=True)
 class Published:
-    """One published checkpoint: what its ``config.json`` leaves out. None where no source could be checked."""
+    """One published checkpoint: what its ``config.json`` leaves out. None where no source could be
+    checked.
+    """
 
     family: str
     vocabulary: int | None = None
@@ -70,7 +77,9 @@ class Published:
     context: int | None = None
     """Tokens, as its authors state it; its positions may reach further."""
     chat_template: str | None = None
-    """Name of the chat format: of a family that has one, or the tokenizer's own (``chatml``, ``llama3``)."""
+    """Name of the chat format: of a family that has one, or the tokenizer's own (``chatml``,
+    ``llama3``).
+    """
 
 
 def published(family: str) -> dict[str, Published]:
@@ -90,31 +99,41 @@ class CheckpointPlan:
     backbone: PreTrainedConfig
     """Config of the Hugging Face decoder."""
     settings: dict[str, Any] | None = None
-    """Fields of :class:`DiffusionLMConfig` besides the backbone; None for an autoregressive model."""
+    """Fields of :class:`DiffusionLMConfig` besides the backbone; None for an autoregressive
+    model.
+    """
     notes: tuple[str, ...] = ()
     """What was assumed."""
     whole: PreTrainedConfig | None = None
-    """Config of the model that transformers' own class runs (`Family.own_class`), the backbone's being a part of it;
-    None for a causal decoder, and for what :class:`DiffusionLM` runs."""
+    """Config of the model that transformers' own class runs (`Family.own_class`), the backbone's
+    being a part of it; None for a causal decoder, and for what :class:`DiffusionLM` runs."""
 
 
 class Family:
-    """One published format. Subclasses are registered, and say by their attributes how they differ from Llama."""
+    """One published format. Subclasses are registered, and say by their attributes how they differ
+    from Llama.
+    """
 
     architectures: ClassVar[tuple[str, ...]] = ()
     """Classes that its ``config.json`` may name."""
     model_types: ClassVar[tuple[str, ...]] = ()
     """What its ``config.json`` may have as ``model_type``, where no class decides."""
     represented: ClassVar[Mapping[str, tuple]] = {}
-    """Fields that change the arithmetic -> values whose arithmetic is the backbone's; a field may be absent."""
+    """Fields that change the arithmetic -> values whose arithmetic is the backbone's; a field may
+    be absent.
+    """
     tensor_names: ClassVar[Mapping[str, str]] = {}
-    """Module of the model -> module in the checkpoint, where they differ; ``{}`` stands for the layer."""
+    """Module of the model -> module in the checkpoint, where they differ; ``{}`` stands for the
+    layer.
+    """
     unread: ClassVar[tuple[str, ...]] = ()
     """Tensors of the checkpoint that no model needs."""
     published: ClassVar[Mapping[str, Published]] = {}
     """Name on the Hub -> what is known of it."""
     own_class: ClassVar[str] = ""
-    """Class of transformers that runs its models as they are; empty where :class:`DiffusionLM` does."""
+    """Class of transformers that runs its models as they are; empty where :class:`DiffusionLM`
+    does.
+    """
     end_of_turn: ClassVar[str] = ""
     """Token that ends a turn of a chat, where the tokenizer has it."""
     mask_token: ClassVar[str] = ""
@@ -163,34 +182,49 @@ class Family:
         return (target if theirs is None else theirs.format(layer and layer[0]) + dot + leaf), None
 
     def details(self, plan: CheckpointPlan) -> dict[str, str]:
-        """What `info` says of a checkpoint besides what all have: a name of at most 16 letters -> what there is."""
+        """What `info` says of a checkpoint besides what all have: a name of at most 16 letters ->
+        what there is.
+        """
         return {}
 
     def missing_config(self, folder: Path) -> str:
-        """What to do about a folder of this family without ``config.json``; empty where nothing points to it."""
+        """What to do about a folder of this family without ``config.json``; empty where nothing
+        points to it.
+        """
         return ""
 
     def field(self, config: Mapping[str, Any], name: str) -> Any:
-        """A field that must be there. Raises ValueError if it is absent, with the near names that are there."""
+        """A field that must be there. Raises ValueError if it is absent, with the near names that
+        are there.
+        """
         if config.get(name) is None:
             hint = f"; {hint}" if (hint := near(name, config)) else ""
-            raise ValueError(f"the config.json of a {self.name} checkpoint needs {name!r}, which is not there{hint}")
+            raise ValueError(
+                f"the config.json of a {self.name} checkpoint needs {name!r}, which is not "
+                f"there{hint}"
+            )
         return config[name]
 
     def rope(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The backbone's ``rope_parameters``, from ``rope_theta`` and, where there is one, ``rope_scaling``."""
+        """The backbone's ``rope_parameters``, from ``rope_theta`` and, where there is one,
+        ``rope_scaling``.
+        """
         rope = config.get("rope_scaling") or {}
         kind = rope.get("rope_type") or rope.get("type") or "default"
         return {**rope, "rope_type": kind, "rope_theta": self.field(config, "rope_theta")}
 
     def fields(self, config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-        """Fields of the backbone's config (the keys of ``names``) from fields that must be there (its values)."""
+        """Fields of the backbone's config (the keys of ``names``) from fields that must be there
+        (its values).
+        """
         return {ours: self.field(config, theirs) for ours, theirs in names.items()}
 
 
 @families.register("sinklab")
 class Sinklab(Family):
-    """The format that :class:`~sinklab.core.models.DiffusionLM` saves: every setting stands in ``config.json``."""
+    """The format that :class:`~sinklab.core.models.DiffusionLM` saves: every setting stands in
+    ``config.json``.
+    """
 
     architectures = ("DiffusionLM",)
     model_types = (DiffusionLMConfig.model_type,)
@@ -198,7 +232,9 @@ class Sinklab(Family):
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
         """The config is read by its own class, which refuses unknown fields."""
         backbone = DiffusionLMConfig(**config).backbone
-        return CheckpointPlan(self, backbone, {name: value for name, value in config.items() if name != "backbone"})
+        return CheckpointPlan(
+            self, backbone, {name: value for name, value in config.items() if name != "backbone"}
+        )
 
 
 def known_families() -> dict[str, Family]:
@@ -227,14 +263,18 @@ def unloadable(name: str, why: object) -> ValueError:
 
 
 def without_code(value: Any) -> Any:
-    """A config without the fields, at any depth, that choose which code runs: a checkpoint may not choose this."""
+    """A config without the fields, at any depth, that choose which code runs: a checkpoint may not
+    choose this.
+    """
     if isinstance(value, Mapping):
         return {key: without_code(one) for key, one in value.items() if not _CODE.match(str(key))}
     return [without_code(one) for one in value] if isinstance(value, list) else value
 
 
 def blamed_on(name: str) -> AbstractContextManager[None]:
-    """Turn whatever a config that cannot be used leads to into a ValueError that names the checkpoint."""
+    """Turn whatever a config that cannot be used leads to into a ValueError that names the
+    checkpoint.
+    """
     return refused(f"no model can be loaded from {name!r} as its config.json and the settings say")
 
 
@@ -247,7 +287,8 @@ def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> 
         shapes: of its tensors; None when only the config is at hand.
 
     Raises:
-        ValueError: if no family or more than one recognises it, or this config of it cannot be represented.
+        ValueError: if no family or more than one recognises it, or this config of it cannot be
+            represented.
     """
     config = without_code(config)
     known = known_families()
@@ -259,31 +300,47 @@ def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> 
     else:
         _refuse_unknown_class(found, config, name)
     if not found:
-        listed = ", ".join(" ".join([one, *map("({})".format, known[one].architectures)]) for one in known)
+        listed = ", ".join(
+            " ".join([one, *map("({})".format, known[one].architectures)]) for one in known
+        )
         raise ValueError(
-            f"{name} is a {config.get('model_type')!r} model ({named}), but sinklab loads {listed}; if a plug-in "
-            "defines its family, install that or name its file: --plugin; or load it by the code that knows it, and "
+            f"{name} is a {config.get('model_type')!r} model ({named}), but sinklab loads "
+            f"{listed}; if a plug-in "
+            "defines its family, install that or name its file: --plugin; or load it by the code "
+            "that knows it, and "
             "give it to sinklab.wrap(model, tokenizer)"
         )
     if len(found) > 1:
         both = " and ".join(family.name for family in found)
-        raise ValueError(f"{name} ({named}) is claimed by the families {both}; leave out the plug-in of one")
+        raise ValueError(
+            f"{name} ({named}) is claimed by the families {both}; leave out the plug-in of one"
+        )
     with blamed_on(name):
         _refuse_counts(config, shapes)
         _refuse_unrepresented(found[0], config)
         if not (quantised := config.get("quantization_config")):
             return found[0].read(config, shapes)
-        if found[0].own_class or found[0].tensor_names or type(found[0]).source is not Family.source:
+        if (
+            found[0].own_class
+            or found[0].tensor_names
+            or type(found[0]).source is not Family.source
+        ):
             raise ValueError(
-                f"its weights are quantised (quantization_config: {quantised}), which is read where tensors have the "
-                f"model's names, but {found[0].name} has others; take the checkpoint that they were made from"
+                f"its weights are quantised (quantization_config: {quantised}), which is read "
+                "where tensors have the "
+                f"model's names, but {found[0].name} has others; take the checkpoint that they "
+                "were made from"
             )
         plan = found[0].read(config, None)
-        return replace(plan, notes=(*plan.notes, f"its weights are quantised: {quantised.get('quant_method')}"))
+        return replace(
+            plan, notes=(*plan.notes, f"its weights are quantised: {quantised.get('quant_method')}")
+        )
 
 
 def _refuse_unknown_class(found: list[Family], config: Mapping[str, Any], name: str) -> None:
-    """Refuse a class that no family has: it computes something else than the others of its ``model_type``."""
+    """Refuse a class that no family has: it computes something else than the others of its
+    ``model_type``.
+    """
     classes, model_type = architectures_of(config), config.get("model_type")
     for one in (*classes, model_type):
         if lacking := FORMATS["unsupported"].get(str(one)):
@@ -291,13 +348,17 @@ def _refuse_unknown_class(found: list[Family], config: Mapping[str, Any], name: 
     known = [one for family in found for one in family.architectures]
     if known and classes:
         raise ValueError(
-            f"{name} names {', '.join(classes)}, but of the model_type {model_type!r} sinklab loads "
-            f"{' and '.join(known)} alone; if a plug-in defines its family, install that or name its file: --plugin"
+            f"{name} names {', '.join(classes)}, but of the model_type {model_type!r} sinklab "
+            "loads "
+            f"{' and '.join(known)} alone; if a plug-in defines its family, install that or name "
+            "its file: --plugin"
         )
 
 
 def _refuse_counts(config: Mapping[str, Any], shapes: Shapes | None) -> None:
-    """Refuse numbers of layers, heads and experts that no checkpoint has: to try would take memory without end."""
+    """Refuse numbers of layers, heads and experts that no checkpoint has: to try would take memory
+    without end.
+    """
     for field, value in config.items():
         if isinstance(value, Mapping):
             _refuse_counts(value, shapes)
@@ -305,8 +366,14 @@ def _refuse_counts(config: Mapping[str, Any], shapes: Shapes | None) -> None:
             # a few layers too many are found out by the names of their tensors
             most = MOST if shapes is None or counted[1] != "layer" else max(len(shapes), 100)
             if value > most:
-                fact = f"at most {most} are read" if shapes is None else f"there are {len(shapes)} tensors"
-                raise ValueError(f"{field} = {value} cannot be: {fact}; check that weights and config match")
+                fact = (
+                    f"at most {most} are read"
+                    if shapes is None
+                    else f"there are {len(shapes)} tensors"
+                )
+                raise ValueError(
+                    f"{field} = {value} cannot be: {fact}; check that weights and config match"
+                )
 
 
 def _refuse_unrepresented(family: Family, config: Mapping[str, Any]) -> None:
@@ -314,7 +381,8 @@ def _refuse_unrepresented(family: Family, config: Mapping[str, Any]) -> None:
     for name, values in family.represented.items():
         if name in config and config[name] not in values:
             raise ValueError(
-                f"this {family.name} checkpoint has {name} = {config[name]!r}, which sinklab has no counterpart for "
+                f"this {family.name} checkpoint has {name} = {config[name]!r}, which sinklab has "
+                "no counterpart for "
                 f"(it reads {' or '.join(map(repr, values))}); load it with the code of its authors"
             )
 
@@ -332,7 +400,9 @@ def configured(plan: CheckpointPlan, overrides: Mapping[str, Any], name: str) ->
         ValueError: for settings of an autoregressive model, of the backbone, or that are unknown.
     """
     if "backbone" in overrides:
-        raise ValueError("the backbone comes from the checkpoint and cannot be set; leave out backbone=")
+        raise ValueError(
+            "the backbone comes from the checkpoint and cannot be set; leave out backbone="
+        )
     if plan.settings is None:
         return plan.whole or plan.backbone
     with blamed_on(name):

@@ -1,7 +1,8 @@
-"""GGUF files, the format of llama.cpp: found, described by their header, and read by transformers, dequantised.
+"""GGUF files, the format of llama.cpp: found, described by their header, and read by transformers,
+dequantised.
 
-Nothing of the format is read here: transformers makes the config, the tokenizer and the weights (``gguf_file=``), and
-the header comes from the ``gguf`` package, which maps the file.
+Nothing of the format is read here: transformers makes the config, the tokenizer and the weights
+(``gguf_file=``), and the header comes from the ``gguf`` package, which maps the file.
 """
 
 import copy
@@ -16,7 +17,13 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
 from sinklab.core.errors import from_json, refused
 from sinklab.lab.checkpoints import families
@@ -46,7 +53,9 @@ class Header:
     types: Mapping[str, int]
     """Type of stored tensors (Q4_1, F32, …) -> how many have it, the most frequent first."""
     starts_texts: bool | None
-    """``tokenizer.ggml.add_bos_token``: whether texts begin with the start token; None where it is not said."""
+    """``tokenizer.ggml.add_bos_token``: whether texts begin with the start token; None where it is
+    not said.
+    """
     has_chat_template: bool
 
     @property
@@ -55,7 +64,8 @@ class Header:
         return ", ".join(f"{kind} ({count} tensors)" for kind, count in self.types.items())
 
     def loading_bytes(self, parameters: int, size: int) -> int:
-        """Memory that loading takes at most: `OVERHEAD` × (weights in float32 + weights as asked + the file).
+        """Memory that loading takes at most: `OVERHEAD` × (weights in float32 + weights as asked +
+        the file).
 
         Args:
             parameters: of the model.
@@ -65,17 +75,21 @@ class Header:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a path from `sinklab.lab.checkpoints.published.resolve` is such a file, and no folder."""
+    """Whether a path from `sinklab.lab.checkpoints.published.resolve` is such a file, and no
+    folder.
+    """
     return path.suffix == SUFFIX
 
 
 def find(name: str) -> Path | None:
     """The GGUF file that a name stands for; None where it stands for none.
 
-    A file; a folder without ``config.json`` and safetensors that holds one; or a name in `PACKAGES`.
+    A file; a folder without ``config.json`` and safetensors that holds one; or a name in
+    `PACKAGES`.
 
     Raises:
-        ValueError: for a folder that holds several, a part of a split model, and a package that is not installed.
+        ValueError: for a folder that holds several, a part of a split model, and a package that is
+            not installed.
     """
     path = Path(name)
     if is_file(path) and path.is_file():
@@ -94,7 +108,9 @@ def _refuse_part(file: Path, name: str) -> None:
 
 def _split(name: str, parts: int) -> ValueError:
     return families.unloadable(
-        name, f"it is one of {parts} parts of a split GGUF file; join them with llama.cpp's llama-gguf-split --merge"
+        name,
+        f"it is one of {parts} parts of a split GGUF file; join them with llama.cpp's "
+        "llama-gguf-split --merge",
     )
 
 
@@ -106,7 +122,9 @@ def _only_one(folder: Path, name: str) -> Path | None:
         _refuse_part(file, name)
     if len(files) > 1:
         listed = ", ".join(file.name for file in files[:4])
-        raise families.unloadable(name, f"it holds {len(files)} GGUF files ({listed}); give the path of one")
+        raise families.unloadable(
+            name, f"it holds {len(files)} GGUF files ({listed}); give the path of one"
+        )
     return files[0] if files else None
 
 
@@ -118,7 +136,9 @@ def _of_package(name: str) -> Path:
         for file in sorted(Path(folder).glob(f"*{SUFFIX}")):
             return file
     raise families.unloadable(
-        name, f"the package {package} is not installed, which brings its file; pip install {wanted}, or give a path"
+        name,
+        f"the package {package} is not installed, which brings its file; pip install {wanted}, or "
+        "give a path",
     )
 
 
@@ -135,12 +155,20 @@ def read_header(file: Path, name: str) -> Header:
 # a header holds a whole vocabulary: it takes a second or more
 @functools.lru_cache(maxsize=4)
 def _read_header(file: Path, name: str, size: int, changed_at: int) -> Header:
-    absent = f"{name} is a GGUF file, and the package gguf, which reads it, is not installed; pip install gguf"
+    absent = (
+        f"{name} is a GGUF file, and the package gguf, which reads it, is not installed; "
+        "pip "
+        "install gguf"
+    )
     with refused(absent, ImportError):
         from gguf import GGUFReader
     with refused(f"the header of {name} cannot be read, the file may be cut short or damaged"):
         reader = GGUFReader(file)
-        fields = {key: field for key, field in reader.fields.items() if not key.startswith("tokenizer.ggml.token")}
+        fields = {
+            key: field
+            for key, field in reader.fields.items()
+            if not key.startswith("tokenizer.ggml.token")
+        }
         architecture = str(fields["general.architecture"].contents())
         title = str(fields["general.name"].contents()) if "general.name" in fields else ""
         parts = int(fields["split.count"].contents()) if "split.count" in fields else 1
@@ -164,11 +192,13 @@ def read_config(file: Path, name: str) -> dict[str, Any]:
     """The config that transformers makes of the header, as a ``config.json`` would have it.
 
     Raises:
-        ValueError: as `read_header`, and for an architecture of llama.cpp that transformers does not map.
+        ValueError: as `read_header`, and for an architecture of llama.cpp that transformers does
+            not map.
     """
     header, stat = read_header(file, name), file.stat()
     fault = (
-        f"{name} is a GGUF file of llama.cpp's architecture {header.architecture!r}, which transformers cannot read; "
+        f"{name} is a GGUF file of llama.cpp's architecture {header.architecture!r}, which "
+        "transformers cannot read; "
         "load the checkpoint that it was made from"
     )
     with refused(fault):
@@ -185,7 +215,9 @@ def _config_text(file: Path, size: int, changed_at: int) -> str:
 
 
 def read_tokenizer(file: Path, name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer in the header, with its chat format and start token. Raises ValueError where there is none."""
+    """The tokenizer in the header, with its chat format and start token. Raises ValueError where
+    there is none.
+    """
     options: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     starts = read_header(file, name).starts_texts
     if starts is not None:
@@ -196,7 +228,8 @@ def read_tokenizer(file: Path, name: str) -> PreTrainedTokenizerBase:
 
 
 def read_weights(file: Path, name: str, config: PreTrainedConfig, dtype: torch.dtype) -> GivenAway:
-    """Every weight, dequantised by transformers to float32 and then brought to ``dtype``; each can be read once.
+    """Every weight, dequantised by transformers to float32 and then brought to ``dtype``; each can
+    be read once.
 
     Args:
         file: the GGUF file.
@@ -207,7 +240,11 @@ def read_weights(file: Path, name: str, config: PreTrainedConfig, dtype: torch.d
     Raises:
         ValueError: for a file that is damaged, or whose tensors are not those of its architecture.
     """
-    options: dict[str, Any] = {"config": copy.deepcopy(config), "dtype": dtype, "attn_implementation": "sdpa"}
+    options: dict[str, Any] = {
+        "config": copy.deepcopy(config),
+        "dtype": dtype,
+        "attn_implementation": "sdpa",
+    }
     # without it some architectures stay packed; older versions always unpack
     if hasattr(transformers, "GgufConfig"):
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
@@ -218,6 +255,8 @@ def read_weights(file: Path, name: str, config: PreTrainedConfig, dtype: torch.d
     model, found = loaded
     wrong = {kind: sorted(map(str, names)) for kind, names in found.items() if names}
     if wrong:
-        raise ValueError(f"the tensors of {name} do not fit its header ({wrong}); fetch the file again")
+        raise ValueError(
+            f"the tensors of {name} do not fit its header ({wrong}); fetch the file again"
+        )
     held = model.state_dict()
     return GivenAway({one: held[one] for one in names_to_fill(model)})

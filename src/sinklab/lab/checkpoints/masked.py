@@ -1,4 +1,6 @@
-"""Masked language models of transformers as denoisers: BERT, RoBERTa, ModernBERT, ESM-2, each run by its own class."""
+"""Masked language models of transformers as denoisers: BERT, RoBERTa, ModernBERT, ESM-2, each run
+by its own class.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,14 +13,23 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from sinklab.core.errors import refused
 from sinklab.core.registry import families
-from sinklab.lab.checkpoints.families import FORMATS, CheckpointPlan, Family, Published, Shapes, published
+from sinklab.lab.checkpoints.families import (
+    FORMATS,
+    CheckpointPlan,
+    Family,
+    Published,
+    Shapes,
+    published,
+)
 from sinklab.lab.checkpoints.wrapping import sizes_of, wrapped
 
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")
 
 
 class MaskedLanguageModel(Family):
-    """Base of these families: a class …ForMaskedLM of transformers, which reads [CLS] … [SEP] from both sides."""
+    """Base of these families: a class …ForMaskedLM of transformers, which reads [CLS] … [SEP] from
+    both sides.
+    """
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
         """By the class: a decoder may have the same ``model_type``."""
@@ -29,13 +40,23 @@ class MaskedLanguageModel(Family):
         fields = {name: value for name, value in config.items() if name != "model_type"}
         whole = AutoConfig.for_model(self.model_types[0], **fields)
         if getattr(whole, "is_decoder", False):
-            raise ValueError(f"{self.own_class} fills masks, but config.json has is_decoder = true; set it to false")
+            raise ValueError(
+                f"{self.own_class} fills masks, but config.json has is_decoder = true; set it to "
+                "false"
+            )
         return CheckpointPlan(self, whole, whole=whole)
 
     def fields_of(
-        self, folder: Path, plan: CheckpointPlan, row: Published | None, *, dtype: torch.dtype, allow_pickle: bool
+        self,
+        folder: Path,
+        plan: CheckpointPlan,
+        row: Published | None,
+        *,
+        dtype: torch.dtype,
+        allow_pickle: bool,
     ) -> dict[str, Any]:
-        """Fields of what `sinklab.load` returns, but for its name; the weights are read by transformers.
+        """Fields of what `sinklab.load` returns, but for its name; the weights are read by
+        transformers.
 
         Args:
             folder: of the checkpoint.
@@ -45,7 +66,8 @@ class MaskedLanguageModel(Family):
             allow_pickle: also read ``.bin`` files.
 
         Raises:
-            ValueError: if transformers cannot read the folder, or a tensor of the model is not there.
+            ValueError: if transformers cannot read the folder, or a tensor of the model is not
+                there.
         """
         build: Any = getattr(transformers, self.own_class)
         name = folder.name
@@ -56,13 +78,21 @@ class MaskedLanguageModel(Family):
             model, found = build.from_pretrained(str(folder), **how)
         lacking = sorted({*found["missing_keys"], *map(str, found["mismatched_keys"])})
         if lacking:
-            raise ValueError(f"{name} lacks {lacking[0]}, which {self.own_class} has; take a checkpoint with its head")
+            raise ValueError(
+                f"{name} lacks {lacking[0]}, which {self.own_class} has; take a checkpoint with "
+                "its head"
+            )
         sizes = sizes_of(model)
         if sizes is None:
-            raise ValueError(f"the config.json of {name} does not say its layers, heads and sizes; use sinklab.wrap")
+            raise ValueError(
+                f"the config.json of {name} does not say its layers, heads and sizes; use "
+                "sinklab.wrap"
+            )
         tokenizer = _tokenizer(folder, name)
         if row is None:
-            return wrapped(model, tokenizer, None, "masked", sizes) | {"published_family": self.name}
+            return wrapped(model, tokenizer, None, "masked", sizes) | {
+                "published_family": self.name
+            }
         if tokenizer is not None and not tokenizer.chat_template:
             tokenizer.chat_template = FORMATS[self.name]["chat_template"]
         parts = wrapped(model, tokenizer, row.special.mask, "masked", sizes)
@@ -100,7 +130,9 @@ class Roberta(MaskedLanguageModel):
 
 @families.register("modernbert")
 class ModernBert(MaskedLanguageModel):
-    """ModernBERT, also dLLM's chats: two of three layers see a window alone, so no key further away is a sink there."""
+    """ModernBERT, also dLLM's chats: two of three layers see a window alone, so no key further away
+    is a sink there.
+    """
 
     architectures = ("ModernBertForMaskedLM",)
     model_types = ("modernbert",)
@@ -111,12 +143,17 @@ class ModernBert(MaskedLanguageModel):
         """How many layers see a window alone."""
         config: Any = plan.whole
         local = config.layer_types.count("sliding_attention")
-        return {"local layers": f"{local} of {config.num_hidden_layers}, window {config.local_attention} tokens"}
+        return {
+            "local layers": f"{local} of {config.num_hidden_layers}, window "
+            f"{config.local_attention} tokens"
+        }
 
 
 @families.register("esm")
 class Esm(MaskedLanguageModel):
-    """ESM-2, of proteins; the share of masks scales its embeddings (``token_dropout``), so the input says the noise."""
+    """ESM-2, of proteins; the share of masks scales its embeddings (``token_dropout``), so the
+    input says the noise.
+    """
 
     architectures = ("EsmForMaskedLM",)
     model_types = ("esm",)

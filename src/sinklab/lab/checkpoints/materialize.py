@@ -1,4 +1,6 @@
-"""Building a model without memory and filling it tensor by tensor, so that the host never holds it twice."""
+"""Building a model without memory and filling it tensor by tensor, so that the host never holds it
+twice.
+"""
 
 import math
 import re
@@ -13,7 +15,12 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from sinklab.core.compat import choose_attention, choose_experts, indivisible_layers, mark_initialized
+from sinklab.core.compat import (
+    choose_attention,
+    choose_experts,
+    indivisible_layers,
+    mark_initialized,
+)
 from sinklab.core.errors import near, one_of, refused
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.models.diffusion_lm import DiffusionLM
@@ -30,8 +37,11 @@ BALANCED = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 Stacked = tuple[tuple[str, ...], None]
-"""Names of tensors in the checkpoint whose rows, one after the other, are those of one tensor of the model."""
-# what transformers holds of all experts in one tensor (experts, rows, columns) -> what a file may have of each
+"""Names of tensors in the checkpoint whose rows, one after the other, are those of one tensor of
+the model.
+"""
+# what transformers holds of all experts in one tensor (experts, rows, columns) -> what a file may
+# have of each
 _EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
@@ -42,32 +52,44 @@ class TensorPlan:
     sources: dict[str, Source | Stacked]
     """Name in the model's state dict -> where it is in the checkpoint."""
     new: set[str]
-    """Tensors of the model that the checkpoint does not have: a sink or gate that the caller's settings add."""
+    """Tensors of the model that the checkpoint does not have: a sink or gate that the caller's
+    settings add.
+    """
     head: str
     """What the checkpoint calls the head, which it may have although it is tied."""
 
 
-def plan_devices(model: PreTrainedModel, device_map: DeviceMap, dtype: torch.dtype) -> dict[str, Any]:
+def plan_devices(
+    model: PreTrainedModel, device_map: DeviceMap, dtype: torch.dtype
+) -> dict[str, Any]:
     """A full device map for a model on the meta device.
 
     Args:
         model: from :func:`empty_model`.
-        device_map: one of :data:`BALANCED` (accelerate measures the devices), or module names and devices.
+        device_map: one of :data:`BALANCED` (accelerate measures the devices), or module names and
+            devices.
         dtype: of the weights.
 
     Raises:
-        ValueError: for an unknown word, a module without a device, a device that is not there, or weights on disk.
+        ValueError: for an unknown word, a module without a device, a device that is not there, or
+            weights on disk.
     """
-    devices = dict(device_map) if isinstance(device_map, dict) else _balanced(model, device_map, dtype)
+    devices = (
+        dict(device_map) if isinstance(device_map, dict) else _balanced(model, device_map, dtype)
+    )
     if "disk" in map(str, devices.values()):
-        raise ValueError("some weights would go to disk, which sinklab does not do; use a smaller dtype or model")
+        raise ValueError(
+            "some weights would go to disk, which sinklab does not do; use a smaller dtype or model"
+        )
     for device in devices.values():
         usable_device(device)
     devices = _beside_their_layers(model, devices)
     known = [name for name, _ in [*model.named_modules(), *model.named_parameters()]]
     if strangers := [name for name in devices if name not in known]:
         hint = near(strangers[0], known) or "print(model) shows its modules"
-        raise ValueError(f"device_map names {strangers[0]!r}, which the model does not have; {hint}")
+        raise ValueError(
+            f"device_map names {strangers[0]!r}, which the model does not have; {hint}"
+        )
     for name in model.state_dict():
         device_in(devices, name)
     return devices
@@ -77,7 +99,11 @@ def _balanced(model: PreTrainedModel, word: str, dtype: torch.dtype) -> dict[str
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_balanced_memory
 
-    one_of("device_map", word, (*BALANCED, "or a dict of modules and devices (for one device use device=)"))
+    one_of(
+        "device_map",
+        word,
+        (*BALANCED, "or a dict of modules and devices (for one device use device=)"),
+    )
     whole: Any = {"no_split_module_classes": indivisible_layers(model), "dtype": dtype}
     low = word == "balanced_low_0"
     memory = None if word == "sequential" else get_balanced_memory(model, low_zero=low, **whole)
@@ -85,33 +111,51 @@ def _balanced(model: PreTrainedModel, word: str, dtype: torch.dtype) -> dict[str
 
 
 def machine_type(device: torch.device | str) -> torch.dtype:
-    """bfloat16 where this device multiplies it in hardware; float32 elsewhere, where bfloat16 may take 40 times longer.
+    """bfloat16 where this device multiplies it in hardware; float32 elsewhere, where bfloat16 may
+    take 40 times longer.
 
-    Asked are CUDA, and of a CPU the flags that Linux lists: AVX512-BF16 and AMX of x86, bf16 of ARM.
+    Asked are CUDA, and of a CPU the flags that Linux lists: AVX512-BF16 and AMX of x86, bf16 of
+    ARM.
     """
     if torch.device(device).type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    flags = CPU_FLAGS.read_text().split() if CPU_FLAGS.exists() and torch.device(device).type == "cpu" else ()
+        return (
+            torch.bfloat16
+            if torch.cuda.is_bf16_supported(including_emulation=False)
+            else torch.float32
+        )
+    flags = (
+        CPU_FLAGS.read_text().split()
+        if CPU_FLAGS.exists() and torch.device(device).type == "cpu"
+        else ()
+    )
     return torch.bfloat16 if {"avx512_bf16", "amx_bf16", "bf16"} & {*flags} else torch.float32
 
 
-def weight_type(dtype: torch.dtype | str, raw: Mapping[str, Any], device_map: DeviceMap) -> torch.dtype:
+def weight_type(
+    dtype: torch.dtype | str, raw: Mapping[str, Any], device_map: DeviceMap
+) -> torch.dtype:
     """The type that ``load`` is given by any of its names. Raises ValueError for one of none."""
     if dtype in ("auto", "int8", "int4"):
         dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     elif dtype == "machine":
         spread = "cuda" if torch.cuda.is_available() else "cpu"
-        dtype = machine_type(spread if isinstance(device_map, str) else next(iter(device_map.values())))
+        dtype = machine_type(
+            spread if isinstance(device_map, str) else next(iter(device_map.values()))
+        )
     number = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
     if not isinstance(number, torch.dtype) or not number.is_floating_point:
-        raise ValueError(f"dtype must be a floating point type such as torch.bfloat16 or 'auto', but is {dtype!r}")
+        raise ValueError(
+            "dtype must be a floating point type such as torch.bfloat16 or 'auto', but is "
+            f"{dtype!r}"
+        )
     return number
 
 
 def usable_device(device: Any) -> torch.device:
     """This device. Raises ValueError if its name is none, or this machine does not have it."""
     fault = (
-        f"device must be one that torch can use here (cpu{' or cuda' * torch.cuda.is_available()}), but is {device!r}; "
+        "device must be one that torch can use here "
+        f"(cpu{' or cuda' * torch.cuda.is_available()}), but is {device!r}; "
         "pass device='cpu', or install a torch that knows the device"
     )
     with refused(fault, RuntimeError, AssertionError, TypeError, NotImplementedError):
@@ -119,11 +163,15 @@ def usable_device(device: Any) -> torch.device:
 
 
 def _beside_their_layers(model: PreTrainedModel, devices: dict[str, Any]) -> dict[str, Any]:
-    """A gate multiplies inside its layer, and the sinks enter like embeddings: they are on the device of those."""
+    """A gate multiplies inside its layer, and the sinks enter like embeddings: they are on the
+    device of those.
+    """
     if "" in devices:
         return devices
     sinks = [name for name, _ in model.named_parameters(recurse=False)]
-    devices = {name: device for name, device in devices.items() if not name.startswith(("gates", *sinks))}
+    devices = {
+        name: device for name, device in devices.items() if not name.startswith(("gates", *sinks))
+    }
     for index in range(len(getattr(model, "gates", ()))):
         devices[f"gates.{index}"] = device_in(devices, f"model.layers.{index}")
     return devices | {name: device_in(devices, "model.embed_tokens") for name in sinks}
@@ -149,14 +197,17 @@ def dispatch(model: PreTrainedModel, devices: dict[str, Any]) -> PreTrainedModel
 
 
 def empty_model(config: PreTrainedConfig, name: str) -> PreTrainedModel:
-    """The model of a config on the meta device: shapes and names, no memory. Its attention is always sdpa.
+    """The model of a config on the meta device: shapes and names, no memory. Its attention is
+    always sdpa.
 
     Raises:
         ValueError: if transformers cannot build it, with the ``name`` of the checkpoint.
     """
     known = families.known_families().values()
     own = [one.own_class for one in known if one.own_class and config.model_type in one.model_types]
-    build: Any = DiffusionLM if isinstance(config, DiffusionLMConfig) else AutoModelForCausalLM.from_config
+    build: Any = (
+        DiffusionLM if isinstance(config, DiffusionLMConfig) else AutoModelForCausalLM.from_config
+    )
     build = getattr(transformers, own[0]) if own else build
     for one in (config, getattr(config, "backbone", None)):
         if one is not None:
@@ -166,81 +217,133 @@ def empty_model(config: PreTrainedConfig, name: str) -> PreTrainedModel:
         return build(config)
 
 
-def read_quantised(config: Any, folder: Path, how: Any, device_map: DeviceMap, name: str) -> PreTrainedModel:
-    """The model of a folder whose weights transformers' own quantisers read; tensors have the model's names.
+def read_quantised(
+    config: Any, folder: Path, how: Any, device_map: DeviceMap, name: str
+) -> PreTrainedModel:
+    """The model of a folder whose weights transformers' own quantisers read; tensors have the
+    model's names.
 
     Raises:
-        ValueError: if the library that wrote them is not there or cannot read them, or tensors do not fit the config.
+        ValueError: if the library that wrote them is not there or cannot read them, or tensors do
+            not fit the config.
     """
     build: Any = DiffusionLM if isinstance(config, DiffusionLMConfig) else AutoModelForCausalLM
     config.quantization_config = dict(how)
-    options = {"dtype": config.dtype, "device_map": device_map, "attn_implementation": "sdpa", "use_safetensors": True}
+    options = {
+        "dtype": config.dtype,
+        "device_map": device_map,
+        "attn_implementation": "sdpa",
+        "use_safetensors": True,
+    }
     method = how.get("quant_method")
-    with refused(f"{name} is quantised ({method}), and what reads that is not installed, or cannot; take the original"):
-        model, found = build.from_pretrained(folder, config=config, output_loading_info=True, **options)
+    with refused(
+        f"{name} is quantised ({method}), and what reads that is not installed, or cannot; take "
+        "the original"
+    ):
+        model, found = build.from_pretrained(
+            folder, config=config, output_loading_info=True, **options
+        )
     if wrong := {kind: sorted(map(str, names)) for kind, names in found.items() if names}:
-        raise ValueError(f"the tensors of {name} do not fit its config ({wrong}); check that they belong together")
+        raise ValueError(
+            f"the tensors of {name} do not fit its config ({wrong}); check that they belong "
+            "together"
+        )
     return model.eval()
 
 
 def store(model: PreTrainedModel, how: str, name: str) -> str:
-    """Have torchao store the weights of all linear layers but the head so, in place; a note that says it.
+    """Have torchao store the weights of all linear layers but the head so, in place; a note that
+    says it.
 
     Raises:
-        ValueError: if torchao is not there, or does not run this on the model's device, or the model is divided.
+        ValueError: if torchao is not there, or does not run this on the model's device, or the
+            model is divided.
     """
     undivided(model, f"whose parts torchao does not store in {how}")
-    with refused(f"dtype={how!r} needs torchao, which is not there; pip install torchao", ImportError):
+    with refused(
+        f"dtype={how!r} needs torchao, which is not there; pip install torchao", ImportError
+    ):
         from torchao import __version__, quantization
-    kind, head = getattr(quantization, f"{how.title()}WeightOnlyConfig"), model.get_output_embeddings()
-    with refused(f"torchao {__version__} does not run {how} weights of {name} on {model.device.type}"):
-        quantization.quantize_(model, kind(), lambda one, _: isinstance(one, nn.Linear) and one is not head)
+    kind, head = (
+        getattr(quantization, f"{how.title()}WeightOnlyConfig"),
+        model.get_output_embeddings(),
+    )
+    with refused(
+        f"torchao {__version__} does not run {how} weights of {name} on {model.device.type}"
+    ):
+        quantization.quantize_(
+            model, kind(), lambda one, _: isinstance(one, nn.Linear) and one is not head
+        )
     return f"weights of linear layers but the head are stored in {how} (torchao {__version__})"
 
 
 def names_to_fill(model: PreTrainedModel) -> list[str]:
-    """Tensors that a checkpoint of this model has; one that is tied to another (the head) is none."""
+    """Tensors that a checkpoint of this model has; one that is tied to another (the head) is
+    none.
+    """
     return [name for name in model.state_dict() if name not in model.all_tied_weights_keys]
 
 
 def tensor_plan(
-    plan: CheckpointPlan, model: PreTrainedModel, weights: Weights, overrides: Mapping[str, Any], name: str
+    plan: CheckpointPlan,
+    model: PreTrainedModel,
+    weights: Weights,
+    overrides: Mapping[str, Any],
+    name: str,
 ) -> TensorPlan:
-    """Where each tensor of the model comes from; names and shapes are compared, in the names of the checkpoint.
+    """Where each tensor of the model comes from; names and shapes are compared, in the names of the
+    checkpoint.
 
     Args:
         plan: of the checkpoint.
         model: from :func:`empty_model`.
         weights: of the checkpoint.
-        overrides: the caller's settings. What they add to the checkpoint's own model (a sink, a gate, its bias) may be
-            absent; what they remove may be there.
+        overrides: the caller's settings. What they add to the checkpoint's own model (a sink, a
+            gate, its bias) may be absent; what they remove may be there.
         name: of the checkpoint, for messages.
 
     Raises:
         ValueError: that names what is missing, surplus or misshapen.
     """
     names = before = names_to_fill(model)
-    others = {one: value for one, value in overrides.items() if not one.startswith(("sink", "gate"))}
+    others = {
+        one: value for one, value in overrides.items() if not one.startswith(("sink", "gate"))
+    }
     if len(others) < len(overrides):
         before = names_to_fill(empty_model(families.configured(plan, others, name), name))
     ours = model.state_dict()
-    sources = {target: _expert_by_expert(plan.family.source(plan, target), ours[target], weights) for target in names}
-    new = {target for target in names if target not in before and sources[target][0] not in weights.shapes}
+    sources = {
+        target: _expert_by_expert(plan.family.source(plan, target), ours[target], weights)
+        for target in names
+    }
+    new = {
+        target
+        for target in names
+        if target not in before and sources[target][0] not in weights.shapes
+    }
     removed = {plan.family.source(plan, target)[0] for target in before if target not in sources}
     removed |= {*plan.family.unread}
     filled = TensorPlan(
-        {target: sources[target] for target in names if target not in new}, new, plan.family.source(plan, HEAD)[0]
+        {target: sources[target] for target in names if target not in new},
+        new,
+        plan.family.source(plan, HEAD)[0],
     )
     _check(filled, removed, model, weights, name)
     return filled
 
 
 def _expert_by_expert(source: Source, tensor: Tensor, weights: Weights) -> Source | Stacked:
-    """The source itself; for a tensor of all experts that the checkpoint does not have, the tensors of each."""
+    """The source itself; for a tensor of all experts that the checkpoint does not have, the tensors
+    of each.
+    """
     found = re.fullmatch(r"(.+\.experts\.)(gate_up_proj|down_proj)", source[0])
     if source[0] in weights.shapes or found is None:
         return source
-    each = [f"{found[1]}{expert}.{kind}.weight" for expert in range(len(tensor)) for kind in _EXPERTS[found[2]]]
+    each = [
+        f"{found[1]}{expert}.{kind}.weight"
+        for expert in range(len(tensor))
+        for kind in _EXPERTS[found[2]]
+    ]
     return tuple(each), None
 
 
@@ -249,10 +352,16 @@ def names_of(source: Source | Stacked) -> tuple[str, ...]:
     return (source[0],) if isinstance(source[0], str) else source[0]
 
 
-def _check(plan: TensorPlan, removed: set[str], model: PreTrainedModel, weights: Weights, name: str) -> None:
-    theirs, ours = weights.shapes, {target: tuple(tensor.shape) for target, tensor in model.state_dict().items()}
+def _check(
+    plan: TensorPlan, removed: set[str], model: PreTrainedModel, weights: Weights, name: str
+) -> None:
+    theirs, ours = (
+        weights.shapes,
+        {target: tuple(tensor.shape) for target, tensor in model.state_dict().items()},
+    )
     sources = dict.fromkeys(name for source in plan.sources.values() for name in names_of(source))
-    # old Llama files keep the rotary frequencies; some files of a tied model have its head all the same
+    # old Llama files keep the rotary frequencies; some files of a tied model have its head all the
+    # same
     harmless = ("rotary_emb.inv_freq", *([plan.head] if model.config.tie_word_embeddings else []))
     known = sources.keys() | removed
     wrong: dict[str, list[str]] = {
@@ -272,13 +381,16 @@ def _check(plan: TensorPlan, removed: set[str], model: PreTrainedModel, weights:
     )
     if listed:
         raise ValueError(
-            f"the tensors of {name} do not fit its config ({listed}); check that weights and config belong together"
+            f"the tensors of {name} do not fit its config ({listed}); check that weights and "
+            "config belong together"
         )
 
 
 def _share(source: Source | Stacked, shape: tuple[int, ...]) -> tuple[int, ...]:
     """What each tensor of a source has to give to one of this shape."""
-    return shape if isinstance(source[0], str) else (shape[0] * shape[1] // len(source[0]), *shape[2:])
+    return (
+        shape if isinstance(source[0], str) else (shape[0] * shape[1] // len(source[0]), *shape[2:])
+    )
 
 
 def _taken(shape: tuple[int, ...], take: Callable[[Tensor], Tensor] | None) -> tuple[int, ...]:
@@ -290,9 +402,15 @@ def _taken(shape: tuple[int, ...], take: Callable[[Tensor], Tensor] | None) -> t
 
 
 def fill(
-    model: PreTrainedModel, plan: TensorPlan, weights: Weights, dtype: torch.dtype, devices: Mapping[str, Any]
+    model: PreTrainedModel,
+    plan: TensorPlan,
+    weights: Weights,
+    dtype: torch.dtype,
+    devices: Mapping[str, Any],
 ) -> None:
-    """Give every tensor its memory and contents, one at a time; tie what is tied, initialise what is new."""
+    """Give every tensor its memory and contents, one at a time; tie what is tied, initialise what
+    is new.
+    """
     for target, (source, take) in plan.sources.items():
         tensor, part = _allocated(model, target, dtype, devices)
         if not isinstance(source, str):
@@ -307,11 +425,16 @@ def fill(
             tensor.copy_((take(whole) if take else whole)[part])
         # extremes need no memory, and NaN is one where it is there
         if not tensor.is_meta and tensor.numel() and not all(map(math.isfinite, tensor.aminmax())):
-            raise ValueError(f"the weights {target} hold NaN or infinity in {dtype}; fetch them again")
+            raise ValueError(
+                f"the weights {target} hold NaN or infinity in {dtype}; fetch them again"
+            )
     if hasattr(model.model, "rotary_emb"):
         compute_rotary(model.model, device_in(devices, "model.rotary_emb"))
-    if dtype == torch.float64 or "cpu" in {torch.device(device).type for device in devices.values()}:
-        # one by one: torch multiplies groups in narrower types alone, and on a CPU not of every width
+    if dtype == torch.float64 or "cpu" in {
+        torch.device(device).type for device in devices.values()
+    }:
+        # one by one: torch multiplies groups in narrower types alone, and on a CPU not of every
+        # width
         choose_experts(model.model.config, "eager")
     model.tie_weights()
     compute_buffers(model, devices)
@@ -335,7 +458,9 @@ def _fill_rows(tensor: Tensor, weights: Weights, name: str, part: Part | None = 
 def _allocated(
     model: PreTrainedModel, name: str, dtype: torch.dtype, devices: Mapping[str, Any]
 ) -> tuple[Tensor, Part]:
-    """The memory of a tensor that was on the meta device, to be filled in place, and which part of it that is."""
+    """The memory of a tensor that was on the meta device, to be filled in place, and which part of
+    it that is.
+    """
     owner, _, leaf = name.rpartition(".")
     module = model.get_submodule(owner)
     empty = getattr(module, leaf)
@@ -349,11 +474,17 @@ def _allocated(
 
 
 def compute_buffers(model: PreTrainedModel, devices: Mapping[str, Any]) -> None:
-    """Give buffers that no checkpoint holds, and that are on the meta device still, what the model's class computes."""
+    """Give buffers that no checkpoint holds, and that are on the meta device still, what the
+    model's class computes.
+    """
     absent = [(name, buffer) for name, buffer in model.named_buffers() if buffer.is_meta]
     for name, buffer in absent:
         owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, torch.empty_like(buffer, device=device_in(devices, name)))
+        setattr(
+            model.get_submodule(owner),
+            leaf,
+            torch.empty_like(buffer, device=device_in(devices, name)),
+        )
     if absent:
         for tensor in model.state_dict(keep_vars=True).values():
             mark_initialized(tensor, True)
@@ -361,7 +492,9 @@ def compute_buffers(model: PreTrainedModel, devices: Mapping[str, Any]) -> None:
 
 
 def compute_rotary(decoder: Any, device: torch.device | str) -> None:
-    """Compute the rotary frequencies of a decoder whose buffers are on the meta device; they stay float32."""
+    """Compute the rotary frequencies of a decoder whose buffers are on the meta device; they stay
+    float32.
+    """
     rotary = decoder.rotary_emb
     for name, buffer in type(rotary)(decoder.config).named_buffers():
         setattr(rotary, name, buffer.to(device))
@@ -375,6 +508,7 @@ def _check_tied(model: PreTrainedModel, weights: Weights, head: str) -> None:
     )
     if not same:
         raise ValueError(
-            f"config.json ties the head to the embedding (tie_word_embeddings, LLaDA's weight_tying), but {head} of "
+            "config.json ties the head to the embedding (tie_word_embeddings, LLaDA's "
+            f"weight_tying), but {head} of "
             "the checkpoint is another tensor; set it to false in config.json"
         )

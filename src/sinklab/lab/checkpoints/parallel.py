@@ -1,4 +1,6 @@
-"""A model divided over processes, for inference: what transformers divides, what is refused, which part each reads."""
+"""A model divided over processes, for inference: what transformers divides, what is refused, which
+part each reads.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,22 @@ from sinklab.core.errors import check_count
 
 RULES: dict[str, int | None] = {"colwise": 0, "rowwise": -1, "grouped_gemm": 0}
 RULES |= dict.fromkeys(("ep_dispatch_experts", "replicated_with_grad_allreduce"))
-"""Style of transformers' plans -> the axis of a weight that it divides, in order of rank. Each leaves every process the
-heads or experts of its own, and sums what they give before the next layer reads it."""
+"""Style of transformers' plans -> the axis of a weight that it divides, in order of rank. Each
+leaves every process the heads or experts of its own, and sums what they give before the next layer
+reads it.
+"""
 # every process holds these whole, so that embeddings, logits and losses are those of one process
 WHOLE = {"model.embed_tokens", "lm_head"}
 NO_TWIN = "and a copy would run the parts of the first, so it has no untrained twin"
 
 
 def place_of(count: int, device: Any) -> Any:
-    """The device on which this process holds its part of a model; the one that is given where it holds all of it.
+    """The device on which this process holds its part of a model; the one that is given where it
+    holds all of it.
 
     Raises:
-        ValueError: where those that torchrun started cannot hold models of ``count`` processes each, and for a
-            transformers that cannot divide experts.
+        ValueError: where those that torchrun started cannot hold models of ``count`` processes
+            each, and for a transformers that cannot divide experts.
     """
     check_count("tensor_parallel", count, "it counts the processes that hold one model together")
     if count == 1:
@@ -38,12 +43,14 @@ def place_of(count: int, device: Any) -> Any:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world % count:
         raise ValueError(
-            f"tensor_parallel={count} takes {count} processes for each model, but {world} run here: start "
+            f"tensor_parallel={count} takes {count} processes for each model, but {world} run "
+            "here: start "
             f"torchrun --nproc-per-node {count}, or a multiple of {count}"
         )
     if not divides_experts():
         raise ValueError(
-            "tensor_parallel needs a transformers whose DistributedConfig has ep_size, 5.19 or newer, but this is "
+            "tensor_parallel needs a transformers whose DistributedConfig has ep_size, 5.19 or "
+            "newer, but this is "
             f"{transformers.__version__}; install a newer one"
         )
     device = torch.device("cpu" if device is None else device)
@@ -53,7 +60,8 @@ def place_of(count: int, device: Any) -> Any:
 
 
 def divided(model: PreTrainedModel, count: int, device: torch.device, name: str) -> PreTrainedModel:
-    """A model on the meta device with its attention, MLPs and experts divided over each ``count`` processes.
+    """A model on the meta device with its attention, MLPs and experts divided over each ``count``
+    processes.
 
     Raises:
         ValueError: for a class or a style without a rule, and sizes that ``count`` does not divide.
@@ -65,8 +73,11 @@ def divided(model: PreTrainedModel, count: int, device: torch.device, name: str)
         # some may wait for the last sample of others
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         distributed.init_process_group(backend, timeout=timedelta(days=7))
-        # its threads must end before the interpreter does: a process that aborts takes the others with it
-        atexit.register(lambda: distributed.is_initialized() and distributed.destroy_process_group())
+        # its threads must end before the interpreter does: a process that aborts takes the others
+        # with it
+        atexit.register(
+            lambda: distributed.is_initialized() and distributed.destroy_process_group()
+        )
     group = divide(model, plan, count, device.type)
     # what is drawn without a seed is the same in all of them
     state = torch.get_rng_state()
@@ -87,16 +98,20 @@ def _checked_plan(model: PreTrainedModel, count: int, name: str) -> dict[str, st
     config: Any = getattr(model.config, "backbone", model.config)
     wrong = f"{name} ({config.model_type}) cannot be divided over processes"
     if not {"q_proj", "k_proj", "v_proj", "o_proj"} <= {part.rpartition(".")[2] for part in plan}:
-        raise ValueError(f"{wrong}: there is no plan for its attention; load it without tensor_parallel")
+        raise ValueError(
+            f"{wrong}: there is no plan for its attention; load it without tensor_parallel"
+        )
     if unknown := sorted({*plan.values()} - RULES.keys()):
         raise ValueError(
-            f"{wrong}: its plan has the style {unknown[0]!r}, and rules are known for {', '.join(RULES)}; load it "
+            f"{wrong}: its plan has the style {unknown[0]!r}, and rules are known for "
+            f"{', '.join(RULES)}; load it "
             "without tensor_parallel"
         )
     heads = {"query": config.num_attention_heads, "key/value": config.num_key_value_heads}
     for kind in [kind for kind, number in heads.items() if number % count]:
         raise ValueError(
-            f"every process holds as many heads of a model, but {name} has {heads[kind]} {kind} heads for "
+            f"every process holds as many heads of a model, but {name} has {heads[kind]} {kind} "
+            "heads for "
             f"tensor_parallel={count}; pass a divisor of {heads[kind]}"
         )
     for part, tensor in model.named_parameters():
@@ -111,7 +126,9 @@ def _checked_plan(model: PreTrainedModel, count: int, name: str) -> dict[str, st
 
 
 def part_of(tensor: Any) -> tuple[slice, ...]:
-    """Which part of a tensor this process holds: a slice an axis; all of one that is not divided."""
+    """Which part of a tensor this process holds: a slice an axis; all of one that is not
+    divided.
+    """
     part = [slice(0, size) for size in tensor.shape]
     for one in getattr(tensor, "placements", ()):
         if one.is_shard():
@@ -124,12 +141,18 @@ def part_of(tensor: Any) -> tuple[slice, ...]:
 def as_held(tensor: Tensor, empty: Any) -> nn.Parameter:
     """A parameter with these contents, divided as an empty one is."""
     if hasattr(empty, "placements"):
-        tensor = type(empty.data).from_local(tensor, empty.device_mesh, empty.placements, run_check=False)
+        tensor = type(empty.data).from_local(
+            tensor, empty.device_mesh, empty.placements, run_check=False
+        )
     return nn.Parameter(tensor, requires_grad=empty.requires_grad)
 
 
 def undivided(model: PreTrainedModel, why: str) -> PreTrainedModel:
-    """This model. Raises ValueError for one that is divided over processes, with what cannot be done with it."""
+    """This model. Raises ValueError for one that is divided over processes, with what cannot be
+    done with it.
+    """
     if is_divided(model):
-        raise ValueError(f"the model is divided over processes, {why}; load it without tensor_parallel")
+        raise ValueError(
+            f"the model is divided over processes, {why}; load it without tensor_parallel"
+        )
     return model

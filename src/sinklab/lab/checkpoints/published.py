@@ -1,7 +1,8 @@
-"""Published checkpoints by name: what is known of them, and the way from a name to a folder and a plan.
+"""Published checkpoints by name: what is known of them, and the way from a name to a folder and a
+plan.
 
-The weights' own config always has the last word; what is known fills in what it leaves out, and only where the sizes of
-the vocabulary agree.
+The weights' own config always has the last word; what is known fills in what it leaves out, and
+only where the sizes of the vocabulary agree.
 """
 
 import os
@@ -24,7 +25,9 @@ PACKAGED = ("tiny", "tiny-sink", "tiny-causal")
 DATA = ("*.json", "*.jinja", "merges.txt", "vocab.txt", "tokenizer.model")
 """Files of a repository that are read besides its weights."""
 PUBLISHED: dict[str, Published] = {}
-"""Name on the Hub -> what is known of the checkpoint: what the families say, those of plug-ins when they are loaded."""
+"""Name on the Hub -> what is known of the checkpoint: what the families say, those of plug-ins when
+they are loaded.
+"""
 
 
 def known() -> dict[str, Published]:
@@ -52,13 +55,15 @@ def find(*names: str | None, vocabulary: int | None = None) -> Published | None:
     return row
 
 
-def row_of(name: str, said: object, plan: CheckpointPlan) -> tuple[Published | None, tuple[str, ...]]:
+def row_of(
+    name: str, said: object, plan: CheckpointPlan
+) -> tuple[Published | None, tuple[str, ...]]:
     """What is known of a checkpoint, and notes on how it was found.
 
     Args:
         name: the name it was loaded by. A folder (or a file in it) that is called like a checkpoint
-            (``…/LLaDA-8B-Instruct``, ``…/models--GSAI-ML--LLaDA-8B-Instruct/snapshots/<commit>``) is taken for it if
-            family and vocabulary are its too, and a note says so.
+            (``…/LLaDA-8B-Instruct``, ``…/models--GSAI-ML--LLaDA-8B-Instruct/snapshots/<commit>``)
+            is taken for it if family and vocabulary are its too, and a note says so.
         said: the ``_name_or_path`` of its config.
         plan: of the checkpoint.
     """
@@ -69,7 +74,11 @@ def row_of(name: str, said: object, plan: CheckpointPlan) -> tuple[Published | N
         return row, ()
     # not resolved: the name that a link has is the one that was chosen
     parts = Path(os.path.abspath(folder)).parts
-    cached = re.fullmatch(r"models--([^/]+?)--(.+)", parts[-3]) if parts[-2:-1] == ("snapshots",) else None
+    cached = (
+        re.fullmatch(r"models--([^/]+?)--(.+)", parts[-3])
+        if parts[-2:-1] == ("snapshots",)
+        else None
+    )
     meant = "/".join(cached.groups()) if cached else parts[-1]
     rows = {one: row for one, row in PUBLISHED.items() if meant in (one, one.partition("/")[2])}
     if [(row.family, row.vocabulary) for row in rows.values()] != [(plan.family.name, vocabulary)]:
@@ -79,16 +88,25 @@ def row_of(name: str, said: object, plan: CheckpointPlan) -> tuple[Published | N
 
 
 def facts_of(
-    name: str, raw: Mapping[str, Any], plan: CheckpointPlan, config: Any, tokenizer: PreTrainedTokenizerBase | None
+    name: str,
+    raw: Mapping[str, Any],
+    plan: CheckpointPlan,
+    config: Any,
+    tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[Published | None, dict[str, Any]]:
-    """What is known of a checkpoint by its name, and what `Loaded` and `ModelInfo` both say of it."""
+    """What is known of a checkpoint by its name, and what `Loaded` and `ModelInfo` both say of
+    it.
+    """
     row, notes = row_of(name, raw.get("_name_or_path"), plan)
     is_diffusion = isinstance(config, DiffusionLMConfig)
     config = config if plan.whole is None else plan.backbone
     limits = [row.context if row else None, getattr(config, "context", None)]
     limits.append(config.text_positions if is_diffusion else config.max_position_embeddings)
     special = special_ids(config, tokenizer, row, plan.family)
-    resizes = "masks are filled with the schedule elastic, which acts on expand and delete; no other one writes expand"
+    resizes = (
+        "masks are filled with the schedule elastic, which acts on expand and delete; no "
+        "other one writes expand"
+    )
     return row, {
         "family": "diffusion" if is_diffusion or plan.whole else "autoregressive",
         "published_family": plan.family.name,
@@ -104,8 +122,8 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
     """The folder of a model, fetched from the Hub if need be; or its GGUF file.
 
     Args:
-        name: ``tiny``, ``tiny-sink`` or ``tiny-causal``, a folder, what `gguf_files.find` knows, or ``owner/name`` on
-            the Hub.
+        name: ``tiny``, ``tiny-sink`` or ``tiny-causal``, a folder, what `gguf_files.find` knows, or
+            ``owner/name`` on the Hub.
         revision: commit, branch or tag on the Hub.
         weights: patterns of the weight files wanted; () fetches the config alone.
 
@@ -119,7 +137,11 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
         return ordinary_files(Path(name))
     if name in PACKAGED:
         return Path(str(resources.files("sinklab.lab.checkpoints").joinpath("packaged", name)))
-    meant = "" if name in known() else near(name, (*PACKAGED, *adapters.PACKAGED, *gguf_files.PACKAGES, *known()))
+    meant = (
+        ""
+        if name in known()
+        else near(name, (*PACKAGED, *adapters.PACKAGED, *gguf_files.PACKAGES, *known()))
+    )
     hint = meant or f"use {', '.join(map(repr, PACKAGED))}, a folder, a GGUF file, or a Hub name"
     # a mistyped name of a packaged model is not sent to the Hub
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name) or (meant and "/" not in name):
@@ -130,18 +152,26 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
     with refused(f"no model can be loaded from {name!r}; {hint}"):
         if not isinstance(hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
             try:
-                # one question without retries: without a network a download asks, and prints, for half a minute
+                # one question without retries: without a network a download asks, and prints, for
+                # half a minute
                 hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json", revision=revision))
             except hub.errors.HfHubHTTPError:
                 raise
             except Exception as error:
-                why = f"it is no folder, and the Hub cannot be asked, since this machine is offline ({error})"
+                why = (
+                    "it is no folder, and the Hub cannot be asked, since this machine is "
+                    f"offline ({error})"
+                )
                 raise ValueError(why) from error
         config = hub.hf_hub_download(name, "config.json", revision=revision)
         if not weights:
             return Path(config).parent
         wanted = [*DATA, *weights]
-        return Path(hub.snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]))
+        return Path(
+            hub.snapshot_download(
+                name, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]
+            )
+        )
 
 
 def read_plan(name: str, revision: str | None = None) -> tuple[CheckpointPlan, dict[str, Any]]:
@@ -155,7 +185,11 @@ def read_plan(name: str, revision: str | None = None) -> tuple[CheckpointPlan, d
         return _adapted_plan(name)
     path = Path(name)
     config_itself = path.is_file() and not gguf_files.is_file(path)
-    config = families.read_config(path, name) if config_itself else config_of(resolve(name, revision, ()), name)
+    config = (
+        families.read_config(path, name)
+        if config_itself
+        else config_of(resolve(name, revision, ()), name)
+    )
     return families.read(config, name), config
 
 
@@ -170,6 +204,10 @@ def _adapted_plan(name: str) -> tuple[CheckpointPlan, dict[str, Any]]:
     """The plan of packaged adapters, and the config of their base."""
     facts, _ = adapters.read_adapters(adapters.packaged_file(name))
     plan, config = read_plan(adapters.PACKAGED[name][0])
-    rows = facts.base_rows if facts.mask_token_id is None else max(facts.base_rows, facts.mask_token_id + 1)
+    rows = (
+        facts.base_rows
+        if facts.mask_token_id is None
+        else max(facts.base_rows, facts.mask_token_id + 1)
+    )
     plan.backbone.vocab_size = rows
     return replace(plan, settings={"mask_token_id": facts.mask_token_id, **facts.settings}), config

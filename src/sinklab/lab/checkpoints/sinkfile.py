@@ -1,4 +1,6 @@
-"""A sink by itself, in a file of a few kB: what it is, on which weights it was trained, and putting it on a model."""
+"""A sink by itself, in a file of a few kB: what it is, on which weights it was trained, and putting
+it on a model.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class SinkFile:
     """What a sink file says of itself."""
 
     kind: str
-    """As in :class:`~sinklab.core.models.DiffusionLMConfig`: ``token``, ``zero``, ``kv`` or another that is registered."""
+    """As in :class:`~sinklab.core.models.DiffusionLMConfig`: ``token``, ``zero``, ``kv`` or another
+    that is registered.
+    """
     count: int
     side: str
     backbone: str
@@ -59,16 +63,24 @@ _SHAPE = ("backbone", "hidden_size", "layers", "kv_heads", "head_dim")
 
 
 def backbone_hash(model: Any) -> str:
-    """SHA-256 (hex) of a model's weights without its sink, rounded to bfloat16: the same in float32 and bfloat16.
+    """SHA-256 (hex) of a model's weights without its sink, rounded to bfloat16: the same in float32
+    and bfloat16.
 
     Reads every weight once.
     """
-    skipped = {*tensors_of(model.config), *(["lm_head.weight"] if model.config.tie_word_embeddings else [])}
-    return hash_of({name: tensor for name, tensor in model.state_dict().items() if name not in skipped})
+    skipped = {
+        *tensors_of(model.config),
+        *(["lm_head.weight"] if model.config.tie_word_embeddings else []),
+    }
+    return hash_of(
+        {name: tensor for name, tensor in model.state_dict().items() if name not in skipped}
+    )
 
 
 def hash_of(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 (hex) of tensors, their names and their shapes, rounded to bfloat16; their order does not matter."""
+    """SHA-256 (hex) of tensors, their names and their shapes, rounded to bfloat16; their order does
+    not matter.
+    """
     digest = hashlib.sha256()
     for name in sorted(state):
         digest.update(json.dumps([name, list(state[name].shape)]).encode())
@@ -80,7 +92,8 @@ def hash_of(state: Mapping[str, Tensor]) -> str:
 
 
 def save_sink(model: Any, file: str | Path, *, name: str = "") -> Path:
-    """Write the sink of a model, and nothing else, into a safetensors file that ``load(…, sink=FILE)`` attaches.
+    """Write the sink of a model, and nothing else, into a safetensors file that ``load(…,
+    sink=FILE)`` attaches.
 
     Args:
         model: a :class:`~sinklab.core.models.DiffusionLM` with a sink, without adapters.
@@ -92,10 +105,14 @@ def save_sink(model: Any, file: str | Path, *, name: str = "") -> Path:
     """
     file = Path(file)
     if not (names := tensors_of(model.config)):
-        raise ValueError("this model has no sink that could be saved; give it one with sink_kind and sink_count")
+        raise ValueError(
+            "this model has no sink that could be saved; give it one with sink_kind and sink_count"
+        )
     tensors = {one: getattr(model, one).detach().cpu().contiguous() for one in names}
     if any(".lora_" in one for one in model.state_dict()):
-        raise ValueError("the sink of a model with adapters would be tied to them; merge_lora(model) first")
+        raise ValueError(
+            "the sink of a model with adapters would be tied to them; merge_lora(model) first"
+        )
     facts = SinkFile.of(model.config, name, backbone_hash(model))
     metadata = {"format": FORMAT, **{key: str(value) for key, value in asdict(facts).items()}}
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -125,19 +142,26 @@ def _read(file: str | Path) -> tuple[SinkFile, dict[str, Tensor]]:
         metadata: Mapping[str, str] = opened.metadata() or {}
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
     if metadata.get("format") != FORMAT:
-        raise ValueError(f"{file} holds no sink: save_sink writes one, with format {FORMAT!r} in its metadata")
+        raise ValueError(
+            f"{file} holds no sink: save_sink writes one, with format {FORMAT!r} in its metadata"
+        )
     if metadata.get("version") != str(VERSION):
         raise ValueError(
-            f"the sink file {file} has version {metadata.get('version')}, and this sinklab reads version {VERSION}; "
+            f"the sink file {file} has version {metadata.get('version')}, and this sinklab reads "
+            f"version {VERSION}; "
             "write it again with save_sink"
         )
     kinds: dict[str, Callable[[str], Any]] = {"int": int, "str": str}
     with refused(f"the sink file {file} is damaged", KeyError, ValueError):
-        facts = SinkFile(**{one.name: kinds[str(one.type)](metadata[one.name]) for one in fields(SinkFile)})
+        facts = SinkFile(
+            **{one.name: kinds[str(one.type)](metadata[one.name]) for one in fields(SinkFile)}
+        )
         named = sinks.parse(facts.kind).tensors
         if {*named} != tensors.keys():
             held = ", ".join(sorted(tensors)) or "nothing"
-            raise ValueError(f"a {facts.kind} sink is {', '.join(sorted(named))}, but it holds {held}")
+            raise ValueError(
+                f"a {facts.kind} sink is {', '.join(sorted(named))}, but it holds {held}"
+            )
     return facts, tensors
 
 
@@ -148,35 +172,46 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
         notes: what was attached, and a warning where the sink was trained on other weights.
 
     Raises:
-        ValueError: as :func:`sink_file_of`; if the model is no diffusion model, has a sink or is offloaded; if the sink
-            was trained on a backbone of another shape.
+        ValueError: as :func:`sink_file_of`; if the model is no diffusion model, has a sink or is
+            offloaded; if the sink was trained on a backbone of another shape.
     """
     facts, tensors = _read(file)
     config = model.config
     if not isinstance(config, DiffusionLMConfig):
         raise ValueError(
-            f"a sink file is for a DiffusionLM, and this one is a {config.model_type}; a causal model becomes one with "
+            f"a sink file is for a DiffusionLM, and this one is a {config.model_type}; a causal "
+            "model becomes one with "
             "as_diffusion=True"
         )
     if config.sink_count:
         raise ValueError(
-            f"the model has a sink of its own ({config.sink_count} {config.sink_kind}); leave that out with "
+            f"the model has a sink of its own ({config.sink_count} {config.sink_kind}); leave "
+            "that out with "
             "sink_kind='none' and sink_count=0"
         )
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(
-            "a sink file is compared with all weights, but some of this model are offloaded to the host; load it "
+            "a sink file is compared with all weights, but some of this model are offloaded to "
+            "the host; load it "
             "with a smaller dtype, or where its devices hold it"
         )
     here = SinkFile.of(config)
     other = [key for key in _SHAPE if getattr(facts, key) != getattr(here, key)]
-    wrong = [f"{key.replace('_', ' ')} {getattr(facts, key)} there and {getattr(here, key)} here" for key in other]
+    wrong = [
+        f"{key.replace('_', ' ')} {getattr(facts, key)} there and {getattr(here, key)} here"
+        for key in other
+    ]
     if wrong:
         raise ValueError(
-            f"the sink in {file} was trained on another backbone ({facts.name or 'not named'}): {', '.join(wrong)}; "
+            f"the sink in {file} was trained on another backbone ({facts.name or 'not named'}): "
+            f"{', '.join(wrong)}; "
             "load the model it belongs to"
         )
-    settings: dict[str, Any] = {"sink_kind": facts.kind, "sink_count": facts.count, "sink_side": facts.side}
+    settings: dict[str, Any] = {
+        "sink_kind": facts.kind,
+        "sink_count": facts.count,
+        "sink_side": facts.side,
+    }
     # checks the three together
     wanted: Any = DiffusionLMConfig(backbone=config.backbone, **settings)
     for name, tensor in tensors.items():
@@ -186,11 +221,14 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
     vars(config).update(settings)
     like = model.get_input_embeddings().weight
     for name, tensor in tensors.items():
-        model.register_parameter(name, nn.Parameter(tensor.to(device=like.device, dtype=like.dtype)))
+        model.register_parameter(
+            name, nn.Parameter(tensor.to(device=like.device, dtype=like.dtype))
+        )
     attached = f"sink attached: {facts.count} {facts.kind} of {file}"
     if backbone_hash(model) == facts.weights_sha256:
         return (attached,)
     return attached, (
-        f"the sink was trained on other weights of this shape ({facts.name or 'not named'}, SHA-256 "
+        f"the sink was trained on other weights of this shape ({facts.name or 'not named'}, "
+        "SHA-256 "
         f"{facts.weights_sha256[:12]}…): its effect here is untested"
     )

@@ -1,4 +1,6 @@
-"""SMDM and One-Token checkpoints: lit-gpt names, query, key and value in one matrix, sink and gate as tensors."""
+"""SMDM and One-Token checkpoints: lit-gpt names, query, key and value in one matrix, sink and gate
+as tensors.
+"""
 
 # G key/value heads, P query heads for each of them, D head dim, E hidden size
 from collections.abc import Mapping
@@ -20,8 +22,8 @@ ROPE_THETA = 10000.0
 
 @families.register("smdm")
 class SMDM(Family):
-    """lit-gpt's ``Config`` as JSON. The variant is seen in the tensors: a second row of the embedding beyond the text
-    is the sink, ``attn.gate`` the gate. [MASK] is the row after the text.
+    """lit-gpt's ``Config`` as JSON. The variant is seen in the tensors: a second row of the
+    embedding beyond the text is the sink, ``attn.gate`` the gate. [MASK] is the row after the text.
     """
 
     represented: ClassVar = {
@@ -68,7 +70,10 @@ class SMDM(Family):
             "sink_count": sinks,
             "gate": "elementwise" if gated else "none",
         }
-        unseen = "whether there is a sink or a gate is seen in the weights, not in config.json: assumed none"
+        unseen = (
+            "whether there is a sink or a gate is seen in the weights, not in config.json: "
+            "assumed none"
+        )
         return CheckpointPlan(self, backbone, settings, (unseen,) if shapes is None else ())
 
     def source(self, plan: CheckpointPlan, target: str) -> Source:
@@ -79,11 +84,18 @@ class SMDM(Family):
             return EMBEDDING, partial(torch.narrow, dim=0, start=backbone.vocab_size, length=sinks)
         name, _ = super().source(plan, target)
         if name == EMBEDDING:
-            return name, partial(torch.narrow, dim=0, start=0, length=backbone.vocab_size) if sinks else None
+            return name, partial(
+                torch.narrow, dim=0, start=0, length=backbone.vocab_size
+            ) if sinks else None
         if not name.endswith(".attn.attn.weight"):
             return name, None
-        kind, head_dim = target.rsplit(".", 2)[1][0], backbone.hidden_size // backbone.num_attention_heads
-        return name, partial(_projection, kind=kind, groups=backbone.num_key_value_heads, head_dim=head_dim)
+        kind, head_dim = (
+            target.rsplit(".", 2)[1][0],
+            backbone.hidden_size // backbone.num_attention_heads,
+        )
+        return name, partial(
+            _projection, kind=kind, groups=backbone.num_key_value_heads, head_dim=head_dim
+        )
 
     def missing_config(self, folder: Path) -> str:
         """SMDM's training writes none."""
@@ -91,15 +103,19 @@ class SMDM(Family):
         if not pickled:
             return ""
         return (
-            f"; for SMDM's {pickled[0]} write one beside it, a JSON object with the fields of the lit-gpt Config it "
-            f"was trained with: {', '.join(['padded_vocab_size', *FORMATS['smdm']['fields'].values()])}, "
+            f"; for SMDM's {pickled[0]} write one beside it, a JSON object with the fields of the "
+            "lit-gpt Config it "
+            "was trained with: "
+            f"{', '.join(['padded_vocab_size', *FORMATS['smdm']['fields'].values()])}, "
             "n_query_groups where key/value heads are shared, and, where they differ from "
             f"{', '.join(f'{field}={values[0]!r}' for field, values in self.represented.items())}, these too"
         )
 
 
 def _projection(fused: Tensor, kind: str, groups: int, head_dim: int) -> Tensor:
-    """Query, key or value rows of a fused matrix, which holds group after group: its queries, its key, its value."""
+    """Query, key or value rows of a fused matrix, which holds group after group: its queries, its
+    key, its value.
+    """
     heads_GPDE = fused.view(groups, -1, head_dim, fused.shape[1])
     rows = {"q": slice(None, -2), "k": slice(-2, -1), "v": slice(-1, None)}[kind]
     return heads_GPDE[:, rows].flatten(0, 2)

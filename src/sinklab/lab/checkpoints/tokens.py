@@ -1,4 +1,6 @@
-"""Tokenizers of checkpoints, read as data, and special tokens: their ids, and what each is there for."""
+"""Tokenizers of checkpoints, read as data, and special tokens: their ids, and what each is there
+for.
+"""
 
 import multiprocessing
 import re
@@ -9,13 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from sinklab.core.errors import read_json, refused
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.lab.checkpoints import families
-from sinklab.lab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds, known_families
+from sinklab.lab.checkpoints.families import (
+    NO_IDS,
+    CheckpointPlan,
+    Family,
+    Published,
+    SpecialIds,
+    known_families,
+)
 
 PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Classes that are their ``tokenizer.json`` and nothing besides."""
@@ -24,8 +38,9 @@ PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
 def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a checkpoint folder, or None if it has no tokenizer files.
 
-    The class follows from family and files, never from code: that of the family, or where the files name a class that
-    only code has, what it stands for with this backbone (Dream's is Qwen2's, also beside a model of another format).
+    The class follows from family and files, never from code: that of the family, or where the files
+    name a class that only code has, what it stands for with this backbone (Dream's is Qwen2's, also
+    beside a model of another format).
 
     Args:
         folder: of the checkpoint.
@@ -47,19 +62,22 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
     if foreign and pair:
         own = known_families().get(plan.backbone.model_type, family).foreign_tokenizer_class or own
     if own is None and (foreign or kind in PLAIN):
-        # beside a Qwen2 model transformers would put Qwen's own splitting of words in place of the file's
+        # beside a Qwen2 model transformers would put Qwen's own splitting of words in place of the
+        # file's
         own = PreTrainedTokenizerFast
     if own is not None and (single or own is not PreTrainedTokenizerFast):
         reader, settings = own, {}
     fault = f"{name} has a model but no tokenizer that can be read"
     if not single and not pair:
         fault += (
-            "; it has tokenizer.model only: install sentencepiece, or put a tokenizer.json beside it (AutoTokenizer's "
+            "; it has tokenizer.model only: install sentencepiece, or put a tokenizer.json beside "
+            "it (AutoTokenizer's "
             "save_pretrained writes one where sentencepiece is installed)"
         )
     with refused(fault):
         tokenizer = reader.from_pretrained(str(folder), **settings)
-    # it was read without the code that the files name, and nobody to whom it is given shall be asked to run that
+    # it was read without the code that the files name, and nobody to whom it is given shall be
+    # asked to run that
     tokenizer.init_kwargs.pop("auto_map", None)
     if family.chat_template and (family.replaces_chat_template or not tokenizer.chat_template):
         tokenizer.chat_template = family.chat_template
@@ -67,7 +85,9 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
 
 
 def _named_class(settings: Path) -> str | None:
-    """The class that a ``tokenizer_config.json`` names; one that only code has is called ``code``."""
+    """The class that a ``tokenizer_config.json`` names; one that only code has is called
+    ``code``.
+    """
     # where it is absent or no object, the reader will say what is wrong with it
     with suppress(OSError, ValueError, TypeError, AttributeError):
         named = read_json(settings)
@@ -75,8 +95,11 @@ def _named_class(settings: Path) -> str | None:
     return None
 
 
-def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str = "the model") -> None:
-    """Refuse a tokenizer with ids that an embedding of ``rows`` rows does not have; spare rows are fine.
+def check_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, rows: int, name: str = "the model"
+) -> None:
+    """Refuse a tokenizer with ids that an embedding of ``rows`` rows does not have; spare rows are
+    fine.
 
     Raises:
         ValueError: naming the largest id.
@@ -84,8 +107,10 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str = 
     token, largest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
     if largest >= rows:
         raise ValueError(
-            f"every id of the tokenizer must have a row in the embedding of {name}, but its largest id is {largest} "
-            f"({token!r}) and the embedding has {rows} rows; take the tokenizer that belongs to the model, or resize "
+            f"every id of the tokenizer must have a row in the embedding of {name}, but its "
+            f"largest id is {largest} "
+            f"({token!r}) and the embedding has {rows} rows; take the tokenizer that belongs to "
+            "the model, or resize "
             "the embedding"
         )
 
@@ -97,8 +122,8 @@ _BYTES = {spelt: byte for byte, spelt in bytes_to_unicode().items()}
 def token_text(tokenizer: PreTrainedTokenizerBase | None, token_id: int) -> str:
     """What one token writes; its id where there is no tokenizer.
 
-    Bytes that are no whole character by themselves are named: " <0xE2><0x80>". `sinklab.lab.analysis.characters` reads
-    such neighbours as one.
+    Bytes that are no whole character by themselves are named: " <0xE2><0x80>".
+    `sinklab.lab.analysis.characters` reads such neighbours as one.
     """
     if tokenizer is None:
         return f"⟨{token_id}⟩"
@@ -118,37 +143,62 @@ _TEXTS: dict[str, list[str]] = families.FORMATS["special_texts"]
 
 
 def special_ids(
-    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, row: Published | None, family: Family
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase | None,
+    row: Published | None,
+    family: Family,
 ) -> SpecialIds:
-    """Special ids from the model's config, then the tokenizer, then the table of published checkpoints."""
+    """Special ids from the model's config, then the tokenizer, then the table of published
+    checkpoints.
+    """
     known, entries = row.special if row else NO_IDS, tokenizer.get_vocab() if tokenizer else {}
 
     def first(role: str, text: str = "") -> Any:
         said = [getattr(source, f"{role}_token_id", None) for source in (config, tokenizer)]
-        return next((value for value in [*said, entries.get(text)] if value not in (None, [])), getattr(known, role))
+        return next(
+            (value for value in [*said, entries.get(text)] if value not in (None, [])),
+            getattr(known, role),
+        )
 
     eot = getattr(config, "eot_token_id", None)
     if eot is None:
         eot = entries.get(family.end_of_turn, known.eot)
     eos = _as_tuple(first("eos"))
     stop = tuple(dict.fromkeys([*eos, *_as_tuple(eot)]))
-    expand, delete, first_eos = first("expand", family.expand_token), first("delete"), next(iter(eos), None)
+    expand, delete, first_eos = (
+        first("expand", family.expand_token),
+        first("delete"),
+        next(iter(eos), None),
+    )
     if delete is None and expand is not None:
         delete = first_eos
     return SpecialIds(
-        first("mask", family.mask_token), first_eos, eot, first("pad"), first("bos"), stop, expand, delete
+        first("mask", family.mask_token),
+        first_eos,
+        eot,
+        first("pad"),
+        first("bos"),
+        stop,
+        expand,
+        delete,
     )
 
 
-def adopt(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, special: SpecialIds) -> None:
-    """Tell a diffusion model's config what tokenizer and table know, so that it survives ``save_pretrained``, and a
-    tokenizer its mask and pad token; only where they have none.
+def adopt(
+    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, special: SpecialIds
+) -> None:
+    """Tell a diffusion model's config what tokenizer and table know, so that it survives
+    ``save_pretrained``, and a tokenizer its mask and pad token; only where they have none.
     """
     if isinstance(config, DiffusionLMConfig):
         # in our config and not the backbone's, which would freeze the row of its padding
         for name in ("mask", "eos", "eot", "pad", "bos", "expand", "delete"):
             token_id = getattr(special, name)
-            if getattr(config, f"{name}_token_id") is None and token_id is not None and token_id < config.vocab_size:
+            if (
+                getattr(config, f"{name}_token_id") is None
+                and token_id is not None
+                and token_id < config.vocab_size
+            ):
                 setattr(config, f"{name}_token_id", token_id)
     if tokenizer is None:
         return
@@ -164,13 +214,14 @@ def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:
 
 
 def special_roles(loaded: Any) -> dict[int, str]:
-    """Id -> role, one of :data:`ROLES`, for every special token of what :func:`sinklab.load` returned; ids that are not
-    in it are text.
+    """Id -> role, one of :data:`ROLES`, for every special token of what :func:`sinklab.load`
+    returned; ids that are not in it are text.
 
-    ``mask`` goes first; then the conventional texts (``<|endoftext|>`` is eos even where the config names it as padding
-    too); then the ids that config, tokenizer and the table of published checkpoints name, eot before eos, bos and pad.
-    ``template`` are the other special tokens that the chat format writes, ``image`` the ids from ``text_vocab_size``
-    on, ``other`` what the tokenizer holds special beside these.
+    ``mask`` goes first; then the conventional texts (``<|endoftext|>`` is eos even where the config
+    names it as padding too); then the ids that config, tokenizer and the table of published
+    checkpoints name, eot before eos, bos and pad. ``template`` are the other special tokens that
+    the chat format writes, ``image`` the ids from ``text_vocab_size`` on, ``other`` what the
+    tokenizer holds special beside these.
     """
     special, tokenizer = loaded.special, loaded.tokenizer
     config: Any = loaded.model.config
@@ -178,14 +229,20 @@ def special_roles(loaded: Any) -> dict[int, str]:
     texts = _special_texts(tokenizer)
     found: list[tuple[str, Iterable[int | None]]] = [
         ("mask", [special.mask if mask is None else mask]),
-        *((role, [number for number, text in texts.items() if text in known]) for role, known in _TEXTS.items()),
+        *(
+            (role, [number for number, text in texts.items() if text in known])
+            for role, known in _TEXTS.items()
+        ),
         ("eot", [special.eot]),
         ("eos", [special.eos, *special.stop, getattr(tokenizer, "eos_token_id", None)]),
         ("bos", [special.bos, getattr(tokenizer, "bos_token_id", None)]),
         ("pad", [special.pad, getattr(tokenizer, "pad_token_id", None)]),
         ("template", _template_ids(tokenizer, set(texts))),
         ("other", texts),
-        ("image", range(getattr(config, "text_vocab_size", None) or config.vocab_size, config.vocab_size)),
+        (
+            "image",
+            range(getattr(config, "text_vocab_size", None) or config.vocab_size, config.vocab_size),
+        ),
     ]
     roles: dict[int, str] = {}
     for role, ids in found:
@@ -200,7 +257,11 @@ def _special_texts(tokenizer: PreTrainedTokenizerBase | None) -> dict[int, str]:
     if tokenizer is None:
         return {}
     added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
-    found = {token_id: str(token) for token_id, token in added.items() if getattr(token, "special", False)}
+    found = {
+        token_id: str(token)
+        for token_id, token in added.items()
+        if getattr(token, "special", False)
+    }
     for token_id in tokenizer.all_special_ids:
         found.setdefault(token_id, str(tokenizer.convert_ids_to_tokens(token_id)))
     return found
@@ -220,11 +281,16 @@ def _template_ids(tokenizer: PreTrainedTokenizerBase | None, special: set[int]) 
 
 
 SECONDS, MEMORY, LENGTH = 10, 1 << 29, 1 << 20
-"""What the rendering of one chat may take: time, bytes besides what this process has, and bytes of text."""
+"""What the rendering of one chat may take: time, bytes besides what this process has, and bytes of
+text.
+"""
 
 
-def chat_text(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **how: Any) -> str:
-    """Messages in a tokenizer's chat format. Its template is a program of the checkpoint's, and runs in a child.
+def chat_text(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **how: Any
+) -> str:
+    """Messages in a tokenizer's chat format. Its template is a program of the checkpoint's, and
+    runs in a child.
 
     Args:
         tokenizer: with a chat template.
@@ -232,7 +298,8 @@ def chat_text(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]
         how: as `apply_chat_template` takes it.
 
     Raises:
-        ValueError: for a template that fails, or asks for more than `SECONDS`, `MEMORY` or `LENGTH`.
+        ValueError: for a template that fails, or asks for more than `SECONDS`, `MEMORY` or
+            `LENGTH`.
     """
     # here, and not anew in every child
     import jinja2.sandbox  # noqa: F401
@@ -253,13 +320,20 @@ def chat_text(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]
             child.kill()
             child.join()
     if not told:
-        raise ValueError(f"it takes over {SECONDS} s, {MEMORY >> 20} MB or {LENGTH >> 20} MB of text")
+        raise ValueError(
+            f"it takes over {SECONDS} s, {MEMORY >> 20} MB or {LENGTH >> 20} MB of text"
+        )
     if told[0] == "-":
         raise ValueError(told[1:])
     return told[1:]
 
 
-def _render(pipe: Any, tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], how: dict[str, Any]) -> None:
+def _render(
+    pipe: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, str]],
+    how: dict[str, Any],
+) -> None:
     """In the child: the text behind a plus, or what went wrong behind a minus."""
     import resource
 

@@ -12,7 +12,12 @@ from torch import Tensor
 from sinklab.core.errors import read_json, refused
 from sinklab.lab.checkpoints.families import Shapes
 
-FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOATING = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 PIECE_BYTES = 64 * 2**20
 UNREADABLE = "the weights of {} cannot be read, the file may be cut short or damaged"
 SAFE, PICKLED = ("*.safetensors",), ("*.bin", "*.pth", "*.pt")
@@ -31,7 +36,8 @@ def _not_floating(name: str, kind: object) -> ValueError:
 class Safetensors:
     """Tensors of one or more safetensors files.
 
-    A file is opened anew after ``PIECE_BYTES``: its mapping goes away, whose pages count as resident memory.
+    A file is opened anew after ``PIECE_BYTES``: its mapping goes away, whose pages count as
+    resident memory.
     """
 
     def __init__(self, files: list[Path]) -> None:
@@ -41,7 +47,9 @@ class Safetensors:
             with safe_open(file, "pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 (no mapping)
                     if name in self.files:
-                        raise ValueError(f"the tensor {name} is in {self.files[name].name} and in {file.name}")
+                        raise ValueError(
+                            f"the tensor {name} is in {self.files[name].name} and in {file.name}"
+                        )
                     piece = opened.get_slice(name)
                     if piece.get_dtype() not in FLOATING:
                         raise _not_floating(name, piece.get_dtype())
@@ -54,7 +62,8 @@ class Safetensors:
     def _file_of(self, name: str, size: int) -> Any:
         file = self.files[name]
         if self._opened is None or self._opened[0] != file or self._opened[2] < size:
-            # not for every tensor: the header of a file with thousands of experts takes longer than one of them
+            # not for every tensor: the header of a file with thousands of experts takes longer than
+            # one of them
             self._opened = file, safe_open(file, "pt"), PIECE_BYTES
         _, opened, left = self._opened
         self._opened = file, opened, left - size
@@ -66,8 +75,8 @@ class Safetensors:
             return opened.get_tensor(name)
 
     def pieces(self, name: str, part: Part | None = None) -> Iterator[tuple[slice, Tensor]]:
-        """Row ranges of one tensor, or of a part of it, and their contents, at most ``PIECE_BYTES`` each (a row at
-        least). What lies outside the part is not read.
+        """Row ranges of one tensor, or of a part of it, and their contents, at most ``PIECE_BYTES``
+        each (a row at least). What lies outside the part is not read.
         """
         shape = self.shapes[name]
         first, *others = part or [slice(0, size) for size in shape]
@@ -76,7 +85,10 @@ class Safetensors:
         for start in range(first.start, first.stop, rows):
             stop = min(start + rows, first.stop)
             opened = self._file_of(name, per_row * (stop - start)).get_slice(name)
-            yield slice(start - first.start, stop - first.start), opened[(slice(start, stop), *others)]
+            yield (
+                slice(start - first.start, stop - first.start),
+                opened[(slice(start, stop), *others)],
+            )
 
 
 class Tensors:
@@ -99,7 +111,9 @@ class Tensors:
 
 
 class GivenAway(Tensors):
-    """Tensors in memory, each of which is let go when it has been read: a model is filled without a second copy."""
+    """Tensors in memory, each of which is let go when it has been read: a model is filled without a
+    second copy.
+    """
 
     def whole(self, name: str) -> Tensor:
         """One tensor, for the last time."""
@@ -111,7 +125,9 @@ class GivenAway(Tensors):
 
 
 class Pickles(Tensors):
-    """Tensors of pickled state dicts, unpickled with ``weights_only=True`` and mapped where the format allows it."""
+    """Tensors of pickled state dicts, unpickled with ``weights_only=True`` and mapped where the
+    format allows it.
+    """
 
     def __init__(self, files: list[Path]) -> None:
         tensors: dict[str, Tensor] = {}
@@ -121,15 +137,25 @@ class Pickles(Tensors):
 
 
 def _unpickle(file: Path) -> dict[str, Tensor]:
-    with refused(f"{file.name} is damaged or holds more than tensors and was not unpickled, since that could run code"):
+    with refused(
+        f"{file.name} is damaged or holds more than tensors and was not unpickled, since that "
+        "could run code"
+    ):
         # the format before torch 1.6, which is no archive, cannot be mapped
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        content = torch.load(
+            file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
+        )
     for key in ("model", "state_dict"):
         # lit-gpt keeps the weights beside the state of the optimizer
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise ValueError(f"{file.name} holds no state dict: expected names and tensors, found {type(content).__name__}")
+    if not isinstance(content, dict) or not all(
+        isinstance(value, Tensor) for value in content.values()
+    ):
+        raise ValueError(
+            f"{file.name} holds no state dict: expected names and tensors, found "
+            f"{type(content).__name__}"
+        )
     return content
 
 
@@ -145,13 +171,15 @@ def open_weights(folder: Path, name: str, allow_pickle: bool = False) -> Weights
         allow_pickle: read ``.bin``, ``.pth`` or ``.pt`` files if there is no safetensors file.
 
     Raises:
-        ValueError: if there are none, only pickles that were not allowed, or a file that is damaged.
+        ValueError: if there are none, only pickles that were not allowed, or a file that is
+            damaged.
     """
     files = _files(folder, name)
     pickled = files[0].suffix != ".safetensors"
     if pickled and not allow_pickle:
         raise ValueError(
-            f"the weights of {name} are pickled ({files[0].name}), and unpickling can run code; convert them to "
+            f"the weights of {name} are pickled ({files[0].name}), and unpickling can run code; "
+            "convert them to "
             "safetensors, or pass allow_pickle=True to read them with weights_only=True"
         )
     with refused(UNREADABLE.format(name), SafetensorError, OSError, RuntimeError, EOFError):
@@ -164,14 +192,20 @@ def _files(folder: Path, name: str) -> list[Path]:
             return [folder / single]
         if (index := folder / f"{single}.index.json").is_file():
             return _shards(index, name)
-        found = sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
+        found = sorted(
+            path for pattern in patterns for path in folder.glob(pattern) if path.is_file()
+        )
         if len(found) > 1:
             listed = ", ".join(path.name for path in found[:4])
-            raise ValueError(f"{name} has several weight files and no index that says which belong together: {listed}")
+            raise ValueError(
+                f"{name} has several weight files and no index that says which belong together: "
+                f"{listed}"
+            )
         if found:
             return found
     raise ValueError(
-        f"the weights of {name} cannot be read: there is no .safetensors file in {folder}, nor .bin, .pth or .pt "
+        f"the weights of {name} cannot be read: there is no .safetensors file in {folder}, nor "
+        ".bin, .pth or .pt "
         "(from the Hub, pickled weights are fetched with allow_pickle=True only)"
     )
 
@@ -184,7 +218,8 @@ def _shards(index: Path, name: str) -> list[Path]:
         raise ValueError(f"the index {index.name} of {name} points out of its folder: {outside[0]}")
     if absent := [shard for shard in shards if not (index.parent / shard).is_file()]:
         raise ValueError(
-            f"the weights of {name} cannot be read: {len(absent)} of {len(shards)} shards are not there "
+            f"the weights of {name} cannot be read: {len(absent)} of {len(shards)} shards are not "
+            "there "
             f"({', '.join(absent[:3])}); fetch the checkpoint again"
         )
     return [index.parent / shard for shard in shards]

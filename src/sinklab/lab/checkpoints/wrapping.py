@@ -1,4 +1,6 @@
-"""A module from elsewhere as a model of ours: its kind, its sizes, its special tokens, what stands around its texts."""
+"""A module from elsewhere as a model of ours: its kind, its sizes, its special tokens, what stands
+around its texts.
+"""
 
 import copy
 from collections.abc import Mapping
@@ -38,8 +40,10 @@ def kind_of(model: nn.Module) -> str:
     if getattr(config, "is_decoder", False):
         return "autoregressive"
     raise ValueError(
-        f"a wrapped model reads from left to right or fills masks, but neither the class {names[0]} nor its config "
-        'says which; pass kind="autoregressive", kind="diffusion" (masks at any rate, nothing around a text) or '
+        "a wrapped model reads from left to right or fills masks, but neither the class "
+        f"{names[0]} nor its config "
+        'says which; pass kind="autoregressive", kind="diffusion" (masks at any rate, nothing '
+        "around a text) or "
         'kind="masked" (like BERT: [CLS] before a text, [SEP] behind it)'
     )
 
@@ -51,7 +55,9 @@ def config_of(model: nn.Module) -> Any:
 
 
 def sizes_of(model: nn.Module) -> dict[str, int] | None:
-    """Layers, heads, hidden size and vocabulary as the config says; None where it lacks one of them."""
+    """Layers, heads, hidden size and vocabulary as the config says; None where it lacks one of
+    them.
+    """
     config = config_of(model)
     config = getattr(config, "backbone", config)
     found: dict[str, Any] = {name: getattr(config, name, None) for name in SIZES}
@@ -75,7 +81,8 @@ def wrapped(
         sizes: those of :data:`SIZES`.
 
     Raises:
-        ValueError: for an unknown kind, a mask id outside the vocabulary, and one of a model that has no masks.
+        ValueError: for an unknown kind, a mask id outside the vocabulary, and one of a model that
+            has no masks.
     """
     one_of("kind", kind, KINDS)
     config, rows = config_of(model), sizes["vocab_size"]
@@ -84,41 +91,65 @@ def wrapped(
     found: dict[str, Any] = {"tokenizer": tokenizer, "published_family": "wrapped"}
     if kind == "autoregressive":
         if mask_id is not None:
-            raise ValueError(f"an autoregressive model has no [MASK], got mask_id={mask_id}; leave it out, or say kind")
+            raise ValueError(
+                f"an autoregressive model has no [MASK], got mask_id={mask_id}; leave it out, or "
+                "say kind"
+            )
         found |= {"family": "autoregressive", "special": replace(special, mask=None)}
-        if isinstance(model, PreTrainedModel) and model.can_generate() and hasattr(config, "max_position_embeddings"):
+        if (
+            isinstance(model, PreTrainedModel)
+            and model.can_generate()
+            and hasattr(config, "max_position_embeddings")
+        ):
             # it is one already, with its own cache
             return found | {"model": model, "context": config.max_position_embeddings}
         about = _about(model, config, sizes, found["special"])
         return found | {"model": WrappedLM(model, about), "context": about.text_positions}
     if isinstance(model, DiffusionLM):
         if mask_id not in (None, config.mask_token_id):
-            raise ValueError(f"a DiffusionLM has its [MASK] in its config, got mask_id={mask_id}; leave it out")
-        known = {"family": "diffusion", "model": model, "context": config.context or config.text_positions}
+            raise ValueError(
+                f"a DiffusionLM has its [MASK] in its config, got mask_id={mask_id}; leave it out"
+            )
+        known = {
+            "family": "diffusion",
+            "model": model,
+            "context": config.context or config.text_positions,
+        }
         return found | known | {"special": special}
     if mask_id is not None and not 0 <= mask_id < rows:
-        raise ValueError(f"mask_id must be an id of the vocabulary, 0 to {rows - 1}, but is {mask_id}")
+        raise ValueError(
+            f"mask_id must be an id of the vocabulary, 0 to {rows - 1}, but is {mask_id}"
+        )
     notes = []
     special = replace(special, mask=special.mask if mask_id is None else mask_id)
     if special.mask is None:
-        notes.append(f"neither tokenizer nor config says which id is [MASK]: give {HOW} a mask_id to denoise")
+        notes.append(
+            f"neither tokenizer nor config says which id is [MASK]: give {HOW} a mask_id to denoise"
+        )
     around = _around(config, tokenizer, rows) if kind == "masked" else None
     if around is not None:
         special = replace(special, bos=around[0], eos=around[1], stop=(around[1],))
         found["tokenizer"] = _with_rows(tokenizer)
     elif kind == "masked":
-        notes.append("no tokenizer or config names [CLS] and [SEP]: nothing is put around its texts; write them")
+        notes.append(
+            "no tokenizer or config names [CLS] and [SEP]: nothing is put around its texts; write "
+            "them"
+        )
     about = _about(model, config, sizes, special)
     if around is not None:
         about.opening_ids, about.closing_ids = around[:1], around[1:]
     if about.global_layers is not None:
         layers = ", ".join(map(str, about.global_layers))
-        notes.append(f"some layers see a window alone: studies record those that see everything ({layers})")
+        notes.append(
+            f"some layers see a window alone: studies record those that see everything ({layers})"
+        )
     found |= {"family": "diffusion", "special": special, "notes": tuple(notes)}
     return found | {"model": WrappedLM(model, about), "context": about.text_positions}
 
 
-def _about(model: nn.Module, config: Any, sizes: Mapping[str, Any], special: SpecialIds) -> WrappedConfig:
+def _about(
+    model: nn.Module, config: Any, sizes: Mapping[str, Any], special: SpecialIds
+) -> WrappedConfig:
     """The config of a wrapped module that puts nothing around its texts."""
     limit, first = position_limits(model, config)
     return WrappedConfig(
@@ -141,14 +172,22 @@ def _global_layers(config: Any) -> tuple[int, ...] | None:
 
 
 def _of_vocabulary(special: SpecialIds, rows: int) -> SpecialIds:
-    """The special ids without those that the model has no row for: of a config they may be its class's defaults."""
+    """The special ids without those that the model has no row for: of a config they may be its
+    class's defaults.
+    """
     roles = {name: getattr(special, name) for name in ("mask", "eos", "eot", "pad", "bos")}
-    known = {name: one if one is not None and 0 <= one < rows else None for name, one in roles.items()}
+    known = {
+        name: one if one is not None and 0 <= one < rows else None for name, one in roles.items()
+    }
     return SpecialIds(**known, stop=tuple(one for one in special.stop if 0 <= one < rows))
 
 
-def _around(config: Any, tokenizer: PreTrainedTokenizerBase | None, rows: int) -> tuple[int, int] | None:
-    """Ids that stand before and behind a text of a masked language model: [CLS] and [SEP], or <s> and </s>."""
+def _around(
+    config: Any, tokenizer: PreTrainedTokenizerBase | None, rows: int
+) -> tuple[int, int] | None:
+    """Ids that stand before and behind a text of a masked language model: [CLS] and [SEP], or <s>
+    and </s>.
+    """
     around = []
     for names in (("cls_token_id", "bos_token_id"), ("sep_token_id", "eos_token_id")):
         said = [getattr(source, name, None) for source in (tokenizer, config) for name in names]

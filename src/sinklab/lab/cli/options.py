@@ -1,4 +1,6 @@
-"""The options of a command: made of settings and their docstrings, filled from a file, and named in its errors."""
+"""The options of a command: made of settings and their docstrings, filled from a file, and named in
+its errors.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ FILES: dict[str, str] = WORDS["files"]
 
 
 def described(kind: type) -> dict[str, str]:
-    """What stands behind the fields of a class, by name, each in one line: tyro keeps line breaks of the source."""
+    """What stands behind the fields of a class, by name, each in one line: tyro keeps line breaks
+    of the source.
+    """
     found: dict[str, str] = {}
     for one in kind.__mro__:
         try:
@@ -44,21 +48,25 @@ def described(kind: type) -> dict[str, str]:
         except (OSError, TypeError):  # made while running, or built in
             continue
         for field, text in itertools.pairwise(source.body):
-            if isinstance(field, ast.AnnAssign) and isinstance(getattr(text, "value", None), ast.Constant):
+            if isinstance(field, ast.AnnAssign) and isinstance(
+                getattr(text, "value", None), ast.Constant
+            ):
                 found.setdefault(ast.unparse(field.target), " ".join(str(text.value.value).split()))
     return found
 
 
 def typed(settings: Any, *hidden: str, closed: bool = False) -> Any:
-    """What the command line fills in: fields, help and defaults of these settings, but none of their checks.
+    """What the command line fills in: fields, help and defaults of these settings, but none of
+    their checks.
 
-    tyro would draw a box around what a settings class refuses; `checked` makes the settings themselves of it, once.
+    tyro would draw a box around what a settings class refuses; `checked` makes the settings
+    themselves of it, once.
 
     Args:
         settings: as they are by default.
         hidden: fields that the command does not have.
-        closed: a field of few values is one of them by its type, for completion; else they are its name in the help,
-            and an error names the near one.
+        closed: a field of few values is one of them by its type, for completion; else they are its
+            name in the help, and an error names the near one.
     """
     kind: Any = type(settings)
     defaults, annotations = dict[str, Any](), dict[str, Any]()
@@ -68,7 +76,11 @@ def typed(settings: Any, *hidden: str, closed: bool = False) -> Any:
         hint = hints[field.name]
         if (registry := field.metadata.get("registry")) is not None:
             is_several = isinstance(value, tuple)
-            value = tuple(map(registry.as_text, value)) if is_several else value and registry.as_text(value)
+            value = (
+                tuple(map(registry.as_text, value))
+                if is_several
+                else value and registry.as_text(value)
+            )
             hint = tuple[str, ...] if is_several else str | None
         elif dataclasses.is_dataclass(value):
             value = typed(value, *hidden, closed=closed)
@@ -79,7 +91,9 @@ def typed(settings: Any, *hidden: str, closed: bool = False) -> Any:
                 # neither on nor off: a flag for each
                 hint, value, negated = MARK.FlagCreatePairsOff[bool], False, f"no_{field.name}"
                 defaults[negated] = False
-                annotations[negated] = Annotated[hint, MARK.arg(help=f"The opposite of --{field.name}.")]
+                annotations[negated] = Annotated[
+                    hint, MARK.arg(help=f"The opposite of --{field.name}.")
+                ]
         if choices := tuple(field.metadata.get("one_of", ())):
             several = typing.get_origin(hint) is tuple
             if closed:
@@ -93,25 +107,39 @@ def typed(settings: Any, *hidden: str, closed: bool = False) -> Any:
         hint = Annotated[hint, MARK.arg(help=helps.get(field.name), **how)]
         hint = MARK.Positional[hint] if field.metadata.get("positional") else hint
         annotations[field.name] = MARK.Suppress[hint] if field.name in hidden else hint
-    members = {"__annotations__": annotations, "__post_init__": lambda self: None, "__doc__": kind.__doc__}
+    members = {
+        "__annotations__": annotations,
+        "__post_init__": lambda self: None,
+        "__doc__": kind.__doc__,
+    }
     members |= {"__module__": kind.__module__, "made_of": kind, **defaults}
     made: Any = dataclass(frozen=True)(type(kind.__name__, (kind,), members))
     return made()
 
 
-NAMES: dict[Any, str] = {of: kind.__name__.upper() for kind in (int, float, str, Path) for of in (kind, kind | None)}
+NAMES: dict[Any, str] = {
+    of: kind.__name__.upper() for kind in (int, float, str, Path) for of in (kind, kind | None)
+}
 """What stands for the value of an option, which may be left out."""
 
 
 def _word(name: str, hint: Any, *, positional: bool) -> str | None:
-    """What stands for the value of an argument in the help: [RUN …] for `runs`, FLOAT for an option of numbers."""
+    """What stands for the value of an argument in the help: [RUN …] for `runs`, FLOAT for an option
+    of numbers.
+    """
     several = typing.get_origin(hint) is tuple and typing.get_args(hint)[1:] == (...,)
-    word = name.removesuffix("s").upper() if positional else NAMES.get(typing.get_args(hint)[0] if several else hint)
+    word = (
+        name.removesuffix("s").upper()
+        if positional
+        else NAMES.get(typing.get_args(hint)[0] if several else hint)
+    )
     return f"[{word} …]" if several and word else word
 
 
 def checked(given: Any, **changes: Any) -> Any:
-    """The settings that `typed` stands for, with these changes. Raises ValueError for what makes no sense."""
+    """The settings that `typed` stands for, with these changes. Raises ValueError for what makes no
+    sense.
+    """
     values: dict[str, Any] = {}
     kind = getattr(given, "made_of", type(given))
     for field in dataclasses.fields(kind):
@@ -119,16 +147,24 @@ def checked(given: Any, **changes: Any) -> Any:
         is_group = hasattr(value, "made_of")
         if hasattr(given, f"no_{field.name}"):
             value = False if getattr(given, f"no_{field.name}") else value or None
-        values[field.name] = checked(value, **changes) if is_group else changes.get(field.name, value)
+        values[field.name] = (
+            checked(value, **changes) if is_group else changes.get(field.name, value)
+        )
     return kind(**values)
 
 
-KINDS = {"INT": "a whole number", "FLOAT": "a number", "[INT …]": "whole numbers", "[FLOAT …]": "numbers"}
+KINDS = {
+    "INT": "a whole number",
+    "FLOAT": "a number",
+    "[INT …]": "whole numbers",
+    "[FLOAT …]": "numbers",
+}
 """What an option takes, in words, by what stands for its value in the help."""
 
 
 def refuse(event: Any, command: str, arguments: Sequence[str]) -> None:
-    """Say in a sentence what tyro refuses, in place of its box; what this does not know keeps the box.
+    """Say in a sentence what tyro refuses, in place of its box; what this does not know keeps the
+    box.
 
     Args:
         event: one of ``tyro._errors``, whose kinds are told apart by their fields.
@@ -143,7 +179,9 @@ def refuse(event: Any, command: str, arguments: Sequence[str]) -> None:
         names = " and ".join(one.arg.display_name() for one in missing)
         raise ValueError(f"sinklab {command} needs {names}, but it is not given; {remedy}")
     if surplus := getattr(event, "tokens", ()):
-        raise ValueError(f"sinklab {command} takes no further arguments, but there is {surplus[0]!r}; {remedy}")
+        raise ValueError(
+            f"sinklab {command} takes no further arguments, but there is {surplus[0]!r}; {remedy}"
+        )
     argument = getattr(event, "argument", None)
     if argument is None:
         return
@@ -160,18 +198,24 @@ def _behind(flag: str, arguments: Sequence[str]) -> list[str]:
     for place, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         if name.replace("_", "-") == flag:
-            rest = itertools.takewhile(lambda word: not word.startswith("--"), arguments[place + 1 :])
+            rest = itertools.takewhile(
+                lambda word: not word.startswith("--"), arguments[place + 1 :]
+            )
             found = [value] if equals else [*rest]
     return found
 
 
 def value_of(arguments: Sequence[str], flag: str) -> str | None:
-    """The value of a flag that decides the defaults of all others, so that it is read before them."""
+    """The value of a flag that decides the defaults of all others, so that it is read before
+    them.
+    """
     return next(reversed(values_of(arguments, flag)[0]), None)
 
 
 def values_of(arguments: Sequence[str], flag: str) -> tuple[list[str | None], list[str]]:
-    """What stands behind each occurrence of a flag, None behind a bare one, and the arguments without them."""
+    """What stands behind each occurrence of a flag, None behind a bare one, and the arguments
+    without them.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(flag, dest="values", nargs="?", action="append", default=[])
     given, rest = parser.parse_known_args(arguments)
@@ -187,7 +231,12 @@ def known_options(command: str, arguments: Sequence[str], names: Iterable[str]) 
     flags = {name.replace("_", "-") for name in (*names, *FILES)}
     for argument in arguments:
         flag = argument.removeprefix("--").partition("=")[0].replace("_", "-")
-        if not argument.startswith("--") or argument == "--" or flag in flags or flag.removeprefix("no-") in flags:
+        if (
+            not argument.startswith("--")
+            or argument == "--"
+            or flag in flags
+            or flag.removeprefix("no-") in flags
+        ):
             continue
         found = near(f"--{flag}", [f"--{one}" for one in flags])
         remedy = found or f"sinklab {command} --help-all lists its options"
@@ -207,10 +256,14 @@ class Given:
 
     @classmethod
     def by(cls, arguments: Sequence[str], settings_of: Callable[[Path], dict[str, Any]]) -> Given:
-        """As --config or --reproduce says. Raises ValueError for both, and for a file that cannot be read."""
+        """As --config or --reproduce says. Raises ValueError for both, and for a file that cannot
+        be read.
+        """
         config, again = value_of(arguments, "--config"), value_of(arguments, "--reproduce")
         if config and again:
-            raise ValueError("--config and --reproduce both say what the defaults are; give one of them")
+            raise ValueError(
+                "--config and --reproduce both say what the defaults are; give one of them"
+            )
         if again:
             run = Path(again)
             return cls(str(run / RUN_FILE), settings_of(run), is_run=True, reproduced=run)
@@ -218,8 +271,15 @@ class Given:
             return cls()
         with refused(f"{config} cannot be read as settings, a TOML file or a run.json"):
             is_toml = Path(config).suffix == ".toml"
-            found = tomllib.loads(ordinary(config).read_text("utf-8")) if is_toml else read_json(Path(config), dict)
-            settings = {name.replace("-", "_"): value for name, value in dict(found.get("settings", found)).items()}
+            found = (
+                tomllib.loads(ordinary(config).read_text("utf-8"))
+                if is_toml
+                else read_json(Path(config), dict)
+            )
+            settings = {
+                name.replace("-", "_"): value
+                for name, value in dict(found.get("settings", found)).items()
+            }
         return cls(config, settings, is_run=not is_toml)
 
     def divided(self, known: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
@@ -231,7 +291,9 @@ class Given:
         known = {*known} - PERMISSIONS
         left = [name for name in self.settings if name not in known]
         if not self.is_run:
-            known_fields(self.source, [name for name in left if name not in PERMISSIONS], sorted(known))
+            known_fields(
+                self.source, [name for name in left if name not in PERMISSIONS], sorted(known)
+            )
         return {name: value for name, value in self.settings.items() if name in known}, left
 
     def value(self, name: str, hint: Any) -> Any:
@@ -246,7 +308,9 @@ def _hints(settings: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(type(settings)).items():
         value = getattr(settings, name, None)
-        found |= _hints(value) if dataclasses.is_dataclass(value) and hint is not Any else {name: hint}
+        found |= (
+            _hints(value) if dataclasses.is_dataclass(value) and hint is not Any else {name: hint}
+        )
     return found
 
 
@@ -261,17 +325,26 @@ def options(
     """A command as tyro takes it, the names of its options, and of what it leaves of a file.
 
     Args:
-        function: its groups of settings are settings by default; those named by its attribute ``hidden`` are left out.
+        function: its groups of settings are settings by default; those named by its attribute
+            ``hidden`` are left out.
         given: what a file says, which becomes the defaults.
         short: leave out rare options, for the help.
         closed: as for `typed`.
-        positional: arguments that are taken without their flag, here, though the function has an option for each.
+        positional: arguments that are taken without their flag, here, though the function has an
+            option for each.
     """
     own = inspect.signature(function).parameters
     hidden = {*own, *getattr(function, "hidden", ())}
-    groups = {name: one.default for name, one in own.items() if dataclasses.is_dataclass(one.default)}
+    groups = {
+        name: one.default for name, one in own.items() if dataclasses.is_dataclass(one.default)
+    }
     names = [name for name in own if name not in groups]
-    names += [name for group in groups.values() for name in leaves(group) if name not in hidden or name == "prompts"]
+    names += [
+        name
+        for group in groups.values()
+        for name in leaves(group)
+        if name not in hidden or name == "prompts"
+    ]
     taken, left = given.divided(names)
     hints = typing.get_type_hints(function, include_extras=True)
     parameters, seen = [], set[str]()
@@ -279,8 +352,13 @@ def options(
         value, hint = one.default, hints[name]
         if name in groups:
             kinds, fields = _hints(value), leaves(value)
-            # texts of prompts are arguments, a file of them is an option, and a file of settings has the texts
-            mine = {*taken}.intersection(fields).difference(own, seen - {"prompts"}) if name != "inputs" else ()
+            # texts of prompts are arguments, a file of them is an option, and a file of settings
+            # has the texts
+            mine = (
+                {*taken}.intersection(fields).difference(own, seen - {"prompts"})
+                if name != "inputs"
+                else ()
+            )
             value = from_record(value, {key: given.value(key, kinds[key]) for key in mine})
             value = typed(value, *hidden, *seen, *(RARE if short else ()), closed=closed)
             seen |= {*fields}
@@ -292,14 +370,21 @@ def options(
             of, *marks = typing.get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
             how: dict[str, Any] = {"metavar": _word(name, of, positional=MARK.Positional in marks)}
             no_default = (
-                value is None or value == () or value == "" or (value is one.empty and typing.get_origin(of) is tuple)
+                value is None
+                or value == ()
+                or value == ""
+                or (value is one.empty and typing.get_origin(of) is tuple)
             )
             how |= {"help_behavior_hint": ""} if no_default else {}
             hint = Annotated[hint, MARK.arg(**how)]
         hint = MARK.Suppress[hint] if short and name in RARE else hint
-        parameters.append(one.replace(default=value, annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
+        parameters.append(
+            one.replace(default=value, annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
+        )
     for name in FILES if groups else ():
-        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=FILE))
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=FILE)
+        )
 
     def call(**values: Any) -> None:
         function(**{name: value for name, value in values.items() if name not in FILES})
@@ -318,23 +403,33 @@ def _told(function: Callable[..., None], more: dict[str, str], short: bool) -> s
     text, _, arguments = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")
     if short:
         text += "\nSee --help-all for all options.\n"
-    lines = re.sub(r"\n {5,}", " ", arguments) + "".join(f"\n    {name}: {about}" for name, about in more.items())
+    lines = re.sub(r"\n {5,}", " ", arguments) + "".join(
+        f"\n    {name}: {about}" for name, about in more.items()
+    )
     return f"{text}\nArgs:\n{lines}"
 
 
 def in_flags(error: str, names: Iterable[str]) -> str:
-    """An error in the words of the command line: options in place of arguments, and not what Python has besides."""
+    """An error in the words of the command line: options in place of arguments, and not what Python
+    has besides.
+    """
     error = re.sub(r" \(in Python [^)]*\)|, in Python [^),;]*", "", error)
     either = "|".join(sorted(names, key=len, reverse=True)) or "$^"
     several = "|".join(name for name in either.split("|") if "_" in name) or "$^"
 
     def option(found: re.Match[str]) -> str:
         name, value = found[1].replace("_", "-"), (found[2] or "").strip("'\"")
-        return {"True": f"--{name}", "False": f"--no-{name}"}.get(value, f"--{name} {value}".rstrip())
+        return {"True": f"--{name}", "False": f"--no-{name}"}.get(
+            value, f"--{name} {value}".rstrip()
+        )
 
     # a field of a value, as in excess:epsilon=3 or MaskSinks(k=5), is no option
-    error = re.sub(rf"(?<![\w:,.=-])(?<!\w\()({either})=('[^']*'|\"[^\"]*\"|[\w.+-]*\w)", option, error)
-    return re.sub(rf"(?<![\w:,.=/'\"-])({several})\b(?![=:/])()|^({either})(?= must )", _bare, error)
+    error = re.sub(
+        rf"(?<![\w:,.=-])(?<!\w\()({either})=('[^']*'|\"[^\"]*\"|[\w.+-]*\w)", option, error
+    )
+    return re.sub(
+        rf"(?<![\w:,.=/'\"-])({several})\b(?![=:/])()|^({either})(?= must )", _bare, error
+    )
 
 
 def _bare(found: re.Match[str]) -> str:

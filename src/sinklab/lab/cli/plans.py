@@ -1,4 +1,6 @@
-"""What a command would take: evaluations, time and memory, estimated from a model's size and the machine's speed."""
+"""What a command would take: evaluations, time and memory, estimated from a model's size and the
+machine's speed.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,15 @@ from typing import Any
 from sinklab.lab.studies.processes import Amount
 
 SMALL_PRODUCTS, WATCHED = 150, 600
-"""Of a layer, whatever its size: what a small model's forward takes, and one under all statistics of a trace."""
+"""Of a layer, whatever its size: what a small model's forward takes, and one under all statistics
+of a trace.
+"""
 EXTRA = 2.0
 """What a forward takes beside its products: attention, an edit, the loop around it."""
 START, PREPARING = 2.0, 10.0
-"""Seconds for weights to be read, folders to be written and figures to be drawn; and of a training, for its text."""
+"""Seconds for weights to be read, folders to be written and figures to be drawn; and of a training,
+for its text.
+"""
 PROBE = 0.15
 """Seconds for which each speed of the machine is measured: others may work on it too."""
 
@@ -54,12 +60,16 @@ def _with_twins(seconds: float, twins: bool | None) -> float:
 
 
 @cache
-def machine_speed(dtype: str, device: str, rows: int = 256, width: int = 1024) -> tuple[float, float]:
-    """Floating point operations a second in a product of matrices, and the seconds of a product that has almost none.
+def machine_speed(
+    dtype: str, device: str, rows: int = 256, width: int = 1024
+) -> tuple[float, float]:
+    """Floating point operations a second in a product of matrices, and the seconds of a product
+    that has almost none.
 
-    Medians over a moment, not the best of it: what others take of the machine now they will take of a run too. Not
-    means: one product that waits for its turn would count for a hundred. Of all threads and one, whichever is faster:
-    where others work too, threads of a small product wait for one another longer than they compute.
+    Medians over a moment, not the best of it: what others take of the machine now they will take of
+    a run too. Not means: one product that waits for its turn would count for a hundred. Of all
+    threads and one, whichever is faster: where others work too, threads of a small product wait for
+    one another longer than they compute.
 
     Args:
         dtype: of torch.
@@ -70,7 +80,10 @@ def machine_speed(dtype: str, device: str, rows: int = 256, width: int = 1024) -
     import torch
 
     def typical(rows: int, width: int) -> float:
-        left, right = (torch.ones(size, width, dtype=getattr(torch, dtype), device=device) for size in (rows, width))
+        left, right = (
+            torch.ones(size, width, dtype=getattr(torch, dtype), device=device)
+            for size in (rows, width)
+        )
         times = [_typical(lambda: (left @ right).sum().item())]
         threads = torch.get_num_threads()
         if threads > 1 and device == "cpu":
@@ -97,7 +110,9 @@ def _typical(work: Callable[[], object]) -> float:
 
 @cache
 def memory_speed(device: str) -> float:
-    """Bytes a second that are read from memory, as the weights of a model are at every evaluation."""
+    """Bytes a second that are read from memory, as the weights of a model are at every
+    evaluation.
+    """
     import torch
 
     numbers = torch.ones(1 << 24, device=device)
@@ -105,14 +120,24 @@ def memory_speed(device: str) -> float:
 
 
 def plan_of(
-    amount: Callable[[Any, Any], Amount | None], settings: Any, model: str, reading: Any, *, trained: str = ""
+    amount: Callable[[Any, Any], Amount | None],
+    settings: Any,
+    model: str,
+    reading: Any,
+    *,
+    trained: str = "",
 ) -> str:
     """The line of `plan_for`."""
     return plan_for(amount, settings, model, reading, trained=trained).line
 
 
 def plan_for(
-    amount: Callable[[Any, Any], Amount | None], settings: Any, model: str, reading: Any, *, trained: str = ""
+    amount: Callable[[Any, Any], Amount | None],
+    settings: Any,
+    model: str,
+    reading: Any,
+    *,
+    trained: str = "",
 ) -> Plan:
     """What is evaluated, how long it may take, and how much memory.
 
@@ -140,21 +165,28 @@ def plan_for(
     loaded = weight_type(reading.dtype, {"dtype": info.stored if info else None}, {"": device})
     dtype = "bfloat16" if "16" in (trained or str(loaded)) else "float32"
     bytes_each = {"bfloat16": 2, "float32": 4}[dtype]
-    active, layers = (info.active_parameters, info.layers) if info else (found.parameters or 0, found.layers)
+    active, layers = (
+        (info.active_parameters, info.layers) if info else (found.parameters or 0, found.layers)
+    )
     one = _seconds_of_one(found, active, layers, dtype, device, info.hidden if info else 1024)
     seconds = START + PREPARING * found.trains + _with_twins(found.evaluations * one, found.twins)
     size = (info.parameters if info else active) * (16 if found.trains else bytes_each)
     size += info.canvas_bytes(dtype, found.positions) if info else 0
     apart = ", activations not counted," if found.trains else ""
     line = (
-        f"plan: {found.words}{where}, {found.evaluations:,} evaluations of {found.positions:,} positions: about "
+        f"plan: {found.words}{where}, {found.evaluations:,} evaluations of {found.positions:,} "
+        "positions: about "
         f"{duration(seconds)} and {_rounded(size / 1e9)} GB{apart} on {device} (estimated)"
     )
     return Plan(line, seconds, found.first, found.twins)
 
 
-def _seconds_of_one(found: Amount, active: int, layers: int, dtype: str, device: str, hidden: int) -> float:
-    """Of an evaluation: its products, or reading the weights where that takes longer, and what each layer takes."""
+def _seconds_of_one(
+    found: Amount, active: int, layers: int, dtype: str, device: str, hidden: int
+) -> float:
+    """Of an evaluation: its products, or reading the weights where that takes longer, and what each
+    layer takes.
+    """
     speed, least = machine_speed(dtype, device, min(found.positions, 1024), hidden)
     # a backward pass is two forward ones
     products = (3 if found.trains else EXTRA) * 2 * active * found.positions / speed
@@ -165,7 +197,9 @@ def _seconds_of_one(found: Amount, active: int, layers: int, dtype: str, device:
 
 def duration(seconds: float) -> str:
     """Seconds in the unit that suits them, with two digits."""
-    unit, size = next((one for one in (("h", 3600), ("min", 60)) if seconds >= 2 * one[1]), ("s", 1))
+    unit, size = next(
+        (one for one in (("h", 3600), ("min", 60)) if seconds >= 2 * one[1]), ("s", 1)
+    )
     return f"{_rounded(max(seconds / size, 0.1))} {unit}"
 
 

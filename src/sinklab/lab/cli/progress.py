@@ -1,4 +1,6 @@
-"""What a command says while it works: stages, how far a pass is, and its plan, which the first part corrects."""
+"""What a command says while it works: stages, how far a pass is, and its plan, which the first part
+corrects.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ RAW = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(
 FIRST = 2.0
 """Seconds of a pass before a line tells how far it is, away from a terminal."""
 EVERY = 5.0
-"""Seconds between two such lines at first; of a long pass a tenth of what it has taken so far, which is more."""
+"""Seconds between two such lines at first; of a long pass a tenth of what it has taken so far,
+which is more.
+"""
 SURE = 3.0
 """Seconds after which a pass of which at least two parts are done corrects the plan."""
 SURE_OF_ONE = 10.0
@@ -47,12 +51,14 @@ def spelt(text: object) -> str:
 
 
 def say(*parts: str | tuple[str, str], stream: TextIO | None = None, exact: bool = False) -> None:
-    """Print a text, in lines that are not wrapped. Every command prints through this, `show` and `Shown`.
+    """Print a text, in lines that are not wrapped. Every command prints through this, `show` and
+    `Shown`.
 
     Args:
         parts: stand one behind the other, each a text or (text, style), such as ("3", "bold").
         stream: standard output when left out.
-        exact: away from a terminal, as it is written: for the text of a model, which goes into a file.
+        exact: away from a terminal, as it is written: for the text of a model, which goes into a
+            file.
     """
     stream = stream or sys.stdout
     texts = [(part, "") if isinstance(part, str) else part for part in parts]
@@ -80,7 +86,9 @@ def show(rows: Iterable[Sequence[object]], columns: Sequence[object] = (), title
 
 
 class Pace:
-    """How fast a pass goes. Its first part is slower than the others and does not count once there are more."""
+    """How fast a pass goes. Its first part is slower than the others and does not count once there
+    are more.
+    """
 
     def __init__(self, done: float, now: float) -> None:
         self.began = now
@@ -109,7 +117,9 @@ class Pace:
         return (total - self.done) / self.rate
 
     def whole(self, total: float) -> float:
-        """Seconds that so many parts take, those that were there before the pass began among them."""
+        """Seconds that so many parts take, those that were there before the pass began among
+        them.
+        """
         return self.seconds + self.left(total) + self._there / self.rate
 
 
@@ -127,9 +137,13 @@ class RateColumn(ProgressColumn):
 
 
 class Shown(Progress):
-    """Stages stay above the bar as they pass; away from a terminal a line now and then tells how far a pass is."""
+    """Stages stay above the bar as they pass; away from a terminal a line now and then tells how
+    far a pass is.
+    """
 
-    def __init__(self, console: Console, bars: Bars, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, console: Console, bars: Bars, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._console, self._bars, self._clock = console, bars, clock
         self._started = self._told = clock()
         self._task = bars.add_task("starting", total=None)
@@ -138,7 +152,9 @@ class Shown(Progress):
         self._planned = self._started
 
     def planned(self, *plans: Plan) -> None:
-        """Print the plans of what follows, in its order; its first part may correct them together, once."""
+        """Print the plans of what follows, in its order; its first part may correct them together,
+        once.
+        """
         for plan in plans:
             self.stage(plan.line)
         self._plans, self._planned = plans, self._clock()
@@ -150,7 +166,9 @@ class Shown(Progress):
         self._print(text)
 
     def count(self, done: float, total: float) -> None:
-        """Move the bar, or away from a terminal say how far it is, where that was not said a moment ago."""
+        """Move the bar, or away from a terminal say how far it is, where that was not said a moment
+        ago.
+        """
         now = self._clock()
         if self._pace is None or done < self._pace.done:
             self._pace = Pace(done, now)
@@ -162,7 +180,11 @@ class Shown(Progress):
         if self._plans and self._pace.is_sure:
             self._correct(self._pace, total)
         due = max(EVERY, self._pace.seconds / 10)
-        if not self._console.is_terminal and self._pace.seconds >= FIRST and now - self._told >= due:
+        if (
+            not self._console.is_terminal
+            and self._pace.seconds >= FIRST
+            and now - self._told >= due
+        ):
             rate, left = rate_in_words(self._pace.rate), duration(self._pace.left(total))
             self._print(f"{done:.0f} of {total:.0f}, {rate}, about {left} left")
 
@@ -176,17 +198,23 @@ class Shown(Progress):
         planned = sum(plan.seconds for plan in plans)
         if not 1 / OFF <= off <= OFF:
             corrected = duration(off * planned)
-            self._print(f"plan, corrected by its first part: about {corrected}, not {duration(planned)}")
+            self._print(
+                f"plan, corrected by its first part: about {corrected}, not {duration(planned)}"
+            )
 
     def _print(self, text: str) -> None:
         self._told = self._clock()
         elapsed = self._told - self._started
-        self._console.print(f"{elapsed:6.1f} s  {text}", style="dim", highlight=False, markup=False, soft_wrap=True)
+        self._console.print(
+            f"{elapsed:6.1f} s  {text}", style="dim", highlight=False, markup=False, soft_wrap=True
+        )
 
 
 @contextmanager
 def working() -> Iterator[Shown]:
-    """A bar on the terminal for the length of the block; of several processes only the first one shows it."""
+    """A bar on the terminal for the length of the block; of several processes only the first one
+    shows it.
+    """
     console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
     stage = SpinnerColumn(), TextColumn("{task.description}", markup=False)
     columns = (*stage, BarColumn(), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn())
@@ -196,7 +224,9 @@ def working() -> Iterator[Shown]:
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Says the text while the block lasts: on a terminal it goes with it, elsewhere it is printed after two seconds."""
+    """Says the text while the block lasts: on a terminal it goes with it, elsewhere it is printed
+    after two seconds.
+    """
     console = Console(stderr=True)
     if console.is_terminal:
         with console.status(Text(spelt(text))):

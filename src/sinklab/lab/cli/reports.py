@@ -1,4 +1,6 @@
-"""`sinklab report`, `figures`, `compare`, `table1` and `onetoken`: run folders to pages, figures and tables."""
+"""`sinklab report`, `figures`, `compare`, `table1` and `onetoken`: run folders to pages, figures
+and tables.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ Folders = Annotated[tuple[Path, ...], tyro.conf.Positional]
 
 
 def tell_answers(studies: Any, texts: Sequence[tuple[Any, ...]] = ()) -> None:
-    """The three answers about the model of each run, below its name and what it wrote, and how the models differ."""
+    """The three answers about the model of each run, below its name and what it wrote, and how the
+    models differ.
+    """
     from sinklab.lab.reports.build import answers
 
     found, contrast = answers(studies)
@@ -57,11 +61,11 @@ def report(
 ) -> None:
     """Turn run folders into one page, report.html, with tables beside it.
 
-    Several runs are shown side by side, e.g. without and with a sink token. Runs of `sinklab trace` give a page to
-    explore, and three answers about each model, which are printed too: whether sinks exist, which they are and whether
-    they stay, and what masking them costs (from a run of `sinklab curve` beside that of the trace). Runs of `sinklab
-    train` give training curves: losses, when sinks emerge, which tokens they are. Figures for a paper are drawn by
-    `sinklab figures`.
+    Several runs are shown side by side, e.g. without and with a sink token. Runs of `sinklab trace`
+    give a page to explore, and three answers about each model, which are printed too: whether sinks
+    exist, which they are and whether they stay, and what masking them costs (from a run of
+    `sinklab curve` beside that of the trace). Runs of `sinklab train` give training curves: losses,
+    when sinks emerge, which tokens they are. Figures for a paper are drawn by `sinklab figures`.
 
     Try
         sinklab report runs/plain runs/sink --out runs/report
@@ -71,14 +75,18 @@ def report(
         sinklab report runs/masked --sink-input received_from_masked
 
     Args:
-        runs: run folders of `sinklab trace`, or of `sinklab train`, or one that holds them, such as that of `sinklab
-            tour`; one kind at a time, but for those of `sinklab curve`, which stand beside those of `sinklab trace`.
+        runs: run folders of `sinklab trace`, or of `sinklab train`, or one that holds them, such as
+            that of `sinklab tour`; one kind at a time, but for those of `sinklab curve`, which
+            stand beside those of `sinklab trace`.
         out: folder for the page and its tables.
-        tables: formats of the tables beside the page, of parquet, csv and md; none after a bare --tables.
-        sink_rule: what counts as a sink in runs of `sinklab trace`, NAME:field=value; excess:epsilon=3 when left out.
-        sink_input: what that rule reads: received (from all queries) when left out, or received_from_masked, from the
-            masked queries alone, which decide the tokens; `sinklab trace --statistics value_norm received_from_masked`
-            records it. Steps with fewer than 8 masked queries are left out.
+        tables: formats of the tables beside the page, of parquet, csv and md; none after a bare
+            --tables.
+        sink_rule: what counts as a sink in runs of `sinklab trace`, NAME:field=value;
+            excess:epsilon=3 when left out.
+        sink_input: what that rule reads: received (from all queries) when left out, or
+            received_from_masked, from the masked queries alone, which decide the tokens;
+            `sinklab trace --statistics value_norm received_from_masked` records it. Steps with
+            fewer than 8 masked queries are left out.
         all: print everything that was found, and not the three answers alone.
     """
     from sinklab.core.registry import rules
@@ -87,10 +95,15 @@ def report(
     from sinklab.lab.reports.runs import as_shown
 
     if not runs:
-        raise ValueError("report needs at least one run folder; make one with `sinklab trace` or `sinklab train`")
+        raise ValueError(
+            "report needs at least one run folder; make one with `sinklab trace` or `sinklab train`"
+        )
     rule = None if sink_rule is None else rules.parse(sink_rule)
     opened = _opened(runs)
-    replaced = " in place of the one that was there (--out names another folder)" * (out / "report.html").is_file()
+    replaced = (
+        " in place of the one that was there (--out names another folder)"
+        * (out / "report.html").is_file()
+    )
     read = as_shown(opened, rule=rule, received=sink_input or "")
     page = build(read, out, tables=tables)
     if read[0].kind == "study":
@@ -102,13 +115,23 @@ def report(
 
 
 def _opened(folders: Iterable[Path]) -> list[Run]:
-    """Runs, those of a folder that holds several, as that of a tour, in the order in which they were written."""
+    """Runs, those of a folder that holds several, as that of a tour, in the order in which they
+    were written.
+    """
     from sinklab.lab.records.reading import open_run
 
     runs: list[Run] = []
     for folder in folders:
-        below = [] if (folder / RUN_FILE).is_file() else [path.parent for path in folder.glob(f"*/{RUN_FILE}")]
-        runs += sorted(map(open_run, below), key=lambda run: run.info.created) if below else [open_run(folder)]
+        below = (
+            []
+            if (folder / RUN_FILE).is_file()
+            else [path.parent for path in folder.glob(f"*/{RUN_FILE}")]
+        )
+        runs += (
+            sorted(map(open_run, below), key=lambda run: run.info.created)
+            if below
+            else [open_run(folder)]
+        )
     return runs
 
 
@@ -119,10 +142,12 @@ def figures(
     style: Literal["neurips", "icml", "acl", "thesis"] = "neurips",
     formats: tuple[Literal["pdf", "svg", "png"], ...] = ("pdf", "png"),
 ) -> None:
-    """Draw the figures of run folders for a paper: vector graphics of its widths, each with a caption beside it.
+    """Draw the figures of run folders for a paper: vector graphics of its widths, each with a
+    caption beside it.
 
-    Colour scales are shared by the figures of several runs, bands are 95 % intervals over samples. NAME.txt holds a
-    caption with the samples, seeds and settings; names of files have the models in them.
+    Colour scales are shared by the figures of several runs, bands are 95 % intervals over samples.
+    NAME.txt holds a caption with the samples, seeds and settings; names of files have the models in
+    them.
 
     Try
         sinklab figures runs/plain --only figure_1
@@ -132,14 +157,18 @@ def figures(
     Args:
         runs: run folders of one kind, of `sinklab trace`, `train`, `curve`, `ablate`, …
         out: folder for the figures.
-        only: names of figures; all that the runs recorded enough for, when left out. `sinklab list figures` has them.
+        only: names of figures; all that the runs recorded enough for, when left out.
+            `sinklab list figures` has them.
         style: whose widths of text and column, and sizes of letters.
         formats: of the files.
     """
     from sinklab.lab.reports.drawing import draw_all
 
     if not runs:
-        raise ValueError("figures needs at least one run folder; make one with `sinklab trace` or `sinklab train`")
+        raise ValueError(
+            "figures needs at least one run folder; make one with `sinklab trace` or `sinklab "
+            "train`"
+        )
     opened = _opened(runs)
     with suppress(ModuleNotFoundError):
         # a study registers the figures of its kind of run
@@ -151,9 +180,12 @@ def figures(
 
 
 def compare(
-    a: Annotated[Path, tyro.conf.Positional], b: Annotated[Path, tyro.conf.Positional], out: Path = Path("runs/compare")
+    a: Annotated[Path, tyro.conf.Positional],
+    b: Annotated[Path, tyro.conf.Positional],
+    out: Path = Path("runs/compare"),
 ) -> None:
-    """Compare two runs side by side: a table of numbers on the terminal, and one page that shows both.
+    """Compare two runs side by side: a table of numbers on the terminal, and one page that shows
+    both.
 
     Try
         sinklab compare runs/plain runs/sink
@@ -193,31 +225,40 @@ def table1(
     plan: Plan = Plan(),  # noqa: B008
     settings: EvalSettings = EvalSettings(tasks=("gsm8k", "humaneval")),  # noqa: B008
 ) -> None:
-    """Table 1 of the analysis paper: accuracy with the 0, 1, 5 and 10 most attended keys masked, beside the paper's.
+    """Table 1 of the analysis paper: accuracy with the 0, 1, 5 and 10 most attended keys masked,
+    beside the paper's.
 
-    Every cell is a run folder of `sinklab eval`, OUT/<model>/<task>-k<K>. Cells that are there are not scored again and
-    an interrupted one goes on, so the command can be stopped and repeated. As in the paper: blocks of 32, 256 new
-    tokens for GSM8K and 512 for HumanEval, one token a step, temperature 0, closed loop; --protocols sets other ways to
-    mask beside it. Printed and written to OUT: accuracy ± binomial standard error with the dose of the masking (keys,
-    how many of them are sinks by the rule, their attention), the published numbers, and which numbers of masked keys
-    cost more than 5 points; below, other keys of equal mass (--controls equal_mass), and which of a diffusion and an
-    autoregressive model loses more, where both have sinks and a score to lose.
+    Every cell is a run folder of `sinklab eval`, OUT/<model>/<task>-k<K>. Cells that are there are
+    not scored again and an interrupted one goes on, so the command can be stopped and repeated. As
+    in the paper: blocks of 32, 256 new tokens for GSM8K and 512 for HumanEval, one token a step,
+    temperature 0, closed loop; --protocols sets other ways to mask beside it. Printed and written
+    to OUT: accuracy ± binomial standard error with the dose of the masking (keys, how many of them
+    are sinks by the rule, their attention), the published numbers, and which numbers of masked keys
+    cost more than 5 points; below, other keys of equal mass (--controls equal_mass), and which of a
+    diffusion and an autoregressive model loses more, where both have sinks and a score to lose.
 
-    With --paper the models are those of the paper, in the type of their weights. The rows to expect and the cost come
-    first; what is not on this machine is refused. HumanEval runs what they write: it takes --run-code.
+    With --paper the models are those of the paper, in the type of their weights. The rows to expect
+    and the cost come first; what is not on this machine is refused. HumanEval runs what they write:
+    it takes --run-code.
 
     Try
         sinklab table1 --paper --run-code --device cuda --out runs/paper
         sinklab table1 --paper --model /models/LLaDA-8B-Instruct --tasks gsm8k --dry-run
-        sinklab table1 --tasks gsm8k --data benchmarks --limit 4 --num-fewshot 0 --new-tokens 32 --ks 0 5
-        sinklab table1 --model tiny --tasks gsm8k,humaneval --run-code --data benchmarks --limit 2 --num-fewshot 0
-        sinklab table1 --tasks piqa --data benchmarks --limit 40 --mc-samples 16 --ks 0 5 --controls sinks equal_mass
-        sinklab table1 --tasks gsm8k --data benchmarks --limit 4 --num-fewshot 0 --ks 0 5 --protocols paper held rule
+        sinklab table1 --tasks gsm8k --data benchmarks --limit 4 --num-fewshot 0 --new-tokens 32 \\
+            --ks 0 5
+        sinklab table1 --model tiny --tasks gsm8k,humaneval --run-code --data benchmarks --limit \\
+            2 --num-fewshot 0
+        sinklab table1 --tasks piqa --data benchmarks --limit 40 --mc-samples 16 --ks 0 5 \\
+            --controls sinks equal_mass
+        sinklab table1 --tasks gsm8k --data benchmarks --limit 4 --num-fewshot 0 --ks 0 5 \\
+            --protocols paper held rule
         sinklab table1 --render runs/table1 --out runs/table1
-        sinklab table1 --model /models/LLaDA-8B-Instruct /models/Dream-v0-Instruct-7B --run-code --device cuda
+        sinklab table1 --model /models/LLaDA-8B-Instruct /models/Dream-v0-Instruct-7B --run-code \\
+            --device cuda
 
     Args:
-        model: "tiny", "tiny-sink", "tiny-causal" (inside the package), folders, or names on the Hub.
+        model: "tiny", "tiny-sink", "tiny-causal" (inside the package), folders, or names on the
+            Hub.
         out: folder for the cells and the table.
         chat: put questions into the model's chat format; auto: where it has one.
         render: only make the table from the run folders at or below these.
@@ -230,7 +271,10 @@ def table1(
 
     folders = list(render)
     if not render:
-        cells, settings = checked(plan, chat={"yes": True, "no": False}.get(chat)), checked(settings)
+        cells, settings = (
+            checked(plan, chat={"yes": True, "no": False}.get(chat)),
+            checked(settings),
+        )
         if cells.paper:
             model, reading = _as_in_the_paper(model, reading, cells, settings)
         folders = _scored(model, out, cells, reading, settings)
@@ -266,10 +310,12 @@ table1.hidden = ("mask_sinks", "control", "protocol", "resume")  # type: ignore[
 
 
 def merge(runs: Folders, out: Path) -> None:
-    """Make one run of several that hold parts of the same run: on machines that share no folder, or of earlier workers.
+    """Make one run of several that hold parts of the same run: on machines that share no folder, or
+    of earlier workers.
 
-    They must be of the same kind, model, settings and seed. What several of them hold is kept once, and refused where
-    it differs. Their folders are removed. What is still missing, `--resume` writes.
+    They must be of the same kind, model, settings and seed. What several of them hold is kept once,
+    and refused where it differs. Their folders are removed. What is still missing, `--resume`
+    writes.
 
     Try
         sinklab merge runs/here runs/there --out runs/both
@@ -287,12 +333,13 @@ def merge(runs: Folders, out: Path) -> None:
 
 
 def onetoken(runs: Folders, out: Path = Path("runs/onetoken"), metric: str | None = None) -> None:
-    """Tables 1 to 5 of the sink-token paper from your run folders, each cell beside the published one.
+    """Tables 1 to 5 of the sink-token paper from your run folders, each cell beside the published
+    one.
 
-    Takes folders of `sinklab train` and of `sinklab eval`, or folders above them. A benchmark run is matched with the
-    training run whose model it scored; runs that differ in their seed alone are averaged. A cell that is missing is –,
-    and the command that would fill it stands below its table. Held-out losses and the share of attention on the sinks
-    come from the training runs.
+    Takes folders of `sinklab train` and of `sinklab eval`, or folders above them. A benchmark run
+    is matched with the training run whose model it scored; runs that differ in their seed alone are
+    averaged. A cell that is missing is –, and the command that would fill it stands below its
+    table. Held-out losses and the share of attention on the sinks come from the training runs.
 
     Try
         sinklab onetoken runs/ --out runs/onetoken
@@ -307,7 +354,9 @@ def onetoken(runs: Folders, out: Path = Path("runs/onetoken"), metric: str | Non
     from sinklab.lab.studies.benchmarks.onetoken import write_onetoken
 
     if not runs:
-        raise ValueError("onetoken needs a folder of runs; make them with `sinklab train` and `sinklab eval`")
+        raise ValueError(
+            "onetoken needs a folder of runs; make them with `sinklab train` and `sinklab eval`"
+        )
     _show(write_onetoken(runs, out, metric=metric))
 
 
@@ -325,7 +374,9 @@ def _show(tables: list[Printed]) -> None:
     say(f"written: {', '.join(str(path) for one in tables for path in one.paths)}")
 
 
-def _scored(model: tuple[str, ...], out: Path, plan: Plan, reading: Reading, settings: EvalSettings) -> list[Path]:
+def _scored(
+    model: tuple[str, ...], out: Path, plan: Plan, reading: Reading, settings: EvalSettings
+) -> list[Path]:
     # read when tqdm is imported: the bars of lm-eval and datasets would run through ours
     os.environ.setdefault("TQDM_DISABLE", "1")
     from sinklab.lab.studies.benchmarks.asked import amount_of
@@ -334,7 +385,10 @@ def _scored(model: tuple[str, ...], out: Path, plan: Plan, reading: Reading, set
 
     if not model:
         raise ValueError("the table needs at least one model; give --model tiny, for example")
-    loaders = {folder: partial(reading.load, name) for name, folder in zip(model, folder_names(model), strict=True)}
+    loaders = {
+        folder: partial(reading.load, name)
+        for name, folder in zip(model, folder_names(model), strict=True)
+    }
     with working() as progress:
         plans = []
         for name, folder in zip(model, loaders, strict=True):

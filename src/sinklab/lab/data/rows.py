@@ -23,7 +23,8 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int) -> PreTrainedToke
 
     Args:
         documents: training text.
-        vocab_size: entries in all, the 256 bytes and the special tokens (pad, end of text, mask) included.
+        vocab_size: entries in all, the 256 bytes and the special tokens (pad, end of text, mask)
+            included.
 
     Raises:
         ValueError: if the vocabulary cannot hold the bytes and special tokens.
@@ -48,12 +49,17 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int) -> PreTrainedToke
     tokenizer.train_from_iterator(documents, trainer)
     pad, end, mask = SPECIAL_TOKENS
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=pad, eos_token=end, mask_token=mask, clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        pad_token=pad,
+        eos_token=end,
+        mask_token=mask,
+        clean_up_tokenization_spaces=False,
     )
 
 
 def begin_rows(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Have every text and every packed row begin with the start token; the tokenizer remembers it when it is saved.
+    """Have every text and every packed row begin with the start token; the tokenizer remembers it
+    when it is saved.
 
     A tokenizer without a start token is given one, with the id behind all others.
     """
@@ -63,13 +69,17 @@ def begin_rows(tokenizer: PreTrainedTokenizerBase) -> None:
         tokenizer.add_special_tokens({"bos_token": START_TOKEN})
     token, (first, *_) = str(tokenizer.bos_token), cast(Any, tokenizer("a")["input_ids"])
     if first != tokenizer.bos_token_id:
-        begins = TemplateProcessing(single=f"{token} $A", special_tokens=[(token, tokenizer.bos_token_id)])
+        begins = TemplateProcessing(
+            single=f"{token} $A", special_tokens=[(token, tokenizer.bos_token_id)]
+        )
         cast(Any, tokenizer).backend_tokenizer.post_processor = begins
     tokenizer.init_kwargs[_MARK] = True
 
 
 def row_start(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids with which a packed row begins: the start token where :func:`begin_rows` said so, else none."""
+    """The ids with which a packed row begins: the start token where :func:`begin_rows` said so,
+    else none.
+    """
     return [int(cast(Any, tokenizer.bos_token_id))] if tokenizer.init_kwargs.get(_MARK) else []
 
 
@@ -80,7 +90,8 @@ _BATCH_CHARACTERS = 4_000_000
 def pack(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: int) -> Tensor:
     """Concatenate documents, each followed by the end-of-text token, and cut them into rows.
 
-    A document longer than a row runs on over the next ones. Each row begins with :func:`row_start`, inside its length.
+    A document longer than a row runs on over the next ones. Each row begins with :func:`row_start`,
+    inside its length.
 
     Args:
         documents: texts.
@@ -91,7 +102,8 @@ def pack(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: i
         ids of shape (R, S), int32 (to keep a corpus small in memory).
 
     Raises:
-        ValueError: if the length is too small, the tokenizer has no end token, or the text does not fill one row.
+        ValueError: if the length is too small, the tokenizer has no end token, or the text does not
+            fill one row.
     """
     return pack_with_documents(documents, tokenizer, length)[0]
 
@@ -99,9 +111,11 @@ def pack(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: i
 def pack_with_documents(
     documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: int
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`pack`, with the number of each token's document inside its row, (R, S) int32, from 0 in every row.
+    """As :func:`pack`, with the number of each token's document inside its row, (R, S) int32, from
+    0 in every row.
 
-    The end-of-text token belongs to the document that it ends, a start token to the one that the row begins in.
+    The end-of-text token belongs to the document that it ends, a start token to the one that the
+    row begins in.
     """
     check_packing(tokenizer, length)
     pieces = list(encode(documents, tokenizer))
@@ -111,7 +125,8 @@ def pack_with_documents(
     rows = stream.numel() // inside
     if rows == 0:
         raise ValueError(
-            f"the corpus has {stream.numel()} tokens, which do not fill one row of {length}; use a shorter length"
+            f"the corpus has {stream.numel()} tokens, which do not fill one row of {length}; use "
+            "a shorter length"
         )
     numbers = torch.arange(len(pieces), dtype=torch.int32)
     owners = numbers.repeat_interleave(torch.tensor([piece.numel() for piece in pieces]))
@@ -129,7 +144,9 @@ def check_packing(tokenizer: PreTrainedTokenizerBase, length: int) -> None:
     if length < 2:
         raise ValueError(f"a row must have at least 2 tokens, but length is {length}")
     if tokenizer.eos_token_id is None:
-        raise ValueError("the tokenizer has no eos_token, which separates documents; set tokenizer.eos_token")
+        raise ValueError(
+            "the tokenizer has no eos_token, which separates documents; set tokenizer.eos_token"
+        )
 
 
 def encode(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[Tensor]:
@@ -140,8 +157,12 @@ def encode(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iter
 
 
 def encode_texts(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """The ids of each text, nothing added; where one spells out a special token, it is text and not the token."""
-    encoded: Any = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
+    """The ids of each text, nothing added; where one spells out a special token, it is text and not
+    the token.
+    """
+    encoded: Any = tokenizer(
+        texts, add_special_tokens=False, split_special_tokens=True, verbose=False
+    )
     return encoded["input_ids"]
 
 
@@ -160,7 +181,9 @@ def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
 
 
 def place_generator(seed: int, *place: int) -> torch.Generator:
-    """A CPU generator for one place (pass, block, …) of a run: it does not depend on what was drawn before."""
+    """A CPU generator for one place (pass, block, …) of a run: it does not depend on what was drawn
+    before.
+    """
     mixed = seed
     for part in place:
         # any odd multiplier spreads neighbouring places; the generator scrambles the rest
@@ -170,7 +193,9 @@ def place_generator(seed: int, *place: int) -> torch.Generator:
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """A matrix (R, S) whose rows begin with parts of unequal length and end in one value; the parts alone are kept."""
+    """A matrix (R, S) whose rows begin with parts of unequal length and end in one value; the parts
+    alone are kept.
+    """
 
     parts_T: Tensor
     """Of all rows, one behind the other."""
@@ -207,19 +232,23 @@ COLUMNS |= {"maskable": "maskable_RS", "attention_mask": "attention_RS"}
 class Rows(Dataset[dict[str, Tensor]]):
     """Rows in memory in the order in which a run consumes them: item n is row n of the run.
 
-    Each pass over the rows has a permutation of its own that depends on (seed, pass) alone; so row n is the same on
-    every rank, in every process and after a restart, and is read with a sequential sampler.
+    Each pass over the rows has a permutation of its own that depends on (seed, pass) alone; so row
+    n is the same on every rank, in every process and after a restart, and is read with a sequential
+    sampler.
 
     Args:
-        ids_RS: token ids, any integer type; a tensor or, as all columns of rows of unequal length, a `Ragged`.
-        documents_RS: number of the document inside its row, for attention that stays inside documents.
+        ids_RS: token ids, any integer type; a tensor or, as all columns of rows of unequal length,
+            a `Ragged`.
+        documents_RS: number of the document inside its row, for attention that stays inside
+            documents.
         maskable_RS: True where noise may fall; without it everywhere.
         attention_RS: True where there is a token, False at padding.
         seed: of the order; None keeps it, for evaluation.
         total: rows of the whole run; one pass when left out.
 
     Raises:
-        ValueError: if there is no row, shapes differ, the total is below 1, or is more than one pass without a seed.
+        ValueError: if there is no row, shapes differ, the total is below 1, or is more than one
+            pass without a seed.
     """
 
     ids_RS: Tensor
@@ -233,19 +262,28 @@ class Rows(Dataset[dict[str, Tensor]]):
     def __post_init__(self) -> None:
         ids_RS = self.ids_RS
         if len(ids_RS.shape) != 2 or 0 in ids_RS.shape:
-            raise ValueError(f"rows must be a matrix with at least one token, but their shape is {tuple(ids_RS.shape)}")
-        self.columns = {key: given for key, name in COLUMNS.items() if (given := getattr(self, name)) is not None}
+            raise ValueError(
+                "rows must be a matrix with at least one token, but their shape is "
+                f"{tuple(ids_RS.shape)}"
+            )
+        self.columns = {
+            key: given
+            for key, name in COLUMNS.items()
+            if (given := getattr(self, name)) is not None
+        }
         for name, given in self.columns.items():
             if given.shape != ids_RS.shape:
                 raise ValueError(
-                    f"{name} must have the shape of the rows, {tuple(ids_RS.shape)}, but has {tuple(given.shape)}"
+                    f"{name} must have the shape of the rows, {tuple(ids_RS.shape)}, but has "
+                    f"{tuple(given.shape)}"
                 )
         count = len(self)
         if count < 1:
             raise ValueError(f"a run needs at least one row, but total is {count}")
         if self.seed is None and count > len(ids_RS):
             raise ValueError(
-                f"rows in their own order are read once, so total must be at most {len(ids_RS)}, but is {count}; give "
+                f"rows in their own order are read once, so total must be at most {len(ids_RS)}, "
+                f"but is {count}; give "
                 "a seed for more passes"
             )
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
@@ -256,7 +294,9 @@ class Rows(Dataset[dict[str, Tensor]]):
 
     def dense(self) -> Rows:
         """The stored rows, in their own order, with tensors for columns."""
-        columns: dict[str, Any] = {COLUMNS[key]: torch.stack([*given]) for key, given in self.columns.items()}
+        columns: dict[str, Any] = {
+            COLUMNS[key]: torch.stack([*given]) for key, given in self.columns.items()
+        }
         return Rows(**columns)
 
     def __len__(self) -> int:
@@ -268,7 +308,10 @@ class Rows(Dataset[dict[str, Tensor]]):
             return row
         number, inside = divmod(row, len(self.ids_RS))
         if self._order[0] != number:
-            self._order = (number, torch.randperm(len(self.ids_RS), generator=place_generator(self.seed, number)))
+            self._order = (
+                number,
+                torch.randperm(len(self.ids_RS), generator=place_generator(self.seed, number)),
+            )
         return int(self._order[1][inside])
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
@@ -279,8 +322,13 @@ class Rows(Dataset[dict[str, Tensor]]):
 
 
 def row_of_batch(columns: Mapping[str, Tensor], ordinal: int) -> dict[str, Tensor]:
-    """One row as batches hold it: ids and document numbers int64, the rest as it is, and the ordinal in the run."""
-    row = {name: part.long() if name in ("input_ids", "documents") else part for name, part in columns.items()}
+    """One row as batches hold it: ids and document numbers int64, the rest as it is, and the
+    ordinal in the run.
+    """
+    row = {
+        name: part.long() if name in ("input_ids", "documents") else part
+        for name, part in columns.items()
+    }
     return row | {"row": torch.tensor(ordinal)}
 
 
@@ -294,5 +342,8 @@ def collate(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         raise ValueError("a batch needs at least one row, but there is none")
     for row in rows:
         if row.keys() != rows[0].keys():
-            raise ValueError(f"rows of a batch must have the same parts, but one has {sorted(row)}, {sorted(rows[0])}")
+            raise ValueError(
+                f"rows of a batch must have the same parts, but one has {sorted(row)}, "
+                f"{sorted(rows[0])}"
+            )
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}

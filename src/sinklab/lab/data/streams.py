@@ -1,4 +1,6 @@
-"""Rows of a corpus larger than memory: read, tokenized, packed and shuffled while training, resumed exactly."""
+"""Rows of a corpus larger than memory: read, tokenized, packed and shuffled while training, resumed
+exactly.
+"""
 
 # S sequence, T tokens
 import dataclasses
@@ -37,12 +39,14 @@ _Row = tuple[Tensor, Tensor, Place]
 class StreamedRows(IterableDataset[dict[str, Tensor]]):
     """Rows of a corpus as a stream, in an order that depends on the seed alone.
 
-    Documents follow one another, each ended by the end-of-text token, and are cut into rows; a document longer than a
-    row runs on over the next ones. After the last document the corpus begins again. Blocks of ``shuffle_rows`` rows
-    are shuffled inside by a permutation that depends on (seed, block). Memory holds two blocks and some documents.
+    Documents follow one another, each ended by the end-of-text token, and are cut into rows; a
+    document longer than a row runs on over the next ones. After the last document the corpus begins
+    again. Blocks of ``shuffle_rows`` rows are shuffled inside by a permutation that depends on
+    (seed, block). Memory holds two blocks and some documents.
 
-    Each row is ``input_ids`` (S,), ``row``: its number in the run, ``cursor`` (4,) int64: block, pass, document and
-    offset in it from which reading resumes after this row, and with ``separate`` documents ``documents`` (S,).
+    Each row is ``input_ids`` (S,), ``row``: its number in the run, ``cursor`` (4,) int64: block,
+    pass, document and offset in it from which reading resumes after this row, and with ``separate``
+    documents ``documents`` (S,).
 
     Args:
         source: a corpus, as for :func:`sinklab.lab.data.read_corpus`.
@@ -53,12 +57,15 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
         seed: of the order.
         shuffle_rows: rows of a block, K; 1 keeps the order of the corpus.
         documents: ``joined``, or ``separate`` to tell tokens of different documents in a row apart.
-        skip_rows: the first rows of the corpus, which are left out in every pass: they are held out.
-        repeat: begin the corpus again at its end; otherwise the stream ends, without a last row that is not full.
+        skip_rows: the first rows of the corpus, which are left out in every pass: they are held
+            out.
+        repeat: begin the corpus again at its end; otherwise the stream ends, without a last row
+            that is not full.
 
     Raises:
-        ValueError: for sizes that cannot be, and while it is read for a corpus that does not fill one row behind the
-            held-out ones, or more than one worker: several would cut the stream differently.
+        ValueError: for sizes that cannot be, and while it is read for a corpus that does not fill
+            one row behind the held-out ones, or more than one worker: several would cut the stream
+            differently.
     """
 
     source: str | Path
@@ -84,7 +91,8 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
 
         Args:
             row: number of the next row.
-            cursor: of the row before it, or of any earlier one: what lies between is then read again.
+            cursor: of the row before it, or of any earlier one: what lies between is then read
+                again.
 
         Raises:
             ValueError: if the cursor lies behind the row.
@@ -93,7 +101,8 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
         if row // self.shuffle_rows < block:
             raise ValueError(
                 f"a stream resumes from a cursor of an earlier row, but row {row} is in block "
-                f"{row // self.shuffle_rows} of {self.shuffle_rows} rows and the cursor in block {block}"
+                f"{row // self.shuffle_rows} of {self.shuffle_rows} rows and the cursor in block "
+                f"{block}"
             )
         self._start = (row, block, Place(passed, document, offset))
 
@@ -104,12 +113,18 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
             ValueError: if the corpus does not have them.
         """
         ids, documents, _ = zip(*islice(self._packed(Place(), 0), self.skip_rows), strict=True)
-        return Rows(torch.stack(ids), documents_RS=torch.stack(documents) if self.documents == "separate" else None)
+        return Rows(
+            torch.stack(ids),
+            documents_RS=torch.stack(documents) if self.documents == "separate" else None,
+        )
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         worker = get_worker_info()
         if worker is not None and worker.num_workers > 1:
-            raise ValueError(f"a stream is read by 0 or 1 workers, but there are {worker.num_workers}; set workers=1")
+            raise ValueError(
+                f"a stream is read by 0 or 1 workers, but there are {worker.num_workers}; set "
+                "workers=1"
+            )
         row, number, here = self._start
         left = self._packed(here, self.skip_rows)
         rows = list(islice(left, self.shuffle_rows))
@@ -118,19 +133,24 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
             first, there = number * self.shuffle_rows, rows[-1][-1]
             order = torch.randperm(len(rows), generator=place_generator(self.seed, number)).tolist()
             for inside in range(max(0, row - first), len(rows)):
-                # the next block is read row by row, so that a loader's worker never stops for a whole one
+                # the next block is read row by row, so that a loader's worker never stops for a
+                # whole one
                 following += islice(left, 1)
                 whole = inside + 1 == self.shuffle_rows
                 at = there if whole else here
                 ids_S, documents_S, _ = rows[order[inside]]
-                columns = {"input_ids": ids_S} | ({"documents": documents_S} if self.documents == "separate" else {})
+                columns = {"input_ids": ids_S} | (
+                    {"documents": documents_S} if self.documents == "separate" else {}
+                )
                 cursor = torch.tensor([number + whole, at.passed, at.document, at.offset])
                 yield row_of_batch(columns, first + inside) | {"cursor": cursor}
             following += islice(left, self.shuffle_rows - len(following))
             number, here, rows = number + 1, there, following
 
     def _packed(self, start: Place, skip_rows: int) -> Iterator[_Row]:
-        """Rows from a place on: ids, numbers of documents inside the row, and the place behind it."""
+        """Rows from a place on: ids, numbers of documents inside the row, and the place behind
+        it.
+        """
         ids_T = owners_T = torch.empty(0, dtype=torch.int32)
         for owner, (place, piece_T) in enumerate(self._pieces(start, skip_rows)):
             ids_T = torch.cat([ids_T, piece_T])
@@ -142,7 +162,9 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
                 yield ids_S, owners_S - owners_S[0], behind
 
     def _pieces(self, start: Place, skip_rows: int) -> Iterator[tuple[Place, Tensor]]:
-        """The tokens of each document from a place on, and where they begin; every pass leaves out its first rows."""
+        """The tokens of each document from a place on, and where they begin; every pass leaves out
+        its first rows.
+        """
         for passed in count(start.passed):
             begins = start if passed == start.passed else Place(passed)
             from_the_top, seen = begins == Place(passed), 0
@@ -156,7 +178,8 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
             if from_the_top and seen < (self.skip_rows + 1) * self.length:
                 held = f" behind {self.skip_rows} held-out rows" if self.skip_rows else ""
                 raise ValueError(
-                    f"the corpus {self.source} has {seen} tokens, which do not fill one row of {self.length}{held}; "
+                    f"the corpus {self.source} has {seen} tokens, which do not fill one row of "
+                    f"{self.length}{held}; "
                     "use a shorter length, fewer held-out rows or more text"
                 )
             if not self.repeat:

@@ -1,4 +1,6 @@
-"""Run folders: one JSON file, Parquet tables, safetensors arrays, a schema version. Readable with pandas alone."""
+"""Run folders: one JSON file, Parquet tables, safetensors arrays, a schema version. Readable with
+pandas alone.
+"""
 
 from sinklab.core.registry import exports
 

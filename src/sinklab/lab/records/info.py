@@ -59,8 +59,8 @@ class RunInfo:
                 yield from ((kind, file) for file in self.files(kind, name))
 
     def without(self, lost: Collection[str]) -> Self:
-        """The same but for these files: without the parts that they belong to, in all tables and arrays, and without
-        what is written whole, which may rest on them.
+        """The same but for these files: without the parts that they belong to, in all tables and
+        arrays, and without what is written whole, which may rest on them.
         """
         if not lost:
             return self
@@ -71,10 +71,14 @@ class RunInfo:
             for part in self.parts.get(kind.file(name), ())
             if kind.file(name, part) in lost
         }
-        left = {key: [part for part in numbers if part not in gone] for key, numbers in self.parts.items()}
+        left = {
+            key: [part for part in numbers if part not in gone]
+            for key, numbers in self.parts.items()
+        }
         parts = {key: numbers for key, numbers in left.items() if numbers}
         kept: dict[str, Any] = {
-            kind.listed: [one for of, one in names if of is kind and kind.file(one) in parts] for kind in KINDS
+            kind.listed: [one for of, one in names if of is kind and kind.file(one) in parts]
+            for kind in KINDS
         }
         found = dataclasses.replace(self, **kept, parts=parts)
         files = {file for _, file in found.all_files()}
@@ -94,10 +98,11 @@ LAST_ROW = "last row"
 
 
 def reading_of(info: RunInfo) -> str:
-    """Whose attention the received attention of a study is: that of "all queries" of the canvas, of "all queries so
-    far" of an autoregressive text, or of its "last row" alone.
+    """Whose attention the received attention of a study is: that of "all queries" of the canvas, of
+    "all queries so far" of an autoregressive text, or of its "last row" alone.
 
-    Runs of earlier versions do not say: autoregressive models were read by the last row then, or in full forwards.
+    Runs of earlier versions do not say: autoregressive models were read by the last row then, or in
+    full forwards.
     """
     if info.model.get("family", "diffusion") == "diffusion":
         return ALL_QUERIES
@@ -106,15 +111,21 @@ def reading_of(info: RunInfo) -> str:
 
 
 def read_info(path: Path) -> RunInfo:
-    """What the run.json at ``path`` says; ValueError naming it when it is damaged, foreign or of another schema."""
+    """What the run.json at ``path`` says; ValueError naming it when it is damaged, foreign or of
+    another schema.
+    """
     with undamaged(path):
         raw = read_json(path)
     if not isinstance(raw, dict) or "schema" not in raw:
-        raise ValueError(f"{path} does not describe a run: it has no schema version. It is some other JSON file.")
+        raise ValueError(
+            f"{path} does not describe a run: it has no schema version. It is some other JSON file."
+        )
     if raw["schema"] != SCHEMA:
         raise ValueError(
-            f"{path} has schema {raw['schema']!r}, and this version of sinklab reads schema {SCHEMA}. Read it with the "
-            'version that wrote it (see "versions" in the file), or run again: the settings are in the file.'
+            f"{path} has schema {raw['schema']!r}, and this version of sinklab reads schema "
+            f"{SCHEMA}. Read it with the "
+            'version that wrote it (see "versions" in the file), or run again: the settings are '
+            "in the file."
         )
     raw.setdefault("checksums", {})
     hints = typing.get_type_hints(RunInfo)
@@ -124,14 +135,27 @@ def read_info(path: Path) -> RunInfo:
         wrong = [name for name, hint in hints.items() if not isinstance(raw[name], _class_of(hint))]
         if not wrong:
             # A name with a path in it would lead out of the folder.
-            wrong = [kind.listed for kind in KINDS if not all(_is_plain(name) for name in raw[kind.listed])]
-            wrong += [kind.listed for kind in KINDS if len({*raw[kind.listed]}) < len(raw[kind.listed])]
+            wrong = [
+                kind.listed
+                for kind in KINDS
+                if not all(_is_plain(name) for name in raw[kind.listed])
+            ]
+            wrong += [
+                kind.listed for kind in KINDS if len({*raw[kind.listed]}) < len(raw[kind.listed])
+            ]
             wrong += [] if raw["status"] in STATUSES else ["status"]
             known = {kind.file(str(name)) for kind in KINDS for name in raw[kind.listed]}
             wrong += [] if _are_parts(raw["parts"], known) else ["parts"]
             # they are read when a run goes on: a path that leads out of the folder is none of ours
-            inside = all(Path(file).parts and not {"..", "/"} & {*Path(file).parts} for file in raw["checksums"])
-            wrong += [] if inside and all(isinstance(one, str) for one in raw["checksums"].values()) else ["checksums"]
+            inside = all(
+                Path(file).parts and not {"..", "/"} & {*Path(file).parts}
+                for file in raw["checksums"]
+            )
+            wrong += (
+                []
+                if inside and all(isinstance(one, str) for one in raw["checksums"].values())
+                else ["checksums"]
+            )
         if wrong:
             raise ValueError(f"{wrong[0]} is {raw[wrong[0]]!r}, which a run never writes")
     return RunInfo(**{name: raw[name] for name in hints})
@@ -158,7 +182,9 @@ def _are_parts(parts: dict[str, Any], known: set[str]) -> bool:
 
 @contextlib.contextmanager
 def undamaged(path: Path, remedy: str = "Restore the file or run again.") -> Iterator[None]:
-    """Around the reading of a file that a run wrote: if it is missing or cannot be read, a ValueError that names it."""
+    """Around the reading of a file that a run wrote: if it is missing or cannot be read, a
+    ValueError that names it.
+    """
     try:
         yield
     except FileNotFoundError as error:
@@ -168,7 +194,14 @@ def undamaged(path: Path, remedy: str = "Restore the file or run again.") -> Ite
         raise ValueError(f"{path} is damaged and cannot be read ({cause}). {remedy}") from error
 
 
-_BY_STATE = ("main_by_state", "share_by_state", "row_entropy", "row_logsumexp", "output_norm", "noop_bound")
+_BY_STATE = (
+    "main_by_state",
+    "share_by_state",
+    "row_entropy",
+    "row_logsumexp",
+    "output_norm",
+    "noop_bound",
+)
 STUDY_DIMS: dict[str, tuple[str, ...]] = {
     "received": ("step", "layer", "head", "key"),
     "visible": ("step", "key"),
@@ -185,5 +218,7 @@ STUDY_DIMS: dict[str, tuple[str, ...]] = {
 
 
 def of_twin(name: str, twin: str) -> str:
-    """What a table or file of arrays of an untrained twin is called; ``name`` itself where ``twin`` is empty."""
+    """What a table or file of arrays of an untrained twin is called; ``name`` itself where ``twin``
+    is empty.
+    """
     return f"{name}-{twin}" if twin else name

@@ -1,9 +1,11 @@
-"""Who works on what: claims on a run or on one of its parts, held by living workers of one machine or of many.
+"""Who works on what: claims on a run or on one of its parts, held by living workers of one machine
+or of many.
 
-A claim is a file in a folder that all workers share. Its holder writes a random name into it and a number that grows;
-one whose file stays the same for `EXPIRY` seconds of the observer's own clock is gone, whatever the clocks say. On one
-machine the kernel is asked first: it unlocks a file when the process that locked it ends, so that a killed worker is
-followed at once. A process number is never asked: containers give the same one again.
+A claim is a file in a folder that all workers share. Its holder writes a random name into it and a
+number that grows; one whose file stays the same for `EXPIRY` seconds of the observer's own clock is
+gone, whatever the clocks say. On one machine the kernel is asked first: it unlocks a file when the
+process that locked it ends, so that a killed worker is followed at once. A process number is never
+asked: containers give the same one again.
 """
 
 from __future__ import annotations
@@ -21,14 +23,18 @@ from typing import Self
 CLAIMS = ".claims"
 """Folder of the claims, in the folder of the run; it goes when nobody holds one."""
 BEAT, EXPIRY, POLL = 5.0, 60.0, 0.05
-"""Seconds between two signs of life; without one until a holder counts as gone; between two looks at what is held.
-EXPIRY is longer than network file systems may show an old state of a file."""
+"""Seconds between two signs of life; without one until a holder counts as gone; between two looks
+at what is held. EXPIRY is longer than network file systems may show an old state of a file."""
 RUN, FINISH = "run", "finish"
-"""What is claimed beside parts: run.json (for a run that has one writer: all of it), and what needs all parts."""
+"""What is claimed beside parts: run.json (for a run that has one writer: all of it), and what needs
+all parts.
+"""
 
 
 def _kernel() -> str:
-    """A name for the running kernel, of which there is one a machine and start; empty where it has none."""
+    """A name for the running kernel, of which there is one a machine and start; empty where it has
+    none.
+    """
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
@@ -72,7 +78,9 @@ class Lease:
                 os.fsync(self._file)
 
     def is_held(self) -> bool:
-        """Whether nobody has taken it over since, as happens to a process that is stopped for longer than EXPIRY."""
+        """Whether nobody has taken it over since, as happens to a process that is stopped for
+        longer than EXPIRY.
+        """
         return self.path.exists()
 
     def release(self) -> None:
@@ -92,7 +100,10 @@ class Lease:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.release()
 
@@ -100,8 +111,9 @@ class Lease:
 class Claims:
     """The claims of a run folder, as one worker sees them.
 
-    A claim on a name is the file ``name.n`` with the next number that is free, which one worker alone can make. It
-    counts if nothing moved meanwhile: all claims that were there are still what they were, of holders that are gone.
+    A claim on a name is the file ``name.n`` with the next number that is free, which one worker
+    alone can make. It counts if nothing moved meanwhile: all claims that were there are still what
+    they were, of holders that are gone.
     """
 
     def __init__(self, run: Path) -> None:
@@ -127,7 +139,9 @@ class Claims:
             os.close(descriptor)
             path.unlink(missing_ok=True)
             raise
-        if {other: content for other, content in self._read(name).items() if other != path} != before:
+        if {
+            other: content for other, content in self._read(name).items() if other != path
+        } != before:
             lease.release()
             return None
         for other in before:
@@ -143,12 +157,16 @@ class Claims:
         return lease
 
     def hold(self, name: str, *, wait: bool = True) -> Lease:
-        """The claim on `name` once it is free. Raises ValueError, with `wait` off, when its holder shows life."""
+        """The claim on `name` once it is free. Raises ValueError, with `wait` off, when its holder
+        shows life.
+        """
         while (lease := self.seek(name)) is None:
             if not wait:
                 raise ValueError(
-                    f"one process at a time writes a run, but {self.folder.parent} is being written by another one "
-                    f"{self._where(name)}; wait until it has ended, and continue with --resume if something is missing"
+                    f"one process at a time writes a run, but {self.folder.parent} is being "
+                    "written by another one "
+                    f"{self._where(name)}; wait until it has ended, and continue with --resume if "
+                    "something is missing"
                 )
             time.sleep(POLL)
         return lease
@@ -158,7 +176,8 @@ class Claims:
         return any(self._lives(path) is True for path in self._read(name))
 
     def are_free(self) -> bool:
-        """Whether nobody who lives, or may, works here; the holder of `RUN` may ask, and its own claim does not count.
+        """Whether nobody who lives, or may, works here; the holder of `RUN` may ask, and its own
+        claim does not count.
 
         Claims of those who are gone are removed.
         """

@@ -66,16 +66,20 @@ class Run:
         return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
 
     def arrays(self, name: str, part: int | None = None) -> dict[str, np.ndarray]:
-        """The arrays of file ``name`` (of one part of it), as stored: floats are usually float16, widen before summing.
+        """The arrays of file ``name`` (of one part of it), as stored: floats are usually float16,
+        widen before summing.
 
-        Raises ValueError for an unknown name or part, a file in parts without ``part``, and a damaged file.
+        Raises ValueError for an unknown name or part, a file in parts without ``part``, and a
+        damaged file.
         """
         path = self._array_file(name, part)
         with undamaged(path, REMEDY):
             return load_file(path)
 
     def array(self, name: str, key: str, part: int | None = None) -> np.ndarray:
-        """One array of a file; the others are not read. Raises ValueError like `arrays`, and for an unknown key."""
+        """One array of a file; the others are not read. Raises ValueError like `arrays`, and for an
+        unknown key.
+        """
         with self._opened(name, key, part) as handle:
             return handle.get_tensor(key)
 
@@ -84,8 +88,12 @@ class Run:
         with self._opened(name, key, part) as handle:
             return tuple(handle.get_slice(key).get_shape())
 
-    def rows(self, name: str, key: str, part: int | None, spans: Iterable[slice]) -> Iterator[np.ndarray]:
-        """The same, some places of its first axis after the others, each read when it is asked for."""
+    def rows(
+        self, name: str, key: str, part: int | None, spans: Iterable[slice]
+    ) -> Iterator[np.ndarray]:
+        """The same, some places of its first axis after the others, each read when it is asked
+        for.
+        """
         with self._opened(name, key, part) as handle:
             rows = handle.get_slice(key)
             for span in spans:
@@ -120,13 +128,16 @@ class Run:
                 f"or use run.arrays({name!r}) and run.dims({name!r})."
             ) from error
         dims = self.dims(name, part)
-        return xr.Dataset({key: (dims[key], array) for key, array in self.arrays(name, part).items()})
+        return xr.Dataset(
+            {key: (dims[key], array) for key, array in self.arrays(name, part).items()}
+        )
 
     def _array_file(self, name: str, part: int | None) -> Path:
         parts = self.info.parts.get(ARRAYS.file(name))
         if part is None and parts is not None:
             raise ValueError(
-                f"{name!r} of {self.path} is written in parts, which may differ in shape: read one of {_shown(parts)}, "
+                f"{name!r} of {self.path} is written in parts, which may differ in shape: read "
+                f"one of {_shown(parts)}, "
                 f"e.g. part={parts[0]}."
             )
         return self._files(ARRAYS, name, part)[0]
@@ -144,7 +155,9 @@ class Run:
 
     def _unknown(self, name: str, known: Sequence[str], what: str) -> ValueError:
         hint = f"; {near(name, known)}".removesuffix("; ")
-        return ValueError(f"{self.path} has no {what} {name!r}{hint} It has: {', '.join(known) or 'none'}.")
+        return ValueError(
+            f"{self.path} has no {what} {name!r}{hint} It has: {', '.join(known) or 'none'}."
+        )
 
 
 def _shown(parts: list[int]) -> str:
@@ -156,14 +169,16 @@ def _shown(parts: list[int]) -> str:
 def open_run(path: str | Path) -> Run:
     """Open the run folder at ``path``.
 
-    An interrupted run opens too (``info.status`` tells). Raises ValueError naming the file when the folder is not a
-    run, is of another schema, or holds a missing, truncated or unreadable file.
+    An interrupted run opens too (``info.status`` tells). Raises ValueError naming the file when the
+    folder is not a run, is of another schema, or holds a missing, truncated or unreadable file.
     """
     folder = Path(path)
     info_path = folder / RUN_FILE
     if not info_path.is_file():
         what = "no such folder" if not folder.is_dir() else f"it has no {RUN_FILE}"
-        raise ValueError(f"{folder} is not a run folder: {what}. Give the folder that a sinklab run wrote.")
+        raise ValueError(
+            f"{folder} is not a run folder: {what}. Give the folder that a sinklab run wrote."
+        )
     _refuse_link(info_path)
     run = Run(folder, read_info(info_path))
     for kind, file in run.info.all_files():
@@ -171,17 +186,21 @@ def open_run(path: str | Path) -> Run:
     return run
 
 
-REMEDY = "Restore it, or repeat the command of the run with --resume, which writes again what is damaged."
+REMEDY = (
+    "Restore it, or repeat the command of the run with --resume, which writes again what is "
+    "damaged."
+)
 LOOKS, PAUSE = 20, 0.1
-"""How often a file that is not what run.json says is looked at again while its run is being written, and the seconds
-between: the file is replaced first, and noted a moment later."""
+"""How often a file that is not what run.json says is looked at again while its run is being
+written, and the seconds between: the file is replaced first, and noted a moment later."""
 
 
 def as_written(folder: Path, info: RunInfo, file: str) -> Path:
     """The path of a file of a run, once its content was held against its checksum.
 
-    Whoever reads, copies or moves a file of a run asks for its path here. Each state of a file is read once a process;
-    runs of earlier versions have no checksums, and their files are taken as they are.
+    Whoever reads, copies or moves a file of a run asks for its path here. Each state of a file is
+    read once a process; runs of earlier versions have no checksums, and their files are taken as
+    they are.
 
     Raises:
         ValueError: naming the file, for one that is missing, a link, or not what the run wrote.
@@ -220,13 +239,20 @@ def _hash_of_state(path: Path, *_: int) -> str:
 
 
 def _refuse_link(path: Path) -> None:
-    """Raises ValueError for a link, through which a folder from elsewhere would name files of this machine."""
+    """Raises ValueError for a link, through which a folder from elsewhere would name files of this
+    machine.
+    """
     if path.is_symlink():
-        raise ValueError(f"{path} is a link, which a run never writes. Put the file itself there: cp -rL copies it.")
+        raise ValueError(
+            f"{path} is a link, which a run never writes. Put the file itself there: cp -rL "
+            "copies it."
+        )
 
 
 def _check(kind: Kind, path: Path) -> None:
-    """Look at the ends of a file. Raises ValueError for one that is missing, a link, truncated or unreadable."""
+    """Look at the ends of a file. Raises ValueError for one that is missing, a link, truncated or
+    unreadable.
+    """
     import pyarrow.parquet as pq
 
     _refuse_link(path)
@@ -238,9 +264,11 @@ def _check(kind: Kind, path: Path) -> None:
 
 
 def lost_files(folder: Path, info: RunInfo) -> set[str]:
-    """Files of a run, by their paths in its folder, that are missing, unreadable, or not what was written.
+    """Files of a run, by their paths in its folder, that are missing, unreadable, or not what was
+    written.
 
-    Where run.json has checksums, every byte is read; of a run of an earlier version, the ends of each file.
+    Where run.json has checksums, every byte is read; of a run of an earlier version, the ends of
+    each file.
     """
     lost = {file for file, known in info.checksums.items() if not _is(folder / file, known)}
     for kind, file in info.all_files():
@@ -260,7 +288,10 @@ def _is(path: Path, checksum: str) -> bool:
 
 def _read_dims(path: Path) -> dict[str, tuple[str, ...]]:
     with safe_open(path, framework="numpy") as handle:
-        keys, noted = sorted(handle.keys()), from_json((handle.metadata() or {}).get(DIMS_KEY, "{}"))
+        keys, noted = (
+            sorted(handle.keys()),
+            from_json((handle.metadata() or {}).get(DIMS_KEY, "{}")),
+        )
     if not isinstance(noted, dict) or sorted(noted) != keys:
         raise ValueError(f"axes are named for {sorted(noted)}, arrays are {keys}")
     return {key: tuple(axes) for key, axes in noted.items()}

@@ -59,22 +59,26 @@ def checked_name(name: str, what: str) -> str:
     """``name`` if it can be a file name of a run folder, ValueError otherwise."""
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"The name of a {what} is made of lower-case letters, digits, '_' and '-': got {name!r}. "
+            f"The name of a {what} is made of lower-case letters, digits, '_' and '-': got "
+            f"{name!r}. "
             "It becomes a file name."
         )
     return name
 
 
 def cache_folder(name: str) -> Path:
-    """Where what can be made again is kept for the next run: XDG_CACHE_HOME/sinklab/name, or ~/.cache/sinklab/name."""
+    """Where what can be made again is kept for the next run: XDG_CACHE_HOME/sinklab/name, or
+    ~/.cache/sinklab/name.
+    """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sinklab" / name
 
 
 def write_beside(target: Path, write: Callable[[Path], object]) -> None:
-    """Write through a file beside ``target`` and rename it: ``target`` is either whole or what it was before.
+    """Write through a file beside ``target`` and rename it: ``target`` is either whole or what it
+    was before.
 
-    Whatever ``write`` raises passes through, and the file beside is removed. Several processes may write the same file,
-    each beside the others.
+    Whatever ``write`` raises passes through, and the file beside is removed. Several processes may
+    write the same file, each beside the others.
 
     Args:
         target: the file.
@@ -101,19 +105,25 @@ def write_beside(target: Path, write: Callable[[Path], object]) -> None:
 
 
 def remove_half_written(path: Path) -> None:
-    """Remove the files that an interrupted `write_beside` left in a folder; nobody may be writing there."""
+    """Remove the files that an interrupted `write_beside` left in a folder; nobody may be writing
+    there.
+    """
     for leftover in path.glob(f".*{PART_SUFFIX}"):
         if _BESIDE.fullmatch(leftover.name) and leftover.is_file():
             leftover.unlink()
 
 
 def remove_leftovers(run: Path) -> None:
-    """The same in a run folder, where lm-eval has folders and safetensors files of their own while they write."""
+    """The same in a run folder, where lm-eval has folders and safetensors files of their own while
+    they write.
+    """
     for leftover in [*run.glob(f".*{PART_SUFFIX}"), *run.glob(".tmp??????")]:
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
-def write_arrays(target: Path, arrays: Mapping[str, Any], dims: Dims, dtypes: Mapping[str, str | None]) -> None:
+def write_arrays(
+    target: Path, arrays: Mapping[str, Any], dims: Dims, dtypes: Mapping[str, str | None]
+) -> None:
     """Write a safetensors file. Raises as `write_beside`."""
     from safetensors.numpy import save_file
 
@@ -141,7 +151,9 @@ def moved(source: Path, target: Path) -> None:
 
 
 def to_numpy(value: Any, key: str) -> np.ndarray:
-    """``value`` (array, tensor on any device, number) as a C-contiguous numpy array of numbers or booleans."""
+    """``value`` (array, tensor on any device, number) as a C-contiguous numpy array of numbers or
+    booleans.
+    """
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         # numpy has no bfloat16.
@@ -149,7 +161,8 @@ def to_numpy(value: Any, key: str) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise ValueError(
-            f"Arrays of a run folder hold numbers or booleans: {key!r} has dtype {array.dtype}. Put text into a table."
+            f"Arrays of a run folder hold numbers or booleans: {key!r} has dtype {array.dtype}. "
+            "Put text into a table."
         )
     return np.require(array, requirements="C")
 
@@ -157,7 +170,8 @@ def to_numpy(value: Any, key: str) -> np.ndarray:
 def stored(array: np.ndarray, key: str, dtype: str | None) -> np.ndarray:
     """``array`` as it is written: integers and booleans as they are, floats in ``dtype``.
 
-    ``dtype`` None means float16, and float32 with a warning where float16 would turn a finite number into infinity.
+    ``dtype`` None means float16, and float32 with a warning where float16 would turn a finite
+    number into infinity.
     """
     one_of(f"dtype of {key!r}", dtype, (None, "float16", "float32", "float64"))
     if array.dtype.kind != "f":
@@ -167,38 +181,49 @@ def stored(array: np.ndarray, key: str, dtype: str | None) -> np.ndarray:
     if not np.any(np.isinf(narrow) & np.isfinite(array)):
         return narrow
     largest = float(np.max(np.abs(array), where=np.isfinite(array), initial=0.0))
-    fact = f"the largest magnitude in {key!r} is {largest:.6g}, which {dtype or 'float16'} cannot hold"
+    fact = (
+        f"the largest magnitude in {key!r} is {largest:.6g}, which {dtype or 'float16'} cannot hold"
+    )
     if dtype is not None:
-        raise ValueError(f'Stored numbers must stay finite: {fact}. Use dtype="float64" or rescale it.')
+        raise ValueError(
+            f'Stored numbers must stay finite: {fact}. Use dtype="float64" or rescale it.'
+        )
     warnings.warn(f"Stored as float32 instead of float16: {fact}.", UserWarning, stacklevel=3)
     return stored(array, key, "float32")
 
 
 def checked_dims(arrays: Mapping[str, np.ndarray], dims: Dims) -> dict[str, tuple[str, ...]]:
-    """Names of the axes of every array; ValueError when one is missing or a name stands for two lengths."""
+    """Names of the axes of every array; ValueError when one is missing or a name stands for two
+    lengths.
+    """
     dims = dict(dims or {})
     if set(dims) != set(arrays):
         raise ValueError(
-            f"Every array needs the names of its axes: arrays {sorted(arrays)}, dims {sorted(dims)}. "
+            f"Every array needs the names of its axes: arrays {sorted(arrays)}, dims "
+            f"{sorted(dims)}. "
             'Pass dims={"received": ("step", "layer", "head", "key")}.'
         )
     lengths: dict[str, tuple[int, str]] = {}
     for key, array in arrays.items():
         axes = dims[key] = tuple(dims[key])
         if len(axes) != array.ndim or len(set(axes)) != len(axes):
-            raise ValueError(f"One different name per axis: {key!r} has shape {array.shape} and dims {axes}.")
+            raise ValueError(
+                f"One different name per axis: {key!r} has shape {array.shape} and dims {axes}."
+            )
         for axis, length in zip(axes, array.shape, strict=True):
             before, owner = lengths.setdefault(axis, (length, key))
             if before != length:
                 raise ValueError(
-                    f"A dimension has one length in a file: {axis!r} is {before} in {owner!r} and {length} in {key!r}. "
+                    f"A dimension has one length in a file: {axis!r} is {before} in {owner!r} and "
+                    f"{length} in {key!r}. "
                     "Name the axes apart, pad with NaN, or write two files."
                 )
     return dims
 
 
 def weights_hash(state_dict: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 (hex) of the names, dtypes, shapes and bytes of ``state_dict``; the order of the entries does not count.
+    """SHA-256 (hex) of the names, dtypes, shapes and bytes of ``state_dict``; the order of the
+    entries does not count.
 
     Raises ValueError when an entry is not a tensor.
     """
@@ -209,14 +234,16 @@ def weights_hash(state_dict: Mapping[str, torch.Tensor]) -> str:
         tensor = state_dict[name]
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(
-                f"weights_hash needs a mapping of names to tensors: {name!r} is a {type(tensor).__name__}. "
+                f"weights_hash needs a mapping of names to tensors: {name!r} is a "
+                f"{type(tensor).__name__}. "
                 "Pass model.state_dict()."
             )
-        # The length of the header is hashed too, so that no two state dicts spell the same stream of bytes.
+        # The length of the header is hashed too, so that no two state dicts spell the same stream
+        # of bytes.
         header = json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
         digest.update(len(header).to_bytes(8, "little") + header)
-        # of a model that is divided over processes the whole tensor, for which they meet; of torchao's kinds of tensor
-        # the numbers that they stand for
+        # of a model that is divided over processes the whole tensor, for which they meet; of
+        # torchao's kinds of tensor the numbers that they stand for
         own = "dequantize" if type(tensor).__module__.startswith("torchao") else "full_tensor"
         flat = getattr(tensor, own, tensor.detach)().detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)

@@ -1,4 +1,6 @@
-"""Writing a run folder: each file is written under a temporary name and renamed, so a reader never sees half a file."""
+"""Writing a run folder: each file is written under a temporary name and renamed, so a reader never
+sees half a file.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
 
 
 def begun_before(path: Path, given: RunInfo) -> RunInfo:
-    """``given`` with what an unfinished run in ``path`` has already; ValueError naming the first thing in which it is
-    another run.
+    """``given`` with what an unfinished run in ``path`` has already; ValueError naming the first
+    thing in which it is another run.
     """
     before = read_info(path / RUN_FILE)
     if "reading" in given.model:
@@ -38,21 +40,36 @@ def begun_before(path: Path, given: RunInfo) -> RunInfo:
         if getattr(before, field) != getattr(given, field):
             name, old, new = _difference(field, getattr(before, field), getattr(given, field))
             raise ValueError(
-                f"{path} can be resumed only with the same settings: its {name} is {old!r}, and now it is {new!r}. "
+                f"{path} can be resumed only with the same settings: its {name} is {old!r}, and "
+                f"now it is {new!r}. "
                 "Give the same settings, or write into another folder."
             )
-    kept = {name: getattr(before, name) for name in ("created", "tables", "arrays", "parts", "checksums")}
+    kept = {
+        name: getattr(before, name)
+        for name in ("created", "tables", "arrays", "parts", "checksums")
+    }
     return dataclasses.replace(given, **kept)
 
 
 def _difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any]:
     """Where two JSON values first differ, by name, and both values there."""
     if isinstance(old, dict) and isinstance(new, dict):
-        key = next(key for key in sorted({*old, *new}) if key not in old or key not in new or old[key] != new[key])
+        key = next(
+            key
+            for key in sorted({*old, *new})
+            if key not in old or key not in new or old[key] != new[key]
+        )
         return _difference(f"{name}[{key!r}]", old.get(key, "absent"), new.get(key, "absent"))
     if isinstance(old, list) and isinstance(new, list):
         # of many prompts the first that is another one
-        place = next((place for place, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), None)
+        place = next(
+            (
+                place
+                for place, (one, other) in enumerate(zip(old, new, strict=False))
+                if one != other
+            ),
+            None,
+        )
         if place is None:
             return f"len({name})", len(old), len(new)
         return _difference(f"{name}[{place}]", old[place], new[place])
@@ -68,11 +85,17 @@ def names_in(path: Path) -> list[str]:
         return []
     found = sorted(entry.name for entry in path.iterdir())
     half = (f".{RUN_FILE}.", PART_SUFFIX)
-    return [name for name in found if name != CLAIMS and not (name.startswith(half[0]) and name.endswith(half[1]))]
+    return [
+        name
+        for name in found
+        if name != CLAIMS and not (name.startswith(half[0]) and name.endswith(half[1]))
+    ]
 
 
 def refuse_taken(path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
-    """Raises ValueError unless a run may begin here: in an empty or absent folder, or one whose run goes on or goes."""
+    """Raises ValueError unless a run may begin here: in an empty or absent folder, or one whose run
+    goes on or goes.
+    """
     if path.exists() and not path.is_dir():
         raise ValueError(f"A run is a folder: {path} is a file. Choose another path.")
     present = names_in(path)
@@ -80,12 +103,14 @@ def refuse_taken(path: Path, *, overwrite: bool = False, resume: bool = False) -
     if present and RUN_FILE not in present and (overwrite or resume):
         does = "overwrite=True replaces" if overwrite else "resume=True continues"
         raise ValueError(
-            f"{does} a run and nothing else: {path} holds {shown} but no {RUN_FILE}. Choose another folder or empty "
+            f"{does} a run and nothing else: {path} holds {shown} but no {RUN_FILE}. Choose "
+            "another folder or empty "
             "this one yourself."
         )
     if present and not (overwrite or resume):
         raise ValueError(
-            f"A run folder is written once: {path} already holds {shown}. Choose an empty folder, or continue the run "
+            f"A run folder is written once: {path} already holds {shown}. Choose an empty folder, "
+            "or continue the run "
             "that is there (--resume, in Python resume=True); overwrite=True starts afresh."
         )
 
@@ -93,20 +118,23 @@ def refuse_taken(path: Path, *, overwrite: bool = False, resume: bool = False) -
 class RunWriter:
     """Context manager that fills one run folder.
 
-    ``kind`` says what sort of run it is ("study", "training", …); ``model``, ``settings`` and ``seed`` are written to
-    ``run.json`` on entering, with the library versions and status "running". On leaving, the status becomes "complete",
-    or "interrupted" with the error when the block raised (Ctrl-C included); what was written so far stays readable.
+    ``kind`` says what sort of run it is ("study", "training", …); ``model``, ``settings`` and
+    ``seed`` are written to ``run.json`` on entering, with the library versions and status
+    "running". On leaving, the status becomes "complete", or "interrupted" with the error when the
+    block raised (Ctrl-C included); what was written so far stays readable.
 
-    A long run is written in parts, one a sample: `table` and `arrays` take ``part``, and with ``resume`` a later writer
-    continues where an interrupted one stopped (`has` tells what is there). What is there is read and held against its
-    checksum first: a part of which a file is lost is gone, and so is then what is written whole.
+    A long run is written in parts, one a sample: `table` and `arrays` take ``part``, and with
+    ``resume`` a later writer continues where an interrupted one stopped (`has` tells what is
+    there). What is there is read and held against its checksum first: a part of which a file is
+    lost is gone, and so is then what is written whole.
 
-    A run has one writer at a time, or with ``shared`` several, each of which claims in ``claims`` what it works on, and
-    sets ``is_last`` to False where others go on when its block ends.
+    A run has one writer at a time, or with ``shared`` several, each of which claims in ``claims``
+    what it works on, and sets ``is_last`` to False where others go on when its block ends.
 
-    Raises ValueError when the folder holds anything and neither ``overwrite`` nor ``resume`` is set, when it holds
-    something that is not a run, when the run to resume had another kind, model, settings or seed (the first difference
-    is named), when another process writes it, or when ``model``/``settings`` cannot be written as JSON.
+    Raises ValueError when the folder holds anything and neither ``overwrite`` nor ``resume`` is
+    set, when it holds something that is not a run, when the run to resume had another kind, model,
+    settings or seed (the first difference is named), when another process writes it, or when
+    ``model``/``settings`` cannot be written as JSON.
     """
 
     def __init__(
@@ -145,7 +173,9 @@ class RunWriter:
             lease = held.enter_context(self.claims.hold(RUN, wait=self._shared))
             self._begin()
             # of several workers each says that it is there: nobody clears up then
-            self._lease = self.claims.hold(f"worker-{secrets.token_hex(8)}") if self._shared else lease
+            self._lease = (
+                self.claims.hold(f"worker-{secrets.token_hex(8)}") if self._shared else lease
+            )
             if not self._shared:
                 held.pop_all()
         self._open = True
@@ -165,14 +195,18 @@ class RunWriter:
             if is_begun:
                 gone = lost_files(self.path, self._info)
                 self._info = self._info.without([*gone])
-        # Should this be cut short, run.json says what the folder is, and nothing of what is not there.
+        # Should this be cut short, run.json says what the folder is, and nothing of what is not
+        # there.
         self._info.save(self.path)
         for name in gone:
             if name.endswith((TABLES.suffix, ARRAYS.suffix, PART_SUFFIX)):
                 (self.path / name).unlink(missing_ok=True)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._open = False
         status = "complete" if kind is None else "interrupted"
@@ -184,23 +218,30 @@ class RunWriter:
             # The first error is the one to report; the folder stays readable with status "running".
             if error is None:
                 raise
-            error.add_note(f"The end of the run could not be noted in {self.path / RUN_FILE}: {failure}")
+            error.add_note(
+                f"The end of the run could not be noted in {self.path / RUN_FILE}: {failure}"
+            )
         finally:
             self._lease.release()
 
     def _note(self, change: Callable[[RunInfo], RunInfo]) -> None:
         """Change run.json, in which other workers may have noted something since."""
-        with self.claims.hold(RUN) if self._shared else contextlib.nullcontext(self._lease) as lease:
+        with (
+            self.claims.hold(RUN) if self._shared else contextlib.nullcontext(self._lease) as lease
+        ):
             changed = change(self.refresh())
             if not lease.is_held():
                 raise ValueError(
-                    f"{self.path} was taken over by another process while this one was stopped: look what that one does"
+                    f"{self.path} was taken over by another process while this one was stopped: "
+                    "look what that one does"
                 )
             self._info = changed
             changed.save(self.path)
 
     def refresh(self) -> RunInfo:
-        """What run.json says by now; `has` knows of other workers what this read, or writing did."""
+        """What run.json says by now; `has` knows of other workers what this read, or writing
+        did.
+        """
         if self._shared:
             self._info = read_info(self.path / RUN_FILE)
         return self._info
@@ -212,23 +253,28 @@ class RunWriter:
         return any(part in self._info.parts.get(kind.file(name), ()) for kind in KINDS)
 
     def keep(self, files: Iterable[Path]) -> None:
-        """Have it noticed when one of these files, of the run folder and written by other means, is lost; what was
-        replaced by them is forgotten.
+        """Have it noticed when one of these files, of the run folder and written by other means, is
+        lost; what was replaced by them is forgotten.
         """
         sums = {str(file.relative_to(self.path)): storage.file_hash(file) for file in files}
 
         def kept(info: RunInfo) -> RunInfo:
-            there = {file: one for file, one in info.checksums.items() if (self.path / file).exists()}
+            there = {
+                file: one for file, one in info.checksums.items() if (self.path / file).exists()
+            }
             return dataclasses.replace(info, checksums=there | sums)
 
         self._note(kept)
 
-    def table(self, name: str, columns: Mapping[str, Any] | pd.DataFrame, part: int | None = None) -> Path:
-        """Write (or replace) the table ``name``: a mapping of equally long columns, or a DataFrame without its index.
+    def table(
+        self, name: str, columns: Mapping[str, Any] | pd.DataFrame, part: int | None = None
+    ) -> Path:
+        """Write (or replace) the table ``name``: a mapping of equally long columns, or a DataFrame
+        without its index.
 
-        With ``part`` (0, 1, …) this is one part of the table, in a file of its own; readers see them joined.
-        Returns the path of the Parquet file. Raises ValueError for unequal columns, values Parquet cannot hold, and a
-        table that is written whole and in parts.
+        With ``part`` (0, 1, …) this is one part of the table, in a file of its own; readers see
+        them joined. Returns the path of the Parquet file. Raises ValueError for unequal columns,
+        values Parquet cannot hold, and a table that is written whole and in parts.
         """
         import pyarrow.parquet as pq
 
@@ -246,12 +292,14 @@ class RunWriter:
         dtype: str | Mapping[str, str] | None = None,
         part: int | None = None,
     ) -> Path:
-        """Write (or replace) the file ``name`` of dense arrays or tensors, with ``dims`` naming the axes of each.
+        """Write (or replace) the file ``name`` of dense arrays or tensors, with ``dims`` naming the
+        axes of each.
 
-        Floats are stored as ``dtype``, one for all or one per key; None, or a key that is not named, means float16, or
-        float32 with a warning where float16 would overflow. With ``part`` the file is one part of several.
-        Returns the path of the safetensors file. Raises ValueError for missing or contradictory dims, for arrays of
-        text, and when an explicit ``dtype`` would turn a finite number into infinity; OSError for a disk that refuses.
+        Floats are stored as ``dtype``, one for all or one per key; None, or a key that is not
+        named, means float16, or float32 with a warning where float16 would overflow. With ``part``
+        the file is one part of several. Returns the path of the safetensors file. Raises ValueError
+        for missing or contradictory dims, for arrays of text, and when an explicit ``dtype`` would
+        turn a finite number into infinity; OSError for a disk that refuses.
         """
         with self._file("arrays", ARRAYS, name, part) as target:
             dtypes = dict(dtype) if isinstance(dtype, Mapping) else dict.fromkeys(arrays, dtype)
@@ -261,10 +309,13 @@ class RunWriter:
 
     @contextlib.contextmanager
     def _file(self, method: str, kind: Kind, name: str, part: int | None) -> Iterator[Path]:
-        """Where a file goes, if it may be written; once the block has done so, it is listed in run.json."""
+        """Where a file goes, if it may be written; once the block has done so, it is listed in
+        run.json.
+        """
         if not self._open:
             raise ValueError(
-                f"A run folder is written inside its with block: {method}({name!r}) was called outside. "
+                f"A run folder is written inside its with block: {method}({name!r}) was called "
+                "outside. "
                 "Use `with RunWriter(…) as run:`."
             )
         storage.checked_name(name, kind.what)
@@ -273,14 +324,20 @@ class RunWriter:
         in_parts = kind.file(name) in self._info.parts
         if name in getattr(self._info, kind.listed) and in_parts == (part is None):
             now, before = ("whole", "in parts") if in_parts else ("in parts", "whole")
-            raise ValueError(f"{name!r} is already written {before} in {self.path} and cannot be written {now} too.")
+            raise ValueError(
+                f"{name!r} is already written {before} in {self.path} and cannot be written {now} "
+                "too."
+            )
         target = self.path / kind.file(name, part)
         yield target
         checksum = storage.file_hash(target)
 
         def listed(info: RunInfo) -> RunInfo:
             names = [*dict.fromkeys([*getattr(info, kind.listed), name])]
-            changes: dict[str, Any] = {kind.listed: names, "checksums": info.checksums | {target.name: checksum}}
+            changes: dict[str, Any] = {
+                kind.listed: names,
+                "checksums": info.checksums | {target.name: checksum},
+            }
             # of several workers one may have been interrupted since
             changes |= {"status": "running", "error": None}
             key = kind.file(name)
@@ -296,9 +353,16 @@ def _as_table(name: str, columns: Mapping[str, Any] | pd.DataFrame) -> Any:
     # the commands are made without them
     import pyarrow as pa
 
-    with refused(f"The columns of table {name!r} do not form a table", pa.ArrowInvalid, pa.ArrowTypeError):
+    with refused(
+        f"The columns of table {name!r} do not form a table", pa.ArrowInvalid, pa.ArrowTypeError
+    ):
         if isinstance(columns, Mapping):
-            return pa.table({key: one.tolist() if hasattr(one, "detach") else one for key, one in columns.items()})
+            return pa.table(
+                {
+                    key: one.tolist() if hasattr(one, "detach") else one
+                    for key, one in columns.items()
+                }
+            )
         return pa.Table.from_pandas(columns, preserve_index=False)
 
 
@@ -309,7 +373,9 @@ def _versions() -> dict[str, str]:
 
 def _json_ready(value: dict[str, Any], what: str) -> dict[str, Any]:
     fault = f"{what} is written to {RUN_FILE} and must be made of JSON values"
-    with refused(f"{fault} (strings, finite numbers, booleans, lists, dictionaries)", TypeError, ValueError):
+    with refused(
+        f"{fault} (strings, finite numbers, booleans, lists, dictionaries)", TypeError, ValueError
+    ):
         return json.loads(json.dumps(value, default=_plain, allow_nan=False))
 
 
@@ -318,7 +384,10 @@ def _plain(value: Any) -> Any:
         return dataclasses.asdict(value)
     if isinstance(value, set | frozenset):
         return sorted(value)
-    if isinstance(value, Path) or str(type(value)) in ("<class 'torch.dtype'>", "<class 'torch.device'>"):
+    if isinstance(value, Path) or str(type(value)) in (
+        "<class 'torch.dtype'>",
+        "<class 'torch.device'>",
+    ):
         return str(value)
     if getattr(value, "ndim", None) == 0:
         return value.item()
@@ -326,13 +395,15 @@ def _plain(value: Any) -> Any:
 
 
 def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
-    """Move the parts of runs of the same kind, model, settings and seed into the run ``out``, and remove their folders.
+    """Move the parts of runs of the same kind, model, settings and seed into the run ``out``, and
+    remove their folders.
 
-    ``out`` may be absent, or hold some parts already, as one of the runs. What several folders hold is kept once. Cut
-    short, the merge can be repeated: files are moved before they are listed, and folders removed last. The status is
-    "complete" when that of every folder is.
-    Returns the merged run. Raises ValueError when there is nothing to merge, when the runs differ (the first difference
-    is named), when files of the same part or table differ, when one is written or lost, or when a folder is no run.
+    ``out`` may be absent, or hold some parts already, as one of the runs. What several folders hold
+    is kept once. Cut short, the merge can be repeated: files are moved before they are listed, and
+    folders removed last. The status is "complete" when that of every folder is.
+    Returns the merged run. Raises ValueError when there is nothing to merge, when the runs differ
+    (the first difference is named), when files of the same part or table differ, when one is
+    written or lost, or when a folder is no run.
     """
     target = Path(out)
     # folders that will be emptied: once each, and never the target
@@ -359,8 +430,12 @@ def _merge(infos: dict[Path, RunInfo], sources: list[Path], target: Path) -> Non
             owner = target if not (folder / file).exists() and (target / file).exists() else folder
             as_written(owner, info, file)
             other = owners.setdefault(file, owner)
-            if other != owner and storage.file_hash(other / file) != storage.file_hash(owner / file):
-                raise ValueError(f"{other} and {owner} both hold {file}, and they differ: remove one of them.")
+            if other != owner and storage.file_hash(other / file) != storage.file_hash(
+                owner / file
+            ):
+                raise ValueError(
+                    f"{other} and {owner} both hold {file}, and they differ: remove one of them."
+                )
     for file, folder in owners.items():
         if folder != target:
             storage.moved(folder / file, target / file)

@@ -1,4 +1,6 @@
-"""What a study knows of the three questions (`sinklab.lab.analysis.answers`): taken from its samples and its losses."""
+"""What a study knows of the three questions (`sinklab.lab.analysis.answers`): taken from its
+samples and its losses.
+"""
 
 # T steps, H heads, K keys (added sinks first), N samples
 from __future__ import annotations
@@ -37,7 +39,9 @@ MOST_HOLDERS = 4
 
 
 def seen_of(sample: Sample) -> dict[str, Any]:
-    """What one sample says of its strongest keys, by name as in `Existence`; holders: how often each token is one."""
+    """What one sample says of its strongest keys, by name as in `Existence`; holders: how often
+    each token is one.
+    """
     seen = sample.seen
     here_TLH = seen.main_TLH >= 0
     weight_TLH = np.where(here_TLH, seen.share_TLH, 0).astype(float)
@@ -54,7 +58,9 @@ def seen_of(sample: Sample) -> dict[str, Any]:
 
 
 def _holders(sample: Sample) -> Counter[str]:
-    """How many heads, over steps, have each token as their strongest; the first one is named by its place."""
+    """How many heads, over steps, have each token as their strongest; the first one is named by its
+    place.
+    """
     added = sample.added
     if sample.has_tokens:
         labels_TK = sample.labels_TK.copy()
@@ -72,25 +78,37 @@ def _holders(sample: Sample) -> Counter[str]:
 
 
 def answers_of(study: Any) -> Answers:
-    """The three answers about the model of a study, a `Study`; its controls are those that the run has."""
+    """The three answers about the model of a study, a `Study`; its controls are those that the run
+    has.
+    """
     return Answers(study.label, (_exists(study), _stays(study), _costs(study)))
 
 
 def _exists(study: Any) -> Answer:
     if not study.layers:
-        return Answer("exist", "not measured", f"Not measured; this measures it: `{command_of(study, 'exist')}`.")
+        return Answer(
+            "exist",
+            "not measured",
+            f"Not measured; this measures it: `{command_of(study, 'exist')}`.",
+        )
     return exists(_existence(study), {kind: _existence(twin) for kind, twin in study.twins.items()})
 
 
 def _existence(study: Any) -> Existence:
     seen = pd.DataFrame(study.measured.strongest_keys)
-    strongest_S, strong_S, ruled_S = (seen[name].to_numpy(float) for name in ("strongest", "strong", "ruled"))
+    strongest_S, strong_S, ruled_S = (
+        seen[name].to_numpy(float) for name in ("strongest", "strong", "ruled")
+    )
     return Existence(strongest_S, strong_S, ruled_S, 1 / float(seen["positions"].mean()))
 
 
 def _stays(study: Any) -> Answer:
     if not study.layers:
-        return Answer("stay", "not measured", f"Not measured; this measures it: `{command_of(study, 'move')}`.")
+        return Answer(
+            "stay",
+            "not measured",
+            f"Not measured; this measures it: `{command_of(study, 'move')}`.",
+        )
     return stays(_staying(study), {kind: _staying(twin) for kind, twin in study.twins.items()})
 
 
@@ -118,7 +136,9 @@ def _costs(study: Any) -> Answer:
     controls = {}
     if own is not None:
         changes = {kind: _cost(twin) for kind, twin in study.twins.items()}
-        controls = {kind: one.masked - one.clean for kind, one in changes.items() if one is not None}
+        controls = {
+            kind: one.masked - one.clean for kind, one in changes.items() if one is not None
+        }
     return costs(own, controls, command_of(study, "cost"))
 
 
@@ -139,14 +159,23 @@ def _cost(study: Any) -> Cost | None:
         delta = mean_over(np.subtract(masked["losses"].iloc[0], clean["losses"].iloc[0]))
         if "random" in arms.index:
             beyond = mean_over(np.subtract(masked["losses"].iloc[0], arms["losses"]["random"]))
-    others: dict[str, Any] = {name: float(change.get(name, np.nan)) for name in ("random", "equal_mass")}
+    others: dict[str, Any] = {
+        name: float(change.get(name, np.nan)) for name in ("random", "equal_mass")
+    }
     if "grown" in table:
-        others |= {"grown_R": np.asarray(masked["grown"].iloc[0]), "grown_at": masked["grown_at"].iloc[0]}
-    return Cost(keys, float(clean["loss"].iloc[0]), float(masked["loss"].iloc[0]), delta, beyond, **others)
+        others |= {
+            "grown_R": np.asarray(masked["grown"].iloc[0]),
+            "grown_at": masked["grown_at"].iloc[0],
+        }
+    return Cost(
+        keys, float(clean["loss"].iloc[0]), float(masked["loss"].iloc[0]), delta, beyond, **others
+    )
 
 
 def command_of(study: Any, name: str) -> str:
-    """What measures what a card of the page shows: a command, or Python where no command can load the model."""
+    """What measures what a card of the page shows: a command, or Python where no command can load
+    the model.
+    """
     model, words = study.run.info.model, words_of("story", name)
     if model.get("wrapped"):
         return str(words["python"])

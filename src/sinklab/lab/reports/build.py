@@ -1,4 +1,6 @@
-"""From run folders to report.html: what stands on the page, as data; page.jinja makes markup of it."""
+"""From run folders to report.html: what stands on the page, as data; page.jinja makes markup of
+it.
+"""
 
 import base64
 import io
@@ -30,7 +32,13 @@ from sinklab.lab.reports.runs import Runs, as_shown
 from sinklab.lab.reports.samples import ADDED, MASK, NotRecorded
 from sinklab.lab.reports.study import Study
 from sinklab.lab.reports.style import THEMES, asset, printable, themed
-from sinklab.lab.reports.tables import compare, enrichment_table, rules_table, twins_table, write_tables
+from sinklab.lab.reports.tables import (
+    compare,
+    enrichment_table,
+    rules_table,
+    twins_table,
+    write_tables,
+)
 from sinklab.lab.reports.training import Training
 from sinklab.lab.reports.words import coded, interval, number, percent, tipped, words_of
 
@@ -38,7 +46,9 @@ SHOWN_TOKENS = 15
 # The rest of a page is its script, sentences and tables.
 ARRAYS = 0.93
 SMALL = 500_000
-"""characters of the arrays of a study below which a page leaves out pictures of single statistics"""
+"""characters of the arrays of a study below which a page leaves out pictures of single
+statistics
+"""
 MOST = 12
 """samples whose texts are shown; more stand behind a line"""
 
@@ -74,7 +84,9 @@ class Picture:
 
 @dataclass(frozen=True)
 class Card:
-    """One finding: its pictures, or a chart that the script draws, its sentences, and its numbers."""
+    """One finding: its pictures, or a chart that the script draws, its sentences, and its
+    numbers.
+    """
 
     title: str
     anchor: str = ""
@@ -98,33 +110,49 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     "whole": "{:,.0f}".format,
     "times": lambda value: f"{number(value)}×",
     "token": lambda label: label if label in (MASK, ADDED) else printable(label, 40),
-    "measure": lambda value: "" if math.isnan(value) else FORMS["whole" if value == int(value) else "number"](value),
+    "measure": lambda value: (
+        "" if math.isnan(value) else FORMS["whole" if value == int(value) else "number"](value)
+    ),
 }
 """how cells are written"""
 
 
 def _part(anchor: str, cards: list[Card], sentences: Sequence[str] = ()) -> Part:
-    return {"anchor": anchor, "cards": cards, "sentences": sentences, "how": ""} | words_of("parts", anchor)
+    return {"anchor": anchor, "cards": cards, "sentences": sentences, "how": ""} | words_of(
+        "parts", anchor
+    )
 
 
-def picture(name: str, runs: Any, words: str, top: float | None = None, **options: Any) -> list[Picture]:
-    """A figure of the runs, with its options, which ends at ``top``; none where they did not record enough for it."""
+def picture(
+    name: str, runs: Any, words: str, top: float | None = None, **options: Any
+) -> list[Picture]:
+    """A figure of the runs, with its options, which ends at ``top``; none where they did not record
+    enough for it.
+    """
     addresses = []
     for theme, look in THEMES.items():
         written = io.BytesIO()
         # Letters stay letters: a tenth of the size of their outlines.
         with themed(look), matplotlib.rc_context({"svg.fonttype": "none"}):
             try:
-                save(figure_of(registered[name](runs, theme=theme, top=top, **options)), "svg", written)
+                save(
+                    figure_of(registered[name](runs, theme=theme, top=top, **options)),
+                    "svg",
+                    written,
+                )
             except NotRecorded:
                 return []
-        addresses.append(f"data:image/svg+xml;base64,{base64.b64encode(written.getvalue()).decode('ascii')}")
+        addresses.append(
+            f"data:image/svg+xml;base64,{base64.b64encode(written.getvalue()).decode('ascii')}"
+        )
     light, dark = addresses
     return [Picture(light, dark, words)]
 
 
 def table_of(name: str, frame: pd.DataFrame, summary: str = "") -> Table:
-    """Facts as cards.toml says: of each column the heading and the form of its numbers; the index stands in front."""
+    """Facts as cards.toml says: of each column the heading and the form of its numbers; the index
+    stands in front.
+    """
     columns = words_of("tables", name)
     cells = [frame[column].map(FORMS[form]) for column, (_, form) in columns.items()]
     rows = list(zip(frame.index, *cells, strict=True))
@@ -144,10 +172,14 @@ def measured(kind: str, runs: list[Any]) -> list[Part]:
 
 
 def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
-    """One card; None without a run that has anything to show, and without a picture where it has some."""
+    """One card; None without a run that has anything to show, and without a picture where it has
+    some.
+    """
     anchor, title, how = row["anchor"], row["title"], row["how"]
     if kind == "study":
-        runs = [run for run in runs if (run.layers if anchor != "heldout" else run.heldout is not None)]
+        runs = [
+            run for run in runs if (run.layers if anchor != "heldout" else run.heldout is not None)
+        ]
         how = how.replace("{rule}", runs[0].rule_words if runs else "")
     drawn: Any = None
     with suppress(NotRecorded):
@@ -158,11 +190,14 @@ def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
         return None
     tables = [as_it_is(drawn.numbers(), "numbers")] if drawn and row.get("numbers") else []
     pictures = [] if kind == "study" else picture(row["figure"], runs, row["alt"])
-    return Card(title, anchor, how, sentences, tables, pictures, chart=drawn if kind == "study" else None)
+    return Card(
+        title, anchor, how, sentences, tables, pictures, chart=drawn if kind == "study" else None
+    )
 
 
 def judged(studies: list[Study]) -> list[tuple[str, bool | None, str]]:
-    """The verdicts: which statement was held against which run and its answer, whether it holds, the sentence.
+    """The verdicts: which statement was held against which run and its answer, whether it holds,
+    the sentence.
 
     They are corrected for the number of all that stand on the page.
     """
@@ -179,8 +214,14 @@ def judged(studies: list[Study]) -> list[tuple[str, bool | None, str]]:
 
 
 def parts_of(runs: list[Any], *, is_small: bool = False) -> list[Part]:
-    """Everything below the findings, in reading order; what was run closes the page. A small one has fewer pictures."""
-    middle = _of_trainings(runs) if isinstance(runs[0], Training) else _of_studies(runs, is_small=is_small)
+    """Everything below the findings, in reading order; what was run closes the page. A small one
+    has fewer pictures.
+    """
+    middle = (
+        _of_trainings(runs)
+        if isinstance(runs[0], Training)
+        else _of_studies(runs, is_small=is_small)
+    )
     return [*middle, _part("runs", [Card(run.label, run=run.run) for run in runs])]
 
 
@@ -198,7 +239,12 @@ def _of_studies(studies: list[Study], *, is_small: bool) -> list[Part]:
         found.append(_part("tokens", cards, say.told_of(known, "tokens", "explained")))
     if recorded:
         tables = [table_of("rules", rules_table(study).set_index("rule")) for study in recorded]
-        found.append(_part("rules", [Card(run.label, tables=[one]) for run, one in zip(recorded, tables, strict=True)]))
+        found.append(
+            _part(
+                "rules",
+                [Card(run.label, tables=[one]) for run, one in zip(recorded, tables, strict=True)],
+            )
+        )
     others = [] if is_small else _recorded_cards(recorded)
     if others:
         found.append(_part("statistics", others))
@@ -206,29 +252,42 @@ def _of_studies(studies: list[Study], *, is_small: bool) -> list[Part]:
 
 
 def _recorded_cards(studies: list[Study]) -> list[Card]:
-    """A card for every recorded statistic that no figure of its own shows, those of plug-ins among them."""
+    """A card for every recorded statistic that no figure of its own shows, those of plug-ins among
+    them.
+    """
     cards: list[Card] = []
     for study in studies:
         for name in recorded_statistics(study):
             title = f"{study.label}: {name}" if len(studies) > 1 else name
             drawn = picture("statistics", study, f"{title} by layer and step", only=name)
-            cards.append(Card(title, f"statistic-{len(cards) + 1}", words_of_statistic(name), pictures=drawn))
+            cards.append(
+                Card(title, f"statistic-{len(cards) + 1}", words_of_statistic(name), pictures=drawn)
+            )
     return cards
 
 
 def _beside_twins(study: Study) -> pd.DataFrame:
-    return twins_table(study).set_index("measure").map(FORMS["measure"]).rename(columns=words_of("page", "twins"))
+    return (
+        twins_table(study)
+        .set_index("measure")
+        .map(FORMS["measure"])
+        .rename(columns=words_of("page", "twins"))
+    )
 
 
 def _token_tables(study: Study) -> list[Table]:
     found = {"token": study.sink_tokens, "class": study.classes, "age": study.ages}
     frames = [enrichment_table(each, name).head(SHOWN_TOKENS) for name, each in found.items()]
     frames[0] = frames[0].assign(token=frames[0]["token"].map(FORMS["token"]))
-    return [table_of("tokens", frame.set_index(name)) for name, frame in zip(found, frames, strict=True)]
+    return [
+        table_of("tokens", frame.set_index(name)) for name, frame in zip(found, frames, strict=True)
+    ]
 
 
 def _texts(study: Study) -> list[list[dict[str, Any]]]:
-    """What was written for every prompt, under each number of hidden sinks: a list of rows per sample."""
+    """What was written for every prompt, under each number of hidden sinks: a list of rows per
+    sample.
+    """
     frame = study.generations
     if frame is None:
         return []
@@ -240,12 +299,18 @@ def _texts(study: Study) -> list[list[dict[str, Any]]]:
 
 
 def _of_trainings(trainings: list[Training]) -> list[Part]:
-    found = [_part("outcome", [Card("", tables=[_outcome(trainings)])]), *measured("training", trainings)]
+    found = [
+        _part("outcome", [Card("", tables=[_outcome(trainings)])]),
+        *measured("training", trainings),
+    ]
     words, top = words_of("each", "run"), registered["emergence_map"].top_of(trainings)
     cards = []
     for place, run in enumerate(trainings):
         # all maps of the page have one scale
-        drawn = (picture(name, run, f"{text}, {run.label}", top) for name, text in words["figures"].items())
+        drawn = (
+            picture(name, run, f"{text}, {run.label}", top)
+            for name, text in words["figures"].items()
+        )
         pictures = [each for some in drawn for each in some]
         if pictures:
             cards.append(Card(run.label, f"run-{place + 1}", words["how"], pictures=pictures))
@@ -259,18 +324,22 @@ def _outcome(trainings: list[Training]) -> Table:
         gap = None if other is None else run.against(other)
         last = pd.Series(dtype=float) if run.facts.empty else run.over("step").iloc[-1]
         start = "never" if run.takeover is None else str(run.takeover)
-        rows.append({
-            "run": run.label,
-            "variant": run.variant,
-            "seed": run.run.info.seed,
-            "held-out loss": "–" if loss is None else number(loss.value, 4),
-            "95 % interval": "" if loss is None else interval(loss),
-            "against plain": "" if gap is None else say.signed(gap),
-            "share of added sinks": percent(float(last.get("added_share", math.nan))) if run.sink_count else "",
-            "from step": start if run.sink_count and len(last) else "",
-            "mobility": number(float(last.get("mobility", math.nan))),
-            "sinks in the text": number(float(last.get("text_sinks", math.nan))),
-        })  # fmt: skip
+        rows.append(
+            {
+                "run": run.label,
+                "variant": run.variant,
+                "seed": run.run.info.seed,
+                "held-out loss": "–" if loss is None else number(loss.value, 4),
+                "95 % interval": "" if loss is None else interval(loss),
+                "against plain": "" if gap is None else say.signed(gap),
+                "share of added sinks": percent(float(last.get("added_share", math.nan)))
+                if run.sink_count
+                else "",
+                "from step": start if run.sink_count and len(last) else "",
+                "mobility": number(float(last.get("mobility", math.nan))),
+                "sinks in the text": number(float(last.get("text_sinks", math.nan))),
+            }
+        )
     return as_it_is(pd.DataFrame(rows).set_index("run"))
 
 
@@ -283,30 +352,35 @@ def report(
     tables: Sequence[str] = ("parquet", "csv", "md"),
     megabytes: float = 3.0,
 ) -> Path:
-    """Write ``report.html`` (one file that loads nothing) into the folder ``out``; returns its path.
+    """Write ``report.html`` (one file that loads nothing) into the folder ``out``; returns its
+    path.
 
-    Studies make a page that explores what they recorded, training runs one of curves: what was learned, and how sinks
-    came up. Several runs of one kind are shown side by side in the order given. What a run did not get to write is left
-    out and said so. Files of figures are drawn by `sinklab.lab.reports.draw_all`.
+    Studies make a page that explores what they recorded, training runs one of curves: what was
+    learned, and how sinks came up. Several runs of one kind are shown side by side in the order
+    given. What a run did not get to write is left out and said so. Files of figures are drawn by
+    `sinklab.lab.reports.draw_all`.
 
     Args:
         runs: run folders that were opened, of one kind.
         out: folder, made where it is not there.
         rule: what counts as a sink in studies, or its text such as "excess:epsilon=5"; None for
             `sinklab.core.sinks.rules.DEFAULT`.
-        received: what the rule reads: "received" (where it is empty), from all queries, or "received_from_masked", if
-            the runs recorded it: from the masked queries, which decide the tokens. Steps with fewer than 8 of them
-            count as if they had not been recorded.
+        received: what the rule reads: "received" (where it is empty), from all queries, or
+            "received_from_masked", if the runs recorded it: from the masked queries, which decide
+            the tokens. Steps with fewer than 8 of them count as if they had not been recorded.
         tables: formats of the tables in the folder of this name; empty writes none.
-        megabytes: how large the part of each study on the page may be. A larger page holds more samples, and more keys
-            of every head; it says what it holds. One of less than half a megabyte leaves out the pictures of statistics
-            that have no figure of their own.
+        megabytes: how large the part of each study on the page may be. A larger page holds more
+            samples, and more keys of every head; it says what it holds. One of less than half a
+            megabyte leaves out the pictures of statistics that have no figure of their own.
 
     Raises:
-        ValueError: when there is no run, for runs of another kind, and for studies and training runs together.
+        ValueError: when there is no run, for runs of another kind, and for studies and training
+            runs together.
     """
     if not megabytes > 0:
-        raise ValueError(f"megabytes says how large the part of each run may be, above 0: got {megabytes}.")
+        raise ValueError(
+            f"megabytes says how large the part of each run may be, above 0: got {megabytes}."
+        )
     readers = as_shown(runs, rule=rule, received=received)
     # What reads the runs comes first: damaged ones leave no folder behind.
     content = _content(readers, int(ARRAYS * megabytes * 1e6))
@@ -323,7 +397,8 @@ def report(
 
 
 def plain_page(path: Path, run: Run, *, title: str, lead: str, parts: Sequence[Part]) -> Path:
-    """Write a page without a script, for a kind of run that has none of its own: it loads nothing. Returns its path.
+    """Write a page without a script, for a kind of run that has none of its own: it loads nothing.
+    Returns its path.
 
     Args:
         path: of the file.
@@ -344,12 +419,15 @@ def plain_page(path: Path, run: Run, *, title: str, lead: str, parts: Sequence[P
 
 
 def summary(runs: Runs, *, rule: Rule | str | None = None) -> list[str]:
-    """The findings of the page below its answers, a sentence each. Raises ValueError like ``report``."""
+    """The findings of the page below its answers, a sentence each. Raises ValueError like
+    ``report``.
+    """
     return say.in_short(as_shown(runs, rule=rule))
 
 
 def answers(runs: Runs, *, rule: Rule | None = None) -> tuple[list[Answers], str]:
-    """The answers to the three questions about the model of each run, and how the models differ; "" for one model.
+    """The answers to the three questions about the model of each run, and how the models differ; ""
+    for one model.
 
     Raises ValueError like ``report``, and for runs that are no studies.
     """
@@ -358,17 +436,23 @@ def answers(runs: Runs, *, rule: Rule | None = None) -> tuple[list[Answers], str
 
 
 def _content(runs: list[Any], budget: int) -> dict[str, Any]:
-    """What page.jinja shows but for what lies beside it; ``budget``: characters of the arrays of each study."""
+    """What page.jinja shows but for what lies beside it; ``budget``: characters of the arrays of
+    each study.
+    """
     is_study = isinstance(runs[0], Study)
     words = words_of("page", "study" if is_study else "training")
     names = " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
     parts = parts_of(runs, is_small=budget < SMALL)
     about = ("status", "edited", "reading", "chosen") if is_study else ("status", "edited")
-    charts = {card.anchor: card.chart.as_json() for part in parts for card in part["cards"] if card.chart}
+    charts = {
+        card.anchor: card.chart.as_json() for part in parts for card in part["cards"] if card.chart
+    }
     data = payload(runs, budget) if is_study else {"runs": []}
     explored = [run for run in data["runs"] if run["samples"]]
     story = say.story_of(runs, [run["label"] for run in explored]) if is_study else []
-    data |= {"charts": charts | {one["anchor"]: one["chart"].as_json() for one in story if one["chart"]}}
+    data |= {
+        "charts": charts | {one["anchor"]: one["chart"].as_json() for one in story if one["chart"]}
+    }
     return {
         "title": words["title"].replace("{names}", names),
         "story": story,
@@ -381,7 +465,9 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
         "version": runs[0].run.info.versions.get("sinklab", ""),
         "allowed": f"'sha256-{script_hash()}'" if is_study else "'none'",
         "explored": bool(explored),
-        "shown": " ".join((f"{run['label']}: " if len(runs) > 1 else "") + run["shown"] for run in explored),
+        "shown": " ".join(
+            (f"{run['label']}: " if len(runs) > 1 else "") + run["shown"] for run in explored
+        ),
         "script": f"{data_block(data)}\n<script>{script()}</script>" if is_study else "",
     }
 
@@ -390,7 +476,11 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
 def templates() -> Environment:
     """The pages of this folder, with their filters and style."""
     pages = Environment(
-        loader=FunctionLoader(asset), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=True
+        loader=FunctionLoader(asset),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=True,
     )
     pages.filters |= {"shown": _shown, "coded": coded, "tipped": tipped}
     pages.tests["share"] = lambda cell: isinstance(cell, Share)
@@ -400,7 +490,15 @@ def templates() -> Environment:
 
 def _shown(value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(map(_shown, value)) if not any(isinstance(item, str) for item in value) else " · ".join(value)
+        return (
+            ", ".join(map(_shown, value))
+            if not any(isinstance(item, str) for item in value)
+            else " · ".join(value)
+        )
     if isinstance(value, dict):
         return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value)
+    return (
+        f"{value:,}"
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000
+        else str(value)
+    )

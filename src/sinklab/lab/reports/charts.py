@@ -1,4 +1,6 @@
-"""What figures show, as arrays, and how it is drawn: one preparation for files, page and the numbers below charts."""
+"""What figures show, as arrays, and how it is drawn: one preparation for files, page and the
+numbers below charts.
+"""
 
 # R rows, C columns
 from __future__ import annotations
@@ -80,8 +82,8 @@ class Line:
     high: Any = None
     """ends of the 95 % intervals, NaN where there is none; None without any"""
     kind: str = "line"
-    """line, bars (intervals as bars), steps (``x`` has the borders), path (holds its place), dots, said (a dot with its
-    words beside it), or faint"""
+    """line, bars (intervals as bars), steps (``x`` has the borders), path (holds its place), dots,
+    said (a dot with its words beside it), or faint"""
 
 
 @dataclass(frozen=True)
@@ -110,19 +112,29 @@ class Chart:
         """What each line is called: its words alone where all lines are of one run."""
         several = len({line.run for line in self.lines}) > 1
         return [
-            f"{line.run}: {line.words}" if several and line.words and line.run else line.words or line.run
+            f"{line.run}: {line.words}"
+            if several and line.words and line.run
+            else line.words or line.run
             for line in self.lines
         ]
 
     @property
     def legend(self) -> tuple[list[str], list[tuple[Any, str]]]:
-        """The entry of each line, "" for one that has its entry already; and kinds of line, as (style, words)."""
+        """The entry of each line, "" for one that has its entry already; and kinds of line, as
+        (style, words).
+        """
         # a faint line goes with another
-        named = ["" if line.kind in ("faint", "said") else line.name or line.run for line in self.lines]
+        named = [
+            "" if line.kind in ("faint", "said") else line.name or line.run for line in self.lines
+        ]
         several = len({*named} - {""}) > 1
         shared = several and len(self.lines) > FEW
         texts = [
-            name if shared or not line.words or not name else f"{name}: {line.words}" if several else line.words
+            name
+            if shared or not line.words or not name
+            else f"{name}: {line.words}"
+            if several
+            else line.words
             for name, line in zip(named, self.lines, strict=True)
         ]
         once = ["" if text in texts[:place] else text for place, text in enumerate(texts)]
@@ -135,28 +147,48 @@ class Chart:
         return any(line.low is not None and np.isfinite(line.low).any() for line in self.lines)
 
     def numbers(self) -> pd.DataFrame:
-        """The numbers as text: a row for each place on the horizontal axis, a column for each line."""
+        """The numbers as text: a row for each place on the horizontal axis, a column for each
+        line.
+        """
         columns = {}
         for entry, line in zip(self.entries, self.lines, strict=True):
             y = np.asarray(line.y, dtype=float)
             none = np.full(len(y), np.nan)
-            ends = [none if each is None else np.asarray(each, dtype=float) for each in (line.low, line.high)]
+            ends = [
+                none if each is None else np.asarray(each, dtype=float)
+                for each in (line.low, line.high)
+            ]
             cells = [_cell(*cell) for cell in zip(y, *ends, strict=True)]
             columns[entry] = pd.Series(cells, np.asarray(line.x)[: len(y)])
         frame = pd.DataFrame(columns).sort_index().fillna("")
-        return frame.set_axis(pd.Index([self.x.said(value) for value in frame.index], name=self.x.label))
+        return frame.set_axis(
+            pd.Index([self.x.said(value) for value in frame.index], name=self.x.label)
+        )
 
     def as_json(self) -> dict[str, Any]:
         """What the script of the page draws."""
         series = []
         for entry, line in zip(self.entries, self.lines, strict=True):
-            columns = [line.x, line.y] if line.low is None else [line.x, line.y, line.low, line.high]
+            columns = (
+                [line.x, line.y] if line.low is None else [line.x, line.y, line.low, line.high]
+            )
             points = [listed(point) for point in zip(*columns, strict=line.kind != "steps")]
             if line.kind == "steps":
                 points.append([*listed(line.x[-1:]), *listed(line.y[-1:])])
             dash = DASHES[line.style]
-            series.append({"name": entry, "colour": line.colour, "dash": dash, "kind": line.kind, "points": points})
-        axes = {name: {key: value for key, value in vars(getattr(self, name)).items() if value} for name in ("x", "y")}
+            series.append(
+                {
+                    "name": entry,
+                    "colour": line.colour,
+                    "dash": dash,
+                    "kind": line.kind,
+                    "points": points,
+                }
+            )
+        axes = {
+            name: {key: value for key, value in vars(getattr(self, name)).items() if value}
+            for name in ("x", "y")
+        }
         for name, axis in axes.items():
             ends = {end: getattr(getattr(self, name), end) for end in ("low", "high")}
             axis |= {end: number_of(value) for end, value in ends.items() if value is not None}
@@ -210,8 +242,11 @@ class Map:
         return max(float(np.nanmax(values)) if np.isfinite(values).any() else 0.0, 1e-9)
 
 
-def draw(axes: Axes, shown: Chart | Map, look: Theme, *, top: float | None = None, alone: bool = True) -> Any:
-    """Draw it on axes. ``top``: end of the (colour) scale; ``alone``: its legend or colour bar stands at these axes.
+def draw(
+    axes: Axes, shown: Chart | Map, look: Theme, *, top: float | None = None, alone: bool = True
+) -> Any:
+    """Draw it on axes. ``top``: end of the (colour) scale; ``alone``: its legend or colour bar
+    stands at these axes.
 
     Returns what a colour bar is made of; None for a chart.
     """
@@ -230,11 +265,19 @@ def _draw_chart(axes: Axes, chart: Chart, look: Theme) -> None:
     for line, label in zip(chart.lines, chart.legend[0], strict=True):
         _draw_line(axes, line, look, label)
     for mark in chart.marks:
-        (axes.axvline if mark.axis == "x" else axes.axhline)(mark.at, color=look.muted, linestyle=":", linewidth=0.9)
+        (axes.axvline if mark.axis == "x" else axes.axhline)(
+            mark.at, color=look.muted, linestyle=":", linewidth=0.9
+        )
         at, coords, offset, side = (1.0, mark.at), ("axes fraction", "data"), (0, -2), "right"
         if mark.axis == "x":
             at, coords, offset, side = (mark.at, 0.99), ("data", "axes fraction"), (3, 0), "left"
-        how: dict[str, Any] = {"va": "top", "ha": side, "fontsize": 7.5, "color": look.muted, "xycoords": coords}
+        how: dict[str, Any] = {
+            "va": "top",
+            "ha": side,
+            "fontsize": 7.5,
+            "color": look.muted,
+            "xycoords": coords,
+        }
         axes.annotate(mark.words, at, offset, textcoords="offset points", **how)
     axes.set(xlabel=chart.x.label, ylabel=chart.y.label)
     # matplotlib measures the axis to look for a power of ten above it, which would lift the title
@@ -254,7 +297,9 @@ def _set_up(axes: Axes, name: str, one: Axis) -> None:
     if one.names:
         axis.set_ticks(range(len(one.names)), one.names)
     elif one.scale != "linear":
-        how: dict[str, float] = {"linthresh": one.linear} if one.scale == "symlog" else {"base": 2 if one.unit else 10}
+        how: dict[str, float] = (
+            {"linthresh": one.linear} if one.scale == "symlog" else {"base": 2 if one.unit else 10}
+        )
         getattr(axes, f"set_{name}scale")(one.scale, **how)
     elif one.whole:
         axis.set_major_locator(MaxNLocator(integer=True))
@@ -283,21 +328,32 @@ def _draw_line(axes: Axes, line: Line, look: Theme, label: str) -> None:
     if line.low is not None:
         low, high = np.asarray(line.low, dtype=float), np.asarray(line.high, dtype=float)
         if line.kind == "bars":
-            axes.errorbar(x, y, [y - low, high - y], fmt="none", ecolor=colour, elinewidth=1, capsize=2.5)
+            axes.errorbar(
+                x, y, [y - low, high - y], fmt="none", ecolor=colour, elinewidth=1, capsize=2.5
+            )
         else:
             axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
     if line.kind in ("dots", "said"):
         # many dots are drawn as pixels
-        how |= {"linestyle": "", "rasterized": len(x) > RASTERED, "alpha": 0.5 if len(x) > 100 else 1}
+        how |= {
+            "linestyle": "",
+            "rasterized": len(x) > RASTERED,
+            "alpha": 0.5 if len(x) > 100 else 1,
+        }
     if line.kind == "said":
         axes.annotate(line.words, (x[0], y[0]), (4, 2), textcoords="offset points", fontsize=7)
     full = line.style == "-"
     axes.plot(
-        x, y, marker=MARKERS[line.marker % len(MARKERS)], markersize=3 if line.kind == "path" else 4,
-        drawstyle="steps-mid" if line.kind == "path" else "default", linewidth=1.7 if full else 1.3,
+        x,
+        y,
+        marker=MARKERS[line.marker % len(MARKERS)],
+        markersize=3 if line.kind == "path" else 4,
+        drawstyle="steps-mid" if line.kind == "path" else "default",
+        linewidth=1.7 if full else 1.3,
         markevery=max(1, len(x) // 16) if line.kind == "line" else 1,
-        markerfacecolor=colour if full else axes.get_facecolor(), **how,
-    )  # fmt: skip
+        markerfacecolor=colour if full else axes.get_facecolor(),
+        **how,
+    )
 
 
 def _draw_map(axes: Axes, shown: Map, look: Theme, top: float) -> Any:
@@ -305,8 +361,16 @@ def _draw_map(axes: Axes, shown: Map, look: Theme, top: float) -> Any:
     rows, length = len(values), values.shape[1] - added
     how: dict[str, Any] = {"cmap": colormap(look), "aspect": "auto", "interpolation": "nearest"}
     if shown.both:
-        how |= {"cmap": LinearSegmentedColormap.from_list("both", [look.runs[0], look.surface, look.runs[1]])}
-    how["norm"] = LogNorm(FLOOR, max(top, 4 * FLOOR)) if shown.log else Normalize(-top if shown.both else 0, top)
+        how |= {
+            "cmap": LinearSegmentedColormap.from_list(
+                "both", [look.runs[0], look.surface, look.runs[1]]
+            )
+        }
+    how["norm"] = (
+        LogNorm(FLOOR, max(top, 4 * FLOOR))
+        if shown.log
+        else Normalize(-top if shown.both else 0, top)
+    )
     drawn = np.clip(values, FLOOR, None) if shown.log else values
     # some room keeps the strip of the added sink apart from the text
     width = 0.05 * length * added
@@ -316,14 +380,19 @@ def _draw_map(axes: Axes, shown: Map, look: Theme, top: float) -> Any:
     axes.set(xlim=(-1.4 * width, length), ylim=(rows, 0))
     axes.set_title(shown.title, y=1.0)
     axes.set(xlabel=shown.columns.label, ylabel=shown.rows.label)
-    for axis, names, most in ((axes.xaxis, shown.columns.names, 7), (axes.yaxis, shown.rows.names, 8)):
+    for axis, names, most in (
+        (axes.xaxis, shown.columns.names, 7),
+        (axes.yaxis, shown.rows.names, 8),
+    ):
         ticks = [int(at) for at in MaxNLocator(most, integer=True).tick_values(0, len(names) - 0.6)]
         lead = [-0.9 * width] if added and axis is axes.xaxis else []
         ticks = [at for at in ticks if len(lead) <= at < len(names)]
         axis.set_major_locator(FixedLocator([*lead, *(at + 0.5 for at in ticks)]))
         axis.set_major_formatter(FixedFormatter(["sink"] * len(lead) + [names[at] for at in ticks]))
     for mark in shown.marks:
-        (axes.axhline if mark.axis == "y" else axes.axvline)(mark.at, color=look.muted, linewidth=0.6, alpha=0.8)
+        (axes.axhline if mark.axis == "y" else axes.axvline)(
+            mark.at, color=look.muted, linewidth=0.6, alpha=0.8
+        )
     if shown.unsure_RC is not None:
         row, column = np.nonzero(shown.unsure_RC)
         axes.plot(column + 0.5, row + 0.5, ".", color=look.muted, markersize=3)
@@ -345,10 +414,17 @@ def colour_bar(image: Any, axes: Any, shown: Map) -> None:
 
 
 def draw_panels(
-    shown: Sequence[Chart | Map], look: Theme, *, columns: int, size: tuple[float, float] = (2.3, 1.45),
-    top: float | None = None, share: str = "xy", title: str = "",
-) -> Canvas:  # fmt: skip
-    """A grid of them on a new figure; all maps of one scale share its end, and one bar; charts share a legend.
+    shown: Sequence[Chart | Map],
+    look: Theme,
+    *,
+    columns: int,
+    size: tuple[float, float] = (2.3, 1.45),
+    top: float | None = None,
+    share: str = "xy",
+    title: str = "",
+) -> Canvas:
+    """A grid of them on a new figure; all maps of one scale share its end, and one bar; charts
+    share a legend.
 
     size: inches of a panel. share: "x" and "y", axes that have the same ends, and labels at the
         edge alone; "own": each panel has its legend. title: of the whole.
@@ -356,13 +432,17 @@ def draw_panels(
     columns = min(columns, len(shown))
     rows, plain = -(-len(shown) // columns), matplotlib.rcParams["axes.labelsize"]
     canvas = Canvas(figsize=(size[0] * columns, size[1] * rows + 0.6), layout="constrained")
-    grid: Any = canvas.subplots(rows, columns, squeeze=False, sharex="x" in share, sharey="y" in share)
+    grid: Any = canvas.subplots(
+        rows, columns, squeeze=False, sharex="x" in share, sharey="y" in share
+    )
     maps = [one for one in shown if isinstance(one, Map)]
     alike = len(maps) == len(shown) and len({one.scale for one in maps}) == 1
     top = top or (max(one.top for one in maps) if alike else None)
     for place, (axes, one) in enumerate(zip(grid.flat, shown, strict=False)):
         # beside maps it is the end of their colours
-        image = draw(axes, one, look, top=top if not maps or isinstance(one, Map) else None, alone=not alike)
+        image = draw(
+            axes, one, look, top=top if not maps or isinstance(one, Map) else None, alone=not alike
+        )
         axes.tick_params(labelbottom="x" not in share or place >= len(shown) - columns)
         for name, said in (("x", canvas.supxlabel), ("y", canvas.supylabel)):
             if name in share:
@@ -372,11 +452,14 @@ def draw_panels(
         axes.remove()
     used = grid.flat[: len(shown)]
     if alike:
-        # beside its corners is beside the grid: the layout measures the bar for each panel that is named
+        # beside its corners is beside the grid: the layout measures the bar for each panel that is
+        # named
         colour_bar(image, used[np.unique([0, columns - 1, len(used) - 1])], maps[0])
     for axes in used if "own" in share else ():
         if len(axes.get_legend_handles_labels()[0]) > 1:
-            axes.legend(loc="best", fontsize="x-small", frameon=True, framealpha=0.8, edgecolor="none")
+            axes.legend(
+                loc="best", fontsize="x-small", frameon=True, framealpha=0.8, edgecolor="none"
+            )
     if "own" not in share:
         _legend_of_all(canvas, used, shown, look)
     if title:
@@ -385,7 +468,11 @@ def draw_panels(
 
 
 def _legend_of_all(canvas: Canvas, grid: Any, shown: Sequence[Chart | Map], look: Theme) -> None:
-    lines = {entry: one for axes in grid for one, entry in zip(*axes.get_legend_handles_labels(), strict=True)}
+    lines = {
+        entry: one
+        for axes in grid
+        for one, entry in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
     kinds = {kind: None for one in shown if isinstance(one, Chart) for kind in one.legend[1]}
     lines |= {words: Line2D([], [], color=look.muted, linestyle=style) for style, words in kinds}
     if len(lines) > 1:
@@ -396,7 +483,9 @@ def _legend_of_all(canvas: Canvas, grid: Any, shown: Sequence[Chart | Map], look
         canvas.set_figheight(canvas.get_figheight() + 0.19 * -(-len(lines) // beside))
 
 
-def draw_alone(axes: Axes, shown: Chart | Map, look: Theme, *, grow: bool, top: float | None = None) -> None:
+def draw_alone(
+    axes: Axes, shown: Chart | Map, look: Theme, *, grow: bool, top: float | None = None
+) -> None:
     """Draw it with its legend above, for which a figure of its own (``grow``) grows."""
     draw(axes, shown, look, top=top)
     if isinstance(shown, Chart) and any(shown.legend[0]):

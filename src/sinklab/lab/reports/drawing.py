@@ -1,4 +1,6 @@
-"""What a figure is: a registered function that draws runs of one kind, declared over a table of facts or by hand."""
+"""What a figure is: a registered function that draws runs of one kind, declared over a table of
+facts or by hand.
+"""
 
 import inspect
 import re
@@ -67,16 +69,23 @@ class Look:
 
     def line(self, x: Any, y: Any, **how: Any) -> Line:
         """A line of this run; ``how``: other fields of `Line`."""
-        own = {"run": self.run.label, "name": self.name, "colour": self.colour, "marker": self.marker}
+        own = {
+            "run": self.run.label,
+            "name": self.name,
+            "colour": self.colour,
+            "marker": self.marker,
+        }
         return Line(x, y, **(own | how))
 
 
 @dataclass(eq=False, kw_only=True)
 class Figure:
-    """A figure by its name: call it with runs, and with axes to draw on; ``theme`` is light or dark.
+    """A figure by its name: call it with runs, and with axes to draw on; ``theme`` is light or
+    dark.
 
-    Returns the axes, or the figure where it has several panels. Raises NotRecorded when no run recorded what it needs,
-    ValueError for runs of another kind, an unknown theme, and options that do not fit.
+    Returns the axes, or the figure where it has several panels. Raises NotRecorded when no run
+    recorded what it needs, ValueError for runs of another kind, an unknown theme, and options that
+    do not fit.
     """
 
     name: str
@@ -93,7 +102,9 @@ class Figure:
     label: str = ""
     """of the vertical axis"""
     needs: str | Sequence[str] = ()
-    """keys of NEEDS, or of a declared figure a key or words for "This figure needs …"; runs without it are left out"""
+    """keys of NEEDS, or of a declared figure a key or words for "This figure needs …"; runs without
+    it are left out
+    """
     ends: tuple[float | None, float | None] = (0, None)
     """of the vertical axis; None: where the numbers end"""
     least: float = 0
@@ -118,12 +129,17 @@ class Figure:
         if (self.y or self.prepared) and not self.columns:
             first.append(first[0].replace(name="axes", default=None, annotation=Any))
         of_all = {"top": None, "theme": "light"}
-        named += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=of_all[name]) for name in of_all]
+        named += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=of_all[name])
+            for name in of_all
+        ]
         self.__signature__ = inspect.Signature([*first, *named])
 
-    def __call__(self, runs: Any, *options: Any, theme: str = "light", top: float | None = None, **named: Any) -> Any:
-        """Draw the runs, or of several the first where the figure shows one. ``top``: the end of the (colour) scale of
-        what is prepared.
+    def __call__(
+        self, runs: Any, *options: Any, theme: str = "light", top: float | None = None, **named: Any
+    ) -> Any:
+        """Draw the runs, or of several the first where the figure shows one. ``top``: the end of
+        the (colour) scale of what is prepared.
         """
         look, bound = style.theme_named(theme), self.__signature__.bind(runs, *options, **named)
         with style.themed(look):
@@ -133,7 +149,11 @@ class Figure:
             given = bound.arguments.pop("axes", None)
             shown = self.prepare(*bound.args, **bound.kwargs)
             if self.columns:
-                how: dict[str, Any] = {"columns": self.columns, "size": self.size, "share": self.share}
+                how: dict[str, Any] = {
+                    "columns": self.columns,
+                    "size": self.size,
+                    "share": self.share,
+                }
                 return draw_panels(shown, look, top=top, **how)
             axes = style.own_axes(given, *self.size)
             draw_alone(axes, shown, look, grow=given is None, top=top)
@@ -152,7 +172,9 @@ class Figure:
         for reader in readers if self.prepared else ():
             with suppress(NotRecorded):
                 shown = self.prepare(reader)
-                tops += [one.top for one in (shown if self.columns else [shown]) if isinstance(one, Map)]
+                tops += [
+                    one.top for one in (shown if self.columns else [shown]) if isinstance(one, Map)
+                ]
         return max(tops, default=None)
 
     def _readers(self, runs: Any) -> Any:
@@ -169,21 +191,34 @@ class Figure:
         try:
             kept = having(readers, needs, lambda run: _has(run.over(self.x), self.y))
         except NotRecorded as error:
-            raise NotRecorded(f"{error}{_misspelt(readers[0].over(self.x), self.x, self.y)}") from None
-        lines = [line for one in drawn_as(kept) for line in _lines(one, self.x, self.y, several=len(kept) > 1)]
+            raise NotRecorded(
+                f"{error}{_misspelt(readers[0].over(self.x), self.x, self.y)}"
+            ) from None
+        lines = [
+            line
+            for one in drawn_as(kept)
+            for line in _lines(one, self.x, self.y, several=len(kept) > 1)
+        ]
         greatest = max((float(np.nanmax(line.y)) for line in lines), default=0.0)
-        y = Axis(self.label, low=self.ends[0], high=self.least if greatest < self.least else self.ends[1])
-        return Chart(Axis(self.x, whole=self.x == "layer"), y, lines, (*self.marks, *warm_starts(kept, self.x)))
+        y = Axis(
+            self.label, low=self.ends[0], high=self.least if greatest < self.least else self.ends[1]
+        )
+        return Chart(
+            Axis(self.x, whole=self.x == "layer"),
+            y,
+            lines,
+            (*self.marks, *warm_starts(kept, self.x)),
+        )
 
 
 def figure(name: str, **declared: Any) -> Callable[[Callable[..., Any]], Figure]:
     """A decorator that registers a figure; the docstring of the function says what is seen.
 
-    With ``y``, the figure is declared: for every run the curves ``y`` of its facts over ``x``. The function gets the
-    axes and the theme when they are drawn, and may add to them or set their limits; its body may be the docstring
-    alone. With ``prepared``, it takes the readers (``alone``: one) and its own options, and returns a `Chart` or a
-    `Map`. Else it draws by hand: it takes the readers, its options, axes or None, and ``look``, a Theme, and returns
-    the axes or the figure.
+    With ``y``, the figure is declared: for every run the curves ``y`` of its facts over ``x``. The
+    function gets the axes and the theme when they are drawn, and may add to them or set their
+    limits; its body may be the docstring alone. With ``prepared``, it takes the readers (``alone``:
+    one) and its own options, and returns a `Chart` or a `Map`. Else it draws by hand: it takes the
+    readers, its options, axes or None, and ``look``, a Theme, and returns the axes or the figure.
 
     The columns are those of ``as_studies(run)[0].over("layer")``: a study's are described at
     `sinklab.lab.reports.measured.Measured.by_layer`, a training run's are those of its monitor.
@@ -207,7 +242,9 @@ def figures_of(kind: str) -> dict[str, Figure]:
 
 
 def having(readers: list[Any], needs: str, has: Callable[[Any], object] | None = None) -> list[Any]:
-    """Those of the runs that recorded what a figure needs, by NEEDS or by ``has``. NotRecorded when there is none."""
+    """Those of the runs that recorded what a figure needs, by NEEDS or by ``has``. NotRecorded when
+    there is none.
+    """
     found = [run for run in readers if (has or NEEDS[needs])(run)]
     if not found:
         said = words_of("needs", needs) or f"{needs}: {{path}} has none."
@@ -218,15 +255,21 @@ def having(readers: list[Any], needs: str, has: Callable[[Any], object] | None =
 def _has(table: pd.DataFrame, curves: Sequence[Curve]) -> bool:
     """Whether there are numbers for the curves that are required, or else for one."""
     required = [curve for curve in curves if curve.required] or curves
-    return any(len(values := _values(table, curve)) and np.isfinite(values).any() for curve in required)
+    return any(
+        len(values := _values(table, curve)) and np.isfinite(values).any() for curve in required
+    )
 
 
 def _misspelt(table: pd.DataFrame, x: str, curves: Sequence[Curve]) -> str:
-    """The names near an axis or a column that is not there: what seems not to be recorded may be misspelt."""
+    """The names near an axis or a column that is not there: what seems not to be recorded may be
+    misspelt.
+    """
     if table.empty:
         hint = "" if x in AXES else near(x, AXES)
         return f" The axis is {x!r}; {hint}" if hint else ""
-    asked = {name for curve in curves for name in re.findall(r"[A-Za-z_]\w*", curve.of)} - {*table.columns}
+    asked = {name for curve in curves for name in re.findall(r"[A-Za-z_]\w*", curve.of)} - {
+        *table.columns
+    }
     hints = {name: near(name, table.columns) for name in sorted(asked)}
     return "".join(f" By {x} there is no {name!r}; {hint}" for name, hint in hints.items() if hint)
 
@@ -241,7 +284,9 @@ def _values(table: pd.DataFrame, curve: Curve) -> np.ndarray:
 
 
 def _lines(one: Look, x: str, curves: Sequence[Curve], several: bool) -> list[Line]:
-    """The curves of a run, with intervals over its samples; runs have colours, or the curves where there is one run."""
+    """The curves of a run, with intervals over its samples; runs have colours, or the curves where
+    there is one run.
+    """
     table, each, found = one.run.over(x), one.run.each(x), []
     for nth, curve in enumerate(curves):
         values = _values(table, curve)
@@ -256,7 +301,8 @@ def _lines(one: Look, x: str, curves: Sequence[Curve], several: bool) -> list[Li
 
 
 def intervals(values: np.ndarray, at: Any, places: Any) -> tuple[Any, Any]:
-    """Ends of the 95 % intervals over samples at each place; None for both where there are too few samples.
+    """Ends of the 95 % intervals over samples at each place; None for both where there are too few
+    samples.
 
     values: one a sample and place. at: the place of each.
     """
@@ -275,7 +321,10 @@ def warm_starts(readers: list[Any], x: str) -> list[Mark]:
 
 def drawn_as(readers: list[Any]) -> list[Look]:
     """A colour for each run, and the same for runs that differ in their seed alone."""
-    colours, kinds = len(style.THEMES["light"].lines), list(dict.fromkeys(run.repeats for run in readers))
+    colours, kinds = (
+        len(style.THEMES["light"].lines),
+        list(dict.fromkeys(run.repeats for run in readers)),
+    )
     found: list[Look] = []
     for run in readers:
         before = [one for one in found if one.run.repeats == run.repeats]
@@ -305,14 +354,17 @@ def draw_all(
     names: Iterable[str] | None = None,
     paper: str = "",
 ) -> Drawn:
-    """Draw every registered figure that the runs, all of one kind, recorded enough for, into ``folder``.
+    """Draw every registered figure that the runs, all of one kind, recorded enough for, into
+    ``folder``.
 
-    Files are called after the figure, and after the run where it shows one of several: ``sink_paths-tiny.png``; those
-    of the dark theme end in ``-dark``. Several runs share the figures that can show them together, and the colour scale
-    of those that cannot. The same run gives the same files byte for byte. What cannot be drawn is skipped and told why.
-    Raises ValueError for unknown formats, themes, names or papers.
+    Files are called after the figure, and after the run where it shows one of several:
+    ``sink_paths-tiny.png``; those of the dark theme end in ``-dark``. Several runs share the
+    figures that can show them together, and the colour scale of those that cannot. The same run
+    gives the same files byte for byte. What cannot be drawn is skipped and told why. Raises
+    ValueError for unknown formats, themes, names or papers.
 
-    paper: what the figures are for, one of `style.PAPERS`, which sets widths and sizes of letters; each figure then has
+    paper: what the figures are for, one of `style.PAPERS`, which sets widths and sizes of letters;
+    each figure then has
         its caption beside it, NAME.txt, and the models in its name.
     """
     readers, target = as_shown(runs, any_kind=True), Path(folder)
@@ -324,8 +376,10 @@ def draw_all(
     looks = [style.theme_named(theme) for theme in themes]
     papers = style.PAPERS if paper else ()
     for there, wanted, what in (
-        (FORMATS, formats, "format of a figure"), (known, names, "figure"), (papers, [paper][: len(paper)], "paper"),
-    ):  # fmt: skip
+        (FORMATS, formats, "format of a figure"),
+        (known, names, "figure"),
+        (papers, [paper][: len(paper)], "paper"),
+    ):
         for name in wanted:
             if name not in there:
                 raise unknown(what, name, there)
@@ -335,42 +389,70 @@ def draw_all(
         one = known[name]
         top = one.top_of(readers) if one.alone and len(readers) > 1 else None
         for tail, subject in (
-            zip(tails, readers, strict=True) if one.alone else [("".join(tails) * bool(paper), readers)]
+            zip(tails, readers, strict=True)
+            if one.alone
+            else [("".join(tails) * bool(paper), readers)]
         ):
             try:
                 for look in looks:
                     with style.for_paper(paper):
                         canvas = figure_of(one(subject, theme=look.name, top=top))
-                        stem = target / f"{name}{tail}{'' if look.name == 'light' else f'-{look.name}'}"
-                        drawn.written += write_figure(style.sized(canvas, paper), stem, formats, look)
+                        stem = (
+                            target
+                            / f"{name}{tail}{'' if look.name == 'light' else f'-{look.name}'}"
+                        )
+                        drawn.written += write_figure(
+                            style.sized(canvas, paper), stem, formats, look
+                        )
                 if paper:
                     text = caption(one, [subject] if one.alone else readers)
                     drawn.written.append(target / f"{name}{tail}.txt")
-                    write_beside(drawn.written[-1], partial(Path.write_text, data=f"{text}\n", encoding="utf-8"))
+                    write_beside(
+                        drawn.written[-1],
+                        partial(Path.write_text, data=f"{text}\n", encoding="utf-8"),
+                    )
             except NotRecorded as error:
                 drawn.skipped[name + tail] = str(error)
     return drawn
 
 
 def caption(drawn: Figure, readers: list[Any]) -> str:
-    """What stands below a figure: what is seen, and of which runs, with their samples, seeds and settings."""
+    """What stands below a figure: what is seen, and of which runs, with their samples, seeds and
+    settings.
+    """
     shown = drawn.prepare(readers) if drawn.y or drawn.prepared else []
     panels = shown if drawn.columns else [shown]
     has_intervals = any(isinstance(one, Chart) and one.has_intervals for one in panels)
-    said = " ".join(inspect.cleandoc(drawn.__doc__ or "").partition("\nArgs:")[0].partition("\nRaises:")[0].split())
+    said = " ".join(
+        inspect.cleandoc(drawn.__doc__ or "")
+        .partition("\nArgs:")[0]
+        .partition("\nRaises:")[0]
+        .split()
+    )
     # but for what is said to whoever calls it
-    words = " ".join(one for one in re.split(r"(?<=\.) (?=[A-Z(])", said) if "`" not in one and "Raises" not in one)
-    words = " ".join([words, *(one.words for one in panels if isinstance(one, Chart | Map) and one.words)])
+    words = " ".join(
+        one
+        for one in re.split(r"(?<=\.) (?=[A-Z(])", said)
+        if "`" not in one and "Raises" not in one
+    )
+    words = " ".join(
+        [words, *(one.words for one in panels if isinstance(one, Chart | Map) and one.words)]
+    )
     told = statements("sinklab.lab.reports", (), file="captions.jinja")
     return " ".join(told("caption", words=words, runs=readers, has_intervals=has_intervals))
 
 
 def file_names(readers: list[Reader], *, always: bool = False) -> list[str]:
-    """What the names of the files of each run end in: nothing when there is one run, but for ``always``."""
+    """What the names of the files of each run end in: nothing when there is one run, but for
+    ``always``.
+    """
     if len(readers) == 1 and not always:
         return [""]
     plain = [re.sub(r"[^A-Za-z0-9._]+", "-", run.label).strip("-.") or "run" for run in readers]
-    return [f"-{name}" if plain.count(name) == 1 else f"-{name}-{index + 1}" for index, name in enumerate(plain)]
+    return [
+        f"-{name}" if plain.count(name) == 1 else f"-{name}-{index + 1}"
+        for index, name in enumerate(plain)
+    ]
 
 
 def figure_of(drawn: Any) -> Canvas:
@@ -381,7 +463,11 @@ def figure_of(drawn: Any) -> Canvas:
 def save(canvas: Canvas, form: str, target: Path | BinaryIO) -> None:
     """Write a figure; the same figure gives the same bytes."""
     # No dates and no random ids.
-    metadata = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}, "pdf": {"CreationDate": None}}[form]
+    metadata = {
+        "svg": {"Date": None, "Creator": None},
+        "png": {"Software": None},
+        "pdf": {"CreationDate": None},
+    }[form]
     with matplotlib.rc_context({"svg.hashsalt": "sinklab"}):
         if (layout := canvas.get_layout_engine()) is not None:
             # Laid out once for all formats: savefig would draw twice for each.

@@ -1,4 +1,6 @@
-"""Figures over layers, over steps and of scores: most declared over the table of facts, the others prepared charts."""
+"""Figures over layers, over steps and of scores: most declared over the table of facts, the others
+prepared charts.
+"""
 
 from typing import Any
 
@@ -30,125 +32,203 @@ HOLDERS: dict[str, str] = words_of("figures", "main_holders")
 def sink_share(axes: Axes, look: Theme) -> None:
     """Share of attention per layer (sink-token paper, Fig. 3b and 3d).
 
-    On the added sink token (full line) and on the text position that receives most (dashed), mean over all queries,
-    heads, recorded steps and samples.
+    On the added sink token (full line) and on the text position that receives most (dashed), mean
+    over all queries, heads, recorded steps and samples.
     """
-
-
-@figure("trained_share", kind="training", x="layer", y=SHARES, label="share of attention, %", needs="monitor")
-def trained_share(axes: Axes, look: Theme) -> None:
-    """Share of attention by layer at the end: added sinks, dashed the most attended text token (as Fig. 3b, 3d)."""
-
-
-@figure("sink_emergence", kind="training", x="step", y=SHARES, label="share of attention, %", needs="monitor")
-def sink_emergence(axes: Axes, look: Theme) -> None:
-    """Share of attention over steps: of the added sinks (full line), of the greatest text token of a head (dashed)."""
 
 
 @figure(
-    "sinks_per_layer", x="layer", label="sinks per head and step",
-    y=(Curve("sinks", "all"), Curve("(events - added_events) / mains", "on text", "--", added=True)),
-)  # fmt: skip
-def sinks_per_layer(axes: Axes, look: Theme) -> None:
-    """Mean number of sinks of a head at a step, per layer (analysis paper, Sec. 4.2: LLaDA's falls with depth).
-
-    Full line: all sinks; dashed: those on text positions, drawn where an added sink makes them differ.
+    "trained_share",
+    kind="training",
+    x="layer",
+    y=SHARES,
+    label="share of attention, %",
+    needs="monitor",
+)
+def trained_share(axes: Axes, look: Theme) -> None:
+    """Share of attention by layer at the end: added sinks, dashed the most attended text token (as
+    Fig. 3b, 3d).
     """
 
 
-@figure("mobility_by_layer", x="layer", y=("mobility",), label="mobility of main sinks", ends=(-0.02, 1.02))
+@figure(
+    "sink_emergence",
+    kind="training",
+    x="step",
+    y=SHARES,
+    label="share of attention, %",
+    needs="monitor",
+)
+def sink_emergence(axes: Axes, look: Theme) -> None:
+    """Share of attention over steps: of the added sinks (full line), of the greatest text token of
+    a head (dashed).
+    """
+
+
+@figure(
+    "sinks_per_layer",
+    x="layer",
+    label="sinks per head and step",
+    y=(
+        Curve("sinks", "all"),
+        Curve("(events - added_events) / mains", "on text", "--", added=True),
+    ),
+)
+def sinks_per_layer(axes: Axes, look: Theme) -> None:
+    """Mean number of sinks of a head at a step, per layer (analysis paper, Sec. 4.2: LLaDA's falls
+    with depth).
+
+    Full line: all sinks; dashed: those on text positions, drawn where an added sink makes them
+    differ.
+    """
+
+
+@figure(
+    "mobility_by_layer",
+    x="layer",
+    y=("mobility",),
+    label="mobility of main sinks",
+    ends=(-0.02, 1.02),
+)
 def mobility_by_layer(axes: Axes, look: Theme) -> None:
-    """Chance that two steps have the main sink of a head at different places, 0 static to 1 moving, per layer.
+    """Chance that two steps have the main sink of a head at different places, 0 static to 1 moving,
+    per layer.
 
     Mean over heads, weighted by the strength of their main sinks.
     """
 
 
 @figure(
-    "sinks_over_training", kind="training", x="step", label="sinks per head", needs="monitor",
+    "sinks_over_training",
+    kind="training",
+    x="step",
+    label="sinks per head",
+    needs="monitor",
     y=(Curve("sinks", "all"), Curve("text_sinks", "on text", "--", added=True)),
-)  # fmt: skip
+)
 def sinks_over_training(axes: Axes, look: Theme) -> None:
-    """Sinks of a head over steps: all (full line), and those among the text where added ones make these differ."""
+    """Sinks of a head over steps: all (full line), and those among the text where added ones make
+    these differ.
+    """
 
 
 @figure(
-    "mobility_over_training", kind="training", x="step", label="mobility of main sinks", needs="monitor",
-    y=(Curve("mobility", "all"), Curve("text_mobility", "on text", "--", added=True)), ends=(-0.02, 1.02),
-)  # fmt: skip
+    "mobility_over_training",
+    kind="training",
+    x="step",
+    label="mobility of main sinks",
+    needs="monitor",
+    y=(Curve("mobility", "all"), Curve("text_mobility", "on text", "--", added=True)),
+    ends=(-0.02, 1.02),
+)
 def mobility_over_training(axes: Axes, look: Theme) -> None:
-    """How much main sinks move between mask ratios, over training, 0 static to 1; dashed: among the text alone."""
+    """How much main sinks move between mask ratios, over training, 0 static to 1; dashed: among the
+    text alone.
+    """
 
 
 @figure(
-    "massive_activations", kind="training", x="step", label="greatest |x|", needs="monitor",
-    y=(Curve("activation_text", "in the text"), Curve("activation_added", "at the added sink", "--", added=True)),
-)  # fmt: skip
+    "massive_activations",
+    kind="training",
+    x="step",
+    label="greatest |x|",
+    needs="monitor",
+    y=(
+        Curve("activation_text", "in the text"),
+        Curve("activation_added", "at the added sink", "--", added=True),
+    ),
+)
 def massive_activations(axes: Axes, look: Theme) -> None:
-    """Greatest |x| of the residual stream in any layer over steps: in the text, dashed at the added sinks."""
+    """Greatest |x| of the residual stream in any layer over steps: in the text, dashed at the added
+    sinks.
+    """
 
 
 @figure(
-    "trained_norms", kind="training", x="layer", label="norm of values / other text", needs="monitor",
+    "trained_norms",
+    kind="training",
+    x="layer",
+    label="norm of values / other text",
+    needs="monitor",
     y=(
         Curve("added_norm / rest_norm", "added sink", added=True),
         Curve("sink_norm / rest_norm", "text sinks", "--"),
     ),
     marks=(Mark("y", 1),),
-)  # fmt: skip
+)
 def trained_norms(axes: Axes, look: Theme) -> None:
-    """Norm of values by layer at the end, relative to that of other text: added sinks, dashed text sinks (as Fig. 3a).
+    """Norm of values by layer at the end, relative to that of other text: added sinks, dashed text
+    sinks (as Fig. 3a).
 
-    Both of visible text (where the monitor has no value_masked, masks are among the other text). Runs of other widths
-    and layers of other scales share one axis so; 1 is like any other token.
+    Both of visible text (where the monitor has no value_masked, masks are among the other text).
+    Runs of other widths and layers of other scales share one axis so; 1 is like any other token.
     """
 
 
 @figure(
-    "split_sinks", x="layer", y=("100 * split_sinks",), label="heads with split sinks, %", least=5.0,
+    "split_sinks",
+    x="layer",
+    y=("100 * split_sinks",),
+    label="heads with split sinks, %",
+    least=5.0,
     needs="states",
-)  # fmt: skip
+)
 def split_sinks(axes: Axes, look: Theme) -> None:
-    """Share of heads whose masked and unmasked queries have different main sinks, per layer (analysis paper, Fig. 6a).
+    """Share of heads whose masked and unmasked queries have different main sinks, per layer
+    (analysis paper, Fig. 6a).
 
     Of the (sample, recorded step, head) in which both have a main sink that passes the rule.
     """
 
 
 @figure(
-    "block_moves", x="layer", label="moves of the main sink, % of steps", least=5.0,
+    "block_moves",
+    x="layer",
+    label="moves of the main sink, % of steps",
+    least=5.0,
     y=(
         Curve("100 * border_moves", "at block borders", required=True),
         Curve("100 * inside_moves", "inside blocks", ":"),
     ),
     needs="a run in several blocks, with sinks at their borders",
-)  # fmt: skip
+)
 def block_moves(axes: Axes, look: Theme) -> None:
-    """How often main sinks move where a new block begins (full line) and inside blocks (dotted), per layer.
+    """How often main sinks move where a new block begins (full line) and inside blocks (dotted),
+    per layer.
 
-    The analysis paper's Fig. 6b as a rate, in percent of the successive recorded steps at which the head has a main
-    sink that passes the rule.
+    The analysis paper's Fig. 6b as a rate, in percent of the successive recorded steps at which the
+    head has a main sink that passes the rule.
     """
 
 
 @figure(
-    "overlap_by_step", x="step", y=("overlap",), label="overlap with the next step", ends=(0, 1.03),
+    "overlap_by_step",
+    x="step",
+    y=("overlap",),
+    label="overlap with the next step",
+    ends=(0, 1.03),
     needs="recorded attention of two steps with sinks",
-)  # fmt: skip
+)
 def overlap_by_step(axes: Axes, look: Theme) -> None:
-    """Sinks that stay from one recorded step to the next: Jaccard overlap, mean over layers, heads and samples.
+    """Sinks that stay from one recorded step to the next: Jaccard overlap, mean over layers, heads
+    and samples.
 
     1 where the same keys are sinks at both, 0 where none is.
     """
 
 
 @figure(
-    "value_norms", x="layer", label="length of value vectors", needs="value norms",
+    "value_norms",
+    x="layer",
+    label="length of value vectors",
+    needs="value norms",
     y=(
-        Curve("rest_norm", "other text"), Curve("sink_norm", "text sinks", "--"), Curve("mask_norm", "masks", ":"),
+        Curve("rest_norm", "other text"),
+        Curve("sink_norm", "text sinks", "--"),
+        Curve("mask_norm", "masks", ":"),
         Curve("added_norm", "added sink", "-.", added=True),
     ),
-)  # fmt: skip
+)
 def value_norms(axes: Axes, look: Theme) -> None:
     """Mean length of value vectors per layer (sink-token paper, Fig. 3a and 3c).
 
@@ -157,30 +237,41 @@ def value_norms(axes: Axes, look: Theme) -> None:
 
 
 @figure(
-    "value_norms_by_state", x="layer", label="norm of sinks / of others", needs="value norms",
+    "value_norms_by_state",
+    x="layer",
+    label="norm of sinks / of others",
+    needs="value norms",
     y=tuple(
         Curve(f"sink_norm_{state} / rest_norm_{state}", state, dashes)
         for state, dashes in zip(STATES, ("-", "--", ":"), strict=True)
     ),
     marks=(Mark("y", 1),),
-)  # fmt: skip
+)
 def value_norms_by_state(axes: Axes, look: Theme) -> None:
-    """Length of value vectors of sinks over that of other positions in the same state, by layer and state.
+    """Length of value vectors of sinks over that of other positions in the same state, by layer and
+    state.
 
-    Norms of layers differ tenfold and masks differ from text in everything, so that each is held against its own kind:
-    below 1 a sink carries less than its like (sink-token paper, Fig. 1 and 3a).
+    Norms of layers differ tenfold and masks differ from text in everything, so that each is held
+    against its own kind: below 1 a sink carries less than its like (sink-token paper, Fig. 1 and
+    3a).
     """
 
 
-HIDDEN = {"sinks": "sinks hidden", "random": "random columns hidden", "equal_mass": "non-sinks of equal mass"}
+HIDDEN = {
+    "sinks": "sinks hidden",
+    "random": "random columns hidden",
+    "equal_mass": "non-sinks of equal mass",
+}
 """What was hidden in a table of held-out losses -> how a legend calls it."""
 
 
 @figure("heldout_loss", needs="heldout", prepared=True)
 def heldout_loss(runs: list[Study]) -> Chart:
-    """Change of held-out loss over the number of hidden columns: sinks (full line), random ones (dotted).
+    """Change of held-out loss over the number of hidden columns: sinks (full line), random ones
+    (dotted).
 
-    The analysis paper's Table 1 in terms of loss. Bars are 95 % intervals of the paired differences over rows of text.
+    The analysis paper's Table 1 in terms of loss. Bars are 95 % intervals of the paired differences
+    over rows of text.
     """
     frames = [run.heldout for run in runs if run.heldout is not None]
     ks = sorted({int(k) for frame in frames for k in frame["k"]})
@@ -188,11 +279,17 @@ def heldout_loss(runs: list[Study]) -> Chart:
     for one in drawn_as(runs):
         frame: pd.DataFrame = one.run.heldout
         controls = dict.fromkeys(frame["control"].loc[frame["control"] != "none"])
-        for nth, (control, dashes) in enumerate(zip(controls, ("-", ":", "--", "-."), strict=False)):
+        for nth, (control, dashes) in enumerate(
+            zip(controls, ("-", ":", "--", "-."), strict=False)
+        ):
             rows = frame[frame["control"].isin(["none", control])].sort_values("k")
             words = HIDDEN.get(control, f"{control} columns hidden")
-            how: dict[str, Any] = {end: rows[f"delta_{end}"].to_numpy(float) for end in ("low", "high")}
-            how |= {"words": words, "style": dashes, "kind": "bars"} | ({} if len(runs) > 1 else {"colour": nth})
+            how: dict[str, Any] = {
+                end: rows[f"delta_{end}"].to_numpy(float) for end in ("low", "high")
+            }
+            how |= {"words": words, "style": dashes, "kind": "bars"} | (
+                {} if len(runs) > 1 else {"colour": nth}
+            )
             across = [ks.index(int(k)) for k in rows["k"]]
             lines.append(one.line(across, rows["delta"].to_numpy(float), **how))
     x = Axis("columns hidden per layer and head", names=tuple(map(str, ks)))
@@ -212,26 +309,51 @@ def training_loss(runs: list[Training]) -> Chart:
         lines.append(one.line(losses["step"], losses["loss"], kind="faint"))
         lines.append(one.line(held["step"], held["heldout_loss"]))
         late = losses["loss"][losses["step"] > WARM_UP * history["step"].max()]
-        seen = np.concatenate([late, held["heldout_loss"]]) if len(late) else losses["loss"].to_numpy()
+        seen = (
+            np.concatenate([late, held["heldout_loss"]]) if len(late) else losses["loss"].to_numpy()
+        )
         if np.isfinite(seen).any():
             lows.append(float(np.nanmin(seen)))
             highs.append(float(np.nanquantile(seen, 0.98)))
     room = 0.05 * (max(highs) - min(lows)) + 1e-3 if lows else 0.0
-    y = Axis("loss, nats per token", low=min(lows) - room, high=max(highs) + room) if lows else Axis("loss")
+    y = (
+        Axis("loss, nats per token", low=min(lows) - room, high=max(highs) + room)
+        if lows
+        else Axis("loss")
+    )
     return Chart(Axis("step"), y, lines, warm_starts(runs, "step"))
 
 
-@figure("optimization", kind="training", needs="history", prepared=True, columns=1, share="x", size=(4.6, 1.35))
+@figure(
+    "optimization",
+    kind="training",
+    needs="history",
+    prepared=True,
+    columns=1,
+    share="x",
+    size=(4.6, 1.35),
+)
 def optimization(runs: list[Training]) -> list[Chart]:
-    """Learning rate, gradient norm and tokens per second over steps, those of them that were logged."""
-    panels = {"lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens per second"}
+    """Learning rate, gradient norm and tokens per second over steps, those of them that were
+    logged.
+    """
+    panels = {
+        "lr": "learning rate",
+        "grad_norm": "gradient norm",
+        "tokens_per_second": "tokens per second",
+    }
     charts = []
     for name, words in panels.items():
-        logged = [(one, one.run.history.reindex(columns=["step", name]).dropna()) for one in drawn_as(runs)]
+        logged = [
+            (one, one.run.history.reindex(columns=["step", name]).dropna())
+            for one in drawn_as(runs)
+        ]
         if lines := [one.line(rows["step"], rows[name]) for one, rows in logged if len(rows)]:
             charts.append(Chart(Axis("step"), Axis(words, low=0), lines, warm_starts(runs, "step")))
     if not charts:
-        raise NotRecorded(f"This figure needs a learning rate in the history, and {runs[0].run.path} logged none.")
+        raise NotRecorded(
+            f"This figure needs a learning rate in the history, and {runs[0].run.path} logged none."
+        )
     return charts
 
 
@@ -241,13 +363,24 @@ def main_holders(run: Training, axes: Axes | None = None, *, look: Theme) -> Axe
     table, plot = run.over("step"), style.own_axes(axes, 4.6, 2.6)
     colours = (look.added, look.states["committed"], look.runs[0], look.states["masked"], look.line)
     kept = {
-        name: colour for name, colour in zip(HOLDERS, colours, strict=True) if run.sink_count or name != "main_added"
+        name: colour
+        for name, colour in zip(HOLDERS, colours, strict=True)
+        if run.sink_count or name != "main_added"
     }
     plot.stackplot(
-        table["step"], [100 * table[name] for name in kept], labels=[HOLDERS[name] for name in kept],
-        colors=list(kept.values()), edgecolor=look.surface, linewidth=0.5,
-    )  # fmt: skip
-    plot.set(xlabel="step", ylabel="heads, %", ylim=(0, 100), xlim=(table["step"].min(), max(table["step"].max(), 1)))
+        table["step"],
+        [100 * table[name] for name in kept],
+        labels=[HOLDERS[name] for name in kept],
+        colors=list(kept.values()),
+        edgecolor=look.surface,
+        linewidth=0.5,
+    )
+    plot.set(
+        xlabel="step",
+        ylabel="heads, %",
+        ylim=(0, 100),
+        xlim=(table["step"].min(), max(table["step"].max(), 1)),
+    )
     for mark in warm_starts([run], "step"):
         plot.axvline(mark.at, color=look.muted, linestyle=":", linewidth=1)
     style.legend_above(plot, 3, grow=axes is None)
@@ -256,10 +389,11 @@ def main_holders(run: Training, axes: Axes | None = None, *, look: Theme) -> Axe
 
 @figure("score_histogram", needs="attention", prepared=True)
 def score_histogram(runs: list[Study]) -> Chart:
-    """How received attention is spread over tokens, layers, heads and steps (analysis paper, Fig. 3 and 9).
+    """How received attention is spread over tokens, layers, heads and steps (analysis paper, Fig. 3
+    and 9).
 
-    Both axes are logarithmic; scores are multiples of an even share, and the line is the threshold of the sink rule.
-    What lies below the lowest bin is counted in it.
+    Both axes are logarithmic; scores are multiples of an even share, and the line is the threshold
+    of the sink rule. What lies below the lowest bin is counted in it.
     """
     # The line at the threshold and its label are always inside.
     low, high, lines = 1.0, 16.0, []
@@ -268,7 +402,9 @@ def score_histogram(runs: list[Study]) -> Chart:
         full = np.flatnonzero(shares)
         low, high = min(low, edges[full[0]], edges[-1]), max(high, edges[full[-1] + 1])
         dashes = ("-", "--", ":", "-.")[index % 4]
-        lines.append(one.line(edges, np.where(shares > 0, 100 * shares, np.nan), style=dashes, kind="steps"))
+        lines.append(
+            one.line(edges, np.where(shares > 0, 100 * shares, np.nan), style=dashes, kind="steps")
+        )
     threshold = runs[0].measured.threshold
     marks = [Mark("x", threshold, "sinks →")] if low < threshold < high else []
     x = Axis("received attention, × even share", "×", "log", low=low, high=high)
@@ -289,15 +425,27 @@ def epsilon_curve(runs: list[Study]) -> Chart:
         lowest = min(lowest, float(np.nanmin(100 * curve.filtered)))
         lines.append(one.line(curve.epsilon, 100 * curve.filtered, name=words, low=low, high=high))
     marks = [Mark("x", 3, "ε = 3"), Mark("y", 96, "96 %")]
-    return Chart(Axis("ε"), Axis("tokens that are no sinks, %", low=min(80.0, lowest - 1), high=100.4), lines, marks)
+    return Chart(
+        Axis("ε"),
+        Axis("tokens that are no sinks, %", low=min(80.0, lowest - 1), high=100.4),
+        lines,
+        marks,
+    )
 
 
-@figure("output_norm_against_bound", alone=True, needs=("attention", "bounds"), prepared=True, size=(4.2, 3.5))
+@figure(
+    "output_norm_against_bound",
+    alone=True,
+    needs=("attention", "bounds"),
+    prepared=True,
+    size=(4.2, 3.5),
+)
 def output_norm_against_bound(run: Study) -> Chart:
     """Length of a head's output against its no-op bound Σ a‖v‖ (sink-token paper, Eq. 20 to 22).
 
-    A dot per recorded step, layer, head and state of the query (means over the queries; a random draw of at most 6,000
-    with a fixed seed). No dot can lie above the line, where the two are equal.
+    A dot per recorded step, layer, head and state of the query (means over the queries; a random
+    draw of at most 6,000 with a fixed seed). No dot can lie above the line, where the two are
+    equal.
     """
     drawn = run.measured.bounds
     top = float(drawn["bound"].max()) * 1.05
@@ -307,35 +455,53 @@ def output_norm_against_bound(run: Study) -> Chart:
         about = (run.label, "", f"{state} queries", code, code)
         lines += [Line(rows["bound"], rows["output"], *about, kind="dots")] if len(rows) else []
     ends: Any = {"low": 0.0, "high": top}
-    x, y = Axis("bound: Σ weight × length of value", **ends), Axis("length of a head's output", **ends)
+    x, y = (
+        Axis("bound: Σ weight × length of value", **ends),
+        Axis("length of a head's output", **ends),
+    )
     return Chart(x, y, lines)
 
 
 @figure("sink_tokens", alone=True, needs="tokens")
 def sink_tokens(run: Study, axes: Axes | None = None, *, count: int = 8, look: Theme) -> Axes:
-    """The tokens that are sinks most often (analysis paper, Table 2), with what occupancy alone would give.
+    """The tokens that are sinks most often (analysis paper, Table 2), with what occupancy alone
+    would give.
 
-    Bars for the frequency among sink events, a tick for the share of positions, enrichment (their ratio) as a number.
+    Bars for the frequency among sink events, a tick for the share of positions, enrichment (their
+    ratio) as a number.
     """
     found = enrichment_table(run.sink_tokens, "label").query("events > 0").head(count)
     axes = style.own_axes(axes, 4.6, 0.9 + 0.3 * max(len(found), 2))
     rows, colours = np.arange(len(found)), {ADDED: look.added, MASK: look.states["masked"]}
     axes.barh(
-        rows, 100 * found["frequency"], color=[colours.get(label, look.muted) for label in found["label"]], height=0.66
+        rows,
+        100 * found["frequency"],
+        color=[colours.get(label, look.muted) for label in found["label"]],
+        height=0.66,
     )
     axes.plot(
-        100 * found["occupancy"], rows, linestyle="", marker="|", markersize=13, markeredgewidth=2.2, color=look.ink
+        100 * found["occupancy"],
+        rows,
+        linestyle="",
+        marker="|",
+        markersize=13,
+        markeredgewidth=2.2,
+        color=look.ink,
     )
     ends = 100 * found[["frequency", "occupancy"]].max(axis=1)
     room = max(ends, default=1.0)
     for row, (end, ratio) in enumerate(zip(ends, found["enrichment"], strict=True)):
         axes.text(float(end + 0.025 * room), row, f"{ratio:.1f}×", va="center", fontsize=8.5)
-    axes.set_yticks(rows, [label if label in colours else style.printable(label) for label in found["label"]])
+    axes.set_yticks(
+        rows, [label if label in colours else style.printable(label) for label in found["label"]]
+    )
     axes.tick_params(axis="y", length=0, labelcolor=look.ink)
     # in two lines: one would be cut where a column of a paper is narrow
     axes.set(xlabel="% of sink events (bar)\nand of positions (tick)", xlim=(0, 1.22 * room))
     axes.spines["left"].set_visible(False)
     axes.invert_yaxis()
     if not len(found):
-        axes.text(0.5, 0.5, "no sink events", transform=axes.transAxes, ha="center", color=look.muted)
+        axes.text(
+            0.5, 0.5, "no sink events", transform=axes.transAxes, ha="center", color=look.muted
+        )
     return axes

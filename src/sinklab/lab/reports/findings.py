@@ -1,4 +1,6 @@
-"""What the statements of a page find in a study (a `Study` everywhere), and what its controls show of it."""
+"""What the statements of a page find in a study (a `Study` everywhere), and what its controls show
+of it.
+"""
 
 # L layers, N samples, R rows of held-out text
 import math
@@ -22,7 +24,9 @@ RARE = 0.01
 
 
 class Shown(NamedTuple):
-    """A number of a study as it is written beside that of its controls, and of each of its samples."""
+    """A number of a study as it is written beside that of its controls, and of each of its
+    samples.
+    """
 
     text: str
     """empty where it was not measured"""
@@ -31,7 +35,8 @@ class Shown(NamedTuple):
 
 
 def controls_of(study: Any) -> dict[str, str]:
-    """Of every number that statements say of a study, and of every verdict, what its controls show, in words.
+    """Of every number that statements say of a study, and of every verdict, what its controls show,
+    in words.
 
     Empty for a study without controls.
     """
@@ -71,7 +76,9 @@ def _mean_of(study: Any, share: str) -> Shown:
 
 def _mobility(study: Any, _: Any) -> Shown:
     motion = study.motion
-    return Shown("" if math.isnan(motion.mobility) else percent(motion.mobility), mobility_of(motion))
+    return Shown(
+        "" if math.isnan(motion.mobility) else percent(motion.mobility), mobility_of(motion)
+    )
 
 
 def _drift(study: Any, _: Any) -> Shown:
@@ -88,7 +95,9 @@ def _depth(study: Any, _: Any) -> Shown:
 
 def _norms(study: Any, _: Any) -> Shown:
     found = study.measured.norm_ratio
-    return Shown(f"{number(found.value)} times" if found.samples else "", study.measured.norm_ratio_N)
+    return Shown(
+        f"{number(found.value)} times" if found.samples else "", study.measured.norm_ratio_N
+    )
 
 
 def _added_norms(study: Any, _: Any) -> Shown:
@@ -113,7 +122,9 @@ def _explained(study: Any, _: Any) -> Shown:
 
 
 def _favoured(what: str) -> Callable[[Any, Any], Shown]:
-    """How often, in multiples of chance, sinks are of the class or the age that they favour in the study of a page."""
+    """How often, in multiples of chance, sinks are of the class or the age that they favour in the
+    study of a page.
+    """
 
     def shown(study: Any, page: Any) -> Shown:
         best = richest(getattr(page, what), "")
@@ -148,8 +159,8 @@ def with_sinks(study: Any) -> int:
 
 
 def trend_word(numbers_L: Any) -> str:
-    """rises or falls, of numbers by layer, as the first and the last of them do; empty where these go the other way,
-    and where layers in random order would often look like it (Kendall).
+    """rises or falls, of numbers by layer, as the first and the last of them do; empty where these
+    go the other way, and where layers in random order would often look like it (Kendall).
     """
     if len(numbers_L) < 2:
         return ""
@@ -161,28 +172,45 @@ def trend_word(numbers_L: Any) -> str:
 
 
 def richest(found: Enrichment | None, what: str) -> list[tuple[Any, ...]]:
-    """``what``, label, frequency, occupancy and enrichment of the most enriched label that is not rare, if any is."""
-    rows = zip(found.label, found.frequency, found.occupancy, found.enrichment, strict=True) if found else ()
+    """``what``, label, frequency, occupancy and enrichment of the most enriched label that is not
+    rare, if any is.
+    """
+    rows = (
+        zip(found.label, found.frequency, found.occupancy, found.enrichment, strict=True)
+        if found
+        else ()
+    )
     text = [row for row in rows if row[0] not in (ADDED, "sink") and min(row[1], row[2]) >= RARE]
     best = max(text, key=lambda row: float(row[3]), default=None)
     return [] if best is None or same(float(best[3]), 1) or best[3] < 1 else [(what, *best)]
 
 
 def hiding(study: Any) -> dict[str, Any]:
-    """Loss with nothing hidden, with the most sinks hidden and with as many random columns; and gap, what the sinks
-    cost more, an `Estimate` over rows of text, of no samples where the run kept no losses of single rows (gap_R).
+    """Loss with nothing hidden, with the most sinks hidden and with as many random columns; and
+    gap, what the sinks cost more, an `Estimate` over rows of text, of no samples where the run kept
+    no losses of single rows (gap_R).
     """
     frame, gap_R = study.heldout, np.array([])
     if frame is None:
         return {"base": None, "hidden": None, "gap": mean_over(gap_R), "gap_R": gap_R}
     frame = frame.reindex(columns=frame.columns.union(["bits_per_byte"])).sort_values("k")
     base, hidden = _row(frame[frame["k"] == 0], 0), _row(frame[frame["control"] == "sinks"], -1)
-    random = None if hidden is None else _row(frame[(frame["control"] == "random") & (frame["k"] == hidden["k"])], 0)
+    random = (
+        None
+        if hidden is None
+        else _row(frame[(frame["control"] == "random") & (frame["k"] == hidden["k"])], 0)
+    )
     rows = study.table("heldout")
     if hidden is not None and random is not None and "losses" in rows:
         losses = rows.set_index(["control", "k"])["losses"]
         gap_R = np.subtract(losses["sinks", hidden["k"]], losses["random", hidden["k"]])
-    return {"base": base, "hidden": hidden, "random": random, "gap": mean_over(gap_R), "gap_R": gap_R}
+    return {
+        "base": base,
+        "hidden": hidden,
+        "random": random,
+        "gap": mean_over(gap_R),
+        "gap_R": gap_R,
+    }
 
 
 def _row(frame: pd.DataFrame, place: int) -> pd.Series | None:

@@ -1,4 +1,6 @@
-"""Heat maps and paths: where attention goes in a study, and where its main sinks are; layer by step of training."""
+"""Heat maps and paths: where attention goes in a study, and where its main sinks are; layer by step
+of training.
+"""
 
 # T steps, L layers, H heads, Q queries, K keys (added sinks first)
 from collections.abc import Sequence
@@ -23,47 +25,76 @@ RECEIVED = "received attention, × even share"
 
 
 @figure("received_map", alone=True, needs="attention", prepared=True, size=(4.6, 3.2))
-def received_map(run: Study, layer: int | None = None, *, head: int | None = None, sample: int = 0) -> Map:
-    """Heat map position × step of received attention, as multiples of an even share (analysis paper, Fig. 1).
+def received_map(
+    run: Study, layer: int | None = None, *, head: int | None = None, sample: int = 0
+) -> Map:
+    """Heat map position × step of received attention, as multiples of an even share (analysis
+    paper, Fig. 1).
 
-    Mean over layers and heads where ``layer`` or ``head`` (numbers of the model) is None. The colour scale is
-    logarithmic, from 0.5 (nothing) to ``top`` (default: the greatest value drawn). Added sink columns are drawn wide,
-    left of the text; thin lines are block borders. Raises ValueError for an unknown layer, head or sample.
+    Mean over layers and heads where ``layer`` or ``head`` (numbers of the model) is None. The
+    colour scale is logarithmic, from 0.5 (nothing) to ``top`` (default: the greatest value drawn).
+    Added sink columns are drawn wide, left of the text; thin lines are block borders. Raises
+    ValueError for an unknown layer, head or sample.
     """
     return _map_of(run, recorded_sample(run, sample), layer, head)
 
 
 @figure("received_maps", alone=True, needs="attention", prepared=True, columns=2, size=(2.6, 1.35))
 def received_maps(run: Study, *, sample: int = 0) -> list[Map]:
-    """The heat maps of all recorded layers (at most 12, evenly spaced) on one figure of two columns."""
-    places = np.unique(np.linspace(0, len(run.layers) - 1, min(len(run.layers), MOST_LAYERS)).round().astype(int))
+    """The heat maps of all recorded layers (at most 12, evenly spaced) on one figure of two
+    columns.
+    """
+    places = np.unique(
+        np.linspace(0, len(run.layers) - 1, min(len(run.layers), MOST_LAYERS)).round().astype(int)
+    )
     watched = recorded_sample(run, sample)
-    return [_map_of(run, watched, run.layers[place], title=f"layer {run.layers[place]}") for place in places]
+    return [
+        _map_of(run, watched, run.layers[place], title=f"layer {run.layers[place]}")
+        for place in places
+    ]
 
 
 @figure("attention_map", alone=True, needs="attention", prepared=True, size=(4.6, 3.9))
 def attention_map(
-    run: Study, step: int | None = None, layer: int | None = None, head: int | None = None, *, sample: int = 0
+    run: Study,
+    step: int | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    *,
+    sample: int = 0,
 ) -> Map:
-    """One whole attention map, query × key, as multiples of an even share (analysis paper, Fig. 4, 6 and 8).
+    """One whole attention map, query × key, as multiples of an even share (analysis paper, Fig. 4,
+    6 and 8).
 
-    step, layer, head: numbers of one of the maps that the run kept; None takes the first kept one that fits the others.
-    Raises ValueError naming the maps there are when it is none of them.
+    step, layer, head: numbers of one of the maps that the run kept; None takes the first kept one
+    that fits the others. Raises ValueError naming the maps there are when it is none of them.
     """
     watched = recorded_sample(run, sample)
     name = watched.map_name(step, layer, head)
     weight_QK = watched.map(*name)
     rows, columns = (
         Axis(words, names=_numbers(size))
-        for words, size in (("query", len(weight_QK)), ("key position", weight_QK.shape[1] - watched.added))
+        for words, size in (
+            ("query", len(weight_QK)),
+            ("key position", weight_QK.shape[1] - watched.added),
+        )
     )
     drawn, title = weight_QK * weight_QK.shape[1], "step {}, layer {}, head {}".format(*name)
-    return Map(drawn, "attention weight, × even share", rows, columns, log=True, added=watched.added, title=title)
+    return Map(
+        drawn,
+        "attention weight, × even share",
+        rows,
+        columns,
+        log=True,
+        added=watched.added,
+        title=title,
+    )
 
 
 @figure("layer_head_map", alone=True, needs="attention", prepared=True, size=(4.6, 3.6))
 def layer_head_map(run: Study) -> Map:
-    """Layer × head: attention weight on the main sink of a head, mean over steps and samples (analysis paper, Fig. 5).
+    """Layer × head: attention weight on the main sink of a head, mean over steps and samples
+    (analysis paper, Fig. 5).
 
     In percent, on a linear scale from 0; the main sink is determined separately for every step.
     """
@@ -71,18 +102,37 @@ def layer_head_map(run: Study) -> Map:
     return Map(100 * run.measured.main_share_LH, "attention on the main sink, %", *axes)
 
 
-@figure("emergence_map", kind="training", alone=True, needs="monitor", prepared=True, size=(4.6, 2.6))
+@figure(
+    "emergence_map", kind="training", alone=True, needs="monitor", prepared=True, size=(4.6, 2.6)
+)
 def emergence_map(run: Training) -> Map:
-    """Share of attention on the added sinks (without any: on the greatest text token) by step and layer, in percent."""
-    share, words = ("added_share", "added sinks") if run.sink_count else ("text_share", "greatest text token")
-    share_LT = 100 * run.facts[run.facts["layer"] >= 0].pivot(index="layer", columns="step", values=share)
-    axes = Axis("layer", names=_numbers(share_LT.index)), Axis("step", names=_numbers(share_LT.columns))
+    """Share of attention on the added sinks (without any: on the greatest text token) by step and
+    layer, in percent.
+    """
+    share, words = (
+        ("added_share", "added sinks") if run.sink_count else ("text_share", "greatest text token")
+    )
+    share_LT = 100 * run.facts[run.facts["layer"] >= 0].pivot(
+        index="layer", columns="step", values=share
+    )
+    axes = (
+        Axis("layer", names=_numbers(share_LT.index)),
+        Axis("step", names=_numbers(share_LT.columns)),
+    )
     causal = run.causal_steps
     marks = [Mark("x", float(np.searchsorted(share_LT.columns, causal)))] if causal else []
     return Map(share_LT.to_numpy(), "share of attention, %", *axes, marks=marks, title=words)
 
 
-@figure("statistics", alone=True, needs="attention", prepared=True, columns=2, share="own", size=(2.75, 1.9))
+@figure(
+    "statistics",
+    alone=True,
+    needs="attention",
+    prepared=True,
+    columns=2,
+    share="own",
+    size=(2.75, 1.9),
+)
 def statistics_maps(run: Study, *, only: str | None = None) -> list[Map]:
     """Recorded statistics that have no figure of their own, by layer and step.
 
@@ -95,7 +145,8 @@ def statistics_maps(run: Study, *, only: str | None = None) -> list[Map]:
     names = [name for name in axes_of if only in (None, name)]
     if not names:
         raise NotRecorded(
-            f"This figure needs a statistic without a figure of its own, and {run.run.path} recorded none. Trace with "
+            f"This figure needs a statistic without a figure of its own, and {run.run.path} "
+            "recorded none. Trace with "
             "--statistics and the name of one: key_norm, row_entropy, or one of a plug-in."
         )
     return [_statistic_map(run, name, axes_of[name]) for name in names]
@@ -143,7 +194,9 @@ def place_of(study: Study, what: str, number: int) -> int:
     known = {"layer": study.layers, "head": study.heads, "sample": samples}[what]
     if number not in known:
         hint = near(number, known) if len(known) > 1 else ""
-        raise ValueError(f"{study.run.path} has {what}s {spoken(known)}: got {what}={number}. {hint}".rstrip())
+        raise ValueError(
+            f"{study.run.path} has {what}s {spoken(known)}: got {what}={number}. {hint}".rstrip()
+        )
     return known.index(number)
 
 
@@ -153,8 +206,12 @@ def spoken(numbers: list[int]) -> str:
     return f"{numbers[0]} to {numbers[-1]}" if whole else ", ".join(map(str, numbers))
 
 
-def received_mean(study: Study, sample: Sample, layer: int | None, head: int | None = None) -> np.ndarray:
-    """(step, key) received attention of one layer and head, or the mean over them; NaN where the key is not there."""
+def received_mean(
+    study: Study, sample: Sample, layer: int | None, head: int | None = None
+) -> np.ndarray:
+    """(step, key) received attention of one layer and head, or the mean over them; NaN where the
+    key is not there.
+    """
     layers = slice(None) if layer is None else [place_of(study, "layer", layer)]
     if not sample.shape[0]:
         raise NotRecorded(f"{study.run.path} recorded no step of sample {sample.index}.")
@@ -168,10 +225,11 @@ def received_mean(study: Study, sample: Sample, layer: int | None, head: int | N
 
 @figure("sink_paths", alone=True, needs="attention", prepared=True, columns=2, size=(2.6, 1.35))
 def sink_paths(run: Study, *, sample: int = 0) -> list[Chart]:
-    """Where the main sink of a head is at each step, for the 8 heads whose strong sinks move most (as Fig. 7).
+    """Where the main sink of a head is at each step, for the 8 heads whose strong sinks move most
+    (as Fig. 7).
 
-    Titles have the mobility; heads are ordered by it times the weight of the main sink, means over samples. The paths
-    are those of one sample. Below
+    Titles have the mobility; heads are ordered by it times the weight of the main sink, means over
+    samples. The paths are those of one sample. Below
     zero: on the added sink. Dotted lines are block borders.
     """
     watched, (one,) = recorded_sample(run, sample), drawn_as([run])
@@ -181,27 +239,47 @@ def sink_paths(run: Study, *, sample: int = 0) -> list[Chart]:
     ]
 
 
-@figure("figure_1", alone=True, needs="attention", prepared=True, columns=2, share="own", size=(2.75, 2.1))
+@figure(
+    "figure_1",
+    alone=True,
+    needs="attention",
+    prepared=True,
+    columns=2,
+    share="own",
+    size=(2.75, 2.1),
+)
 def figure_1(run: Study, *, sample: int = 0) -> list[Chart | Map]:
     """What a run shows, in four panels.
 
-    (a) Received attention in the head whose strong sink moves most. (b) Main sinks of the three such heads over steps.
-    (c) Share of attention by layer.
+    (a) Received attention in the head whose strong sink moves most. (b) Main sinks of the three
+    such heads over steps. (c) Share of attention by layer.
 
     Args:
-        sample: whose attention (a) and (b) show. (d) is what hiding keys costs, and how much main sinks move where that
-            was not measured.
+        sample: whose attention (a) and (b) show. (d) is what hiding keys costs, and how much main
+            sinks move where that was not measured.
     """
-    watched, ((layer, head), _), (one,) = recorded_sample(run, sample), most_mobile(run)[0], drawn_as([run])
+    watched, ((layer, head), _), (one,) = (
+        recorded_sample(run, sample),
+        most_mobile(run)[0],
+        drawn_as([run]),
+    )
     moving = [
-        (replace(one, colour=nth, marker=nth), watched, place) for nth, (place, _) in enumerate(most_mobile(run)[:3])
+        (replace(one, colour=nth, marker=nth), watched, place)
+        for nth, (place, _) in enumerate(most_mobile(run)[:3])
     ]
     has_cost = run.heldout is not None
     last = (heldout_loss if has_cost else mobility_by_layer).prepare(run)
     hiding = "(d) What hiding the most attended keys costs, beside as many random ones."
-    last = replace(last, words=hiding if has_cost else "(d) How much main sinks move, by layer: 0 static to 1 moving.")
+    last = replace(
+        last,
+        words=hiding
+        if has_cost
+        else "(d) How much main sinks move, by layer: 0 static to 1 moving.",
+    )
     shown = {
-        f"received in {_named(run, layer, head)}": _map_of(run, watched, run.layers[layer], run.heads[head]),
+        f"received in {_named(run, layer, head)}": _map_of(
+            run, watched, run.layers[layer], run.heads[head]
+        ),
         "where main sinks are": _paths(moving),
         "how much they take": sink_share.prepare(run),
         "what hiding them costs" if has_cost else "how much they move": last,
@@ -211,29 +289,46 @@ def figure_1(run: Study, *, sample: int = 0) -> list[Chart | Map]:
 
 
 @figure("sink_path_of_head", needs="attention", prepared=True, size=(4.6, 3.0))
-def sink_path_of_head(runs: list[Study], layer: Number = None, head: Number = None, *, sample: int = 0) -> Chart:
+def sink_path_of_head(
+    runs: list[Study], layer: Number = None, head: Number = None, *, sample: int = 0
+) -> Chart:
     """Position of the main sink of one head over steps, a line per run (analysis paper, Fig. 7).
 
-    layer, head: numbers of the model; None takes the head whose strong main sink moves most. Below zero: on the added
-    sink token. Raises ValueError for unknown numbers.
+    layer, head: numbers of the model; None takes the head whose strong main sink moves most. Below
+    zero: on the added sink token. Raises ValueError for unknown numbers.
     """
     chosen = []
     for one in drawn_as(runs):
-        asked = [(what, number) for what, number in (("layer", layer), ("head", head)) if number is not None]
+        asked = [
+            (what, number)
+            for what, number in (("layer", layer), ("head", head))
+            if number is not None
+        ]
         fixed = {what: place_of(one.run, what, number) for what, number in asked}
-        places = [dict(zip(("layer", "head"), place, strict=True)) for place, _ in most_mobile(one.run)]
+        places = [
+            dict(zip(("layer", "head"), place, strict=True)) for place, _ in most_mobile(one.run)
+        ]
         place = next(each for each in places if fixed.items() <= each.items())
         chosen.append((one, recorded_sample(one.run, sample), (place["layer"], place["head"])))
     return _paths(chosen)
 
 
 def most_mobile(run: Study) -> list[tuple[tuple[int, int], float]]:
-    """Places of all layers and heads with their mobility, those whose strong main sinks move most first."""
-    motions = run.measured.motions.assign(weight=lambda table: table["strength"] * table["mobility"])
+    """Places of all layers and heads with their mobility, those whose strong main sinks move most
+    first.
+    """
+    motions = run.measured.motions.assign(
+        weight=lambda table: table["strength"] * table["mobility"]
+    )
     means = motions.groupby(["layer", "head"])[["weight", "strength", "mobility"]].mean()
-    ranked = means.fillna({"weight": -1.0}).sort_values(["weight", "strength"], ascending=False, kind="stable")
+    ranked = means.fillna({"weight": -1.0}).sort_values(
+        ["weight", "strength"], ascending=False, kind="stable"
+    )
     found = zip(ranked.index, ranked["mobility"], strict=True)
-    return [((run.layers.index(layer), run.heads.index(head)), float(mobility)) for (layer, head), mobility in found]
+    return [
+        ((run.layers.index(layer), run.heads.index(head)), float(mobility))
+        for (layer, head), mobility in found
+    ]
 
 
 def _named(run: Study, layer: int, head: int) -> str:
@@ -246,12 +341,19 @@ def _paths(chosen: Sequence[tuple[Look, Sample, tuple[int, int]]], title: str = 
     for one, sample, (layer, head) in chosen:
         main_T = sample.main_TLH[:, layer, head]
         # the added sink has no position of its own
-        at_T = np.where(main_T < 0, np.nan, np.where(main_T < sample.added, -0.07 * length, main_T - sample.added))
+        at_T = np.where(
+            main_T < 0,
+            np.nan,
+            np.where(main_T < sample.added, -0.07 * length, main_T - sample.added),
+        )
         words = "" if title else _named(one.run, layer, head)
         lines.append(one.line(sample.step_numbers_T, at_T, words=words, kind="path"))
     has_added = any(sample.added for _, sample, _ in chosen)
     y = Axis(
-        "position of the main sink", low=-0.12 * length if has_added else -1, high=length, below="sink" * has_added
+        "position of the main sink",
+        low=-0.12 * length if has_added else -1,
+        high=length,
+        below="sink" * has_added,
     )
     first = chosen[0][1]
     marks = [Mark("x", float(first.step_numbers_T[border]) - 0.5) for border in first.borders]

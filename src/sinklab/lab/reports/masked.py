@@ -1,4 +1,6 @@
-"""Masking curves beside traces: the curve of a model is what the page of its trace says of the cost of masking."""
+"""Masking curves beside traces: the curve of a model is what the page of its trace says of the cost
+of masking.
+"""
 
 # R rows of held-out text
 from __future__ import annotations
@@ -18,10 +20,12 @@ ARMS = {"none": "none", "top": "sinks", "random": "random", "equal_mass": "equal
 
 
 def heldout_of(curve: Run, twin: str = "") -> pd.DataFrame | None:
-    """The table ``heldout`` of a trace, made of a run of kind "curve"; None where it, or its control, is not finished.
+    """The table ``heldout`` of a trace, made of a run of kind "curve"; None where it, or its
+    control, is not finished.
 
-    Columns: k, control, loss, stderr, delta, delta_stderr, tokens, losses (R,), bits_per_byte; grown (R,) and grown_at,
-    of one masked key: the share of heads in which a sink grew, by row, and the places where they did (`grown_of`).
+    Columns: k, control, loss, stderr, delta, delta_stderr, tokens, losses (R,), bits_per_byte;
+    grown (R,) and grown_at, of one masked key: the share of heads in which a sink grew, by row, and
+    the places where they did (`grown_of`).
     """
     names = of_twin("curve", twin), of_twin("curve_rows", twin)
     if not {*names} <= {*curve.tables}:
@@ -32,9 +36,21 @@ def heldout_of(curve: Run, twin: str = "") -> pd.DataFrame | None:
     rows = []
     for cell in table[table["control"].isin(ARMS)].to_dict("records"):
         losses_R = losses[cell["k"], cell["control"]].to_numpy()
-        row = {"k": int(cell["k"]), "control": ARMS[cell["control"]], "loss": cell["loss"], "stderr": _error(losses_R)}
-        row |= {"delta": cell["delta"], "delta_stderr": _error(losses_R - clean_R), "tokens": cell["tokens"]}
-        row |= {"losses": losses_R.tolist(), "bits_per_byte": cell["bits_per_byte"] if cell["k"] == 0 else math.nan}
+        row = {
+            "k": int(cell["k"]),
+            "control": ARMS[cell["control"]],
+            "loss": cell["loss"],
+            "stderr": _error(losses_R),
+        }
+        row |= {
+            "delta": cell["delta"],
+            "delta_stderr": _error(losses_R - clean_R),
+            "tokens": cell["tokens"],
+        }
+        row |= {
+            "losses": losses_R.tolist(),
+            "bits_per_byte": cell["bits_per_byte"] if cell["k"] == 0 else math.nan,
+        }
         rows.append(row)
     frame = pd.DataFrame(rows)
     name = of_twin("grown", twin)
@@ -47,10 +63,11 @@ def heldout_of(curve: Run, twin: str = "") -> pd.DataFrame | None:
 
 
 def grown_of(table: pd.DataFrame) -> tuple[np.ndarray, list[int]]:
-    """Sinks that grew when the strongest key was masked: the share of heads in each row, (R,), and their positions.
+    """Sinks that grew when the strongest key was masked: the share of heads in each row, (R,), and
+    their positions.
 
-    Such a key is not above `STRONG` before, and above it after. Positions are those in the text, below 0 for added
-    sinks, one for each head and row in which a sink grew.
+    Such a key is not above `STRONG` before, and above it after. Positions are those in the text,
+    below 0 for added sinks, one for each head and row in which a sink grew.
 
     Args:
         table: the table ``grown`` of a curve.
@@ -64,7 +81,9 @@ def _error(values_R: np.ndarray) -> float:
 
 
 def curve_of(study: Run, curves: Sequence[Run]) -> Run | None:
-    """The first masking curve of the same model: of its name, and its weights where both runs noted them."""
+    """The first masking curve of the same model: of its name, and its weights where both runs noted
+    them.
+    """
     for curve in curves:
         one, other = study.info.model, curve.info.model
         weights = one.get("weights_sha256"), other.get("weights_sha256")

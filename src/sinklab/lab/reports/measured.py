@@ -1,6 +1,9 @@
-"""What one pass over the samples of a study leaves behind: sums and small tables, no arrays of the run."""
+"""What one pass over the samples of a study leaves behind: sums and small tables, no arrays of the
+run.
+"""
 
-# T steps, L layers, H heads, K keys (added sinks first), R text keys, S positions, G states of queries
+# T steps, L layers, H heads, K keys (added sinks first), R text keys, S positions, G states of
+# queries
 import math
 import operator
 import os
@@ -30,12 +33,27 @@ from sinklab.lab.reports.samples import Sample, rule_name
 from sinklab.lab.reports.seen import TextMotion
 
 SUMMED = (
-    "added_share", "text_share", "absorbed", "added_norm", "added_key_norm", "events", "added_events", "sinks", "score",
-    "mains", "added_mains", "moves", "text_moves", "transitions", *(f"received_{state}" for state in STATES),
-)  # fmt: skip
+    "added_share",
+    "text_share",
+    "absorbed",
+    "added_norm",
+    "added_key_norm",
+    "events",
+    "added_events",
+    "sinks",
+    "score",
+    "mains",
+    "added_mains",
+    "moves",
+    "text_moves",
+    "transitions",
+    *(f"received_{state}" for state in STATES),
+)
 """columns of `Measured.by_layer` that `Measured` adds up, described there"""
 NORMS = ("norm", "key_norm")
-MOTION_FIELDS = [one.name for one in fields(Motion) if one.name not in ("main", "counted", "overall")]
+MOTION_FIELDS = [
+    one.name for one in fields(Motion) if one.name not in ("main", "counted", "overall")
+]
 MOST_BOUNDS = 6_000
 MOST_AT_ONCE = 4
 
@@ -51,8 +69,16 @@ class Means:
         """Add every number of ``values``, ``weights`` times."""
         self.sums[name] += _weighted(values, weights).reshape(2, -1).sum(1)
 
-    def add_in(self, places_TGR: np.ndarray, names: Sequence[Any], values_TLR: np.ndarray, weights: Any = 1.0) -> None:
-        """The same of every layer where the ``places`` of a name are 1: all layers of one group after another."""
+    def add_in(
+        self,
+        places_TGR: np.ndarray,
+        names: Sequence[Any],
+        values_TLR: np.ndarray,
+        weights: Any = 1.0,
+    ) -> None:
+        """The same of every layer where the ``places`` of a name are 1: all layers of one group
+        after another.
+        """
         shape = values_TLR.shape
         for steps in spans(len(places_TGR), 4 * math.prod(shape[1:])):
             both = _weighted(values_TLR[steps], np.broadcast_to(weights, shape)[steps])
@@ -79,19 +105,30 @@ def _weighted(values: Any, weights: Any) -> np.ndarray:
 
 
 class Measured:
-    """The numbers of a study that need its arrays. None, or empty, where no sample recorded what a number needs."""
+    """The numbers of a study that need its arrays. None, or empty, where no sample recorded what a
+    number needs.
+    """
 
     def __init__(
-        self, sample: Callable[[int], Sample], recorded: Sequence[int], layers: Sequence[int], heads: Sequence[int]
+        self,
+        sample: Callable[[int], Sample],
+        recorded: Sequence[int],
+        layers: Sequence[int],
+        heads: Sequence[int],
     ) -> None:
-        """sample: reads the sample at a place, one of ``recorded``; each is let go when it is measured."""
+        """sample: reads the sample at a place, one of ``recorded``; each is let go when it is
+        measured.
+        """
         self._layers, self._heads = np.asarray(layers, dtype=int), np.asarray(heads, dtype=int)
         with ExitStack() as during:
-            # numpy works outside the lock of the interpreter: who wants it back asks after half a millisecond, not five
+            # numpy works outside the lock of the interpreter: who wants it back asks after half a
+            # millisecond, not five
             during.callback(sys.setswitchinterval, sys.getswitchinterval())
             sys.setswitchinterval(5e-4)
             pool = during.enter_context(ThreadPoolExecutor(min(MOST_AT_ONCE, os.cpu_count() or 1)))
-            found = list(pool.map(lambda place: self._found(sample(place), len(recorded)), recorded))
+            found = list(
+                pool.map(lambda place: self._found(sample(place), len(recorded)), recorded)
+            )
         alone = list(enumerate(map(self._of_one, found)))
         self.each: dict[str, pd.DataFrame] = {
             "layer": _joined([one.by_layer.assign(sample=number) for number, one in alone]),
@@ -110,7 +147,10 @@ class Measured:
     def _add_up(self, found: list[dict[str, Any]]) -> None:
         """Everything of some samples together."""
         self._means, self._counts = Means(), Counter[tuple[str, int]]()
-        self._share_LH, self._steps_L = np.zeros((len(self._layers), len(self._heads))), np.zeros(len(self._layers))
+        self._share_LH, self._steps_L = (
+            np.zeros((len(self._layers), len(self._heads))),
+            np.zeros(len(self._layers)),
+        )
         parts: defaultdict[str, list[Any]] = defaultdict(list)
         for one in found:
             self._means.include(one["means"])
@@ -125,8 +165,12 @@ class Measured:
         self.explained: Explained | None = _total(parts["explained"])
         """how much of received attention the class and the position of tokens explain"""
         self.split: overlap.SplitSinks | None = _total(parts["split"])
-        self.rules: list[thresholds.RuleRow] = [_total(rows) for rows in zip(*parts["rules"], strict=True)]
-        self.blocks: list[overlap.BlockEffects] = [_total(effects) for effects in zip(*parts["blocks"], strict=True)]
+        self.rules: list[thresholds.RuleRow] = [
+            _total(rows) for rows in zip(*parts["rules"], strict=True)
+        ]
+        self.blocks: list[overlap.BlockEffects] = [
+            _total(effects) for effects in zip(*parts["blocks"], strict=True)
+        ]
         """moves at block borders and inside, of each layer"""
         self.motion: MotionSummary | None = MotionSummary.pooled(parts["motion"]) if found else None
         """of the main sinks of all heads and samples together"""
@@ -137,7 +181,9 @@ class Measured:
         self.events_NS = pd.DataFrame(parts["events_S"]).to_numpy(float)
         """sinks of a sample by text position; NaN beyond its length"""
         self.strongest_keys: list[dict[str, Any]] = parts["strongest_keys"]
-        """of each sample, what `sinklab.lab.reports.answered` says of the strongest keys of its heads"""
+        """of each sample, what `sinklab.lab.reports.answered` says of the strongest keys of its
+        heads
+        """
         self.norm_ratio_N = np.array(parts["norm_ratio"], dtype=float)
         """of each sample: sink_norm / rest_norm, mean over layers (`by_layer`)"""
         self.norm_ratio: Estimate = mean_over(self.norm_ratio_N)
@@ -146,10 +192,16 @@ class Measured:
         """share of a sample's tokens that each threshold leaves out"""
         self.filtered_N = [curve.at(3.0) for curve in parts["curve"]]
         """that of epsilon = 3"""
-        self.threshold = float(np.median(np.concatenate(parts["threshold_T"]))) if found else float("nan")
-        """received attention that makes a sink, median over steps; NaN for a rule that is no such bound"""
+        self.threshold = (
+            float(np.median(np.concatenate(parts["threshold_T"]))) if found else float("nan")
+        )
+        """received attention that makes a sink, median over steps; NaN for a rule that is no such
+        bound
+        """
         shared_NLL = np.array(parts["shared_LL"])
-        self.overlap_by_layer_LL = ratio(np.nansum(shared_NLL, axis=0), (~np.isnan(shared_NLL)).sum(0))
+        self.overlap_by_layer_LL = ratio(
+            np.nansum(shared_NLL, axis=0), (~np.isnan(shared_NLL)).sum(0)
+        )
         """mean overlap of the sinks of two layers"""
         self._labels = {name: parts[name] for name in ("text", "class", "age")}
 
@@ -158,7 +210,10 @@ class Measured:
         shape, means = sample.shape, Means()
         first = next(iter(thresholds.DEFAULT_RULES.values()))
         own = {} if sample.rule == first else {rule_name(sample.rule): sample.rule}
-        curve, histogram = thresholds.CurveCounter(shape[1]), thresholds.HistogramCounter(bins=80, log=True)
+        curve, histogram = (
+            thresholds.CurveCounter(shape[1]),
+            thresholds.HistogramCounter(bins=80, log=True),
+        )
         rules = thresholds.RuleCounter({**own, **thresholds.DEFAULT_RULES})
         moved = MotionCounter(shape, sample.rule, sample.added)
         text = TextMotion(shape, sample.added, sample.rule, sample.positions_T)
@@ -176,12 +231,15 @@ class Measured:
             "events_S": pd.Series(sample.events_TK[:, sample.added :].sum(0)),
             "shared_LL": overlap.overlap_of_counts(seen.events_TLK),
             "layer_sinks": overlap.LayerSinks(
-                here_TLH.sum((0, 2)), here_TLH.any(2).sum(0), seen.sinks_TLH.sum((0, 2)),
-                (seen.events_TLK > 0).sum((0, 2)), seen.taken_TLH.sum((0, 2), dtype=float),
+                here_TLH.sum((0, 2)),
+                here_TLH.any(2).sum(0),
+                seen.sinks_TLH.sum((0, 2)),
+                (seen.events_TLK > 0).sum((0, 2)),
+                seen.taken_TLH.sum((0, 2), dtype=float),
             ),
             "bounds": drawn_bounds(sample, samples),
             "strongest_keys": seen_of(sample),
-        }  # fmt: skip
+        }
         self._states(sample, means)
         norms = pd.DataFrame([_compared(means, "norm", layer) for layer in self._layers.tolist()])
         found["norm_ratio"] = (norms["sink_norm"] / norms["rest_norm"]).mean()
@@ -203,21 +261,26 @@ class Measured:
             means.add(("score", layer), ratio(seen.score_TL[:, place], sinks_T), sinks_T)
             means.add(("overlap_between_heads", layer), seen.alike_TL[:, place])
             pairs, moves = _moves(main_TH)
-            counts.update({
-                ("events", layer): int(sinks_T.sum()),
-                ("added_events", layer): int(seen.events_TLK[:, place, :added].sum()),
-                ("mains", layer): int(here_TH.sum()),
-                ("added_mains", layer): int((here_TH & (main_TH < added)).sum()),
-                ("moves", layer): moves,
-                ("text_moves", layer): _moves(seen.text_main_TLH[:, place])[1],
-                ("transitions", layer): pairs,
-            })  # fmt: skip
-        for step, stays_LH in zip(sample.step_numbers_T[:-1].tolist(), seen.stays_TLH[1:], strict=True):
+            counts.update(
+                {
+                    ("events", layer): int(sinks_T.sum()),
+                    ("added_events", layer): int(seen.events_TLK[:, place, :added].sum()),
+                    ("mains", layer): int(here_TH.sum()),
+                    ("added_mains", layer): int((here_TH & (main_TH < added)).sum()),
+                    ("moves", layer): moves,
+                    ("text_moves", layer): _moves(seen.text_main_TLH[:, place])[1],
+                    ("transitions", layer): pairs,
+                }
+            )
+        for step, stays_LH in zip(
+            sample.step_numbers_T[:-1].tolist(), seen.stays_TLH[1:], strict=True
+        ):
             means.add(("step", step), stays_LH)
         return counts
 
     def _states(self, sample: Sample, means: Means) -> None:
-        """Add the norms of every layer in one sample, and what is received there, of positions in each state apart.
+        """Add the norms of every layer in one sample, and what is received there, of positions in
+        each state apart.
 
         Masks differ from text in everything: a mean over both is that of a mixture.
         """
@@ -226,10 +289,16 @@ class Measured:
         received_TLR = seen.share_TLK[..., added:] * sample.positions_T[:, None, None]
         places_GTR = np.array([sample.states_TS == state for state in states], dtype=float)
         places_TGR = places_GTR.reshape(len(states), *received_TLR.shape[::2]).swapaxes(0, 1)
-        means.add_in(places_TGR, [(f"received_{STATES[g]}", layer) for g in states for layer in layers], received_TLR)
+        means.add_in(
+            places_TGR,
+            [(f"received_{STATES[g]}", layer) for g in states for layer in layers],
+            received_TLR,
+        )
         events_TLR = seen.events_TLK[..., added:].astype(float)
         others_TLR = (seen.main_TLH >= 0).sum(2)[..., None] - events_TLR
-        for suffix, recorded_TLK in zip(NORMS, (sample.value_norm_TLK, sample.key_norm_TLK), strict=True):
+        for suffix, recorded_TLK in zip(
+            NORMS, (sample.value_norm_TLK, sample.key_norm_TLK), strict=True
+        ):
             if recorded_TLK is None:
                 continue
             norm_TLK = np.where(sample.exists_TK[:, None], recorded_TLK, np.nan)
@@ -241,7 +310,11 @@ class Measured:
 
     def _motion(self, sample: Sample, found: Motion) -> dict[str, Any]:
         layer_LH, head_LH = np.meshgrid(self._layers, self._heads, indexing="ij")
-        columns: dict[str, Any] = {"sample": sample.index, "layer": layer_LH.ravel(), "head": head_LH.ravel()}
+        columns: dict[str, Any] = {
+            "sample": sample.index,
+            "layer": layer_LH.ravel(),
+            "head": head_LH.ravel(),
+        }
         columns |= {name: getattr(found, name).ravel() for name in MOTION_FIELDS}
         columns["word"] = [motion_word(value) for value in columns["mobility"]]
         overall, strongest = found.overall, sample.strongest
@@ -250,37 +323,47 @@ class Measured:
         if sample.reading == SO_FAR:
             # a column sum keeps its old rows: what stands still in it may do so by construction
             overall = overall.of_heads(strongest.mobility_LH, strongest.counted_LH)
-            columns |= {"so_far_mobility": columns["mobility"], "mobility": strongest.mobility_LH.ravel()}
+            columns |= {
+                "so_far_mobility": columns["mobility"],
+                "mobility": strongest.mobility_LH.ravel(),
+            }
             columns["word"] = [motion_word(value) for value in columns["mobility"]]
             if sample.last_row_mobility_LH is not None:
                 columns["last_row_mobility"] = sample.last_row_mobility_LH.ravel()
         parts: dict[str, Any] = {"motion": overall, "motions": pd.DataFrame(columns)}
         if (sample.blocks_T >= 0).all():
             parts["blocks"] = [
-                overlap.block_effects(found.main[:, [place]], sample.blocks_T, found.counted[:, [place]])
+                overlap.block_effects(
+                    found.main[:, [place]], sample.blocks_T, found.counted[:, [place]]
+                )
                 for place in range(len(self._layers))
             ]
         if sample.main_by_state_TGLH is not None:
             # the least weight that makes a key a sink of all queries together
             floor_T111 = np.nan_to_num(sample.threshold_T / sample.positions_T)[:, None, None, None]
-            parts["split"] = overlap.split_sinks(sample.main_by_state_TGLH, sample.share_by_state_TGLH, floor_T111)
+            parts["split"] = overlap.split_sinks(
+                sample.main_by_state_TGLH, sample.share_by_state_TGLH, floor_T111
+            )
         return parts
 
     @cached_property
     def by_layer(self) -> pd.DataFrame:
-        """A row per recorded layer, over all samples, recorded steps and heads; empty without attention.
+        """A row per recorded layer, over all samples, recorded steps and heads; empty without
+        attention.
 
         added_share: mean attention weight on the added sink columns together; NaN without any
-        text_share: mean attention weight on the one text position that receives most, per head and step
-        absorbed: mean share of the attention that all sinks of a head take together
-        added_norm: mean length of the added sinks' value vectors; NaN without any, or without value_norm
-        text_norm, mask_norm: the same over visible text, committed or prompt, and over masks
-        sink_norm: the same over visible text where a head has a sink, each head counting once; NaN without any
-        rest_norm: the same over visible text where a head has none, committed and prompt weighted as among the sinks
-        sink_norm_masked, sink_norm_committed, sink_norm_prompt, rest_norm_masked, …: the same in one state; NaN where
+        text_share: mean attention weight on the one text position that receives most, per head and
+        step absorbed: mean share of the attention that all sinks of a head take together
+        added_norm: mean length of the added sinks' value vectors; NaN without any, or without
+        value_norm text_norm, mask_norm: the same over visible text, committed or prompt, and over
+        masks sink_norm: the same over visible text where a head has a sink, each head counting
+        once; NaN without any rest_norm: the same over visible text where a head has none, committed
+        and prompt weighted as among the sinks sink_norm_masked, sink_norm_committed,
+        sink_norm_prompt, rest_norm_masked, …: the same in one state; NaN where
             it is not known what positions held
         added_key_norm, sink_key_norm, rest_key_norm, …: the same of key vectors, from key_norm
-        received_masked, received_committed, received_prompt: what a text position in this state receives, mean over
+        received_masked, received_committed, received_prompt: what a text position in this state
+        receives, mean over
             heads, as a multiple of an even share
         events: number of (sample, step, head, key) that are sinks
         added_events: those of them that are added sink columns
@@ -296,7 +379,8 @@ class Measured:
         mobility: mean over heads, weighted by the strength of their main sinks; 0 static, 1 moving
         overlap_between_heads, overlap_with_next_layer: mean Jaccard overlap of sinks
         split_sinks: share of heads whose masked and unmasked queries have different main sinks
-        border_moves, inside_moves: moves of the main sink per pair of steps at block borders and inside blocks
+        border_moves, inside_moves: moves of the main sink per pair of steps at block borders and
+        inside blocks
         """
         rows = []
         for layer in self._layers.tolist():
@@ -309,11 +393,20 @@ class Measured:
         table["main_share"] = self.main_share_LH.mean(1)
         if self.layer_sinks is not None:
             table["distinct_sinks"] = self.layer_sinks.distinct
-        mobility, strength = self.motions["mobility"].to_numpy(), self.motions["strength"].to_numpy()
+        mobility, strength = (
+            self.motions["mobility"].to_numpy(),
+            self.motions["strength"].to_numpy(),
+        )
         here_LM = (self.motions["layer"].to_numpy() == self._layers[:, None]) & ~np.isnan(mobility)
-        table["mobility"] = ratio(here_LM @ (strength * np.nan_to_num(mobility)), here_LM @ strength)
-        table["overlap_between_heads"] = [self._of("overlap_between_heads", layer) for layer in self._layers.tolist()]
-        table["overlap_with_next_layer"] = np.append(np.diagonal(self.overlap_by_layer_LL, 1), np.nan)
+        table["mobility"] = ratio(
+            here_LM @ (strength * np.nan_to_num(mobility)), here_LM @ strength
+        )
+        table["overlap_between_heads"] = [
+            self._of("overlap_between_heads", layer) for layer in self._layers.tolist()
+        ]
+        table["overlap_with_next_layer"] = np.append(
+            np.diagonal(self.overlap_by_layer_LL, 1), np.nan
+        )
         if self.split is not None:
             table["split_sinks"] = self.split.share_by_layer
         if self.blocks:
@@ -333,12 +426,16 @@ class Measured:
     @property
     def strongest(self) -> tuple[int, int]:
         """Places of the layer and head whose greatest key has most."""
-        layer, head = np.unravel_index(int(np.nan_to_num(self.main_share_LH).argmax()), self.main_share_LH.shape)
+        layer, head = np.unravel_index(
+            int(np.nan_to_num(self.main_share_LH).argmax()), self.main_share_LH.shape
+        )
         return int(layer), int(head)
 
     @property
     def scores(self) -> tuple[np.ndarray, np.ndarray]:
-        """Borders of the bins of received attention, and the share of tokens in each; those beyond in the outermost."""
+        """Borders of the bins of received attention, and the share of tokens in each; those beyond
+        in the outermost.
+        """
         assert self.histogram is not None
         counts = self.histogram.counts.astype(float)
         counts[0] += self.histogram.below
@@ -347,9 +444,13 @@ class Measured:
 
     @cached_property
     def by_step(self) -> pd.DataFrame:
-        """``overlap``: mean Jaccard overlap of a head's sinks with those of the next recorded step, by ``step``."""
+        """``overlap``: mean Jaccard overlap of a head's sinks with those of the next recorded step,
+        by ``step``.
+        """
         steps = sorted(key[1] for key in self._means.sums if key[0] == "step")
-        return pd.DataFrame({"step": steps, "overlap": [self._means.mean(("step", step)) for step in steps]})
+        return pd.DataFrame(
+            {"step": steps, "overlap": [self._means.mean(("step", step)) for step in steps]}
+        )
 
     def enriched(self, labels: str) -> Enrichment | None:
         """Frequency of sinks against occupancy by "text", "class" or "age"; None without tokens."""
@@ -357,8 +458,15 @@ class Measured:
 
 
 def _compared(means: Means, suffix: str, layer: int) -> dict[str, float]:
-    """Mean norms in a layer: of sinks and of the rest in each state, and of visible text, state for state."""
-    sums = np.array([[means.sums[kind, suffix, layer, state] for state in range(3)] for kind in ("sink", "rest")])
+    """Mean norms in a layer: of sinks and of the rest in each state, and of visible text, state for
+    state.
+    """
+    sums = np.array(
+        [
+            [means.sums[kind, suffix, layer, state] for state in range(3)]
+            for kind in ("sink", "rest")
+        ]
+    )
     mean_2G, weight_2G = ratio(sums[..., 0], sums[..., 1]), sums[..., 1]
     found = {
         f"{kind}_{suffix}_{state}": mean_2G[place, column]
@@ -372,7 +480,9 @@ def _compared(means: Means, suffix: str, layer: int) -> dict[str, float]:
     both_G = np.where(weight_2G[1, 1:] > 0, weight_2G[0, 1:], 0)
     alike_G = both_G if both_G.any() else weight_2G[1, 1:]
     for place, kind, weight_G in ((0, "sink", both_G), (1, "rest", alike_G)):
-        found[f"{kind}_{suffix}"] = ratio((np.nan_to_num(mean_2G[place, 1:]) * weight_G).sum(), weight_G.sum())
+        found[f"{kind}_{suffix}"] = ratio(
+            (np.nan_to_num(mean_2G[place, 1:]) * weight_G).sum(), weight_G.sum()
+        )
     return {name: float(value) for name, value in found.items()}
 
 
@@ -383,11 +493,15 @@ def _tokens(sample: Sample) -> dict[str, Any]:
     score_TK = sample.mean_share_TK * sample.positions_T[:, None]
     labels = {"text": sample.labels_TK, "class": sample.classes_TK, "age": sample.ages_TK}
     explained = explained_mass(score_TK[:, sample.added :], labels["class"][:, sample.added :])
-    return {"explained": explained} | {name: tallied(values_TK, sample.events_TK) for name, values_TK in labels.items()}
+    return {"explained": explained} | {
+        name: tallied(values_TK, sample.events_TK) for name, values_TK in labels.items()
+    }
 
 
 def _moves(main_TH: np.ndarray) -> tuple[int, int]:
-    """Pairs of successive steps that have a main sink, and at how many of them it is another key."""
+    """Pairs of successive steps that have a main sink, and at how many of them it is another
+    key.
+    """
     pairs = (main_TH[1:] >= 0) & (main_TH[:-1] >= 0)
     return int(pairs.sum()), int((pairs & (main_TH[1:] != main_TH[:-1])).sum())
 
@@ -401,7 +515,8 @@ def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def drawn_bounds(sample: Sample, samples: int) -> pd.DataFrame:
-    """Mean output norm and no-op bound per step, state, layer and head: at most 6,000 over all ``samples``.
+    """Mean output norm and no-op bound per step, state, layer and head: at most 6,000 over all
+    ``samples``.
 
     Columns: state, output, bound. Empty when either was not recorded.
     """
@@ -412,4 +527,6 @@ def drawn_bounds(sample: Sample, samples: int) -> pd.DataFrame:
     if len(cells) > most:
         cells = np.sort(np.random.default_rng(sample.index).choice(cells, most, replace=False))
     state = np.unravel_index(cells, output.shape)[1]
-    return pd.DataFrame({"state": state, "output": output.ravel()[cells], "bound": bound.ravel()[cells]})
+    return pd.DataFrame(
+        {"state": state, "output": output.ravel()[cells], "bound": bound.ravel()[cells]}
+    )

@@ -1,4 +1,6 @@
-"""What the explorer of the page holds of each run, within a budget of bytes, and the script that reads it."""
+"""What the explorer of the page holds of each run, within a budget of bytes, and the script that
+reads it.
+"""
 
 # T shown steps, L layers, H heads, K keys (added sinks first, then canvas positions), S positions
 from __future__ import annotations
@@ -34,7 +36,9 @@ LEVEL = 7
 
 @dataclass(frozen=True)
 class LogScale:
-    """Codes of amounts: 0 absent, 1 below 2**low, then ``levels`` even steps of the logarithm up to 2**high."""
+    """Codes of amounts: 0 absent, 1 below 2**low, then ``levels`` even steps of the logarithm up to
+    2**high.
+    """
 
     low: float
     high: float
@@ -63,18 +67,26 @@ class LogScale:
 
     def as_json(self) -> dict[str, float]:
         """What the page needs to decode."""
-        return {"low": self.low, "high": self.high, "levels": self.levels, "error": round(self.error, 5)}
+        return {
+            "low": self.low,
+            "high": self.high,
+            "levels": self.levels,
+            "error": round(self.error, 5),
+        }
 
 
 def pack(array: np.ndarray, row: int = 0) -> dict[str, Any]:
-    """An array of unsigned integers as JSON: the smallest of plain, deflated, and deflated differences.
+    """An array of unsigned integers as JSON: the smallest of plain, deflated, and deflated
+    differences.
 
-    ``row`` is the distance, in elements, to the element that is likely to be alike (the same cell one step before);
-    0 when there is none.
+    ``row`` is the distance, in elements, to the element that is likely to be alike (the same cell
+    one step before); 0 when there is none.
     """
     flat = np.ascontiguousarray(array).ravel()
     if flat.dtype not in (np.uint8, np.uint16):
-        raise ValueError(f"pack takes uint8 or uint16 arrays: got {flat.dtype}. Encode them on a LogScale first.")
+        raise ValueError(
+            f"pack takes uint8 or uint16 arrays: got {flat.dtype}. Encode them on a LogScale first."
+        )
     flat = flat.astype(flat.dtype.newbyteorder("<"))
     plain = zlib.compress(flat.tobytes(), LEVEL)
     best, delta, deflate = plain, 0, True
@@ -86,7 +98,12 @@ def pack(array: np.ndarray, row: int = 0) -> dict[str, Any]:
             best, delta = smaller, row
     if len(best) >= WORTH * flat.nbytes:
         best, delta, deflate = flat.tobytes(), 0, False
-    return {"bytes": flat.itemsize, "delta": delta, "deflate": deflate, "data": base64.b64encode(best).decode("ascii")}
+    return {
+        "bytes": flat.itemsize,
+        "delta": delta,
+        "deflate": deflate,
+        "data": base64.b64encode(best).decode("ascii"),
+    }
 
 
 def size(packed: dict[str, Any]) -> int:
@@ -113,9 +130,12 @@ Token = tuple[int, str, str, str]
 
 
 def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
-    """``samples`` (as many as fit, the first always), ``vocabulary`` and ``shown`` (a sentence) of one run."""
+    """``samples`` (as many as fit, the first always), ``vocabulary`` and ``shown`` (a sentence) of
+    one run.
+    """
     vocabulary, samples, used = dict[Token, int](), list[dict[str, Any]](), 0
-    # As many samples as can have their maps and some keys of every head; each gets an equal part of what is left.
+    # As many samples as can have their maps and some keys of every head; each gets an equal part of
+    # what is left.
     fits, written = 1, study.generations
     if written is not None and "masked_sinks" in written:
         written = written[written["masked_sinks"].fillna(0) == 0]
@@ -126,7 +146,9 @@ def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
             break
         if not sample.step_numbers_T.size:
             continue
-        content = _base(sample, vocabulary, budget - used) | {"final": str(finals.get(sample.index) or "")}
+        content = _base(sample, vocabulary, budget - used) | {
+            "final": str(finals.get(sample.index) or "")
+        }
         _add_hidden(content, study, sample, 0.85 * (budget - used) - _used(content))
         if samples and used + _used(content) > budget:
             break
@@ -155,7 +177,8 @@ def _base(sample: Sample, vocabulary: dict[Token, int], budget: int) -> dict[str
     scale = LogScale.covering(np.array([seen.greatest]), LOW)
     mean_LTK = np.where(exists_TK, seen.received_TLK[keep].transpose(1, 0, 2), np.nan)
     main_LHT = (sample.main_TLH[keep].transpose(1, 2, 0) + 1).astype(np.uint16)
-    # scores are mean weights in multiples of an even share, whatever the number of queries that see the key
+    # scores are mean weights in multiples of an even share, whatever the number of queries that see
+    # the key
     visible_T = np.rint(np.where(exists_TK, sample.visible_TK[keep], 0).max(1)).astype(np.uint16)
     arrays = {
         "mean": pack(scale.encode(mean_LTK), keys),
@@ -185,25 +208,41 @@ def _base(sample: Sample, vocabulary: dict[Token, int], budget: int) -> dict[str
     return content
 
 
-def _tokens(sample: Sample, vocabulary: dict[Token, int], keep: slice, exists_TK: np.ndarray) -> dict[str, Any]:
-    """Number in the vocabulary and age (1 + index into AGES) of every position, 0 where none is; untold: committed."""
+def _tokens(
+    sample: Sample, vocabulary: dict[Token, int], keep: slice, exists_TK: np.ndarray
+) -> dict[str, Any]:
+    """Number in the vocabulary and age (1 + index into AGES) of every position, 0 where none is;
+    untold: committed.
+    """
     there_TS = exists_TK[:, sample.added :]
-    numbers_TS, ages_TS = np.zeros(there_TS.shape, np.uint16), np.where(there_TS, 1 + AGES.index("committed"), 0)
+    numbers_TS, ages_TS = (
+        np.zeros(there_TS.shape, np.uint16),
+        np.where(there_TS, 1 + AGES.index("committed"), 0),
+    )
     if sample.has_tokens:
         there_TS = sample.states_TS[keep] >= 0
         columns = (sample.ids_TS, sample.read_TS, sample.classes_TS, sample.specials_TS)
         tokens = zip(*(values_TS[keep][there_TS].tolist() for values_TS in columns), strict=True)
         numbers = [
-            vocabulary.setdefault((number, str(text), str(kind), str(special or "")), len(vocabulary) + 1)
+            vocabulary.setdefault(
+                (number, str(text), str(kind), str(special or "")), len(vocabulary) + 1
+            )
             for number, text, kind, special in tokens
         ]
         numbers_TS[there_TS] = np.where(np.array(numbers) > MOST_TOKENS, 0, numbers)
-        ages_TS = np.sum([code * (sample.ages_TS[keep] == age) for code, age in enumerate(AGES, 1)], axis=0)
+        ages_TS = np.sum(
+            [code * (sample.ages_TS[keep] == age) for code, age in enumerate(AGES, 1)], axis=0
+        )
     positions = there_TS.shape[1]
-    return {"tokens": pack(numbers_TS, positions), "ages": pack(ages_TS.astype(np.uint8), positions)}
+    return {
+        "tokens": pack(numbers_TS, positions),
+        "ages": pack(ages_TS.astype(np.uint8), positions),
+    }
 
 
-def _norms(norms_TLK: np.ndarray, exists_TK: np.ndarray, room: float) -> tuple[dict[str, Any], LogScale]:
+def _norms(
+    norms_TLK: np.ndarray, exists_TK: np.ndarray, room: float
+) -> tuple[dict[str, Any], LogScale]:
     """Norms on the finest scale that fits into ``room``; the coarsest when none does."""
     norms_LTK = np.where(exists_TK, norms_TLK.transpose(1, 0, 2), np.nan)
     positive = norms_LTK[norms_LTK > 0]
@@ -217,7 +256,9 @@ def _norms(norms_TLK: np.ndarray, exists_TK: np.ndarray, room: float) -> tuple[d
 
 
 def _add_hidden(content: dict[str, Any], study: Study, sample: Sample, room: float) -> None:
-    """Keys that the run's edits took from each head, where they fit: 1 + their numbers, rising, and 0 where fewer."""
+    """Keys that the run's edits took from each head, where they fit: 1 + their numbers, rising, and
+    0 where fewer.
+    """
     table = study.removals
     if study.twin or table is None or "keys" not in table:
         return
@@ -231,7 +272,9 @@ def _add_hidden(content: dict[str, Any], study: Study, sample: Sample, room: flo
         return
     cells = np.repeat(np.ravel_multi_index(place_3N[:, kept_N], shape), [*map(len, keys_N[kept_N])])
     # edits may take the same key
-    cells, keys = np.divmod(np.unique(cells * content["keys"] + np.concatenate(keys_N[kept_N])), content["keys"])
+    cells, keys = np.divmod(
+        np.unique(cells * content["keys"] + np.concatenate(keys_N[kept_N])), content["keys"]
+    )
     number = np.arange(len(cells)) - np.searchsorted(cells, cells)
     most = int(number.max()) + 1
     if math.prod(shape) * most <= MOST_HIDDEN:
@@ -244,7 +287,9 @@ def _add_hidden(content: dict[str, Any], study: Study, sample: Sample, room: flo
 
 
 def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:
-    """Every head's map where it fits, else the greatest keys of every head, as many as fit (one at least)."""
+    """Every head's map where it fits, else the greatest keys of every head, as many as fit (one at
+    least).
+    """
     keep = slice(None, None, content["stride"])
     scale = LogScale(*(content["scale"][key] for key in ("low", "high", "levels")))
     # Deflate has never made a tenth of such maps, so much larger ones need not be tried.
@@ -254,7 +299,9 @@ def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:
             content["arrays"]["heads"] = packed
             return
     content["ranks"] = []
-    for keys_LHT, received_LHT in _greatest(sample, content["stride"], min(MOST_RANKS, sample.shape[-1])):
+    for keys_LHT, received_LHT in _greatest(
+        sample, content["stride"], min(MOST_RANKS, sample.shape[-1])
+    ):
         there = np.isfinite(received_LHT)
         rank = {
             "keys": pack(np.where(there, keys_LHT + 1, 0).astype(np.uint16)),
@@ -267,32 +314,45 @@ def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:
 
 
 def _greatest(sample: Sample, stride: int, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The ``count`` greatest keys of every head and step, the greatest first, and the first of equal ones.
+    """The ``count`` greatest keys of every head and step, the greatest first, and the first of
+    equal ones.
 
     (key, received), each (layer, head, step).
     """
     keys, values = [], []
     for slab in sample.slabs():
-        left_TLHK = only(slab.exists, slab.score, -np.inf)[-slab.at[0].start % stride :: stride].copy()
+        left_TLHK = only(slab.exists, slab.score, -np.inf)[
+            -slab.at[0].start % stride :: stride
+        ].copy()
         # one after the other is quicker than a partition
         for _ in range(count):
             keys.append(left_TLHK.argmax(-1))
             values.append(np.take_along_axis(left_TLHK, keys[-1][..., None], -1)[..., 0])
             np.put_along_axis(left_TLHK, keys[-1][..., None], -np.inf, -1)
     # of every slab one after the other rank
-    ranked = ([np.concatenate(each[rank::count]) for rank in range(count)] for each in (keys, values))
+    ranked = (
+        [np.concatenate(each[rank::count]) for rank in range(count)] for each in (keys, values)
+    )
     return zip(*(np.moveaxis(np.array(each), 1, 3) for each in ranked), strict=True)
 
 
 def facts_of(study: Study) -> dict[str, Any]:
     """What the explorer knows of one run beside the arrays of its samples."""
-    about: dict[str, Any] = {"label": study.label, "family": study.family, "added": study.sink_count}
-    ways = ("zeroed in" if "zero_value" in edit else "hidden from" for edit in study.run.info.settings.get("edits", ()))
+    about: dict[str, Any] = {
+        "label": study.label,
+        "family": study.family,
+        "added": study.sink_count,
+    }
+    ways = (
+        "zeroed in" if "zero_value" in edit else "hidden from"
+        for edit in study.run.info.settings.get("edits", ())
+    )
     about["removal"] = " or ".join(sorted(set(ways))) or "hidden from"
     if not study.layers:
         return about | {"layers": [], "heads": [], "head_maps": [], "first_layer": 0}
     measured, weight_LH = study.measured, study.measured.main_share_LH
-    # A head without sinks has no motion; its mean over samples is that of the samples where it has some.
+    # A head without sinks has no motion; its mean over samples is that of the samples where it has
+    # some.
     means = measured.motions.groupby(["layer", "head"])["mobility"].mean().unstack()
     mobility_LH = means.reindex(index=study.layers, columns=study.heads).to_numpy()
     return about | {
@@ -305,9 +365,13 @@ def facts_of(study: Study) -> dict[str, Any]:
 
 
 def head_maps(weight_LH: np.ndarray, mobility_LH: np.ndarray | None = None) -> list[dict[str, Any]]:
-    """Numbers per layer and head, as the analysis paper's Fig. 5: weight on the main sink (%), and how mobile it is."""
+    """Numbers per layer and head, as the analysis paper's Fig. 5: weight on the main sink (%), and
+    how mobile it is.
+    """
     known = weight_LH[np.isfinite(weight_LH) & (weight_LH > 0)]
-    low, high = (float(bound) for bound in (known.min(initial=math.inf), known.max(initial=-math.inf)))
+    low, high = (
+        float(bound) for bound in (known.min(initial=math.inf), known.max(initial=-math.inf))
+    )
     if not low < high:
         low, high = (low / 2, low * 2) if math.isfinite(low) else (0.5, 1.0)
     about = "Mean weight on the main sink of the head"
@@ -315,21 +379,40 @@ def head_maps(weight_LH: np.ndarray, mobility_LH: np.ndarray | None = None) -> l
     maps[0]["values"] = listed(weight_LH)
     if mobility_LH is not None and np.isfinite(mobility_LH).any():
         about = "Chance that two steps have their main sink at different places: 0 static, 1 moving"
-        maps.append({"name": "motion", "about": about, "unit": "", "log": False, "low": 0, "high": 1})
+        maps.append(
+            {"name": "motion", "about": about, "unit": "", "log": False, "low": 0, "high": 1}
+        )
         maps[1]["values"] = listed(mobility_LH)
     return maps
 
 
 # In the order they are put together: a later file may use an earlier one.
 SCRIPTS = (
-    "data", "colours", "text", "drawing", "app", "player", "readout", "heatmap", "heads", "multiples", "paths",
-    "scatter", "pane", "charts", "findings", "controls", "main",
-)  # fmt: skip
+    "data",
+    "colours",
+    "text",
+    "drawing",
+    "app",
+    "player",
+    "readout",
+    "heatmap",
+    "heads",
+    "multiples",
+    "paths",
+    "scatter",
+    "pane",
+    "charts",
+    "findings",
+    "controls",
+    "main",
+)
 
 
 @lru_cache(maxsize=2)
 def script(beginning: str = "") -> str:
-    """All scripts as one, in a scope of its own. `beginning`: what stands in the place of the last, which begins."""
+    """All scripts as one, in a scope of its own. `beginning`: what stands in the place of the last,
+    which begins.
+    """
     parts = [asset(f"assets/{name}.js").strip() for name in SCRIPTS]
     parts[-1] = beginning.strip() or parts[-1]
     return '(() => {\n"use strict";\n' + "\n\n".join(parts) + "\n})();\n"
@@ -341,12 +424,19 @@ def script_hash() -> str:
 
 
 def payload(studies: Sequence[Study], budget: int = BUDGET) -> dict[str, Any]:
-    """Everything the script draws, as JSON values. ``budget``: characters for the arrays of each run."""
+    """Everything the script draws, as JSON values. ``budget``: characters for the arrays of each
+    run.
+    """
     palette = {name: {"scale": theme.scale, "lines": theme.lines} for name, theme in THEMES.items()}
-    return {"palette": palette, "runs": [facts_of(study) | arrays_of(study, budget) for study in studies]}
+    return {
+        "palette": palette,
+        "runs": [facts_of(study) | arrays_of(study, budget) for study in studies],
+    }
 
 
 def data_block(content: dict[str, Any]) -> str:
     """A block that no browser runs or reads as markup: "<" is written as an escape."""
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )
     return f'<script type="application/json" id="payload">{text}</script>'

@@ -15,12 +15,24 @@ from sinklab.lab.reports.tables import markdown
 
 _ESCAPES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _ESCAPES |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
-_ESCAPES |= {"±": r"$\pm$", "−": "$-$", "–": "--", "…": r"\ldots{}", "×": r"$\times$", "\u00a0": "~"}
+_ESCAPES |= {
+    "±": r"$\pm$",
+    "−": "$-$",
+    "–": "--",
+    "…": r"\ldots{}",
+    "×": r"$\times$",
+    "\u00a0": "~",
+}
 
 
 def latex(table: pd.DataFrame, caption: str) -> str:
     """A table as LaTeX with booktabs, every cell as it stands, special characters escaped."""
-    lines = [r"\begin{table}", r"\centering", r"\begin{tabular}{" + "l" * table.shape[1] + "}", r"\toprule"]
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        r"\begin{tabular}{" + "l" * table.shape[1] + "}",
+        r"\toprule",
+    ]
     lines += [" & ".join(map(_escaped, table.columns)) + r" \\", r"\midrule"]
     lines += [" & ".join(map(_escaped, row)) + r" \\" for row in table.itertuples(index=False)]
     lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_escaped(caption)}}}", r"\end{table}"]
@@ -51,7 +63,9 @@ def write_printed(
     notes: Sequence[str] = (),
     beside: Mapping[str, pd.DataFrame] | None = None,
 ) -> Printed:
-    """Write STEM.md and STEM.tex of the table as people read it and of those beside it, and STEM.csv of its numbers."""
+    """Write STEM.md and STEM.tex of the table as people read it and of those beside it, and
+    STEM.csv of its numbers.
+    """
     stem.parent.mkdir(parents=True, exist_ok=True)
     more = beside or {}
     whole = f"# {title}\n\n{markdown(text, most=10_000)}\n"
@@ -76,7 +90,8 @@ def write_page(path: Path, table: pd.DataFrame, sentences: Iterable[str], more: 
 def save_figure(
     draw: Callable[..., Any], stem: Path, formats: Iterable[str] = ("png",), *, theme: str = "light"
 ) -> list[Path]:
-    """What ``draw`` returns, a figure or axes, as files STEM.png, … in a folder that is made; the paths.
+    """What ``draw`` returns, a figure or axes, as files STEM.png, … in a folder that is made; the
+    paths.
 
     Raises ValueError for an unknown format.
     """

@@ -30,21 +30,28 @@ def as_shown(
     received: str = "",
     any_kind: bool = False,
 ) -> list[Any]:
-    """Several runs of one kind with labels that tell them apart: the model's name, and the folder where names repeat.
+    """Several runs of one kind with labels that tell them apart: the model's name, and the folder
+    where names repeat.
 
-    Masking curves, of kind "curve", may stand beside studies: each says what masking costs its model.
+    Masking curves, of kind "curve", may stand beside studies: each says what masking costs its
+    model.
 
     Args:
         sources: runs, or readers of runs, which stay as they are.
         kind: what they must be; None for studies or training runs, whichever they are.
-        rule: what counts as a sink in studies, or its text such as "excess:epsilon=5"; None for the default.
+        rule: what counts as a sink in studies, or its text such as "excess:epsilon=5"; None for the
+            default.
         received: what the rule reads, "received" (where it is empty) or "received_from_masked".
         any_kind: runs of a kind that has no page are let through too.
 
     Raises:
         ValueError: without a run, for another kind, for runs of several kinds.
     """
-    given = [sources] if isinstance(sources, Run) or hasattr(sources, "run") else list(cast("Iterable[Any]", sources))
+    given = (
+        [sources]
+        if isinstance(sources, Run) or hasattr(sources, "run")
+        else list(cast("Iterable[Any]", sources))
+    )
     given, curves = _parted(given, kind)
     runs = [source if isinstance(source, Run) else source.run for source in given]
     if not runs:
@@ -55,21 +62,30 @@ def as_shown(
         found = run.info.kind
         if found != expected and kind is None and training:
             raise ValueError(
-                f"A report shows runs of one kind: {training.path} is of kind 'training', {run.path} of kind "
+                f"A report shows runs of one kind: {training.path} is of kind 'training', "
+                f"{run.path} of kind "
                 f"{found!r}. Make a report of each kind."
             )
         if found != expected:
             remedy = words_of("kinds", found) or words_of("makes", expected)
             raise ValueError(
-                f"This shows runs of kind {expected!r}: {run.path} is of kind {found!r}{remedy and '; '}{remedy}."
+                f"This shows runs of kind {expected!r}: {run.path} is of kind "
+                f"{found!r}{remedy and '; '}{remedy}."
             )
         _refuse_lost_samples(run)
     names = labels(runs)
     alike = repeats(runs, names) if expected == "training" else names
     reader: Any = READERS.get(expected, Reader)
-    settings = {name: given for name, given in (("rule", rules.parsed(rule)), ("received", received)) if given}
+    settings = {
+        name: given
+        for name, given in (("rule", rules.parsed(rule)), ("received", received))
+        if given
+    }
     if settings and reader is not Study:
-        raise ValueError(f"a rule is for runs of kind 'study': what {runs[0].path} calls a sink was decided as it ran")
+        raise ValueError(
+            f"a rule is for runs of kind 'study': what {runs[0].path} calls a sink was decided as "
+            "it ran"
+        )
     shown = []
     for source, run, name, same in zip(given, runs, names, alike, strict=True):
         beside = {"curve_run": curve_of(run, curves)} if curves else {}
@@ -81,15 +97,23 @@ def as_shown(
 
 
 def _refuse_lost_samples(run: Run) -> None:
-    """Raises ValueError for a study that says that it is complete and lacks the texts of a prompt."""
+    """Raises ValueError for a study that says that it is complete and lacks the texts of a
+    prompt.
+    """
     prompts = run.info.settings.get("prompts")
     written = run.parts("generations") if "generations" in run.tables else ()
-    if run.info.kind != "study" or run.info.status != "complete" or not isinstance(prompts, list) or not written:
+    if (
+        run.info.kind != "study"
+        or run.info.status != "complete"
+        or not isinstance(prompts, list)
+        or not written
+    ):
         return
     lost = sorted({*range(len(prompts))}.difference(written))
     if lost:
         raise ValueError(
-            f"{run.path / RUN_FILE} is damaged: it says that a run of {len(prompts)} prompts is complete, and lists no "
+            f"{run.path / RUN_FILE} is damaged: it says that a run of {len(prompts)} prompts is "
+            "complete, and lists no "
             f"texts of sample {lost[0]}. {REMEDY}"
         )
 
@@ -118,9 +142,13 @@ def labels(runs: list[Run]) -> list[str]:
     """Names that tell runs apart: the model's, and the folder where these repeat."""
     names = [_short(str(run.info.model.get("name", run.path.name))) for run in runs]
     names = [
-        f"{name} ({run.path.name})" if names.count(name) > 1 else name for name, run in zip(names, runs, strict=True)
+        f"{name} ({run.path.name})" if names.count(name) > 1 else name
+        for name, run in zip(names, runs, strict=True)
     ]
-    return [f"{name} [{index + 1}]" if names.count(name) > 1 else name for index, name in enumerate(names)]
+    return [
+        f"{name} [{index + 1}]" if names.count(name) > 1 else name
+        for index, name in enumerate(names)
+    ]
 
 
 def _short(name: str) -> str:
@@ -134,8 +162,17 @@ def repeats(runs: list[Run], names: list[str]) -> list[str]:
 
     That is the variant, where it says which runs are repeats, and else the name of each run.
     """
-    settings = [{key: value for key, value in run.info.settings.items() if key not in FREE} for run in runs]
+    settings = [
+        {key: value for key, value in run.info.settings.items() if key not in FREE} for run in runs
+    ]
     keys = [json.dumps(each, sort_keys=True) for each in settings]
     words = [variant(run.info.model) for run in runs]
-    of_word = {word: {key for key, other in zip(keys, words, strict=True) if other == word} for word in words}
-    return words if len(set(keys)) < len(keys) and all(len(same) == 1 for same in of_word.values()) else names
+    of_word = {
+        word: {key for key, other in zip(keys, words, strict=True) if other == word}
+        for word in words
+    }
+    return (
+        words
+        if len(set(keys)) < len(keys) and all(len(same) == 1 for same in of_word.values())
+        else names
+    )

@@ -1,7 +1,9 @@
-"""One sample of a study run folder: its arrays, and its tokens on the grid of the recorded steps."""
+"""One sample of a study run folder: its arrays, and its tokens on the grid of the recorded
+steps.
+"""
 
-# T recorded steps, L recorded layers, H recorded heads, K keys (added sinks first, then canvas positions), S positions,
-# G states of queries (masked, committed, prompt)
+# T recorded steps, L recorded layers, H recorded heads, K keys (added sinks first, then canvas
+# positions), S positions, G states of queries (masked, committed, prompt)
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +28,9 @@ from sinklab.lab.reports.seen import Seen
 
 
 def rule_name(rule: Rule) -> str:
-    """A rule in words, with its options, such as "excess (epsilon = 5, scale = sum)"; its repr if not registered."""
+    """A rule in words, with its options, such as "excess (epsilon = 5, scale = sum)"; its repr if
+    not registered.
+    """
     try:
         return rules.words(rule)
     except ValueError:
@@ -39,12 +43,16 @@ class NotRecorded(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """One run as reports read it: its tables, and its facts by layer and by step. None for what was not written."""
+    """One run as reports read it: its tables, and its facts by layer and by step. None for what was
+    not written.
+    """
 
     run: Run
     label: str
     repeats: str
-    """what runs that differ in their seed alone have in common; the label of a run that has no repeats"""
+    """what runs that differ in their seed alone have in common; the label of a run that has no
+    repeats
+    """
 
     kind: ClassVar[str] = ""
     """the kind of run that the class reads, and what it makes"""
@@ -53,7 +61,9 @@ class Reader:
     columns: ClassVar[dict[str, set[str]]] = {}
     """columns that a table must have"""
 
-    sink_count = cached_property[int](lambda reader: int(reader.run.info.model.get("sink_count") or 0))
+    sink_count = cached_property[int](
+        lambda reader: int(reader.run.info.model.get("sink_count") or 0)
+    )
     """Number of added sinks: columns in front of the keys."""
 
     @property
@@ -62,14 +72,17 @@ class Reader:
         return 0
 
     def table(self, name: str) -> pd.DataFrame | None:
-        """A table of the run, None when it was not written or is empty. ValueError when columns are missing."""
+        """A table of the run, None when it was not written or is empty. ValueError when columns are
+        missing.
+        """
         if name not in self.run.tables:
             return None
         frame = checked(self.run, name, self.columns.get(name, set()), what=self.origin)
         return None if frame.empty else frame
 
     def over(self, axis: str) -> pd.DataFrame:
-        """The facts by "layer" or by "step", a row each, under one name in runs of every kind (``added_share``, …).
+        """The facts by "layer" or by "step", a row each, under one name in runs of every kind
+        (``added_share``, …).
 
         Empty where nothing was recorded.
         """
@@ -77,17 +90,26 @@ class Reader:
         return pd.DataFrame() if frame is None else frame
 
     def each(self, axis: str) -> pd.DataFrame:
-        """The same facts of each sample, a row a sample and place; empty where a run has no samples."""
+        """The same facts of each sample, a row a sample and place; empty where a run has no
+        samples.
+        """
         return pd.DataFrame()
 
 
 MASK = "[MASK]"
 ADDED = "added sink"
-_COLUMNS = {"tokens": {"sample", "step", "position", "token_id", "text", "state"}, "steps": {"sample", "step", "block"}}
+_COLUMNS = {
+    "tokens": {"sample", "step", "position", "token_id", "text", "state"},
+    "steps": {"sample", "step", "block"},
+}
 # Runs of checkpoints without special tokens may lack the last two columns.
 _ABSENT: dict[str, tuple[object, str]] = {
-    "token_id": (-1, "i8"), "text": (None, "O"), "state": (None, "O"), "special": ("", "O"), "template": (False, "?"),
-}  # fmt: skip
+    "token_id": (-1, "i8"),
+    "text": (None, "O"),
+    "state": (None, "O"),
+    "special": ("", "O"),
+    "template": (False, "?"),
+}
 """column of the table tokens -> what stands where no position is, and the type"""
 
 
@@ -95,12 +117,14 @@ _ABSENT: dict[str, tuple[object, str]] = {
 class Sample:
     """One prompt of a run: its attention, and what the canvas held before each recorded step.
 
-    Arrays are read on first use; those that are not of single heads and keys live as long as the object. NaN where
-    nothing is. ``slabs`` reads attention step by step; ``seen`` has what one such pass leaves.
+    Arrays are read on first use; those that are not of single heads and keys live as long as the
+    object. NaN where nothing is. ``slabs`` reads attention step by step; ``seen`` has what one such
+    pass leaves.
 
-    Received attention and visible queries are scaled as if all positions had run as queries, so that an even share is
-    1 at every step, under a cache and in a decoder that runs one query a step. Where keys are seen by different numbers
-    of queries, as in an autoregressive text, they are held against each other by their mean weights.
+    Received attention and visible queries are scaled as if all positions had run as queries, so
+    that an even share is 1 at every step, under a cache and in a decoder that runs one query a
+    step. Where keys are seen by different numbers of queries, as in an autoregressive text, they
+    are held against each other by their mean weights.
     """
 
     run: Run
@@ -113,7 +137,9 @@ class Sample:
     received: str = "received"
     """the array that the rule, and all that is said of received attention, reads"""
     twin: str = ""
-    """whose attention it is: of the run's own model, or of this untrained twin on the same canvases"""
+    """whose attention it is: of the run's own model, or of this untrained twin on the same
+    canvases
+    """
 
     @property
     def _attention(self) -> str:
@@ -121,25 +147,36 @@ class Sample:
 
     def _has(self, name: str) -> bool:
         """Whether the run has a part of this table or file of arrays for the sample."""
-        return name in (*self.run.tables, *self.run.array_files) and self.index in self.run.parts(name)
+        return name in (*self.run.tables, *self.run.array_files) and self.index in self.run.parts(
+            name
+        )
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Names of the recorded arrays; empty when no attention was recorded. ValueError for axes of another layout."""
+        """Names of the recorded arrays; empty when no attention was recorded. ValueError for axes
+        of another layout.
+        """
         if not self._has(self._attention):
             return frozenset()
         dims = self.run.dims(self._attention, part=self.index)
         needed = {"received", "visible", "positions", "step_number"}
-        wrong = [key for key, axes in STUDY_DIMS.items() if (key in dims or key in needed) and dims.get(key) != axes]
+        wrong = [
+            key
+            for key, axes in STUDY_DIMS.items()
+            if (key in dims or key in needed) and dims.get(key) != axes
+        ]
         if wrong:
             raise ValueError(
-                f"{self.run.path / ARRAYS.file(self._attention, self.index)} is not that of a study: {wrong[0]!r} has "
+                f"{self.run.path / ARRAYS.file(self._attention, self.index)} is not that of a "
+                f"study: {wrong[0]!r} has "
                 f"axes {dims.get(wrong[0])}, expected {STUDY_DIMS[wrong[0]]}."
             )
         return frozenset(dims)
 
     def array(self, name: str) -> np.ndarray | None:
-        """A recorded array in single precision (integers as they are), None when it was not recorded. Not kept."""
+        """A recorded array in single precision (integers as they are), None when it was not
+        recorded. Not kept.
+        """
         if name not in self.names:
             return None
         array = self.run.array(self._attention, name, part=self.index)
@@ -148,7 +185,9 @@ class Sample:
     def _needed(self, name: str) -> np.ndarray:
         array = self.array(name)
         if array is None:
-            raise NotRecorded(f"This needs recorded attention: {self.run.path} has none of sample {self.index}.")
+            raise NotRecorded(
+                f"This needs recorded attention: {self.run.path} has none of sample {self.index}."
+            )
         return array
 
     step_numbers_T = cached_property[np.ndarray](methodcaller("_needed", "step_number"))
@@ -167,9 +206,11 @@ class Sample:
 
     @cached_property
     def visible_TK(self) -> np.ndarray:
-        """Queries that see the key, as if all positions had run; 0 or NaN where the key is not there.
+        """Queries that see the key, as if all positions had run; 0 or NaN where the key is not
+        there.
 
-        0 for all keys of a step at which too few masked queries ran to say what they attend to, where these are asked.
+        0 for all keys of a step at which too few masked queries ran to say what they attend to,
+        where these are asked.
         """
         return even_share(self._counts_TK, self._counts_TK, self.positions_T)[0]
 
@@ -180,10 +221,14 @@ class Sample:
         return self.run.shape(self._attention, self.received, self.index)
 
     def _rows(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """The steps, some together, and what the keys received then, as recorded (step, layer, head, key)."""
+        """The steps, some together, and what the keys received then, as recorded (step, layer,
+        head, key).
+        """
         steps, *size = self.shape
         parts = spans(steps, math.prod(size))
-        return zip(parts, self.run.rows(self._attention, self.received, self.index, parts), strict=True)
+        return zip(
+            parts, self.run.rows(self._attention, self.received, self.index, parts), strict=True
+        )
 
     def slabs(self) -> Iterator[Slab]:
         """Received attention a_j of all steps, as if all positions had run: an even share is 1."""
@@ -196,7 +241,11 @@ class Sample:
     def read(self, *counters: Counter) -> Seen:
         """Read the attention once, for ``seen`` and for ``counters``."""
         seen = Seen(
-            self.shape, self.added, self.rule, np.where(self.exists_TK, self.visible_TK, np.nan), self.positions_T
+            self.shape,
+            self.added,
+            self.rule,
+            np.where(self.exists_TK, self.visible_TK, np.nan),
+            self.positions_T,
         )
         one_pass(self.slabs(), seen, *counters)
         self.__dict__["seen"] = seen
@@ -210,19 +259,27 @@ class Sample:
 
     @property
     def received_TLHK(self) -> np.ndarray:
-        """Received attention a_j, as if all positions had run: an even share is 1. Whole, and not kept."""
+        """Received attention a_j, as if all positions had run: an even share is 1. Whole, and not
+        kept.
+        """
         counts_TK, positions_T = self._needed("visible"), self.positions_T
-        return even_share(self._needed(self.received), counts_TK[:, None, None], positions_T[:, None, None])[0]
+        return even_share(
+            self._needed(self.received), counts_TK[:, None, None], positions_T[:, None, None]
+        )[0]
 
     @property
     def score_TLHK(self) -> np.ndarray:
-        """Mean weight of the keys in multiples of an even share; NaN where no key is defined. Whole, and not kept."""
+        """Mean weight of the keys in multiples of an even share; NaN where no key is defined.
+        Whole, and not kept.
+        """
         return np.concatenate([slab.score for slab in self.slabs()])
 
     exists_TK = cached_property[np.ndarray](lambda sample: is_defined(sample.visible_TK))
     """Whether the key is there, and enough queries see it to be judged (`is_defined`)."""
     reading = cached_property[str](lambda sample: reading_of(sample.run.info))
-    """Whose attention is read: that of "all queries", of "all queries so far", or the "last row"."""
+    """Whose attention is read: that of "all queries", of "all queries so far", or the "last
+    row".
+    """
 
     @cached_property
     def strongest(self) -> Strongest:
@@ -231,7 +288,9 @@ class Sample:
         places = self.seen.main_TLH, self.seen.share_TLH
         if self.reading == SO_FAR and windows is None:
             # a text of fewer than eight queries
-            return strongest(*places, added=self.added, mobility_LH=np.full(places[0].shape[1:], np.nan))
+            return strongest(
+                *places, added=self.added, mobility_LH=np.full(places[0].shape[1:], np.nan)
+            )
         if self.reading == SO_FAR:
             return strongest(*places, added=self.added, windows_WLHK=windows)
         return strongest(*places, added=self.added, mobility_LH=self.motion.mobility)
@@ -245,21 +304,29 @@ class Sample:
 
     @cached_property
     def last_row_mobility_LH(self) -> np.ndarray | None:
-        """Chance that the keys to which the last rows of two steps give most differ; None where it was not recorded."""
+        """Chance that the keys to which the last rows of two steps give most differ; None where it
+        was not recorded.
+        """
         main_TLH = self.array("last_row_main")
         return None if main_TLH is None else chance_elsewhere(main_TLH.astype(int), main_TLH >= 0)
 
     mean_share_TK = cached_property[np.ndarray](lambda sample: sample.seen.share_TLK.mean(1))
-    """Mean weight that the queries which see a key give it, mean over layers and heads; NaN where it is not there."""
+    """Mean weight that the queries which see a key give it, mean over layers and heads; NaN where
+    it is not there.
+    """
     main_TLH = cached_property[np.ndarray](lambda sample: sample.seen.main_TLH)
     """The strongest key, -1 where none is defined."""
 
     @property
     def threshold_T(self) -> np.ndarray:
-        """Received attention above which a key is a sink; NaN under a rule that is no such bound."""
+        """Received attention above which a key is a sink; NaN under a rule that is no such
+        bound.
+        """
         return np.full(len(self.positions_T), threshold(self.rule, self.positions_T), dtype=float)
 
-    events_TK = cached_property[np.ndarray](lambda sample: sample.seen.events_TLK.sum(1, dtype=np.int64))
+    events_TK = cached_property[np.ndarray](
+        lambda sample: sample.seen.events_TLK.sum(1, dtype=np.int64)
+    )
     """Number of (layer, head) pairs that have a sink at the key."""
 
     value_norm_TLK = cached_property[np.ndarray | None](methodcaller("array", "value_norm"))
@@ -268,7 +335,9 @@ class Sample:
     """Length of key vectors, mean over heads."""
     main_by_state_TGLH = cached_property[np.ndarray | None](methodcaller("array", "main_by_state"))
     """Main sink of the queries of one state; -1 where there are none."""
-    share_by_state_TGLH = cached_property[np.ndarray | None](methodcaller("array", "share_by_state"))
+    share_by_state_TGLH = cached_property[np.ndarray | None](
+        methodcaller("array", "share_by_state")
+    )
     """Mean weight the queries of one state give to their main sink."""
     output_norm_TGLH = cached_property[np.ndarray | None](methodcaller("array", "output_norm"))
     """Length of a head's output, mean over the queries of one state."""
@@ -284,19 +353,24 @@ class Sample:
         return tuple(sorted((int(t[4:]), int(layer[5:]), int(h[4:])) for t, layer, h in named))
 
     def map_name(self, *wanted: int | None) -> tuple[int, int, int]:
-        """The first kept map with this step, layer and head, None for any. NotRecorded names those there are."""
+        """The first kept map with this step, layer and head, None for any. NotRecorded names those
+        there are.
+        """
         for name in self.map_names:
             if all(given in (None, has) for given, has in zip(wanted, name, strict=True)):
                 return name
         given = ", ".join("any" if number is None else str(number) for number in wanted)
         kept = ", ".join(map(str, self.map_names)) or "none"
         raise NotRecorded(
-            f"{self.run.path} kept no map of (step, layer, head) ({given}) of sample {self.index}: it has "
+            f"{self.run.path} kept no map of (step, layer, head) ({given}) of sample "
+            f"{self.index}: it has "
             f"{kept}. Ask for maps when tracing, as step:layer:head: `sinklab trace --maps 3:5:2`."
         )
 
     def map(self, step: int, layer: int, head: int) -> np.ndarray:
-        """The attention map (query, key). Raises NotRecorded for one that was not kept, naming those there are."""
+        """The attention map (query, key). Raises NotRecorded for one that was not kept, naming
+        those there are.
+        """
         name = "step{}-layer{}-head{}".format(*self.map_name(step, layer, head))
         return self.run.array("maps", name, part=self.index).astype(np.float32)
 
@@ -304,14 +378,21 @@ class Sample:
     def _grid(self) -> dict[str, np.ndarray]:
         """Columns of the table tokens as (step, position) arrays."""
         if not self.has_tokens:
-            raise NotRecorded(f"This needs the table tokens: {self.run.path} has none of sample {self.index}.")
+            raise NotRecorded(
+                f"This needs the table tokens: {self.run.path} has none of sample {self.index}."
+            )
         frame = checked(self.run, "tokens", _COLUMNS["tokens"], self.index)
         numbers = self.step_numbers_T if self.names else np.unique(frame["step"])
         frame = frame[frame["step"].isin(numbers)]
-        positions = self.visible_TK.shape[1] - self.added if self.names else int(frame["position"].max()) + 1
+        positions = (
+            self.visible_TK.shape[1] - self.added
+            if self.names
+            else int(frame["position"].max()) + 1
+        )
         if len(frame) and not 0 <= frame["position"].min() <= frame["position"].max() < positions:
             raise ValueError(
-                f"{self.run.path / f'tokens-{self.index:04d}.parquet'} does not fit the recorded attention: a position "
+                f"{self.run.path / f'tokens-{self.index:04d}.parquet'} does not fit the recorded "
+                "attention: a position "
                 f"lies outside 0 to {positions - 1}."
             )
         place = (pd.Index(numbers).get_indexer(frame["step"]), frame["position"].to_numpy(int))
@@ -329,7 +410,9 @@ class Sample:
     texts_TS = cached_property[np.ndarray](lambda sample: sample._grid["text"])
     """Token texts before each step, None where the position is not there."""
     read_TS = cached_property[np.ndarray](
-        lambda sample: np.array([characters([text or "" for text in row_S]) for row_S in sample.texts_TS], dtype=object)
+        lambda sample: np.array(
+            [characters([text or "" for text in row_S]) for row_S in sample.texts_TS], dtype=object
+        )
     )
     """The same as they are read: of tokens that make a character together the first has it."""
     specials_TS = cached_property[np.ndarray](lambda sample: sample._grid["special"])
@@ -337,12 +420,17 @@ class Sample:
 
     @cached_property
     def states_TS(self) -> np.ndarray:
-        """Index into STATES (masked, committed, prompt), -1 where the position is not there; int8."""
+        """Index into STATES (masked, committed, prompt), -1 where the position is not there;
+        int8.
+        """
         states_TS = self._grid["state"]
-        return pd.Index(STATES).get_indexer(states_TS.ravel()).reshape(states_TS.shape).astype(np.int8)
+        return (
+            pd.Index(STATES).get_indexer(states_TS.ravel()).reshape(states_TS.shape).astype(np.int8)
+        )
 
     ages_TS = cached_property[np.ndarray](lambda sample: token_ages(sample.states_TS))
-    """One of ``sinks.AGES`` (masked, just committed, committed, prompt), None where no position is; object.
+    """One of ``sinks.AGES`` (masked, just committed, committed, prompt), None where no position is;
+    object.
 
     Just committed: masked, or not there yet, at the recorded step before.
     """
@@ -358,14 +446,22 @@ class Sample:
         """Block of the decoder at each recorded step, -1 where it was not written down."""
         if not self._has("steps"):
             return np.full(len(self.step_numbers_T), -1)
-        blocks = checked(self.run, "steps", _COLUMNS["steps"], self.index).groupby("step")["block"].last()
+        blocks = (
+            checked(self.run, "steps", _COLUMNS["steps"], self.index)
+            .groupby("step")["block"]
+            .last()
+        )
         return blocks.reindex(self.step_numbers_T, fill_value=-1).to_numpy(int)
 
-    borders = cached_property[np.ndarray](lambda sample: np.flatnonzero(np.diff(sample.blocks_T)) + 1)
+    borders = cached_property[np.ndarray](
+        lambda sample: np.flatnonzero(np.diff(sample.blocks_T)) + 1
+    )
     """Rows of the recorded steps at which another block begins."""
 
     def over_keys(self, values_TS: np.ndarray, added: object) -> np.ndarray:
-        """``values_TS`` (step, position) behind the added sink columns, which hold ``added`` where they are there."""
+        """``values_TS`` (step, position) behind the added sink columns, which hold ``added`` where
+        they are there.
+        """
         over = np.full((len(values_TS), self.visible_TK.shape[1]), None, dtype=object)
         over[:, self.added :] = values_TS
         over[:, : self.added] = added
@@ -373,22 +469,32 @@ class Sample:
         return over
 
     labels_TK = cached_property[np.ndarray](
-        lambda sample: sample.over_keys(np.where(sample.states_TS == 0, MASK, sample.texts_TS), ADDED)
+        lambda sample: sample.over_keys(
+            np.where(sample.states_TS == 0, MASK, sample.texts_TS), ADDED
+        )
     )
-    """What each key held: the text of its token, MASK, or ADDED; None where the key is not there."""
-    classes_TK = cached_property[np.ndarray](lambda sample: sample.over_keys(sample.classes_TS, "sink"))
+    """What each key held: the text of its token, MASK, or ADDED; None where the key is not
+    there.
+    """
+    classes_TK = cached_property[np.ndarray](
+        lambda sample: sample.over_keys(sample.classes_TS, "sink")
+    )
     """Class of each key; the added sink columns are "sink"."""
     ages_TK = cached_property[np.ndarray](lambda sample: sample.over_keys(sample.ages_TS, ADDED))
     """Name of the age of each key; ADDED for the added sink columns."""
 
 
 class Samples:
-    """The samples of a run. Each access gives a new Sample, so that what one has read goes when it is let go."""
+    """The samples of a run. Each access gives a new Sample, so that what one has read goes when it
+    is let go.
+    """
 
     def __init__(self, run: Run, *of_each: Any) -> None:
         """`of_each`: the other fields of a sample."""
         self._run, self._of_each = run, of_each
-        known = [name for name in ("attention", "tokens") if name in (*run.array_files, *run.tables)]
+        known = [
+            name for name in ("attention", "tokens") if name in (*run.array_files, *run.tables)
+        ]
         self.numbers = sorted({number for name in known for number in run.parts(name)})
 
     def __len__(self) -> int:
@@ -401,9 +507,14 @@ class Samples:
         return map(self.__getitem__, range(len(self)))
 
 
-def checked(run: Run, name: str, columns: set[str], part: int | None = None, what: str = "a study") -> pd.DataFrame:
+def checked(
+    run: Run, name: str, columns: set[str], part: int | None = None, what: str = "a study"
+) -> pd.DataFrame:
     """A table that has ``columns``; ValueError naming the missing ones otherwise."""
     frame = run.table(name, part)
     if missing := columns - set(frame.columns):
-        raise ValueError(f"{run.path}: table {name} is not that of {what}: it lacks {', '.join(sorted(missing))}.")
+        raise ValueError(
+            f"{run.path}: table {name} is not that of {what}: it lacks "
+            f"{', '.join(sorted(missing))}."
+        )
     return frame

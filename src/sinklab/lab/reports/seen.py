@@ -13,14 +13,28 @@ from sinklab.lab.analysis.overlap import overlap_by_head
 
 
 class Seen:
-    """What one pass over the attention of a sample leaves: numbers of heads and of keys, not of both together."""
+    """What one pass over the attention of a sample leaves: numbers of heads and of keys, not of
+    both together.
+    """
 
     def __init__(
-        self, shape: tuple[int, ...], added: int, rule: Rule, visible_TK: np.ndarray, positions_T: np.ndarray
+        self,
+        shape: tuple[int, ...],
+        added: int,
+        rule: Rule,
+        visible_TK: np.ndarray,
+        positions_T: np.ndarray,
     ) -> None:
-        """visible_TK: queries that see the key, as if all positions had run; NaN where the key is not there."""
+        """visible_TK: queries that see the key, as if all positions had run; NaN where the key is
+        not there.
+        """
         steps, layers, heads, keys = shape
-        self._rule, self._added, self._visible_TK, self._positions_T = rule, added, visible_TK, positions_T
+        self._rule, self._added, self._visible_TK, self._positions_T = (
+            rule,
+            added,
+            visible_TK,
+            positions_T,
+        )
         self.main_TLH = np.full((steps, layers, heads), -1, dtype=np.int32)
         """the strongest key; -1 where none is defined"""
         self.share_TLH = np.full((steps, layers, heads), np.nan, dtype=np.float32)
@@ -42,7 +56,9 @@ class Seen:
         self.score_TL = np.zeros((steps, layers))
         """scores of all sinks together, in multiples of an even share"""
         self.received_TLK = np.full((steps, layers, keys), np.nan, dtype=np.float32)
-        """received attention as a multiple of an even share, mean over heads; NaN where no key is defined"""
+        """received attention as a multiple of an even share, mean over heads; NaN where no key is
+        defined
+        """
         self.events_TLK = np.zeros((steps, layers, keys), dtype=np.uint16)
         """number of heads that have a sink at the key"""
 
@@ -53,18 +69,26 @@ class Seen:
     def add(self, slab: Slab) -> None:
         """Take the next steps."""
         (at,), added, found = slab.at, self._added, slab.found(self._rule)
-        self.sinks_TLH[at], self.taken_TLH[at], self.total_TLH[at] = found.number, found.taken, slab.total
+        self.sinks_TLH[at], self.taken_TLH[at], self.total_TLH[at] = (
+            found.number,
+            found.taken,
+            slab.total,
+        )
         score_TLHK, main_TLH = slab.score, slab.main
         queries, scored_TLH = slab.queries, found.taken
         if queries is None:
             queries = np.fmax.reduce(slab.visible, axis=(1, 2, 3), keepdims=True, initial=1)
             scored_TLH = np.vecdot(found.flags, np.nan_to_num(score_TLHK))
         queries_T11 = queries[..., 0]
-        self.score_TL[at] = scored_TLH.sum(2, dtype=float) * self._positions_T[at, None] / queries_T11[..., 0]
+        self.score_TL[at] = (
+            scored_TLH.sum(2, dtype=float) * self._positions_T[at, None] / queries_T11[..., 0]
+        )
         self.main_TLH[at], self.share_TLH[at] = main_TLH, _at(main_TLH, score_TLHK) / queries_T11
         if added:
             self.text_main_TLH[at] = main_sink(score_TLHK[..., added:])
-            self.text_share_TLH[at] = _at(self.text_main_TLH[at], score_TLHK[..., added:]) / queries_T11
+            self.text_share_TLH[at] = (
+                _at(self.text_main_TLH[at], score_TLHK[..., added:]) / queries_T11
+            )
             self.added_share_TLH[at] = score_TLHK[..., :added].sum(-1) / queries_T11
         heads = slab.received.shape[2]
         # as a product, quicker than as a mean
@@ -95,11 +119,15 @@ def _at(main_TLH: np.ndarray, values_TLHK: np.ndarray) -> np.ndarray:
 class TextMotion:
     """Motion among the text positions alone."""
 
-    def __init__(self, shape: tuple[int, ...], added: int, rule: Rule, positions_T: np.ndarray) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], added: int, rule: Rule, positions_T: np.ndarray
+    ) -> None:
         self.counter = MotionCounter((*shape[:-1], shape[-1] - added), rule)
         self._added, self._positions_T = added, positions_T
 
     def add(self, slab: Slab) -> None:
         """Take the text of the next steps."""
         received, visible = (values[..., self._added :] for values in (slab.received, slab.visible))
-        self.counter.add(Slab(slab.at, *even_share(received, visible, self._positions_T[slab.at[0], None, None])))
+        self.counter.add(
+            Slab(slab.at, *even_share(received, visible, self._positions_T[slab.at[0], None, None]))
+        )

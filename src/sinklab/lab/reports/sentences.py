@@ -1,7 +1,7 @@
 """What the numbers of runs say, in plain sentences: the numbers here, the words in sentences.jinja.
 
-Repeats of a training run, which differ in their seed alone, share a sentence: their numbers stand in it one after the
-other.
+Repeats of a training run, which differ in their seed alone, share a sentence: their numbers stand
+in it one after the other.
 """
 
 import math
@@ -20,12 +20,30 @@ from sinklab.lab.reports.findings import hiding, richest, trend_word, with_sinks
 from sinklab.lab.reports.maps import most_mobile
 from sinklab.lab.reports.study import Study
 from sinklab.lab.reports.training import OVER_EVEN, Training
-from sinklab.lab.reports.words import interval, number, quoted, same, statements, times_chance, words_of
+from sinklab.lab.reports.words import (
+    interval,
+    number,
+    quoted,
+    same,
+    statements,
+    times_chance,
+    words_of,
+)
 
 
 @lru_cache(maxsize=1)
 def _statements() -> Callable[..., list[str]]:
-    filters: list[Any] = [quoted, times_chance, listed, moving, named, since, last_rows, richest, mean_of_edits]
+    filters: list[Any] = [
+        quoted,
+        times_chance,
+        listed,
+        moving,
+        named,
+        since,
+        last_rows,
+        richest,
+        mean_of_edits,
+    ]
     filters += [groups, hiding, losses_of, np.nanmean, trend_word, with_sinks]
     tests = {"infinite": math.isinf, "close_to": same, "many": are_many}
     return statements("sinklab.lab.reports", filters, tests, over_even=OVER_EVEN, fewest=FEWEST)
@@ -37,10 +55,14 @@ def told(statement: str, *about: Any, **facts: Any) -> list[str]:
 
 
 def told_of(runs: list[Any], *statements: str) -> list[str]:
-    """What there is to tell of each run; of trainings, of each group of repeats that a sink monitor watched."""
+    """What there is to tell of each run; of trainings, of each group of repeats that a sink monitor
+    watched.
+    """
     if runs and isinstance(runs[0], Training):
         watched = [[run for run in group if not run.over("step").empty] for group in groups(runs)]
-        return [text for name in statements for group in watched if group for text in told(name, group)]
+        return [
+            text for name in statements for group in watched if group for text in told(name, group)
+        ]
     return [text for run in runs for name in statements for text in told(name, run)]
 
 
@@ -60,28 +82,38 @@ def losses_of(group: list[Training], trainings: list[Training]) -> dict[str, Any
     gaps = [(gap, other) for run, other in pairs if (gap := run.against(other)) is not None]
     return {
         "known": [
-            number(loss.value, 4) + (f" (95\u00a0% {interval(loss)}, {loss.samples} rows)" if loss.samples else "")
+            number(loss.value, 4)
+            + (f" (95\u00a0% {interval(loss)}, {loss.samples} rows)" if loss.samples else "")
             for loss in known
         ],
         "is_final": all(run.has_ended for run in group if run.loss is not None),
         "missing": [run.label for run in group if run.loss is None],
         "against": list(dict.fromkeys(other.label for _, other in gaps)),
         "differences": [signed(gap) for gap, _ in gaps],
-        "word": _over_seeds([gap.value for gap, _ in gaps], len({other.label for _, other in gaps})),
+        "word": _over_seeds(
+            [gap.value for gap, _ in gaps], len({other.label for _, other in gaps})
+        ),
     }
 
 
 def _over_seeds(gaps: list[float], partners: int) -> str:
-    """What differences of pairs of runs, a seed each, say of a variant; errors over rows say nothing of that."""
+    """What differences of pairs of runs, a seed each, say of a variant; errors over rows say
+    nothing of that.
+    """
     found = mean_over(gaps, fewest=SEEDS)
     if partners < 2:
         return " (± is over rows: seeds are not in it)"
     span = f"from {found.low:+.4f} to {found.high:+.4f}".replace("-", "−")
     if not found.is_interval:
         return (
-            f" (± is over rows; over {found.samples} seed{'s' * (found.samples != 1)} {span}, a verdict takes {SEEDS})"
+            f" (± is over rows; over {found.samples} seed{'s' * (found.samples != 1)} {span}, "
+            f"a verdict takes {SEEDS})"
         )
-    words = {True: "worse", False: "better", None: f"inconclusive, detectable difference {found.reach:.4f}"}
+    words = {
+        True: "worse",
+        False: "better",
+        None: f"inconclusive, detectable difference {found.reach:.4f}",
+    }
     return f" (± is over rows; over {found.samples} seeds 95\u00a0% {span}: {words[found.above()]})"
 
 
@@ -91,11 +123,17 @@ def last_rows(group: list[Training]) -> dict[Any, list[float]]:
 
 
 def since(group: list[Training], event: str) -> list[str]:
-    """From when on it held, "takeover" or "emergence", in each run; "never" where it did not last to the end."""
+    """From when on it held, "takeover" or "emergence", in each run; "never" where it did not last
+    to the end.
+    """
     found = []
     for run in group:
         step, first = getattr(run, event), run.over("step")["step"].iloc[0]
-        on = f"from the first measurement on (step {step})" if step == first else f"from step {step} on"
+        on = (
+            f"from the first measurement on (step {step})"
+            if step == first
+            else f"from step {step} on"
+        )
         found.append("never" if step is None else on)
     return found
 
@@ -111,7 +149,9 @@ def in_short(runs: list[Any]) -> list[str]:
     """The findings that open the page."""
     if isinstance(runs[0], Training):
         # Of many variants, the losses and the takeover; the rest stands below, at its pictures.
-        return told("losses", runs) + told_of(runs, "takeover", *(() if are_many(runs) else ("emergence", "mobility")))
+        return told("losses", runs) + told_of(
+            runs, "takeover", *(() if are_many(runs) else ("emergence", "mobility"))
+        )
     recorded = [study for study in runs if study.layers]
     added = [study for study in recorded if study.sink_count]
     short = told_of(recorded, "share") + told("share_with_and_without", recorded)
@@ -120,29 +160,40 @@ def in_short(runs: list[Any]) -> list[str]:
     short += told_of(recorded, "motion") + told_of(recorded, "classes", "explained")
     # Of runs with an added sink, where there are any.
     short += [text for study in added or recorded for text in told("norms", study)[:1]]
-    short += told_of(runs, "removals") + [text for study in runs for text in told("heldout", study)[-1:]]
+    short += told_of(runs, "removals") + [
+        text for study in runs for text in told("heldout", study)[-1:]
+    ]
     return short + told_of(recorded, "twins")
 
 
 def story_of(studies: list[Study], shown: list[str]) -> list[dict[str, Any]]:
-    """What opens the page: three questions with the answer of each run, word for word that of `Study.answers`, and a
-    picture where one can be drawn.
+    """What opens the page: three questions with the answer of each run, word for word that of
+    `Study.answers`, and a picture where one can be drawn.
 
     shown: labels of the runs in the explorer.
     """
     found = []
     for question, (name, row) in zip(QUESTIONS, words_of("story", "").items(), strict=True):
-        runs = [run for run in studies if (run.heldout is not None if name == "cost" else run.layers)]
+        runs = [
+            run for run in studies if (run.heldout is not None if name == "cost" else run.layers)
+        ]
         link, explored = row.get("proof", ""), [run for run in runs if run.label in shown][:2]
         if not link and explored:
             # the heads that show it
-            heads = [most_mobile(run)[0][0] if name == "move" else run.measured.strongest for run in explored]
-            views = [(shown.index(run.label), *head) for run, head in zip(explored, heads, strict=True)]
+            heads = [
+                most_mobile(run)[0][0] if name == "move" else run.measured.strongest
+                for run in explored
+            ]
+            views = [
+                (shown.index(run.label), *head) for run, head in zip(explored, heads, strict=True)
+            ]
             fields = zip(("run", "layer", "head"), zip(*views, strict=True), strict=True)
             link = "&".join(f"{field}={','.join(map(str, at))}" for field, at in fields)
         chart = registered[row["figure"]].prepare(runs) if runs else None
         names = [run.label if len(studies) > 1 else "" for run in studies]
-        sentences = [(name, run.answers[question].sentence) for name, run in zip(names, studies, strict=True)]
+        sentences = [
+            (name, run.answers[question].sentence) for name, run in zip(names, studies, strict=True)
+        ]
         about = {"title": QUESTIONS[question], "anchor": f"story-{name}", "link": f"#{link}"}
         found.append(about | {"sentences": sentences, "chart": chart})
     return found
@@ -165,8 +216,8 @@ def named(group: list[Training]) -> str:
 
 
 def compared_with(run: Training, trainings: list[Training]) -> Training | None:
-    """What a run is held against: a plain run (or repeats of the first), of the same seed where there is one; None for
-    those themselves.
+    """What a run is held against: a plain run (or repeats of the first), of the same seed where
+    there is one; None for those themselves.
     """
     base = next((other for other in trainings if other.variant == "plain"), trainings[0])
     alike = [other for other in trainings if other.repeats == base.repeats]
@@ -176,7 +227,9 @@ def compared_with(run: Training, trainings: list[Training]) -> Training | None:
 
 
 def signed(gap: Estimate) -> str:
-    """A difference with half of its 95 % interval (the longer one), both to the second digit of the latter."""
+    """A difference with half of its 95 % interval (the longer one), both to the second digit of the
+    latter.
+    """
     reach = max(gap.high - gap.value, gap.value - gap.low)
     size = reach if reach > 0 else abs(gap.value)
     digits = max(0, 1 - math.floor(math.log10(size))) if size > 0 else 0

@@ -1,4 +1,6 @@
-"""A study run folder, read sample by sample and measured: the numbers of figures, tables and sentences."""
+"""A study run folder, read sample by sample and measured: the numbers of figures, tables and
+sentences.
+"""
 
 # N samples, T steps, L layers, H heads, K keys (added sinks first, then canvas positions)
 import math
@@ -13,7 +15,15 @@ import pandas as pd
 from sinklab.core.sinks.rules import DEFAULT, Rule
 from sinklab.lab.analysis.answers import Answers
 from sinklab.lab.analysis.estimates import mean_over
-from sinklab.lab.analysis.verdicts import Verdict, holm, masking_cost, new_sinks, ninety_six, recovery, start_only
+from sinklab.lab.analysis.verdicts import (
+    Verdict,
+    holm,
+    masking_cost,
+    new_sinks,
+    ninety_six,
+    recovery,
+    start_only,
+)
 from sinklab.lab.records.info import SO_FAR, of_twin, reading_of
 from sinklab.lab.records.reading import REMEDY, Run
 from sinklab.lab.reports.answered import answers_of
@@ -38,9 +48,15 @@ def _recovered(study: "Study") -> Verdict:
     stretches = study.run.table("truncated") if "truncated" in study.run.tables else None
     tokens = study.table("recovery")
     if study.truncation is None:
-        return _unknown("no recovery", "No part of the context was hidden, so recovery was not measured.")
+        return _unknown(
+            "no recovery", "No part of the context was hidden, so recovery was not measured."
+        )
     if stretches is None or "arm" not in stretches:
-        why = "The run hid the middle of the context, wherever the sinks were, so recovery cannot be judged."
+        why = (
+            "The run hid the middle of the context, wherever the sinks were, so recovery "
+            "cannot "
+            "be judged."
+        )
         return _unknown("no recovery", why)
     if tokens is None:
         return recovery([], [])
@@ -67,11 +83,15 @@ class ChosenKeys:
     by: str
     """the queries that chose them, in words"""
     share: float
-    """share of them that are sinks of the page, at the step at which they were masked; NaN where it is not known"""
+    """share of them that are sinks of the page, at the step at which they were masked; NaN where it
+    is not known
+    """
 
 
 def chosen_share(study: "Study", removals: pd.DataFrame) -> float:
-    """Share of the keys masked at recorded steps that are sinks of the page at the recorded step before."""
+    """Share of the keys masked at recorded steps that are sinks of the page at the recorded step
+    before.
+    """
     hits = total = 0
     layers, heads = study.layers, study.heads
     for sample in map(study.sample, study.recorded):
@@ -89,8 +109,8 @@ def chosen_share(study: "Study", removals: pd.DataFrame) -> float:
 class Study(Reader):
     """One run of kind "study".
 
-    Everything measured comes from one pass over the samples, made when the first such number is asked for; arrays are
-    not kept.
+    Everything measured comes from one pass over the samples, made when the first such number is
+    asked for; arrays are not kept.
     """
 
     rule: Rule = DEFAULT
@@ -100,7 +120,9 @@ class Study(Reader):
     twin: str = ""
     """whose numbers these are: of the run's own model, or of this control on the same canvases"""
     curve_run: Run | None = None
-    """run of kind "curve" of the same model: what masking costs, where the run did not measure it itself"""
+    """run of kind "curve" of the same model: what masking costs, where the run did not measure it
+    itself
+    """
 
     kind: ClassVar[str] = "study"
     origin: ClassVar[str] = "a study"
@@ -112,22 +134,35 @@ class Study(Reader):
         "recovery": {"sample", "logprob", "logprob_sink", "logprob_control"},
     }
 
-    family = cached_property[str](lambda study: str(study.run.info.model.get("family", "diffusion")))
+    family = cached_property[str](
+        lambda study: str(study.run.info.model.get("family", "diffusion"))
+    )
     """ "diffusion" or "autoregressive"."""
 
     reading = cached_property[str](lambda study: reading_of(study.run.info))
-    """Whose attention it has: that of "all queries", "all queries so far" of an autoregressive text, or "last row"."""
+    """Whose attention it has: that of "all queries", "all queries so far" of an autoregressive
+    text, or "last row".
+    """
 
     @cached_property
     def chosen_keys(self) -> "ChosenKeys | None":
-        """By which reading an autoregressive model's masked keys were chosen; None where none were."""
+        """By which reading an autoregressive model's masked keys were chosen; None where none
+        were.
+        """
         settings, removals = self.run.info.settings, self.table("removals")
-        masking = [text for text in settings.get("edits") or () if str(text).startswith("mask_sinks")]
+        masking = [
+            text for text in settings.get("edits") or () if str(text).startswith("mask_sinks")
+        ]
         if self.family == "diffusion" or not (masking or settings.get("mask_sinks")):
             return None
-        # texts that are written again with sinks hidden (mask_sinks) are always masked by the last query
+        # texts that are written again with sinks hidden (mask_sinks) are always masked by the last
+        # query
         by_last = all("selector=last_row" in text for text in masking)
-        by = "the last query of the step before" if by_last else "the queries that ran at the step before"
+        by = (
+            "the last query of the step before"
+            if by_last
+            else "the queries that ran at the step before"
+        )
         is_known = bool(masking) and removals is not None and "keys" in removals
         return ChosenKeys(by, chosen_share(self, removals) if is_known else math.nan)
 
@@ -142,7 +177,9 @@ class Study(Reader):
         return words if self.received == "received" else f"{words}, of masked queries alone"
 
     def table(self, name: str) -> pd.DataFrame | None:
-        """A table of the run, or of its twin; ``heldout`` of the masking curve where the run has none."""
+        """A table of the run, or of its twin; ``heldout`` of the masking curve where the run has
+        none.
+        """
         found = super().table(of_twin(name, self.twin))
         if found is None and name == "heldout" and self.curve_run is not None:
             return heldout_of(self.curve_run, self.twin)
@@ -150,7 +187,9 @@ class Study(Reader):
 
     @cached_property
     def twins(self) -> dict[str, Self]:
-        """The untrained twins that the run has, by name, as studies of their own on the same canvases."""
+        """The untrained twins that the run has, by name, as studies of their own on the same
+        canvases.
+        """
         made = super().table("twins")
         names = [] if made is None or self.twin else made.loc[made["made"], "twin"]
         return {name: replace(self, twin=name) for name in names}
@@ -171,21 +210,27 @@ class Study(Reader):
         places = tuple(place for place, sample in enumerate(self.samples) if sample.names)
         if places and self.received not in self.samples[places[0]].names:
             raise ValueError(
-                f"the sink rule is to read {self.received}, which {self.run.path} did not record; add it to the "
-                f"statistics of a diffusion model's run: sinklab trace --statistics value_norm {self.received}"
+                f"the sink rule is to read {self.received}, which {self.run.path} did not record; "
+                "add it to the "
+                "statistics of a diffusion model's run: sinklab trace --statistics value_norm "
+                f"{self.received}"
             )
         return places
 
     _first = cached_property[Sample](lambda study: study.samples[study.recorded[0]])
 
     def sample(self, place: int) -> Sample:
-        """One of ``samples``. What is read of small ones is kept; of others that of the first, which figures show."""
+        """One of ``samples``. What is read of small ones is kept; of others that of the first,
+        which figures show.
+        """
         return self._kept.get(place) or self.samples[place]
 
     @cached_property
     def _kept(self) -> dict[int, Sample]:
         steps, layers, _, keys = self._first.shape
-        others = self.recorded[1:] if len(self.recorded) * steps * layers * keys <= MOST_KEPT else ()
+        others = (
+            self.recorded[1:] if len(self.recorded) * steps * layers * keys <= MOST_KEPT else ()
+        )
         return {self.recorded[0]: self._first} | {place: self.samples[place] for place in others}
 
     layers = cached_property[list[int]](lambda study: study._numbers(1, "recorded_layers"))
@@ -200,7 +245,8 @@ class Study(Reader):
         numbers = [int(number) for number in self.run.info.model.get(name) or range(count)]
         if len(numbers) != count:
             raise ValueError(
-                f"{self.run.path} does not fit itself: run.json names {len(numbers)} {name.replace('_', ' ')}, the "
+                f"{self.run.path} does not fit itself: run.json names {len(numbers)} "
+                f"{name.replace('_', ' ')}, the "
                 f"arrays of sample {self._first.index} hold {count}."
             )
         return numbers
@@ -216,13 +262,16 @@ class Study(Reader):
 
     @cached_property
     def generations(self) -> pd.DataFrame | None:
-        """sample, prompt, completion, and what else the run noted. ValueError for a table without texts."""
+        """sample, prompt, completion, and what else the run noted. ValueError for a table without
+        texts.
+        """
         if "generations" not in self.run.tables:
             return None
         frame = self.table("generations")
         if frame is None or frame[["prompt", "completion"]].isna().any(axis=None):
             raise ValueError(
-                f"{self.run.path}: the table generations lacks texts, which a trace always writes. {REMEDY}"
+                f"{self.run.path}: the table generations lacks texts, which a trace always "
+                f"writes. {REMEDY}"
             )
         return frame
 
@@ -230,25 +279,37 @@ class Study(Reader):
     """What hiding a part of the context did to the main sinks, per step, layer and head."""
 
     massive = cached_property[pd.DataFrame | None](methodcaller("table", "massive_activations"))
-    """The greatest hidden states by step and layer, and in which heads their positions are sinks."""
+    """The greatest hidden states by step and layer, and in which heads their positions are
+    sinks.
+    """
 
     removals = cached_property[pd.DataFrame | None](methodcaller("table", "removals"))
-    """What the edits of the run took away: removed columns, their attention, the overlap with the step before."""
+    """What the edits of the run took away: removed columns, their attention, the overlap with the
+    step before.
+    """
 
     @cached_property
     def heldout(self) -> pd.DataFrame | None:
-        """Loss over hidden sinks: k, control, loss, stderr; ``delta`` against k = 0 is added where it is missing, and
-        ``delta_low`` and ``delta_high``, the ends of its 95 % interval over rows of text, where their losses were kept.
+        """Loss over hidden sinks: k, control, loss, stderr; ``delta`` against k = 0 is added where
+        it is missing, and ``delta_low`` and ``delta_high``, the ends of its 95 % interval over rows
+        of text, where their losses were kept.
         """
         frame = self.table("heldout")
         if frame is None:
             return None
         base = frame[frame["k"] == 0]
         if "delta" not in frame:
-            loss, error = (base["loss"].iloc[0], base["stderr"].iloc[0]) if len(base) else (np.nan, np.nan)
-            frame = frame.assign(delta=frame["loss"] - loss, delta_stderr=np.hypot(frame["stderr"], error))
+            loss, error = (
+                (base["loss"].iloc[0], base["stderr"].iloc[0]) if len(base) else (np.nan, np.nan)
+            )
+            frame = frame.assign(
+                delta=frame["loss"] - loss, delta_stderr=np.hypot(frame["stderr"], error)
+            )
         if "losses" in frame and len(base):
-            apart = [mean_over(np.subtract(losses, base["losses"].iloc[0])).interval for losses in frame["losses"]]
+            apart = [
+                mean_over(np.subtract(losses, base["losses"].iloc[0])).interval
+                for losses in frame["losses"]
+            ]
         else:
             apart = [(math.nan, math.nan)] * len(frame)
         frame[["delta_low", "delta_high"]] = apart
@@ -260,28 +321,42 @@ class Study(Reader):
     """Everything that needs the arrays, from one pass over the samples."""
 
     curve = property(attrgetter("measured.curve"))
-    """Share of tokens that are no sinks over the threshold, an `EpsilonCurve`; None without attention."""
+    """Share of tokens that are no sinks over the threshold, an `EpsilonCurve`; None without
+    attention.
+    """
     histogram = property(attrgetter("measured.histogram"))
-    """How received attention is spread, a `ScoreHistogram` of 80 logarithmic bins; None without attention."""
+    """How received attention is spread, a `ScoreHistogram` of 80 logarithmic bins; None without
+    attention.
+    """
     motion = property(attrgetter("measured.motion"))
-    """How the main sinks move, all heads and samples together, a `MotionSummary`; None without attention."""
+    """How the main sinks move, all heads and samples together, a `MotionSummary`; None without
+    attention.
+    """
     text_motion = property(attrgetter("measured.text_motion"))
     """The same among text positions alone; None without added sinks."""
     explained = property(attrgetter("measured.explained"))
-    """How much of received attention the class and the position of tokens explain; None without tokens."""
+    """How much of received attention the class and the position of tokens explain; None without
+    tokens.
+    """
     sink_tokens = cached_property[Any](lambda study: study.measured.enriched("text"))
-    """Which tokens the sinks are under the rule, an `Enrichment` over all layers, heads, steps and samples."""
+    """Which tokens the sinks are under the rule, an `Enrichment` over all layers, heads, steps and
+    samples.
+    """
     classes = cached_property[Any](lambda study: study.measured.enriched("class"))
     """Which classes of tokens the sinks are."""
     ages = cached_property[Any](lambda study: study.measured.enriched("age"))
-    """In which state the positions are that sinks stand on: masked, just committed, committed, prompt."""
+    """In which state the positions are that sinks stand on: masked, just committed, committed,
+    prompt.
+    """
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """The failure signatures and the 96 % statement, each with a sentence; what was not measured holds None.
+        """The failure signatures and the 96 % statement, each with a sentence; what was not
+        measured holds None.
 
-        They are corrected for their number (``holm``). The cost of masking is that of the fewest sinks that were masked
-        (one, in a study with the usual settings), over rows of held-out text.
+        They are corrected for their number (``holm``). The cost of masking is that of the fewest
+        sinks that were masked (one, in a study with the usual settings), over rows of held-out
+        text.
         """
         filtered_N = self.measured.filtered_N
         found = [start_only(self.measured.events_NS), self._masking, _recovered(self)]
@@ -296,6 +371,9 @@ class Study(Reader):
         if not len(base) or not len(hidden):
             return masking_cost([], [])
         if "losses" not in table:
-            why = "The run kept no losses of single rows, so whether masking the sinks is costly is inconclusive."
+            why = (
+                "The run kept no losses of single rows, so whether masking the sinks is costly "
+                "is inconclusive."
+            )
             return _unknown("masking is costly", why)
         return masking_cost(base["losses"].iloc[0], hidden["losses"].iloc[0])

@@ -1,4 +1,6 @@
-"""One look for every figure, light and dark. Colours are from Okabe and Ito's set, apart also without colour vision."""
+"""One look for every figure, light and dark. Colours are from Okabe and Ito's set, apart also
+without colour vision.
+"""
 
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -21,7 +23,12 @@ from matplotlib.lines import Line2D
 from sinklab.core.errors import one_of
 
 DPI = 170
-PAPERS = {"neurips": (5.5, 2.7, 8), "icml": (6.75, 3.25, 8), "acl": (6.3, 3.03, 8), "thesis": (6.0, 4.4, 10)}
+PAPERS = {
+    "neurips": (5.5, 2.7, 8),
+    "icml": (6.75, 3.25, 8),
+    "acl": (6.3, 3.03, 8),
+    "thesis": (6.0, 4.4, 10),
+}
 """what figures are for -> inches of the text and of a column, points of letters"""
 _letters = ContextVar("letters", default=1.0)
 ROOM = 0.09
@@ -60,7 +67,9 @@ def asset(name: str) -> str:
     return resources.files("sinklab.lab.reports").joinpath(name).read_text("utf-8")
 
 
-THEMES = {name: Theme(name, **colours) for name, colours in tomllib.loads(asset("themes.toml")).items()}
+THEMES = {
+    name: Theme(name, **colours) for name, colours in tomllib.loads(asset("themes.toml")).items()
+}
 
 
 def theme_named(name: str) -> Theme:
@@ -71,7 +80,9 @@ def theme_named(name: str) -> Theme:
 
 @lru_cache(maxsize=1)
 def _style_file() -> dict[str, Any]:
-    with resources.as_file(resources.files("sinklab.lab.reports").joinpath("figures.mplstyle")) as path:
+    with resources.as_file(
+        resources.files("sinklab.lab.reports").joinpath("figures.mplstyle")
+    ) as path:
         found: Any = rc_params_from_file(path, use_default_template=False)
         return dict(found)
 
@@ -103,7 +114,9 @@ def for_paper(paper: str) -> Iterator[None]:
 
 
 def sized(figure: Figure, paper: str) -> Figure:
-    """A figure as wide as the text of a paper, or as its column where it is narrow; its height goes with it."""
+    """A figure as wide as the text of a paper, or as its column where it is narrow; its height goes
+    with it.
+    """
     if paper:
         width, height = figure.get_size_inches()
         wide = PAPERS[paper][int(width <= 5)]
@@ -124,8 +137,11 @@ def own_axes(axes: Axes | None, width: float = 4.6, height: float = 3.0) -> Axes
     return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=ROOM)).subplots()
 
 
-def legend_above(axes: Axes, columns: int = 0, *, grow: bool, extra: Sequence[tuple[str, str]] = ()) -> None:
-    """A legend over the plot, left; with ``grow`` the figure gets taller by its lines and the plot keeps its height.
+def legend_above(
+    axes: Axes, columns: int = 0, *, grow: bool, extra: Sequence[tuple[str, str]] = ()
+) -> None:
+    """A legend over the plot, left; with ``grow`` the figure gets taller by its lines and the plot
+    keeps its height.
 
     columns: 0 takes two, or one where an entry is long.
     extra: more entries, as (line style, words), in the colour of labels.
@@ -136,16 +152,28 @@ def legend_above(axes: Axes, columns: int = 0, *, grow: bool, extra: Sequence[tu
     styles: Any = [style for style, _ in extra]
     handles += [Line2D([], [], color=muted, linestyle=style, linewidth=1.2) for style in styles]
     names += [words for _, words in extra]
-    axes.legend(handles, names, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=columns)
+    axes.legend(
+        handles, names, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=columns
+    )
     if grow:
         figure: Any = axes.figure
         figure.set_figheight(figure.get_figheight() + 0.19 * -(-len(names) // columns))
 
 
 def printable(text: str, most: int = 14) -> str:
-    """``text`` in quotes on one line, white space visible, code points in place of letters the font does not have."""
-    shown = text.replace("\r", "").replace("\n", "↵").replace("\t", "⇥").replace(" ", "␣").replace("Ċ", "↵")
-    shown = "".join(letter if ord(letter) in _font() else f"\\u{ord(letter):04x}" for letter in shown)
+    """``text`` in quotes on one line, white space visible, code points in place of letters the font
+    does not have.
+    """
+    shown = (
+        text.replace("\r", "")
+        .replace("\n", "↵")
+        .replace("\t", "⇥")
+        .replace(" ", "␣")
+        .replace("Ċ", "↵")
+    )
+    shown = "".join(
+        letter if ord(letter) in _font() else f"\\u{ord(letter):04x}" for letter in shown
+    )
     return f"“{shown if len(shown) <= most else shown[: most - 1] + '…'}”"
 
 

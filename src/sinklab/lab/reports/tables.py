@@ -1,4 +1,6 @@
-"""The numbers of runs as tables, in memory and as Parquet, CSV and Markdown files, and of two side by side."""
+"""The numbers of runs as tables, in memory and as Parquet, CSV and Markdown files, and of two side
+by side.
+"""
 
 # L layers, H heads
 import math
@@ -23,9 +25,16 @@ from sinklab.lab.reports.training import Training
 
 
 def outcome_table(run: Training) -> pd.DataFrame:
-    """A row per run: variant, the held-out loss with its 95 % interval, when sinks emerged, the last measurement."""
+    """A row per run: variant, the held-out loss with its 95 % interval, when sinks emerged, the
+    last measurement.
+    """
     loss, info = run.loss or mean_over([]), run.run.info
-    row = {"variant": run.variant, "seed": info.seed, "status": info.status, "heldout_loss": loss.value}
+    row = {
+        "variant": run.variant,
+        "seed": info.seed,
+        "status": info.status,
+        "heldout_loss": loss.value,
+    }
     low, high = loss.interval
     row |= {"low": low, "high": high, "heldout_rows": loss.samples}
     row |= {"takeover_step": run.takeover, "emergence_step": run.emergence}
@@ -52,34 +61,52 @@ def enrichment_table(found: Enrichment | None, name: str) -> pd.DataFrame:
     columns = ("events", "occurrences", "frequency", "occupancy", "enrichment")
     if found is None:
         return pd.DataFrame(columns=[name, *columns])
-    return pd.DataFrame({name: found.label, **{column: getattr(found, column) for column in columns}})
+    return pd.DataFrame(
+        {name: found.label, **{column: getattr(found, column) for column in columns}}
+    )
 
 
 def classes_table(study: Study) -> pd.DataFrame:
-    """The same by class of token and by age of the position (masked, just committed, committed, prompt)."""
-    parts = {"class": enrichment_table(study.classes, "label"), "age": enrichment_table(study.ages, "label")}
+    """The same by class of token and by age of the position (masked, just committed, committed,
+    prompt).
+    """
+    parts = {
+        "class": enrichment_table(study.classes, "label"),
+        "age": enrichment_table(study.ages, "label"),
+    }
     return pd.concat(parts, names=["by"]).reset_index("by").reset_index(drop=True)
 
 
 def rules_table(study: Study) -> pd.DataFrame:
-    """Sink rules side by side: what each flags, and how far it agrees with the first one (Jaccard overlap)."""
+    """Sink rules side by side: what each flags, and how far it agrees with the first one (Jaccard
+    overlap).
+    """
     shown = {"rule": "name", "sinks_per_head": "per_head", "heads_with_sink": "rate"}
     shown |= {"filtered": "filtered", "absorbed": "absorb", "agreement": "agreement"}
     rules = study.measured.rules
-    return pd.DataFrame({column: [getattr(rule, name) for rule in rules] for column, name in shown.items()})
+    return pd.DataFrame(
+        {column: [getattr(rule, name) for rule in rules] for column, name in shown.items()}
+    )
 
 
 def curve_table(study: Study) -> pd.DataFrame:
-    """Share of tokens that are no sinks over the threshold (analysis paper, Fig. 10), all layers and each of them."""
+    """Share of tokens that are no sinks over the threshold (analysis paper, Fig. 10), all layers
+    and each of them.
+    """
     curve = study.curve
     if curve is None:
         return pd.DataFrame()
-    columns = {f"layer_{layer}": row for layer, row in zip(study.layers, curve.filtered_by_layer, strict=True)}
+    columns = {
+        f"layer_{layer}": row
+        for layer, row in zip(study.layers, curve.filtered_by_layer, strict=True)
+    }
     return pd.DataFrame({"epsilon": curve.epsilon, "filtered": curve.filtered, **columns})
 
 
 def twins_table(study: Study) -> pd.DataFrame:
-    """Measures of a study, column ``trained``, beside those of its untrained twins; no row where there are none."""
+    """Measures of a study, column ``trained``, beside those of its untrained twins; no row where
+    there are none.
+    """
     if not study.twins:
         return pd.DataFrame()
     frame = _side_by_side(("trained", *study.twins), (study, *study.twins.values())).drop("samples")
@@ -88,9 +115,13 @@ def twins_table(study: Study) -> pd.DataFrame:
 
 def _side_by_side(names: Sequence[str], studies: Sequence[Study]) -> pd.DataFrame:
     """`measures` of some studies, a column each; those that none has are left out."""
-    columns = [pd.Series(measures(study), name=name) for name, study in zip(names, studies, strict=True)]
+    columns = [
+        pd.Series(measures(study), name=name) for name, study in zip(names, studies, strict=True)
+    ]
     frame, without = pd.concat(columns, axis=1), not any(study.sink_count for study in studies)
-    return frame.dropna(how="all").loc[lambda found: [not (without and TEXT_SINK in name) for name in found.index]]
+    return frame.dropna(how="all").loc[
+        lambda found: [not (without and TEXT_SINK in name) for name in found.index]
+    ]
 
 
 def verdicts_table(study: Study) -> pd.DataFrame:
@@ -100,17 +131,21 @@ def verdicts_table(study: Study) -> pd.DataFrame:
 
 
 TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
-    # which tokens sinks are (analysis paper, Table 2): events, frequency, occupancy, enrichment of every token
+    # which tokens sinks are (analysis paper, Table 2): events, frequency, occupancy, enrichment of
+    # every token
     "sink_tokens": lambda study: enrichment_table(study.sink_tokens, "token"),
     "classes": classes_table,
     "layers": lambda study: study.over("layer"),
-    # motion of the main sink of every (sample, layer, head); the fields are those of ``sinks.Motion``
+    # motion of the main sink of every (sample, layer, head); the fields are those of
+    # ``sinks.Motion``
     "motion": lambda study: study.measured.motions,
     "rules": rules_table,
     "curve": curve_table,
-    # failure signatures and statements: whether they hold, the number that decides, what it is held against
+    # failure signatures and statements: whether they hold, the number that decides, what it is held
+    # against
     "verdicts": verdicts_table,
-    # the three questions: word, number, interval, samples, detectable difference, controls, sentence
+    # the three questions: word, number, interval, samples, detectable difference, controls,
+    # sentence
     "answers": lambda study: study.answers.table,
     "twins": twins_table,
     # what a run recorded that no figure of its own shows, statistics of plug-ins among it
@@ -120,7 +155,9 @@ TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
 
 
 def table(run: Runs, name: str) -> pd.DataFrame:
-    """One of ``TABLES`` of a study, or of ``TRAINING_TABLES`` of a training run. Raises ValueError for another name."""
+    """One of ``TABLES`` of a study, or of ``TRAINING_TABLES`` of a training run. Raises ValueError
+    for another name.
+    """
     reader = as_shown(run)[0]
     tables = _tables_of(reader)
     if name not in tables:
@@ -140,13 +177,16 @@ WRITERS: dict[str, Callable[[pd.DataFrame, Path], object]] = {
 
 
 def write_tables(
-    runs: Runs, folder: str | Path, formats: Iterable[str] = tuple(WRITERS), names: Iterable[str] | None = None
+    runs: Runs,
+    folder: str | Path,
+    formats: Iterable[str] = tuple(WRITERS),
+    names: Iterable[str] | None = None,
 ) -> list[Path]:
     """Write the tables of some runs, a file per table and format, with the run in the first column.
 
-    ``names``: all that there are of runs of this kind, when left out. A table that no run has anything for is not
-    written. Markdown shows at most 60 rows and says how many more there are. Returns the paths. Raises ValueError for
-    unknown formats or names.
+    ``names``: all that there are of runs of this kind, when left out. A table that no run has
+    anything for is not written. Markdown shows at most 60 rows and says how many more there are.
+    Returns the paths. Raises ValueError for unknown formats or names.
     """
     readers, target, formats = as_shown(runs), Path(folder), tuple(formats)
     for form in formats:
@@ -155,7 +195,11 @@ def write_tables(
     target.mkdir(parents=True, exist_ok=True)
     written = []
     for name in _tables_of(readers[0]) if names is None else names:
-        parts = [_first(part.assign(run=run.label), "run") for run in readers if len(part := table(run, name))]
+        parts = [
+            _first(part.assign(run=run.label), "run")
+            for run in readers
+            if len(part := table(run, name))
+        ]
         if not parts:
             continue
         whole = pd.concat(parts, ignore_index=True)
@@ -168,8 +212,14 @@ def write_tables(
 
 def markdown(table: pd.DataFrame, most: int = MARKDOWN_ROWS) -> str:
     """A table as GitHub Markdown, numbers with four digits; at most ``most`` rows."""
-    lines = ["| " + " | ".join(map(_cell, table.columns)) + " |", "|" + " --- |" * len(table.columns)]
-    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in table.head(most).itertuples(index=False)]
+    lines = [
+        "| " + " | ".join(map(_cell, table.columns)) + " |",
+        "|" + " --- |" * len(table.columns),
+    ]
+    lines += [
+        "| " + " | ".join(map(_cell, row)) + " |"
+        for row in table.head(most).itertuples(index=False)
+    ]
     if len(table) > most:
         lines.append(f"\n{len(table) - most:,} more rows are left out here.")
     return "\n".join(lines) + "\n"
@@ -192,11 +242,12 @@ def _first(table: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def compare(a: Run | Study, b: Run | Study) -> pd.DataFrame:
-    """Measures of two runs: columns measure, the labels of the runs, difference (second less first).
+    """Measures of two runs: columns measure, the labels of the runs, difference (second less
+    first).
 
-    Shares are in percent. A measure that neither run has is left out; one that a run lacks is NaN. The last rows say
-    how far the texts agree for prompts that both runs have: the share of tokens (of runs of the same weights) or of
-    words that stand at the same place.
+    Shares are in percent. A measure that neither run has is left out; one that a run lacks is NaN.
+    The last rows say how far the texts agree for prompts that both runs have: the share of tokens
+    (of runs of the same weights) or of words that stand at the same place.
     """
     one, other = as_studies([a, b])
     frame = _side_by_side((one.label, other.label), (one, other))
@@ -204,7 +255,11 @@ def compare(a: Run | Study, b: Run | Study) -> pd.DataFrame:
     if common:
         frame.loc["prompts that both runs have"] = common
         frame.loc[f"{unit} that stand at the same place in both, %"] = [math.nan, 100 * agreement]
-    return frame.assign(difference=frame.iloc[:, 1] - frame.iloc[:, 0]).rename_axis("measure").reset_index()
+    return (
+        frame.assign(difference=frame.iloc[:, 1] - frame.iloc[:, 0])
+        .rename_axis("measure")
+        .reset_index()
+    )
 
 
 def measures(study: Study) -> dict[str, float]:
@@ -237,17 +292,27 @@ def _sinks(study: Study) -> dict[str, float]:
 def _motion(study: Study) -> dict[str, float]:
     found: dict[str, float] = {}
     # without an added sink every sink is one on text
-    for motion, what in ((study.motion, "main sink"), (study.text_motion or study.motion, TEXT_SINK)):
+    for motion, what in (
+        (study.motion, "main sink"),
+        (study.text_motion or study.motion, TEXT_SINK),
+    ):
         found |= {
             f"mobility of the {what} (0 static, 1 moving)": motion.mobility,
             f"moves of the {what}, % of steps at which it is a sink": 100 * motion.moves_per_step,
-            f"drift of the {what}, % of the text from first to last step": 100 * motion.drift_relative,
+            f"drift of the {what}, % of the text from first to last step": 100
+            * motion.drift_relative,
         }
-    found["overlap of sinks with those of the next step, %"] = 100 * study.over("step")["overlap"].mean()
+    found["overlap of sinks with those of the next step, %"] = (
+        100 * study.over("step")["overlap"].mean()
+    )
     blocks = study.measured.blocks
     for name, what in (("border", "at block borders"), ("inside", "inside blocks")):
-        moves, pairs = (sum(getattr(effect, f"{name}_{key}") for effect in blocks) for key in ("moves", "pairs"))
-        found[f"moves of the main sink {what}, % of steps"] = 100 * moves / pairs if pairs else math.nan
+        moves, pairs = (
+            sum(getattr(effect, f"{name}_{key}") for effect in blocks) for key in ("moves", "pairs")
+        )
+        found[f"moves of the main sink {what}, % of steps"] = (
+            100 * moves / pairs if pairs else math.nan
+        )
     return found
 
 
@@ -277,7 +342,8 @@ def _losses(study: Study) -> dict[str, float]:
 
 
 def text_agreement(one: Study, other: Study) -> tuple[int, float, str]:
-    """Prompts that both runs have, and the share of "tokens" or "words" (the last value) at the same place in them.
+    """Prompts that both runs have, and the share of "tokens" or "words" (the last value) at the
+    same place in them.
 
     Ids mean the same tokens where the weights are the same.
     """
@@ -285,19 +351,29 @@ def text_agreement(one: Study, other: Study) -> tuple[int, float, str]:
     if len(frames) < 2:
         return 0, math.nan, ""
     hashes = {study.run.info.model.get("weights_sha256") for study in (one, other)}
-    by_id = len(hashes) == 1 and None not in hashes and all("token_ids" in frame for frame in frames)
+    by_id = (
+        len(hashes) == 1 and None not in hashes and all("token_ids" in frame for frame in frames)
+    )
     texts = pd.concat([_texts(frame, by_id) for frame in frames], axis=1, join="inner")
     shares = []
     for left, right in texts.itertuples(index=False):
         same = sum(x == y for x, y in zip(left, right, strict=False))
         shares.append(same / max(len(left), len(right), 1) if len(left) or len(right) else 1.0)
-    return len(shares), float(np.mean(shares)) if shares else math.nan, "tokens" if by_id else "words"
+    return (
+        len(shares),
+        float(np.mean(shares)) if shares else math.nan,
+        "tokens" if by_id else "words",
+    )
 
 
 def _texts(frame: pd.DataFrame, by_id: bool) -> pd.Series:
-    """Texts as lists by prompt and by how many times it came before, runs with extra hidden sinks left out."""
+    """Texts as lists by prompt and by how many times it came before, runs with extra hidden sinks
+    left out.
+    """
     if "masked_sinks" in frame:
         frame = frame[frame["masked_sinks"] == 0]
-    frame = frame.sort_values("sample", kind="stable").assign(prompt=lambda table: table["prompt"].fillna("").map(str))
+    frame = frame.sort_values("sample", kind="stable").assign(
+        prompt=lambda table: table["prompt"].fillna("").map(str)
+    )
     words = frame["token_ids"] if by_id else frame["completion"].map(lambda text: str(text).split())
     return words.set_axis([frame["prompt"], frame.groupby("prompt").cumcount()])

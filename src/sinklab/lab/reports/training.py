@@ -18,14 +18,34 @@ from sinklab.lab.analysis.estimates import FEWEST, Estimate, mean_over
 from sinklab.lab.reports.samples import Reader
 
 # Settings that may differ between repeats: the seed, and how a run runs and what it tells.
-FREE = frozenset({
-    "seed", "out", "resume", "threads", "compile", "gradient_checkpointing", "head_chunk", "liger", "micro_batch",
-    "workers", "log_every", "eval_every", "save_every", "keep", "spike", "log_to", "monitor_every", "monitor_rows",
-})  # fmt: skip
+FREE = frozenset(
+    {
+        "seed",
+        "out",
+        "resume",
+        "threads",
+        "compile",
+        "gradient_checkpointing",
+        "head_chunk",
+        "liger",
+        "micro_batch",
+        "workers",
+        "log_every",
+        "eval_every",
+        "save_every",
+        "keep",
+        "spike",
+        "log_to",
+        "monitor_every",
+        "monitor_rows",
+    }
+)
 
 
 def variant(model: Mapping[str, Any]) -> str:
-    """The variant of a model in words: plain, sink, 2 sinks, zero-value sink, sink at the end, gate, sink and gate."""
+    """The variant of a model in words: plain, sink, 2 sinks, zero-value sink, sink at the end,
+    gate, sink and gate.
+    """
     count = int(model.get("sink_count") or 0)
     words = []
     if count:
@@ -66,30 +86,58 @@ class Training(Reader):
         "heldout": {"loss"},
         "heldout_rows": {"row", "loss"},
         "monitor": {
-            "step", "causal", "layer", "added", "even_share", "sink_share", "top_text_share", "sinks", "text_sinks",
-            "main_added", "main_first", "main_early", "main_other", "main_none", "mobility", "text_mobility",
-            "value_added", "value_sink", "value_other", "activation_added", "activation_first", "activation_other",
-            "activation_median", "activation_ratio",
+            "step",
+            "causal",
+            "layer",
+            "added",
+            "even_share",
+            "sink_share",
+            "top_text_share",
+            "sinks",
+            "text_sinks",
+            "main_added",
+            "main_first",
+            "main_early",
+            "main_other",
+            "main_none",
+            "mobility",
+            "text_mobility",
+            "value_added",
+            "value_sink",
+            "value_other",
+            "activation_added",
+            "activation_first",
+            "activation_other",
+            "activation_median",
+            "activation_ratio",
         },
-    }  # fmt: skip
+    }
 
     history = cached_property(methodcaller("table", "history"))
-    """step, tokens, loss, heldout_loss, lr, grad_norm, …; NaN where a row has only the other loss."""
+    """step, tokens, loss, heldout_loss, lr, grad_norm, …; NaN where a row has only the other
+    loss.
+    """
     monitor = cached_property(methodcaller("table", "monitor"))
-    """What the sink monitor measured: a row per measurement and layer, layer -1 for the whole model."""
+    """What the sink monitor measured: a row per measurement and layer, layer -1 for the whole
+    model.
+    """
     heldout_rows = cached_property(methodcaller("table", "heldout_rows"))
     """Loss of every held-out row of text at the end."""
 
     @cached_property
     def facts(self) -> pd.DataFrame:
-        """The rows of the monitor under the names that the same facts have in a study; empty without a monitor."""
+        """The rows of the monitor under the names that the same facts have in a study; empty
+        without a monitor.
+        """
         if self.monitor is None:
             return pd.DataFrame(columns=["step", "layer"])
         text = np.fmax(self.monitor["activation_first"], self.monitor["activation_other"])
         return self.monitor.rename(columns=FIELDS).assign(activation_text=text)
 
     def over(self, axis: str) -> pd.DataFrame:
-        """By step: the whole model at every measurement of the monitor; by layer: the layers at the last one."""
+        """By step: the whole model at every measurement of the monitor; by layer: the layers at the
+        last one.
+        """
         whole = self.facts["layer"] == -1
         if axis == "step":
             return self.facts[whole].sort_values("step", ignore_index=True)
@@ -107,7 +155,9 @@ class Training(Reader):
         settings = self.run.info.settings
         return round(float(settings.get("causal_start") or 0) * int(settings.get("steps") or 0))
 
-    has_ended = cached_property[bool](lambda run: run.heldout_rows is not None or run.table("heldout") is not None)
+    has_ended = cached_property[bool](
+        lambda run: run.heldout_rows is not None or run.table("heldout") is not None
+    )
     """Whether ``loss`` is that at the end, and not the last one that was measured on the way."""
 
     @cached_property
@@ -119,11 +169,18 @@ class Training(Reader):
         rows, final, history = self.heldout_rows, self.table("heldout"), self.history
         if rows is not None and len(rows) > 1:
             return mean_over(rows["loss"])
-        known = final["loss"] if final is not None else () if history is None else history["heldout_loss"].dropna()
+        known = (
+            final["loss"]
+            if final is not None
+            else ()
+            if history is None
+            else history["heldout_loss"].dropna()
+        )
         return Estimate(float([*known][-1]), math.nan, math.nan, 0) if len(known) else None
 
     def apart(self, other: Training) -> np.ndarray | None:
-        """Held-out loss less that of another run, of each row of text (R,): how two runs differ, whatever their seeds.
+        """Held-out loss less that of another run, of each row of text (R,): how two runs differ,
+        whatever their seeds.
 
         None where the rows were not kept, are of other text, or fewer than 8.
         """
@@ -143,7 +200,9 @@ class Training(Reader):
 
     @cached_property
     def takeover(self) -> int | None:
-        """First measured step from which the added sinks draw more than twice an even share to the end, or None."""
+        """First measured step from which the added sinks draw more than twice an even share to the
+        end, or None.
+        """
         table = self.over("step")
         if table.empty or not self.sink_count:
             return None
@@ -151,13 +210,17 @@ class Training(Reader):
 
     @cached_property
     def emergence(self) -> int | None:
-        """First measured step from which more than half of all heads have a sink to the end, or None."""
+        """First measured step from which more than half of all heads have a sink to the end, or
+        None.
+        """
         table = self.over("step")
         return None if table.empty else first_for_good(table["step"], table["main_none"] < 0.5)
 
 
 def first_for_good(steps: pd.Series, holds: pd.Series) -> int | None:
-    """The first of the steps from which it holds at every later one; None when it does not hold at the last."""
+    """The first of the steps from which it holds at every later one; None when it does not hold at
+    the last.
+    """
     if not holds.iloc[-1]:
         return None
     broken = np.flatnonzero(~holds.to_numpy(bool))

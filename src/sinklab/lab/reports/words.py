@@ -1,4 +1,6 @@
-"""Numbers, shares and tokens as they stand in sentences and tables, and statements that are made of them."""
+"""Numbers, shares and tokens as they stand in sentences and tables, and statements that are made of
+them.
+"""
 
 import math
 import re
@@ -68,8 +70,9 @@ def statements(
     file: str = "sentences.jinja",
     **known: Any,
 ) -> Callable[..., list[str]]:
-    """What says the statements of a package's sentences.jinja, or another ``file``: by its name and what it is about,
-    as sentences; none where there is nothing to say. "¶" stands between sentences of a statement; white space is free.
+    """What says the statements of a package's sentences.jinja, or another ``file``: by its name and
+    what it is about, as sentences; none where there is nothing to say. "¶" stands between sentences
+    of a statement; white space is free.
 
     Args:
         filters: functions that the statements use, by their names.
@@ -79,7 +82,10 @@ def statements(
     text = resources.files(package).joinpath(file).read_text("utf-8")
     # Plain text: a page escapes it.
     words = Environment(
-        loader=FunctionLoader(lambda name: text), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FunctionLoader(lambda name: text),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     words.filters |= {each.__name__.lstrip("_"): each for each in (number, percent, *filters)}
     words.tests |= {"unknown": pd.isna} | (tests or {})
@@ -100,8 +106,8 @@ def _cards() -> dict[str, dict[str, Any]]:
 
 
 def words_of(what: str, name: str) -> Any:
-    """What cards.toml says of a "page", its "cards", "parts" or "tables", of "kinds" of runs without one, of what
-    "makes" a run, of what a figure "needs" and of "figures" themselves.
+    """What cards.toml says of a "page", its "cards", "parts" or "tables", of "kinds" of runs
+    without one, of what "makes" a run, of what a figure "needs" and of "figures" themselves.
 
     Empty where it says nothing.
     """
@@ -126,4 +132,6 @@ def tipped(text: str) -> Markup:
 
     pieces = re.split("(<code>.*?</code>)", str(coded(text)))
     known = re.compile(rf"(?<![\w-])({'|'.join(words)})s?\b", re.IGNORECASE)
-    return Markup("".join(one if one.startswith("<code>") else known.sub(tip, one) for one in pieces))
+    return Markup(
+        "".join(one if one.startswith("<code>") else known.sub(tip, one) for one in pieces)
+    )

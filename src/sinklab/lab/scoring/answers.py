@@ -1,4 +1,6 @@
-"""Answers to several prompts at once, each up to its end, and what sinks did while they were written."""
+"""Answers to several prompts at once, each up to its end, and what sinks did while they were
+written.
+"""
 
 # B batch rows, L layers, H heads, K keys (sink columns first), S positions, N numbers of `MEASURED`
 from collections import Counter
@@ -22,7 +24,9 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.writing import Writer, Writing, WritingRequest, ended, is_random, seeded
 
 PLACES = (*STATES, "sink")
-"""Where a main sink stands: on a position in one of the states, or on a column that was added to the model."""
+"""Where a main sink stands: on a position in one of the states, or on a column that was added to
+the model.
+"""
 
 
 Totals = Mapping[str, tuple[float, float]]
@@ -30,7 +34,8 @@ Totals = Mapping[str, tuple[float, float]]
 
 
 def taken(log: InterventionLog, active_B: Tensor | None = None) -> Tensor | int:
-    """What edits that choose keys took from each row: sums and numbers of entries (B, N, 2); 0 where nothing is logged.
+    """What edits that choose keys took from each row: sums and numbers of entries (B, N, 2); 0
+    where nothing is logged.
 
     Args:
         log: of one step or forward.
@@ -41,32 +46,47 @@ def taken(log: InterventionLog, active_B: Tensor | None = None) -> Tensor | int:
         # a window and named positions are no choice: they have no dose
         if isinstance(removal.edit, KeyIntervention):
             both_BN2 = torch.stack([torch.stack(pair, -1) for pair in by_row(removal).values()], 1)
-            sums = sums + (both_BN2 if active_B is None else both_BN2 * active_B.cpu()[:, None, None])
+            sums = sums + (
+                both_BN2 if active_B is None else both_BN2 * active_B.cpu()[:, None, None]
+            )
     return sums
 
 
 def totals(taken_N2: Tensor | int) -> dict[str, tuple[float, float]]:
-    """The `Dose.totals` of sums that `taken` gives, of one row or several rows together; empty for nothing."""
+    """The `Dose.totals` of sums that `taken` gives, of one row or several rows together; empty for
+    nothing.
+    """
     if isinstance(taken_N2, int):
         return {}
-    return {name: (both[0], both[1]) for name, both in zip(MEASURED, taken_N2.tolist(), strict=True)}
+    return {
+        name: (both[0], both[1]) for name, both in zip(MEASURED, taken_N2.tolist(), strict=True)
+    }
 
 
 class SinkFacts:
     """Adds up recorded steps of one batch; `rows` gives the means of each row.
 
-    Only steps in which a row was still being written count for it: what others of the batch do does not.
+    Only steps in which a row was still being written count for it: what others of the batch do does
+    not.
     """
 
     def __init__(self, pad_B: Tensor, prefix: int) -> None:
-        """`pad_B`: padding columns to the left of each row. `prefix`: sink columns that the model has in front."""
-        # a trace of a later step alone takes remembered keys for sink columns: so the number is given, not inferred
+        """`pad_B`: padding columns to the left of each row. `prefix`: sink columns that the model
+        has in front.
+        """
+        # a trace of a later step alone takes remembered keys for sink columns: so the number is
+        # given, not inferred
         self._pad_B, self._prefix = pad_B.cpu(), prefix
         self._steps_B = torch.zeros(len(pad_B), dtype=torch.int64)
         self._sums: dict[str, Tensor] = {}
 
     def add(
-        self, recording: Recording, statistic: str, state_BS: Tensor, active_B: Tensor, log: InterventionLog
+        self,
+        recording: Recording,
+        statistic: str,
+        state_BS: Tensor,
+        active_B: Tensor,
+        log: InterventionLog,
     ) -> None:
         """One step.
 
@@ -81,13 +101,16 @@ class SinkFacts:
         self.count(received_BLHK, recording.visible[0], state_BS, active_B)
         self._removed(log, torch.zeros(received_BLHK.shape[:2]), active_B.cpu())
 
-    def count(self, received_BLHK: Tensor, visible_BK: Tensor, state_BS: Tensor, active_B: Tensor) -> None:
+    def count(
+        self, received_BLHK: Tensor, visible_BK: Tensor, state_BS: Tensor, active_B: Tensor
+    ) -> None:
         """One step, from what was received at it and how many queries see each key."""
         positions_B = (visible_BK[:, self._prefix :] > 0).sum(-1).float()
         rows, layers, heads, keys = received_BLHK.shape
         share_BLHK = received_BLHK / received_BLHK.sum(-1, keepdim=True).clamp(min=1e-12)
         best_BLH, main_BLH = share_BLHK.max(-1)
-        # shares as sums over as many queries as there are positions, each of which sees the keys that any query sees
+        # shares as sums over as many queries as there are positions, each of which sees the keys
+        # that any query sees
         queries_BK = positions_B[:, None] * (visible_BK > 0)
         mass_BLHK = share_BLHK * positions_B[:, None, None, None]
         sinks_BLH = find_sinks(mass_BLHK, DEFAULT, queries_BK[:, None, None]).sum(-1)
@@ -104,7 +127,10 @@ class SinkFacts:
         state_BK = torch.cat([prefix_BK, state_BS.cpu().long()], 1)
         state_BLH = state_BK[:, None, :].expand(rows, layers, keys).gather(2, main_BLH)
         ones_BLH = active_B[:, None, None].long().expand(rows, layers, heads)
-        for name, where_BLH, size in (("places", main_BLH, keys), ("states", state_BLH.clamp(min=0), len(PLACES))):
+        for name, where_BLH, size in (
+            ("places", main_BLH, keys),
+            ("states", state_BLH.clamp(min=0), len(PLACES)),
+        ):
             counts = torch.zeros(rows, layers, size, dtype=torch.int64)
             self._sum(name, counts.scatter_add_(2, where_BLH, ones_BLH))
 
@@ -132,28 +158,43 @@ class SinkFacts:
     def row(self, row: int) -> list[dict[str, Any]]:
         """The facts of one row, one entry a layer; empty where no step was recorded.
 
-        steps: how many; share: of all attention, what the main sink (the key that receives most) of a head receives,
-        mean over steps and heads; sinks: number of keys that the rule calls sinks, per head and step; with_sink: share
-        of heads and steps that have one; gu_rate: share of those in which a sink by the rule holds more than 30 % of
-        the attention, the threshold of Gu et al. (2410.10781), at whatever position; main_position: where the main sink
-        stood most often, counted from the row's first token, -1 for an added sink column; main_constancy: the share of
-        heads and steps in which it stood there; positions: how many different places it had; in_masked, in_committed,
-        in_prompt, in_sink: where it stood; removed: share of attention that the interventions took away, None where
-        nothing was, or where likelihoods were scored, which does not measure it.
+        steps: how many; share: of all attention, what the main sink (the key that receives most) of
+        a head receives, mean over steps and heads; sinks: number of keys that the rule calls sinks,
+        per head and step; with_sink: share of heads and steps that have one; gu_rate: share of
+        those in which a sink by the rule holds more than 30 % of the attention, the threshold of Gu
+        et al. (2410.10781), at whatever position; main_position: where the main sink stood most
+        often, counted from the row's first token, -1 for an added sink column; main_constancy: the
+        share of heads and steps in which it stood there; positions: how many different places it
+        had; in_masked, in_committed, in_prompt, in_sink: where it stood; removed: share of
+        attention that the interventions took away, None where nothing was, or where likelihoods
+        were scored, which does not measure it.
         """
         steps = int(self._steps_B[row])
         if not steps:
             return []
         facts = []
         sums = {name: value[row] for name, value in self._sums.items()}
-        for layer, (places_K, states_G) in enumerate(zip(sums["places"], sums["states"], strict=True)):
+        for layer, (places_K, states_G) in enumerate(
+            zip(sums["places"], sums["states"], strict=True)
+        ):
             total, column = int(places_K.sum()), int(places_K.argmax())
             seen = float(sums["removed_steps"][layer]) if "removed" in sums else 0.0
             fact: dict[str, Any] = {"layer": layer, "steps": steps}
-            fact |= {name: float(sums[name][layer]) / steps for name in ("share", "sinks", "with_sink", "gu_rate")}
-            fact["main_position"] = -1 if column < self._prefix else column - self._prefix - int(self._pad_B[row])
-            fact |= {"main_constancy": int(places_K.max()) / total, "positions": int((places_K > 0).sum())}
-            fact |= {f"in_{name}": int(count) / total for name, count in zip(PLACES, states_G, strict=True)}
+            fact |= {
+                name: float(sums[name][layer]) / steps
+                for name in ("share", "sinks", "with_sink", "gu_rate")
+            }
+            fact["main_position"] = (
+                -1 if column < self._prefix else column - self._prefix - int(self._pad_B[row])
+            )
+            fact |= {
+                "main_constancy": int(places_K.max()) / total,
+                "positions": int((places_K > 0).sum()),
+            }
+            fact |= {
+                f"in_{name}": int(count) / total
+                for name, count in zip(PLACES, states_G, strict=True)
+            }
             facts.append(fact | {"removed": float(sums["removed"][layer]) / seen if seen else None})
         return facts
 
@@ -161,12 +202,16 @@ class SinkFacts:
 def needs_own_batch(settings: DecodingSettings, edits: Sequence[Any]) -> bool:
     """Whether an answer would depend on the other rows of its batch, so that it is written alone.
 
-    True where random numbers are drawn (for the tokens, the positions or a random control), and where rows wait for one
-    another under something that counts forwards.
+    True where random numbers are drawn (for the tokens, the positions or a random control), and
+    where rows wait for one another under something that counts forwards.
     """
     chosen = settings.values()
     rule, schedule = chosen["rule"], chosen["schedule"]
-    draws = settings.temperature > 0 or bool(getattr(rule, "alg_temp", None)) or getattr(rule, "needs_generator", False)
+    draws = (
+        settings.temperature > 0
+        or bool(getattr(rule, "alg_temp", None))
+        or getattr(rule, "needs_generator", False)
+    )
     draws = draws or schedule.pooled or is_random(edits)
     return draws or (not schedule.fixed and (bool(edits) or chosen["cache"] is not None))
 
@@ -179,22 +224,30 @@ class Answer:
     ids: tuple[int, ...]
     """Tokens up to the end of text; those after an `until` text included."""
     steps: int
-    """Model evaluations that the row took part in; where it is 1, a closed loop took nothing away."""
+    """Model evaluations that the row took part in; where it is 1, a closed loop took nothing
+    away.
+    """
     sinks: tuple[dict[str, Any], ...] = ()
     """Facts of `SinkFacts.row`; empty where the run was not watched."""
     dose: Totals = field(default_factory=dict)
-    """What the edits took: the totals of a `Dose`, with what was really removed where the run was watched."""
+    """What the edits took: the totals of a `Dose`, with what was really removed where the run was
+    watched.
+    """
 
 
 def followed(
     writer: Writer, *, watch: bool, progress: Callable[[], object] = lambda: None
 ) -> tuple[Tensor, SinkFacts | None, list[Totals]]:
-    """Write everything: evaluations of each row, (B,), what sinks did where that is watched, and each row's dose."""
+    """Write everything: evaluations of each row, (B,), what sinks did where that is watched, and
+    each row's dose.
+    """
     model: Any = writer.loaded.model
     counts_B = torch.zeros(len(writer.over_B), dtype=torch.int64)
     facts = SinkFacts(writer.pad_B, getattr(model.config, "sink_count", 0)) if watch else None
     taken_BN2: Any = 0
-    for step in writer.steps((lambda index: trace(model, (writer.statistic,), steps=(0,))) if watch else None):
+    for step in writer.steps(
+        (lambda index: trace(model, (writer.statistic,), steps=(0,))) if watch else None
+    ):
         counts_B += step.active_B
         taken_BN2 = taken_BN2 + taken(writer.log, step.active_B)
         if facts is not None:
@@ -218,8 +271,8 @@ def write_batch(
 ) -> list[Answer]:
     """Write the answers to several prompts of any lengths.
 
-    A row is what it would be alone, up to rounding; see `needs_own_batch` for what must be written alone (the seed of
-    the first request is taken). Writing ends when every row has met its end.
+    A row is what it would be alone, up to rounding; see `needs_own_batch` for what must be written
+    alone (the seed of the first request is taken). Writing ends when every row has met its end.
 
     Args:
         watch: trace every step, and say what sinks did (`Answer.sinks`).

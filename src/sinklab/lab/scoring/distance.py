@@ -1,6 +1,8 @@
-"""How far edits take what a model writes from what it writes without them: in free runs, and at a fixed order.
+"""How far edits take what a model writes from what it writes without them: in free runs, and at a
+fixed order.
 
-Distance of outputs is not quality: a text may be another one and as good (arXiv 2605.09313 keeps the two apart).
+Distance of outputs is not quality: a text may be another one and as good (arXiv 2605.09313 keeps
+the two apart).
 """
 
 # B batch, S positions, N new tokens, M committed tokens of a step (row-major), V vocabulary
@@ -14,7 +16,12 @@ import torch
 from torch import Tensor
 
 from sinklab.core.probing.dose import Dose
-from sinklab.core.probing.intervention import Intervention, InterventionLog, RemovalRecord, intervene
+from sinklab.core.probing.intervention import (
+    Intervention,
+    InterventionLog,
+    RemovalRecord,
+    intervene,
+)
 from sinklab.lab.scoring.writing import ContinuingWriter, Writing, WritingStep, needs_clean_pass
 
 
@@ -23,12 +30,16 @@ class Distance:
     """What edits change of some texts, by row of the batch."""
 
     agreement_B: Tensor
-    """Share of the clean text's tokens that the edited run, left to itself, wrote at the same place."""
+    """Share of the clean text's tokens that the edited run, left to itself, wrote at the same
+    place.
+    """
     kl_B: Tensor
-    """Nats from the clean distribution of a token to the edited one, mean over the tokens of the text, each at the step
-    and on the canvas at which the clean run committed it."""
+    """Nats from the clean distribution of a token to the edited one, mean over the tokens of the
+    text, each at the step and on the canvas at which the clean run committed it."""
     same_B: Tensor
-    """Share of these tokens that is the likeliest one under the edits, too, on the same canvases."""
+    """Share of these tokens that is the likeliest one under the edits, too, on the same
+    canvases.
+    """
     texts: tuple[tuple[int, ...], ...]
     """What the edited run wrote."""
     removals: tuple[RemovalRecord, ...]
@@ -41,10 +52,11 @@ class Distance:
 
 @torch.inference_mode()
 def output_distances(texts: Writing, arms: Sequence[Sequence[Intervention]]) -> list[Distance]:
-    """The texts written without edits (those of `texts` are left out), then once under each set of edits.
+    """The texts written without edits (those of `texts` are left out), then once under each set of
+    edits.
 
-    Both runs have the same seed, so that they are paired. On the clean run's canvases edits choose as they do while
-    writing: a closed loop takes at each step what was chosen at the one before.
+    Both runs have the same seed, so that they are paired. On the clean run's canvases edits choose
+    as they do while writing: a closed loop takes at each step what was chosen at the one before.
 
     Raises:
         ValueError: for guidance or a cache, whose evaluations a canvas alone does not repeat.
@@ -52,7 +64,8 @@ def output_distances(texts: Writing, arms: Sequence[Sequence[Intervention]]) -> 
     settings = texts.settings
     if settings.cfg_scale or settings.cache != "none":
         raise ValueError(
-            "a distance at fixed order evaluates the canvases of a run without guidance and cache, but cfg_scale is "
+            "a distance at fixed order evaluates the canvases of a run without guidance and "
+            "cache, but cfg_scale is "
             f"{settings.cfg_scale} and cache {settings.cache!r}; leave them out"
         )
     steps, written, _ = _written(replace(texts, edits=()))
@@ -62,12 +75,16 @@ def output_distances(texts: Writing, arms: Sequence[Sequence[Intervention]]) -> 
     for edits in arms:
         _, others, log = _written(replace(texts, edits=tuple(edits)))
         edited_MV = _at_fixed_order(texts, steps, written, edits)
-        kl_M = torch.nn.functional.kl_div(edited_MV, clean_MV, reduction="none", log_target=True).nansum(-1)
+        kl_M = torch.nn.functional.kl_div(
+            edited_MV, clean_MV, reduction="none", log_target=True
+        ).nansum(-1)
         same_M = (edited_MV.argmax(-1) == clean_MV.argmax(-1)).double()
         shares = [_agreement(one, other) for one, other in zip(written, others, strict=True)]
         agreement_B = torch.tensor(shares, dtype=torch.float64)
         kl_B, same_B = (_mean_by_row(values_M, rows_M, len(written)) for values_M in (kl_M, same_M))
-        found.append(Distance(agreement_B, kl_B, same_B, tuple(map(tuple, others)), tuple(log.removals)))
+        found.append(
+            Distance(agreement_B, kl_B, same_B, tuple(map(tuple, others)), tuple(log.removals))
+        )
     return found
 
 
@@ -90,9 +107,14 @@ def _committed(step: WritingStep) -> Tensor:
 
 
 def _at_fixed_order(
-    texts: Writing, steps: Sequence[WritingStep], written: Sequence[Sequence[int]], edits: Sequence[Intervention]
+    texts: Writing,
+    steps: Sequence[WritingStep],
+    written: Sequence[Sequence[int]],
+    edits: Sequence[Intervention],
 ) -> Tensor:
-    """Log-probabilities (M, V) of every token when it was committed, on the CPU, float32 or better."""
+    """Log-probabilities (M, V) of every token when it was committed, on the CPU, float32 or
+    better.
+    """
     model: Any = texts.loaded.model
     with intervene(model, *edits, measure=False, allow_idle=True) as log:
         if texts.loaded.family != "diffusion":

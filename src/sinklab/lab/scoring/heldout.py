@@ -1,4 +1,6 @@
-"""The loss of held-out rows while edits change attention: one clean pass serves all that choose by it."""
+"""The loss of held-out rows while edits change attention: one clean pass serves all that choose by
+it.
+"""
 
 # R rows, B batch, L layers, H query heads, S sequence, M masked positions, V vocabulary
 import math
@@ -14,7 +16,12 @@ from torch.nn.functional import cross_entropy
 from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.dose import Dose
-from sinklab.core.probing.intervention import Intervention, InterventionLog, RemovalRecord, intervene
+from sinklab.core.probing.intervention import (
+    Intervention,
+    InterventionLog,
+    RemovalRecord,
+    intervene,
+)
 from sinklab.core.probing.interventions.mask_sinks import MaskSinks
 from sinklab.core.probing.listener import Listener
 from sinklab.lab.checkpoints.loading import Loaded
@@ -42,12 +49,18 @@ class EditedLosses:
         return Dose.of(one for batch in self.removals for one in batch)
 
     def doses_by_row(self) -> dict[str, Tensor]:
-        """What every row lost, by name as in `Dose` (columns, sinks, held, removed), each (R,); NaN for nothing."""
+        """What every row lost, by name as in `Dose` (columns, sinks, held, removed), each (R,); NaN
+        for nothing.
+        """
         if not any(self.removals):
-            return dict.fromkeys(("columns", "sinks", "held", "removed"), torch.full_like(self.losses_R, math.nan))
+            return dict.fromkeys(
+                ("columns", "sinks", "held", "removed"), torch.full_like(self.losses_R, math.nan)
+            )
 
         def of_rows(name: str) -> Tensor:
-            batches = ([getattr(one, f"{name}_BLH").flatten(1) for one in batch] for batch in self.removals)
+            batches = (
+                [getattr(one, f"{name}_BLH").flatten(1) for one in batch] for batch in self.removals
+            )
             return torch.cat([torch.cat(parts, 1).nanmean(1) for parts in batches])
 
         doses = {"columns": of_rows("removed"), "sinks": of_rows("sinks") / of_rows("chosen")}
@@ -66,11 +79,11 @@ def edited_losses(
 ) -> list[EditedLosses]:
     """Loss of each row under each of some sets of edits; an empty one is the model as it is.
 
-    A diffusion model is scored by its bound (arXiv 2601.19657, Eq. 3–4) under noise that depends on the seed alone, an
-    autoregressive one by the mean of its next-token losses (the first token of a row is given). Edits that choose by
-    attention do so in a clean pass over the same row, one for all arms (`scoring_edits`). In both kinds of model a key
-    is hidden from all queries, its own position too; a query that sees nothing else keeps it (the first of a causal
-    model).
+    A diffusion model is scored by its bound (arXiv 2601.19657, Eq. 3–4) under noise that depends on
+    the seed alone, an autoregressive one by the mean of its next-token losses (the first token of a
+    row is given). Edits that choose by attention do so in a clean pass over the same row, one for
+    all arms (`scoring_edits`). In both kinds of model a key is hidden from all queries, its own
+    position too; a query that sees nothing else keeps it (the first of a causal model).
 
     Args:
         loaded: the model.
@@ -81,7 +94,8 @@ def edited_losses(
         progress: called after every scored batch of every arm.
 
     Raises:
-        ValueError: for what is no intervention, one that begins after the first step or does not fit the rows.
+        ValueError: for what is no intervention, one that begins after the first step or does not
+            fit the rows.
     """
     is_diffusion = loaded.family == "diffusion"
     wanted = [scoring_edits(edits, is_diffusion=is_diffusion) for edits in arms]
@@ -92,7 +106,11 @@ def edited_losses(
     for start in range(0, len(ids_RS), batch):
         part, turn = slice(start, start + batch), _Turn()
         places = [(seed, row) for row in range(len(ids_RS))[part]]
-        edits = [_OfArm(edit, arm, turn) for arm, some in enumerate(wanted) for edit in placed(some, places)]
+        edits = [
+            _OfArm(edit, arm, turn)
+            for arm, some in enumerate(wanted)
+            for edit in placed(some, places)
+        ]
         with intervene(loaded.model, *edits) as log:
             if looks:
                 with log.probing():
@@ -103,7 +121,10 @@ def edited_losses(
                 log.removals.clear()
                 if progress is not None:
                     progress()
-    return [EditedLosses(torch.cat(rows), tuple(gone)) for rows, gone in zip(losses, removals, strict=True)]
+    return [
+        EditedLosses(torch.cat(rows), tuple(gone))
+        for rows, gone in zip(losses, removals, strict=True)
+    ]
 
 
 @dataclass(eq=False)
@@ -155,7 +176,11 @@ def _bound_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Te
     start = len(row_start(loaded.tokenizer)) if loaded.tokenizer else 0
     maskable_RS = (torch.arange(ids_RS.shape[1]) >= start).expand(ids_RS.shape)
     noisy_RS, masked_RS = corrupt(
-        ids_RS, t_R, mask_id=model.config.mask_token_id, maskable_BS=maskable_RS, generator=generator
+        ids_RS,
+        t_R,
+        mask_id=model.config.mask_token_id,
+        maskable_BS=maskable_RS,
+        generator=generator,
     )
     denoiser = model.denoiser()
 
@@ -163,14 +188,21 @@ def _bound_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Te
         given = [rows_RS[part].to(model.device) for rows_RS in (noisy_RS, masked_RS, ids_RS)]
         logits_MV = denoiser(*given[:2], clean_BS=given[2])
         return masked_token_loss(
-            logits_MV.cpu(), ids_RS[part], masked_RS[part], t_R[part], maskable_BS=maskable_RS[part], reduction="row"
+            logits_MV.cpu(),
+            ids_RS[part],
+            masked_RS[part],
+            t_R[part],
+            maskable_BS=maskable_RS[part],
+            reduction="row",
         )
 
     return score
 
 
 def _next_token_loss_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Tensor]:
-    """The same for a causal model: the mean next-token loss of each row; it has no noise to seed."""
+    """The same for a causal model: the mean next-token loss of each row; it has no noise to
+    seed.
+    """
     model: Any = loaded.model
 
     def score(part: slice) -> Tensor:
@@ -178,7 +210,9 @@ def _next_token_loss_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[
         logits_BSV = model(ids_BS, use_cache=False).logits
         # row by row: float32 logits of the whole batch would double the memory
         rows = zip(logits_BSV, ids_BS, strict=True)
-        return torch.stack([cross_entropy(row_SV[:-1].float(), ids_S[1:]) for row_SV, ids_S in rows]).cpu()
+        return torch.stack(
+            [cross_entropy(row_SV[:-1].float(), ids_S[1:]) for row_SV, ids_S in rows]
+        ).cpu()
 
     return score
 
@@ -192,7 +226,9 @@ class HeldoutRows:
     """Bytes of UTF-8 text."""
 
 
-def heldout_rows(loaded: Loaded, source: str | Path, *, rows: int = 48, length: int = 256) -> HeldoutRows:
+def heldout_rows(
+    loaded: Loaded, source: str | Path, *, rows: int = 48, length: int = 256
+) -> HeldoutRows:
     """The first rows of a corpus, packed with the model's tokenizer.
 
     Raises:
@@ -207,47 +243,73 @@ def check_heldout(loaded: Loaded, *, rows: int, length: int, ks: Iterable[int]) 
     """What can be wrong with a held-out curve, before any text is read.
 
     Raises:
-        ValueError: for no rows, rows longer than the model's context, and a k for which k sinks and k other columns do
-            not both fit a row.
+        ValueError: for no rows, rows longer than the model's context, and a k for which k sinks and
+            k other columns do not both fit a row.
     """
     config: Any = loaded.model.config
     if rows < 1:
-        raise ValueError(f'heldout_rows must be at least 1, but is {rows}; heldout="" skips the held-out loss')
+        raise ValueError(
+            f'heldout_rows must be at least 1, but is {rows}; heldout="" skips the held-out loss'
+        )
     context = config.text_positions
     if not 1 <= length <= context:
-        raise ValueError(f"heldout_length must be 1 to {context}, the context of {loaded.name}, but is {length}")
+        raise ValueError(
+            f"heldout_length must be 1 to {context}, the context of {loaded.name}, but is {length}"
+        )
     keys = length + config.sink_count
     if wrong := [k for k in ks if k < 0 or 2 * k > keys]:
         raise ValueError(
-            f"ks are numbers of hidden sinks, and as many other columns must be left as controls: {wrong[0]} does not "
+            "ks are numbers of hidden sinks, and as many other columns must be left as controls: "
+            f"{wrong[0]} does not "
             f"fit {keys} keys; choose 0 to {keys // 2}"
         )
 
 
 def row_losses(
-    loaded: Loaded, ids_RS: Tensor, *, edits: Sequence[Intervention | str] = (), seed: int = 0, batch: int = BATCH
+    loaded: Loaded,
+    ids_RS: Tensor,
+    *,
+    edits: Sequence[Intervention | str] = (),
+    seed: int = 0,
+    batch: int = BATCH,
 ) -> Tensor:
-    """Loss of each row, nats per token, (R,) float32, under the same noise whatever the edits; see `edited_losses`."""
+    """Loss of each row, nats per token, (R,) float32, under the same noise whatever the edits; see
+    `edited_losses`.
+    """
     return edited_losses(loaded, ids_RS, [edits], seed=seed, batch=batch)[0].losses_R
 
 
 def heldout_curve(
-    loaded: Loaded, text: HeldoutRows, *, ks: Iterable[int] = (0, 1, 5, 10), seed: int = 0, progress: Tell | None = None
+    loaded: Loaded,
+    text: HeldoutRows,
+    *,
+    ks: Iterable[int] = (0, 1, 5, 10),
+    seed: int = 0,
+    progress: Tell | None = None,
 ) -> dict[str, list[Any]]:
-    """Held-out loss over the number of hidden sinks, with random columns as control, as columns of the table
-    ``heldout``.
+    """Held-out loss over the number of hidden sinks, with random columns as control, as columns of
+    the table ``heldout``.
 
-    ``loss`` is in nats per token and ``stderr`` its standard error over rows; ``delta`` is the paired difference to k
-    = 0 with ``delta_stderr`` (the noise is the same, so it is much smaller); ``losses`` are those of the rows;
-    ``columns``, ``sinks``, ``held`` and ``removed`` say the dose (`Dose`). ``bits_per_byte`` is given for k = 0.
+    ``loss`` is in nats per token and ``stderr`` its standard error over rows; ``delta`` is the
+    paired difference to k = 0 with ``delta_stderr`` (the noise is the same, so it is much smaller);
+    ``losses`` are those of the rows; ``columns``, ``sinks``, ``held`` and ``removed`` say the dose
+    (`Dose`). ``bits_per_byte`` is given for k = 0.
 
     Raises:
-        ValueError: if a k is not smaller than the number of keys, or the model is no diffusion model.
+        ValueError: if a k is not smaller than the number of keys, or the model is no diffusion
+            model.
     """
     if loaded.family != "diffusion":
-        raise ValueError(f"the masked-token loss is defined for diffusion models, but {loaded.name} is {loaded.family}")
+        raise ValueError(
+            f"the masked-token loss is defined for diffusion models, but {loaded.name} is "
+            f"{loaded.family}"
+        )
     tokens = text.ids_RS.numel()
-    choices = [(k, control) for k in sorted({0, *ks}) for control in (("sinks", "random") if k else ("none",))]
+    choices = [
+        (k, control)
+        for k in sorted({0, *ks})
+        for control in (("sinks", "random") if k else ("none",))
+    ]
     arms = [[MaskSinks(k=k, control=control, seed=seed)] if k else [] for k, control in choices]
     scored = edited_losses(loaded, text.ids_RS, arms, seed=seed, progress=progress)
     rows = []
@@ -256,9 +318,15 @@ def heldout_curve(
         mean = one.losses_R.mean().item()
         row = {"k": k, "control": control, "loss": mean, "stderr": _stderr(one.losses_R)}
         row |= {"delta": delta_R.mean().item(), "delta_stderr": _stderr(delta_R), "tokens": tokens}
-        row |= {name: dose for name, dose in one.dose.row().items() if name in ("columns", "sinks", "held", "removed")}
+        row |= {
+            name: dose
+            for name, dose in one.dose.row().items()
+            if name in ("columns", "sinks", "held", "removed")
+        }
         row["losses"] = one.losses_R.tolist()
-        rows.append(row | {"bits_per_byte": mean * tokens / math.log(2) / text.size if k == 0 else math.nan})
+        rows.append(
+            row | {"bits_per_byte": mean * tokens / math.log(2) / text.size if k == 0 else math.nan}
+        )
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 

@@ -1,9 +1,9 @@
-"""How likely a model finds a continuation: Monte Carlo or chain rule for diffusion models, exact for autoregressive
-ones; with interventions and guidance.
+"""How likely a model finds a continuation: Monte Carlo or chain rule for diffusion models, exact
+for autoregressive ones; with interventions and guidance.
 """
 
-# B rows of a forward, N rows of a job, S the longest text, L tokens of a continuation, M wanted positions, C columns
-# V vocabulary
+# B rows of a forward, N rows of a job, S the longest text, L tokens of a continuation, M wanted
+# positions, C columns V vocabulary
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,7 +44,9 @@ class Job:
     def __post_init__(self) -> None:
         self.sums_N = np.zeros(len(self.plan.masked_NL))
         self.is_likeliest = True
-        """Whether every wanted token so far is the likeliest one of all; read of autoregressive models alone."""
+        """Whether every wanted token so far is the likeliest one of all; read of autoregressive
+        models alone.
+        """
         self.taken_N2: Any = 0
         """What edits took from its rows; see `taken`."""
         self.widest = max(self.plan.wanted_NL.sum(1).tolist(), default=0)
@@ -58,20 +60,26 @@ Row = tuple[Job, int]
 class Scorer:
     """Runs a model over texts, padded on the right, with guidance and interventions.
 
-    A diffusion model reads noisy copies; an autoregressive one the text without its last token, as nothing follows it.
+    A diffusion model reads noisy copies; an autoregressive one the text without its last token, as
+    nothing follows it.
     """
 
     measure = True
-    """Whether what edits really take away is measured, at the cost of a pass over queries and keys a layer."""
+    """Whether what edits really take away is measured, at the cost of a pass over queries and keys
+    a layer.
+    """
     taken_BN2: Any = 0
     """What edits took in the last forward."""
 
-    def __init__(self, loaded: Loaded, settings: LikelihoodSettings, edits: Sequence[Intervention | str] = ()) -> None:
+    def __init__(
+        self, loaded: Loaded, settings: LikelihoodSettings, edits: Sequence[Intervention | str] = ()
+    ) -> None:
         """Raises ValueError for a model, guidance or edits that cannot score."""
         asked.needs_mask(loaded, "a score")
         if settings.cfg_scale and loaded.family != "diffusion":
             raise ValueError(
-                f"guidance masks the context, which only a diffusion model can read, but {loaded.name} is "
+                "guidance masks the context, which only a diffusion model can read, but "
+                f"{loaded.name} is "
                 f"{loaded.family}; leave out cfg_scale"
             )
         self.loaded, self.model = loaded, cast(Any, loaded.model)
@@ -83,8 +91,12 @@ class Scorer:
         # kept, as it holds what is the same for every text of a shape
         self._unpadded: Any = self.model.denoiser() if self.denoises else None
 
-    def read(self, requests: Sequence[tuple[Ids, Ids]], groups: Sequence[int] | None = None) -> list[Request]:
-        """As `read_requests`. Raises ValueError for an edit, too, that names positions which a text does not have."""
+    def read(
+        self, requests: Sequence[tuple[Ids, Ids]], groups: Sequence[int] | None = None
+    ) -> list[Request]:
+        """As `read_requests`. Raises ValueError for an edit, too, that names positions which a text
+        does not have.
+        """
         found = asked.read_requests(self.loaded, requests, groups)
         asked.check_positions(self.edits, [each.length - (not self.denoises) for each in found])
         return found
@@ -109,19 +121,32 @@ class Scorer:
             wanted = sum(job.widest for job, _ in batch)
         else:
             wanted = len(_columns([job.request for job, _ in batch])) * len(batch)
-        return len(batch) <= self.rows and wanted * self.model.config.vocab_size * self._copies <= MOST_LOGITS
+        return (
+            len(batch) <= self.rows
+            and wanted * self.model.config.vocab_size * self._copies <= MOST_LOGITS
+        )
 
     def _finished(self, batch: Sequence[Row]) -> Iterator[Job]:
         masked = [job.plan.masked_NL[number] for job, number in batch]
         wanted = [job.plan.wanted_NL[number] for job, number in batch]
-        places = [(self.seed, job.request.group, int(job.plan.numbers_N[number])) for job, number in batch]
-        logits_MV, labels_M, rows_M = self.logits([job.request for job, _ in batch], masked, wanted, places)
+        places = [
+            (self.seed, job.request.group, int(job.plan.numbers_N[number])) for job, number in batch
+        ]
+        logits_MV, labels_M, rows_M = self.logits(
+            [job.request for job, _ in batch], masked, wanted, places
+        )
         taken_BN2 = self.taken_BN2
         logp_M = _log_probabilities(logits_MV, labels_M.to(logits_MV.device))
         if bool(logp_M.isnan().any()):
             raise ValueError(f"{self.loaded.name} gave NaN logits while scoring; try another dtype")
-        sums_B = torch.zeros(len(batch), dtype=torch.float64).index_add(0, rows_M, logp_M.double().cpu()).tolist()
-        wrong = set() if self.denoises else {*rows_M[logits_MV.argmax(-1).cpu() != labels_M].tolist()}
+        sums_B = (
+            torch.zeros(len(batch), dtype=torch.float64)
+            .index_add(0, rows_M, logp_M.double().cpu())
+            .tolist()
+        )
+        wrong = (
+            set() if self.denoises else {*rows_M[logits_MV.argmax(-1).cpu() != labels_M].tolist()}
+        )
         for row, (job, number) in enumerate(batch):
             job.sums_N[number] = sums_B[row]
             job.is_likeliest &= row not in wrong
@@ -133,9 +158,14 @@ class Scorer:
 
     @torch.inference_mode()
     def logits(
-        self, requests: Sequence[Request], masked: Sequence[Tensor], wanted: Sequence[Tensor], places: Sequence[Place]
+        self,
+        requests: Sequence[Request],
+        masked: Sequence[Tensor],
+        wanted: Sequence[Tensor],
+        places: Sequence[Place],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits (M, V) at the wanted tokens of each row, on the model's device, the right tokens and the rows (M,).
+        """Logits (M, V) at the wanted tokens of each row, on the model's device, the right tokens
+        and the rows (M,).
 
         Args:
             requests: of each row.
@@ -144,33 +174,58 @@ class Scorer:
             places: of each row, for what random controls draw.
         """
         mask_id = self.model.config.mask_token_id if self.denoises else 0
-        closings = [self.model.config.closing_of(each.context) if self.denoises else () for each in requests]
+        closings = [
+            self.model.config.closing_of(each.context) if self.denoises else () for each in requests
+        ]
         texts = [
             torch.tensor(each.context + each.continuation + closing)
             for each, closing in zip(requests, closings, strict=True)
         ]
         clean_BS = pad_sequence(texts, True)
-        begins, ends = [len(request.context) for request in requests], [len(closing) for closing in closings]
+        begins, ends = (
+            [len(request.context) for request in requests],
+            [len(closing) for closing in closings],
+        )
         masked_BS, wanted_BS = (
-            pad_sequence([F.pad(flags_L, around) for *around, flags_L in zip(begins, ends, some, strict=True)], True)
+            pad_sequence(
+                [
+                    F.pad(flags_L, around)
+                    for *around, flags_L in zip(begins, ends, some, strict=True)
+                ],
+                True,
+            )
             for some in (masked, wanted)
         )
-        real_BS = torch.arange(clean_BS.shape[1]) < torch.tensor([[len(text_S)] for text_S in texts])
+        real_BS = torch.arange(clean_BS.shape[1]) < torch.tensor(
+            [[len(text_S)] for text_S in texts]
+        )
         ids_BS = clean_BS.masked_fill(masked_BS, mask_id)
         labels_M, rows_M = clean_BS[wanted_BS], wanted_BS.nonzero()[:, 0]
         if not self.cfg_scale:
             return self._evaluate(ids_BS, real_BS, wanted_BS, clean_BS, places), labels_M, rows_M
         # both readings of a row in one forward
-        bare_BS = ids_BS.masked_fill(torch.arange(clean_BS.shape[1]) < torch.tensor(begins)[:, None], mask_id)
+        bare_BS = ids_BS.masked_fill(
+            torch.arange(clean_BS.shape[1]) < torch.tensor(begins)[:, None], mask_id
+        )
         # without the context it stays hidden from later blocks too
         bare_clean_BS = torch.where(bare_BS == ids_BS, clean_BS, bare_BS)
         flags = real_BS.repeat(2, 1), wanted_BS.repeat(2, 1)
-        twice = torch.cat([ids_BS, bare_BS]), *flags, torch.cat([clean_BS, bare_clean_BS]), [*places, *places]
+        twice = (
+            torch.cat([ids_BS, bare_BS]),
+            *flags,
+            torch.cat([clean_BS, bare_clean_BS]),
+            [*places, *places],
+        )
         cond_MV, bare_MV = map(at_least_float32, self._evaluate(*twice).chunk(2))
         return bare_MV + (1 + self.cfg_scale) * (cond_MV - bare_MV), labels_M, rows_M
 
     def _evaluate(
-        self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, clean_BS: Tensor, places: Sequence[Place]
+        self,
+        ids_BS: Tensor,
+        real_BS: Tensor,
+        wanted_BS: Tensor,
+        clean_BS: Tensor,
+        places: Sequence[Place],
     ) -> Tensor:
         run = self._denoised if self.denoises else self._continued
         with edited(self.model, self.edits, places, measure=self.measure) as log:
@@ -181,24 +236,40 @@ class Scorer:
         self.taken_BN2 = 0 if log is None else taken(log)
         return logits_MV
 
-    def _denoised(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, clean_BS: Tensor) -> Tensor:
+    def _denoised(
+        self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, clean_BS: Tensor
+    ) -> Tensor:
         device = self.model.device
-        denoiser = self._unpadded if bool(real_BS.all()) else self.model.denoiser(real_BS.long().to(device))
+        denoiser = (
+            self._unpadded
+            if bool(real_BS.all())
+            else self.model.denoiser(real_BS.long().to(device))
+        )
         return denoiser(ids_BS.to(device), wanted_BS.to(device), clean_BS=clean_BS.to(device))
 
     def _continued(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, _: Tensor) -> Tensor:
         # the last token of each row is not read
         ids_BS, real_BS, wanted_BS = ids_BS[:, :-1], real_BS[:, 1:], wanted_BS[:, 1:]
-        given: dict[str, Any] = {} if bool(real_BS.all()) else {"attention_mask": real_BS.long().to(self.model.device)}
+        given: dict[str, Any] = (
+            {} if bool(real_BS.all()) else {"attention_mask": real_BS.long().to(self.model.device)}
+        )
         columns_C = wanted_BS.any(0).nonzero()[:, 0]
         keep = columns_C if len(columns_C) else 1
-        logits_BCV = self.model(ids_BS.to(self.model.device), use_cache=False, logits_to_keep=keep, **given).logits
-        return logits_BCV[wanted_BS[:, columns_C].to(logits_BCV.device)] if len(columns_C) else logits_BCV
+        logits_BCV = self.model(
+            ids_BS.to(self.model.device), use_cache=False, logits_to_keep=keep, **given
+        ).logits
+        return (
+            logits_BCV[wanted_BS[:, columns_C].to(logits_BCV.device)]
+            if len(columns_C)
+            else logits_BCV
+        )
 
 
 def _columns(requests: Sequence[Request]) -> range:
     """Columns among which all wanted positions lie: position i predicts token i + 1."""
-    return range(min(len(each.context) for each in requests) - 1, max(each.length for each in requests) - 1)
+    return range(
+        min(len(each.context) for each in requests) - 1, max(each.length for each in requests) - 1
+    )
 
 
 def at_least_float32(logits_MV: Tensor) -> Tensor:
@@ -207,29 +278,43 @@ def at_least_float32(logits_MV: Tensor) -> Tensor:
 
 
 def _log_probabilities(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
-    """Of the labels, in float32 or better; a piece at a time, so that no second copy of all logits is made."""
+    """Of the labels, in float32 or better; a piece at a time, so that no second copy of all logits
+    is made.
+    """
     pieces = zip(logits_MV.split(_PIECE), labels_M.split(_PIECE), strict=True)
-    return torch.cat([-F.cross_entropy(at_least_float32(some), right, reduction="none") for some, right in pieces])
+    return torch.cat(
+        [
+            -F.cross_entropy(at_least_float32(some), right, reduction="none")
+            for some, right in pieces
+        ]
+    )
 
 
 def is_greedy(scorer: Scorer, requests: Sequence[Request]) -> dict[int, bool]:
-    """Whether the model, shown all tokens of a continuation as [MASK], writes exactly them, by number of the request.
+    """Whether the model, shown all tokens of a continuation as [MASK], writes exactly them, by
+    number of the request.
 
-    One token per forward, the one it is surest of (SMDM's and LLaDA's evaluation of LAMBADA), as decoding with the rule
-    low_confidence does it: neither [MASK] nor what is no text is ever written. A request is done at its first wrong
-    token.
+    One token per forward, the one it is surest of (SMDM's and LLaDA's evaluation of LAMBADA), as
+    decoding with the rule low_confidence does it: neither [MASK] nor what is no text is ever
+    written. A request is done at its first wrong token.
     """
     config = scorer.model.config
     answers: dict[int, bool] = {}
     widest = max((len(request.continuation) for request in requests), default=1)
     rows = max(1, min(scorer.rows, MOST_LOGITS // (widest * config.vocab_size)))
-    waiting = iter([(request, torch.ones(len(request.continuation), dtype=torch.bool)) for request in requests])
+    waiting = iter(
+        [(request, torch.ones(len(request.continuation), dtype=torch.bool)) for request in requests]
+    )
     running: list[tuple[Request, Tensor]] = []
     while running := [*running, *itertools.islice(waiting, rows - len(running))]:
         asked, masks = [request for request, _ in running], [masked_L for _, masked_L in running]
-        places = [(scorer.seed, request.group, int((~masked_L).sum())) for request, masked_L in running]
+        places = [
+            (scorer.seed, request.group, int((~masked_L).sum())) for request, masked_L in running
+        ]
         logits_MV, labels_M, rows_M = scorer.logits(asked, masks, masks, places)
-        right_M, sure_M = _proposed(logits_MV[:, : config.text_vocab_size], labels_M, config.mask_token_id)
+        right_M, sure_M = _proposed(
+            logits_MV[:, : config.text_vocab_size], labels_M, config.mask_token_id
+        )
         for row, (request, masked_L) in enumerate(running):
             here_L = (rows_M == row).nonzero()[:, 0]
             best = int(sure_M[here_L].argmax())
@@ -268,29 +353,33 @@ def score(
 ) -> list[Scored]:
     """log p(continuation | context) of each request, in nats.
 
-    Rows of different requests and samples ride in the same forward, longest first. A result depends on its own request,
-    the settings and its group, and on nothing else that is scored with it (up to rounding).
+    Rows of different requests and samples ride in the same forward, longest first. A result depends
+    on its own request, the settings and its group, and on nothing else that is scored with it (up
+    to rounding).
 
-    Rows that run, per request of L tokens: Monte Carlo `samples`, fewer where masks repeat (one for L = 1); chain rule
-    L; autoregressive 1; `greedy` up to L more for diffusion models. Guidance doubles them, and so do edits that choose
-    in a clean pass. These edits see the continuation, so that the scores of a model under them are no longer
-    logarithms of one distribution over texts.
+    Rows that run, per request of L tokens: Monte Carlo `samples`, fewer where masks repeat (one for
+    L = 1); chain rule L; autoregressive 1; `greedy` up to L more for diffusion models. Guidance
+    doubles them, and so do edits that choose in a clean pass. These edits see the continuation, so
+    that the scores of a model under them are no longer logarithms of one distribution over texts.
 
     Args:
         loaded: the model.
-        requests: (context ids, continuation ids). A context that is too long loses its left end (`Scored.dropped`). An
-            empty one is fine for diffusion models; for others the beginning (or else end) of text takes its place.
+        requests: (context ids, continuation ids). A context that is too long loses its left end
+            (`Scored.dropped`). An empty one is fine for diffusion models; for others the beginning
+            (or else end) of text takes its place.
         settings: Monte Carlo as LLaDA does it when left out.
-        groups: requests of the same number share their random masks, so that choices of one question are compared
-            under the same noise. Left out: requests of the same context do.
+        groups: requests of the same number share their random masks, so that choices of one
+            question are compared under the same noise. Left out: requests of the same context do.
         edits: interventions, as :func:`scoring_edits` makes them fit for texts that are read once.
         greedy: also find out whether greedy decoding writes the continuation.
-        measure: also find out what the edits really take away (`Scored.dose`), for a pass over queries and keys each.
+        measure: also find out what the edits really take away (`Scored.dose`), for a pass over
+            queries and keys each.
         progress: called when a request is done.
 
     Raises:
-        ValueError: for an empty continuation, one longer than the model's context, ids that the model does not have, a
-            diffusion model without mask token, guidance of an autoregressive model, and edits that do not fit.
+        ValueError: for an empty continuation, one longer than the model's context, ids that the
+            model does not have, a diffusion model without mask token, guidance of an autoregressive
+            model, and edits that do not fit.
     """
     settings = settings or LikelihoodSettings()
     is_diffusion = loaded.family == "diffusion"
@@ -303,7 +392,9 @@ def score(
     results: dict[int, Scored] = {}
     for job in scorer.run(Job(request, plan(request)) for request in todo):
         request, (logprob, stderr) = job.request, job.plan.result(job.sums_N)
-        is_written = written.get(request.number, False) if is_diffusion else greedy and job.is_likeliest
+        is_written = (
+            written.get(request.number, False) if is_diffusion else greedy and job.is_likeliest
+        )
         tokens, dose = len(request.continuation), Dose(totals(job.taken_N2)) if edits else None
         results[request.number] = Scored(logprob, stderr, is_written, tokens, request.dropped, dose)
         if progress is not None:
@@ -312,7 +403,9 @@ def score(
 
 
 def _plan(settings: LikelihoodSettings | None, request: Request, *, merge: bool) -> Plan:
-    """The rows that a request asks for; of an autoregressive model, without settings, the text as it is."""
+    """The rows that a request asks for; of an autoregressive model, without settings, the text as
+    it is.
+    """
     tokens = len(request.continuation)
     if settings is None:
         return asked.whole(tokens)
@@ -332,8 +425,9 @@ def rolling(
 ) -> Scored:
     """The score of a text of any length: the sum over chunks of the model's context.
 
-    A diffusion model reads each chunk given nothing (with Monte Carlo a bound of each chunk). An autoregressive model
-    reads it given the token before it, the first one given the beginning (or else end) of text.
+    A diffusion model reads each chunk given nothing (with Monte Carlo a bound of each chunk). An
+    autoregressive model reads it given the token before it, the first one given the beginning (or
+    else end) of text.
 
     Raises:
         ValueError: for an empty text, and as :func:`score` does.
@@ -342,35 +436,50 @@ def rolling(
         raise ValueError("a text to score must have at least one token, but has none; leave it out")
     limit, is_diffusion = asked.limit_of(loaded), loaded.family == "diffusion"
     starts = range(0, len(ids), limit)
-    chunks = [(() if is_diffusion else ids[max(start - 1, 0) : start], ids[start : start + limit]) for start in starts]
+    chunks = [
+        (() if is_diffusion else ids[max(start - 1, 0) : start], ids[start : start + limit])
+        for start in starts
+    ]
     # chunks of one text must not share their noise: their errors would add up
     groups = [asked.digest(ids, (number,)) for number in range(len(chunks))]
-    parts = score(loaded, chunks, settings, groups=groups, edits=edits, measure=measure, progress=progress)
+    parts = score(
+        loaded, chunks, settings, groups=groups, edits=edits, measure=measure, progress=progress
+    )
     stderr = math.sqrt(sum(part.stderr**2 for part in parts))
     dose = Dose.pooled(part.dose for part in parts if part.dose) if edits else None
     return Scored(sum(part.logprob for part in parts), stderr, tokens=len(ids), dose=dose)
 
 
 def exact(
-    loaded: Loaded, context: Ids, continuation: Ids, *, cfg_scale: float = 0.0, edits: Sequence[Intervention | str] = ()
+    loaded: Loaded,
+    context: Ids,
+    continuation: Ids,
+    *,
+    cfg_scale: float = 0.0,
+    edits: Sequence[Intervention | str] = (),
 ) -> float:
-    """The number that the Monte Carlo estimates of a diffusion model mean: all 2^L - 1 masks of the continuation.
+    """The number that the Monte Carlo estimates of a diffusion model mean: all 2^L - 1 masks of the
+    continuation.
 
-    Σ_M log p(x_M | rest) (l-1)! (L-l)! / L! over masks M of l tokens, the slow twin of :func:`score`.
+    Σ_M log p(x_M | rest) (l-1)! (L-l)! / L! over masks M of l tokens, the slow twin of
+    :func:`score`.
 
     Raises:
-        ValueError: for more than 12 tokens, an autoregressive model, a random control, and as :func:`score` does.
+        ValueError: for more than 12 tokens, an autoregressive model, a random control, and as
+            :func:`score` does.
     """
     if loaded.family != "diffusion":
         raise ValueError(
-            f"only scores of diffusion models are estimates, but {loaded.name} is {loaded.family}: its score is exact"
+            f"only scores of diffusion models are estimates, but {loaded.name} is "
+            f"{loaded.family}: its score is exact"
         )
     scorer = Scorer(loaded, LikelihoodSettings(cfg_scale=cfg_scale), edits)
     if is_random(scorer.edits):
         raise ValueError("a random control has no exact score; score it with many samples")
     if len(continuation) > MOST_EXACT:
         raise ValueError(
-            f"exact goes through all masks of at most {MOST_EXACT} tokens, got {len(continuation)}; score them"
+            f"exact goes through all masks of at most {MOST_EXACT} tokens, got "
+            f"{len(continuation)}; score them"
         )
     (request,) = scorer.read([(context, continuation)])
     (job,) = scorer.run([Job(request, asked.every_mask(len(continuation)))])

@@ -33,11 +33,12 @@ class Prompt:
 
 
 def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
-    """The ids of a prompt; for a checkpoint without tokenizer files a prompt is token ids such as "5 17 3".
+    """The ids of a prompt; for a checkpoint without tokenizer files a prompt is token ids such as
+    "5 17 3".
 
     Raises:
-        ValueError: for what is no text, or no ids where ids are needed, and for a chat format that is absent or cannot
-            be used.
+        ValueError: for what is no text, or no ids where ids are needed, and for a chat format that
+            is absent or cannot be used.
     """
     with refused("a prompt is text in UTF-8", UnicodeError):
         text.encode()
@@ -53,15 +54,18 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
         ids = (*opening, *own)
         return Prompt(text, ids, (False,) * len(ids))
     if not chat:
-        # a text begins as the tokenizer says where the model was trained so; an autoregressive model has its sink there
+        # a text begins as the tokenizer says where the model was trained so; an autoregressive
+        # model has its sink there
         begins = loaded.family != "diffusion" or bool(row_start(loaded.tokenizer))
         given: Any = loaded.tokenizer(text, add_special_tokens=begins)["input_ids"]
         return Prompt(text, tuple(given), (False,) * len(given))
     rendered, start, stop = _in_chat(loaded, text)
     offsets = bool(loaded.tokenizer.is_fast)
-    tokens: Any = loaded.tokenizer(rendered, add_special_tokens=False, return_offsets_mapping=offsets)
-    # a token that reaches into the text belongs to the text; without offsets only special tokens are told apart, by
-    # their role
+    tokens: Any = loaded.tokenizer(
+        rendered, add_special_tokens=False, return_offsets_mapping=offsets
+    )
+    # a token that reaches into the text belongs to the text; without offsets only special tokens
+    # are told apart, by their role
     spans = tokens["offset_mapping"] if offsets else [(start, stop)] * len(tokens["input_ids"])
     template = tuple(offsets and not (first < stop and start < last) for first, last in spans)
     return Prompt(text, tuple(tokens["input_ids"]), template)
@@ -70,37 +74,51 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
 def read_prompts(path: str | Path, samples: int | None = None) -> tuple[str, ...]:
     """The prompts of a file: .txt (one a line), .jsonl, .json (a list of strings or objects), .csv.
 
-    Objects hold their prompt in the field prompt, question, text, instruction or input, the first that is there.
+    Objects hold their prompt in the field prompt, question, text, instruction or input, the first
+    that is there.
 
     Args:
         path: the file.
         samples: take this many, the first ones; None takes all.
 
     Raises:
-        ValueError: for a file that is absent, of another kind or not as its name says, and when it holds too few.
+        ValueError: for a file that is absent, of another kind or not as its name says, and when it
+            holds too few.
     """
     source = Path(path)
     if not source.is_file():
-        raise ValueError(f"the file of prompts {source} does not exist; give a .txt, .jsonl, .json or .csv file")
+        raise ValueError(
+            f"the file of prompts {source} does not exist; give a .txt, .jsonl, .json or .csv file"
+        )
     if source.suffix not in (".txt", ".jsonl", ".json", ".csv"):
-        raise ValueError(f"prompts are read from .txt, .jsonl, .json or .csv files, but {source} is none of them")
+        raise ValueError(
+            f"prompts are read from .txt, .jsonl, .json or .csv files, but {source} is none of them"
+        )
     try:
         # utf-8-sig: a byte-order mark is no text
         rows = _rows(source.read_text(encoding="utf-8-sig"), source.suffix)
     except (ValueError, csv.Error) as error:
-        raise ValueError(f"{source} cannot be read as {source.suffix[1:]} in UTF-8: {error}") from error
+        raise ValueError(
+            f"{source} cannot be read as {source.suffix[1:]} in UTF-8: {error}"
+        ) from error
     found = [_prompt_of(row, f"{source}, entry {number}") for number, row in enumerate(rows, 1)]
     if samples is not None and samples < 1:
         raise ValueError(f"samples counts prompts, at least 1, but is {samples}")
     if not found or len(found) < (samples or 0):
-        raise ValueError(f"{source} holds {len(found)} prompts, but {samples or 'at least 1'} are needed")
+        raise ValueError(
+            f"{source} holds {len(found)} prompts, but {samples or 'at least 1'} are needed"
+        )
     return tuple(found[:samples])
 
 
 def _rows(text: str, suffix: str) -> list[Any]:
     if suffix == ".json":
         whole = from_json(text)
-        lists = [value for value in whole.values() if isinstance(value, list)] if isinstance(whole, dict) else [whole]
+        lists = (
+            [value for value in whole.values() if isinstance(value, list)]
+            if isinstance(whole, dict)
+            else [whole]
+        )
         return lists[0] if len(lists) == 1 and isinstance(lists[0], list) else [whole]
     if suffix == ".csv":
         return list(csv.DictReader(io.StringIO(text, newline="")))
@@ -121,7 +139,8 @@ def _prompt_of(row: Any, where: str) -> str:
         named = [name for name in FIELDS if name in row]
         if not named:
             raise ValueError(
-                f"{where}: no field {', '.join(FIELDS[:-1])} or {FIELDS[-1]} (it has {', '.join(map(str, row))})"
+                f"{where}: no field {', '.join(FIELDS[:-1])} or {FIELDS[-1]} (it has "
+                f"{', '.join(map(str, row))})"
             )
         row = row[named[0]]
     if not isinstance(row, str):
@@ -136,19 +155,25 @@ def _as_ids(loaded: Loaded, prompt: str, chat: bool) -> tuple[int, ...]:
         ids = [int(part) for part in prompt.replace(",", " ").split()]
     except ValueError as error:
         raise ValueError(
-            f"{loaded.name} has no tokenizer files, so a prompt is token ids such as '5 17 3', but is {prompt!r}"
+            f"{loaded.name} has no tokenizer files, so a prompt is token ids such as '5 17 3', "
+            f"but is {prompt!r}"
         ) from error
     rows = loaded.model.config.get_text_config().vocab_size
     if wrong := [number for number in ids if not 0 <= number < rows]:
-        raise ValueError(f"token ids of {loaded.name} are 0 to {rows - 1}, but the prompt holds {wrong[0]}")
+        raise ValueError(
+            f"token ids of {loaded.name} are 0 to {rows - 1}, but the prompt holds {wrong[0]}"
+        )
     return tuple(ids)
 
 
 def _in_chat(loaded: Loaded, prompt: str) -> tuple[str, int, int]:
     """The prompt in the chat format, and where in it the prompt's own text begins and ends."""
-    # a stand-in that no template changes shows where the text goes, also where the template trims it
+    # a stand-in that no template changes shows where the text goes, also where the template trims
+    # it
     stand_in = "\ue000"
-    text, around = (in_chat(loaded, [{"role": "user", "content": each}]) for each in (prompt, stand_in))
+    text, around = (
+        in_chat(loaded, [{"role": "user", "content": each}]) for each in (prompt, stand_in)
+    )
     before, found, after = around.partition(stand_in)
     if not found or not text.startswith(before) or not text.endswith(after):
         return text, 0, 0
@@ -156,7 +181,8 @@ def _in_chat(loaded: Loaded, prompt: str) -> tuple[str, int, int]:
 
 
 def in_chat(loaded: Loaded, messages: list[dict[str, str]], *, answered: bool = True) -> str:
-    """Messages in the model's chat format; `answered`: the next one is the model's, else the last goes on.
+    """Messages in the model's chat format; `answered`: the next one is the model's, else the last
+    goes on.
 
     Raises:
         ValueError: for a chat format that is absent or cannot be used.
@@ -164,11 +190,17 @@ def in_chat(loaded: Loaded, messages: list[dict[str, str]], *, answered: bool = 
     tokenizer = loaded.needed_tokenizer()
     if tokenizer.chat_template is None:
         raise ValueError(
-            f"{loaded.name} has no known chat format; leave out --chat, or give it one: a chat_template.jinja beside "
+            f"{loaded.name} has no known chat format; leave out --chat, or give it one: a "
+            "chat_template.jinja beside "
             "its tokenizer.json, or tokenizer.chat_template"
         )
-    how: dict[str, Any] = {"add_generation_prompt": answered, "continue_final_message": not answered}
+    how: dict[str, Any] = {
+        "add_generation_prompt": answered,
+        "continue_final_message": not answered,
+    }
     try:
         return chat_text(tokenizer, messages, **how)
     except ValueError as error:
-        raise ValueError(f"the chat format of {loaded.name} cannot be used: {error}; leave out --chat") from error
+        raise ValueError(
+            f"the chat format of {loaded.name} cannot be used: {error}; leave out --chat"
+        ) from error

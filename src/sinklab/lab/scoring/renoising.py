@@ -1,16 +1,19 @@
-"""Writing where nothing is ever locked: a canvas of uniform noise, renoised at every step (DiffusionGemma).
+"""Writing where nothing is ever locked: a canvas of uniform noise, renoised at every step
+(DiffusionGemma).
 
     for step in renoise(lm.model, ids_BP):
         …
 
-An encoder reads what stands already, causally, into a cache; the decoder denoises a canvas of a fixed length on top of
-it. There is no [MASK]: what a place holds is noise, unless its draw was accepted at the step before. A «masked query»
-is a place that holds noise, a committed one holds an accepted draw or a token of a finished canvas. Keys are those of
-all columns, the prompt's first, in every layer: a sliding window is a mask here, where transformers' own cache drops
-keys, so that column k is key k.
+An encoder reads what stands already, causally, into a cache; the decoder denoises a canvas of a
+fixed length on top of it. There is no [MASK]: what a place holds is noise, unless its draw was
+accepted at the step before. A «masked query» is a place that holds noise, a committed one holds an
+accepted draw or a token of a finished canvas. Keys are those of all columns, the prompt's first, in
+every layer: a sliding window is a mask here, where transformers' own cache drops keys, so that
+column k is key k.
 """
 
-# B batch rows, P tokens that stand already, N new ones of them, L places of a canvas, S columns = P + L, V vocabulary
+# B batch rows, P tokens that stand already, N new ones of them, L places of a canvas, S columns = P
+# + L, V vocabulary
 from __future__ import annotations
 
 import math
@@ -31,12 +34,15 @@ from sinklab.core.sampling.loop import Step
 from sinklab.core.sinks.states import COMMITTED, MASKED, PROMPT
 
 ANNOUNCED = SimpleNamespace(open_BS=None, mask_id=None, attention_BS=None)
-"""What `trace` takes as canvas, for statistics by state: the states of positions are announced with every step."""
+"""What `trace` takes as canvas, for statistics by state: the states of positions are announced with
+every step.
+"""
 
 
 @dataclass(frozen=True)
 class Renoising(Checked):
-    """How canvases are denoised: fields and defaults as in transformers' generation config of DiffusionGemma.
+    """How canvases are denoised: fields and defaults as in transformers' generation config of
+    DiffusionGemma.
 
     Raises ValueError that names the field.
     """
@@ -46,9 +52,13 @@ class Renoising(Checked):
     max_denoising_steps: int = limited(48, at_least=1)
     """Evaluations of a canvas."""
     entropy_bound: float = limited(0.1, at_least=0)
-    """Places are accepted by rising entropy, as long as those before them have this much together, nats."""
+    """Places are accepted by rising entropy, as long as those before them have this much together,
+    nats.
+    """
     t_min: float = limited(0.4, at_least=0)
-    """The temperature falls linearly, from t_max at the first step to a step short of t_min at the last."""
+    """The temperature falls linearly, from t_max at the first step to a step short of t_min at the
+    last.
+    """
     t_max: float = limited(0.8, above=0)
     stability_threshold: int = limited(1, at_least=0)
     """A canvas is done when the likeliest tokens were the same in so many steps before, and"""
@@ -66,7 +76,9 @@ class Renoising(Checked):
         """What the checkpoint's generation config says, with these settings over it."""
         config = model.generation_config
         said = {one.name: getattr(config, one.name, None) for one in fields(cls)}
-        said["entropy_bound"] = getattr(getattr(config, "sampler_config", None), "entropy_bound", None)
+        said["entropy_bound"] = getattr(
+            getattr(config, "sampler_config", None), "entropy_bound", None
+        )
         return cls(**{name: value for name, value in said.items() if value is not None} | settings)
 
 
@@ -94,10 +106,11 @@ class Renoised:
 class RenoisedStep(Step):
     """One evaluation of the decoder.
 
-    `before_BS`: prompt, finished canvases and this canvas as the decoder saw it; `ids_BS`: the canvas after it, and at
-    its last step what is written; `total`: None, since canvases end early. `masked_BS`: the places that held noise;
-    `committed_BS`: those whose draw was accepted, for the next step, which may renoise them; `confidence_BS`: minus the
-    entropy of the places of the canvas, nats.
+    `before_BS`: prompt, finished canvases and this canvas as the decoder saw it; `ids_BS`: the
+    canvas after it, and at its last step what is written; `total`: None, since canvases end early.
+    `masked_BS`: the places that held noise; `committed_BS`: those whose draw was accepted, for the
+    next step, which may renoise them; `confidence_BS`: minus the entropy of the places of the
+    canvas, nats.
     """
 
     choice: Any = field(repr=False)
@@ -114,7 +127,8 @@ class RenoisedStep(Step):
 class CanvasDenoiser:
     """What stands already, in a cache; called with a canvas, the decoder's logits.
 
-    A trace or an edit of the model sees the decoder. One of ``model.model.encoder`` sees the encoder's passes.
+    A trace or an edit of the model sees the decoder. One of ``model.model.encoder`` sees the
+    encoder's passes.
     """
 
     def __init__(self, model: Any, like_BP: Tensor) -> None:
@@ -124,21 +138,35 @@ class CanvasDenoiser:
         self.state_BP = self.ids_BP.to(torch.int8)
 
     def read(self, ids_BN: Tensor, state_BN: Tensor) -> None:
-        """Let the encoder append these ids; their states are prompt, committed, and −1 for padding."""
+        """Let the encoder append these ids; their states are prompt, committed, and −1 for
+        padding.
+        """
         past, encoder = self.ids_BP.shape[1], self.model.model.encoder
         self.ids_BP = torch.cat([self.ids_BP, ids_BN], 1)
         self.state_BP = torch.cat([self.state_BP, state_BN.to(torch.int8)], 1)
         columns_1N = torch.arange(past, self.ids_BP.shape[1], device=ids_BN.device)[None]
         real_BP = self.state_BP >= 0
-        given = {"attention_mask": None if bool(real_BP.all()) else real_BP.long(), "position_ids": columns_1N}
-        with unobserved(but_of=encoder), running(self.ids_BP, slice(past, self.ids_BP.shape[1]), self.state_BP):
+        given = {
+            "attention_mask": None if bool(real_BP.all()) else real_BP.long(),
+            "position_ids": columns_1N,
+        }
+        with (
+            unobserved(but_of=encoder),
+            running(self.ids_BP, slice(past, self.ids_BP.shape[1]), self.state_BP),
+        ):
             encoder(input_ids=ids_BN, past_key_values=self.cache, **given)
 
-    def __call__(self, ids_BL: Tensor, noisy_BL: Tensor, before_BLV: Tensor | None = None) -> Tensor:
-        """Logits (B, L, V), float32, softcapped; `before_BLV`: those of the step before, divided by its temperature."""
+    def __call__(
+        self, ids_BL: Tensor, noisy_BL: Tensor, before_BLV: Tensor | None = None
+    ) -> Tensor:
+        """Logits (B, L, V), float32, softcapped; `before_BLV`: those of the step before, divided by
+        its temperature.
+        """
         ids_BS, past = torch.cat([self.ids_BP, ids_BL], 1), self.ids_BP.shape[1]
         columns_S = torch.arange(ids_BS.shape[1], device=ids_BS.device)
-        state_BS = torch.cat([self.state_BP, torch.where(noisy_BL, MASKED, COMMITTED).to(torch.int8)], 1)
+        state_BS = torch.cat(
+            [self.state_BP, torch.where(noisy_BL, MASKED, COMMITTED).to(torch.int8)], 1
+        )
         window = self.model.config.get_text_config().sliding_window
         real_BS, near_S = state_BS >= 0, columns_S >= past - (window - 1)
         masks = {"full_attention": real_BS, "sliding_attention": real_BS & near_S}
@@ -147,7 +175,9 @@ class CanvasDenoiser:
                 decoder_input_ids=ids_BL,
                 past_key_values=self.cache,
                 self_conditioning_logits=before_BLV,
-                decoder_attention_mask={kind: _mask(seen_BS, ids_BL.shape[1]) for kind, seen_BS in masks.items()},
+                decoder_attention_mask={
+                    kind: _mask(seen_BS, ids_BL.shape[1]) for kind, seen_BS in masks.items()
+                },
                 decoder_position_ids=columns_S[None, past:],
             ).logits
 
@@ -164,14 +194,18 @@ def entropy(logits_BLV: Tensor) -> Tensor:
 
 
 def accepted(entropy_BL: Tensor, bound: float) -> Tensor:
-    """The places whose draws are accepted, bool (B, L): by rising entropy, as long as those before have at most
-    `bound` together (arXiv 2505.24857); at least one."""
+    """The places whose draws are accepted, bool (B, L): by rising entropy, as long as those before
+    have at most `bound` together (arXiv 2505.24857); at least one."""
     rising_BL, order_BL = entropy_BL.sort(-1)
-    return torch.zeros_like(order_BL, dtype=torch.bool).scatter(-1, order_BL, rising_BL.cumsum(-1) - rising_BL <= bound)
+    return torch.zeros_like(order_BL, dtype=torch.bool).scatter(
+        -1, order_BL, rising_BL.cumsum(-1) - rising_BL <= bound
+    )
 
 
 class AdaptiveStop:
-    """Whether a canvas is done: its likeliest tokens were the same for some steps, and its entropy is low."""
+    """Whether a canvas is done: its likeliest tokens were the same for some steps, and its entropy
+    is low.
+    """
 
     def __init__(self, settings: Renoising) -> None:
         self.settings = settings
@@ -189,13 +223,18 @@ class AdaptiveStop:
 
 
 def renoise(
-    model: Any, ids_BP: Tensor, settings: Renoising | None = None, attention_BP: Tensor | None = None
+    model: Any,
+    ids_BP: Tensor,
+    settings: Renoising | None = None,
+    attention_BP: Tensor | None = None,
 ) -> Iterator[RenoisedStep]:
-    """Write canvas after canvas behind a prompt, yielding each step; the last one's `ids_BS` is prompt and text.
+    """Write canvas after canvas behind a prompt, yielding each step; the last one's `ids_BS` is
+    prompt and text.
 
-    At each step the decoder sees the canvas and, as a mixture of embeddings, what it gave at the step before. Draws
-    from its tempered distribution are accepted where the entropies allow it; every other place becomes fresh noise,
-    those accepted before too. What is written is the likeliest token of each place at the canvas's last step.
+    At each step the decoder sees the canvas and, as a mixture of embeddings, what it gave at the
+    step before. Draws from its tempered distribution are accepted where the entropies allow it;
+    every other place becomes fresh noise, those accepted before too. What is written is the
+    likeliest token of each place at the canvas's last step.
 
     Args:
         model: transformers' ``DiffusionGemmaForBlockDiffusion``.
@@ -208,14 +247,19 @@ def renoise(
     """
     check_tensor("the prompts to write behind", ids_BP, (None, None), "int64", "one row a prompt")
     if bool((ids_BP == (image := model.config.image_token_id)).any()):
-        raise ValueError(f"a prompt must be text, but holds {image}, which stands for an image (vision); leave it out")
+        raise ValueError(
+            f"a prompt must be text, but holds {image}, which stands for an image (vision); leave "
+            "it out"
+        )
     ids_BP = ids_BP.to(model.device)
     real_BP = torch.ones_like(ids_BP) if attention_BP is None else attention_BP
     state_BP = torch.where(real_BP.to(ids_BP.device, torch.bool), PROMPT, -1)
     return _steps(CanvasDenoiser(model, ids_BP), ids_BP, state_BP, settings or Renoising.of(model))
 
 
-def _steps(denoiser: CanvasDenoiser, ids_BN: Tensor, state_BN: Tensor, settings: Renoising) -> Iterator[RenoisedStep]:
+def _steps(
+    denoiser: CanvasDenoiser, ids_BN: Tensor, state_BN: Tensor, settings: Renoising
+) -> Iterator[RenoisedStep]:
     generator = Generator(ids_BN.device).manual_seed(settings.seed)
     over_B, index = torch.zeros_like(ids_BN[:, 0], dtype=torch.bool), 0
     for number in range(math.ceil(settings.max_new_tokens / denoiser.model.config.canvas_length)):
@@ -225,7 +269,9 @@ def _steps(denoiser: CanvasDenoiser, ids_BN: Tensor, state_BN: Tensor, settings:
             after_BL, filled_BL = choice.after_BL, torch.zeros_like(choice.noisy_BL)
             if left == 1 or bool(choice.done_B.all()):
                 after_BL, filled_BL, over_B = _ended(choice.best_BL, over_B, settings)
-            before_BS, after_BS = (torch.cat([denoiser.ids_BP, ids_BL], 1) for ids_BL in (choice.before_BL, after_BL))
+            before_BS, after_BS = (
+                torch.cat([denoiser.ids_BP, ids_BL], 1) for ids_BL in (choice.before_BL, after_BL)
+            )
             filled_BS = pad(filled_BL, (denoiser.ids_BP.shape[1], 0), value=False)
             yield RenoisedStep(index, None, number, before_BS, after_BS, filled_BS, choice)
             index += 1
@@ -234,9 +280,18 @@ def _steps(denoiser: CanvasDenoiser, ids_BN: Tensor, state_BN: Tensor, settings:
             return
 
 
-def _canvas(denoiser: CanvasDenoiser, settings: Renoising, generator: Generator) -> Iterator[tuple[int, Renoised]]:
-    """The steps of one canvas, each with how many were left, itself included. A row that was done stays as it is."""
-    config, known_BLV, stop, steps = denoiser.model.config, None, AdaptiveStop(settings), settings.max_denoising_steps
+def _canvas(
+    denoiser: CanvasDenoiser, settings: Renoising, generator: Generator
+) -> Iterator[tuple[int, Renoised]]:
+    """The steps of one canvas, each with how many were left, itself included. A row that was done
+    stays as it is.
+    """
+    config, known_BLV, stop, steps = (
+        denoiser.model.config,
+        None,
+        AdaptiveStop(settings),
+        settings.max_denoising_steps,
+    )
     shape, rows = (len(denoiser.ids_BP), config.canvas_length), config.get_text_config().vocab_size
     noise = partial(torch.randint, rows, shape, generator=generator, device=generator.device)
     ids_BL = noise()
@@ -246,7 +301,9 @@ def _canvas(denoiser: CanvasDenoiser, settings: Renoising, generator: Generator)
         with torch.no_grad(), decoding(denoiser):
             temperature = settings.t_min + (settings.t_max - settings.t_min) * left / steps
             logits_BLV = denoiser(ids_BL, noisy_BL, known_BLV) / temperature
-            drawn_BL = torch.multinomial(logits_BLV.softmax(-1).flatten(0, 1), 1, generator=generator).view(shape)
+            drawn_BL = torch.multinomial(
+                logits_BLV.softmax(-1).flatten(0, 1), 1, generator=generator
+            ).view(shape)
             noise_BL = noise()
             if known_BLV is not None:
                 logits_BLV = torch.where(done_B1[..., None], known_BLV, logits_BLV)
@@ -257,14 +314,24 @@ def _canvas(denoiser: CanvasDenoiser, settings: Renoising, generator: Generator)
         yield left, Renoised(ids_BL, noisy_BL, accepted_BL, entropy_BL, best_BL, after_BL, done_B)
         if bool(done_B.all()):
             return
-        ids_BL, noisy_BL, done_B1 = after_BL, torch.where(done_B1, noisy_BL, ~accepted_BL), done_B[:, None]
+        ids_BL, noisy_BL, done_B1 = (
+            after_BL,
+            torch.where(done_B1, noisy_BL, ~accepted_BL),
+            done_B[:, None],
+        )
         # as the embedding holds numbers, which is how transformers hands them on
         known_BLV = logits_BLV.to(denoiser.model.dtype)
 
 
 def _ended(best_BL: Tensor, over_B: Tensor, settings: Renoising) -> tuple[Tensor, Tensor, Tensor]:
     """What a finished canvas says, where it is padding, and which rows are over with it."""
-    is_end_BL = torch.isin(best_BL, torch.tensor(settings.eos_token_id, dtype=torch.int64, device=best_BL.device))
+    is_end_BL = torch.isin(
+        best_BL, torch.tensor(settings.eos_token_id, dtype=torch.int64, device=best_BL.device)
+    )
     behind_BL = (is_end_BL.cumsum(-1) - is_end_BL.long() > 0) | over_B[:, None]
     behind_BL &= settings.pad_token_id is not None
-    return best_BL.masked_fill(behind_BL, settings.pad_token_id or 0), behind_BL, over_B | is_end_BL.any(-1)
+    return (
+        best_BL.masked_fill(behind_BL, settings.pad_token_id or 0),
+        behind_BL,
+        over_B | is_end_BL.any(-1),
+    )

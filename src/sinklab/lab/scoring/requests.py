@@ -1,7 +1,8 @@
-"""Requests as scoring takes them: what is hidden of a continuation and by which edits, and what its score is made of.
+"""Requests as scoring takes them: what is hidden of a continuation and by which edits, and what its
+score is made of.
 
-Monte Carlo as in LLaDA (2502.09992, Eq. 6 and Alg. 3) and SMDM (2410.18514): both are means whose expectation is
-Σ_M log p(x_M | rest) · (l−1)! (L−l)! / L! over all masks M of l of the L tokens.
+Monte Carlo as in LLaDA (2502.09992, Eq. 6 and Alg. 3) and SMDM (2410.18514): both are means whose
+expectation is Σ_M log p(x_M | rest) · (l−1)! (L−l)! / L! over all masks M of l of the L tokens.
 """
 
 # N different masks (rows to run), n samples, L tokens of the continuation
@@ -52,8 +53,10 @@ def needs_mask(loaded: Loaded, what: str) -> None:
     config: Any = loaded.model.config
     if loaded.family == "diffusion" and getattr(config, "mask_token_id", None) is None:
         raise ValueError(
-            f"{what} needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in its config, "
-            "or write with sinklab.lab.scoring.renoise where the model knows noise in its place (DiffusionGemma)"
+            f"{what} needs a model with a mask token, but {loaded.name} has mask_token_id None; "
+            "set it in its config, "
+            "or write with sinklab.lab.scoring.renoise where the model knows noise in its place "
+            "(DiffusionGemma)"
         )
 
 
@@ -67,20 +70,29 @@ def limit_of(loaded: Loaded) -> int:
     return min(loaded.context or positions, positions) - len(getattr(config, "closing_ids", ()))
 
 
-def read_requests(loaded: Loaded, requests: Sequence[tuple[Ids, Ids]], groups: Sequence[int] | None) -> list[Request]:
+def read_requests(
+    loaded: Loaded, requests: Sequence[tuple[Ids, Ids]], groups: Sequence[int] | None
+) -> list[Request]:
     """Requests in the order given; without groups those of the same context share one.
 
     Raises:
         ValueError: for what cannot be scored.
     """
     if groups is not None and len(groups) != len(requests):
-        raise ValueError(f"groups name the group of every request, got {len(groups)} for {len(requests)} requests")
+        raise ValueError(
+            f"groups name the group of every request, got {len(groups)} for {len(requests)} "
+            "requests"
+        )
     is_diffusion, limit = loaded.family == "diffusion", limit_of(loaded)
     found = []
     for number, (given, wanted) in enumerate(requests):
         context, continuation = tuple(map(int, given)), tuple(map(int, wanted))
         _check_ids(loaded, number, context, continuation, limit)
-        group = digest(context, () if context else continuation) if groups is None else int(groups[number])
+        group = (
+            digest(context, () if context else continuation)
+            if groups is None
+            else int(groups[number])
+        )
         if not is_diffusion:
             context = context or (start_token(loaded, "a context", "give a context"),)
         # an autoregressive model does not read the last token
@@ -92,20 +104,28 @@ def read_requests(loaded: Loaded, requests: Sequence[tuple[Ids, Ids]], groups: S
 def _check_ids(loaded: Loaded, number: int, context: Ids, continuation: Ids, limit: int) -> None:
     config: Any = loaded.model.config
     if not continuation:
-        raise ValueError(f"request {number} has an empty continuation, and there is nothing to score; leave it out")
+        raise ValueError(
+            f"request {number} has an empty continuation, and there is nothing to score; leave it "
+            "out"
+        )
     if len(continuation) > limit:
         raise ValueError(
-            f"the continuation of request {number} has {len(continuation)} tokens, but the context of {loaded.name} is "
+            f"the continuation of request {number} has {len(continuation)} tokens, but the "
+            f"context of {loaded.name} is "
             f"{limit}; shorten it, or score it in chunks with rolling"
         )
-    if wrong := [token for token in (*context, *continuation) if not 0 <= token < config.vocab_size]:
+    if wrong := [
+        token for token in (*context, *continuation) if not 0 <= token < config.vocab_size
+    ]:
         raise ValueError(
-            f"request {number} holds the id {wrong[0]}, but {loaded.name} knows 0 to {config.vocab_size - 1}; encode "
+            f"request {number} holds the id {wrong[0]}, but {loaded.name} knows 0 to "
+            f"{config.vocab_size - 1}; encode "
             "the text with its own tokenizer"
         )
     if loaded.family == "diffusion" and config.mask_token_id in continuation:
         raise ValueError(
-            f"the continuation of request {number} holds [MASK] (id {config.mask_token_id}), which marks what is "
+            f"the continuation of request {number} holds [MASK] (id {config.mask_token_id}), "
+            "which marks what is "
             "to be predicted and cannot be scored; remove it"
         )
 
@@ -120,7 +140,8 @@ def start_token(loaded: Loaded, empty: str, remedy: str) -> int:
     start = special.bos if special.bos is not None else special.eos
     if start is None:
         raise ValueError(
-            f"{loaded.name} is autoregressive and needs a token to start from, but {empty} is empty and the model "
+            f"{loaded.name} is autoregressive and needs a token to start from, but {empty} is "
+            "empty and the model "
             f"names no beginning or end of text; {remedy}"
         )
     return start
@@ -137,7 +158,9 @@ _TIMES, _MASKS = 0, 1
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Rows to run for one continuation, and what their sums Σ log p over the wanted tokens mean together."""
+    """Rows to run for one continuation, and what their sums Σ log p over the wanted tokens mean
+    together.
+    """
 
     masked_NL: Tensor
     """bool, tokens that the model sees as [MASK]."""
@@ -150,11 +173,16 @@ class Plan:
     is_mean: bool
     """Whether the score is the mean over samples; else their sum."""
     numbers_N: np.ndarray
-    """int64, a number of each row that does not depend on the other rows: random controls are drawn by it."""
+    """int64, a number of each row that does not depend on the other rows: random controls are drawn
+    by it.
+    """
 
     def result(self, sums_N: np.ndarray) -> tuple[float, float]:
         """Score and standard error."""
-        values_n = np.where(self.rows_n < 0, 0.0, sums_N[self.rows_n] if len(sums_N) else 0.0) * self.weights_n
+        values_n = (
+            np.where(self.rows_n < 0, 0.0, sums_N[self.rows_n] if len(sums_N) else 0.0)
+            * self.weights_n
+        )
         if not self.is_mean:
             return float(values_n.sum()), 0.0
         samples = len(values_n)
@@ -162,15 +190,19 @@ class Plan:
         return float(values_n.mean()), stderr
 
 
-def monte_carlo(tokens: int, group: int, settings: LikelihoodSettings, *, merge: bool = True) -> Plan:
+def monte_carlo(
+    tokens: int, group: int, settings: LikelihoodSettings, *, merge: bool = True
+) -> Plan:
     """Random masks of a continuation of L tokens.
 
-    Drawn from streams that belong to (seed, group): continuations of one group share the times, and the random numbers
-    at the positions they both have. Equal masks run once (`merge`), which changes no estimate: of one token there is
-    only one mask.
+    Drawn from streams that belong to (seed, group): continuations of one group share the times, and
+    the random numbers at the positions they both have. Equal masks run once (`merge`), which
+    changes no estimate: of one token there is only one mask.
     """
     samples = settings.samples
-    offset = torch.rand((), generator=place_generator(settings.seed, _TIMES, group), dtype=torch.float64)
+    offset = torch.rand(
+        (), generator=place_generator(settings.seed, _TIMES, group), dtype=torch.float64
+    )
     t_n = (offset + torch.arange(samples, dtype=torch.float64) / samples) % 1.0
     # position by position, so that a longer continuation continues a shorter one
     masks = place_generator(settings.seed, _MASKS, group)
@@ -195,18 +227,26 @@ def monte_carlo(tokens: int, group: int, settings: LikelihoodSettings, *, merge:
 
 
 def chain_rule(tokens: int) -> Plan:
-    """Row j predicts token j alone: the tokens before it are visible, it and all later ones are masked."""
+    """Row j predicts token j alone: the tokens before it are visible, it and all later ones are
+    masked.
+    """
     masked_LL = torch.ones(tokens, tokens, dtype=torch.bool).triu()
     return _sum(masked_LL, torch.eye(tokens, dtype=torch.bool), np.ones(tokens))
 
 
 def whole(tokens: int) -> Plan:
     """The continuation as it is, for a model that reads from left to right."""
-    return _sum(torch.zeros(1, tokens, dtype=torch.bool), torch.ones(1, tokens, dtype=torch.bool), np.ones(1))
+    return _sum(
+        torch.zeros(1, tokens, dtype=torch.bool),
+        torch.ones(1, tokens, dtype=torch.bool),
+        np.ones(1),
+    )
 
 
 def every_mask(tokens: int) -> Plan:
-    """All 2^L − 1 masks with the weights they have in the expectation of both Monte Carlo estimators."""
+    """All 2^L − 1 masks with the weights they have in the expectation of both Monte Carlo
+    estimators.
+    """
     numbers_N = torch.arange(1, 2**tokens)
     masked_NL = (numbers_N[:, None] >> torch.arange(tokens)) % 2 == 1
     weights_N = [1 / (count * math.comb(tokens, count)) for count in masked_NL.sum(1).tolist()]
@@ -223,14 +263,17 @@ Place = tuple[int, ...]
 
 
 def without_steps(edits: Sequence[Intervention]) -> tuple[Intervention, ...]:
-    """The edits with no source over steps named: benchmarks of both kinds share theirs, and where a text is read once
-    a clean pass stands for every protocol.
+    """The edits with no source over steps named: benchmarks of both kinds share theirs, and where a
+    text is read once a clean pass stands for every protocol.
     """
     return tuple(edit.without_steps() if hasattr(edit, "without_steps") else edit for edit in edits)
 
 
-def scoring_edits(edits: Sequence[Intervention | str], *, is_diffusion: bool) -> tuple[Intervention, ...]:
-    """The edits as scoring carries them out: those that say how a text is read once (`read_once`) as they say.
+def scoring_edits(
+    edits: Sequence[Intervention | str], *, is_diffusion: bool
+) -> tuple[Intervention, ...]:
+    """The edits as scoring carries them out: those that say how a text is read once (`read_once`)
+    as they say.
 
     `MaskSinks` without a source chooses in a clean pass over the same row.
 
@@ -241,7 +284,8 @@ def scoring_edits(edits: Sequence[Intervention | str], *, is_diffusion: bool) ->
     for edit in wanted:
         if (first := extent_of(edit)[0]) > 0:
             raise ValueError(
-                f"a text is scored in one step, but {interventions.name_of(edit)} begins at step {first} and would "
+                f"a text is scored in one step, but {interventions.name_of(edit)} begins at step "
+                f"{first} and would "
                 "change nothing; leave out its step"
             )
     found: list[Any] = [*wanted]
@@ -252,23 +296,30 @@ def scoring_edits(edits: Sequence[Intervention | str], *, is_diffusion: bool) ->
 
 
 def extent_of(edit: Intervention) -> tuple[int, int]:
-    """The first step in which an edit acts, and the last position that it names; -1 where it names none."""
+    """The first step in which an edit acts, and the last position that it names; -1 where it names
+    none.
+    """
     return getattr(edit, "extent", (0, -1))
 
 
 def check_positions(edits: Sequence[Intervention], lengths: Sequence[int]) -> None:
-    """Raise ValueError for named positions that the shortest of texts of these lengths does not have."""
+    """Raise ValueError for named positions that the shortest of texts of these lengths does not
+    have.
+    """
     shortest = min(lengths, default=math.inf)
     for edit in edits:
         if (last := extent_of(edit)[1]) >= shortest:
             raise ValueError(
-                f"{interventions.name_of(edit)} names position {last}, but the shortest text to score has {shortest} "
+                f"{interventions.name_of(edit)} names position {last}, but the shortest text to "
+                f"score has {shortest} "
                 f"tokens; name positions below {shortest}, or leave out the short texts"
             )
 
 
 def placed(edits: Sequence[Intervention], places: Sequence[Place]) -> list[Intervention]:
-    """The edits over one batch: what its rows draw depends on their places alone, not on the batch."""
+    """The edits over one batch: what its rows draw depends on their places alone, not on the
+    batch.
+    """
     return [_Drawn(edit, tuple(places)) if is_random([edit]) else edit for edit in edits]
 
 
@@ -296,7 +347,9 @@ class _Drawn:
             number = next(drawn)
             generators = [place_generator(self.edit.seed, *place, number) for place in self.places]
             # key by key: padding behind a row does not move what its keys get
-            return torch.stack([torch.rand(keys, heads, generator=generator).T for generator in generators])
+            return torch.stack(
+                [torch.rand(keys, heads, generator=generator).T for generator in generators]
+            )
 
         listener.draw = draw
         return listener

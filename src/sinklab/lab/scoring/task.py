@@ -22,7 +22,9 @@ from sinklab.lab.scoring.writing import (
 )
 
 
-def check_decoding(loaded: Loaded, settings: DecodingSettings, edits: Iterable[Any], *spared: str) -> None:
+def check_decoding(
+    loaded: Loaded, settings: DecodingSettings, edits: Iterable[Any], *spared: str
+) -> None:
     """Refuse what this model cannot follow, before anything runs.
 
     Args:
@@ -32,21 +34,25 @@ def check_decoding(loaded: Loaded, settings: DecodingSettings, edits: Iterable[A
         spared: fields for models that denoise, which another model may leave aside.
 
     Raises:
-        ValueError: for a diffusion model without a mask token, a cache where edits choose in clean passes, and what
-            only a diffusion model can follow.
+        ValueError: for a diffusion model without a mask token, a cache where edits choose in clean
+            passes, and what only a diffusion model can follow.
     """
     if loaded.family == "diffusion":
         needs_mask(loaded, "writing")
         if settings.cache != "none" and needs_clean_pass(edits):
             raise ValueError(
-                "source=clean_pass runs an unedited forward before each edited one, which would overwrite what "
+                "source=clean_pass runs an unedited forward before each edited one, which would "
+                "overwrite what "
                 f"cache={settings.cache} remembers; decode without a cache"
             )
         return
     own = [name for name in settings.denoising_only() if name not in spared]
-    if surplus := [name for name in own if getattr(settings, name) != getattr(type(settings), name)]:
+    if surplus := [
+        name for name in own if getattr(settings, name) != getattr(type(settings), name)
+    ]:
         raise ValueError(
-            f"{loaded.name} is autoregressive and writes token after token: {', '.join(surplus)} can be set for "
+            f"{loaded.name} is autoregressive and writes token after token: {', '.join(surplus)} "
+            "can be set for "
             "diffusion models only; leave it out"
         )
 
@@ -84,8 +90,18 @@ class Task:
     def writing(self, *more_edits: Any) -> AbstractContextManager[Writer]:
         """A writer of the text, under its edits and these for the length of the block."""
         settings, edits = replace(self.settings, seed=self.seed), (*self.edits, *more_edits)
-        request = WritingRequest(self.prompt.ids if self.is_diffusion else tuple(self.started()), (), self.seed)
-        texts = Writing(self.loaded, [request], settings, settings.new_tokens, edits, False, settings.full_forward)
+        request = WritingRequest(
+            self.prompt.ids if self.is_diffusion else tuple(self.started()), (), self.seed
+        )
+        texts = Writing(
+            self.loaded,
+            [request],
+            settings,
+            settings.new_tokens,
+            edits,
+            False,
+            settings.full_forward,
+        )
         return texts.begin()
 
     def moments(self) -> Iterator[Moment]:
@@ -117,13 +133,15 @@ class Task:
         if self.is_diffusion:
             if settings.full_forward:
                 raise ValueError(
-                    f"full_forward is a choice for autoregressive models, and {self.loaded.name} denoises; leave it out"
+                    f"full_forward is a choice for autoregressive models, and {self.loaded.name} "
+                    "denoises; leave it out"
                 )
             model.denoise(self.canvas().to(model.device), settings)
             return
         if settings.new_tokens == 0:
             raise ValueError(
-                f"0 new tokens fill the masks of a prompt, and {self.loaded.name}, which is autoregressive, has none; "
+                f"0 new tokens fill the masks of a prompt, and {self.loaded.name}, which is "
+                "autoregressive, has none; "
                 "ask for new tokens"
             )
         check_context(self.loaded, self.positions)

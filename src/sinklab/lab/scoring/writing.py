@@ -1,4 +1,5 @@
-"""The one writer: texts of a batch, by denoising or token after token, under interventions, followed step by step.
+"""The one writer: texts of a batch, by denoising or token after token, under interventions,
+followed step by step.
 
 A single text is a batch of one. ::
 
@@ -45,10 +46,15 @@ def ending(settings: DecodingSettings, config: Any) -> DecodingSettings:
 
 
 def stop_ids(loaded: Loaded, until: Sequence[str] = ()) -> set[int]:
-    """Ids at which a text ends: the model's ends of text and of turn, and special tokens among `until`."""
+    """Ids at which a text ends: the model's ends of text and of turn, and special tokens among
+    `until`.
+    """
     found, tokenizer = {*loaded.special.stop, *ends_of(loaded.model.config)}, loaded.tokenizer
     if tokenizer is not None:
-        special = {str(tokenizer.convert_ids_to_tokens(token)): token for token in tokenizer.all_special_ids}
+        special = {
+            str(tokenizer.convert_ids_to_tokens(token)): token
+            for token in tokenizer.all_special_ids
+        }
         found |= {special[text] for text in until if text in special}
     return found
 
@@ -59,8 +65,8 @@ def ended(
     """Tokens up to the end of text (left out), and their text up to the first `until` (left out).
 
     Args:
-        before: the token in front of them, without which a SentencePiece tokenizer loses a leading space: one of those
-            that an indented line of code begins with.
+        before: the token in front of them, without which a SentencePiece tokenizer loses a leading
+            space: one of those that an indented line of code begins with.
     """
     stops = stop_ids(loaded, until)
     kept = [*takewhile(lambda token: token not in stops, ids)]
@@ -85,14 +91,19 @@ def is_over(loaded: Loaded, ids: Sequence[int], until: Sequence[str]) -> bool:
 
 
 def sample_seed(seed: int, sample: int) -> int:
-    """The seed of one sample: the same whether it is written first, after an interruption or by another process."""
+    """The seed of one sample: the same whether it is written first, after an interruption or by
+    another process.
+    """
     return int(np.random.SeedSequence([seed, sample]).generate_state(1, np.uint64)[0] >> 2)
 
 
 def seeded(edits: Iterable[Any], sample: int) -> tuple[Any, ...]:
-    """The edits with a seed of this sample, so that a random control draws other columns for every sample."""
+    """The edits with a seed of this sample, so that a random control draws other columns for every
+    sample.
+    """
     return tuple(
-        replace(edit, seed=sample_seed(edit.seed, sample)) if hasattr(edit, "seed") else edit for edit in edits
+        replace(edit, seed=sample_seed(edit.seed, sample)) if hasattr(edit, "seed") else edit
+        for edit in edits
     )
 
 
@@ -161,7 +172,9 @@ class WritingStep:
     index: int
     block: int
     canvas: Any
-    """What the model read is laid out on it: `open_BS`, `attention_BS` and `mask_id`, as in `Canvas`."""
+    """What the model read is laid out on it: `open_BS`, `attention_BS` and `mask_id`, as in
+    `Canvas`.
+    """
     before_BS: Tensor
     """Token ids that the model read, int64."""
     after_BS: Tensor
@@ -175,15 +188,24 @@ class WritingStep:
 
     @property
     def state_BS(self) -> Tensor:
-        """State of every position before the step: 0 masked, 1 committed, 2 prompt, −1 padding; int8."""
+        """State of every position before the step: 0 masked, 1 committed, 2 prompt, −1 padding;
+        int8.
+        """
         return position_states(self.canvas, self.before_BS)
 
     def moment(self, row: int = 0) -> Moment:
         """The step as this row saw it, without padding."""
         real_S, open_S = self.canvas.attention_BS[row], self.canvas.open_BS[row]
-        written = self.after_BS[row][pad(open_S, (0, self.after_BS.shape[1] - len(open_S)), value=True)]
+        written = self.after_BS[row][
+            pad(open_S, (0, self.after_BS.shape[1] - len(open_S)), value=True)
+        ]
         seen, state_S = self.before_BS[row][real_S], self.state_BS[row][real_S]
-        arrays = (seen.cpu().numpy(), state_S.cpu().numpy(), int(self.committed_B[row]), written.cpu().numpy())
+        arrays = (
+            seen.cpu().numpy(),
+            state_S.cpu().numpy(),
+            int(self.committed_B[row]),
+            written.cpu().numpy(),
+        )
         return Moment(self.index, self.block, *arrays)
 
 
@@ -199,7 +221,9 @@ class Writing:
     edits: Sequence[Any] = ()
     """Interventions they are written under, with their seeds."""
     ends: bool = True
-    """Rows are over, too, at the model's ends of text, whatever the settings say, and at an `until` text."""
+    """Rows are over, too, at the model's ends of text, whatever the settings say, and at an `until`
+    text.
+    """
     full_forward: bool = False
     """An autoregressive model runs the whole text at every step, without its cache."""
     canvas: Canvas | None = None
@@ -219,9 +243,19 @@ class Writing:
         """
         denoises = self.loaded.family == "diffusion"
         forwards = 2 if self.settings.cfg_scale and denoises else 1
-        options: dict[str, Any] = {"forwards_per_step": forwards, "measure": measure, "allow_idle": True}
-        with intervene(self.loaded.model, *self.edits, **options) if self.edits else nullcontext() as log:
-            yield (DenoisingWriter if denoises else ContinuingWriter)(self, InterventionLog() if log is None else log)
+        options: dict[str, Any] = {
+            "forwards_per_step": forwards,
+            "measure": measure,
+            "allow_idle": True,
+        }
+        with (
+            intervene(self.loaded.model, *self.edits, **options)
+            if self.edits
+            else nullcontext() as log
+        ):
+            yield (DenoisingWriter if denoises else ContinuingWriter)(
+                self, InterventionLog() if log is None else log
+            )
 
 
 class Writer:
@@ -243,12 +277,15 @@ class Writer:
         """Of the model so far, clean passes apart."""
         self._clean = log if needs_clean_pass(texts.edits) else None
 
-    def steps(self, watch: Callable[[int], AbstractContextManager[Any]] | None = None) -> Iterator[WritingStep]:
+    def steps(
+        self, watch: Callable[[int], AbstractContextManager[Any]] | None = None
+    ) -> Iterator[WritingStep]:
         """Every model evaluation, until all rows are over.
 
         Args:
-            watch: index of a step -> a context that its evaluation runs in, such as a trace; what it gives becomes
-                `WritingStep.seen`. It is called where a step follows, and not behind the last one.
+            watch: index of a step -> a context that its evaluation runs in, such as a trace; what
+                it gives becomes `WritingStep.seen`. It is called where a step follows, and not
+                behind the last one.
         """
         while not bool(self.over_B.all()) and self._is_open(self.evaluations):
             with nullcontext() if watch is None else watch(self.evaluations) as seen:
@@ -277,24 +314,43 @@ class DenoisingWriter(Writer):
         model: Any = texts.loaded.model
         settings = ending(texts.settings, model.config) if texts.ends else texts.settings
         if getattr(settings.values()["schedule"], "resizes", False):
-            raise ValueError("columns move under the schedule 'elastic', but what is recorded keeps them; take another")
-        canvas = canvas_of(texts.loaded, texts.requests, texts.new_tokens) if texts.canvas is None else texts.canvas
+            raise ValueError(
+                "columns move under the schedule 'elastic', but what is recorded keeps them; take "
+                "another"
+            )
+        canvas = (
+            canvas_of(texts.loaded, texts.requests, texts.new_tokens)
+            if texts.canvas is None
+            else texts.canvas
+        )
         self.canvas = canvas.to(model.device)
         self.ids_BS = self.canvas.ids_BS
         super().__init__(texts, log, self.canvas.attention_BS)
-        self._steps, self._goes_on = denoise_with_clean_pass(model, self.canvas, settings, self._clean), False
+        self._steps, self._goes_on = (
+            denoise_with_clean_pass(model, self.canvas, settings, self._clean),
+            False,
+        )
 
     def _is_open(self, index: int) -> bool:
-        return self._goes_on or bool((self.canvas.open_BS & (self.ids_BS == self.canvas.mask_id)).any())
+        return self._goes_on or bool(
+            (self.canvas.open_BS & (self.ids_BS == self.canvas.mask_id)).any()
+        )
 
     def _step(self, index: int) -> WritingStep:
         step = next(self._steps)
-        self.ids_BS, candidates_BC, chosen_BC = step.ids_BS, step.choice.candidates_BC, step.choice.chosen_BC
+        self.ids_BS, candidates_BC, chosen_BC = (
+            step.ids_BS,
+            step.choice.candidates_BC,
+            step.choice.chosen_BC,
+        )
         active_B = candidates_BC.any(1).cpu() & ~self.over_B
         self._goes_on = step.goes_on
         left_BC = candidates_BC & ~chosen_BC & step.choice.block.get(step.masked_BS, False)
         if self.texts.ends and not self._goes_on and not bool(left_BC.any()):
-            found = [is_over(self.loaded, self.row(row), each.until) for row, each in enumerate(self.requests)]
+            found = [
+                is_over(self.loaded, self.row(row), each.until)
+                for row, each in enumerate(self.requests)
+            ]
             self.over_B |= torch.tensor(found)
         layout = (self.canvas, step.before_BS, step.ids_BS, chosen_BC.sum(1), active_B)
         return WritingStep(index, step.block, *layout)
@@ -318,7 +374,9 @@ class ContinuingWriter(Writer):
         self._start = ids_BP.shape[1]
         check_context(loaded, self._start + texts.new_tokens)
         own = {*settings.stop_ids, *(loaded.special.stop if settings.stop_at_eos else ())}
-        self._stop_ids = [own | (stop_ids(loaded, each.until) if texts.ends else set()) for each in texts.requests]
+        self._stop_ids = [
+            own | (stop_ids(loaded, each.until) if texts.ends else set()) for each in texts.requests
+        ]
         self._generator = torch.Generator(loaded.model.device).manual_seed(settings.seed or 0)
         self._cache: Any = None
         self._read = 0
@@ -336,9 +394,13 @@ class ContinuingWriter(Writer):
             written = self.row(row)
             meets_end = self.texts.ends and is_over(self.loaded, written, request.until)
             self.over_B[row] |= meets_end or written[-1] in self._stop_ids[row]
-        open_BS = (torch.arange(before_BS.shape[1], device=before_BS.device) >= self._start).expand_as(before_BS)
+        open_BS = (
+            torch.arange(before_BS.shape[1], device=before_BS.device) >= self._start
+        ).expand_as(before_BS)
         canvas = SimpleNamespace(open_BS=open_BS, attention_BS=real_BS, mask_id=-1)
-        return WritingStep(index, 0, canvas, before_BS, self.ids_BS, torch.ones_like(tokens_B), active_B)
+        return WritingStep(
+            index, 0, canvas, before_BS, self.ids_BS, torch.ones_like(tokens_B), active_B
+        )
 
     @torch.inference_mode()
     def _tokens(self, index: int) -> Tensor:
@@ -348,9 +410,15 @@ class ContinuingWriter(Writer):
         if settings.suppress_ids:
             logits_BV[:, list(settings.suppress_ids)] = -torch.inf
         if bool(logits_BV.isnan().any()):
-            raise ValueError(f"{self.loaded.name} gave NaN logits at step {index}; try another dtype")
+            raise ValueError(
+                f"{self.loaded.name} gave NaN logits at step {index}; try another dtype"
+            )
         return sample_tokens(
-            logits_BV, settings.temperature, self._generator, top_p=settings.top_p, top_k=settings.top_k
+            logits_BV,
+            settings.temperature,
+            self._generator,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
         )
 
     def _logits(self) -> Tensor:
@@ -370,7 +438,10 @@ class ContinuingWriter(Writer):
         given: dict[str, Any] = {"use_cache": not self.texts.full_forward, "logits_to_keep": 1}
         if not bool(self._real_BS.all()):
             position_BS = (self._real_BS.long().cumsum(1) - 1).clamp(min=0)
-            given |= {"attention_mask": self._real_BS.long(), "position_ids": position_BS[:, self._read :]}
+            given |= {
+                "attention_mask": self._real_BS.long(),
+                "position_ids": position_BS[:, self._read :],
+            }
         model: Any = self.loaded.model
         out = model(self.ids_BS[:, self._read :], past_key_values=self._cache, **given)
         self._cache = out.past_key_values
@@ -385,19 +456,23 @@ def check_context(loaded: Loaded, positions: int) -> None:
     limit = loaded.model.config.max_position_embeddings
     if positions > limit:
         raise ValueError(
-            f"prompt and new tokens must fit the model's context of {limit} positions, got {positions}; "
+            f"prompt and new tokens must fit the model's context of {limit} positions, got "
+            f"{positions}; "
             "shorten the prompt or request fewer tokens"
         )
 
 
 def closed(config: Any, ids: Sequence[int]) -> list[int]:
-    """The ids of a whole text with what ends it ([SEP] of a masked language model), unless that is there."""
+    """The ids of a whole text with what ends it ([SEP] of a masked language model), unless that is
+    there.
+    """
     closing = config.closing_of(ids)
     return [*ids] if closing and tuple(ids[-len(closing) :]) == closing else [*ids, *closing]
 
 
 def canvas_of(loaded: Loaded, requests: Sequence[WritingRequest], new_tokens: int) -> Canvas:
-    """The prompts, padded to the left, with so many masks behind; with 0 their own masks are to be filled.
+    """The prompts, padded to the left, with so many masks behind; with 0 their own masks are to be
+    filled.
 
     Raises ValueError where they do not fit the model, or have no masks to fill.
     """
@@ -406,7 +481,13 @@ def canvas_of(loaded: Loaded, requests: Sequence[WritingRequest], new_tokens: in
     if new_tokens == 0:
         ids_BS, real_BS = left_padded([closed(config, ids) for ids in prompts], 0)
         limit = config.text_positions
-        return Canvas.infill(ids_BS, mask_id=config.mask_token_id, attention_BS=real_BS, context=limit)
-    how: dict[str, Any] = {"mask_id": config.mask_token_id, "pad_id": 0, "context": config.text_positions}
+        return Canvas.infill(
+            ids_BS, mask_id=config.mask_token_id, attention_BS=real_BS, context=limit
+        )
+    how: dict[str, Any] = {
+        "mask_id": config.mask_token_id,
+        "pad_id": 0,
+        "context": config.text_positions,
+    }
     how |= {"multiple": config.block_columns, "closing": config.closing_of(prompts[0])}
     return Canvas.from_prompts(prompts, new_tokens=new_tokens, **how)

@@ -1,5 +1,9 @@
-"""The short road: what `sinklab.load` and `sinklab.open_run` return, which answer common questions by themselves."""
+"""The short road: what `sinklab.load` and `sinklab.open_run` return, which answer common questions
+by themselves.
+"""
 
 from sinklab.core.registry import exports
 
-__getattr__, __dir__, __all__ = exports(__name__, models="LM Loss load wrap", runs="Page Run open_run report")
+__getattr__, __dir__, __all__ = exports(
+    __name__, models="LM Loss load wrap", runs="Page Run open_run report"
+)

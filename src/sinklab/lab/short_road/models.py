@@ -1,4 +1,6 @@
-"""Models that answer common questions by themselves, as `sinklab.load` and `sinklab.wrap` return them."""
+"""Models that answer common questions by themselves, as `sinklab.load` and `sinklab.wrap` return
+them.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,23 @@ class LM(loading.Loaded):
         model, config = self.model, getattr(self.model.config, "backbone", self.model.config)
         shape = f"{config.num_hidden_layers} layers × {config.num_attention_heads} heads"
         kind = f"{self.family}, {shape}, {model.num_parameters() / 1e6:,.1f} M parameters"
-        sink = f", sink_kind={model.config.sink_kind}" if getattr(model.config, "sink_count", 0) else ""
-        return f"LM {self.name[-100:]!r} ({kind}, {str(model.dtype).removeprefix('torch.')} on {model.device}{sink})"
+        sink = (
+            f", sink_kind={model.config.sink_kind}"
+            if getattr(model.config, "sink_count", 0)
+            else ""
+        )
+        return (
+            f"LM {self.name[-100:]!r} ({kind}, {str(model.dtype).removeprefix('torch.')} on "
+            f"{model.device}{sink})"
+        )
 
     def _repr_html_(self) -> str:
         return f"<code>{escape(repr(self))}</code>"
 
     def as_module(self) -> Any:
-        """What the core works on when it is given this: `trace`, `intervene` and `denoise` ask for it."""
+        """What the core works on when it is given this: `trace`, `intervene` and `denoise` ask for
+        it.
+        """
         return self.model
 
     def watch(
@@ -63,11 +74,13 @@ class LM(loading.Loaded):
             prompts: a text to continue, or several, a sample each.
             new_tokens: to write behind each; 0 fills the masks of the prompts.
             progress: called with a short text at each stage.
-            settings: other fields of :class:`sinklab.lab.studies.trace.study.StudySettings`: ``edits``, ``statistics``,
-                ``seed``, ``rule``, …; the run is that of ``sinklab trace`` with the same ones.
+            settings: other fields of :class:`sinklab.lab.studies.trace.study.StudySettings`:
+                ``edits``, ``statistics``, ``seed``, ``rule``, …; the run is that of ``sinklab
+                trace`` with the same ones.
 
         Raises:
-            ValueError: for an unknown field, a prompt that does not fit, and what the model or the decoder refuse.
+            ValueError: for an unknown field, a prompt that does not fit, and what the model or the
+                decoder refuse.
         """
         from sinklab.lab.short_road.runs import in_memory
         from sinklab.lab.studies.trace.study import StudySettings, study
@@ -82,7 +95,12 @@ class LM(loading.Loaded):
         return in_memory(lambda folder: study(self, folder, chosen, progress=progress))
 
     def generate(
-        self, prompt: str | Sequence[int], new_tokens: int | None = None, *, chat: bool = False, **options: Any
+        self,
+        prompt: str | Sequence[int],
+        new_tokens: int | None = None,
+        *,
+        chat: bool = False,
+        **options: Any,
     ) -> str:
         """What the model writes behind a prompt, the prompt included; with `chat` the answer alone.
 
@@ -90,12 +108,13 @@ class LM(loading.Loaded):
 
         Args:
             prompt: text, or token ids.
-            new_tokens: to write; 0 fills the masks of the prompt. None: 64, or with DiffusionGemma, which writes whole
-                canvases, what its generation config says.
+            new_tokens: to write; 0 fills the masks of the prompt. None: 64, or with DiffusionGemma,
+                which writes whole canvases, what its generation config says.
             chat: put the prompt into the model's chat format.
-            options: those of the model's own way to write: of ``lm.model.generate``, for a model that fills masks
-                (``schedule=``, ``seed=``, …) and for an autoregressive one (transformers'); the fields of
-                :class:`sinklab.lab.scoring.Renoising` for DiffusionGemma.
+            options: those of the model's own way to write: of ``lm.model.generate``, for a model
+                that fills masks (``schedule=``, ``seed=``, …) and for an autoregressive one
+                (transformers'); the fields of :class:`sinklab.lab.scoring.Renoising` for
+                DiffusionGemma.
 
         Raises:
             ValueError: for a chat format that is absent, and for settings that make no sense.
@@ -108,7 +127,10 @@ class LM(loading.Loaded):
         from sinklab.lab.scoring.writing import closed
         from sinklab.lab.studies.base import text_of
 
-        ids, model = encode(self, prompt, chat).ids if isinstance(prompt, str) else prompt, cast(Any, self.model)
+        ids, model = (
+            encode(self, prompt, chat).ids if isinstance(prompt, str) else prompt,
+            cast(Any, self.model),
+        )
         if new_tokens == 0:
             if self.family != "diffusion" or not hasattr(model, "denoise"):
                 fact = f"0 new tokens fill the masks of a prompt, and {self.name} has none"
@@ -123,16 +145,22 @@ class LM(loading.Loaded):
             written_1S = last.ids_BS
         else:
             real = {"attention_mask": torch.ones_like(ids_1P)}
-            written_1S = model.generate(ids_1P, **{"max_new_tokens": 64, **length, **real, **options})
+            written_1S = model.generate(
+                ids_1P, **{"max_new_tokens": 64, **length, **real, **options}
+            )
         return text_of(self, written_1S[0, len(ids) if chat else 0 :])
 
     @property
     def _continues_by_rereading(self) -> bool:
-        """Whether this is a wrapped autoregressive module, which reads the whole text again for every token."""
+        """Whether this is a wrapped autoregressive module, which reads the whole text again for
+        every token.
+        """
         return self.family == "autoregressive" and hasattr(self.model, "foreign")
 
     def _reread(self, ids: Sequence[int], new_tokens: int, options: dict[str, Any]) -> Any:
-        """Ids (1, S) of a text continued token after token; options are fields of `DecodingSettings`."""
+        """Ids (1, S) of a text continued token after token; options are fields of
+        `DecodingSettings`.
+        """
         from sinklab.core.sampling.settings import DecodingSettings
         from sinklab.lab.scoring.writing import Writing, WritingRequest
 
@@ -152,24 +180,27 @@ class LM(loading.Loaded):
         samples: int = 32,
         seed: int = 0,
     ) -> Loss:
-        """What a text costs, in nats per token: the negative of its log-likelihood, with or without edits.
+        """What a text costs, in nats per token: the negative of its log-likelihood, with or without
+        edits.
 
             lm.loss(text, edits=[MaskSinks(k=1, layers=[2], heads=[3])]) - lm.loss(text)
 
-        A diffusion model's is the Monte Carlo bound of :func:`sinklab.lab.scoring.rolling` over random masks, the same
-        masks whatever the edits are, so that differences are paired. An autoregressive model's is exact, given the
-        beginning (or else end) of text, or where the model names neither, the first token. Edits that choose by
-        attention do so in a clean pass over the same text; what they took away is ``lm.loss(…).scored.dose``.
+        A diffusion model's is the Monte Carlo bound of :func:`sinklab.lab.scoring.rolling` over
+        random masks, the same masks whatever the edits are, so that differences are paired. An
+        autoregressive model's is exact, given the beginning (or else end) of text, or where the
+        model names neither, the first token. Edits that choose by attention do so in a clean pass
+        over the same text; what they took away is ``lm.loss(…).scored.dose``.
 
         Args:
             text: text, or token ids.
-            edits: interventions, or their text such as ``"mask_sinks:k=1"``; a single text is one edit.
+            edits: interventions, or their text such as ``"mask_sinks:k=1"``; a single text is one
+                edit.
             samples: masks of a diffusion model; more of them, less noise.
             seed: of the masks.
 
         Raises:
-            ValueError: for an empty text, a model without mask token or (for text) tokenizer, and edits that do not
-                fit a text that is read once.
+            ValueError: for an empty text, a model without mask token or (for text) tokenizer, and
+                edits that do not fit a text that is read once.
         """
         from sinklab.lab.scoring import LikelihoodSettings, rolling, score
         from sinklab.lab.scoring.requests import limit_of
@@ -181,9 +212,14 @@ class LM(loading.Loaded):
             ids = ids[: -len(closing)]
         how = LikelihoodSettings(samples=samples, seed=seed)
         given = [edits] if isinstance(edits, str) else edits
-        # a start token is given, and not what the text costs; so is the first one of a model that names none
+        # a start token is given, and not what the text costs; so is the first one of a model that
+        # names none
         is_given = ids[:1] == [self.special.bos]
-        if self.family == "autoregressive" and self.special.bos is None and self.special.eos is None:
+        if (
+            self.family == "autoregressive"
+            and self.special.bos is None
+            and self.special.eos is None
+        ):
             is_given = True
         start = ids[:is_given]
         if start and 1 < len(ids) <= limit_of(self):
@@ -195,22 +231,30 @@ class LM(loading.Loaded):
         return found
 
     def strength(
-        self, texts: str | None = None, *, progress: Callable[[str], object] | None = None, **settings: Any
+        self,
+        texts: str | None = None,
+        *,
+        progress: Callable[[str], object] | None = None,
+        **settings: Any,
     ) -> Run:
-        """How strong the model's sinks are, by the protocol of Gu et al. (arXiv 2410.10781); a run in memory.
+        """How strong the model's sinks are, by the protocol of Gu et al. (arXiv 2410.10781); a run
+        in memory.
 
             lm.strength().table("summary")[["input", "start", "ratio", "sink"]]
 
-        ``sink`` is the share of heads whose first token gets more than ``epsilon`` of the attention.
+        ``sink`` is the share of heads whose first token gets more than ``epsilon`` of the
+        attention.
 
         Args:
-            texts: corpus of natural text, such as a .jsonl.gz file; an excerpt of the package when left out.
+            texts: corpus of natural text, such as a .jsonl.gz file; an excerpt of the package when
+                left out.
             progress: called with a short text at each stage.
-            settings: other fields of :class:`sinklab.lab.studies.strength.StrengthSettings`: ``rows``, ``length``,
-                ``epsilon``, ``ratios``, ``seed``, …
+            settings: other fields of :class:`sinklab.lab.studies.strength.StrengthSettings`:
+                ``rows``, ``length``, ``epsilon``, ``ratios``, ``seed``, …
 
         Raises:
-            ValueError: for an unknown field, a model without tokenizer, and texts that do not fill a sequence.
+            ValueError: for an unknown field, a model without tokenizer, and texts that do not fill
+                a sequence.
         """
         from sinklab.lab.short_road.runs import in_memory
         from sinklab.lab.studies.strength.study import Strength, StrengthSettings
@@ -224,7 +268,8 @@ class LM(loading.Loaded):
 def load(*args: Any, **settings: Any) -> LM:  # noqa: D103 (the docstring is the wrapped one)
     if args and hasattr(args[0], "forward"):
         raise TypeError(
-            f"load reads a model by its name or folder, got a {type(args[0]).__name__} that is there already; use "
+            f"load reads a model by its name or folder, got a {type(args[0]).__name__} that is "
+            "there already; use "
             "sinklab.wrap(model, tokenizer)"
         )
     loaded = loading.load(*args, **settings)
@@ -242,30 +287,33 @@ def wrap(
         lm = sinklab.wrap(BertForMaskedLM.from_pretrained("…"), tokenizer)
         lm.watch("Paris is the capital of", 8).explore()
 
-    The module, put into evaluation mode, computes what it computes. Its attention must go through torch's
-    ``scaled_dot_product_attention`` or the attention functions of transformers. It takes ``attention_mask`` where texts
-    of unequal length are to ride in one batch.
+    The module, put into evaluation mode, computes what it computes. Its attention must go through
+    torch's ``scaled_dot_product_attention`` or the attention functions of transformers. It takes
+    ``attention_mask`` where texts of unequal length are to ride in one batch.
 
     Args:
         model: a model of transformers, or any other module.
         tokenizer: of its texts; without one prompts are token ids ("5 17 3") and pages show ids.
         mask_id: id of [MASK]; when left out, what tokenizer or config say.
-        kind: ``"autoregressive"`` reads from left to right; ``"masked"`` fills masks between [CLS] and [SEP], which it
-            always sees; ``"diffusion"`` fills masks, with nothing around a text. When left out, what the class says
-            (…ForCausalLM, …ForMaskedLM).
+        kind: ``"autoregressive"`` reads from left to right; ``"masked"`` fills masks between [CLS]
+            and [SEP], which it always sees; ``"diffusion"`` fills masks, with nothing around a
+            text. When left out, what the class says (…ForCausalLM, …ForMaskedLM).
 
     Raises:
-        ValueError: where the kind cannot be told, a model that fills masks names no [MASK], and a module without a
-            config does not give logits or attends unseen.
+        ValueError: where the kind cannot be told, a model that fills masks names no [MASK], and a
+            module without a config does not give logits or attends unseen.
     """
     if isinstance(model, loading.Loaded):
-        raise TypeError(f"wrap takes a bare module, but {model.name} answers by itself already; use it as it is")
+        raise TypeError(
+            f"wrap takes a bare module, but {model.name} answers by itself already; use it as it is"
+        )
     chosen = wrapping.kind_of(model) if kind is None else kind
     sizes = wrapping.sizes_of(model) or _looked_at(model)
     parts = wrapping.wrapped(model, tokenizer, mask_id, chosen, sizes)
     if parts["family"] == "diffusion" and parts["special"].mask is None:
         raise ValueError(
-            f"{type(model).__name__} is to fill masks, but neither its tokenizer nor its config says which id is "
+            f"{type(model).__name__} is to fill masks, but neither its tokenizer nor its config "
+            "says which id is "
             "[MASK]; pass mask_id="
         )
     return LM(**parts, name=_name_of(model), revision=None)
@@ -289,7 +337,11 @@ def _looked_at(model: nn.Module) -> dict[str, int]:
         logits_1SV = logits_of(model(ids_1S), ids_1S, model)
     shape = recording.array("received").shape
     widths = [one.embedding_dim for one in model.modules() if isinstance(one, torch.nn.Embedding)]
-    sizes = {"num_hidden_layers": shape[2], "num_attention_heads": shape[3], "vocab_size": logits_1SV.shape[-1]}
+    sizes = {
+        "num_hidden_layers": shape[2],
+        "num_attention_heads": shape[3],
+        "vocab_size": logits_1SV.shape[-1],
+    }
     gives_states = all(_is_in_list(model, path.split("#")[0]) for path in recording.layers)
     return sizes | {"hidden_size": widths[0] if widths else 0, "gives_states": gives_states}
 

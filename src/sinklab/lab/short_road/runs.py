@@ -1,4 +1,6 @@
-"""A run that answers by itself: its sinks, their mobility, figures, the page; and what a notebook shows of it."""
+"""A run that answers by itself: its sinks, their mobility, figures, the page; and what a notebook
+shows of it.
+"""
 
 # T recorded steps, L layers, H heads, K keys (added sinks first, then canvas positions)
 from __future__ import annotations
@@ -32,7 +34,10 @@ WHOSE = {ALL_QUERIES: "all queries", SO_FAR: "all queries so far", LAST_ROW: "th
 """a reading in words"""
 MOST_SHOWN = 300_000
 """bytes that a run may add to a notebook; without the page where it is larger"""
-FRAME = '<iframe sandbox="allow-scripts" srcdoc="{}" style="width: 100%; height: {}px; border: 0"></iframe>'
+FRAME = (
+    '<iframe sandbox="allow-scripts" srcdoc="{}" style="width: 100%; height: {}px; border: '
+    '0"></iframe>'
+)
 """Never of the same origin: a notebook's holds the token of its kernel."""
 
 
@@ -46,14 +51,17 @@ class Page:
         return f"page to open in a browser: {self.path.absolute().as_uri()}"
 
     def _repr_html_(self) -> str:
-        return FRAME.format(self.path.read_text("utf-8").replace("&", "&amp;").replace('"', "&quot;"), 900)
+        return FRAME.format(
+            self.path.read_text("utf-8").replace("&", "&amp;").replace('"', "&quot;"), 900
+        )
 
 
 class Plot:
     """Figures of a run by their names: ``run.plot.paths()``, ``run.plot.received_map(layer=2)``, …
 
-    Each draws as its function in `sinklab.lab.reports` does, which says what it takes; ``paths`` is short for the paths of
-    the main sinks. The axes, or the figure of several panels, come back, and a notebook shows them.
+    Each draws as its function in `sinklab.lab.reports` does, which says what it takes; ``paths`` is
+    short for the paths of the main sinks. The axes, or the figure of several panels, come back, and
+    a notebook shows them.
     """
 
     def __init__(self, run: Run) -> None:
@@ -64,9 +72,13 @@ class Plot:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         known = figures_of(self._run.info.kind)
-        names = [one for one in (name, f"sink_{name}", f"sink_{name}".removesuffix("s")) if one in known]
+        names = [
+            one for one in (name, f"sink_{name}", f"sink_{name}".removesuffix("s")) if one in known
+        ]
         if not names:
-            raise AttributeError(f"no figure of a {self._run.info.kind} is called {name!r}; {near(name, known)}")
+            raise AttributeError(
+                f"no figure of a {self._run.info.kind} is called {name!r}; {near(name, known)}"
+            )
         return wraps(known[names[0]])(partial(_shown_in_notebooks, known[names[0]], self._run))
 
 
@@ -93,14 +105,19 @@ class Run(reading.Run):
     """False of one whose folder is a temporary one, deleted with this object; see `save`."""
 
     def __repr__(self) -> str:
-        about, kept = self.info, str(self.path)[-80:] if self.is_saved else "in memory until .save(folder)"
+        about, kept = (
+            self.info,
+            str(self.path)[-80:] if self.is_saved else "in memory until .save(folder)",
+        )
         names = ", ".join((*self.tables, *self.array_files))
         reading = "" if about.kind != "study" else f"; attention of {WHOSE[reading_of(about)]}"
         named = f"{about.kind} of {about.model.get('name')}, {about.status}{reading}"
         return f"Run ({named}; {kept}; {names}"[:298] + ")"
 
     def save(self, folder: str | Path) -> Run:
-        """Keep it in a folder; the run that lies there. Raises ValueError for a folder that is taken."""
+        """Keep it in a folder; the run that lies there. Raises ValueError for a folder that is
+        taken.
+        """
         refuse_taken(Path(folder))
         return open_run(shutil.copytree(self.path, folder, dirs_exist_ok=True))
 
@@ -114,11 +131,14 @@ class Run(reading.Run):
 
     @cached_property
     def read(self) -> Any:
-        """The run as reports read it, such as a `sinklab.lab.reports.Study`; it keeps what it measured."""
+        """The run as reports read it, such as a `sinklab.lab.reports.Study`; it keeps what it
+        measured.
+        """
         return as_shown(self, any_kind=True)[0]
 
     def sinks(self, rule: Rule | str | None = None) -> pd.DataFrame:
-        """Every sink at every recorded step of every head, a row each, with the columns of `to_pandas`.
+        """Every sink at every recorded step of every head, a row each, with the columns of
+        `to_pandas`.
 
             run.sinks("excess:epsilon=5")
 
@@ -128,12 +148,14 @@ class Run(reading.Run):
         return self._table(rule, only_sinks=True).drop(columns="sink")
 
     def to_pandas(self, rule: Rule | str | None = None) -> pd.DataFrame:
-        """What every key received, a row per sample, step, layer, head and position: millions for a large model.
+        """What every key received, a row per sample, step, layer, head and position: millions for a
+        large model.
 
-        Columns: ``token`` (its text, [MASK] or "added sink") and ``state`` before the step, ``received`` (the mean
-        weight of the queries that see it, in multiples of an even share), ``weight`` (that mean weight itself, 0 to 1),
-        ``sink`` (under the rule), ``main`` (the head's strongest). Without keys of an autoregressive text that too few
-        queries see to be judged.
+        Columns: ``token`` (its text, [MASK] or "added sink") and ``state`` before the step,
+        ``received`` (the mean weight of the queries that see it, in multiples of an even share),
+        ``weight`` (that mean weight itself, 0 to 1), ``sink`` (under the rule), ``main`` (the
+        head's strongest). Without keys of an autoregressive text that too few queries see to be
+        judged.
         """
         return self._table(rule, only_sinks=False)
 
@@ -145,21 +167,34 @@ class Run(reading.Run):
                 at = step, layer, head, key = np.nonzero(sinks_TLHK if only_sinks else slab.exists)
                 step, main = step + slab.at[0].start, slab.main[at[:3]] == key
                 rows = {"sample": sample.index, "step": sample.step_numbers_T[step]}
-                rows |= {"layer": np.array(study.layers)[layer], "head": np.array(study.heads)[head]}
+                rows |= {
+                    "layer": np.array(study.layers)[layer],
+                    "head": np.array(study.heads)[head],
+                }
                 rows |= {"position": key - sample.added, "token": sample.labels_TK[step, key]}
-                received, visible = slab.received[at], np.broadcast_to(slab.visible, slab.received.shape)[at]
-                rows |= {"state": sample.ages_TK[step, key], "received": slab.score[at], "weight": received / visible}
+                received, visible = (
+                    slab.received[at],
+                    np.broadcast_to(slab.visible, slab.received.shape)[at],
+                )
+                rows |= {
+                    "state": sample.ages_TK[step, key],
+                    "received": slab.score[at],
+                    "weight": received / visible,
+                }
                 frames.append(pd.DataFrame(rows | {"sink": sinks_TLHK[at], "main": main}))
         if not frames:
             raise ValueError(f"{self!r} recorded no attention; choose other steps to record")
-        return pd.concat(frames, ignore_index=True).astype({"token": "category", "state": "category"})
+        return pd.concat(frames, ignore_index=True).astype(
+            {"token": "category", "state": "category"}
+        )
 
     def mobility(self, rule: Rule | str | None = None) -> pd.DataFrame:
         """How mobile the main sink of each head is, layer × head, a mean over samples.
 
-        The chance that it stands at different places at two of the steps at which it is a sink under the rule: 0 static
-        to 1 everywhere else; NaN with fewer than two such steps (`sinklab.lab.analysis.Motion`). Of an autoregressive
-        model, in two disjoint windows of its queries (`sinklab.lab.analysis.strongest`).
+        The chance that it stands at different places at two of the steps at which it is a sink
+        under the rule: 0 static to 1 everywhere else; NaN with fewer than two such steps
+        (`sinklab.lab.analysis.Motion`). Of an autoregressive model, in two disjoint windows of its
+        queries (`sinklab.lab.analysis.strongest`).
         """
         study, found = as_studies(self, rule=rule)[0], []
         axes = pd.Index(study.layers, name="layer"), pd.Index(study.heads, name="head")
@@ -168,8 +203,9 @@ class Run(reading.Run):
         return pd.concat(found).groupby(level="layer").mean()
 
     def to_xarray(self, name: str = "attention", part: int | None = None) -> Any:
-        """The arrays of a file as an ``xarray.Dataset``; of ``attention`` with the numbers of steps, layers and heads,
-        and of keys ``position``, ``token`` and ``state_of_key`` (before the step) as coordinates.
+        """The arrays of a file as an ``xarray.Dataset``; of ``attention`` with the numbers of
+        steps, layers and heads, and of keys ``position``, ``token`` and ``state_of_key`` (before
+        the step) as coordinates.
 
         Args:
             name: one of `array_files`.
@@ -186,13 +222,19 @@ class Run(reading.Run):
             return data
         (sample,) = (one for one in self.read.samples if one.index == part)
         axes: dict[str, Any] = {"layer": self.read.layers, "head": self.read.heads}
-        axes |= {"step": sample.step_numbers_T, "position": ("key", np.arange(sample.shape[-1]) - sample.added)}
+        axes |= {
+            "step": sample.step_numbers_T,
+            "position": ("key", np.arange(sample.shape[-1]) - sample.added),
+        }
         over = ("step", "key")
-        return data.assign_coords(axes | {"token": (over, sample.labels_TK), "state_of_key": (over, sample.ages_TK)})
+        return data.assign_coords(
+            axes | {"token": (over, sample.labels_TK), "state_of_key": (over, sample.ages_TK)}
+        )
 
     def summary(self, rule: Rule | None = None) -> Answers:
-        """Three questions and their answers: whether sinks exist, which they are and whether they stay, and what
-        masking them costs. Printed, it is three sentences; ``.table`` has the numbers, a row a question.
+        """Three questions and their answers: whether sinks exist, which they are and whether they
+        stay, and what masking them costs. Printed, it is three sentences; ``.table`` has the
+        numbers, a row a question.
 
         Raises:
             ValueError: for a run that traced no texts.
@@ -208,7 +250,8 @@ class Run(reading.Run):
         """The page that explores the run, as `sinklab.report` writes it.
 
         Args:
-            out: folder to write it into; a temporary one when left out, which goes with what is returned.
+            out: folder to write it into; a temporary one when left out, which goes with what is
+                returned.
             how: of `sinklab.report`; when left out, no tables are written beside the page.
         """
         folder = Path(tempfile.mkdtemp(prefix="sinklab-page-")) if out is None else out
@@ -221,11 +264,19 @@ class Run(reading.Run):
         parts = [f"<p><code>{escape(repr(self))}</code></p>"]
         if not getattr(self.read, "layers", None):
             return parts[0]
-        picture = f"data:image/png;base64,{base64.b64encode(_png(self.plot.paths())).decode('ascii')}"
-        parts += [f"<p>{escape(text)}</p>" for text in (*self.texts[:1], *self.read.answers.sentences)]
+        picture = (
+            f"data:image/png;base64,{base64.b64encode(_png(self.plot.paths())).decode('ascii')}"
+        )
+        parts += [
+            f"<p>{escape(text)}</p>" for text in (*self.texts[:1], *self.read.answers.sentences)
+        ]
         parts += [f'<img alt="paths of main sinks" width="480" src="{picture}">']
         shown = "\n".join([*parts, self.explore(megabytes=0.05)._repr_html_()])
-        return shown if len(shown.encode()) <= MOST_SHOWN else "\n".join([*parts, "<p>Too large: run.explore()</p>"])
+        return (
+            shown
+            if len(shown.encode()) <= MOST_SHOWN
+            else "\n".join([*parts, "<p>Too large: run.explore()</p>"])
+        )
 
 
 @wraps(reading.open_run)
@@ -235,7 +286,9 @@ def open_run(path: str | Path) -> Run:  # noqa: D103 (the docstring is the wrapp
 
 
 def in_memory(write: Callable[[Path], object]) -> Run:
-    """The run that `write` writes into a folder, which is deleted when nothing holds the run any more."""
+    """The run that `write` writes into a folder, which is deleted when nothing holds the run any
+    more.
+    """
     folder = Path(tempfile.mkdtemp(prefix="sinklab-run-"))
     try:
         write(folder / "run")

@@ -1,6 +1,8 @@
-"""What all studies share: a run folder, a seed, resuming, shards over processes, progress, one command.
+"""What all studies share: a run folder, a seed, resuming, shards over processes, progress, one
+command.
 
-A study is one kind of run. Registered, it has a command, ``sinklab NAME``, made of its settings and its docstring::
+A study is one kind of run. Registered, it has a command, ``sinklab NAME``, made of its settings and
+its docstring::
 
     @studies.register("lengths")
     class Lengths(Study):
@@ -22,15 +24,18 @@ A study is one kind of run. Registered, it has a command, ``sinklab NAME``, made
             work.run.table("lengths", {"tokens": [len(ids) for ids in work.plan]})
 
         def sentences(self, runs):
-            return [f"{run.path.name}: {run.table('lengths')['tokens'].sum()} tokens" for run in runs]
+            return [f"{run.path.name}: {run.table('lengths')['tokens'].sum()} tokens" for run in
+            runs]
 
     Lengths()(sinklab.load("tiny"), "runs/lengths", Lengths.Settings(texts=("The sea",)))
 
-One that outgrows a file is a folder: study.py with settings and class, run.py, figures.py. A study's module is
-imported for ``--help``: torch, and all that imports it, is imported in functions; `deferred` makes a method of one.
+One that outgrows a file is a folder: study.py with settings and class, run.py, figures.py. A
+study's module is imported for ``--help``: torch, and all that imports it, is imported in functions;
+`deferred` makes a method of one.
 
-A long study is written in parts: `Study.parts` names the table that ends a part, `samples` says how many there are, and
-`run` writes those of ``work.samples``, which are missing. Workers may share them, if it `shards`: one does `finish`.
+A long study is written in parts: `Study.parts` names the table that ends a part, `samples` says how
+many there are, and `run` writes those of ``work.samples``, which are missing. Workers may share
+them, if it `shards`: one does `finish`.
 """
 
 from __future__ import annotations
@@ -51,7 +56,14 @@ from sinklab.lab.records.info import RunInfo, read_info
 from sinklab.lab.records.leases import FINISH
 from sinklab.lab.records.reading import lost_files, open_run
 from sinklab.lab.records.storage import RUN_FILE, weights_hash
-from sinklab.lab.studies.processes import Amount, Processes, Progress, Units, as_progress, refuse_taken
+from sinklab.lab.studies.processes import (
+    Amount,
+    Processes,
+    Progress,
+    Units,
+    as_progress,
+    refuse_taken,
+)
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints.loading import Loaded
@@ -60,24 +72,34 @@ if TYPE_CHECKING:
 
 
 def heldout_text(given: str | None) -> str:
-    """The corpus of held-out text that was given, or the excerpt inside the package (None, "" or "excerpt")."""
+    """The corpus of held-out text that was given, or the excerpt inside the package (None, "" or
+    "excerpt").
+    """
     packaged = resources.files("sinklab.lab.checkpoints").joinpath("packaged", "heldout.jsonl")
     return str(packaged) if not given or given == "excerpt" else given
 
 
 def labels_of(study: str) -> dict[str, dict[str, Any]]:
     """What figures and tables of a study call things: its part of labels.toml."""
-    return tomllib.loads(resources.files("sinklab.lab.studies").joinpath("labels.toml").read_text("utf-8"))[study]
+    return tomllib.loads(
+        resources.files("sinklab.lab.studies").joinpath("labels.toml").read_text("utf-8")
+    )[study]
 
 
 def hidden_words(control: str, protocol: str) -> str:
-    """What masking hides by a protocol ("" for any): what no rule has chosen is not called a sink."""
-    keys = {"": "the protocol's keys", "rule": "sinks by the rule"}.get(protocol, "most attended keys")
+    """What masking hides by a protocol ("" for any): what no rule has chosen is not called a
+    sink.
+    """
+    keys = {"": "the protocol's keys", "rule": "sinks by the rule"}.get(
+        protocol, "most attended keys"
+    )
     return str(labels_of("masking")["controls"].get(control, f"{control} keys")).format(keys=keys)
 
 
 def check_fits(loaded: Loaded, study: str, positions: int, remedy: str) -> None:
-    """Refuse a diffusion model without a mask token, and texts of more positions than a model's context."""
+    """Refuse a diffusion model without a mask token, and texts of more positions than a model's
+    context.
+    """
     from sinklab.lab.scoring.requests import needs_mask
 
     needs_mask(loaded, f"the study {study!r}")
@@ -85,7 +107,8 @@ def check_fits(loaded: Loaded, study: str, positions: int, remedy: str) -> None:
     limit = getattr(loaded.model.config, named, positions)
     if positions > limit:
         raise ValueError(
-            f"texts of {study!r} must fit the context of {loaded.name}, {limit} positions, got {positions}; {remedy}"
+            f"texts of {study!r} must fit the context of {loaded.name}, {limit} positions, got "
+            f"{positions}; {remedy}"
         )
 
 
@@ -107,8 +130,12 @@ ABSENT = {"gate": "none", "sink_kind": "none", "sink_count": 0, "sink_side": "fr
 """Of a model, and what is said of one that has none."""
 
 
-def describe(loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> dict[str, Any]:
-    """The model as ``run.json`` records it, and which of its layers and heads are recorded: all when left out."""
+def describe(
+    loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """The model as ``run.json`` records it, and which of its layers and heads are recorded: all
+    when left out.
+    """
     config: Any = loaded.model.config
     backbone = getattr(config, "backbone", config)
     of_layers, of_heads = backbone.num_hidden_layers, backbone.num_attention_heads
@@ -118,7 +145,10 @@ def describe(loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequenc
     about["recorded_heads"] = list(range(of_heads) if heads is None else heads)
     about |= {"hidden_size": backbone.hidden_size, "parameters": loaded.model.num_parameters()}
     # of several processes each may have a device of its own, of the same type
-    about |= {"dtype": loaded.stored or str(loaded.model.dtype)[6:], "device": loaded.model.device.type}
+    about |= {
+        "dtype": loaded.stored or str(loaded.model.dtype)[6:],
+        "device": loaded.model.device.type,
+    }
     about["weights_sha256"] = weights_hash(loaded.model.state_dict())
     if loaded.published_family == "wrapped":
         # no command can load it
@@ -127,13 +157,17 @@ def describe(loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequenc
 
 
 def folder_names(models: Iterable[str]) -> list[str]:
-    """A folder for each model: the last part of its name, or that of the run around a "model"; numbered if taken."""
+    """A folder for each model: the last part of its name, or that of the run around a "model";
+    numbered if taken.
+    """
     names: list[str] = []
     for model in models:
         parts = [part for part in Path(model).parts if part not in ("/", ".", "..")] or ["model"]
         name = parts[-2] if parts[-1] == "model" and len(parts) > 1 else parts[-1]
         numbered = (f"{name}-{number}" for number in range(2, len(names) + 3))
-        names.append(name if name not in names else next(other for other in numbered if other not in names))
+        names.append(
+            name if name not in names else next(other for other in numbered if other not in names)
+        )
     return names
 
 
@@ -151,11 +185,17 @@ def _is_group(field: dataclasses.Field, value: Any) -> bool:
 
 
 def as_record(settings: Any) -> dict[str, Any]:
-    """Settings as ``run.json`` keeps them: one flat object, in which groups are merged and registered values text."""
+    """Settings as ``run.json`` keeps them: one flat object, in which groups are merged and
+    registered values text.
+    """
     record: dict[str, Any] = {}
     for name, (field, value) in leaves(settings).items():
         if (registry := field.metadata.get("registry")) is not None and value is not None:
-            value = [*map(registry.as_text, value)] if isinstance(value, tuple) else registry.as_text(value)
+            value = (
+                [*map(registry.as_text, value)]
+                if isinstance(value, tuple)
+                else registry.as_text(value)
+            )
         record[name] = value
     return record
 
@@ -166,7 +206,9 @@ def from_record(settings: Any, record: dict[str, Any]) -> Any:
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         if _is_group(field, group := getattr(settings, field.name)):
-            changes[field.name] = from_record(group, {name: record[name] for name in leaves(group) if name in record})
+            changes[field.name] = from_record(
+                group, {name: record[name] for name in leaves(group) if name in record}
+            )
         elif field.name in record:
             value = record[field.name]
             changes[field.name] = tuple(value) if isinstance(value, list) else value
@@ -185,7 +227,9 @@ class Work:
     plan: Any
     """What `Study.prepare` returned."""
     samples: Units
-    """Gives the samples that this worker has to write, one after the other; its length is how many were missing."""
+    """Gives the samples that this worker has to write, one after the other; its length is how many
+    were missing.
+    """
 
 
 def deferred(function: str) -> Any:
@@ -195,29 +239,40 @@ def deferred(function: str) -> Any:
 
 
 class Study:
-    """One kind of run: a subclass says what is chosen (Settings), what is refused (prepare) and what is done (run).
+    """One kind of run: a subclass says what is chosen (Settings), what is refused (prepare) and
+    what is done (run).
 
-    Called with a model and a folder it writes a run folder; its docstring and settings make its command. Registered by
-    ``@studies.register(name)``.
+    Called with a model and a folder it writes a run folder; its docstring and settings make its
+    command. Registered by ``@studies.register(name)``.
     """
 
     Settings: ClassVar[type]
-    """A frozen dataclass; every field has a default and a docstring. One that is a dataclass is a group; one with
-    ``limited(…, free=True)`` says how fast, not what: it is not kept, and may differ when a run is resumed."""
+    """A frozen dataclass; every field has a default and a docstring. One that is a dataclass is a
+    group; one with ``limited(…, free=True)`` says how fast, not what: it is not kept, and may
+    differ when a run is resumed.
+    """
     kind: ClassVar[str] = ""
     """Of its run folders; its own name when left empty."""
     model: ClassVar[str | tuple[str, ...]] = "tiny"
-    """By default; a tuple where the command takes several; empty where the study makes its own (``loaded`` is None)."""
+    """By default; a tuple where the command takes several; empty where the study makes its own
+    (``loaded`` is None).
+    """
     place: ClassVar[str] = ""
     """Folder below runs/ that the command writes by default; its own name when left empty."""
     positional: ClassVar[bool] = False
-    """Whether the command also takes its models without ``--model``, as it did before there was one."""
+    """Whether the command also takes its models without ``--model``, as it did before there was
+    one.
+    """
     parts: ClassVar[str] = ""
     """Table whose parts mark samples as written; empty for a study that is written at once."""
     keeps: ClassVar[bool] = False
-    """Whether to resume means to take a finished run as it is and to begin an unfinished one anew."""
+    """Whether to resume means to take a finished run as it is and to begin an unfinished one
+    anew.
+    """
     shards: ClassVar[bool] = False
-    """Whether several workers may share its samples: then `run` writes nothing but parts of ``work.samples``."""
+    """Whether several workers may share its samples: then `run` writes nothing but parts of
+    ``work.samples``.
+    """
     hidden: ClassVar[tuple[str, ...]] = ()
     """Settings without an option of its command."""
     permissions: ClassVar[tuple[str, ...]] = ()
@@ -228,7 +283,9 @@ class Study:
         """Options of the command besides the settings: how figures are drawn."""
 
     def amount(self, settings: Any, info: Any) -> Amount | None:
-        """What it would evaluate, of a model that is known from its config alone (`ModelInfo`; None without one)."""
+        """What it would evaluate, of a model that is known from its config alone (`ModelInfo`; None
+        without one).
+        """
 
     def of_models(self, models: Sequence[str], settings: Any) -> list[Any]:
         """The settings for each model of a command, which may be of different kinds."""
@@ -239,7 +296,9 @@ class Study:
         return settings
 
     def prepare(self, loaded: Loaded, settings: Any, progress: Progress) -> Any:
-        """Refuse, with ValueError, what can be refused before a folder is taken; returns ``work.plan``."""
+        """Refuse, with ValueError, what can be refused before a folder is taken; returns
+        ``work.plan``.
+        """
 
     def samples(self, plan: Any) -> int:
         """How many samples there are to write."""
@@ -250,7 +309,9 @@ class Study:
         return describe(loaded)
 
     def record(self, settings: Any) -> dict[str, Any]:
-        """The settings as the run folder keeps them: not those that may differ when it is resumed."""
+        """The settings as the run folder keeps them: not those that may differ when it is
+        resumed.
+        """
         free = free_fields(settings)
         return {name: value for name, value in as_record(settings).items() if name not in free}
 
@@ -299,18 +360,22 @@ class Study:
             out: folder to write; it must be empty or absent, or hold this very run to resume.
             settings: what to do; the defaults when left out.
             progress: a function is called with a short text at each stage.
-            resume: continue where an interrupted run stopped; the result is that of an uninterrupted one.
+            resume: continue where an interrupted run stopped; the result is that of an
+                uninterrupted one.
             overwrite: replace a run that is there.
             worker: which of several at one folder; the environment says it when left out.
 
         Raises:
-            ValueError: for settings that the model or the study refuses, and a folder that is taken.
+            ValueError: for settings that the model or the study refuses, and a folder that is
+                taken.
         """
         path, given, worker = Path(out), worker, worker or Processes.here()
         say = as_progress(progress if worker.is_first else None)
         settings = self.Settings() if settings is None else settings
         if worker.world > 1 and not self.shards:
-            raise ValueError(f"a {self.name} is scored by one process, but several were started; start one")
+            raise ValueError(
+                f"a {self.name} is scored by one process, but several were started; start one"
+            )
         resume = resume or worker.joins
         if not (resume or overwrite):
             refuse_taken(path)
@@ -327,7 +392,14 @@ class Study:
         return path
 
     def _write(
-        self, path: Path, loaded: Loaded, settings: Any, plan: Any, say: Progress, worker: Processes, **how: Any
+        self,
+        path: Path,
+        loaded: Loaded,
+        settings: Any,
+        plan: Any,
+        say: Progress,
+        worker: Processes,
+        **how: Any,
     ) -> None:
         about: dict[str, Any] = {"kind": self.kind or self.name, "model": self.about(loaded, plan)}
         about |= {"settings": self.record(settings), "seed": getattr(settings, "seed", None)}
@@ -341,7 +413,9 @@ class Study:
             done = run.refresh().parts.get(f"{self.parts}.parquet", ()) if worker.leads else ()
             missing = worker.told({*range(self.samples(plan))}.difference(done))
             claims = run.claims if self.shards else None
-            with Units(claims, worker.ordered(missing), partial(run.has, self.parts), run.refresh, worker) as units:
+            with Units(
+                claims, worker.ordered(missing), partial(run.has, self.parts), run.refresh, worker
+            ) as units:
                 work = Work(loaded, settings, run, say, plan, units)
                 self.run(work)
             # another one may be at it, or have done it; held until run.json says so
@@ -354,47 +428,71 @@ class Study:
     @property
     def name(self) -> str:
         """The name it is registered by; that of its class where it is not."""
-        return studies.name_of(self) if type(self) in studies.values() else type(self).__name__.lower()
+        return (
+            studies.name_of(self) if type(self) in studies.values() else type(self).__name__.lower()
+        )
 
     def seeded(self, settings: Any, path: Path, worker: Processes, resume: bool) -> Any:
-        """The settings with a seed, where it is None: that of the run to resume, or a new one. Raises ValueError where
-        several workers would each draw another one.
+        """The settings with a seed, where it is None: that of the run to resume, or a new one.
+        Raises ValueError where several workers would each draw another one.
         """
         if "seed" not in (fields := leaves(settings)) or fields["seed"][1] is not None:
             return settings
-        folders = [folder for folder in self.folders(path) if resume and (folder / RUN_FILE).is_file()]
+        folders = [
+            folder for folder in self.folders(path) if resume and (folder / RUN_FILE).is_file()
+        ]
         seed = next(
-            (seed for seed in (read_info(folder / RUN_FILE).seed for folder in folders) if seed is not None), None
+            (
+                seed
+                for seed in (read_info(folder / RUN_FILE).seed for folder in folders)
+                if seed is not None
+            ),
+            None,
         )
         if seed is None and worker.joins:
-            raise ValueError("workers that share a run share its seed, but it is to be drawn; give one (--seed)")
+            raise ValueError(
+                "workers that share a run share its seed, but it is to be drawn; give one (--seed)"
+            )
         import torch
 
-        return from_record(settings, {"seed": int(torch.randint(2**31, ())) if seed is None else seed})
+        return from_record(
+            settings, {"seed": int(torch.randint(2**31, ())) if seed is None else seed}
+        )
 
     def settings_of(self, folder: str | Path) -> Any:
-        """Those of a run folder, but for `permissions`, with its twins. Raises ValueError for a run of another kind."""
+        """Those of a run folder, but for `permissions`, with its twins. Raises ValueError for a run
+        of another kind.
+        """
         info = read_info(Path(folder) / RUN_FILE)
         if info.kind != (self.kind or self.name):
             raise ValueError(
-                f"a run is reproduced by the study that wrote it, but {folder} is of kind {info.kind!r} and not "
+                f"a run is reproduced by the study that wrote it, but {folder} is of kind "
+                f"{info.kind!r} and not "
                 f"{self.kind or self.name!r}; choose the command that wrote it"
             )
-        kept = {name: value for name, value in info.settings.items() if name not in self.permissions}
+        kept = {
+            name: value for name, value in info.settings.items() if name not in self.permissions
+        }
         if "twins" in info.tables and open_run(folder).table("twins")["made"].any():
             kept["twin"] = True
         return from_record(self.Settings(), kept)
 
 
 def _is_finished(path: Path, about: dict[str, Any]) -> bool:
-    """Whether this very run is there to its end. Raises ValueError for the finished run of something else."""
+    """Whether this very run is there to its end. Raises ValueError for the finished run of
+    something else.
+    """
     before: RunInfo = read_info(path / RUN_FILE)
     if before.status != "complete" or lost_files(path, before):
         return False
-    settings = {name: list(value) if isinstance(value, tuple) else value for name, value in about["settings"].items()}
+    settings = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in about["settings"].items()
+    }
     same = (before.kind, before.settings) == (about["kind"], settings)
     if not same or before.model.get("weights_sha256") != about["model"].get("weights_sha256"):
         raise ValueError(
-            f"{path} holds a run of another model or with other settings; choose another --out, or remove it"
+            f"{path} holds a run of another model or with other settings; choose another --out, "
+            "or remove it"
         )
     return True

@@ -1,4 +1,6 @@
-"""The amount of work and its progress, and runs over several workers, each of which claims what it does next."""
+"""The amount of work and its progress, and runs over several workers, each of which claims what it
+does next.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class Amount:
     twins: bool | None = False
     """Whether two untrained twins are evaluated as well; None where they take little."""
     first: float = 1.0
-    """The share of all evaluations, but for those of twins, in the pass that is counted first: its pace tells the rest.
+    """The share of all evaluations, but for those of twins, in the pass that is counted first: its
+    pace tells the rest.
     """
 
 
@@ -51,9 +54,11 @@ class Progress:
         self._say(text)
 
     def count(self, done: float, total: float) -> None:
-        """`done` of `total` parts of the pass in work are done; the total may shrink where a text ends early.
+        """`done` of `total` parts of the pass in work are done; the total may shrink where a text
+        ends early.
 
-        Less than before begins another pass. A part that takes long may be counted while it is done, as a fraction.
+        Less than before begins another pass. A part that takes long may be counted while it is
+        done, as a fraction.
         """
 
     def counter(self, total: int) -> Callable[[], None]:
@@ -64,7 +69,9 @@ class Progress:
 
 
 def as_progress(given: Progress | Callable[[str], object] | None) -> Progress:
-    """`given` as a Progress: a function is called with the text of each stage; None says nothing."""
+    """`given` as a Progress: a function is called with the text of each stage; None says
+    nothing.
+    """
     if isinstance(given, Progress):
         return given
     return Progress() if given is None else Progress(given)
@@ -101,7 +108,8 @@ PATIENCE = timedelta(days=7)
 
 @dataclass(frozen=True)
 class Processes:
-    """This worker among those that share a run: of ``--shard i/n``, of `accelerate launch` or `torchrun`, or alone.
+    """This worker among those that share a run: of ``--shard i/n``, of `accelerate launch` or
+    `torchrun`, or alone.
 
     Workers share a folder and nothing else: any number of them may come, end and come back.
     """
@@ -113,17 +121,25 @@ class Processes:
     finished: list[Path] = field(default_factory=list, compare=False)
     """Run folders to which this worker wrote the last."""
     share: Any = None
-    """Of the heads of the model (`HeadShare`), where several processes hold it together and are one worker."""
+    """Of the heads of the model (`HeadShare`), where several processes hold it together and are one
+    worker.
+    """
 
     @classmethod
     def here(cls, shard: str | None = None, tensor_parallel: int = 1) -> Processes:
-        """As ``--shard`` or the environment says; so many processes in order of rank are one worker. Raises ValueError
-        for what makes no sense.
+        """As ``--shard`` or the environment says; so many processes in order of rank are one
+        worker. Raises ValueError for what makes no sense.
         """
         given = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-        what = "RANK must be a number below WORLD_SIZE, but they are {!r} and {!r}; start with accelerate launch"
+        what = (
+            "RANK must be a number below WORLD_SIZE, but they are {!r} and {!r}; start with "
+            "accelerate launch"
+        )
         if shard is not None:
-            what = "--shard is i/n with i from 0 to n - 1, such as 0/4, but i is {!r} and n is {!r}; give another"
+            what = (
+                "--shard is i/n with i from 0 to n - 1, such as 0/4, but i is {!r} and n is "
+                "{!r}; give another"
+            )
             given = shard.partition("/")[::2]
         rank, world = given
         if not (rank.isdigit() and world.isdigit() and int(rank) < int(world)):
@@ -133,8 +149,8 @@ class Processes:
         return cls(int(rank) // size, workers, joins=shard is not None or workers > 1)
 
     def holding(self, model: Any, *, is_counted: bool) -> Processes:
-        """This worker with its model; one where processes hold it together, who are counted as one from here on unless
-        they are already.
+        """This worker with its model; one where processes hold it together, who are counted as one
+        from here on unless they are already.
         """
         from sinklab.core.attention.heads import HeadShare
 
@@ -145,7 +161,9 @@ class Processes:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes; others that hold the model with it compute the same beside it."""
+        """Whether this process writes; others that hold the model with it compute the same beside
+        it.
+        """
         return self.share is None or self.share.rank == 0
 
     @property
@@ -169,7 +187,9 @@ class Processes:
         return int(os.environ.get("RANK", "0")) == 0
 
     def ordered(self, samples: Iterable[int]) -> list[int]:
-        """Samples in the order in which this worker tries them: its own first, by their numbers, then the others'."""
+        """Samples in the order in which this worker tries them: its own first, by their numbers,
+        then the others'.
+        """
         return sorted(samples, key=lambda sample: ((sample - self.rank) % self.world != 0, sample))
 
     def gathered(self, value: Any) -> list[Any]:
@@ -180,7 +200,8 @@ class Processes:
 
         if not dist.is_initialized():
             dist.init_process_group("gloo", timeout=PATIENCE)
-            # its threads must end before the interpreter does: a process that aborts takes the others with it
+            # its threads must end before the interpreter does: a process that aborts takes the
+            # others with it
             atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
         found: list[Any] = [None] * self.world
         dist.all_gather_object(found, value)
@@ -188,10 +209,11 @@ class Processes:
 
 
 class Units:
-    """What is still to be done, claimed unit by unit; a unit that another worker has is awaited, and done if it dies.
+    """What is still to be done, claimed unit by unit; a unit that another worker has is awaited,
+    and done if it dies.
 
-    Iterated, it gives the units that this worker has to do; its end says that all are done, by whomever. The end of its
-    with block lets go of the unit in work.
+    Iterated, it gives the units that this worker has to do; its end says that all are done, by
+    whomever. The end of its with block lets go of the unit in work.
     """
 
     def __init__(
@@ -218,7 +240,8 @@ class Units:
         return len(self._units)
 
     def __iter__(self) -> Iterator[Any]:
-        # those that hold a model together do the same units, in the order of the one that claims them
+        # those that hold a model together do the same units, in the order of the one that claims
+        # them
         claimed = self._claimed() if self._worker.leads else itertools.repeat("")
         while (unit := self._worker.told(next(claimed, None))) is not None:
             yield unit
@@ -253,7 +276,9 @@ class Units:
 
 
 class Beside(RunWriter):
-    """A run folder for a process that computes what another one writes there: it reads and writes nothing."""
+    """A run folder for a process that computes what another one writes there: it reads and writes
+    nothing.
+    """
 
     def __enter__(self) -> Self:
         return self
@@ -282,6 +307,7 @@ def refuse_taken(out: Path) -> None:
     if out.is_file() or names_in(out):
         raise ValueError(
             "A run folder is written once: a run is written into an empty or absent folder, but "
-            f"{out} is taken; choose another folder, or continue the run that is there (--resume, in Python "
+            f"{out} is taken; choose another folder, or continue the run that is there (--resume, "
+            "in Python "
             "resume=True)"
         )

@@ -1,4 +1,6 @@
-"""Answers of a benchmark run, one JSON line each: a request that is answered there is not run again."""
+"""Answers of a benchmark run, one JSON line each: a request that is answered there is not run
+again.
+"""
 
 import hashlib
 import itertools
@@ -19,16 +21,19 @@ def request_key(*parts: Any) -> str:
 
 
 def request_number(seed: int, key: str) -> int:
-    """The seed of one request: it depends on the run's seed and on the request, not on its neighbours."""
+    """The seed of one request: it depends on the run's seed and on the request, not on its
+    neighbours.
+    """
     return int(hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()[:15], 16)
 
 
 class RequestCache:
-    """Answers by request key, in memory and, where a folder is given, in its files requests-<number>.jsonl.
+    """Answers by request key, in memory and, where a folder is given, in its files
+    requests-<number>.jsonl.
 
-    Every worker writes a file of its own, the first that nobody holds, and reads all of them, so that a run can be
-    resumed with any number of workers. A line that was cut short by a kill is left out; so is one of another
-    fingerprint. The end of its with block lets go of the file.
+    Every worker writes a file of its own, the first that nobody holds, and reads all of them, so
+    that a run can be resumed with any number of workers. A line that was cut short by a kill is
+    left out; so is one of another fingerprint. The end of its with block lets go of the file.
     """
 
     def __init__(self, folder: Path | None, claims: Claims | None, fingerprint: str) -> None:
@@ -37,7 +42,9 @@ class RequestCache:
         self._answers: dict[str, dict[str, Any]] = {}
         self._read: dict[Path, int] = {}
         if folder is not None and claims is not None:
-            number = next(n for n in itertools.count() if (lease := claims.seek(f"requests-{n}")) is not None)
+            number = next(
+                n for n in itertools.count() if (lease := claims.seek(f"requests-{n}")) is not None
+            )
             self._path, self._lease = folder / f"requests-{number}.jsonl", lease
         self.refresh()
 
@@ -55,7 +62,11 @@ class RequestCache:
                 except ValueError:
                     # the last line of a worker that was killed
                     continue
-                if isinstance(entry, dict) and entry.get("run") == self._fingerprint and "key" in entry:
+                if (
+                    isinstance(entry, dict)
+                    and entry.get("run") == self._fingerprint
+                    and "key" in entry
+                ):
                     self._answers.setdefault(entry["key"], entry.get("answer", {}))
 
     def __enter__(self) -> Self:
@@ -73,13 +84,18 @@ class RequestCache:
         """Whether all of these requests are answered."""
         return all(key in self._answers for key in keys)
 
-    def add(self, answers: Mapping[str, dict[str, Any]] | Iterable[tuple[str, dict[str, Any]]]) -> None:
+    def add(
+        self, answers: Mapping[str, dict[str, Any]] | Iterable[tuple[str, dict[str, Any]]]
+    ) -> None:
         """Keep answers to what has none; they are on the disk when this returns."""
         new = {key: answer for key, answer in dict(answers).items() if key not in self._answers}
         self._answers.update(new)
         if self._path is None or not new:
             return
-        lines = [json.dumps({"run": self._fingerprint, "key": key, "answer": answer}) for key, answer in new.items()]
+        lines = [
+            json.dumps({"run": self._fingerprint, "key": key, "answer": answer})
+            for key, answer in new.items()
+        ]
         with open(self._path, "ab+") as handle:
             begins_anew = ""
             if handle.tell():

@@ -1,4 +1,6 @@
-"""Controls of a study, untrained twins of its model: run where that costs little or is asked for; what they show."""
+"""Controls of a study, untrained twins of its model: run where that costs little or is asked for;
+what they show.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,16 @@ MAKING = 1e-7
 """Seconds that it takes to initialise or permute a parameter."""
 
 
-def write_twins(work: Work, seconds: Callable[[], float], write: Callable[[Loaded, str], None]) -> None:
-    """Make both twins of the model, one after the other, and write what they show; then the table ``twins``: which
-    there are, or why not. Nothing where none is wanted, or those that can be made are there.
+def write_twins(
+    work: Work, seconds: Callable[[], float], write: Callable[[Loaded, str], None]
+) -> None:
+    """Make both twins of the model, one after the other, and write what they show; then the table
+    ``twins``: which there are, or why not. Nothing where none is wanted, or those that can be made
+    are there.
 
     Args:
-        work: of the run, open. settings.twin says what was asked for; None is where both take little.
+        work: of the run, open. settings.twin says what was asked for; None is where both take
+            little.
         seconds: measures what all takes with one twin, once that is made; asked where it matters.
         write: takes a twin and its name, of which `of_twin` makes the names of its tables.
     """
@@ -32,9 +38,15 @@ def write_twins(work: Work, seconds: Callable[[], float], write: Callable[[Loade
     from sinklab.lab.records.storage import weights_hash
 
     wanted, run = work.settings.twin, work.run
-    if wanted is False or (run.has("twins") and (not wanted or open_run(run.path).table("twins")["made"].all())):
+    if wanted is False or (
+        run.has("twins") and (not wanted or open_run(run.path).table("twins")["made"].all())
+    ):
         return
-    rows, seed, hindrance = [], work.settings.seed or 0, "" if wanted else _too_long(work, seconds())
+    rows, seed, hindrance = (
+        [],
+        work.settings.seed or 0,
+        "" if wanted else _too_long(work, seconds()),
+    )
     for kind, make in UNTRAINED.items():
         why, own_hash = hindrance, None
         if not why:
@@ -48,7 +60,9 @@ def write_twins(work: Work, seconds: Callable[[], float], write: Callable[[Loade
                 write(twin, kind)
         if why:
             work.progress.stage(f"no control ({CONTROLS[kind]}): {why}")
-        rows.append({"twin": kind, "made": not why, "seed": seed, "weights_sha256": own_hash, "why": why})
+        rows.append(
+            {"twin": kind, "made": not why, "seed": seed, "weights_sha256": own_hash, "why": why}
+        )
     run.table("twins", columns_of(rows))
 
 
@@ -57,7 +71,10 @@ def _too_long(work: Work, one: float) -> str:
     seconds = 2 * (one + MAKING * work.loaded.model.num_parameters())
     if seconds < LITTLE:
         return ""
-    return f"both would take about {seconds / 60:.0f} min; pass --twin to run them, in Python twin=True"
+    return (
+        f"both would take about {seconds / 60:.0f} min; pass --twin to run them, in Python "
+        "twin=True"
+    )
 
 
 def twins_of(run: Run) -> list[str]:
@@ -74,7 +91,11 @@ def no_twins(runs: Mapping[str, Run]) -> list[str]:
     return [f"No untrained control of {' and '.join(alone)} was run{why}."] if alone else []
 
 
-def shown_by(texts: Mapping[str, str], own: Any = (), theirs: Mapping[str, Any] | None = None) -> str:
-    """What controls show, in brackets behind a number; empty without any. See `sinklab.lab.analysis.answers.beside`."""
+def shown_by(
+    texts: Mapping[str, str], own: Any = (), theirs: Mapping[str, Any] | None = None
+) -> str:
+    """What controls show, in brackets behind a number; empty without any. See
+    `sinklab.lab.analysis.answers.beside`.
+    """
     words = beside(texts, own, theirs)
     return f" ({words})" if words else ""

@@ -1,4 +1,6 @@
-"""Conformance suites: what a registered class must keep, for those of the package and for one's own."""
+"""Conformance suites: what a registered class must keep, for those of the package and for one's
+own.
+"""
 
 from sinklab.core.registry import exports
 

@@ -18,8 +18,9 @@ PROMPTS = [[5, 6, 7, 8, 9], [11, 12], []]
 def check_unmasking_rule(rule: Any) -> None:
     """Hold an unmasking rule to what the denoising loop relies on, with a tiny model.
 
-    Text and JSON of it make it again; every open position is committed exactly once, masked before and inside the
-    block; a rule that draws nothing writes a row of a batch as it writes the row alone.
+    Text and JSON of it make it again; every open position is committed exactly once, masked before
+    and inside the block; a rule that draws nothing writes a row of a batch as it writes the row
+    alone.
 
     Args:
         rule: a value of a registered class, or its text.
@@ -32,9 +33,13 @@ def check_unmasking_rule(rule: Any) -> None:
     times_BS = torch.zeros_like(canvas.ids_BS)
     for step in _steps(model, canvas, rule=rule):
         assert not (step.committed_BS & ~step.masked_BS).any(), f"{rule} commits what was no mask"
-        assert (step.confidence_BS.isnan() <= ~step.committed_BS).all(), f"{rule} commits what was no candidate"
+        assert (step.confidence_BS.isnan() <= ~step.committed_BS).all(), (
+            f"{rule} commits what was no candidate"
+        )
         times_BS += step.committed_BS
-    assert torch.equal(times_BS, canvas.open_BS.long()), f"{rule} does not commit every open position exactly once"
+    assert torch.equal(times_BS, canvas.open_BS.long()), (
+        f"{rule} does not commit every open position exactly once"
+    )
     if not (getattr(rule, "needs_generator", False) or getattr(rule, "alg_temp", None)):
         _check_rows(model, rule=rule)
 
@@ -42,9 +47,10 @@ def check_unmasking_rule(rule: Any) -> None:
 def check_cache(cache: Any) -> None:
     """Hold a cache to what the denoising loop and a session of a model rely on, with a tiny model.
 
-    Text and JSON of it make it again; the first evaluation of a block computes everything, so that one evaluation a
-    block, or `refresh_every=1`, writes what is written without a cache; what runs holds the block; a row of a batch is
-    written as the row alone, and a watched model writes what it writes unwatched.
+    Text and JSON of it make it again; the first evaluation of a block computes everything, so that
+    one evaluation a block, or `refresh_every=1`, writes what is written without a cache; what runs
+    holds the block; a row of a batch is written as the row alone, and a watched model writes what
+    it writes unwatched.
 
     Args:
         cache: a value of a registered class, or its text.
@@ -57,15 +63,32 @@ def check_cache(cache: Any) -> None:
     for nth in range(6):
         columns = cache.columns(4, 6, 9, nth)
         assert nth or columns is None, f"{cache} does not compute everything first"
-        run = set(columns.tolist() if isinstance(columns, torch.Tensor) else range(9)[columns or slice(None)])
-        assert {4, 5} <= run, f"{cache} leaves out columns of the block at evaluation {nth}: it runs {sorted(run)}"
+        run = set(
+            columns.tolist()
+            if isinstance(columns, torch.Tensor)
+            else range(9)[columns or slice(None)]
+        )
+        assert {4, 5} <= run, (
+            f"{cache} leaves out columns of the block at evaluation {nth}: it runs {sorted(run)}"
+        )
     model, canvas = tiny_model(**blocks).double(), _canvas(PROMPTS[:1])
-    fresh = [cache] if not hasattr(cache, "refresh_every") else [dataclasses.replace(cache, refresh_every=1)]
-    for one, how in [(cache, {} if blocks else {"steps": 3}), *((one, {}) for one in fresh if one != cache)]:
-        assert _written(model, canvas, cache=one, **how) == _written(model, canvas, **how), f"{one} is not no cache"
+    fresh = (
+        [cache]
+        if not hasattr(cache, "refresh_every")
+        else [dataclasses.replace(cache, refresh_every=1)]
+    )
+    for one, how in [
+        (cache, {} if blocks else {"steps": 3}),
+        *((one, {}) for one in fresh if one != cache),
+    ]:
+        assert _written(model, canvas, cache=one, **how) == _written(model, canvas, **how), (
+            f"{one} is not no cache"
+        )
     with watching(model):
         watched = _written(model, canvas, cache=cache)
-    assert watched == _written(model, canvas, cache=cache), f"{cache} writes something else while the model is watched"
+    assert watched == _written(model, canvas, cache=cache), (
+        f"{cache} writes something else while the model is watched"
+    )
     _check_rows(model, cache=cache)
 
 
@@ -75,7 +98,9 @@ def _canvas(prompts: list[list[int]]) -> Canvas:
 
 def _steps(model: Any, canvas: Canvas, **settings: Any) -> Iterator[Step]:
     denoiser = model.denoiser(None if bool(canvas.attention_BS.all()) else canvas.attention_BS)
-    return denoise(denoiser, canvas, block_length=3, generator=torch.Generator().manual_seed(0), **settings)
+    return denoise(
+        denoiser, canvas, block_length=3, generator=torch.Generator().manual_seed(0), **settings
+    )
 
 
 def _written(model: Any, canvas: Canvas, **settings: Any) -> list[list[int]]:

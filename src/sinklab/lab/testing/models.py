@@ -1,6 +1,7 @@
 """The conformance suites of added sinks and of checkpoint families."""
 
-# B batch, L text, N sinks, K = N + L, G key/value heads, D head dim, A = G × D, M positions that are not padding
+# B batch, L text, N sinks, K = N + L, G key/value heads, D head dim, A = G × D, M positions that
+# are not padding
 import json
 import math
 import shutil
@@ -29,19 +30,21 @@ from sinklab.lab.training.model import trainable_parameters
 
 
 def check_sink(kind: str) -> None:
-    """Hold a kind of added sink to what models, training, decoding and traces rely on, with tiny random models.
+    """Hold a kind of added sink to what models, training, decoding and traces rely on, with tiny
+    random models.
 
-    On either side where it can stand: its parameters have the shapes that it names, and a new model's other weights are
-    those of a model without it; the prefix equals its slow twin (the masked form of Eq. 6 for a token, a cache of
-    transformers filled by hand for keys and values) and, for a token, the form in which it is trained within the
-    sequence, in outputs and gradients; every parameter gets a gradient; training it alone is training its parameters;
-    what is saved loads again bit for bit, as a model and as a sink file; under every cache a watched model, which takes
-    the plain path, writes the same, and with everything recomputed at each step what no cache writes; a trace shows a
-    column a sink.
+    On either side where it can stand: its parameters have the shapes that it names, and a new
+    model's other weights are those of a model without it; the prefix equals its slow twin (the
+    masked form of Eq. 6 for a token, a cache of transformers filled by hand for keys and values)
+    and, for a token, the form in which it is trained within the sequence, in outputs and gradients;
+    every parameter gets a gradient; training it alone is training its parameters; what is saved
+    loads again bit for bit, as a model and as a sink file; under every cache a watched model, which
+    takes the plain path, writes the same, and with everything recomputed at each step what no cache
+    writes; a trace shows a column a sink.
 
     Args:
-        kind: as ``sink_kind`` of a model's config: a name in :data:`sinklab.core.registry.sinks`, with options if it has
-            some.
+        kind: as ``sink_kind`` of a model's config: a name in :data:`sinklab.core.registry.sinks`,
+            with options if it has some.
 
     Raises:
         AssertionError: for the first of these that does not hold.
@@ -56,32 +59,51 @@ def check_sink(kind: str) -> None:
 
 
 def _check_parameters(model: Any, plain: Any) -> None:
-    sink, ours, theirs = model.config.sink, dict(model.named_parameters()), dict(plain.named_parameters())
-    assert ours.keys() - theirs.keys() == {*sink.tensors}, f"the model has other new parameters than {sink.tensors}"
+    sink, ours, theirs = (
+        model.config.sink,
+        dict(model.named_parameters()),
+        dict(plain.named_parameters()),
+    )
+    assert ours.keys() - theirs.keys() == {*sink.tensors}, (
+        f"the model has other new parameters than {sink.tensors}"
+    )
     for name in sink.tensors:
-        assert ours[name].shape == sink.shape(model.config, name), f"{name} has another shape than the kind says"
+        assert ours[name].shape == sink.shape(model.config, name), (
+            f"{name} has another shape than the kind says"
+        )
         assert ours[name].isfinite().all(), f"{name} is not initialised"
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs), "a sink changes how other weights start"
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs), (
+        "a sink changes how other weights start"
+    )
     limit = model.config.backbone.max_position_embeddings
-    assert model.config.text_positions == limit - 2 * sink.positions, "text and sinks do not fill the context"
+    assert model.config.text_positions == limit - 2 * sink.positions, (
+        "text and sinks do not fill the context"
+    )
     trained = trainable_parameters(model, "sink")
     assert sorted(trained) == sorted(sink.tensors), f"training the sink alone would train {trained}"
 
 
 def _check_slow_twin(model: Any, real_BL: Tensor) -> None:
-    sink, forms = model.config.sink, {"slow twin": _masked_form, "form within the sequence": _within_sequence}
+    sink, forms = (
+        model.config.sink,
+        {"slow twin": _masked_form, "form within the sequence": _within_sequence},
+    )
     if not sink.positions:
         forms = {"slow twin": _filled_cache} if bool(real_BL.all()) else {}
     expected = _outcome(model, lambda model, ids, real: model(ids, real).logits, real_BL)
     for what, form in forms.items():
         for name, found in _outcome(model, form, real_BL).items():
-            close = (found - expected[name]).abs().max() <= 1e-5 * max(1, float(expected[name].abs().max()))
+            close = (found - expected[name]).abs().max() <= 1e-5 * max(
+                1, float(expected[name].abs().max())
+            )
             assert close, f"the prefix does not equal its {what}: {name} differs"
     for name in sink.tensors:
         assert name in expected and expected[name].abs().max() > 0, f"{name} gets no gradient"
 
 
-def _outcome(model: Any, form: Callable[[Any, Tensor, Tensor], Tensor], real_BL: Tensor) -> dict[str, Tensor]:
+def _outcome(
+    model: Any, form: Callable[[Any, Tensor, Tensor], Tensor], real_BL: Tensor
+) -> dict[str, Tensor]:
     """Logits of what is not padding, and the gradients of a function of them."""
     model.zero_grad()
     ids_BL = torch.arange(1, 1 + real_BL.numel()).view_as(real_BL)
@@ -93,10 +115,14 @@ def _outcome(model: Any, form: Callable[[Any, Tensor, Tensor], Tensor], real_BL:
 
 
 def _masked_form(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
-    """Eq. 6 as written: sinks and text in one sequence of N + L, under a mask by which each sink sees itself alone."""
+    """Eq. 6 as written: sinks and text in one sequence of N + L, under a mask by which each sink
+    sees itself alone.
+    """
     config, (batch, length) = model.config, ids_BL.shape
     sink, count, front = config.sink, config.sink_count, config.sink_side == "front"
-    embeds = torch.cat([sink.embeddings(model).expand(batch, -1, -1), model.model.embed_tokens(ids_BL)], dim=1)
+    embeds = torch.cat(
+        [sink.embeddings(model).expand(batch, -1, -1), model.model.embed_tokens(ids_BL)], dim=1
+    )
     seen_BKK = torch.zeros(batch, count + length, count + length, dtype=torch.bool)
     seen_BKK[:, count:, :count] = True
     seen_BKK[:, count:, count:] = real_BL[:, None, :] > 0
@@ -110,7 +136,11 @@ def _masked_form(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
         return torch.cat([own_BNGD.flatten(2), states_BKA[:, count:]], dim=1)
 
     positions = torch.cat([start + torch.arange(count), text], dim=1)
-    seen: dict[str, Any] = {"attention_mask": seen_BKK[:, None], "position_ids": positions, "is_causal": False}
+    seen: dict[str, Any] = {
+        "attention_mask": seen_BKK[:, None],
+        "position_ids": positions,
+        "is_causal": False,
+    }
     with ExitStack() as hooks:
         for layer in model.model.layers:
             hooks.callback(layer.self_attn.v_proj.register_forward_hook(change).remove)
@@ -127,7 +157,9 @@ def _filled_cache(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
 
     def give(attention: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         added_HN = prefix.logits[attention.layer_idx]
-        mask_HLK = added_HN.new_zeros(len(added_HN), ids_BL.shape[1], prefix.count + ids_BL.shape[1])
+        mask_HLK = added_HN.new_zeros(
+            len(added_HN), ids_BL.shape[1], prefix.count + ids_BL.shape[1]
+        )
         mask_HLK[..., : prefix.count] += added_HN[:, None]
         return args, kwargs | {"attention_mask": mask_HLK[None]}
 
@@ -151,10 +183,14 @@ def _check_saved(model: Any) -> None:
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         model.save_pretrained(folder)
         expected = model(ids).logits
-        assert torch.equal(load(folder).model(ids).logits, expected), "a model that was saved has other logits"
+        assert torch.equal(load(folder).model(ids).logits, expected), (
+            "a model that was saved has other logits"
+        )
         file = save_sink(model, Path(folder, "sink.safetensors"))
         plain = load(folder, sink_kind="none", sink_count=0).model
-        assert not {*sink.tensors} & plain.state_dict().keys(), "a sink that is taken away leaves tensors behind"
+        assert not {*sink.tensors} & plain.state_dict().keys(), (
+            "a sink that is taken away leaves tensors behind"
+        )
         attach_sink(plain, file)
         assert torch.equal(plain(ids).logits, expected), "a sink from a file gives other logits"
 
@@ -172,20 +208,31 @@ def _check_decoding(model: Any) -> None:
         written = model.generate(ids, cache=cache, **decoding)
         with trace(model) as recording:
             watched = model.generate(ids, cache=cache, **decoding)
-        assert torch.equal(written, watched), f"under the cache {cache}, watched and unwatched models differ"
-        assert recording.prefix == count, f"a trace under the cache {cache} sees {recording.prefix} sinks, not {count}"
+        assert torch.equal(written, watched), (
+            f"under the cache {cache}, watched and unwatched models differ"
+        )
+        assert recording.prefix == count, (
+            f"a trace under the cache {cache} sees {recording.prefix} sinks, not {count}"
+        )
         columns = {received.shape[-1] for received in recording.received}
-        assert columns == {count + 14}, f"a trace under the cache {cache} has {columns} columns, not {count} + 14"
-        afresh = written if is_exact else model.generate(ids, cache=cache, refresh_every=1, **decoding)
-        assert torch.equal(afresh, uncached), f"under the cache {cache}, recomputing everything changes the text"
+        assert columns == {count + 14}, (
+            f"a trace under the cache {cache} has {columns} columns, not {count} + 14"
+        )
+        afresh = (
+            written if is_exact else model.generate(ids, cache=cache, refresh_every=1, **decoding)
+        )
+        assert torch.equal(afresh, uncached), (
+            f"under the cache {cache}, recomputing everything changes the text"
+        )
 
 
 def check_family(name: str, folder: str | Path) -> None:
     """Hold a checkpoint family to what the loader relies on, with a tiny checkpoint of it.
 
-    The config is read without weights; a field that is absent, of another kind or that cannot be represented is refused
-    by name; every tensor of the model comes from exactly one of the checkpoint, and none is left over; what is saved
-    loads again, bit for bit; no Python file of the checkpoint is run.
+    The config is read without weights; a field that is absent, of another kind or that cannot be
+    represented is refused by name; every tensor of the model comes from exactly one of the
+    checkpoint, and none is left over; what is saved loads again, bit for bit; no Python file of the
+    checkpoint is run.
 
     Args:
         name: of the family in :data:`sinklab.core.registry.families`.
@@ -197,7 +244,9 @@ def check_family(name: str, folder: str | Path) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         here = Path(shutil.copytree(folder, Path(temporary, "checkpoint")))
         config = readers.read_config(here / "config.json", name)
-        assert describe(here / "config.json").published_family == name, f"the config is not recognised as {name}"
+        assert describe(here / "config.json").published_family == name, (
+            f"the config is not recognised as {name}"
+        )
         _check_fields(name, here, config)
         # the tensors of a masked language model are read by transformers, under names old and new
         if not isinstance(readers.known_families()[name], MaskedLanguageModel):
@@ -207,7 +256,9 @@ def check_family(name: str, folder: str | Path) -> None:
         ids = torch.arange(min(8, loaded.model.config.get_text_config().vocab_size))[None]
         with torch.inference_mode(), torch.random.fork_rng(devices=[]):
             # one that renoises draws its canvas: the same twice
-            logits: list[Any] = [torch.manual_seed(0) and one.model(ids).logits for one in (loaded, load(again))]
+            logits: list[Any] = [
+                torch.manual_seed(0) and one.model(ids).logits for one in (loaded, load(again))
+            ]
         assert torch.equal(*logits), "a model that was saved and loaded again has other logits"
         _check_no_code(here, config)
 
@@ -216,11 +267,16 @@ def _check_fields(name: str, folder: Path, config: dict) -> None:
     """Every field, absent or of another kind, is read all the same or refused with a ValueError."""
 
     def refused(config: dict) -> str:
-        return refusal(ValueError, lambda: readers.configured(readers.read(config, str(folder)), {}, str(folder)))
+        return refusal(
+            ValueError,
+            lambda: readers.configured(readers.read(config, str(folder)), {}, str(folder)),
+        )
 
     for field in readers.known_families()[name].represented:
         said = refused({**config, field: "a value that no checkpoint has"})
-        assert field in said, f"a value of {field} that cannot be represented is not refused by name: {said!r}"
+        assert field in said, (
+            f"a value of {field} that cannot be represented is not refused by name: {said!r}"
+        )
     for field in config:
         refused({key: value for key, value in config.items() if key != field})
         refused({**config, field: {"of": "another kind"}})

@@ -28,9 +28,10 @@ from sinklab.lab.testing.values import check_text
 def check_rule(rule: Rule | str) -> None:
     """Hold a registered sink rule to what every part of the lab expects of it.
 
-    The answer is boolean, of the same kind (array or tensor) and shape as what was received; heads and steps are judged
-    each by itself; what is padding, or seen by no query, is never a sink and changes nothing; ``threshold``, if there
-    is one and it does not refuse, is what a sink exceeds; the rule is written as text and as JSON and read again.
+    The answer is boolean, of the same kind (array or tensor) and shape as what was received; heads
+    and steps are judged each by itself; what is padding, or seen by no query, is never a sink and
+    changes nothing; ``threshold``, if there is one and it does not refuse, is what a sink exceeds;
+    the rule is written as text and as JSON and read again.
 
     Args:
         rule: a value, such as ``Excess(3.0)``, or its text; one that needs at most 24 keys.
@@ -45,7 +46,9 @@ def check_rule(rule: Rule | str) -> None:
     given = received.copy()
     whole = find_sinks(received, judge)
     np.testing.assert_array_equal(received, given, "the rule changes what it is given")
-    _same_answer(whole, find_sinks(torch.from_numpy(received), judge).numpy(), "numpy and torch disagree")
+    _same_answer(
+        whole, find_sinks(torch.from_numpy(received), judge).numpy(), "numpy and torch disagree"
+    )
     half = torch.from_numpy(received).half()
     answer = find_sinks(half.double().numpy(), judge)
     _same_answer(find_sinks(half, judge).numpy(), answer, "half precision is not widened")
@@ -67,7 +70,9 @@ def check_rule(rule: Rule | str) -> None:
 
 
 def _same_answer(found: Any, expected: Any, message: str) -> None:
-    assert found.dtype == bool and found.shape == expected.shape, f"{message}: {found.dtype}, {found.shape}"
+    assert found.dtype == bool and found.shape == expected.shape, (
+        f"{message}: {found.dtype}, {found.shape}"
+    )
     np.testing.assert_array_equal(found, expected, message)
 
 
@@ -84,12 +89,13 @@ def _check_threshold(rule: Any, received: np.ndarray, whole: np.ndarray) -> None
 def check_intervention(edit: Intervention | str, model: Any = None) -> None:
     """Hold a registered intervention to what traces, studies and run folders rely on.
 
-    It is written as text and read again; it changes the model's outputs inside the block, twice the same way,
-    measured or not; afterwards weights, outputs and hooks are as before; its log names it, counts what is gone, and a
-    key that it blocks for all queries receives nothing.
+    It is written as text and read again; it changes the model's outputs inside the block, twice the
+    same way, measured or not; afterwards weights, outputs and hooks are as before; its log names
+    it, counts what is gone, and a key that it blocks for all queries receives nothing.
 
     Args:
-        edit: a value such as ``MaskSinks(k=2)``, or its text, that acts within three forwards of 16 tokens.
+        edit: a value such as ``MaskSinks(k=2)``, or its text, that acts within three forwards of 16
+            tokens.
         model: a `DiffusionLM`; None for the packaged "tiny".
 
     Raises:
@@ -102,11 +108,20 @@ def check_intervention(edit: Intervention | str, model: Any = None) -> None:
     weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     plain = [model(ids_BS).logits for ids_BS in _three_texts(model)]
     logits, recording, log = _edited(model, edit)
-    for again, measure in ((_edited(model, edit), True), (_edited(model, edit, measure=False), False)):
+    for again, measure in (
+        (_edited(model, edit), True),
+        (_edited(model, edit, measure=False), False),
+    ):
         same = all(map(torch.equal, again[0], logits))
-        assert same, f"{name}: the outputs differ from run to run" if measure else f"{name}: measuring changes outputs"
+        assert same, (
+            f"{name}: the outputs differ from run to run"
+            if measure
+            else f"{name}: measuring changes outputs"
+        )
     after = [model(ids_BS).logits for ids_BS in _three_texts(model)]
-    assert all(map(torch.equal, plain, after)), f"{name} changes what the model gives after the block"
+    assert all(map(torch.equal, plain, after)), (
+        f"{name} changes what the model gives after the block"
+    )
     kept = all(torch.equal(tensor, weights[key]) for key, tensor in model.state_dict().items())
     assert kept, f"{name} changes the weights"
     assert _hooks(model) == hooks, f"{name} leaves a hook"
@@ -126,7 +141,9 @@ def _hooks(model: Any) -> int:
     return sum(len(hooks) for module in model.modules() for hooks in forward_hooks(module))
 
 
-def _edited(model: Any, edit: Any, *, measure: bool = True) -> tuple[list[Tensor], Recording, InterventionLog]:
+def _edited(
+    model: Any, edit: Any, *, measure: bool = True
+) -> tuple[list[Tensor], Recording, InterventionLog]:
     """Logits, recording and log of three forwards under an edit."""
     logits = []
     with intervene(model, edit, measure=measure) as log, trace(model) as recording:
@@ -140,35 +157,55 @@ def _edited(model: Any, edit: Any, *, measure: bool = True) -> tuple[list[Tensor
 
 def _check_log(name: str, edit: Any, log: InterventionLog, recording: Recording) -> None:
     entries = [*log.removals, *state_records(log)]
-    assert log.forwards == 3 and entries, f"{name}: {len(entries)} entries in the log of {log.forwards} steps"
+    assert log.forwards == 3 and entries, (
+        f"{name}: {len(entries)} entries in the log of {log.forwards} steps"
+    )
     # an edit that leaves open when keys are chosen is logged with what was used
     given = replace(edit, source="closed_loop") if getattr(edit, "source", "") is None else edit
     for entry in log.removals:
-        assert entry.edit == given and entry.label == interventions.name_of(edit), f"{name}: logged as {entry.label}"
+        assert entry.edit == given and entry.label == interventions.name_of(edit), (
+            f"{name}: logged as {entry.label}"
+        )
         columns_BLHM, removed_BLH = entry.columns_BLHM, entry.removed_BLH
         rows = (*columns_BLHM.shape[:1], len(entry.layers), len(entry.heads))
-        shares = [entry.mass_BLH, entry.realised_BLH, entry.overlap_BLH, entry.left_BLH, removed_BLH]
+        shares = [
+            entry.mass_BLH,
+            entry.realised_BLH,
+            entry.overlap_BLH,
+            entry.left_BLH,
+            removed_BLH,
+        ]
         fits = all(part.shape == rows for part in [*shares, columns_BLHM[..., 0:].sum(-1)])
         assert fits, f"{name}: shapes in the log"
         for share_BLH in shares[:3]:
             known = share_BLH[~share_BLH.isnan()]
-            assert ((known > -1e-4) & (known < 1 + 1e-4)).all(), f"{name}: a share in the log outside 0 to 1"
+            assert ((known > -1e-4) & (known < 1 + 1e-4)).all(), (
+                f"{name}: a share in the log outside 0 to 1"
+            )
         if columns_BLHM.shape[-1]:
-            assert torch.equal((columns_BLHM >= 0).sum(-1), removed_BLH.long()), f"{name}: columns and counts differ"
+            assert torch.equal((columns_BLHM >= 0).sum(-1), removed_BLH.long()), (
+                f"{name}: columns and counts differ"
+            )
             is_blocked_for_all = getattr(edit, "queries", None) is None
             if is_blocked_for_all and getattr(edit, "removal", "zero_value") in ("mask", "evict"):
-                received_BLHS = recording.received[entry.forward][:, list(entry.layer_numbers)][:, :, list(entry.heads)]
-                left_BLHM = received_BLHS.gather(-1, columns_BLHM.clamp(min=0)).masked_fill(columns_BLHM < 0, 0.0)
-                assert not left_BLHM.any(), f"{name}: keys that are logged as gone receive attention"
+                received_BLHS = recording.received[entry.forward][:, list(entry.layer_numbers)][
+                    :, :, list(entry.heads)
+                ]
+                left_BLHM = received_BLHS.gather(-1, columns_BLHM.clamp(min=0)).masked_fill(
+                    columns_BLHM < 0, 0.0
+                )
+                assert not left_BLHM.any(), (
+                    f"{name}: keys that are logged as gone receive attention"
+                )
 
 
 @torch.no_grad()
 def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
     """Hold a registered statistic to what traces and run folders rely on.
 
-    It is written as text and read again; its array has the announced axes, with numbers wherever a query ran;
-    they depend neither on the chunks that attention is computed in nor on the other heads and layers that are recorded;
-    a trace changes no output.
+    It is written as text and read again; its array has the announced axes, with numbers wherever a
+    query ran; they depend neither on the chunks that attention is computed in nor on the other
+    heads and layers that are recorded; a trace changes no output.
 
     Args:
         statistic: a value or its text.
@@ -176,37 +213,74 @@ def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
 
     Raises:
         AssertionError: naming what does not hold.
-        ValueError: if its class is not registered, or the tensor that it gives has other axes than it says.
+        ValueError: if its class is not registered, or the tensor that it gives has other axes than
+            it says.
     """
     statistic = check_text(statistics, statistic)
-    name, model = statistics.as_text(statistic), load("tiny").model.eval() if model is None else model
+    name, model = (
+        statistics.as_text(statistic),
+        load("tiny").model.eval() if model is None else model,
+    )
     mask_id = model.config.mask_token_id
-    canvas = Canvas.from_prompts([[5, 6, 7], [8, 9, 10, 11, 12]], new_tokens=11, mask_id=mask_id, pad_id=0)
+    canvas = Canvas.from_prompts(
+        [[5, 6, 7], [8, 9, 10, 11, 12]], new_tokens=11, mask_id=mask_id, pad_id=0
+    )
     logits, recording = _traced(model, canvas, name)
     plain = model(canvas.ids_BS, attention_mask=canvas.attention_BS.long()).logits
     assert torch.equal(plain, logits), f"{name} changes what the model gives"
     array, config = torch.from_numpy(recording.array(name)), model.config.backbone
-    sizes = {"step": 1, "batch": 2, "layer": config.num_hidden_layers, "head": config.num_attention_heads}
-    sizes |= {"state": 3, "key": recording.received[0].shape[-1], "position": canvas.ids_BS.shape[1]}
+    sizes = {
+        "step": 1,
+        "batch": 2,
+        "layer": config.num_hidden_layers,
+        "head": config.num_attention_heads,
+    }
+    sizes |= {
+        "state": 3,
+        "key": recording.received[0].shape[-1],
+        "position": canvas.ids_BS.shape[1],
+    }
     dims = recording.dims(name)
     expected = [sizes.get(axis, size) for axis, size in zip(dims, array.shape, strict=True)]
-    assert list(array.shape) == expected, f"{name} has the shape {tuple(array.shape)} for the axes {dims}"
+    assert list(array.shape) == expected, (
+        f"{name} has the shape {tuple(array.shape)} for the axes {dims}"
+    )
     assert array.isfinite().all(), f"{name} has numbers that are not finite where every query runs"
-    others: list[tuple[str, Tensor, dict[str, Any]]] = [(f"{name} depends on chunks", array, {"chunk": 3})]
-    others.append((f"{name} of all layers at once differs from each alone", array, {"beside": True}))
+    others: list[tuple[str, Tensor, dict[str, Any]]] = [
+        (f"{name} depends on chunks", array, {"chunk": 3})
+    ]
+    others.append(
+        (f"{name} of all layers at once differs from each alone", array, {"beside": True})
+    )
     if "head" in dims:
         swapped = array.index_select(dims.index("head"), torch.tensor([1, 0]))
-        others.append((f"{name} of some heads differs from the same heads among all", swapped, {"heads": (1, 0)}))
+        others.append(
+            (
+                f"{name} of some heads differs from the same heads among all",
+                swapped,
+                {"heads": (1, 0)},
+            )
+        )
     for message, alike, how in others:
         found = torch.from_numpy(_traced(model, canvas, name, **how)[1].array(name))
         assert torch.allclose(found, alike, rtol=1e-4, atol=1e-5), message
 
 
 def _traced(
-    model: Any, canvas: Canvas, name: str, *, chunk: int | None = None, heads: Any = None, beside: bool = False
+    model: Any,
+    canvas: Canvas,
+    name: str,
+    *,
+    chunk: int | None = None,
+    heads: Any = None,
+    beside: bool = False,
 ) -> tuple[Tensor, Recording]:
     small = partial(attention_statistics, chunk=chunk)
-    patch = mock.patch("sinklab.core.probing.call.attention_statistics", small) if chunk else nullcontext()
+    patch = (
+        mock.patch("sinklab.core.probing.call.attention_statistics", small)
+        if chunk
+        else nullcontext()
+    )
     # where another trace listens, every layer is measured by itself
     other = trace(model) if beside else nullcontext()
     with patch, other, trace(model, ("received", name), canvas=canvas, heads=heads) as recording:

@@ -1,4 +1,6 @@
-"""The conformance suites of studies and figures: what makes run folders, and what is drawn of them."""
+"""The conformance suites of studies and figures: what makes run folders, and what is drawn of
+them.
+"""
 
 import dataclasses
 import inspect
@@ -28,11 +30,12 @@ from sinklab.lab.testing.values import refusal
 
 
 def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
-    """Hold a study to what its command and its run folders promise, with a model and settings that are soon done.
+    """Hold a study to what its command and its run folders promise, with a model and settings that
+    are soon done.
 
-    Its settings come back from run.json; it writes tables or arrays; a folder that is taken is refused; a run that is
-    killed before any of its tables is written, or of which a file is damaged later, is resumed to what it would have
-    been.
+    Its settings come back from run.json; it writes tables or arrays; a folder that is taken is
+    refused; a run that is killed before any of its tables is written, or of which a file is damaged
+    later, is resumed to what it would have been.
 
     Args:
         study: an instance of a registered class.
@@ -44,15 +47,23 @@ def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
     """
     kind: Any = getattr(study, "Settings", None)
     frozen = dataclasses.is_dataclass(kind) and getattr(kind, "__dataclass_params__").frozen  # noqa: B009
-    assert frozen, f"{study!r} has no Settings, a frozen dataclass in its class; pass an instance of the study"
+    assert frozen, (
+        f"{study!r} has no Settings, a frozen dataclass in its class; pass an instance of the study"
+    )
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         with _counted(None) as written:
             whole = open_run(study(loaded, place / "whole", settings))
-        assert whole.info.kind == (study.kind or study.name), "the run folder is of another kind than the study"
-        assert whole.tables or whole.array_files, f"{study!r} writes no table and no array: nothing can be read of it"
+        assert whole.info.kind == (study.kind or study.name), (
+            "the run folder is of another kind than the study"
+        )
+        assert whole.tables or whole.array_files, (
+            f"{study!r} writes no table and no array: nothing can be read of it"
+        )
         kept = study.record(study.settings_of(whole.path))
-        assert json.loads(json.dumps(kept)) == whole.info.settings, "settings do not come back from run.json"
+        assert json.loads(json.dumps(kept)) == whole.info.settings, (
+            "settings do not come back from run.json"
+        )
         said = refusal(ValueError, study, loaded, whole.path, settings)
         assert said, "a folder that is taken is not refused"
         assert str(whole.path) in said, "the refusal of a folder that is taken does not name it"
@@ -62,15 +73,23 @@ def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
                 with _counted(number):
                     study(loaded, folder, settings)
             except KeyboardInterrupt:
-                assert open_run(folder).info.status == "interrupted", "an interrupted run does not say so"
+                assert open_run(folder).info.status == "interrupted", (
+                    "an interrupted run does not say so"
+                )
             _check_same(
-                open_run(study(loaded, folder, settings, resume=True)), whole, f"killed before table {number + 1}"
+                open_run(study(loaded, folder, settings, resume=True)),
+                whole,
+                f"killed before table {number + 1}",
             )
         lost = shutil.copytree(whole.path, place / "lost")
         files = [file for _, file in whole.info.all_files()]
         for file in dict.fromkeys((files[0], files[-1])):
             (lost / file).write_bytes(b"lost")
-            _check_same(open_run(study(loaded, lost, settings, resume=True)), whole, f"with a damaged {file}")
+            _check_same(
+                open_run(study(loaded, lost, settings, resume=True)),
+                whole,
+                f"with a damaged {file}",
+            )
 
 
 @contextmanager
@@ -91,7 +110,10 @@ def _counted(last: int | None) -> Iterator[list[str]]:
 def _check_same(run: Run, whole: Run, when: str) -> None:
     message = f"{when}, a resumed run differs from one that was not interrupted"
     assert (run.info.status, run.info.parts) == ("complete", whole.info.parts), message
-    assert (sorted(run.tables), sorted(run.array_files)) == (sorted(whole.tables), sorted(whole.array_files)), message
+    assert (sorted(run.tables), sorted(run.array_files)) == (
+        sorted(whole.tables),
+        sorted(whole.array_files),
+    ), message
     for name in whole.tables:
         assert run.table(name).equals(whole.table(name)), f"{message}: table {name}"
     for name in whole.array_files:
@@ -103,9 +125,9 @@ def _check_same(run: Run, whole: Run, when: str) -> None:
 def check_figure(name: str, runs: Sequence[Run]) -> None:
     """Hold a registered figure to what reports rely on.
 
-    It says what it shows; it is drawn of one run and of several, in both themes, which differ; the same runs give the
-    same bytes, and pyplot's list of open figures stays as it is; given axes are drawn on; `draw_all` writes it; of a
-    run that recorded nothing, NotRecorded names the run.
+    It says what it shows; it is drawn of one run and of several, in both themes, which differ; the
+    same runs give the same bytes, and pyplot's list of open figures stays as it is; given axes are
+    drawn on; `draw_all` writes it; of a run that recorded nothing, NotRecorded names the run.
 
     Args:
         name: of the figure in :data:`sinklab.core.registry.figures`.
@@ -115,7 +137,9 @@ def check_figure(name: str, runs: Sequence[Run]) -> None:
         AssertionError: for the first of these that does not hold.
     """
     figure: Figure = figures[name]
-    assert figure.name == name and (figure.__doc__ or "").strip(), f"{name} has no docstring to say what it shows"
+    assert figure.name == name and (figure.__doc__ or "").strip(), (
+        f"{name} has no docstring to say what it shows"
+    )
     assert len(runs) > 1, "a figure is tried with one run and with several; give at least two"
     readers = as_shown(list(runs), figure.kind)
     light, dark = (_bytes(figure, readers, theme) for theme in ("light", "dark"))
@@ -124,7 +148,9 @@ def check_figure(name: str, runs: Sequence[Run]) -> None:
         figure(runs[0])
     if "axes" in inspect.signature(figure).parameters:
         axes = Canvas().subplots()
-        assert figure(readers, axes=axes) is axes, f"{name} does not return the axes that it was given"
+        assert figure(readers, axes=axes) is axes, (
+            f"{name} does not return the axes that it was given"
+        )
         drawn = axes.lines + axes.patches + axes.images + list(axes.collections) + axes.texts
         assert drawn, f"{name} draws nothing on the axes that it was given"
     with tempfile.TemporaryDirectory() as folder:
@@ -145,5 +171,7 @@ def _bytes(figure: Figure, readers: list[Any], theme: str) -> bytes:
     before, written = pyplot.get_fignums(), io.BytesIO()
     with themed(theme_named(theme)):
         save(figure_of(figure(readers, theme=theme)), "svg", written)
-    assert pyplot.get_fignums() == before, f"{figure.name} leaves a figure open in pyplot; draw on own_axes"
+    assert pyplot.get_fignums() == before, (
+        f"{figure.name} leaves a figure open in pyplot; draw on own_axes"
+    )
     return written.getvalue()

@@ -1,4 +1,6 @@
-"""What the suites share: text of a registered value, what a call is refused with, and a tiny model."""
+"""What the suites share: text of a registered value, what a call is refused with, and a tiny
+model.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,12 +15,14 @@ from sinklab.core.registry import Registry
 
 
 def check_text(registry: Registry, value: Any) -> Any:
-    """Hold a registered value, or the one that a text stands for, to what run folders and the command line rely on.
+    """Hold a registered value, or the one that a text stands for, to what run folders and the
+    command line rely on.
 
     Returns the value.
 
     Raises:
-        AssertionError: unless its class is a documented frozen dataclass, and its text is read as it is.
+        AssertionError: unless its class is a documented frozen dataclass, and its text is read as
+            it is.
         ValueError: if its class is not registered.
     """
     value = registry.parse(value)
@@ -26,7 +30,9 @@ def check_text(registry: Registry, value: Any) -> Any:
     text = registry.as_text(value)
     is_record = dataclasses.is_dataclass(value)
     assert is_record and kind.__doc__, f"{text}: {kind.__name__} is no dataclass with a docstring"
-    assert kind.__dataclass_params__.frozen, f"{text}: {kind.__name__} can be changed; write @dataclass(frozen=True)"
+    assert kind.__dataclass_params__.frozen, (
+        f"{text}: {kind.__name__} can be changed; write @dataclass(frozen=True)"
+    )
     again = registry.parse(text)
     assert again == value, f"{text!r} is read as {again!r}"
     assert hash(again) == hash(value), f"{text}: equal values have different hashes"
@@ -34,7 +40,9 @@ def check_text(registry: Registry, value: Any) -> Any:
 
 
 def refusal(of: type[ValueError], call: Callable[..., object], *args: Any) -> str:
-    """The message with which a call is refused, by an error of this class; empty where it is not refused."""
+    """The message with which a call is refused, by an error of this class; empty where it is not
+    refused.
+    """
     try:
         call(*args)
     except of as error:
@@ -47,8 +55,15 @@ MASK_ID = 59
 
 
 def tiny_model(**settings: Any) -> Any:
-    """A random `DiffusionLM` of two layers, the same every time; ``settings`` are fields of its config."""
-    sizes: dict[str, Any] = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    """A random `DiffusionLM` of two layers, the same every time; ``settings`` are fields of its
+    config.
+    """
+    sizes: dict[str, Any] = {
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+    }
     sizes |= {"max_position_embeddings": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
     backbone = LlamaConfig(initializer_range=0.3, **sizes)
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,6 @@
-"""Adapters of a run: written beside its model, taken out of a checkpoint, and put in where another run goes on."""
+"""Adapters of a run: written beside its model, taken out of a checkpoint, and put in where another
+run goes on.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -31,9 +33,15 @@ FILE = "adapters.safetensors"
 
 
 def facts_of(
-    state: Mapping[str, Tensor], config: DiffusionLMConfig, settings: TrainSettings, step: int, base: str = ""
+    state: Mapping[str, Tensor],
+    config: DiffusionLMConfig,
+    settings: TrainSettings,
+    step: int,
+    base: str = "",
 ) -> AdapterFile:
-    """Facts of the adapters in the state of a model after so many steps of a run; ``base`` names what was adapted."""
+    """Facts of the adapters in the state of a model after so many steps of a run; ``base`` names
+    what was adapted.
+    """
     name = str(settings.init_from)
     own = {key: getattr(config, key) for key in (*variant(settings), "logit_shift")}
     tokens = step * settings.batch * settings.length
@@ -56,14 +64,19 @@ def facts_of(
 
 
 def write(model: Any, settings: TrainSettings, step: int) -> Path:
-    """Write the adapters of a model that still has them into the run folder, and return the file."""
+    """Write the adapters of a model that still has them into the run folder, and return the
+    file.
+    """
     state = model.state_dict()
     facts = facts_of(state, model.config, settings, step)
-    return save_adapters(facts, adapter_tensors(state, tensors_of(model.config)), Path(settings.out) / FILE)
+    return save_adapters(
+        facts, adapter_tensors(state, tensors_of(model.config)), Path(settings.out) / FILE
+    )
 
 
 def extract(checkpoint: str | Path, file: str | Path | None = None, *, base: str = "") -> Path:
-    """Write the adapters of a checkpoint of a run (``RUN/checkpoints/checkpoint-500``), which keeps all weights.
+    """Write the adapters of a checkpoint of a run (``RUN/checkpoints/checkpoint-500``), which keeps
+    all weights.
 
     Args:
         checkpoint: its folder; the run folder above it says how it was trained.
@@ -84,7 +97,9 @@ def extract(checkpoint: str | Path, file: str | Path | None = None, *, base: str
         state = load_file(checkpoint / "model.safetensors")
     tensors = adapter_tensors(state, tensors_of(config))
     if not any(".lora_A." in name for name in tensors):
-        raise ValueError(f"{checkpoint} has no adapters: its run trains {settings.train_only!r}; train with lora")
+        raise ValueError(
+            f"{checkpoint} has no adapters: its run trains {settings.train_only!r}; train with lora"
+        )
     facts = facts_of(state, config, settings, step_of(checkpoint), base)
     return save_adapters(facts, tensors, checkpoint / FILE if file is None else file)
 
@@ -97,7 +112,8 @@ def settings_of_run(folder: Path) -> TrainSettings:
 
 
 def check_start(model: Any, settings: TrainSettings) -> AdapterFile:
-    """The facts of the adapters that a run goes on from; ``model`` is the base, before it has adapters.
+    """The facts of the adapters that a run goes on from; ``model`` is the base, before it has
+    adapters.
 
     Raises:
         ValueError: if they are of another base, rank, objective or variant than the settings say.
@@ -106,20 +122,28 @@ def check_start(model: Any, settings: TrainSettings) -> AdapterFile:
     facts, _ = read_adapters(file)
     is_causal = facts.objective == "autoregressive"
     wanted = {"lora_rank": facts.rank, **facts.settings}
-    here = {"lora_rank": settings.lora_rank, **{name: getattr(model.config, name) for name in facts.settings}}
+    here = {
+        "lora_rank": settings.lora_rank,
+        **{name: getattr(model.config, name) for name in facts.settings},
+    }
     other = {name: value for name, value in wanted.items() if here[name] != value}
     if is_causal != (settings.objective == "autoregressive"):
         other["objective"] = facts.objective
     if other:
         flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in other.items())
-        raise ValueError(f"a run keeps the form of the adapters that it goes on from, and {file} has another; {flags}")
+        raise ValueError(
+            f"a run keeps the form of the adapters that it goes on from, and {file} has another; "
+            f"{flags}"
+        )
     check_base(model, facts, str(settings.init_from), file)
     return facts
 
 
 @torch.no_grad()
 def put_in(model: Any, settings: TrainSettings) -> None:
-    """Give the adapters of a model, and its sink, the values of the file that the run goes on from."""
+    """Give the adapters of a model, and its sink, the values of the file that the run goes on
+    from.
+    """
     parameters = dict(model.named_parameters())
     for name, tensor in read_adapters(str(settings.adapters))[1].items():
         for half in ("lora_A", "lora_B"):

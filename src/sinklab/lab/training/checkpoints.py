@@ -28,7 +28,8 @@ POSITION_FILE = "position.json"
 
 @contextmanager
 def write_checkpoint(root: Path, step: int, *, first: bool, wait: Any) -> Iterator[Path]:
-    """Write a checkpoint in this block, into the folder that it is given: a temporary one, renamed once it is whole.
+    """Write a checkpoint in this block, into the folder that it is given: a temporary one, renamed
+    once it is whole.
 
     Args:
         root: folder of the checkpoints, one for all processes.
@@ -37,7 +38,8 @@ def write_checkpoint(root: Path, step: int, *, first: bool, wait: Any) -> Iterat
         wait: called where all processes must meet.
 
     Raises:
-        ValueError: if the disk is full; what was written is removed, older checkpoints are not touched.
+        ValueError: if the disk is full; what was written is removed, older checkpoints are not
+            touched.
     """
     partial, whole = root / PARTIAL, root / f"checkpoint-{step}"
     if first:
@@ -76,8 +78,10 @@ def needing_room(root: Path, what: str) -> Iterator[None]:
         if not _is_full(error):
             raise
         raise ValueError(
-            f"the disk needs room for one more checkpoint than are kept, but it is full: {what} in {root} could not be "
-            f"written ({error}). The newest whole one is {named_checkpoint(root)}: free some space, or lower --keep, "
+            f"the disk needs room for one more checkpoint than are kept, but it is full: {what} "
+            f"in {root} could not be "
+            f"written ({error}). The newest whole one is {named_checkpoint(root)}: free some "
+            "space, or lower --keep, "
             "and continue with --resume"
         ) from error
 
@@ -92,7 +96,9 @@ def _is_full(error: Exception) -> bool:
 
 
 def settle(folder: Path) -> None:
-    """Have the bytes on the disk before the name says so; all files with the mode of the one that most may read."""
+    """Have the bytes on the disk before the name says so; all files with the mode of the one that
+    most may read.
+    """
     files = [path for path in folder.rglob("*") if path.is_file()]
     for path in files:
         # the writers of safetensors make files that only their owner may read
@@ -137,30 +143,34 @@ def refuse_broken_weights(model: nn.Module, step: int, root: Path) -> None:
         local: Any = weight.to_local() if hasattr(weight, "to_local") else weight
         if not bool(torch.isfinite(local).all()):
             raise ValueError(
-                f"weights must be finite to be saved, but {name} has values that are not at step {step}; start a new "
+                f"weights must be finite to be saved, but {name} has values that are not at step "
+                f"{step}; start a new "
                 f"run with a lower lr; the newest whole checkpoint is {named_checkpoint(root)}"
             )
 
 
 def with_precision(settings: TrainSettings) -> TrainSettings:
-    """The settings with bf16 decided: as the run to resume has it, else as this machine multiplies fast."""
+    """The settings with bf16 decided: as the run to resume has it, else as this machine multiplies
+    fast.
+    """
     if settings.bf16 is not None:
         return settings
     before = Path(settings.out) / RUN_FILE
     if settings.resume and before.is_file():
         return dataclasses.replace(settings, bf16=read_info(before).settings.get("bf16"))
     return dataclasses.replace(
-        settings, bf16=machine_type("cuda" if torch.cuda.is_available() else "cpu") == torch.bfloat16
+        settings,
+        bf16=machine_type("cuda" if torch.cuda.is_available() else "cpu") == torch.bfloat16,
     )
 
 
 def earlier_run(folder: Path, settings: TrainSettings) -> RunInfo | None:
-    """What ``run.json`` says of the run that these settings resume; None for a run that begins in ``folder``, also
-    after one that was killed before it had a ``run.json``.
+    """What ``run.json`` says of the run that these settings resume; None for a run that begins in
+    ``folder``, also after one that was killed before it had a ``run.json``.
 
     Raises:
-        ValueError: for a folder that is taken; when resuming, for one that is absent or holds something else, a
-            damaged ``run.json``, and a setting that matters and has changed.
+        ValueError: for a folder that is taken; when resuming, for one that is absent or holds
+            something else, a damaged ``run.json``, and a setting that matters and has changed.
     """
     refuse_taken(folder, resume=settings.resume)
     if settings.resume and not folder.exists():
@@ -170,10 +180,15 @@ def earlier_run(folder: Path, settings: TrainSettings) -> RunInfo | None:
     before = of_training(folder, read_info(folder / RUN_FILE))
     now = json.loads(json.dumps(dataclasses.asdict(settings)))
     kept = [key for key in now if key not in FREE and key in before.settings]
-    changed = [f"{key}: {before.settings[key]!r} → {now[key]!r}" for key in kept if before.settings[key] != now[key]]
+    changed = [
+        f"{key}: {before.settings[key]!r} → {now[key]!r}"
+        for key in kept
+        if before.settings[key] != now[key]
+    ]
     if changed:
         raise ValueError(
-            f"a resumed run must keep its settings, but these changed: {', '.join(changed)}; start a new run in "
+            f"a resumed run must keep its settings, but these changed: {', '.join(changed)}; "
+            "start a new run in "
             "another folder (--out) instead"
         )
     return before
@@ -183,7 +198,8 @@ def of_training(folder: Path, info: RunInfo) -> RunInfo:
     """What ``run.json`` says, of a training run. Raises ValueError for a run of another kind."""
     if info.kind != "training":
         raise ValueError(
-            f"{folder} holds a run of the kind {info.kind!r}, and only training runs have these settings; choose "
+            f"{folder} holds a run of the kind {info.kind!r}, and only training runs have these "
+            "settings; choose "
             "another folder"
         )
     return info
@@ -197,7 +213,8 @@ def same_data(folder: Path, run: RunInfo, data: str) -> None:
     """
     if run.model.get("data_sha256", data) != data:
         raise ValueError(
-            f"a resumed run must keep its data, but the corpus, the held-out text or the tokenizer of {folder} has "
+            "a resumed run must keep its data, but the corpus, the held-out text or the "
+            f"tokenizer of {folder} has "
             "changed since; restore them or start a new run in another folder (--out)"
         )
 

@@ -23,13 +23,14 @@ def check(settings: TrainSettings) -> None:
     """What can be refused without reading the corpus.
 
     Raises:
-        ValueError: for sizes below 1 or that do not fit, an unknown choice or variant, fractions outside 0…1, settings
-            that exclude one another.
+        ValueError: for sizes below 1 or that do not fit, an unknown choice or variant, fractions
+            outside 0…1, settings that exclude one another.
     """
     rules.parse(settings.monitor_rule)
     if settings.causal_start + settings.anneal > 1:
         raise ValueError(
-            f"the causal phase and annealing must fit into the run, but causal_start {settings.causal_start} and "
+            "the causal phase and annealing must fit into the run, but causal_start "
+            f"{settings.causal_start} and "
             f"anneal {settings.anneal} are more than 1 together"
         )
     _check_sizes(settings)
@@ -40,18 +41,26 @@ def check(settings: TrainSettings) -> None:
 def _check_sizes(settings: TrainSettings) -> None:
     if settings.init_from is not None:
         if settings.init != "plain":
-            raise ValueError(f"init={settings.init!r} draws new weights, but init_from has some; leave out one of them")
+            raise ValueError(
+                f"init={settings.init!r} draws new weights, but init_from has some; leave out one "
+                "of them"
+            )
         return
     width, left = divmod(settings.hidden_size, settings.heads)
     if left:
-        raise ValueError(f"hidden_size ({settings.hidden_size}) must be a multiple of heads ({settings.heads})")
+        raise ValueError(
+            f"hidden_size ({settings.hidden_size}) must be a multiple of heads ({settings.heads})"
+        )
     if width % 2:
         raise ValueError(
-            f"each head must have an even width, which rotary positions turn in pairs, but hidden_size "
+            "each head must have an even width, which rotary positions turn in pairs, but "
+            "hidden_size "
             f"{settings.hidden_size} over {settings.heads} heads gives {width}"
         )
     if settings.kv_heads is not None and settings.heads % settings.kv_heads:
-        raise ValueError(f"kv_heads must divide heads ({settings.heads}), but is {settings.kv_heads}")
+        raise ValueError(
+            f"kv_heads must divide heads ({settings.heads}), but is {settings.kv_heads}"
+        )
 
 
 def _check_together(settings: TrainSettings) -> None:
@@ -60,52 +69,72 @@ def _check_together(settings: TrainSettings) -> None:
     given = [name for name in plain if getattr(settings, name) != getattr(TrainSettings(), name)]
     if settings.objective == "autoregressive" and given:
         raise ValueError(
-            "an autoregressive run trains a plain decoder, without sink, gate or window and causal throughout; leave "
+            "an autoregressive run trains a plain decoder, without sink, gate or window and "
+            "causal throughout; leave "
             f"out {', '.join(given)}"
         )
     _check_blocks(settings)
     if settings.attention == "causal" and settings.anneal:
         raise ValueError(
-            f"annealing brings keys to the right into sight, but attention='causal' has none, got anneal="
+            "annealing brings keys to the right into sight, but attention='causal' has none, got "
+            "anneal="
             f"{settings.anneal}; leave out one of them"
         )
     if settings.train_only != "all" and settings.init_from is None:
         raise ValueError(
-            f"train_only={settings.train_only!r} leaves the backbone as it is, so there must be one: give init_from"
+            f"train_only={settings.train_only!r} leaves the backbone as it is, so there must be "
+            "one: give init_from"
         )
     if settings.adapters is not None and settings.train_only != "lora":
-        raise ValueError(f"adapters go on with train_only='lora', got {settings.train_only!r}; give that")
+        raise ValueError(
+            f"adapters go on with train_only='lora', got {settings.train_only!r}; give that"
+        )
     if settings.train_only == "sink" and not settings.sink_count:
         raise ValueError("train_only='sink' needs a sink to train; give sink_kind and sink_count")
     if settings.muon_lr is not None and settings.optimizer != "muon":
-        raise ValueError("muon_lr is the learning rate of Muon, but optimizer is 'adamw'; give lr, or optimizer='muon'")
+        raise ValueError(
+            "muon_lr is the learning rate of Muon, but optimizer is 'adamw'; give lr, or "
+            "optimizer='muon'"
+        )
     if settings.optimizer == "muon" and settings.train_only != "all":
         raise ValueError(
-            f"Muon trains the matrices of all layers, but train_only is {settings.train_only!r}; use optimizer='adamw'"
+            f"Muon trains the matrices of all layers, but train_only is {settings.train_only!r}; "
+            "use optimizer='adamw'"
         )
     if settings.row_start and (settings.streaming or settings.pairs != "none"):
-        raise ValueError("row_start begins packed rows of plain text; leave it out with a stream or pairs")
+        raise ValueError(
+            "row_start begins packed rows of plain text; leave it out with a stream or pairs"
+        )
     if settings.streaming and (settings.pairs != "none" or settings.epochs is not None):
         raise ValueError("a stream has no pairs and no epochs; leave out streaming, or give steps")
     if settings.monitor_every and settings.pairs in ("corrected", "completion"):
         raise ValueError(
-            f"the sink monitor measures rows without padding, and pairs={settings.pairs!r} has padding; set "
+            f"the sink monitor measures rows without padding, and pairs={settings.pairs!r} has "
+            "padding; set "
             "monitor_every to 0"
         )
 
 
 def _check_blocks(settings: TrainSettings) -> None:
     if settings.objective != "block_diffusion":
-        given = [name for name in BLOCKS if getattr(settings, name) != getattr(TrainSettings(), name)]
+        given = [
+            name for name in BLOCKS if getattr(settings, name) != getattr(TrainSettings(), name)
+        ]
         if given:
-            raise ValueError(f"{', '.join(given)} belong to objective='block_diffusion'; give that, or leave them out")
+            raise ValueError(
+                f"{', '.join(given)} belong to objective='block_diffusion'; give that, or leave "
+                "them out"
+            )
         return
     if settings.block_length is None and settings.init_from is None:
-        raise ValueError("objective='block_diffusion' needs the tokens of a block; give block_length, such as 16")
+        raise ValueError(
+            "objective='block_diffusion' needs the tokens of a block; give block_length, such as 16"
+        )
     hiding = {"anneal": 0.0, "window": None, "documents": "joined"}
     if other := [name for name, plain in hiding.items() if getattr(settings, name) != plain]:
         raise ValueError(
-            f"with objective='block_diffusion' blocks alone say who sees whom; leave out {', '.join(other)}"
+            "with objective='block_diffusion' blocks alone say who sees whom; leave out "
+            f"{', '.join(other)}"
         )
 
 
@@ -121,7 +150,8 @@ def micro_batches(settings: TrainSettings, ranks: int) -> tuple[int, int]:
     micro = settings.micro_batch or max(1, settings.batch // ranks)
     if settings.batch % (micro * ranks):
         raise ValueError(
-            f"batch must be a multiple of micro_batch × processes, but {settings.batch} is no multiple of "
+            f"batch must be a multiple of micro_batch × processes, but {settings.batch} is no "
+            "multiple of "
             f"{micro} × {ranks}; change --batch or --micro-batch"
         )
     return micro, settings.batch // (micro * ranks)
@@ -146,24 +176,39 @@ def explained(settings: TrainSettings) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         micro = settings.micro_batch or "the whole share of a process"
         raise ValueError(
-            f"the device does not have enough memory for rows of {settings.length} tokens: lower --micro-batch (now "
+            f"the device does not have enough memory for rows of {settings.length} tokens: lower "
+            "--micro-batch (now "
             f"{micro}; it changes no result), turn on --gradient-checkpointing "
-            f"({'on' if settings.gradient_checkpointing else 'off'} now), or lower --head-chunk (now "
+            f"({'on' if settings.gradient_checkpointing else 'off'} now), or lower --head-chunk "
+            "(now "
             f"{settings.head_chunk}), and continue with --resume: {str(error).splitlines()[0]}"
         ) from error
 
 
-TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow", "comet_ml", "clearml", "swanlab", "neptune", "dvclive")
+TRACKERS = (
+    "tensorboard",
+    "wandb",
+    "trackio",
+    "mlflow",
+    "comet_ml",
+    "clearml",
+    "swanlab",
+    "neptune",
+    "dvclive",
+)
 TENSORBOARD = "tensorboard"
 
 
 def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
-    """The Trainer's arguments for these settings. Joins the process group where there are several processes.
+    """The Trainer's arguments for these settings. Joins the process group where there are several
+    processes.
 
     Raises:
-        ValueError: if the batch does not divide evenly over processes and micro-batches, or for an unknown tracker.
+        ValueError: if the batch does not divide evenly over processes and micro-batches, or for an
+            unknown tracker.
     """
-    # as torchrun, accelerate launch and every other launcher say it; the arguments need it before they know it
+    # as torchrun, accelerate launch and every other launcher say it; the arguments need it before
+    # they know it
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     micro, accumulated = micro_batches(settings, ranks)
     on_gpu = torch.cuda.is_available()
@@ -201,10 +246,14 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
     args.device  # noqa: B018 (counts the devices on first use)
     args._n_gpu = min(1, args._n_gpu)
     if ranks > 1:
-        # gloo's threads must end before the interpreter does: a process that aborts takes the others with it
+        # gloo's threads must end before the interpreter does: a process that aborts takes the
+        # others with it
         atexit.register(args.distributed_state.destroy_process_group)
     if len({*gather_object([args.bf16])}) > 1:
-        raise ValueError("all processes must compute in one type, but not all machines have bfloat16; give --no-bf16")
+        raise ValueError(
+            "all processes must compute in one type, but not all machines have bfloat16; give "
+            "--no-bf16"
+        )
     return args
 
 
@@ -236,4 +285,6 @@ def tensorboard(settings: TrainSettings) -> list[TrainerCallback]:
         return []
     from torch.utils.tensorboard import SummaryWriter
 
-    return [TensorBoardCallback(cast(Any, SummaryWriter(log_dir=str(Path(settings.out) / "tracking"))))]
+    return [
+        TensorBoardCallback(cast(Any, SummaryWriter(log_dir=str(Path(settings.out) / "tracking"))))
+    ]

@@ -1,4 +1,6 @@
-"""The model of a run: new, or from another one; which optimizer trains what of it; and how it is saved."""
+"""The model of a run: new, or from another one; which optimizer trains what of it; and how it is
+saved.
+"""
 
 import copy
 import math
@@ -28,7 +30,8 @@ from sinklab.lab.training.settings import TrainSettings
 
 
 def started_from(settings: TrainSettings) -> Loaded:
-    """The model that ``init_from`` names, with the variant of the settings; a new sink or gate depends on the seed.
+    """The model that ``init_from`` names, with the variant of the settings; a new sink or gate
+    depends on the seed.
 
     Raises:
         ValueError: if there is no such model, or it has a sink or gate other than the settings say.
@@ -37,7 +40,8 @@ def started_from(settings: TrainSettings) -> Loaded:
     own = {"gate_bias": settings.gate_bias, "logit_shift": settings.logit_shift or None}
     fields = variant(settings) | {key: value for key, value in own.items() if value is not None}
     torch.manual_seed(settings.seed)
-    # autocast computes with bfloat16 copies anyway: frozen weights that are bfloat16 on disk need no float32 ones
+    # autocast computes with bfloat16 copies anyway: frozen weights that are bfloat16 on disk need
+    # no float32 ones
     fields |= {"dtype": "auto"} if settings.bf16 and settings.train_only != "all" else {}
     # what a diffusion checkpoint's config says besides its backbone; None of a causal one
     theirs = read_plan(name)[0].settings
@@ -62,44 +66,58 @@ def source_of(loaded: Loaded) -> dict[str, Any]:
     return {"init_from": source, "notes": list(loaded.notes)}
 
 
-def _keep_blocks(name: str, theirs: dict[str, Any] | None, objective: str, fields: dict[str, Any]) -> None:
+def _keep_blocks(
+    name: str, theirs: dict[str, Any] | None, objective: str, fields: dict[str, Any]
+) -> None:
     """Where no block length is given, that of the model it is; nobody loses blocks silently."""
     length = (theirs or {}).get("block_length")
     if objective == "block_diffusion":
         fields["block_length"] = fields["block_length"] or length
         if fields["block_length"] is None:
             fact = "is causal" if theirs is None else "has full attention"
-            raise ValueError(f"{name} {fact}, so objective='block_diffusion' needs --block-length, such as 16")
+            raise ValueError(
+                f"{name} {fact}, so objective='block_diffusion' needs --block-length, such as 16"
+            )
     elif length is not None:
         raise ValueError(
-            f"{name} has attention in blocks of {length}, which is trained with --objective block_diffusion, but the "
+            f"{name} has attention in blocks of {length}, which is trained with --objective "
+            "block_diffusion, but the "
             f"objective is {objective!r}"
         )
 
 
 def _refuse_other_variant(name: str, theirs: dict[str, Any], fields: dict[str, Any]) -> None:
     """A sink, gate or form of attention of the checkpoint is never removed or replaced silently."""
-    parts = (("sink", "sink_kind", "sink_count", "sink_side"), ("gate", "gate"), ("attention", "attention"))
+    parts = (
+        ("sink", "sink_kind", "sink_count", "sink_side"),
+        ("gate", "gate"),
+        ("attention", "attention"),
+    )
     for part, *more in parts:
         had = {key: theirs[key] for key in more if key in theirs}
-        if theirs.get(more[0], "none") in ("none", "full") or all(fields[key] == value for key, value in had.items()):
+        if theirs.get(more[0], "none") in ("none", "full") or all(
+            fields[key] == value for key, value in had.items()
+        ):
             continue
         has = ", ".join(f"{key}={value!r}" for key, value in had.items())
         flags = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in had.items())
         raise ValueError(
-            f"a run keeps the {part} of the model that it starts from, but {name} has {has} and the settings "
+            f"a run keeps the {part} of the model that it starts from, but {name} has {has} and "
+            "the settings "
             f"say {fields[more[0]]!r}; give {flags}"
         )
     bias = fields.get("gate_bias")
     if theirs.get("gate", "none") != "none" and bias not in (None, theirs.get("gate_bias")):
         raise ValueError(
-            f"a gate that was trained keeps its bias, but {name} has gate_bias={theirs.get('gate_bias')} and the "
+            f"a gate that was trained keeps its bias, but {name} has "
+            f"gate_bias={theirs.get('gate_bias')} and the "
             f"settings say {bias}; leave out gate_bias"
         )
 
 
 def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> DiffusionLM:
-    """A freshly initialised model; its backbone's weights depend on the seed and sizes, not on the variant.
+    """A freshly initialised model; its backbone's weights depend on the seed and sizes, not on the
+    variant.
 
     A tokenizer without a mask token is given one, with the id behind all others (Llama's: 32,000).
 
@@ -119,39 +137,51 @@ def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Di
         max_position_embeddings=max(512, 2 * settings.length),
         tie_word_embeddings=settings.tie_embeddings,
         rms_norm_eps=1e-5,
-        initializer_range=math.sqrt(2 / (5 * settings.hidden_size)) if settings.init == "smdm" else 0.02,
-        **{name: getattr(tokenizer, name) for name in ("pad_token_id", "eos_token_id", "bos_token_id")},
+        initializer_range=math.sqrt(2 / (5 * settings.hidden_size))
+        if settings.init == "smdm"
+        else 0.02,
+        **{
+            name: getattr(tokenizer, name)
+            for name in ("pad_token_id", "eos_token_id", "bos_token_id")
+        },
     )
     fields = variant(settings, "logit_shift", "gate_bias")
     config = DiffusionLMConfig(backbone=backbone, mask_token_id=tokenizer.mask_token_id, **fields)
     torch.manual_seed(settings.seed)
     model = DiffusionLM(config).train()
     for name, weight in model.named_parameters():
-        # SMDM: from N(0, 2 / 5d) to N(0, 1 / (d · layers²)) where layers write to the residual stream
+        # SMDM: from N(0, 2 / 5d) to N(0, 1 / (d · layers²)) where layers write to the residual
+        # stream
         if settings.init == "smdm" and name.endswith(("o_proj.weight", "down_proj.weight")):
             weight.data *= math.sqrt(5 / 2) / settings.layers
     return model
 
 
-def check_fit(model: DiffusionLM, tokenizer: PreTrainedTokenizerBase, settings: TrainSettings) -> None:
+def check_fit(
+    model: DiffusionLM, tokenizer: PreTrainedTokenizerBase, settings: TrainSettings
+) -> None:
     """Refuse text that the model cannot read.
 
     Raises:
-        ValueError: if rows are longer than its context, the tokenizer has ids that its embedding has not, or they call
-            different ids [MASK].
+        ValueError: if rows are longer than its context, the tokenizer has ids that its embedding
+            has not, or they call different ids [MASK].
     """
     check_vocabulary(tokenizer, model.config.vocab_size)
     if settings.length > model.config.text_positions:
         raise ValueError(
-            f"rows must fit the model's context of {model.config.text_positions} tokens, but length is "
+            f"rows must fit the model's context of {model.config.text_positions} tokens, but "
+            "length is "
             f"{settings.length}; give a shorter --length"
         )
     mask_id = model.config.mask_token_id
     if settings.objective == "autoregressive":
         return
-    if mask_id is None or (tokenizer.mask_token_id is not None and tokenizer.mask_token_id != mask_id):
+    if mask_id is None or (
+        tokenizer.mask_token_id is not None and tokenizer.mask_token_id != mask_id
+    ):
         raise ValueError(
-            f"[MASK] must be one id, but the model has {mask_id} and the tokenizer {tokenizer.mask_token_id}; leave "
+            f"[MASK] must be one id, but the model has {mask_id} and the tokenizer "
+            f"{tokenizer.mask_token_id}; leave "
             "out the tokenizer of the settings, or set its mask_token"
         )
 
@@ -169,7 +199,8 @@ def spread_out(trainer: Any, settings: TrainSettings) -> None:
             "Muon needs whole matrices, but the weights are spread over processes here; start with "
             "launch/eight_gpus.yaml, which keeps them whole, or give optimizer='adamw'"
         )
-    # a pass of the sinks' own would leave each layer before its backward pass can gather the weights again
+    # a pass of the sinks' own would leave each layer before its backward pass can gather the
+    # weights again
     trainer.model.sink_form = "sequence"
     if trainer.is_fsdp_enabled:
         # launch files need not know which decoder is trained
@@ -177,13 +208,16 @@ def spread_out(trainer: Any, settings: TrainSettings) -> None:
         trainer.accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = [layer]
     if settings.train_only == "lora" and trainer.model.config.sink_positions:
         raise ValueError(
-            "adapters and a sink token cannot be trained together with weights spread over processes; start with "
+            "adapters and a sink token cannot be trained together with weights spread over "
+            "processes; start with "
             "launch/eight_gpus.yaml, which keeps them whole, or leave out the sink"
         )
 
 
 def whole(trainer: Any) -> DiffusionLM:
-    """The trained model with all its weights, also where they are spread over processes (every process must call)."""
+    """The trained model with all its weights, also where they are spread over processes (every
+    process must call).
+    """
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     if not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled:
         return model
@@ -195,9 +229,12 @@ def whole(trainer: Any) -> DiffusionLM:
     return gathered
 
 
-def save(model: DiffusionLM, tokenizer: PreTrainedTokenizerBase, folder: Path, settings: TrainSettings) -> None:
-    """Write ``model/``: weights, config, tokenizer and the hash of the weights; an autoregressive model as the plain
-    decoder that it is. A sink that was trained alone gets a file of its own besides.
+def save(
+    model: DiffusionLM, tokenizer: PreTrainedTokenizerBase, folder: Path, settings: TrainSettings
+) -> None:
+    """Write ``model/``: weights, config, tokenizer and the hash of the weights; an autoregressive
+    model as the plain decoder that it is. A sink that was trained alone gets a file of its own
+    besides.
     """
     written: Any = causal_model(model) if settings.objective == "autoregressive" else model
     beside = folder / ".model"
@@ -223,7 +260,9 @@ def checkpoint_activations(model: Any) -> None:
 
 
 def causal_model(model: DiffusionLM) -> PreTrainedModel:
-    """The backbone as the causal Hugging Face model that it is without sink and gate; it shares the weights."""
+    """The backbone as the causal Hugging Face model that it is without sink and gate; it shares the
+    weights.
+    """
     config = copy.deepcopy(model.config.backbone)
     config.is_causal = True
     with torch.device("meta"):
@@ -243,9 +282,10 @@ def trainable_parameters(model: nn.Module, train_only: str = "all") -> list[str]
     """Names of the parameters that this choice trains.
 
     Args:
-        model: a :class:`~sinklab.core.models.DiffusionLM`, or a causal model for ``all`` and ``lora``.
-        train_only: ``all``; ``sink``, the sink's tensors; ``lora``, the adapters that :func:`freeze` puts in, and the
-            sink's tensors.
+        model: a :class:`~sinklab.core.models.DiffusionLM`, or a causal model for ``all`` and
+            ``lora``.
+        train_only: ``all``; ``sink``, the sink's tensors; ``lora``, the adapters that
+            :func:`freeze` puts in, and the sink's tensors.
 
     Raises:
         ValueError: for another word, or ``sink`` for a model that has none.
@@ -258,17 +298,20 @@ def trainable_parameters(model: nn.Module, train_only: str = "all") -> list[str]
     chosen = [name for name in names if name in sink or (train_only == "lora" and ".lora_" in name)]
     if train_only == "sink" and not chosen:
         raise ValueError(
-            "train_only='sink' needs a model with a sink, but this one has none; give it one with sink_kind='token' "
+            "train_only='sink' needs a model with a sink, but this one has none; give it one with "
+            "sink_kind='token' "
             "or 'kv' and sink_count=1"
         )
     return chosen
 
 
 def freeze(model: Any, train_only: str, lora_rank: int = 8) -> list[str]:
-    """Leave only a part of the model trainable; for ``lora`` put adapters beside the attention's projections.
+    """Leave only a part of the model trainable; for ``lora`` put adapters beside the attention's
+    projections.
 
-    Adapters start as nothing (Hu et al. 2021, §4.1): the model's outputs stay as they are. Their random half is drawn
-    from torch's global generator. :func:`merge_lora` makes a plain model of it again, to be saved.
+    Adapters start as nothing (Hu et al. 2021, §4.1): the model's outputs stay as they are. Their
+    random half is drawn from torch's global generator. :func:`merge_lora` makes a plain model of it
+    again, to be saved.
 
     Args:
         model: as for :func:`trainable_parameters`; changed in place.
@@ -279,8 +322,8 @@ def freeze(model: Any, train_only: str, lora_rank: int = 8) -> list[str]:
         the names of the trained parameters.
 
     Raises:
-        ValueError: as :func:`trainable_parameters`, for a rank below 1, where ``peft`` is not installed, and for a
-            model that has adapters already.
+        ValueError: as :func:`trainable_parameters`, for a rank below 1, where ``peft`` is not
+            installed, and for a model that has adapters already.
     """
     trainable_parameters(model, train_only if train_only != "lora" else "all")
     if train_only == "lora":
@@ -303,24 +346,31 @@ def _add_adapters(model: Any, rank: int) -> None:
     if type(rank) is not int or rank < 1:
         raise ValueError(f"lora_rank must be a whole number of at least 1, but is {rank!r}")
     if _adapters(model):
-        raise ValueError("this model has adapters already; merge them first, with merge_lora(model)")
-    with refused("train_only='lora' needs peft, which is not installed; run pip install peft", ImportError):
+        raise ValueError(
+            "this model has adapters already; merge them first, with merge_lora(model)"
+        )
+    with refused(
+        "train_only='lora' needs peft, which is not installed; run pip install peft", ImportError
+    ):
         from peft import LoraConfig, inject_adapter_in_model
     inject_adapter_in_model(
-        LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=list(PROJECTIONS)), model.model
+        LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=list(PROJECTIONS)),
+        model.model,
     )
     for adapter in _adapters(model).values():
         _move_gate(adapter.get_base_layer(), adapter)
 
 
 def merge_lora(model: Any) -> None:
-    """Add the adapters to the weights they stand beside and take them out, in place; every parameter is trainable
-    again. A model without adapters stays as it is.
+    """Add the adapters to the weights they stand beside and take them out, in place; every
+    parameter is trainable again. A model without adapters stays as it is.
     """
     for name, adapter in _adapters(model).items():
         base = adapter.get_base_layer()
         # a small change is lost in bfloat16
-        base.weight.data = base.weight.data.to(torch.promote_types(base.weight.dtype, torch.float32))
+        base.weight.data = base.weight.data.to(
+            torch.promote_types(base.weight.dtype, torch.float32)
+        )
         adapter.merge()
         _move_gate(adapter, base)
         owner, _, leaf = name.rpartition(".")
@@ -336,7 +386,9 @@ def _adapters(model: nn.Module) -> dict[str, Any]:
 
 
 def _move_gate(source: nn.Module, target: nn.Module) -> None:
-    """A gate multiplies what enters the output projection: the adapter beside it must see the same."""
+    """A gate multiplies what enters the output projection: the adapter beside it must see the
+    same.
+    """
     for key, hook in list(source._forward_pre_hooks.items()):
         if isinstance(getattr(hook, "__self__", None), Gate):
             del source._forward_pre_hooks[key]
@@ -369,7 +421,8 @@ class MuonAndAdamW(torch.optim.Optimizer):
 def muon_and_adamw(model: Any, muon_lr: float, args: Any, decayed: set[str]) -> MuonAndAdamW:
     """Muon for the matrices of the layers, AdamW for embeddings, norms, biases and sinks.
 
-    Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982) and decay at the same rate.
+    Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982) and decay
+    at the same rate.
 
     Args:
         model: whose parameters are trained, all of them.
@@ -382,7 +435,11 @@ def muon_and_adamw(model: Any, muon_lr: float, args: Any, decayed: set[str]) -> 
     for name, weight in model.named_parameters():
         is_matrix = weight.ndim == 2 and ".layers." in name and name.rpartition(".")[2] not in sink
         (matrices if is_matrix else groups[name in decayed]).append(weight)
-    parts = [{"params": some, "weight_decay": args.weight_decay * decays} for decays, some in groups.items() if some]
+    parts = [
+        {"params": some, "weight_decay": args.weight_decay * decays}
+        for decays, some in groups.items()
+        if some
+    ]
     moments = (args.adam_beta1, args.adam_beta2)
     adamw = torch.optim.AdamW(parts, lr=args.learning_rate, betas=moments, fused=True)
     decay = {"weight_decay": args.weight_decay, "adjust_lr_fn": "match_rms_adamw"}

@@ -1,6 +1,8 @@
-"""What is recorded while a model trains: losses and speed at each step logged, and where attention goes.
+"""What is recorded while a model trains: losses and speed at each step logged, and where attention
+goes.
 
-A recorder keeps its rows in each checkpoint, so that a resumed run has the table of an uninterrupted one.
+A recorder keeps its rows in each checkpoint, so that a resumed run has the table of an
+uninterrupted one.
 """
 
 # R rows, S sequence
@@ -29,7 +31,12 @@ RECENT = 20
 """Logged losses whose median a spike is measured against."""
 FEWEST = 5
 """Logged losses before a spike can be detected."""
-LOGGED = {"loss": "loss", "heldout_loss": "eval_loss", "lr": "learning_rate", "grad_norm": "grad_norm"}
+LOGGED = {
+    "loss": "loss",
+    "heldout_loss": "eval_loss",
+    "lr": "learning_rate",
+    "grad_norm": "grad_norm",
+}
 """Columns of the history -> what the Trainer calls them."""
 MONITOR_FILE = "monitor.json"
 SUMMARY = {"sink_share": "sink/share", "main_added": "sink/main", "mobility": "sink/mobility"}
@@ -71,7 +78,9 @@ class Recorder(TrainerCallback):
         return {name: [row.get(name, math.nan) for row in self.rows] for name in self.names}
 
     def grow(self, *rows: dict[str, Any]) -> None:
-        """More rows, also on the disk; one that is full is no reason to stop here: checkpoints and the end say so."""
+        """More rows, also on the disk; one that is full is no reason to stop here: checkpoints and
+        the end say so.
+        """
         self.rows += rows
         with contextlib.suppress(OSError):
             self.write(self.table, self.columns())
@@ -85,7 +94,8 @@ class History(Recorder):
         earlier: checkpoint of the run that this one resumes.
         say: called with a line at each row.
         spike: stop when a loss is more than so many times the median of the last 20; 0 is never.
-        begins: steps before which losses do not compare with later ones: the end of warm-up, of the causal phase, ….
+        begins: steps before which losses do not compare with later ones: the end of warm-up, of the
+            causal phase, ….
     """
 
     table = "history"
@@ -114,7 +124,11 @@ class History(Recorder):
         self._first, self._since = state.global_step, time.perf_counter()
         self._clock = self._since
         # a resumed state would bring back the intervals of the session that wrote it
-        state.logging_steps, state.eval_steps, state.save_steps = args.logging_steps, args.eval_steps, args.save_steps
+        state.logging_steps, state.eval_steps, state.save_steps = (
+            args.logging_steps,
+            args.eval_steps,
+            args.save_steps,
+        )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count the time of training itself, without measuring and saving."""
@@ -127,7 +141,9 @@ class History(Recorder):
 
     on_save = on_evaluate
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any
+    ) -> None:
         """Keep losses and learning rates with the step and the tokens seen.
 
         Raises:
@@ -155,32 +171,42 @@ class History(Recorder):
         for name in ("loss", "eval_loss"):
             if not math.isfinite(logs.get(name, 0.0)):
                 raise ValueError(
-                    f"the loss must stay finite, but {name} is {logs[name]} at step {state.global_step}; lower lr "
-                    f"({args.learning_rate}) and start again, or resume from {named_checkpoint(args.output_dir)}"
+                    f"the loss must stay finite, but {name} is {logs[name]} at step "
+                    f"{state.global_step}; lower lr "
+                    f"({args.learning_rate}) and start again, or resume from "
+                    f"{named_checkpoint(args.output_dir)}"
                 )
 
     def _refuse_spike(self, args: Any, state: Any, logs: dict[str, float]) -> None:
         if not self.spike or "loss" not in logs:
             return
         begin = max((step for step in self.begins if step < state.global_step), default=0)
-        # rows of checkpoints of an older version may lack keys; a mean over steps before `begin` is another quantity
-        before = [row["loss"] for row in self.rows if row["step"] > begin and not math.isnan(row["loss"])][-RECENT:]
+        # rows of checkpoints of an older version may lack keys; a mean over steps before `begin` is
+        # another quantity
+        before = [
+            row["loss"] for row in self.rows if row["step"] > begin and not math.isnan(row["loss"])
+        ][-RECENT:]
         if len(before) < FEWEST or state.global_step <= begin:
             return
         median = statistics.median(before)
         if logs["loss"] > self.spike * median:
             raise ValueError(
-                f"the loss must not spike, but at step {state.global_step} it is {logs['loss']:.4g}, more than "
-                f"{self.spike:g} times the median of the last {len(before)} logged ({median:.4g}), at lr "
+                f"the loss must not spike, but at step {state.global_step} it is "
+                f"{logs['loss']:.4g}, more than "
+                f"{self.spike:g} times the median of the last {len(before)} logged "
+                f"({median:.4g}), at lr "
                 f"{logs.get('learning_rate', math.nan):.3g}; lower lr or resume from "
-                f"{named_checkpoint(args.output_dir)} with --resume, or raise --spike (0: never stop)"
+                f"{named_checkpoint(args.output_dir)} with --resume, or raise --spike (0: never "
+                "stop)"
             )
 
     def _left(self, state: Any) -> str:
         done = state.global_step - self._first
         if not done or state.global_step >= state.max_steps:
             return ""
-        minutes = (time.perf_counter() - self._since) / done * (state.max_steps - state.global_step) / 60
+        minutes = (
+            (time.perf_counter() - self._since) / done * (state.max_steps - state.global_step) / 60
+        )
         return f", about {minutes:.0f} min left" if minutes >= 1 else ", less than a minute left"
 
 
@@ -200,7 +226,9 @@ class Counted(TrainerCallback):
 
 
 class Stop(TrainerCallback):
-    """SIGTERM ends a run with a checkpoint behind the step in work: in all processes the same one."""
+    """SIGTERM ends a run with a checkpoint behind the step in work: in all processes the same
+    one.
+    """
 
     def __init__(self) -> None:
         self.wanted = False
@@ -216,15 +244,17 @@ class Stop(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Log, save and stop where SIGTERM came to any process."""
         if self._group is not None:
-            dist.all_reduce(anywhere := torch.tensor(int(self.wanted)), dist.ReduceOp.MAX, group=self._group)
+            dist.all_reduce(
+                anywhere := torch.tensor(int(self.wanted)), dist.ReduceOp.MAX, group=self._group
+            )
             self.wanted = bool(anywhere)
         if self.wanted:
             control.should_log = control.should_save = control.should_training_stop = True
 
 
 class SinkMonitor(Recorder):
-    """Takes a :func:`~sinklab.lab.training.snapshots` at step 0, every so many steps and at the end.
-    It leaves training as it is, to the bit.
+    """Takes a :func:`~sinklab.lab.training.snapshots` at step 0, every so many steps and at the
+    end. It leaves training as it is, to the bit.
 
     Args:
         ids_RS: held-out text, rows without padding; ``rows`` of them, evenly spaced, are measured.
@@ -233,7 +263,8 @@ class SinkMonitor(Recorder):
         earlier: checkpoint of the run that this one resumes.
         causal_steps: until this step the model is a causal one and is measured as one.
         rule: what counts as a sink.
-        log: called with a few numbers of each measurement, by name (``sink/share``): the Trainer's own ``log``.
+        log: called with a few numbers of each measurement, by name (``sink/share``): the Trainer's
+            own ``log``.
     """
 
     table = "monitor"
@@ -254,9 +285,17 @@ class SinkMonitor(Recorder):
     ) -> None:
         super().__init__(earlier)
         self.ids_RS = ids_RS[:: max(1, len(ids_RS) // rows)][:rows]
-        self.every, self.causal_steps, self.rule, self.given, self.log = every, causal_steps, rule, given, log
+        self.every, self.causal_steps, self.rule, self.given, self.log = (
+            every,
+            causal_steps,
+            rule,
+            given,
+            log,
+        )
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+    ) -> None:
         """Measure the model before its first step."""
         if state.global_step == 0:
             self.look(model, state)
@@ -266,7 +305,9 @@ class SinkMonitor(Recorder):
         if state.global_step % self.every == 0:
             self.look(model, state)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+    def on_train_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+    ) -> None:
         """Measure the final model."""
         if state.global_step >= state.max_steps:
             self.look(model, state)
@@ -276,20 +317,34 @@ class SinkMonitor(Recorder):
         step = state.global_step
         if any(row["step"] == step for row in self.rows):
             return
-        # a process alone cannot run a model whose weights are spread over all; otherwise the others need not work
+        # a process alone cannot run a model whose weights are spread over all; otherwise the others
+        # need not work
         if not state.is_world_process_zero and not _is_sharded(model):
             return
         # the model of step n has taken steps 0 … n-1
         causal = bool(self.causal_steps) and step <= self.causal_steps
-        seen = snapshot(model, self.ids_RS, causal=causal, rule=self.rule, given=self.given).as_rows()
+        seen = snapshot(
+            model, self.ids_RS, causal=causal, rule=self.rule, given=self.given
+        ).as_rows()
         self.grow(*({"step": step, "causal": causal, **row} for row in seen))
         if self.log is not None and state.is_world_process_zero:
-            self.log({said: seen[0][name] for name, said in SUMMARY.items() if math.isfinite(seen[0][name])})
+            self.log(
+                {
+                    said: seen[0][name]
+                    for name, said in SUMMARY.items()
+                    if math.isfinite(seen[0][name])
+                }
+            )
 
 
 def _is_sharded(model: nn.Module) -> bool:
-    """Whether the weights are spread over processes (FSDP, ZeRO-3), so that none can run the model alone."""
+    """Whether the weights are spread over processes (FSDP, ZeRO-3), so that none can run the model
+    alone.
+    """
     # a part that each process holds is a DTensor under FSDP2, and has DeepSpeed's mark under ZeRO-3
-    if any(hasattr(parameter, "ds_id") or hasattr(parameter, "to_local") for parameter in model.parameters()):
+    if any(
+        hasattr(parameter, "ds_id") or hasattr(parameter, "to_local")
+        for parameter in model.parameters()
+    ):
         return True
     return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())

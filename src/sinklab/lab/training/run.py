@@ -37,25 +37,27 @@ def train(
     progress: Callable[[str], object] | None = None,
     count: Callable[[float, float], object] | None = None,
 ) -> Path:
-    """Train and write a run folder: ``run.json``, tables ``history``, ``heldout``, ``heldout_rows`` and ``monitor``,
-    ``model/`` (weights, config, tokenizer), ``sink.safetensors`` where the sink alone was trained,
-    ``adapters.safetensors`` where adapters were, ``checkpoints/``.
+    """Train and write a run folder: ``run.json``, tables ``history``, ``heldout``, ``heldout_rows``
+    and ``monitor``, ``model/`` (weights, config, tokenizer), ``sink.safetensors`` where the sink
+    alone was trained, ``adapters.safetensors`` where adapters were, ``checkpoints/``.
 
-    Started by ``torchrun`` or ``accelerate launch``, every process calls this with the same settings. SIGTERM to any of
-    them ends the run behind the step in work: with a checkpoint, and by ``SystemExit(143)``.
+    Started by ``torchrun`` or ``accelerate launch``, every process calls this with the same
+    settings. SIGTERM to any of them ends the run behind the step in work: with a checkpoint, and by
+    ``SystemExit(143)``.
 
     Args:
         settings: what to train, on what.
-        progress: called with a short text before each stage and at each row of the history; None is silent.
+        progress: called with a short text before each stage and at each row of the history; None is
+            silent.
         count: called with the steps done and all steps, after each of them.
 
     Returns:
         the folder of the trained model, ready for :func:`sinklab.core.models.load`.
 
     Raises:
-        ValueError: for a corpus without text, sizes that do not fit, a folder that is taken, resuming with changed
-            settings, changed data or without a folder, a loss that is not finite or jumps, a full disk, a device
-            without enough memory.
+        ValueError: for a corpus without text, sizes that do not fit, a folder that is taken,
+            resuming with changed settings, changed data or without a folder, a loss that is not
+            finite or jumps, a full disk, a device without enough memory.
     """
     check(settings)
     settings = checkpoints.with_precision(settings)
@@ -78,18 +80,33 @@ def train(
         checkpoints.same_data(folder, earlier, text.sha256)
     model: Any = start.model if start else models.new_model(settings, text.tokenizer)
     models.check_fit(model, text.tokenizer, settings)
-    facts: dict[str, Any] = {"name": folder.name, "family": settings.objective, "data_sha256": text.sha256}
+    facts: dict[str, Any] = {
+        "name": folder.name,
+        "family": settings.objective,
+        "data_sha256": text.sha256,
+    }
     facts |= variant(settings) | (models.source_of(start) if start else {})
     if settings.adapters is not None:
         earlier_facts = adapters.check_start(model, settings)
-        facts["adapters"] = {"file": Path(settings.adapters).name, **dataclasses.asdict(earlier_facts)}
+        facts["adapters"] = {
+            "file": Path(settings.adapters).name,
+            **dataclasses.asdict(earlier_facts),
+        }
     _choose_parameters(model, settings, text, say)
     # every process has looked at the folder before the first one takes it
     args.distributed_state.wait_for_everyone()
     # the weights of a checkpoint come from what was noted when the run began
     facts = earlier.model if earlier and checkpoint else facts
-    kept: dict[str, Any] = {"model": facts, "settings": dataclasses.asdict(settings), "seed": settings.seed}
-    run = RunWriter(folder, kind="training", **kept, overwrite=earlier is not None) if main else nullcontext()
+    kept: dict[str, Any] = {
+        "model": facts,
+        "settings": dataclasses.asdict(settings),
+        "seed": settings.seed,
+    }
+    run = (
+        RunWriter(folder, kind="training", **kept, overwrite=earlier is not None)
+        if main
+        else nullcontext()
+    )
     stop = Stop()
     with _leaving_together(args), run as record, explained(settings), on_sigterm(stop.want):
         trainer, recorders = _trainer(settings, args, text, model, checkpoint, say)
@@ -114,9 +131,12 @@ def _goes_on_from(folder: Path, lost: list[str], say: Callable[[str], object]) -
     return checkpoint
 
 
-def _choose_parameters(model: Any, settings: TrainSettings, text: Text, say: Callable[[str], object]) -> None:
+def _choose_parameters(
+    model: Any, settings: TrainSettings, text: Text, say: Callable[[str], object]
+) -> None:
     """Leave what is trained trainable, and say how much it is."""
-    # of tied weights one is saved: the Trainer is told, or it would miss the other in every checkpoint
+    # of tied weights one is saved: the Trainer is told, or it would miss the other in every
+    # checkpoint
     model._keys_to_ignore_on_save = {*model.all_tied_weights_keys}
     # where padding is the end token, torch would keep the end of a text from learning
     model.get_input_embeddings().padding_idx = None
@@ -126,11 +146,20 @@ def _choose_parameters(model: Any, settings: TrainSettings, text: Text, say: Cal
         adapters.put_in(model, settings)
         say(f"going on from the adapters in {settings.adapters}, with a fresh optimizer")
     count = sum(weight.numel() for name, weight in model.named_parameters() if name in trained)
-    size = "" if isinstance(text.training, StreamedRows) else f" on {math.prod(text.training.ids_RS.shape):,} tokens"
-    say(f"training {count:,} parameters{size}, computing in {'bfloat16' if settings.bf16 else 'float32'}")
+    size = (
+        ""
+        if isinstance(text.training, StreamedRows)
+        else f" on {math.prod(text.training.ids_RS.shape):,} tokens"
+    )
+    say(
+        f"training {count:,} parameters{size}, computing in "
+        f"{'bfloat16' if settings.bf16 else 'float32'}"
+    )
 
 
-def _finish(trainer: DiffusionTrainer, record: RunWriter | None, text: Text, settings: TrainSettings) -> None:
+def _finish(
+    trainer: DiffusionTrainer, record: RunWriter | None, text: Text, settings: TrainSettings
+) -> None:
     """The held-out loss of the final weights, and the model."""
     heldout, folder = trainer.heldout_losses(), Path(settings.out)
     written = models.whole(trainer)
@@ -141,7 +170,11 @@ def _finish(trainer: DiffusionTrainer, record: RunWriter | None, text: Text, set
         merge_lora(written)
         record.table("heldout", _heldout(heldout, written, text))
         tokens = heldout["tokens"].tolist()
-        losses = {"row": list(range(len(tokens))), "loss": heldout["losses"].tolist(), "tokens": tokens}
+        losses = {
+            "row": list(range(len(tokens))),
+            "loss": heldout["losses"].tolist(),
+            "tokens": tokens,
+        }
         record.table("heldout_rows", losses)
         with checkpoints.needing_room(folder / "checkpoints", "the model"):
             models.save(written, text.tokenizer, folder, settings)
@@ -153,10 +186,18 @@ def _finish(trainer: DiffusionTrainer, record: RunWriter | None, text: Text, set
 
 
 def _trainer(
-    settings: TrainSettings, args: Any, text: Text, model: Any, checkpoint: Path | None, say: Callable[[str], object]
+    settings: TrainSettings,
+    args: Any,
+    text: Text,
+    model: Any,
+    checkpoint: Path | None,
+    say: Callable[[str], object],
 ) -> tuple[DiffusionTrainer, list[Recorder]]:
     """The Trainer, and what it fills."""
-    autoregressive, sampler = settings.objective == "autoregressive", cast(TimeSampler, settings.time_sampler)
+    autoregressive, sampler = (
+        settings.objective == "autoregressive",
+        cast(TimeSampler, settings.time_sampler),
+    )
     config = model.config
     shared = config.block_length if settings.t_per == "block" else None
     causal, anneal = (round(part * text.steps) for part in (settings.causal_start, settings.anneal))
@@ -171,16 +212,23 @@ def _trainer(
     if checkpoint and isinstance(text.training, StreamedRows):
         text.training.start_at(*checkpoints.read_position(checkpoint))
     phases = Phases(causal, anneal, settings.seed, autoregressive, settings.window)
-    of_model, in_blocks = (config.mask_token_id, config.logit_shift), config.block_length is not None
+    of_model, in_blocks = (
+        (config.mask_token_id, config.logit_shift),
+        config.block_length is not None,
+    )
     liger = {"auto": None, "on": True, "off": False}[settings.liger]
     trainer = DiffusionTrainer(
         model=model,
         args=args,
         train_dataset=text.training,
         data_collator=NoisyCollator(settings.seed, settings.batch, sampler, clean, shared),
-        objective=Objective(phases, *of_model, settings.batch, settings.head_chunk, liger, in_blocks=in_blocks),
+        objective=Objective(
+            phases, *of_model, settings.batch, settings.head_chunk, liger, in_blocks=in_blocks
+        ),
         heldout=text.heldout,
-        together=max(1, min(args.per_device_train_batch_size, settings.head_chunk // settings.length)),
+        together=max(
+            1, min(args.per_device_train_batch_size, settings.head_chunk // settings.length)
+        ),
         keep=settings.keep,
         muon_lr=(settings.muon_lr or settings.lr) if settings.optimizer == "muon" else None,
     )
@@ -190,7 +238,9 @@ def _trainer(
     trainer.remove_callback(ProgressCallback)
     begins = (args.warmup_steps, causal, causal + anneal)
     tokens = settings.batch * settings.length
-    recorders: list[Recorder] = [History(tokens, checkpoint, say, spike=settings.spike, begins=begins)]
+    recorders: list[Recorder] = [
+        History(tokens, checkpoint, say, spike=settings.spike, begins=begins)
+    ]
     if settings.monitor_every:
         monitor = SinkMonitor(
             text.heldout.ids_RS,
@@ -204,15 +254,21 @@ def _trainer(
         )
         recorders.append(monitor)
     # the history counts a step once the monitor has looked
-    # and TensorBoard closes its file when all have spoken: another would begin in a folder of its own
-    for callback in [*reversed(recorders), *(tensorboard(settings) if args.process_index == 0 else ())]:
+    # and TensorBoard closes its file when all have spoken: another would begin in a folder of its
+    # own
+    for callback in [
+        *reversed(recorders),
+        *(tensorboard(settings) if args.process_index == 0 else ()),
+    ]:
         trainer.add_callback(callback)
     return trainer, recorders
 
 
 @contextmanager
 def _leaving_together(args: Any) -> Iterator[None]:
-    """After SIGTERM the processes leave once the first has written: a launcher kills the rest when one is gone."""
+    """After SIGTERM the processes leave once the first has written: a launcher kills the rest when
+    one is gone.
+    """
     try:
         yield
     except Terminated:
@@ -259,22 +315,27 @@ def _heldout(measured: dict[str, Any], model: Any, text: Text) -> dict[str, list
 
 
 def settings_of(folder: str | Path) -> TrainSettings:
-    """The settings with which the training run in a folder was made, but ``resume``: ``train(settings_of(folder))``,
-    with another ``out``, makes it again. A setting that is newer than the run has its default.
+    """The settings with which the training run in a folder was made, but ``resume``:
+    ``train(settings_of(folder))``, with another ``out``, makes it again. A setting that is newer
+    than the run has its default.
 
     Raises:
-        ValueError: if the folder holds no training run, is damaged, or has settings that do not exist.
+        ValueError: if the folder holds no training run, is damaged, or has settings that do not
+            exist.
     """
     info = checkpoints.of_training(Path(folder), open_run(folder).info)
     known = get_type_hints(TrainSettings)
     if surplus := [name for name in info.settings if name not in known]:
         raise ValueError(
-            f"{folder} has settings that this version of sinklab does not know: {', '.join(surplus)}; use the version "
+            f"{folder} has settings that this version of sinklab does not know: "
+            f"{', '.join(surplus)}; use the version "
             f"that wrote it ({info.versions.get('sinklab')})"
         )
     for name, value in info.settings.items():
         kinds = get_args(known[name]) or (known[name],)
         if type(value) not in kinds and not (float in kinds and type(value) is int):
-            raise ValueError(f"{folder} is damaged: its setting {name} is {value!r}, which no run writes")
+            raise ValueError(
+                f"{folder} is damaged: its setting {name} is {value!r}, which no run writes"
+            )
     # a run that was interrupted and resumed is reproduced from its start
     return TrainSettings(**info.settings | {"resume": False})

@@ -1,7 +1,8 @@
 """What a training run is: one frozen dataclass, written into its run folder.
 
-Recipes are values of it, in recipes.toml: the runs of «One Token Is Enough» and their laptop twins, each with every
-variant of the model. The variant is the one thing that differs between two runs of a recipe.
+Recipes are values of it, in recipes.toml: the runs of «One Token Is Enough» and their laptop twins,
+each with every variant of the model. The variant is the one thing that differs between two runs of
+a recipe.
 """
 
 import tomllib
@@ -17,8 +18,8 @@ class ModelSettings(Checked):
     """The model that is trained."""
 
     init_from: str | None = None
-    """Folder or Hub name of a model to start from, causal (Llama, Qwen2, Qwen3) or diffusion; its sizes and tokenizer
-    are taken, and the sizes below are not used.
+    """Folder or Hub name of a model to start from, causal (Llama, Qwen2, Qwen3) or diffusion; its
+    sizes and tokenizer are taken, and the sizes below are not used.
     """
     backbone: str = limited("llama", one_of=("llama", "qwen2"))
     """Decoder of a new model: llama or qwen2."""
@@ -35,11 +36,13 @@ class ModelSettings(Checked):
     tie_embeddings: bool = True
     """The LM head is the embedding."""
     init: str = limited("plain", one_of=("plain", "smdm"))
-    """How a new model's weights are drawn: plain (standard deviation 0.02, as transformers does) or smdm (by width, and
-    smaller by depth where a layer writes to the residual stream; arXiv 2410.18514)."""
+    """How a new model's weights are drawn: plain (standard deviation 0.02, as transformers does) or
+    smdm (by width, and smaller by depth where a layer writes to the residual stream; arXiv
+    2410.18514).
+    """
     sink_kind: str = "none"
-    """none, token (a learned sink token), zero (its values forced to zero), kv (learned keys and values per layer),
-    logit (a learned logit per head)."""
+    """none, token (a learned sink token), zero (its values forced to zero), kv (learned keys and
+    values per layer), logit (a learned logit per head)."""
     sink_count: int = 0
     """Number of sink tokens: 0, 1, 2 or 4."""
     sink_side: str = "front"
@@ -47,14 +50,20 @@ class ModelSettings(Checked):
     gate: str = "none"
     """none, or elementwise: sigmoid gate on the attention output."""
     gate_bias: float | None = None
-    """Where the gate's bias starts: 4 opens it, for pretrained backbones; None leaves the bias out (Eq. 9)."""
+    """Where the gate's bias starts: 4 opens it, for pretrained backbones; None leaves the bias out
+    (Eq. 9).
+    """
     attention: str = limited("full", one_of=("full", "causal", "first_alone"))
-    """Keys that a token sees: full (all), causal (itself and those to its left) or first_alone (all, but the first
-    token of a row sees itself alone)."""
+    """Keys that a token sees: full (all), causal (itself and those to its left) or first_alone
+    (all, but the first token of a row sees itself alone)."""
     mask_token: str = "auto"
-    """[MASK] of a model that has none: auto (an unused row of the embedding, else a new one), unused, add, or an id."""
+    """[MASK] of a model that has none: auto (an unused row of the embedding, else a new one),
+    unused, add, or an id.
+    """
     logit_shift: bool = False
-    """Position i is predicted from the output at i − 1 (Dream's way to start from a causal model)."""
+    """Position i is predicted from the output at i − 1 (Dream's way to start from a causal
+    model).
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +71,10 @@ class DataSettings(Checked):
     """What it learns from."""
 
     corpus: str = "python-docs"
-    """Folder or file of text (.txt, .md, .jsonl, each also .gz; .parquet), "hub:NAME" or "hub:NAME:CONFIG" for a
-    dataset of the Hub, or "python-docs": the documentation that comes with Python. For pairs a file, "arithmetic"
-    (invented sums) or "battery" (the reasoning battery; "battery:test" are its test problems).
+    """Folder or file of text (.txt, .md, .jsonl, each also .gz; .parquet), "hub:NAME" or
+    "hub:NAME:CONFIG" for a dataset of the Hub, or "python-docs": the documentation that comes with
+    Python. For pairs a file, "arithmetic" (invented sums) or "battery" (the reasoning battery;
+    "battery:test" are its test problems).
     """
     text_field: str = "text"
     """Field that holds the text in JSON lines and datasets."""
@@ -72,36 +82,42 @@ class DataSettings(Checked):
     """Learn only from documents of which this holds: FIELD=VALUE or FIELD!=VALUE, such as
     meta.redpajama_set_name!=RedPajamaGithub."""
     heldout: str | None = None
-    """Corpus of the same kind to measure the loss on; without it the last rows of the training corpus are held out, or
-    the first ones of a stream.
+    """Corpus of the same kind to measure the loss on; without it the last rows of the training
+    corpus are held out, or the first ones of a stream.
     """
     heldout_rows: int = limited(256, at_least=1)
     """Rows of held-out text, evenly spaced over it."""
     tokenizer: str | None = None
-    """Folder or Hub name of a tokenizer; without it the one of init_from, else a byte-level BPE tokenizer is trained on
-    the corpus.
+    """Folder or Hub name of a tokenizer; without it the one of init_from, else a byte-level BPE
+    tokenizer is trained on the corpus.
     """
     vocab_size: int = 2048
     """Vocabulary of a tokenizer trained here."""
     pairs: str = limited("none", one_of=("none", "published", "corrected", "completion"))
-    """none for plain text; published or corrected for fine-tuning on questions and answers (GSM8K-Aug lines,
-    question||steps #### answer): corrected has no loss on padding and one start token; completion for one row a
-    question: as it stands, then steps and answer in answer_length tokens.
+    """none for plain text; published or corrected for fine-tuning on questions and answers
+    (GSM8K-Aug lines, question||steps #### answer): corrected has no loss on padding and one start
+    token; completion for one row a question: as it stands, then steps and answer in answer_length
+    tokens.
     """
     answer_length: int = limited(18, at_least=1)
-    """With pairs completion: tokens behind the question, filled up with end tokens, which have loss."""
+    """With pairs completion: tokens behind the question, filled up with end tokens, which have
+    loss.
+    """
     length: int = limited(128, at_least=1)
     """Tokens in a row; a new model reads up to twice as many, and at least 512."""
     documents: str = limited("joined", one_of=("joined", "separate"))
-    """Packed rows cross document boundaries: joined (tokens attend to the whole row) or separate (to their own document
-    only).
+    """Packed rows cross document boundaries: joined (tokens attend to the whole row) or separate
+    (to their own document only).
     """
     row_start: bool = False
-    """Begin every row with the tokenizer's start token (a new one where it has none), which is given: never masked and
-    without loss. The tokenizer remembers it, for prompts and held-out rows; not for streams and pairs.
+    """Begin every row with the tokenizer's start token (a new one where it has none), which is
+    given: never masked and without loss. The tokenizer remembers it, for prompts and held-out rows;
+    not for streams and pairs.
     """
     streaming: bool = False
-    """Read, tokenize and pack while training instead of before it: for corpora larger than memory."""
+    """Read, tokenize and pack while training instead of before it: for corpora larger than
+    memory.
+    """
     shuffle_rows: int = limited(1024, at_least=1)
     """Rows of a stream that are shuffled together; 1 keeps their order."""
     workers: int = limited(0, at_least=0, at_most=1, free=True)
@@ -113,30 +129,42 @@ class ObjectiveSettings(Checked):
     """The training objective."""
 
     objective: str = limited("diffusion", one_of=("diffusion", "block_diffusion", "autoregressive"))
-    """diffusion; block_diffusion: attention in blocks, each denoised behind the clean ones before it (BD3-LM); or
-    autoregressive: the causal twin, saved as a plain Hugging Face model."""
+    """diffusion; block_diffusion: attention in blocks, each denoised behind the clean ones before
+    it (BD3-LM); or autoregressive: the causal twin, saved as a plain Hugging Face model."""
     block_length: int | None = limited(None, at_least=1)
     """With block_diffusion: tokens of a block."""
     t_per: str = limited("row", one_of=("row", "block"))
-    """With block_diffusion: a diffusion time is drawn for each row (dLLM) or each block (BD3-LM)."""
+    """With block_diffusion: a diffusion time is drawn for each row (dLLM) or each block
+    (BD3-LM).
+    """
     clean_attention: str = limited("block", one_of=("block", "causal"))
-    """With block_diffusion: finished blocks attend from both sides inside the block, or causal, from left to right."""
+    """With block_diffusion: finished blocks attend from both sides inside the block, or causal,
+    from left to right.
+    """
     causal_start: float = limited(0.0, at_least=0, at_most=1)
-    """Fraction of the steps spent as a causal language model first; small budgets go much further with 0.4."""
+    """Fraction of the steps spent as a causal language model first; small budgets go much further
+    with 0.4.
+    """
     anneal: float = limited(0.0, at_least=0, at_most=1)
-    """Fraction of the steps, after the causal ones, over which keys to the right become visible one by one
-    (attention-mask annealing)."""
+    """Fraction of the steps, after the causal ones, over which keys to the right become visible one
+    by one (attention-mask annealing)."""
     window: int | None = limited(None, at_least=1)
-    """Width of local attention: each token sees this many neighbours on either side; all tokens when left out."""
+    """Width of local attention: each token sees this many neighbours on either side; all tokens
+    when left out.
+    """
     time_sampler: str = limited("low_discrepancy", one_of=("iid", "low_discrepancy"))
-    """How diffusion times are drawn: iid (independent for each row, as in the papers) or low_discrepancy."""
+    """How diffusion times are drawn: iid (independent for each row, as in the papers) or
+    low_discrepancy.
+    """
     train_only: str = limited("all", one_of=("all", "sink", "lora"))
-    """all weights; sink (retrofit: the backbone is frozen, the sink alone learns); or lora (adapters, and the sink)."""
+    """all weights; sink (retrofit: the backbone is frozen, the sink alone learns); or lora
+    (adapters, and the sink).
+    """
     lora_rank: int = limited(8, at_least=1)
     """Rank of the adapters."""
     adapters: str | None = None
-    """File of adapters (adapters.safetensors of a run) to go on from, on init_from, the model that they were trained
-    on; the optimizer starts anew."""
+    """File of adapters (adapters.safetensors of a run) to go on from, on init_from, the model that
+    they were trained on; the optimizer starts anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,15 +172,19 @@ class OptimizerSettings(Checked):
     """The optimizer: AdamW, or Muon and AdamW, with linear warm-up and cosine decay."""
 
     optimizer: str = limited("adamw", one_of=("adamw", "muon"))
-    """adamw, or muon: Muon for the matrices of the layers, AdamW for embeddings, norms, biases and sinks."""
+    """adamw, or muon: Muon for the matrices of the layers, AdamW for embeddings, norms, biases and
+    sinks.
+    """
     muon_lr: float | None = limited(None, above=0)
-    """Muon's peak learning rate; as lr when left out, since its updates are scaled to the size of AdamW's."""
+    """Muon's peak learning rate; as lr when left out, since its updates are scaled to the size of
+    AdamW's.
+    """
 
     batch: int = limited(32, at_least=1)
     """Rows in an optimizer step, over all processes."""
     micro_batch: int | None = limited(None, at_least=1, free=True)
-    """Rows that one process runs at a time (gradient accumulation does the rest); lower it when memory is short: noise
-    and order do not change. All rows of the process when left out.
+    """Rows that one process runs at a time (gradient accumulation does the rest); lower it when
+    memory is short: noise and order do not change. All rows of the process when left out.
     """
     steps: int = limited(1000, at_least=1)
     """Optimizer steps."""
@@ -178,11 +210,14 @@ class OptimizerSettings(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings(Checked):
-    """Precision, speed, logging and checkpoints; apart from rounding nothing here changes what is learned."""
+    """Precision, speed, logging and checkpoints; apart from rounding nothing here changes what is
+    learned.
+    """
 
     bf16: bool | None = None
-    """bfloat16 autocast (weights stay float32; frozen ones that are bfloat16 on disk stay so); when left out, where
-    this machine multiplies bfloat16 in hardware. A run that is resumed keeps its type.
+    """bfloat16 autocast (weights stay float32; frozen ones that are bfloat16 on disk stay so); when
+    left out, where this machine multiplies bfloat16 in hardware. A run that is resumed keeps its
+    type.
     """
     compile: bool = limited(False, free=True)
     """torch.compile the decoder: about a quarter faster, a slow first step."""
@@ -203,7 +238,9 @@ class EngineSettings(Checked):
     keep: int = limited(2, at_least=1, free=True)
     """How many of the newest checkpoints are kept."""
     monitor_every: int = limited(0, at_least=0)
-    """Steps between two measurements of the sink monitor, on fixed held-out text; 0 turns it off."""
+    """Steps between two measurements of the sink monitor, on fixed held-out text; 0 turns it
+    off.
+    """
     monitor_rows: int = limited(8, at_least=1)
     """Rows of held-out text that the sink monitor measures."""
     monitor_rule: str = "excess"
@@ -211,21 +248,25 @@ class EngineSettings(Checked):
     spike: float = limited(3.0, at_least=0, free=True)
     """Stop when the loss exceeds this multiple of its recent median; 0 turns this off."""
     log_to: str = limited("auto", free=True)
-    """Trackers of the Trainer besides the run folder: auto (tensorboard, where installed), none, or names such as
-    tensorboard, wandb, trackio, separated by commas.
+    """Trackers of the Trainer besides the run folder: auto (tensorboard, where installed), none, or
+    names such as tensorboard, wandb, trackio, separated by commas.
     """
     out: str = limited("runs/train", free=True)
     """Run folder: run.json, the history, checkpoints and the final model."""
     resume: bool = limited(False, free=True)
-    """Resume from the newest checkpoint in the run folder, or from the start where it has none yet."""
+    """Resume from the newest checkpoint in the run folder, or from the start where it has none
+    yet.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings(EngineSettings, OptimizerSettings, ObjectiveSettings, DataSettings, ModelSettings):
+class TrainSettings(
+    EngineSettings, OptimizerSettings, ObjectiveSettings, DataSettings, ModelSettings
+):
     """Train a diffusion language model: from scratch, from a causal model, or its sink alone.
 
-    A variant (sink, gate) is a value in here and changes nothing else: data order, noise and the other weights'
-    initial values depend on the seed alone.
+    A variant (sink, gate) is a value in here and changes nothing else: data order, noise and the
+    other weights' initial values depend on the seed alone.
     """
 
 
@@ -233,7 +274,9 @@ class TrainSettings(EngineSettings, OptimizerSettings, ObjectiveSettings, DataSe
 FREE = free_fields(TrainSettings)
 """Settings that may differ between a run and its continuation: how it runs and what it reports."""
 
-_READ: dict[str, dict[str, Any]] = tomllib.loads((files(__package__) / "recipes.toml").read_text("utf-8"))
+_READ: dict[str, dict[str, Any]] = tomllib.loads(
+    (files(__package__) / "recipes.toml").read_text("utf-8")
+)
 
 VARIANTS: dict[str, dict[str, Any]] = _READ["variants"]
 """Name to the settings of the model that make the variant."""
@@ -243,18 +286,21 @@ RECIPES: dict[str, str] = {name: fields["about"] for name, fields in _READ["reci
 
 
 def recipe(name: str, variant: str | None = None, **changes: Any) -> TrainSettings:
-    """The settings of a recipe with this variant of the model; ``changes`` are fields of :class:`TrainSettings`.
+    """The settings of a recipe with this variant of the model; ``changes`` are fields of
+    :class:`TrainSettings`.
 
-    A gate that a pretrained model is given starts open (bias 4): at 0.5 it would halve what the model has learned. The
-    run folder is ``runs/<recipe>``, with the variant behind it where it is not the recipe's own. Fine-tuning on
-    questions goes on with the model that was trained with the same variant: ``runs/<recipe before>-<variant>/model``.
+    A gate that a pretrained model is given starts open (bias 4): at 0.5 it would halve what the
+    model has learned. The run folder is ``runs/<recipe>``, with the variant behind it where it is
+    not the recipe's own. Fine-tuning on questions goes on with the model that was trained with the
+    same variant: ``runs/<recipe before>-<variant>/model``.
 
     Args:
         name: one of :data:`RECIPES`.
         variant: one of :data:`VARIANTS`; None is ``plain``, or ``sink`` for a retrofit.
 
     Raises:
-        ValueError: for an unknown recipe or variant, naming the near one, or an autoregressive model with a sink.
+        ValueError: for an unknown recipe or variant, naming the near one, or an autoregressive
+            model with a sink.
         TypeError: for a change that is no field.
     """
     one_of("recipe", name, RECIPES)
@@ -264,7 +310,10 @@ def recipe(name: str, variant: str | None = None, **changes: Any) -> TrainSettin
     settings = TrainSettings(**_fields(name))
     fields = dict(VARIANTS[chosen])
     if settings.objective == "autoregressive" and fields:
-        raise ValueError(f"{name} trains a plain autoregressive model, so it has no variant {chosen!r}; leave it out")
+        raise ValueError(
+            f"{name} trains a plain autoregressive model, so it has no variant {chosen!r}; leave "
+            "it out"
+        )
     if settings.pairs in ("published", "corrected") and chosen != own:
         fields["init_from"] = str(settings.init_from).replace("/model", f"-{chosen}/model")
     elif settings.init_from and fields.get("gate"):
@@ -279,4 +328,8 @@ def _fields(name: str) -> dict[str, Any]:
     fields = (_fields(given["like"]) if "like" in given else {}) | given
     if "tokens" in given:
         fields["steps"] = round(given["tokens"] / (fields["batch"] * fields["length"]))
-    return {key: value for key, value in fields.items() if key not in ("about", "like", "tokens", "variant")}
+    return {
+        key: value
+        for key, value in fields.items()
+        if key not in ("about", "like", "tokens", "variant")
+    }

@@ -1,6 +1,9 @@
-"""`snapshot`: where attention goes in a model on a fixed text, seen through masks that open one by one."""
+"""`snapshot`: where attention goes in a model on a fixed text, seen through masks that open one by
+one.
+"""
 
-# R rows, B rows of one forward, T levels, L layers, H heads, S text positions, K keys = added sinks + S, D width
+# R rows, B rows of one forward, T levels, L layers, H heads, S text positions, K keys = added sinks
+# + S, D width
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,12 +27,19 @@ from sinklab.lab.analysis.movement import motion
 SAMPLE = 1 << 14
 """numbers of a row, about, that its median is taken of"""
 
-REDUCED: dict[str, Any] = {"added": torch.amax, "first": torch.amax, "other": torch.amax, "median": torch.mean}
+REDUCED: dict[str, Any] = {
+    "added": torch.amax,
+    "first": torch.amax,
+    "other": torch.amax,
+    "median": torch.mean,
+}
 """How the numbers of all rows come to one: their maximum, but the mean of the medians."""
 
 
 def _note_states(seen: dict[tuple[str, int], list[Tensor]], layer: int, states_BSD: Tensor) -> None:
-    """After a layer: its states are of the text, or of the added sinks, which models run unobserved and apart."""
+    """After a layer: its states are of the text, or of the added sinks, which models run unobserved
+    and apart.
+    """
     size_BSD = states_BSD.abs()
     if not is_observed():
         found = {"added": size_BSD.amax((1, 2))}
@@ -41,7 +51,9 @@ def _note_states(seen: dict[tuple[str, int], list[Tensor]], layer: int, states_B
         seen[name, layer].append(value_B.float())
 
 
-def measured_activations(seen: Mapping[tuple[str, int], list[Tensor]], layers: int) -> dict[str, np.ndarray]:
+def measured_activations(
+    seen: Mapping[tuple[str, int], list[Tensor]], layers: int
+) -> dict[str, np.ndarray]:
     """The measures of a snapshot (L,), NaN where nothing was seen."""
     found = {f"activation_{name}": np.full(layers, np.nan) for name in REDUCED}
     for (name, layer), values in seen.items():
@@ -64,7 +76,8 @@ def _spread(size_BSD: Tensor) -> Tensor:
 
 @contextmanager
 def after_layers(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[nn.ModuleList]:
-    """Call ``see(number, states_BSD)`` after every decoder layer of a transformers model, detached; gives the layers.
+    """Call ``see(number, states_BSD)`` after every decoder layer of a transformers model, detached;
+    gives the layers.
 
     Raises:
         ValueError: if the model has no decoder with a list of layers.
@@ -72,7 +85,8 @@ def after_layers(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[nn.
     layers = getattr(getattr(model, "base_model", model), "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ValueError(
-            f"states are read after each decoder layer, but {type(model).__name__} keeps no list `layers` in its "
+            f"states are read after each decoder layer, but {type(model).__name__} keeps no list "
+            "`layers` in its "
             "backbone; pass a DiffusionLM or a Llama-like transformers model"
         )
 
@@ -86,7 +100,9 @@ def after_layers(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[nn.
 
 
 HOLDERS = ("added", "first", "early", "other")
-"""Places of a main sink: an added one, the first token, the second to fourth tokens, a later token."""
+"""Places of a main sink: an added one, the first token, the second to fourth tokens, a later
+token.
+"""
 
 
 def measured_heads(
@@ -103,7 +119,8 @@ def measured_heads(
         received_RTLHK: column sums; keys begin with the added sinks.
         value_RTLK: norms of the values.
         visible_RTK: number of queries that see each key.
-        masked_RTS: text positions that hold a mask: these are told apart from visible text where norms are compared.
+        masked_RTS: text positions that hold a mask: these are told apart from visible text where
+            norms are compared.
         added: N.
         rule: what counts as a sink.
     """
@@ -120,32 +137,49 @@ def measured_heads(
         "text_sinks": sinks_RTLHK[..., added:].sum(-1).mean(over),
     }
     layers |= _holders(main_sink(received_RTLHK, seen), sinks_RTLHK, added)
-    layers |= _values(value_RTLK, sinks_RTLHK.sum(3), masked_RTS[:, :, None], received_RTLHK.shape[3], added)
+    layers |= _values(
+        value_RTLK, sinks_RTLHK.sum(3), masked_RTS[:, :, None], received_RTLHK.shape[3], added
+    )
     overall = {}
     for name, start in (("mobility", 0), ("text_mobility", added)):
-        moved = motion(received_RTLHK[..., start:], seen[..., start:], added=added - start, rule=rule)
+        moved = motion(
+            received_RTLHK[..., start:], seen[..., start:], added=added - start, rule=rule
+        )
         weight = np.where(np.isnan(moved.mobility), 0, moved.strength * moved.steps)
-        layers[name] = ratio((weight * np.nan_to_num(moved.mobility)).sum((0, 2)), weight.sum((0, 2)))
+        layers[name] = ratio(
+            (weight * np.nan_to_num(moved.mobility)).sum((0, 2)), weight.sum((0, 2))
+        )
         overall[name] = moved.overall.mobility
     return layers, overall
 
 
 def _holders(main_RTLH: np.ndarray, sinks: np.ndarray, added: int) -> dict[str, np.ndarray]:
-    counts = np.take_along_axis(sinks, np.maximum(main_RTLH, 0)[..., None], -1)[..., 0] & (main_RTLH >= 0)
+    counts = np.take_along_axis(sinks, np.maximum(main_RTLH, 0)[..., None], -1)[..., 0] & (
+        main_RTLH >= 0
+    )
     holder = np.digitize(main_RTLH - added, (0, 1, 4))
-    shares = {f"main_{name}": (counts & (holder == place)).mean((0, 1, 3)) for place, name in enumerate(HOLDERS)}
+    shares = {
+        f"main_{name}": (counts & (holder == place)).mean((0, 1, 3))
+        for place, name in enumerate(HOLDERS)
+    }
     return shares | {"main_none": (~counts).mean((0, 1, 3))}
 
 
 def _values(
     value_RTLK: np.ndarray, sinks_RTLK: np.ndarray, masked_RT1S: np.ndarray, heads: int, added: int
 ) -> dict[str, np.ndarray]:
-    """Norms by kind of key; a token that is a sink of some heads counts to both sides by their number."""
+    """Norms by kind of key; a token that is a sink of some heads counts to both sides by their
+    number.
+    """
 
     def mean(norm: np.ndarray, weight: np.ndarray) -> np.ndarray:
         return ratio((norm * weight).sum((0, 1, 3)), weight.sum((0, 1, 3), dtype=float))
 
-    added_norm, norm, count = value_RTLK[..., :added], value_RTLK[..., added:], sinks_RTLK[..., added:]
+    added_norm, norm, count = (
+        value_RTLK[..., :added],
+        value_RTLK[..., added:],
+        sinks_RTLK[..., added:],
+    )
     return {
         "value_added": mean(added_norm, np.ones_like(added_norm)),
         "value_sink": mean(norm, count * ~masked_RT1S),
@@ -157,18 +191,20 @@ def _values(
 LEVELS = (0.9, 0.7, 0.5, 0.3, 0.1)
 
 MEASURES: tuple[str, ...] = ("sink_share", "top_text_share", "first_share", "sinks", "text_sinks")
-"""What a snapshot holds of every layer, NaN where there is no such thing; norms are means over heads.
+"""What a snapshot holds of every layer, NaN where there is no such thing; norms are means over
+heads.
 
 sink_share: share of all attention that the added sinks receive, all of them together.
 top_text_share: share that the greatest key of the text receives in a head.
 first_share: share that the first token receives.
 sinks: sinks in a head under the rule of the monitor, added ones among them.
 text_sinks: sinks in a head that are tokens of the text.
-main_added, main_first, main_early, main_other: share of (row, level, head) whose main sink is there (see ``HOLDERS``).
-main_none: share where no key is a sink; the five add up to 1.
-mobility: chance that two mask ratios have their main sinks at different positions, 0 static; NaN without sinks.
-text_mobility: the same among the tokens of the text alone.
-value_added, value_sink, value_other: norm of the values of the added sinks, of text sinks, of the other text; both of
+main_added, main_first, main_early, main_other: share of (row, level, head) whose main sink is there
+(see ``HOLDERS``). main_none: share where no key is a sink; the five add up to 1.
+mobility: chance that two mask ratios have their main sinks at different positions, 0 static; NaN
+without sinks. text_mobility: the same among the tokens of the text alone.
+value_added, value_sink, value_other: norm of the values of the added sinks, of text sinks, of the
+other text; both of
     visible text alone, since masks carry other values.
 value_masked: the same of masks.
 activation_added: greatest |x| of the residual stream after the layer, at the added sinks.
@@ -183,25 +219,37 @@ MEASURES += (*(f"activation_{name}" for name in REDUCED), "activation_ratio")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One measurement of a model. Shares are means over rows, mask ratios, queries and heads; see ``MEASURES``."""
+    """One measurement of a model. Shares are means over rows, mask ratios, queries and heads; see
+    ``MEASURES``.
+    """
 
     layers: Mapping[str, np.ndarray]
     """(L,) by measure"""
     overall: Mapping[str, float]
-    """over all layers: the mean, but the greatest of what is a maximum, and mobility weighted by strength of sinks"""
+    """over all layers: the mean, but the greatest of what is a maximum, and mobility weighted by
+    strength of sinks
+    """
     added: int
     """added sinks N"""
     length: int
     """tokens S in a row"""
     even_share: float
-    """what all added sinks together would receive if every key drew alike: N over the keys that a query sees, mean"""
+    """what all added sinks together would receive if every key drew alike: N over the keys that a
+    query sees, mean
+    """
 
     def as_rows(self) -> list[dict[str, Any]]:
-        """One row for the whole model (``layer`` -1) and one a layer, with the measures as columns."""
+        """One row for the whole model (``layer`` -1) and one a layer, with the measures as
+        columns.
+        """
         beside = {"added": self.added, "even_share": self.even_share}
         whole = {"layer": -1, **beside, **self.overall}
         return [whole] + [
-            {"layer": layer, **beside, **{name: float(values[layer]) for name, values in self.layers.items()}}
+            {
+                "layer": layer,
+                **beside,
+                **{name: float(values[layer]) for name, values in self.layers.items()},
+            }
             for layer in range(len(self.layers["sinks"]))
         ]
 
@@ -219,25 +267,30 @@ def snapshot(
 ) -> Snapshot:
     """Measure sinks, value norms and massive activations of a model on clean text ``ids_RS``.
 
-    The text is read under nested masks, the most hidden first: a token once open stays open, as in a denoising run
-    whose guesses are all right, so that the levels play the part of steps and sinks can move. Which tokens open when
-    depends on the seed alone. Costs rows x levels forward passes without gradients.
+    The text is read under nested masks, the most hidden first: a token once open stays open, as in
+    a denoising run whose guesses are all right, so that the levels play the part of steps and sinks
+    can move. Which tokens open when depends on the seed alone. Costs rows x levels forward passes
+    without gradients.
 
-    The model is left as it was: training mode, random generators, compiled forwards (it runs uncompiled meanwhile, in
-    its own precision, without autocast). Massive activations follow Sun et al. 2024 (arXiv 2402.17762).
+    The model is left as it was: training mode, random generators, compiled forwards (it runs
+    uncompiled meanwhile, in its own precision, without autocast). Massive activations follow Sun et
+    al. 2024 (arXiv 2402.17762).
 
     Args:
-        model: a DiffusionLM, or a causal transformers model: that one reads the clean text, as with ``causal``.
+        model: a DiffusionLM, or a causal transformers model: that one reads the clean text, as with
+            ``causal``.
         ids_RS: int64 rows of text without padding.
         levels: shares of each row that are hidden, in (0, 1].
         seed: of the order in which tokens open.
         batch: rows in one forward.
-        causal: read the clean text from left to right: how a model looks during a causal warm start.
+        causal: read the clean text from left to right: how a model looks during a causal warm
+            start.
         rule: what counts as a sink.
         given: tokens at the head of each row that are never hidden, such as a start token.
 
     Raises:
-        ValueError: for empty text, levels outside (0, 1], or a model without decoder layers or attention calls.
+        ValueError: for empty text, levels outside (0, 1], or a model without decoder layers or
+            attention calls.
     """
     _check(ids_RS, levels, batch)
     model = _unwrapped(model)
@@ -248,30 +301,40 @@ def snapshot(
     parts: list[tuple[np.ndarray, ...]] = []
     activations = defaultdict[tuple[str, int], list[Tensor]](list)
     with _as_it_is(model, device), after_layers(model, partial(_note_states, activations)):
-        for shown_TBS in _shown(ids_RS, None if clean else mask_id, levels, seed, given).split(batch, 1):
+        for shown_TBS in _shown(ids_RS, None if clean else mask_id, levels, seed, given).split(
+            batch, 1
+        ):
             with trace(model) as recording:
                 for shown_BS in shown_TBS:
                     _run(model, shown_BS.to(device), mask_id is not None, causal)
                     recording.mark()
             parts.append(_by_row(recording, shown_TBS == (-1 if clean else mask_id)))
             added = recording.prefix
-    received, values, visible, masked = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    received, values, visible, masked = (
+        np.concatenate(arrays) for arrays in zip(*parts, strict=True)
+    )
     layers, mobility = measured_heads(received, values, visible, masked, added, rule)
     layers |= measured_activations(activations, received.shape[2])
     overall = {name: _overall(name, values_L) for name, values_L in layers.items()} | mobility
     seen_S = added + (np.arange(1, length + 1) if clean else np.full(length, length))
-    layers, overall = {name: layers[name] for name in MEASURES}, {name: overall[name] for name in MEASURES}
+    layers, overall = (
+        {name: layers[name] for name in MEASURES},
+        {name: overall[name] for name in MEASURES},
+    )
     return Snapshot(layers, overall, added, length, even_share=float((added / seen_S).mean()))
 
 
 def _check(ids_RS: Tensor, levels: Sequence[float], batch: int) -> None:
     if ids_RS.dim() != 2 or 0 in ids_RS.shape or batch < 1:
         raise ValueError(
-            f"snapshot reads rows of token ids (R, S), batch of them at a time, but got shape {tuple(ids_RS.shape)} "
+            "snapshot reads rows of token ids (R, S), batch of them at a time, but got shape "
+            f"{tuple(ids_RS.shape)} "
             f"and batch {batch}"
         )
     if not levels or not all(0 < level <= 1 for level in levels):
-        raise ValueError(f"levels are shares of hidden tokens in (0, 1], but are {tuple(levels)}; leave 0 out")
+        raise ValueError(
+            f"levels are shares of hidden tokens in (0, 1], but are {tuple(levels)}; leave 0 out"
+        )
 
 
 def _by_row(recording: Recording, masked_TBS: Tensor) -> tuple[np.ndarray, ...]:
@@ -280,7 +343,9 @@ def _by_row(recording: Recording, masked_TBS: Tensor) -> tuple[np.ndarray, ...]:
     return tuple(array.swapaxes(0, 1) for array in arrays)
 
 
-def _shown(ids_RS: Tensor, mask_id: int | None, levels: Sequence[float], seed: int, given: int) -> Tensor:
+def _shown(
+    ids_RS: Tensor, mask_id: int | None, levels: Sequence[float], seed: int, given: int
+) -> Tensor:
     """What the model reads, (T, R, S); without a mask the clean text, one level."""
     ids_1RS = ids_RS.long().cpu()[None]
     if mask_id is None:
@@ -290,8 +355,8 @@ def _shown(ids_RS: Tensor, mask_id: int | None, levels: Sequence[float], seed: i
 
 
 def nested_masks(shape: Sequence[int], levels: Sequence[float], seed: int) -> Tensor:
-    """Hidden positions bool (T, R, S), the most hidden level first: each row hides round(level · S) tokens, at least
-    one, in an order drawn from the seed.
+    """Hidden positions bool (T, R, S), the most hidden level first: each row hides round(level · S)
+    tokens, at least one, in an order drawn from the seed.
     """
     rank_RS = torch.rand(shape, generator=torch.Generator().manual_seed(seed)).argsort(1).argsort(1)
     counts = [max(1, round(level * shape[1])) for level in sorted(levels, reverse=True)]
@@ -326,7 +391,9 @@ def _unwrapped(model: Any) -> Any:
 
 @contextmanager
 def _as_it_is(model: Any, device: torch.device) -> Iterator[None]:
-    """Look without a trace: evaluation mode, no gradients, no autocast, uncompiled; everything is put back."""
+    """Look without a trace: evaluation mode, no gradients, no autocast, uncompiled; everything is
+    put back.
+    """
     with ExitStack() as stack:
         for module in model.modules():
             stack.callback(setattr, module, "training", module.training)
@@ -334,7 +401,8 @@ def _as_it_is(model: Any, device: torch.device) -> Iterator[None]:
             if module._compiled_call_impl is not None:
                 stack.callback(setattr, module, "_compiled_call_impl", module._compiled_call_impl)
                 module._compiled_call_impl = None
-        # accelerate puts a forward that turns autocast on in the model's place, and keeps its own one under this name
+        # accelerate puts a forward that turns autocast on in the model's place, and keeps its own
+        # one under this name
         if {"forward", "_original_forward"} <= vars(model).keys():
             stack.callback(setattr, model, "forward", model.forward)
             model.forward = model._original_forward

@@ -1,4 +1,6 @@
-"""What a run learns from: tokenizer, rows in their order, held-out rows, and a hash that says what they were."""
+"""What a run learns from: tokenizer, rows in their order, held-out rows, and a hash that says what
+they were.
+"""
 
 # R rows, S sequence
 import hashlib
@@ -38,18 +40,21 @@ class Text:
 
 
 def prepare(
-    settings: TrainSettings, say: Say = lambda text: None, tokenizer: PreTrainedTokenizerBase | None = None
+    settings: TrainSettings,
+    say: Say = lambda text: None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Text:
     """Tokenizer, training rows and held-out rows of a run.
 
     Args:
         settings: of the run.
         say: called with a short text before each stage.
-        tokenizer: of the model that the run starts from; one that the settings name comes before it.
+        tokenizer: of the model that the run starts from; one that the settings name comes before
+            it.
 
     Raises:
-        ValueError: for a corpus without text or with too little, a tokenizer that cannot be loaded, or a stream where
-            its rows begin with a start token.
+        ValueError: for a corpus without text or with too little, a tokenizer that cannot be loaded,
+            or a stream where its rows begin with a start token.
     """
     say(f"reading {settings.corpus}")
     documents = _read(settings.corpus, settings)
@@ -71,7 +76,8 @@ def prepare(
         count += -count % rows_together(settings)
         if len(rows) <= count:
             raise ValueError(
-                "the corpus fills only one row, so nothing can be held out; give a heldout corpus or a shorter length"
+                "the corpus fills only one row, so nothing can be held out; give a heldout corpus "
+                "or a shorter length"
             )
         training, heldout = rows.part(slice(-count)), rows.part(slice(-count, None)).dense()
     steps = settings.steps
@@ -93,30 +99,47 @@ def _read(corpus: str, settings: TrainSettings) -> Documents:
     return read_corpus(corpus, text_field=settings.text_field, only=settings.only)
 
 
-def _trained_tokenizer(documents: Documents, settings: TrainSettings, say: Say) -> PreTrainedTokenizerBase:
+def _trained_tokenizer(
+    documents: Documents, settings: TrainSettings, say: Say
+) -> PreTrainedTokenizerBase:
     kind = "documents"
     if isinstance(documents, Pairs):
         documents, kind = [" ".join(pair.texts()) for pair in documents], "questions"
     count = len(documents) if isinstance(documents, list) else f"the first {TOKENIZER_DOCUMENTS}"
     say(f"training a tokenizer of {settings.vocab_size} entries on {count} {kind}")
-    return train_tokenizer(islice(documents, TOKENIZER_DOCUMENTS if settings.streaming else None), settings.vocab_size)
+    return train_tokenizer(
+        islice(documents, TOKENIZER_DOCUMENTS if settings.streaming else None), settings.vocab_size
+    )
 
 
 def _rows(
-    documents: Documents, settings: TrainSettings, tokenizer: PreTrainedTokenizerBase, say: Say = lambda text: None
+    documents: Documents,
+    settings: TrainSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    say: Say = lambda text: None,
 ) -> Rows:
     if not isinstance(documents, Pairs):
         say("packing the text into rows")
         ids_RS, documents_RS = pack_with_documents(documents, tokenizer, settings.length)
         # a start token is given: noise and loss spare it
         start = len(row_start(tokenizer))
-        maskable_RS = (torch.arange(settings.length) >= start).expand(ids_RS.shape) if start else None
+        maskable_RS = (
+            (torch.arange(settings.length) >= start).expand(ids_RS.shape) if start else None
+        )
         apart_RS = documents_RS if settings.documents == "separate" else None
         return Rows(ids_RS, documents_RS=apart_RS, maskable_RS=maskable_RS)
     rows, counts = pair_rows(
-        documents, tokenizer, settings.length, style=settings.pairs, answer_length=settings.answer_length
+        documents,
+        tokenizer,
+        settings.length,
+        style=settings.pairs,
+        answer_length=settings.answer_length,
     )
-    dropped = f", {counts.dropped} too long for {settings.length} tokens and left out" if counts.dropped else ""
+    dropped = (
+        f", {counts.dropped} too long for {settings.length} tokens and left out"
+        if counts.dropped
+        else ""
+    )
     skipped = f", {documents.skipped} lines of another form skipped" if documents.skipped else ""
     say(f"{counts.lines} questions in rows{dropped}{skipped}")
     return rows
@@ -126,14 +149,24 @@ def _heldout(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Row
     rows = _rows(_read(str(settings.heldout), settings), settings, tokenizer)
     # evenly spaced, so that every document has its share; the two rows of a question stay together
     together = rows_together(settings)
-    chosen = torch.arange(len(rows)).view(-1, together)[:: max(1, len(rows) // settings.heldout_rows)].flatten()
+    chosen = (
+        torch.arange(len(rows))
+        .view(-1, together)[:: max(1, len(rows) // settings.heldout_rows)]
+        .flatten()
+    )
     return rows.part(chosen[: max(together, settings.heldout_rows)]).dense()
 
 
 def _streamed(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Text:
     if row_start(tokenizer):
-        raise ValueError("rows of this tokenizer begin with a start token, which a stream has not; leave out streaming")
-    same = {name: getattr(settings, name) for name in ("length", "text_field", "seed", "shuffle_rows", "documents")}
+        raise ValueError(
+            "rows of this tokenizer begin with a start token, which a stream has not; leave out "
+            "streaming"
+        )
+    same = {
+        name: getattr(settings, name)
+        for name in ("length", "text_field", "seed", "shuffle_rows", "documents")
+    }
     skipped = 0 if settings.heldout is not None else settings.heldout_rows
     stream = StreamedRows(settings.corpus, tokenizer, **same, only=settings.only, skip_rows=skipped)
     heldout = stream.heldout() if settings.heldout is None else _heldout(settings, tokenizer)

@@ -1,6 +1,7 @@
 """The masked-diffusion and next-token objectives on `transformers.Trainer`.
 
-Noise belongs to a row of the run: it is the same on every rank, in every micro-batch, before and after a restart.
+Noise belongs to a row of the run: it is the same on every rank, in every micro-batch, before and
+after a restart.
 """
 
 # B batch, S sequence, R rows (of the run or held out), M masked positions (row-major), V vocabulary
@@ -23,7 +24,12 @@ from sinklab.core.models.diffusion_lm import DiffusionLM
 from sinklab.core.models.head import IGNORE_INDEX
 from sinklab.core.models.sinks.base import sink_of
 from sinklab.lab.data.rows import Rows, collate, place_generator
-from sinklab.lab.training.checkpoints import prune, refuse_broken_weights, write_checkpoint, write_position
+from sinklab.lab.training.checkpoints import (
+    prune,
+    refuse_broken_weights,
+    write_checkpoint,
+    write_position,
+)
 from sinklab.lab.training.model import muon_and_adamw
 from sinklab.lab.training.recorders import Recorder
 
@@ -31,7 +37,9 @@ from sinklab.lab.training.recorders import Recorder
 _TIME, _MASK, _STEP_TIMES, _VISIBLE = range(4)
 
 
-def row_times(seed: int, rows_B: Tensor, batch: int, sampler: TimeSampler, blocks: int = 1) -> Tensor:
+def row_times(
+    seed: int, rows_B: Tensor, batch: int, sampler: TimeSampler, blocks: int = 1
+) -> Tensor:
     """Diffusion times (B, blocks) of each row of the run.
 
     Args:
@@ -39,31 +47,41 @@ def row_times(seed: int, rows_B: Tensor, batch: int, sampler: TimeSampler, block
         rows_B: ordinals of the rows; row n belongs to step n // batch.
         batch: rows of an optimizer step, over all ranks.
         blocks: times of a row.
-        sampler: ``iid`` draws from (seed, row) alone; ``low_discrepancy`` spreads the rows of a step evenly, drawing
-            from (seed, step) and the row's place in its step.
+        sampler: ``iid`` draws from (seed, row) alone; ``low_discrepancy`` spreads the rows of a
+            step evenly, drawing from (seed, step) and the row's place in its step.
 
     Raises:
         ValueError: if the sampler is unknown or ``batch`` < 1.
     """
     if sampler == "iid":
-        drawn = [sample_times(blocks, generator=place_generator(seed, _TIME, row)) for row in rows_B.tolist()]
+        drawn = [
+            sample_times(blocks, generator=place_generator(seed, _TIME, row))
+            for row in rows_B.tolist()
+        ]
         return torch.stack(drawn)
     steps: dict[int, Tensor] = {}
     for step in {row // batch for row in rows_B.tolist()}:
         generator = place_generator(seed, _STEP_TIMES, step)
-        steps[step] = sample_times(batch * blocks, sampler=sampler, generator=generator).view(batch, blocks)
+        steps[step] = sample_times(batch * blocks, sampler=sampler, generator=generator).view(
+            batch, blocks
+        )
     return torch.stack([steps[row // batch][row % batch] for row in rows_B.tolist()])
 
 
 def row_masks(seed: int, rows_B: Tensor, t_BS: Tensor) -> Tensor:
-    """Bool (B, S): what :func:`sinklab.core.diffusion.corrupt` masks in each row under a generator of (seed, row)."""
-    drawn = [torch.rand(t_BS.shape[1], generator=place_generator(seed, _MASK, row)) for row in rows_B.tolist()]
+    """Bool (B, S): what :func:`sinklab.core.diffusion.corrupt` masks in each row under a generator
+    of (seed, row).
+    """
+    drawn = [
+        torch.rand(t_BS.shape[1], generator=place_generator(seed, _MASK, row))
+        for row in rows_B.tolist()
+    ]
     return torch.stack(drawn) < t_BS
 
 
 def visible_keys(seed: int, step: int, share: float, length: int) -> Tensor:
-    """Bool (S, S) of attention-mask annealing (DiffuLLaMA, arXiv 2410.17891): each query sees its left, and each key to
-    its right with probability ``share``, drawn for the whole step.
+    """Bool (S, S) of attention-mask annealing (DiffuLLaMA, arXiv 2410.17891): each query sees its
+    left, and each key to its right with probability ``share``, drawn for the whole step.
     """
     drawn_SS = torch.rand(length, length, generator=place_generator(seed, _VISIBLE, step))
     return (drawn_SS < share) | torch.ones(length, length, dtype=torch.bool).tril()
@@ -79,9 +97,11 @@ def neighbours(window: int | None, length: int) -> Tensor | None:
 
 @dataclass(frozen=True)
 class NoisyCollator:
-    """Rows of the run to a batch with its noise: adds ``t`` and ``masked`` (B, S), drawn where the data is loaded.
+    """Rows of the run to a batch with its noise: adds ``t`` and ``masked`` (B, S), drawn where the
+    data is loaded.
 
-    No noise is drawn for rows of the first ``clean_steps`` steps, which are spent as a causal language model.
+    No noise is drawn for rows of the first ``clean_steps`` steps, which are spent as a causal
+    language model.
     """
 
     seed: int
@@ -109,7 +129,9 @@ class NoisyCollator:
 
 @dataclass(frozen=True)
 class Phases:
-    """Which objective a step has: causal first, then diffusion, with keys to the right coming into sight on the way."""
+    """Which objective a step has: causal first, then diffusion, with keys to the right coming into
+    sight on the way.
+    """
 
     causal_steps: int
     anneal_steps: int
@@ -129,12 +151,16 @@ class Phases:
         return self.autoregressive or step < self.causal_steps
 
     def share(self, step: int) -> float:
-        """Probability that a key to the right is visible, rising from 0 to 1 over the annealing steps."""
+        """Probability that a key to the right is visible, rising from 0 to 1 over the annealing
+        steps.
+        """
         done = step - self.causal_steps
         return 1.0 if done >= self.anneal_steps else max(0, done) / self.anneal_steps
 
     def visible(self, step: int, length: int) -> Tensor | None:
-        """Bool (S, S) of what a query may see, beside a causal step's own order; None once that is everything."""
+        """Bool (S, S) of what a query may see, beside a causal step's own order; None once that is
+        everything.
+        """
         near_SS = neighbours(self.window, length)
         share = 1.0 if self.is_causal(step) else self.share(step)
         if share >= 1:
@@ -144,9 +170,15 @@ class Phases:
 
 
 def asked_causally(batch: Mapping[str, Tensor]) -> Tensor:
-    """Bool (B, S): tokens that have a predecessor to be predicted from, in their own document where those are apart."""
+    """Bool (B, S): tokens that have a predecessor to be predicted from, in their own document where
+    those are apart.
+    """
     ids_BS = batch["input_ids"]
-    asked_BS = batch["maskable"].clone() if "maskable" in batch else torch.ones_like(ids_BS, dtype=torch.bool)
+    asked_BS = (
+        batch["maskable"].clone()
+        if "maskable" in batch
+        else torch.ones_like(ids_BS, dtype=torch.bool)
+    )
     asked_BS[:, 0] = False
     if "documents" in batch:
         asked_BS[:, 1:] &= batch["documents"][:, 1:] == batch["documents"][:, :-1]
@@ -154,18 +186,24 @@ def asked_causally(batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def sight(batch: Mapping[str, Tensor], visible_SS: Tensor | None) -> dict[str, Tensor]:
-    """Arguments of the model for what is hidden: padding, other documents, keys that annealing still withholds."""
+    """Arguments of the model for what is hidden: padding, other documents, keys that annealing
+    still withholds.
+    """
     seen: Tensor | None = None if visible_SS is None else visible_SS.to(batch["input_ids"].device)
     if "documents" in batch:
         documents_BS = batch["documents"]
         own_BSS = documents_BS[:, :, None] == documents_BS[:, None, :]
         seen = own_BSS if seen is None else own_BSS & seen
     found = {} if seen is None else {"visible": seen}
-    return found | ({"attention_mask": batch["attention_mask"]} if "attention_mask" in batch else {})
+    return found | (
+        {"attention_mask": batch["attention_mask"]} if "attention_mask" in batch else {}
+    )
 
 
 def causal_loss(model: DiffusionLM, ids_BS: Tensor) -> Tensor:
-    """Next-token loss (nats per token) with each position seeing its left only, for a loop of one's own."""
+    """Next-token loss (nats per token) with each position seeing its left only, for a loop of one's
+    own.
+    """
     logits_BSV = model(ids_BS, causal=True).logits
     return F.cross_entropy(logits_BSV[:, :-1].flatten(0, 1).float(), ids_BS[:, 1:].flatten())
 
@@ -185,15 +223,26 @@ class Objective:
     in_blocks: bool = False
     """Attention is in blocks: each is denoised behind the clean ones before it."""
 
-    def call(self, batch: Mapping[str, Tensor], step: int, tokens: Tensor | float) -> dict[str, Any]:
-        """Arguments of the model for a micro-batch of this step with ``tokens`` tokens in its loss."""
-        return self.targets(batch, step, tokens) | {"head_chunk": self.head_chunk, "liger": self.liger}
+    def call(
+        self, batch: Mapping[str, Tensor], step: int, tokens: Tensor | float
+    ) -> dict[str, Any]:
+        """Arguments of the model for a micro-batch of this step with ``tokens`` tokens in its
+        loss.
+        """
+        return self.targets(batch, step, tokens) | {
+            "head_chunk": self.head_chunk,
+            "liger": self.liger,
+        }
 
-    def targets(self, batch: Mapping[str, Tensor], step: int, tokens: Tensor | float) -> dict[str, Any]:
-        """What of these arguments says what is asked of the model: this micro-batch's share of the loss of a step.
+    def targets(
+        self, batch: Mapping[str, Tensor], step: int, tokens: Tensor | float
+    ) -> dict[str, Any]:
+        """What of these arguments says what is asked of the model: this micro-batch's share of the
+        loss of a step.
 
-        That is the mean cross-entropy over ``tokens`` predicted tokens where the step is causal, else the masked-token
-        loss (Eq. 3–4 of «One Token Is Enough»): Σ 1 / (t · tokens) · cross-entropy over the masks.
+        That is the mean cross-entropy over ``tokens`` predicted tokens where the step is causal,
+        else the masked-token loss (Eq. 3–4 of «One Token Is Enough»): Σ 1 / (t · tokens) ·
+        cross-entropy over the masks.
         """
         ids_BS = batch["input_ids"]
         if causal := self.phases.is_causal(step):
@@ -205,8 +254,14 @@ class Objective:
             masked_BS, weights_BS = batch["masked"], 1 / (batch["t"].float() * tokens)
             labels_BS = ids_BS.masked_fill(~masked_BS, IGNORE_INDEX)
             ids_BS = ids_BS.masked_fill(masked_BS, self.mask_id)
-        asked: dict[str, Any] = {"input_ids": ids_BS, "labels": labels_BS, "label_weights": weights_BS}
-        asked |= {"causal": True} if causal else {"clean": batch["input_ids"]} if self.in_blocks else {}
+        asked: dict[str, Any] = {
+            "input_ids": ids_BS,
+            "labels": labels_BS,
+            "label_weights": weights_BS,
+        }
+        asked |= (
+            {"causal": True} if causal else {"clean": batch["input_ids"]} if self.in_blocks else {}
+        )
         return asked | sight(batch, self.phases.visible(step, ids_BS.shape[1]))
 
     def counted(self, batch: Mapping[str, Tensor], step: int) -> Tensor:
@@ -227,8 +282,9 @@ NOISE_SEED = 0
 class DiffusionTrainer(Trainer):
     """`transformers.Trainer` whose loss is the masked-diffusion (or next-token) objective.
 
-    The gradient is that of the mean over all tokens of an optimizer step: it does not depend on micro-batches or ranks.
-    Rows come in the order of the dataset. Checkpoints appear under their names when they are whole.
+    The gradient is that of the mean over all tokens of an optimizer step: it does not depend on
+    micro-batches or ranks. Rows come in the order of the dataset. Checkpoints appear under their
+    names when they are whole.
     """
 
     def __init__(
@@ -250,8 +306,12 @@ class DiffusionTrainer(Trainer):
         self._tokens: Tensor | float = 1.0
         self._writing: Path | None = None
 
-    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: Any) -> tuple[list, None]:
-        """The micro-batches of an optimizer step; tokens in its loss are counted over all processes."""
+    def get_batch_samples(
+        self, epoch_iterator: Iterator, num_batches: int, device: Any
+    ) -> tuple[list, None]:
+        """The micro-batches of an optimizer step; tokens in its loss are counted over all
+        processes.
+        """
         samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if samples:
             self._tokens = self._counted(samples)
@@ -265,9 +325,15 @@ class DiffusionTrainer(Trainer):
         return self.accelerator.reduce(here.to(self.args.device), reduction="sum")
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: Any,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
-        """This micro-batch's share of the loss of its step, scaled for what the Trainer does with it."""
+        """This micro-batch's share of the loss of its step, scaled for what the Trainer does with
+        it.
+        """
         out = model(**self.objective.call(inputs, self.state.global_step, self._tokens))
         # the Trainer divides by the micro-batches, and gradients are averaged over processes
         loss = out.loss * self.current_gradient_accumulation_steps * self.accelerator.num_processes
@@ -279,11 +345,15 @@ class DiffusionTrainer(Trainer):
         """Held-out loss under fixed noise."""
         metrics = {f"{metric_key_prefix}_loss": self.heldout_losses()["loss"]}
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
         return metrics
 
     def note(self, values: dict[str, float]) -> None:
-        """Tell the trackers something besides the losses, without taking the turn of the log of this step."""
+        """Tell the trackers something besides the losses, without taking the turn of the log of
+        this step.
+        """
         due = self.control.should_log
         self.log(values)
         self.control.should_log = due
@@ -296,8 +366,8 @@ class DiffusionTrainer(Trainer):
 
     @torch.no_grad()
     def heldout_losses(self) -> dict[str, Any]:
-        """``loss``: nats per token over all held-out rows; ``losses`` (R,) float64: of each row, under the objective of
-        the last phase; ``tokens`` (R,): what each row's loss is a mean over.
+        """``loss``: nats per token over all held-out rows; ``losses`` (R,) float64: of each row,
+        under the objective of the last phase; ``tokens`` (R,): what each row's loss is a mean over.
 
         Every process works on its share; all get the whole result.
         """
@@ -307,14 +377,21 @@ class DiffusionTrainer(Trainer):
         sums_R = torch.zeros(count, dtype=torch.float64 if device.type != "mps" else torch.float32)
         for turn in range(math.ceil(count / (self.together * ranks))):
             first = (turn * ranks + rank) * self.together
-            # the last group is filled up with repeated rows: one shape to compile, one number of calls on each rank
+            # the last group is filled up with repeated rows: one shape to compile, one number of
+            # calls on each rank
             places = [min(first + number, count - 1) for number in range(self.together)]
-            sums_B = self._sums({name: part[places].to(device) for name, part in self._measured.items()}).to(sums_R)
+            sums_B = self._sums(
+                {name: part[places].to(device) for name, part in self._measured.items()}
+            ).to(sums_R)
             own = max(0, min(self.together, count - first))
             sums_R[first : first + own] = sums_B[:own]
         sums_R = self.accelerator.reduce(sums_R.to(device), reduction="sum").cpu()
         tokens_R = self.objective.counted(self._measured, self.objective.phases.last).sum(dim=1)
-        return {"loss": (sums_R.sum() / tokens_R.sum()).item(), "losses": sums_R / tokens_R, "tokens": tokens_R}
+        return {
+            "loss": (sums_R.sum() / tokens_R.sum()).item(),
+            "losses": sums_R / tokens_R,
+            "tokens": tokens_R,
+        }
 
     def _sums(self, batch: dict[str, Tensor]) -> Tensor:
         """Weighted cross-entropy of each row (B,)."""
@@ -327,7 +404,9 @@ class DiffusionTrainer(Trainer):
         return losses_M.new_zeros(len(labels_BS)).index_add(0, asked_BS.nonzero()[:, 0], weighted_M)
 
     def get_train_dataloader(self) -> DataLoader:
-        """The Trainer's; a scheduler's SIGTERM reaches its workers too, which must read on until the step is done."""
+        """The Trainer's; a scheduler's SIGTERM reaches its workers too, which must read on until
+        the step is done.
+        """
         loader: Any = super().get_train_dataloader()
         # rows and their noise follow from their numbers: a worker has nothing else to begin with
         getattr(loader, "base_dataloader", loader).worker_init_fn = _ignore_sigterm
@@ -336,7 +415,11 @@ class DiffusionTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
         """The order is in the dataset."""
         dataset: Any = self.train_dataset if train_dataset is None else train_dataset
-        return None if isinstance(dataset, torch.utils.data.IterableDataset) else SequentialSampler(dataset)
+        return (
+            None
+            if isinstance(dataset, torch.utils.data.IterableDataset)
+            else SequentialSampler(dataset)
+        )
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         """Everything but norms and biases decays, and the sink where its kind says so."""
@@ -358,9 +441,15 @@ class DiffusionTrainer(Trainer):
         return str(self._writing or self.args.output_dir)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        root, step, first = Path(str(self.args.output_dir)), self.state.global_step, self.is_world_process_zero()
+        root, step, first = (
+            Path(str(self.args.output_dir)),
+            self.state.global_step,
+            self.is_world_process_zero(),
+        )
         refuse_broken_weights(cast(Any, self.model), step, root)
-        with write_checkpoint(root, step, first=first, wait=self.accelerator.wait_for_everyone) as folder:
+        with write_checkpoint(
+            root, step, first=first, wait=self.accelerator.wait_for_everyone
+        ) as folder:
             self._writing = folder.parent
             try:
                 super()._save_checkpoint(model, trial)

@@ -1,1 +1,3 @@
-"""Kinds of added sink, one file each: subclasses of `Sink`, registered in `sinklab.core.registry.sinks`."""
+"""Kinds of added sink, one file each: subclasses of `Sink`, registered in
+`sinklab.core.registry.sinks`.
+"""

@@ -1,6 +1,9 @@
-"""What a kind of added sink says of itself. Nothing here costs torch: reports and help ask for labels alone."""
+"""What a kind of added sink says of itself. Nothing here costs torch: reports and help ask for
+labels alone.
+"""
 
-# B batch, N sinks, G key/value heads, D head dim, E hidden size, U rows with positions of their own (1 or B)
+# B batch, N sinks, G key/value heads, D head dim, E hidden size, U rows with positions of their own
+# (1 or B)
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -18,20 +21,26 @@ SIDES = ("front", "end")
 
 @dataclass(frozen=True)
 class Sink:
-    """A kind of added sink: its parameters, and the keys and values that every query of the text sees besides the text.
+    """A kind of added sink: its parameters, and the keys and values that every query of the text
+    sees besides the text.
 
-    A subclass under a name (``@sinks.register("token")``) is a kind, ``sink_kind`` of a model's config. With a position
-    it is a token: :meth:`embeddings` run through the layers, each seeing itself alone (Eq. 5–6), and :meth:`values` may
-    change what they hand on. Without one it gives :meth:`prefix`, keys and values of every layer. A subclass that is a
-    frozen dataclass has its fields as options: ``sink_kind="name:field=value"``.
+    A subclass under a name (``@sinks.register("token")``) is a kind, ``sink_kind`` of a model's
+    config. With a position it is a token: :meth:`embeddings` run through the layers, each seeing
+    itself alone (Eq. 5–6), and :meth:`values` may change what they hand on. Without one it gives
+    :meth:`prefix`, keys and values of every layer. A subclass that is a frozen dataclass has its
+    fields as options: ``sink_kind="name:field=value"``.
     """
 
     label: ClassVar[str | None] = None
     """What comes before the word «sink» in reports; None for the kind's name."""
     tensors: ClassVar[tuple[str, ...]] = ("sink_embeddings",)
-    """Names of the model's parameters that are the sink; the names of other kinds may be taken again."""
+    """Names of the model's parameters that are the sink; the names of other kinds may be taken
+    again.
+    """
     positions: ClassVar[int] = 1
-    """Positions of the context that each sink takes: 1 for a token, 0 for keys without one, which have no side."""
+    """Positions of the context that each sink takes: 1 for a token, 0 for keys without one, which
+    have no side.
+    """
     weight_decay: ClassVar[bool] = False
     """Whether AdamW's weight decay applies to its parameters."""
 
@@ -45,19 +54,26 @@ class Sink:
         return (config.sink_count, config.backbone.hidden_size)
 
     def initialize(self, name: str, tensor: Tensor, std: float) -> None:
-        """Fill a new parameter in place; from N(0, std²) if the kind does not say, as the backbone's weights are."""
+        """Fill a new parameter in place; from N(0, std²) if the kind does not say, as the
+        backbone's weights are.
+        """
         tensor.normal_(std=std)
 
     def embeddings(self, model: Any) -> Tensor:
-        """The sinks (N, E) as the first layer gets them; the parameter itself if the kind does not say."""
+        """The sinks (N, E) as the first layer gets them; the parameter itself if the kind does not
+        say.
+        """
         return model.sink_embeddings
 
     def values(self, v_BGND: Tensor) -> Tensor:
-        """A layer's value states of the sinks, as they are to be used there; those given if the kind does not say."""
+        """A layer's value states of the sinks, as they are to be used there; those given if the
+        kind does not say.
+        """
         return v_BGND
 
     def prefix(self, model: Any, length: int, lengths_B: Tensor | None = None) -> SinkPrefix:
-        """Keys and values (U, G, N, D) of every layer, for texts of this length, or of these where rows differ.
+        """Keys and values (U, G, N, D) of every layer, for texts of this length, or of these where
+        rows differ.
 
         Gradients flow through it. If the kind does not say, its embeddings are run.
         """
@@ -69,7 +85,8 @@ class Sink:
 
 
 def sink_of(config: Any) -> Sink | None:
-    """The added sink that a model's config names; None for a model without one, diffusion model or not.
+    """The added sink that a model's config names; None for a model without one, diffusion model or
+    not.
 
     Raises:
         ValueError: for a kind that is not registered here.

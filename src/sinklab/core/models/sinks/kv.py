@@ -23,7 +23,12 @@ class KeyValueSink(Sink):
 
     def shape(self, config: Any, name: str) -> tuple[int, ...]:
         """(layers, N, key/value heads, head dim)."""
-        return (config.backbone.num_hidden_layers, config.sink_count, config.kv_heads, config.head_dim)
+        return (
+            config.backbone.num_hidden_layers,
+            config.sink_count,
+            config.kv_heads,
+            config.head_dim,
+        )
 
     def initialize(self, name: str, tensor: Tensor, std: float) -> None:
         """Values of zero: a new sink takes attention, and adds nothing yet."""

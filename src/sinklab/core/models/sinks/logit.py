@@ -1,4 +1,6 @@
-"""A learned sink logit per head, as gpt-oss has it: one more term in every softmax, with nothing behind it."""
+"""A learned sink logit per head, as gpt-oss has it: one more term in every softmax, with nothing
+behind it.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,12 @@ if TYPE_CHECKING:
 
 @sinks.register("logit")
 class LogitSink(Sink):
-    """Learned logits b of each layer and query head: softmax weights become exp(s_ij) / (exp(b) + Σ_k exp(s_ik)).
+    """Learned logits b of each layer and query head: softmax weights become exp(s_ij) / (exp(b) +
+    Σ_k exp(s_ik)).
 
-    A key and a value of zero with b added to the scores; equal to the output without it times sigmoid(lse − b), where
-    lse is the log-sum-exp of the query's scores (:func:`sinklab.core.attention.with_sink_logits`).
+    A key and a value of zero with b added to the scores; equal to the output without it times
+    sigmoid(lse − b), where lse is the log-sum-exp of the query's scores
+    (:func:`sinklab.core.attention.with_sink_logits`).
     """
 
     tensors = ("sink_logits",)
@@ -35,5 +39,7 @@ class LogitSink(Sink):
         from sinklab.core.models.sinks.prefix import per_layer
 
         config, logits_LHN = model.config, model.sink_logits
-        zeros = logits_LHN.new_zeros(len(logits_LHN), config.sink_count, config.kv_heads, config.head_dim)
+        zeros = logits_LHN.new_zeros(
+            len(logits_LHN), config.sink_count, config.kv_heads, config.head_dim
+        )
         return replace(per_layer(zeros, zeros), logits=tuple(logits_LHN))

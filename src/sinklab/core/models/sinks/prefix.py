@@ -1,10 +1,11 @@
 """Sinks as a key/value prefix.
 
-A sink token sees only itself, so its state in every layer does not depend on the text (Eq. 5–6): it is run alone, as a
-sequence of length 1, and its keys and values stand before those of the text.
+A sink token sees only itself, so its state in every layer does not depend on the text (Eq. 5–6): it
+is run alone, as a sequence of length 1, and its keys and values stand before those of the text.
 """
 
-# B batch, S text, N sinks, G key/value heads, D head dim, L layers, U rows with positions of their own, E hidden size
+# B batch, S text, N sinks, G key/value heads, D head dim, L layers, U rows with positions of their
+# own, E hidden size
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -22,9 +23,11 @@ from sinklab.core.attention.heads import HeadShare
 
 @dataclass(frozen=True)
 class SinkPrefix:
-    """Keys and values of the sinks in every layer; an attention layer takes it in place of a key/value cache.
+    """Keys and values of the sinks in every layer; an attention layer takes it in place of a
+    key/value cache.
 
-    ``keys`` and ``values`` hold one tensor a layer, of shape (1 or B, G, N, D); rotary positions are already applied.
+    ``keys`` and ``values`` hold one tensor a layer, of shape (1 or B, G, N, D); rotary positions
+    are already applied.
     """
 
     keys: tuple[Tensor, ...]
@@ -39,11 +42,15 @@ class SinkPrefix:
 
     def row(self, row: int) -> SinkPrefix:
         """That of one row of a batch."""
-        keys, values = (tuple(one[row % len(one)][None] for one in states) for states in (self.keys, self.values))
+        keys, values = (
+            tuple(one[row % len(one)][None] for one in states)
+            for states in (self.keys, self.values)
+        )
         return SinkPrefix(keys, values, self.logits)
 
     def on(self, share: HeadShare, groups: int) -> SinkPrefix:
-        """What of it belongs to this process's heads; of ``groups`` key/value heads in all, those it was given whole.
+        """What of it belongs to this process's heads; of ``groups`` key/value heads in all, those
+        it was given whole.
 
         The kinds that are run through the layers have only these already.
         """
@@ -54,8 +61,12 @@ class SinkPrefix:
         logits = tuple(share.own(logits_HN, 0) for logits_HN in self.logits)
         return SinkPrefix(own(self.keys), own(self.values), logits)
 
-    def update(self, k_BGSD: Tensor, v_BGSD: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Put the sinks in front of this layer's keys and values (the method that an attention calls on its cache)."""
+    def update(
+        self, k_BGSD: Tensor, v_BGSD: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Put the sinks in front of this layer's keys and values (the method that an attention
+        calls on its cache).
+        """
         # of the layer's type, and on its device, which may be another than the parameters'
         sink_k = self.keys[layer_idx].to(k_BGSD).expand(len(k_BGSD), -1, -1, -1)
         sink_v = self.values[layer_idx].to(v_BGSD).expand(len(v_BGSD), -1, -1, -1)
@@ -63,18 +74,22 @@ class SinkPrefix:
 
 
 def logits_of(sinks: Any, layer: int = 0) -> Tensor | None:
-    """What a layer adds to its scores of the sinks, (H, N), of a prefix or what stands for one; None for nothing."""
+    """What a layer adds to its scores of the sinks, (H, N), of a prefix or what stands for one;
+    None for nothing.
+    """
     logits = getattr(sinks, "logits", ())
     return logits[layer] if logits else None
 
 
 def with_logits(mask: Tensor, logits_HN: Tensor, like: Tensor) -> Tensor:
-    """A mask (B or 1, 1 or H, 1 or Q, K), boolean or additive, with these logits added to the scores of the first N
-    keys: additive, (B or 1, H, 1 or Q, K), of the type of ``like``.
+    """A mask (B or 1, 1 or H, 1 or Q, K), boolean or additive, with these logits added to the
+    scores of the first N keys: additive, (B or 1, H, 1 or Q, K), of the type of ``like``.
     """
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, -torch.inf)
-    logits_H1K = nn.functional.pad(logits_HN.to(like), (0, mask.shape[-1] - logits_HN.shape[1]))[:, None]
+    logits_H1K = nn.functional.pad(logits_HN.to(like), (0, mask.shape[-1] - logits_HN.shape[1]))[
+        :, None
+    ]
     return mask + logits_H1K
 
 
@@ -86,7 +101,9 @@ class _PassCache:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
-    def update(self, k: Tensor, v: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, k: Tensor, v: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
         self.keys.append(k)
         self.values.append(self.change(v))
         return k, self.values[-1]
@@ -94,7 +111,9 @@ class _PassCache:
 
 @contextmanager
 def _no_checkpointing(decoder: Any) -> Iterator[None]:
-    """The sinks' own pass is not to be run again in the backward pass: an intervention would take it for text there."""
+    """The sinks' own pass is not to be run again in the backward pass: an intervention would take
+    it for text there.
+    """
     flags = [getattr(layer, "gradient_checkpointing", False) for layer in decoder.layers]
     for layer in decoder.layers:
         layer.gradient_checkpointing = False
@@ -106,7 +125,9 @@ def _no_checkpointing(decoder: Any) -> Iterator[None]:
 
 
 def positions(config: Any, length: int, lengths_B: Tensor | None, device: torch.device) -> Tensor:
-    """Position of each sink token, (1 or B, N), for texts of this length, or of these where rows differ (Eq. 5, 7)."""
+    """Position of each sink token, (1 or B, N), for texts of this length, or of these where rows
+    differ (Eq. 5, 7).
+    """
     start_U1 = torch.zeros(1, 1, dtype=torch.long, device=device)
     if config.sink_side == "end":
         start_U1 = start_U1 + length if lengths_B is None else lengths_B[:, None]
@@ -114,7 +135,10 @@ def positions(config: Any, length: int, lengths_B: Tensor | None, device: torch.
 
 
 def run_alone(
-    decoder: PreTrainedModel, sinks_NE: Tensor, positions_UN: Tensor, values: Callable[[Tensor], Tensor]
+    decoder: PreTrainedModel,
+    sinks_NE: Tensor,
+    positions_UN: Tensor,
+    values: Callable[[Tensor], Tensor],
 ) -> SinkPrefix:
     """Run sink tokens, each as a sequence of length 1, and keep their keys and values.
 
@@ -152,21 +176,25 @@ def per_layer(keys_LNGD: Tensor, values_LNGD: Tensor) -> SinkPrefix:
     Keys are not rotated, so that they mean the same at every distance.
     """
     keys, values = (
-        tuple(row_NGD.transpose(0, 1)[None] for row_NGD in states_LNGD) for states_LNGD in (keys_LNGD, values_LNGD)
+        tuple(row_NGD.transpose(0, 1)[None] for row_NGD in states_LNGD)
+        for states_LNGD in (keys_LNGD, values_LNGD)
     )
     return SinkPrefix(keys, values)
 
 
 def take_prefix(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The hook before every attention layer of a transformers decoder, which gives it the ``sink_prefix`` as its cache.
+    """The hook before every attention layer of a transformers decoder, which gives it the
+    ``sink_prefix`` as its cache.
 
-    That travels as a plain keyword and not as ``past_key_values`` because transformers drops caches under gradient
-    checkpointing, which would make the sink vanish with no more than a warning.
+    That travels as a plain keyword and not as ``past_key_values`` because transformers drops caches
+    under gradient checkpointing, which would make the sink vanish with no more than a warning.
     """
     if kwargs.pop("without_mask", False):
         kwargs["attention_mask"] = None
     if (prefix := kwargs.pop("sink_prefix", None)) is not None:
         kwargs["past_key_values"] = prefix
         if (logits_HN := logits_of(prefix, attention.layer_idx)) is not None:
-            kwargs["attention_mask"] = with_logits(kwargs["attention_mask"], logits_HN, kwargs["hidden_states"])
+            kwargs["attention_mask"] = with_logits(
+                kwargs["attention_mask"], logits_HN, kwargs["hidden_states"]
+            )
     return args, kwargs

@@ -1,4 +1,6 @@
-"""What every intervention shares: where it applies, which forward it is, and what goes into the log."""
+"""What every intervention shares: where it applies, which forward it is, and what goes into the
+log.
+"""
 
 # B batch, L layers, H query heads (those edited), S keys, M keys taken away
 import math
@@ -16,7 +18,13 @@ from sinklab.core.errors import Checked
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.dose import MEASURED
 from sinklab.core.probing.intervention import InterventionLog, RemovalRecord
-from sinklab.core.probing.interventions.removal import at_once, extended, keys_seen, lost_share, real_queries_B1
+from sinklab.core.probing.interventions.removal import (
+    at_once,
+    extended,
+    keys_seen,
+    lost_share,
+    real_queries_B1,
+)
 from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.scope import RecordingScope, chosen
 from sinklab.core.registry import interventions
@@ -36,7 +44,8 @@ class CallSite:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerIntervention(Checked):
-    """Base of interventions on some layers and heads. A subclass is a frozen dataclass under a registered name::
+    """Base of interventions on some layers and heads. A subclass is a frozen dataclass under a
+    registered name::
 
         @interventions.register("temper")
         @dataclass(frozen=True, kw_only=True)
@@ -54,7 +63,9 @@ class LayerIntervention(Checked):
     """
 
     layers: tuple[int | str, ...] | None = None
-    """Layers to edit: numbers in the order of execution (-1 is the last), module paths or patterns; None for all."""
+    """Layers to edit: numbers in the order of execution (-1 is the last), module paths or patterns;
+    None for all.
+    """
     heads: tuple[int, ...] | None = None
     """Query heads to edit; None for all."""
 
@@ -64,7 +75,8 @@ class LayerIntervention(Checked):
         object.__setattr__(self, "heads", chosen("heads", self.heads))
 
     def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
-        """The call to make in its place (`dataclasses.replace`): the same one where nothing is to change.
+        """The call to make in its place (`dataclasses.replace`): the same one where nothing is to
+        change.
 
         What is changed in `site.heads` alone is up to the subclass.
         """
@@ -77,13 +89,17 @@ class LayerIntervention(Checked):
 
 @dataclass(frozen=True)
 class Effect:
-    """What was taken away in one layer, over the heads that are edited; NaN where it was not measured."""
+    """What was taken away in one layer, over the heads that are edited; NaN where it was not
+    measured.
+    """
 
     heads: list[int]
     columns_BHM: Tensor
     gone_BHS: Tensor
     numbers: dict[str, Tensor]
-    """By name, as in `RemovalRecord` ("mass" for `mass_BLH`), each (B, H); what is not there is not known."""
+    """By name, as in `RemovalRecord` ("mass" for `mass_BLH`), each (B, H); what is not there is not
+    known.
+    """
 
 
 @dataclass
@@ -97,29 +113,38 @@ class Forward:
     taken: dict[str, Any] = field(default_factory=dict)
     """Of an edit that takes keys away: which, None where none."""
     chosen: dict[str, Any] = field(default_factory=dict)
-    """Of an edit that chooses keys ahead: those for a later forward, or what they are to be chosen from."""
+    """Of an edit that chooses keys ahead: those for a later forward, or what they are to be chosen
+    from.
+    """
 
 
 class InterventionHandler(Listener):
-    """Carries one intervention out: which forward it is, what becomes of a call (`apply`), and what goes into the log.
+    """Carries one intervention out: which forward it is, what becomes of a call (`apply`), and what
+    goes into the log.
 
     It calls the intervention's `edit`, unless a subclass overrides `apply`.
     """
 
-    def __init__(self, options: Any, log: InterventionLog, forwards_per_step: int, logged_as: object = None) -> None:
+    def __init__(
+        self, options: Any, log: InterventionLog, forwards_per_step: int, logged_as: object = None
+    ) -> None:
         """`logged_as`: the intervention that was given, where it is carried out as another one."""
         self.options, self.log, self.period = options, log, forwards_per_step
         self.given = options if logged_as is None else logged_as
         name = interventions.name_of(self.given)
         count = sum(handler.label.split("#")[0] == name for handler in log.handlers) + 1
         self.label = name if count == 1 else f"{name}#{count}"
-        self.scope = RecordingScope(getattr(options, "layers", None), getattr(options, "heads", None))
+        self.scope = RecordingScope(
+            getattr(options, "layers", None), getattr(options, "heads", None)
+        )
         log.handlers.append(self)
         self.acted = False
         self.reset()
 
     def reset(self, *, run_begins: bool = False) -> None:
-        """Forget what was chosen and seen. `run_begins`: since a denoising run begins, not since the user says so."""
+        """Forget what was chosen and seen. `run_begins`: since a denoising run begins, not since
+        the user says so.
+        """
         self.previous: dict[int, Forward] = {}
         """The last finished forward, by slot."""
         self.logged: dict[tuple[int, tuple[int, ...]], Tensor] = {}
@@ -131,31 +156,41 @@ class InterventionHandler(Listener):
         self._doubts: list[tuple[Tensor, Callable[[], None]]] = []
 
     def doubt(self, wrong: Tensor, check: Callable[[], None]) -> None:
-        """`check` raises where the flag is set: now, or with the log at the end of the forward where reads wait."""
+        """`check` raises where the flag is set: now, or with the log at the end of the forward
+        where reads wait.
+        """
         if self.is_open and reads_wait(wrong.device):
             self._doubts.append((wrong, check))
         else:
             at_once(wrong, check)
 
     def _read(self, *parts: Tensor) -> list[Tensor]:
-        """These tensors on the CPU, float32, brought over in one piece with whatever is in doubt."""
+        """These tensors on the CPU, float32, brought over in one piece with whatever is in
+        doubt.
+        """
         doubts, self._doubts = self._doubts, []
         flat = [part.flatten().float() for part in (*parts, *(wrong for wrong, _ in doubts))]
         sizes = [len(part) for part in flat]
         there = torch.cat(flat).cpu()
-        for is_wrong, (_, check) in zip(there[len(there) - len(doubts) :].tolist(), doubts, strict=True):
+        for is_wrong, (_, check) in zip(
+            there[len(there) - len(doubts) :].tolist(), doubts, strict=True
+        ):
             if is_wrong:
                 check()
         return [one.view(part.shape) for one, part in zip(there.split(sizes), parts, strict=False)]
 
     def begin(self) -> None:
-        self.forward, self.is_open = Forward(self.count % self.period, self.count // self.period), True
+        self.forward, self.is_open = (
+            Forward(self.count % self.period, self.count // self.period),
+            True,
+        )
 
     def edit(self, call: AttentionCall) -> AttentionCall:
         if self.log.is_probing or (site := self.site_of(call)) is None:
             return call
         edited, effect = self.apply(call, site)
-        # Layers replayed by a backward pass come after the end of their forward, and are in the log already.
+        # Layers replayed by a backward pass come after the end of their forward, and are in the log
+        # already.
         if effect is not None and self.is_open:
             self.forward.effects[call.layer] = effect
         return edited
@@ -163,15 +198,18 @@ class InterventionHandler(Listener):
     def site_of(self, call: AttentionCall) -> CallSite | None:
         """Where and when this call is edited; None where its layer is not.
 
-        Raises ValueError for a head that is not there, and for a negative number before layers can be counted.
+        Raises ValueError for a head that is not there, and for a negative number before layers can
+        be counted.
         """
         scope, log = self.scope, self.log
         scope.total = log.layer_count if scope.total is None else scope.total
         behind = [one for one in scope.layers or () if isinstance(one, int) and one < 0]
         if behind and scope.total is None:
             raise ValueError(
-                f"{self.label}: layer {behind[0]} counts from the last, but how many there are is known only after a "
-                "forward (the model has no config.num_hidden_layers): count from the first, or give module paths"
+                f"{self.label}: layer {behind[0]} counts from the last, but how many there are is "
+                "known only after a "
+                "forward (the model has no config.num_hidden_layers): count from the first, or "
+                "give module paths"
             )
         if not scope.has_layer(log.layers[call.layer], call.layer):
             return None
@@ -180,12 +218,16 @@ class InterventionHandler(Listener):
         return CallSite(heads, log.prefix_of(call), self.forward.step)
 
     def observe(self, call: AttentionCall, out: Tensor) -> None:
-        """After every edit: note the strongest key of the heads that were edited, be it one that has grown anew."""
+        """After every edit: note the strongest key of the heads that were edited, be it one that
+        has grown anew.
+        """
         effect = self.forward.effects.get(call.layer)
         if effect is None or not self.is_open or not self.log.measure or self.log.is_probing:
             return
         with torch.no_grad():
-            share_BHS = of_heads(call.received_BHS, effect.heads) / _of_each_head(real_queries_B1(call))
+            share_BHS = of_heads(call.received_BHS, effect.heads) / _of_each_head(
+                real_queries_B1(call)
+            )
             strongest = share_BHS.max(-1)
         effect.numbers.update(strongest=strongest.values, strongest_at=strongest.indices)
 
@@ -194,8 +236,10 @@ class InterventionHandler(Listener):
         edited = self.options.edit(call, site)
         if not isinstance(edited, AttentionCall):
             raise ValueError(
-                f"the edit of an intervention returns the call to make, but {self.label} returned a "
-                f"{type(edited).__name__}: return dataclasses.replace(call, …), or call where nothing is to change"
+                f"the edit of an intervention returns the call to make, but {self.label} returned "
+                "a "
+                f"{type(edited).__name__}: return dataclasses.replace(call, …), or call where "
+                "nothing is to change"
             )
         if edited is call or not self.is_open:
             return edited, None
@@ -230,39 +274,60 @@ class InterventionHandler(Listener):
 
     def why_idle(self) -> tuple[str, str]:
         """Why no forward was one to act in, and what to do about it."""
-        return "its layers made no attention call outside log.probing()", "run the model there as well"
+        return (
+            "its layers made no attention call outside log.probing()",
+            "run the model there as well",
+        )
 
     def end(self) -> None:
         """The block ends without an error: note an intervention that had no opportunity to act."""
         log = self.log
         if self.acted or not log.forwards + log.probed:
             return
-        ran = f"forwards: {log.forwards}" + (f", under log.probing(): {log.probed}" if log.probed else "")
+        ran = f"forwards: {log.forwards}" + (
+            f", under log.probing(): {log.probed}" if log.probed else ""
+        )
         why, remedy = self.why_idle()
         log.idle[self.label] = (
-            f"{self.label} had no opportunity to act in this block ({ran}): {why}; {remedy}, or accept that with "
+            f"{self.label} had no opportunity to act in this block ({ran}): {why}; {remedy}, or "
+            "accept that with "
             "intervene(…, allow_idle=True)"
         )
 
     def _record(self, heads: tuple[int, ...]) -> RemovalRecord:
-        """The entry of the layers that lost keys in these heads (layers may have different numbers of heads)."""
+        """The entry of the layers that lost keys in these heads (layers may have different numbers
+        of heads).
+        """
         slot = self.forward.slot
         before = self.previous[slot].effects if slot in self.previous else {}
-        parts = {layer: part for layer, part in self.forward.effects.items() if tuple(part.heads) == heads}
+        parts = {
+            layer: part
+            for layer, part in self.forward.effects.items()
+            if tuple(part.heads) == heads
+        }
         some_BHM = next(iter(parts.values())).columns_BHM
         unknown_BH = torch.full(some_BHM.shape[:2], math.nan, device=some_BHM.device)
-        numbers = {name: [part.numbers.get(name, unknown_BH) for part in parts.values()] for name in MEASURED}
+        numbers = {
+            name: [part.numbers.get(name, unknown_BH) for part in parts.values()]
+            for name in MEASURED
+        }
         numbers["overlap"] = [_jaccard(part, before.get(layer)) for layer, part in parts.items()]
         widest = max(part.columns_BHM.shape[-1] for part in parts.values())
-        columns = [pad(part.columns_BHM, (0, widest - part.columns_BHM.shape[-1]), value=-1) for part in parts.values()]
+        columns = [
+            pad(part.columns_BHM, (0, widest - part.columns_BHM.shape[-1]), value=-1)
+            for part in parts.values()
+        ]
         stacked = [torch.stack(found, 1) for found in numbers.values()]
         # numbers of columns are exact in float32 up to 16 million
         columns_BLHM, *read = self._read(torch.stack(columns, 1), *stacked)
         columns_BLHM = columns_BLHM.long()
         is_used = (columns_BLHM >= 0).flatten(0, 2).any(0).tolist()
-        columns_BLHM = columns_BLHM[..., : max((number for number, used in enumerate(is_used, 1) if used), default=0)]
+        columns_BLHM = columns_BLHM[
+            ..., : max((number for number, used in enumerate(is_used, 1) if used), default=0)
+        ]
         last_BLHM = self.logged.get((slot, heads))
-        # In the memory of the last entry where nothing has changed: fixed positions cost nothing more.
+        # In the memory of the last entry where nothing has changed: fixed positions cost nothing
+        # more.
         if last_BLHM is None or not torch.equal(last_BLHM, columns_BLHM):
             last_BLHM = self.logged[slot, heads] = columns_BLHM
         return RemovalRecord(
@@ -282,7 +347,9 @@ def _of_each_head(queries_B1: Tensor | int) -> Tensor | int:
 
 
 def _jaccard(now: Effect, before: Effect | None) -> Tensor:
-    """Of the keys that were gone in either step, the share gone in both; NaN where none was, or no step before."""
+    """Of the keys that were gone in either step, the share gone in both; NaN where none was, or no
+    step before.
+    """
     if before is None:
         return torch.full(now.columns_BHM.shape[:2], math.nan, device=now.columns_BHM.device)
     b_BHS = extended(before.gone_BHS, now.gone_BHS.shape[-1])

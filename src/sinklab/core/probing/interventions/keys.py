@@ -1,6 +1,9 @@
-"""Interventions that take keys away: a subclass says which, in `select`; when, how and with what effect is here."""
+"""Interventions that take keys away: a subclass says which, in `select`; when, how and with what
+effect is here.
+"""
 
-# B batch, H query heads (those edited in scores and choices, all in `gone`), S keys, M keys taken away
+# B batch, H query heads (those edited in scores and choices, all in `gone`), S keys, M keys taken
+# away
 from __future__ import annotations
 
 import math
@@ -17,8 +20,18 @@ from sinklab.core.attention.scores import of_heads
 from sinklab.core.errors import limited
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.intervention import InterventionLog
-from sinklab.core.probing.interventions.base import CallSite, Effect, InterventionHandler, LayerIntervention
-from sinklab.core.probing.interventions.queries import check_queries, chosen_queries, own_keys, query_positions
+from sinklab.core.probing.interventions.base import (
+    CallSite,
+    Effect,
+    InterventionHandler,
+    LayerIntervention,
+)
+from sinklab.core.probing.interventions.queries import (
+    check_queries,
+    chosen_queries,
+    own_keys,
+    query_positions,
+)
 from sinklab.core.probing.interventions.removal import (
     REMOVALS,
     Doubt,
@@ -44,7 +57,9 @@ Draw = Callable[[Sequence[int]], Tensor]
 
 @dataclass(frozen=True)
 class KeyScores:
-    """The scores of one call's keys in the heads that are edited: all that a selection of keys needs."""
+    """The scores of one call's keys in the heads that are edited: all that a selection of keys
+    needs.
+    """
 
     received_BHS: Tensor
     """Attention received, from all queries or from the last one."""
@@ -56,7 +71,9 @@ class KeyScores:
     gone_BHS: Tensor | None = None
     """Keys that are gone already; None for none."""
     call: AttentionCall | None = None
-    """The call itself; None where the choice has to wait for the next forward (evicted keys in a closed loop)."""
+    """The call itself; None where the choice has to wait for the next forward (evicted keys in a
+    closed loop).
+    """
     draw: Draw = torch.rand
     """Random numbers of a shape (B, H, S), uniform in [0, 1), which follow from the seed."""
     doubt: Doubt = at_once
@@ -64,7 +81,12 @@ class KeyScores:
 
     @classmethod
     def of(
-        cls, call: AttentionCall, selector: str, site: CallSite, draw: Draw = torch.rand, doubt: Doubt = at_once
+        cls,
+        call: AttentionCall,
+        selector: str,
+        site: CallSite,
+        draw: Draw = torch.rand,
+        doubt: Doubt = at_once,
     ) -> KeyScores:
         """`selector`: "received" or "last_row". The call's own tensors are not kept."""
         with torch.no_grad():
@@ -73,7 +95,9 @@ class KeyScores:
             visible_BHS = call.visibility.visible_BHS.to(received_BHS.device)
             if len(site.heads) < received_BHS.shape[1]:
                 received_BHS = of_heads(received_BHS, site.heads)
-                visible_BHS = of_heads(visible_BHS, site.heads) if visible_BHS.shape[1] > 1 else visible_BHS
+                visible_BHS = (
+                    of_heads(visible_BHS, site.heads) if visible_BHS.shape[1] > 1 else visible_BHS
+                )
             visible_BHS = (visible_BHS > 0).long() if is_last else visible_BHS
         queries_B1 = 1 if is_last else real_queries_B1(call)
         return cls(received_BHS, queries_B1, visible_BHS, site, draw=draw, doubt=doubt)
@@ -97,32 +121,43 @@ class KeyScores:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyIntervention(LayerIntervention):
-    """Base of interventions that take the same keys from all queries of a head: a subclass says which, in `select`.
+    """Base of interventions that take the same keys from all queries of a head: a subclass says
+    which, in `select`.
 
     Raises ValueError for values outside those listed, and for a limit where keys do not stay gone.
     """
 
     removal: str = limited("mask", one_of=REMOVALS)
-    """"mask": before the softmax, the mass goes to other keys. "zero_value": the mass stays, the value adds nothing.
-    "evict": keys and values leave the memory. In one forward that is a mask; under a cache the keys stay gone, those of
-    recomputed columns too, until everything is computed anew (under an autoregressive cache: to the end).
-    "mean_value": the mass stays, the value becomes the mean of that head's sinks in reference texts (`values`).
-    "pool_value": it becomes the mean of the other keys that are seen.
-    A query that would lose every key it may see (the first rows of a causal map) keeps its own."""
+    """"mask": before the softmax, the mass goes to other keys. "zero_value": the mass stays, the
+    value adds nothing. "evict": keys and values leave the memory. In one forward that is a mask;
+    under a cache the keys stay gone, those of recomputed columns too, until everything is computed
+    anew (under an autoregressive cache: to the end). "mean_value": the mass stays, the value
+    becomes the mean of that head's sinks in reference texts (`values`). "pool_value": it becomes
+    the mean of the other keys that are seen. A query that would lose every key it may see (the
+    first rows of a causal map) keeps its own.
+    """
     source: str | None = limited("now", one_of=SOURCES)
-    """"now": chosen in the forward that loses them, from the call as it is given. "closed_loop": forward t loses what
-    was chosen at forward t-1 of the same edited run, the first is unedited. "clean_pass": chosen in forwards run
-    unedited under `log.probing()`. "carried": as closed_loop, and what was taken once stays away; every forward adds
-    its own until `limit` keys are gone. None: "clean_pass" where a whole text is scored, else "closed_loop"."""
+    """"now": chosen in the forward that loses them, from the call as it is given. "closed_loop":
+    forward t loses what was chosen at forward t-1 of the same edited run, the first is unedited.
+    "clean_pass": chosen in forwards run unedited under `log.probing()`. "carried": as closed_loop,
+    and what was taken once stays away; every forward adds its own until `limit` keys are gone.
+    None: "clean_pass" where a whole text is scored, else "closed_loop".
+    """
     selector: str = limited("received", one_of=SELECTORS)
-    """"received": column sums over all queries. "last_row": the last query's row (the autoregressive reading)."""
+    """"received": column sums over all queries. "last_row": the last query's row (the
+    autoregressive reading).
+    """
     queries: str | None = None
-    """For whom keys are blocked: "all", "from32" (canvas positions from 32 on), "masked", "committed" or "prompt"; a
-    query then never loses its own key. None: for all, their own key included (arXiv 2510.15731)."""
+    """For whom keys are blocked: "all", "from32" (canvas positions from 32 on), "masked",
+    "committed" or "prompt"; a query then never loses its own key. None: for all, their own key
+    included (arXiv 2510.15731).
+    """
     values: str | None = None
     """With removal="mean_value": a file of `save_reference_values`."""
     limit: int | None = None
-    """The most keys a head may have lost at a time; needed by "carried", where sets grow, and open to "evict"."""
+    """The most keys a head may have lost at a time; needed by "carried", where sets grow, and open
+    to "evict".
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,47 +165,68 @@ class KeyIntervention(LayerIntervention):
         check_values(self.values, self.removal)
         object.__setattr__(self, "limit", checked_count("limit", self.limit))
         grows = self.source == "carried" or self.removal == "evict"
-        if (self.source == "carried" and self.limit is None) or (self.limit is not None and not grows):
+        if (self.source == "carried" and self.limit is None) or (
+            self.limit is not None and not grows
+        ):
             raise ValueError(
-                'limit says how many keys may be gone at a time where gone keys stay gone: source="carried" needs it, '
-                f'removal="evict" takes it, the others do not; got source={self.source!r}, removal={self.removal!r}, '
+                "limit says how many keys may be gone at a time where gone keys stay gone: "
+                'source="carried" needs it, '
+                f'removal="evict" takes it, the others do not; got source={self.source!r}, '
+                f"removal={self.removal!r}, "
                 f"limit={self.limit}"
             )
 
     def select(self, keys: KeyScores) -> Tensor:
-        """Which keys to take away: flags, bool (B, H, S), or columns, int64 (B, H, M), with -1 for none.
+        """Which keys to take away: flags, bool (B, H, S), or columns, int64 (B, H, M), with -1 for
+        none.
 
         An axis H of 1 means the same keys in every head.
         """
         raise NotImplementedError
 
     def chosen(self, keys: KeyScores) -> tuple[Tensor, Tensor | None]:
-        """Columns (B, H, M), -1 for none, and which heads (B, H) have a matched control; None where none is sought."""
+        """Columns (B, H, M), -1 for none, and which heads (B, H) have a matched control; None where
+        none is sought.
+        """
         found = self.select(keys)
         return (as_columns(found) if found.dtype == torch.bool else found), None
 
     def counts(self, keys: KeyScores) -> Tensor:
-        """Which keys are counted as sinks in the log, bool (B, H, S): by its rule, or `DEFAULT` where it has none."""
-        return keys.sinks(getattr(self, "rule", None) or getattr(self, "counted_by", None) or DEFAULT)
+        """Which keys are counted as sinks in the log, bool (B, H, S): by its rule, or `DEFAULT`
+        where it has none.
+        """
+        return keys.sinks(
+            getattr(self, "rule", None) or getattr(self, "counted_by", None) or DEFAULT
+        )
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
-        return SelectionHandler(self if self.source else replace(self, source="closed_loop"), log, forwards_per_step)
+        return SelectionHandler(
+            self if self.source else replace(self, source="closed_loop"), log, forwards_per_step
+        )
 
 
 def check_values(values: str | None, removal: str) -> None:
-    """Raises ValueError unless a file of reference values is named where, and only where, it is needed."""
+    """Raises ValueError unless a file of reference values is named where, and only where, it is
+    needed.
+    """
     if (removal == "mean_value") != (values is not None):
         raise ValueError(
-            "values names a file of save_reference_values for removal='mean_value', which needs it, got removal="
+            "values names a file of save_reference_values for removal='mean_value', which needs "
+            "it, got removal="
             f"{removal!r} and values={values!r}"
         )
 
 
 def checked_count(name: str, given: Any) -> int | None:
-    """A number of keys to remove, or None. Raises ValueError for what is no number of at least 1."""
+    """A number of keys to remove, or None. Raises ValueError for what is no number of at least
+    1.
+    """
     number = as_int(given)
     if given is not None and (number is None or number < 1):
-        raise ValueError(f"{name} counts the keys to remove, at least 1, got {given!r}: for none, leave out the edit")
+        raise ValueError(
+            f"{name} counts the keys to remove, at least 1, got {given!r}: for none, leave out "
+            "the edit"
+        )
     return number
 
 
@@ -181,7 +237,9 @@ class Choice:
     columns_BHM: Tensor
     """By falling score, -1 where a head loses fewer than M."""
     mass_BH: Tensor
-    """The share of attention that they hold in this call; NaN where keys are gone and none was added."""
+    """The share of attention that they hold in this call; NaN where keys are gone and none was
+    added.
+    """
     chosen_BH: Tensor
     """How many they are; NaN likewise."""
     sinks_BH: Tensor
@@ -203,7 +261,9 @@ def choose(options: KeyIntervention, keys: KeyScores) -> Choice:
         columns_BHM, matched_BH = options.chosen(keys)
         columns_BHM = columns_BHM.expand(*every_BHS.shape[:2], -1)
         none_BHM, place_BHM = columns_BHM < 0, columns_BHM.clamp(min=0)
-        mass_BH = every_BHS.gather(2, place_BHM).masked_fill(none_BHM, 0.0).sum(-1) / keys.queries_B1
+        mass_BH = (
+            every_BHS.gather(2, place_BHM).masked_fill(none_BHM, 0.0).sum(-1) / keys.queries_B1
+        )
         sinks_BHM = options.counts(keys).gather(2, place_BHM) & ~none_BHM
         unknown_BH = torch.full_like(mass_BH, math.nan)
         chosen_BH = (~none_BHM).sum(-1)
@@ -214,7 +274,9 @@ def choose(options: KeyIntervention, keys: KeyScores) -> Choice:
             full_BH = (gone_BH > 0) & (chosen_BH == 0)
             full_BH = full_BH if options.limit is None else full_BH | (gone_BH >= options.limit)
         numbers = (mass_BH, chosen_BH.to(mass_BH), sinks_BHM.sum(-1).to(mass_BH))
-        mass_BH, chosen_BH, sinks_BH = (number_BH.masked_fill(full_BH, math.nan) for number_BH in numbers)
+        mass_BH, chosen_BH, sinks_BH = (
+            number_BH.masked_fill(full_BH, math.nan) for number_BH in numbers
+        )
         matched_BH = unknown_BH if matched_BH is None else matched_BH.expand_as(mass_BH).to(mass_BH)
         return Choice(columns_BHM, mass_BH, chosen_BH, sinks_BH, matched_BH)
 
@@ -228,24 +290,29 @@ def seeded_draw(seed: int) -> Draw:
 
 @dataclass(frozen=True)
 class Selection:
-    """Keys to take away in one layer: flags for all heads, and the choice for the heads that are edited."""
+    """Keys to take away in one layer: flags for all heads, and the choice for the heads that are
+    edited.
+    """
 
     gone_BHS: Tensor
     choice: Choice
 
 
 def is_other_text(before_BS: Tensor, now_BS: Tensor, mask_id: int | None) -> Tensor:
-    """Whether ids are another text's and not those of the same one, a step later: a flag on their device.
+    """Whether ids are another text's and not those of the same one, a step later: a flag on their
+    device.
 
-    A step writes what was masked, or masks what was written: with a known mask token, each place that changed has it
-    before or after. Without one, all of them had one id before, or have one after.
+    A step writes what was masked, or masks what was written: with a known mask token, each place
+    that changed has it before or after. Without one, all of them had one id before, or have one
+    after.
     """
     changed_BS = before_BS != now_BS
     if mask_id is not None:
         return (changed_BS & (before_BS != mask_id) & (now_BS != mask_id)).any()
     limits = torch.iinfo(now_BS.dtype)
     differ = [
-        ids_BS.masked_fill(~changed_BS, limits.max).amin() != ids_BS.masked_fill(~changed_BS, limits.min).amax()
+        ids_BS.masked_fill(~changed_BS, limits.max).amin()
+        != ids_BS.masked_fill(~changed_BS, limits.min).amax()
         for ids_BS in (before_BS, now_BS)
     ]
     return changed_BS.any() & differ[0] & differ[1]
@@ -262,7 +329,9 @@ class KeyHandler(InterventionHandler):
         removal, taken = self.options.removal, self.forward.taken
         if self.is_open:
             selected = self.selection(call, site)
-            taken[call.layer] = self._with_evicted(selected, call, site) if removal == "evict" else selected
+            taken[call.layer] = (
+                self._with_evicted(selected, call, site) if removal == "evict" else selected
+            )
         selected = taken.get(call.layer)
         if selected is None:
             return call, None
@@ -273,7 +342,11 @@ class KeyHandler(InterventionHandler):
             if keeps_values:
                 edited, spared_BH = self._blocked(call, every_BHS, site.prefix)
             else:
-                means_HD = reference_values(self.options.values)[call.layer] if self.options.values else None
+                means_HD = (
+                    reference_values(self.options.values)[call.layer]
+                    if self.options.values
+                    else None
+                )
                 edited = replaced_values(call, every_BHS, removal, means_HD)
         if not self.is_open:
             return edited, None
@@ -288,14 +361,29 @@ class KeyHandler(InterventionHandler):
                     held_BH = call.received_BHS.masked_fill(~every_BHS, 0.0).sum(-1) - spared_BH
                     share_BH = held_BH / real_queries_B1(call)
                 realised_BH = of_heads(share_BH, heads)
-                left_BH = of_heads(keys_seen(edited) if keeps_values else keys_seen(call, every_BHS), heads)
-        numbers = {"mass": choice.mass_BH, "realised": realised_BH, "left": left_BH, "removed": gone_BHS.sum(-1)}
+                left_BH = of_heads(
+                    keys_seen(edited) if keeps_values else keys_seen(call, every_BHS), heads
+                )
+        numbers = {
+            "mass": choice.mass_BH,
+            "realised": realised_BH,
+            "left": left_BH,
+            "removed": gone_BHS.sum(-1),
+        }
         numbers |= {"alone": of_heads(spared_BH, heads)}
-        numbers |= {"chosen": choice.chosen_BH, "sinks": choice.sinks_BH, "matched": choice.matched_BH}
+        numbers |= {
+            "chosen": choice.chosen_BH,
+            "sinks": choice.sinks_BH,
+            "matched": choice.matched_BH,
+        }
         return edited, Effect(heads, choice.columns_BHM, gone_BHS, numbers)
 
-    def _blocked(self, call: AttentionCall, gone_BHS: Tensor, prefix: int) -> tuple[AttentionCall, Tensor]:
-        """The call with these keys blocked for the queries that are meant, and how many were left alone (B, H)."""
+    def _blocked(
+        self, call: AttentionCall, gone_BHS: Tensor, prefix: int
+    ) -> tuple[AttentionCall, Tensor]:
+        """The call with these keys blocked for the queries that are meant, and how many were left
+        alone (B, H).
+        """
         # Flags expanded over heads stay one row of them: so does the mask.
         gone_BHS = gone_BHS[:, :1] if gone_BHS.stride(1) == 0 else gone_BHS
         gone_BH1S, queries = gone_BHS.unsqueeze(2), self.options.queries
@@ -308,7 +396,9 @@ class KeyHandler(InterventionHandler):
         return restricted(call, keep_BHQS, self.doubt, own_QS=own_QS)
 
     def gone_before(self, call: AttentionCall) -> Tensor | None:
-        """Evicted keys of this layer that are gone still, bool (B, H, S) for all heads; None for none."""
+        """Evicted keys of this layer that are gone still, bool (B, H, S) for all heads; None for
+        none.
+        """
         before = self.previous.get(self.forward.slot)
         known = None if before is None else before.taken.get(call.layer)
         running, columns = call.visibility.running, call.key_BKSD.shape[2]
@@ -318,15 +408,21 @@ class KeyHandler(InterventionHandler):
         is_full = is_full if call.origin.is_own else call.origin.cache is None
         return None if known is None or is_full else extended(known.gone_BHS, columns)
 
-    def _with_evicted(self, selected: Selection | None, call: AttentionCall, site: CallSite) -> Selection | None:
+    def _with_evicted(
+        self, selected: Selection | None, call: AttentionCall, site: CallSite
+    ) -> Selection | None:
         known_BHS, limit = self.gone_before(call), getattr(self.options, "limit", None)
         if known_BHS is None:
             return selected
         if selected is None:
-            return Selection(known_BHS, Choice.unasked(as_columns(of_heads(known_BHS, site.heads), limit)))
+            return Selection(
+                known_BHS, Choice.unasked(as_columns(of_heads(known_BHS, site.heads), limit))
+            )
         older_BHS = of_heads(known_BHS & ~selected.gone_BHS, site.heads)
         columns_BHM = torch.cat([selected.choice.columns_BHM, as_columns(older_BHS, limit)], -1)
-        return Selection(known_BHS | selected.gone_BHS, replace(selected.choice, columns_BHM=columns_BHM))
+        return Selection(
+            known_BHS | selected.gone_BHS, replace(selected.choice, columns_BHM=columns_BHM)
+        )
 
 
 class SelectionHandler(KeyHandler):
@@ -334,9 +430,12 @@ class SelectionHandler(KeyHandler):
 
     options: KeyIntervention
 
-    def __init__(self, options: KeyIntervention, log: InterventionLog, forwards_per_step: int) -> None:
+    def __init__(
+        self, options: KeyIntervention, log: InterventionLog, forwards_per_step: int
+    ) -> None:
         self.draw = seeded_draw(getattr(options, "seed", 0))
-        # Whether a key may be chosen again after it was evicted is known in the next forward: the choice waits for it.
+        # Whether a key may be chosen again after it was evicted is known in the next forward: the
+        # choice waits for it.
         self.waits = options.removal == "evict" and options.source == "closed_loop"
         self.warned = False
         super().__init__(options, log, forwards_per_step)
@@ -347,7 +446,9 @@ class SelectionHandler(KeyHandler):
             self.slots: dict[int, dict[str, Selection | KeyScores]] = {}
             """By slot and layer: what the next forward loses, or what it is to be chosen from."""
             self.texts: dict[int, Tensor | None] = {}
-            """By slot: ids (B, S) of the forward in which that was chosen; None where they are not known."""
+            """By slot: ids (B, S) of the forward in which that was chosen; None where they are not
+            known.
+            """
         super().reset()
 
     def begin(self) -> None:
@@ -373,8 +474,10 @@ class SelectionHandler(KeyHandler):
         heads = made[1] if isinstance(found, Selection) else now[1]
         if (made[0], heads) != now[:2] or now[2] < made[2]:
             raise ValueError(
-                f"the selection was made for {made[0]} rows, {heads} heads and {made[2]} keys, but this forward "
-                f"has {now[0]}, {now[1]} and {now[2]}: call log.reset() where a new sequence or batch begins"
+                f"the selection was made for {made[0]} rows, {heads} heads and {made[2]} keys, "
+                "but this forward "
+                f"has {now[0]}, {now[1]} and {now[2]}: call log.reset() where a new sequence or "
+                "batch begins"
             )
         self._check_text(call)
         if isinstance(found, KeyScores):
@@ -403,7 +506,9 @@ class SelectionHandler(KeyHandler):
             self.texts[self.forward.slot] = None if ids_BS is None else ids_BS.clone()
 
     def _check_text(self, call: AttentionCall) -> None:
-        """Warn, once, where keys chosen in one text are taken from another: no run says where one begins."""
+        """Warn, once, where keys chosen in one text are taken from another: no run says where one
+        begins.
+        """
         before_BS, now_BS = self.texts.get(self.forward.slot), self.log.tap.ids_BS
         if before_BS is None or now_BS is None or decoding_run() is not None:
             return
@@ -411,7 +516,11 @@ class SelectionHandler(KeyHandler):
         if self.warned or self.forward.taken:
             return
         length = call.key_BKSD.shape[2] - self.log.prefix_of(call)
-        if len(before_BS) != len(now_BS) or now_BS.shape[1] != length or before_BS.shape[1] > length:
+        if (
+            len(before_BS) != len(now_BS)
+            or now_BS.shape[1] != length
+            or before_BS.shape[1] > length
+        ):
             return
         mask_id = getattr(getattr(self.log.tap.model, "config", None), "mask_token_id", None)
         self.doubt(is_other_text(before_BS, now_BS[:, : before_BS.shape[1]], mask_id), self._warn)
@@ -419,7 +528,8 @@ class SelectionHandler(KeyHandler):
     def _warn(self) -> None:
         self.warned = True
         warnings.warn(
-            f"{self.label}: this forward has another text than the one in which its keys were chosen, and loses them "
+            f"{self.label}: this forward has another text than the one in which its keys were "
+            "chosen, and loses them "
             "all the same: call log.reset() where a new sequence or batch begins",
             stacklevel=2,
         )
@@ -427,7 +537,9 @@ class SelectionHandler(KeyHandler):
     def why_idle(self) -> tuple[str, str]:
         if self.options.source in ("now", "clean_pass"):
             return super().why_idle()
-        source = f"source={self.options.source!r}" + (f", forwards_per_step={self.period}" if self.period > 1 else "")
+        source = f"source={self.options.source!r}" + (
+            f", forwards_per_step={self.period}" if self.period > 1 else ""
+        )
         return (
             f"{source} removes what the step before chose, and no sequence had a second step",
             'run more than one denoising step, or choose within the step with source="clean_pass"',
@@ -441,10 +553,16 @@ class SelectionHandler(KeyHandler):
         choice = choose(self.options, keys)
         if held_BHS is not None and self.options.source == "carried":
             choice = replace(
-                choice, columns_BHM=torch.cat([choice.columns_BHM, as_columns(held_BHS, self.options.limit)], -1)
+                choice,
+                columns_BHM=torch.cat(
+                    [choice.columns_BHM, as_columns(held_BHS, self.options.limit)], -1
+                ),
             )
         gone_BHS = as_flags(choice.columns_BHM, keys.received_BHS.shape[-1])
         if len(heads) < every:
-            some_BHS, gone_BHS = gone_BHS, gone_BHS.new_zeros(len(gone_BHS), every, gone_BHS.shape[-1])
+            some_BHS, gone_BHS = (
+                gone_BHS,
+                gone_BHS.new_zeros(len(gone_BHS), every, gone_BHS.shape[-1]),
+            )
             gone_BHS[:, heads] = some_BHS
         return Selection(gone_BHS, choice)

@@ -1,4 +1,6 @@
-"""`MaskSinks`: take away the keys that received most attention, one step later (arXiv 2510.15731, section 4.3)."""
+"""`MaskSinks`: take away the keys that received most attention, one step later (arXiv 2510.15731,
+section 4.3).
+"""
 
 # B batch, H query heads (1 where they share a choice), S keys, M keys chosen
 from __future__ import annotations
@@ -12,7 +14,12 @@ from torch import Tensor
 
 from sinklab.core.attention.context import reads_wait
 from sinklab.core.errors import limited, one_of
-from sinklab.core.probing.interventions.keys import SOURCES, KeyIntervention, KeyScores, checked_count
+from sinklab.core.probing.interventions.keys import (
+    SOURCES,
+    KeyIntervention,
+    KeyScores,
+    checked_count,
+)
 from sinklab.core.probing.interventions.removal import as_columns, as_flags
 from sinklab.core.probing.scope import CONTROLS, PROTOCOLS, whole_numbers
 from sinklab.core.registry import interventions, of, rules
@@ -24,33 +31,42 @@ SHARED = ("head", "layer")
 @interventions.register("mask_sinks")
 @dataclass(frozen=True)
 class MaskSinks(KeyIntervention):
-    """Remove sinks per (batch row, layer, query head): the top k, those that a rule calls sinks, or the top k of these.
+    """Remove sinks per (batch row, layer, query head): the top k, those that a rule calls sinks, or
+    the top k of these.
 
     Raises ValueError where neither k nor a rule is given, and for values outside those listed.
     """
 
     k: int | None = None
-    """Number of keys to remove; fewer than there are keys that are not padding. Without a rule the k that receive most,
-    sinks or not; with one at most k, and None for all that the rule names."""
+    """Number of keys to remove; fewer than there are keys that are not padding. Without a rule the
+    k that receive most, sinks or not; with one at most k, and None for all that the rule names."""
     epsilon: float | None = None
-    """The same as rule=Excess(epsilon): every key with a_j > 1 + epsilon (S-1)/S (Eq. 3 in sums)."""
+    """The same as rule=Excess(epsilon): every key with a_j > 1 + epsilon (S-1)/S (Eq. 3 in
+    sums).
+    """
     _: KW_ONLY
     rule: Rule | None = of(rules, None)  # noqa: RUF009
-    """What is a sink: `Excess(3.0)`, or any other registered rule. Where a cache lets only some queries run, a_j is
-    scaled by positions / queries that ran, so that an even share is 1 in every forward."""
+    """What is a sink: `Excess(3.0)`, or any other registered rule. Where a cache lets only some
+    queries run, a_j is scaled by positions / queries that ran, so that an even share is 1 in every
+    forward.
+    """
     source: str | None = limited(None, one_of=SOURCES)
-    """When keys are chosen: "closed_loop", "clean_pass", "carried" or "now"; see `KeyIntervention`. None: "clean_pass"
-    where a whole text is scored, else "closed_loop"."""
+    """When keys are chosen: "closed_loop", "clean_pass", "carried" or "now"; see `KeyIntervention`.
+    None: "clean_pass" where a whole text is scored, else "closed_loop"."""
     control: str = limited("sinks", one_of=CONTROLS)
-    """"sinks": those. "random", "recent", "lowest": as many keys that are not among them (nor sinks by the rule, where
-    one is given), drawn, the last ones, or those that received least (a masked key receives nothing: in a closed loop
-    these stay the same from then on). "equal_mass": keys that are no sinks and together hold what the chosen ones hold,
-    within 10 %, the greatest first; a head where there are none such loses nothing."""
+    """"sinks": those. "random", "recent", "lowest": as many keys that are not among them (nor sinks
+    by the rule, where one is given), drawn, the last ones, or those that received least (a masked
+    key receives nothing: in a closed loop these stay the same from then on). "equal_mass": keys
+    that are no sinks and together hold what the chosen ones hold, within 10 %, the greatest first;
+    a head where there are none such loses nothing.
+    """
     matched: bool = False
-    """Leave out the heads that have no control of equal mass: the arm to compare control="equal_mass" with."""
+    """Leave out the heads that have no control of equal mass: the arm to compare
+    control="equal_mass" with.
+    """
     counted_by: Rule | None = of(rules, None)  # noqa: RUF009
-    """Without a rule: by which one the log counts sinks among the keys that were taken, and the control of equal mass
-    knows what is none; None is Excess(3.0)."""
+    """Without a rule: by which one the log counts sinks among the keys that were taken, and the
+    control of equal mass knows what is none; None is Excess(3.0)."""
     seed: int = 0
     """Seed of the random control."""
     spare_prefix: bool = False
@@ -58,38 +74,52 @@ class MaskSinks(KeyIntervention):
     spare: tuple[int, ...] = ()
     """Canvas positions that are never chosen."""
     shared: str = limited("head", one_of=SHARED)
-    """"head": every head loses its own keys. "layer": all (named) heads lose those that receive most on their mean."""
+    """"head": every head loses its own keys. "layer": all (named) heads lose those that receive
+    most on their mean.
+    """
 
     def __post_init__(self) -> None:
         if self.rule is None and (self.k is None) == (self.epsilon is None):
             raise ValueError(
-                f"MaskSinks takes k, how many keys, or epsilon, how far above an even share; got k={self.k} and "
+                "MaskSinks takes k, how many keys, or epsilon, how far above an even share; got "
+                f"k={self.k} and "
                 f"epsilon={self.epsilon}: give one of them, or a rule, with k or without"
             )
         object.__setattr__(self, "k", checked_count("k", self.k))
         if self.epsilon is not None:
             if self.rule is not None:
-                raise ValueError(f"epsilon={self.epsilon} is short for a rule, but {self.rule} is given: leave out one")
+                raise ValueError(
+                    f"epsilon={self.epsilon} is short for a rule, but {self.rule} is given: leave "
+                    "out one"
+                )
             object.__setattr__(self, "rule", Excess(self.epsilon))
             object.__setattr__(self, "epsilon", None)
         if self.rule is not None and self.counted_by is not None:
-            raise ValueError(f"what rule={self.rule} chooses is counted by it: leave out counted_by={self.counted_by}")
+            raise ValueError(
+                f"what rule={self.rule} chooses is counted by it: leave out "
+                f"counted_by={self.counted_by}"
+            )
         if self.matched and self.control not in ("sinks", "equal_mass"):
             raise ValueError(
-                f"matched=True leaves out heads without a control of equal mass, but control={self.control!r} matches "
+                "matched=True leaves out heads without a control of equal mass, but "
+                f"control={self.control!r} matches "
                 'the number of keys: take control="sinks" or "equal_mass"'
             )
         object.__setattr__(self, "spare", whole_numbers("spare", self.spare))
         super().__post_init__()
 
     @classmethod
-    def by_protocol(cls, protocol: str, k: int, rule: Rule | None = None, **fields: Any) -> MaskSinks:
-        """The edit of a named protocol, for at most `k` keys a head; further fields as in the class.
+    def by_protocol(
+        cls, protocol: str, k: int, rule: Rule | None = None, **fields: Any
+    ) -> MaskSinks:
+        """The edit of a named protocol, for at most `k` keys a head; further fields as in the
+        class.
 
-        "paper": the k keys that received most at the step before, whatever they hold (arXiv 2510.15731, section 4.3). A
-        hidden key receives nothing and is not chosen again, so a lasting sink is hidden at every other step. "held":
-        the k keys chosen first stay hidden. "rule": those keys, at most k, that the rule calls sinks, and they stay
-        hidden. "clean": the k keys that receive most in an unedited forward of the same step. But for "rule", the rule
+        "paper": the k keys that received most at the step before, whatever they hold (arXiv
+        2510.15731, section 4.3). A hidden key receives nothing and is not chosen again, so a
+        lasting sink is hidden at every other step. "held": the k keys chosen first stay hidden.
+        "rule": those keys, at most k, that the rule calls sinks, and they stay hidden. "clean": the
+        k keys that receive most in an unedited forward of the same step. But for "rule", the rule
         only counts. Raises ValueError for another name.
         """
         one_of("protocol", protocol, PROTOCOLS)
@@ -105,14 +135,16 @@ class MaskSinks(KeyIntervention):
         return self.control == "random"
 
     def read_once(self, *, is_causal: bool) -> MaskSinks:
-        """As it is carried out where a whole text is read at once: chosen in a clean pass, where no source is named.
+        """As it is carried out where a whole text is read at once: chosen in a clean pass, where no
+        source is named.
 
-        `is_causal`: by the attention of all queries, as the last row of a whole text says nothing of those before it.
-        Raises ValueError for a source that needs steps.
+        `is_causal`: by the attention of all queries, as the last row of a whole text says nothing
+        of those before it. Raises ValueError for a source that needs steps.
         """
         if self.source in ("closed_loop", "carried"):
             raise ValueError(
-                f"a text is scored in one step, so source={self.source!r} has no step before it to choose in; leave it "
+                f"a text is scored in one step, so source={self.source!r} has no step before it "
+                "to choose in; leave it "
                 "out, and a clean pass over the same text chooses"
             )
         selector = "received" if is_causal else self.selector
@@ -120,7 +152,10 @@ class MaskSinks(KeyIntervention):
 
     def without_steps(self) -> MaskSinks:
         """The same with no source over steps named, for protocols where there are none."""
-        limit, over = self.limit if self.removal == "evict" else None, self.source in ("closed_loop", "carried")
+        limit, over = (
+            self.limit if self.removal == "evict" else None,
+            self.source in ("closed_loop", "carried"),
+        )
         return replace(self, source=None, limit=limit) if over else self
 
     def select(self, keys: KeyScores) -> Tensor:
@@ -128,13 +163,19 @@ class MaskSinks(KeyIntervention):
         return self.chosen(keys)[0]
 
     def chosen(self, keys: KeyScores) -> tuple[Tensor, Tensor | None]:
-        """The same, and which heads (B, H) have a control of equal mass; NaN where there is nothing to match."""
+        """The same, and which heads (B, H) have a control of equal mass; NaN where there is nothing
+        to match.
+        """
         score_BHS = keys.received_BHS
         score_BHS = score_BHS.mean(1, keepdim=True) if self.shared == "layer" else score_BHS
         # A shared choice leaves the same keys gone in every head.
         gone_BHS = None if keys.gone_BHS is None else keys.gone_BHS[:, : score_BHS.shape[1]]
         free_BHS = self._free(keys, score_BHS, gone_BHS)
-        gone_BH1 = free_BHS.new_zeros(1, 1, 1).long() if gone_BHS is None else gone_BHS.sum(-1, keepdim=True)
+        gone_BH1 = (
+            free_BHS.new_zeros(1, 1, 1).long()
+            if gone_BHS is None
+            else gone_BHS.sum(-1, keepdim=True)
+        )
         sinks_BHS = None if self.rule is None else keys.sinks(self.rule, score_BHS)
         wanted_BHS = free_BHS if sinks_BHS is None else free_BHS & sinks_BHS
         count: int | Tensor = self.k or 0
@@ -151,7 +192,8 @@ class MaskSinks(KeyIntervention):
         if isinstance(count, int):
             most = count
         else:
-            # on a device that is not to be asked, as many columns as there may be; the surplus ones are -1
+            # on a device that is not to be asked, as many columns as there may be; the surplus ones
+            # are -1
             is_far = self.k is not None and reads_wait(count.device)
             most = min(self.k or 0, score_BHS.shape[-1]) if is_far else int(count.max())
         columns_BHM = _largest(score_BHS.masked_fill(~wanted_BHS, -torch.inf), count, most)
@@ -161,7 +203,9 @@ class MaskSinks(KeyIntervention):
             return self._matched(keys, score_BHS, columns_BHM, taken_BHS, others_BHS)
         if self.control == "sinks":
             return columns_BHM, None
-        return _largest(self._order(keys, score_BHS).masked_fill(~others_BHS, -torch.inf), count, most), None
+        return _largest(
+            self._order(keys, score_BHS).masked_fill(~others_BHS, -torch.inf), count, most
+        ), None
 
     def _free(self, keys: KeyScores, score_BHS: Tensor, gone_BHS: Tensor | None) -> Tensor:
         """Keys (B, H, S) that may be chosen: seen, there still, and not spared."""
@@ -173,7 +217,12 @@ class MaskSinks(KeyIntervention):
         return free_BHS if gone_BHS is None else free_BHS & ~gone_BHS
 
     def _matched(
-        self, keys: KeyScores, score_BHS: Tensor, columns_BHM: Tensor, taken_BHS: Tensor, others_BHS: Tensor
+        self,
+        keys: KeyScores,
+        score_BHS: Tensor,
+        columns_BHM: Tensor,
+        taken_BHS: Tensor,
+        others_BHS: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """The chosen columns or their control of equal mass, and the heads that have one."""
         if self.rule is None:
@@ -191,10 +240,17 @@ class MaskSinks(KeyIntervention):
             return keys.draw(score_BHS.shape).to(score_BHS.device, non_blocking=True)
         if self.control == "lowest":
             return -score_BHS
-        return torch.arange(score_BHS.shape[-1], device=score_BHS.device, dtype=torch.float32).expand(score_BHS.shape)
+        return torch.arange(
+            score_BHS.shape[-1], device=score_BHS.device, dtype=torch.float32
+        ).expand(score_BHS.shape)
 
     def _check_enough(
-        self, count: int | Tensor, keys: KeyScores, free_BHS: Tensor, others_BHS: Tensor, lost_BH1: Tensor
+        self,
+        count: int | Tensor,
+        keys: KeyScores,
+        free_BHS: Tensor,
+        others_BHS: Tensor,
+        lost_BH1: Tensor,
     ) -> None:
         """Every head for itself: rows of unequal length lose unequal numbers of keys."""
         visible_BH1 = (keys.visible_BHS.amax(1) > 0).sum(-1)[:, None, None] - lost_BH1
@@ -204,20 +260,30 @@ class MaskSinks(KeyIntervention):
         if self.control not in ("sinks", "equal_mass"):
             # As many keys again, beside the sinks that they stand for.
             needed_BH1 = 2 * count_BH1
-            free_BH1 = free_BH1 if self.rule is None else others_BHS.sum(-1, keepdim=True) + count_BH1
+            free_BH1 = (
+                free_BH1 if self.rule is None else others_BHS.sum(-1, keepdim=True) + count_BH1
+            )
         wrong_BH1 = (count_BH1 > 0) & ((count_BH1 >= visible_BH1) | (needed_BH1 > free_BH1))
         numbers = (count_BH1, needed_BH1, visible_BH1, free_BH1)
-        keys.doubt(wrong_BH1.any(), lambda: self._refuse(wrong_BH1, numbers, bool((lost_BH1 > 0).any())))
+        keys.doubt(
+            wrong_BH1.any(), lambda: self._refuse(wrong_BH1, numbers, bool((lost_BH1 > 0).any()))
+        )
 
     def _refuse(self, wrong_BH1: Tensor, numbers: Sequence[Tensor], is_again: bool) -> None:
         row, head = wrong_BH1[..., 0].nonzero()[0].tolist()
-        count, needed, visible, free = (int(numbers_BH1.expand_as(wrong_BH1)[row, head, 0]) for numbers_BH1 in numbers)
-        what = f"k={self.k}" if self.rule is None else f"rule={self.rule}, {count} keys in some head"
+        count, needed, visible, free = (
+            int(numbers_BH1.expand_as(wrong_BH1)[row, head, 0]) for numbers_BH1 in numbers
+        )
+        what = (
+            f"k={self.k}" if self.rule is None else f"rule={self.rule}, {count} keys in some head"
+        )
         remedy = "lower k" if self.k else "choose a stricter rule, or set k"
         again = ", or set a limit (keys that are gone stay gone)" if is_again else ""
         raise ValueError(
-            f"MaskSinks({what}, control={self.control!r}) needs more than {count} keys that are not padding, "
-            f"and {needed} to choose from, but row {row} of this batch has {visible} and {free}: {remedy}{again}"
+            f"MaskSinks({what}, control={self.control!r}) needs more than {count} keys that are "
+            "not padding, "
+            f"and {needed} to choose from, but row {row} of this batch has {visible} and {free}: "
+            f"{remedy}{again}"
         )
 
 
@@ -228,21 +294,27 @@ LOOK = 16
 
 
 def equal_mass(score_BHS: Tensor, wanted_BH: Tensor, free_BHS: Tensor) -> tuple[Tensor, Tensor]:
-    """Free keys (B, H, S) that receive as much together as is wanted, within `TOLERANCE`, and the heads that have them.
+    """Free keys (B, H, S) that receive as much together as is wanted, within `TOLERANCE`, and the
+    heads that have them.
 
-    Greedy: from the greatest on, each key that does not take the sum above the tolerance, until it is within. A head
-    that does not come so far has none; so has one where nothing is wanted.
+    Greedy: from the greatest on, each key that does not take the sum above the tolerance, until it
+    is within. A head that does not come so far has none; so has one where nothing is wanted.
     """
-    order_BHS = score_BHS.masked_fill(~free_BHS, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+    order_BHS = score_BHS.masked_fill(~free_BHS, -torch.inf).argsort(
+        dim=-1, descending=True, stable=True
+    )
     least_BH, most_BH = (1 - TOLERANCE) * wanted_BH, (1 + TOLERANCE) * wanted_BH
     sum_BH, flags_BHS = torch.zeros_like(wanted_BH), torch.zeros_like(free_BHS)
     for number, place_BH in enumerate(order_BHS.unbind(-1)):
-        # looked at now and then, as it waits for the device: a few keys are enough, and there may be thousands
+        # looked at now and then, as it waits for the device: a few keys are enough, and there may
+        # be thousands
         if number % LOOK == 0 and not bool((sum_BH < least_BH).any()):
             break
         place_BH1 = place_BH.unsqueeze(-1)
         more_BH = sum_BH + score_BHS.gather(-1, place_BH1)[..., 0]
-        takes_BH = (sum_BH < least_BH) & (more_BH <= most_BH) & free_BHS.gather(-1, place_BH1)[..., 0]
+        takes_BH = (
+            (sum_BH < least_BH) & (more_BH <= most_BH) & free_BHS.gather(-1, place_BH1)[..., 0]
+        )
         sum_BH = torch.where(takes_BH, more_BH, sum_BH)
         flags_BHS = flags_BHS.scatter(-1, place_BH1, takes_BH.unsqueeze(-1))
     found_BH = (wanted_BH > 0) & (sum_BH >= least_BH)

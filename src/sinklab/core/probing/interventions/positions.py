@@ -1,6 +1,9 @@
-"""Edits by position: `MaskPositions`, `TruncateContext` from some step on, `WindowAttention` and `LoneRows`."""
+"""Edits by position: `MaskPositions`, `TruncateContext` from some step on, `WindowAttention` and
+`LoneRows`.
+"""
 
-# B batch, H query heads, Q queries, S keys, M keys taken away; a position is a canvas column, sink columns not counted
+# B batch, H query heads, Q queries, S keys, M keys taken away; a position is a canvas column, sink
+# columns not counted
 from dataclasses import KW_ONLY, dataclass
 
 import torch
@@ -22,10 +25,12 @@ from sinklab.core.registry import interventions
 class MaskPositions(LayerIntervention):
     """Take the same canvas positions from every query, whatever they receive.
 
-    Positions count the columns of the canvas (left padding included), without the model's sink columns in front. A
-    position that is not there yet (an autoregressive model) is taken when it comes.
+    Positions count the columns of the canvas (left padding included), without the model's sink
+    columns in front. A position that is not there yet (an autoregressive model) is taken when it
+    comes.
 
-    Raises ValueError for values outside those listed, and in the run for positions the canvas never has.
+    Raises ValueError for values outside those listed, and in the run for positions the canvas never
+    has.
     """
 
     positions: tuple[int, ...] = ()
@@ -40,11 +45,15 @@ class MaskPositions(LayerIntervention):
     values: str | None = None
     """With removal="mean_value": a file of `save_reference_values`."""
     steps: tuple[int | None, ...] | None = None
-    """(start, stop): only in steps start, …, stop - 1 of the sequence; stop None means to the end."""
+    """(start, stop): only in steps start, …, stop - 1 of the sequence; stop None means to the
+    end.
+    """
 
     def __post_init__(self) -> None:
         for name in ("positions", "added"):
-            object.__setattr__(self, name, tuple(sorted(set(whole_numbers(name, getattr(self, name))))))
+            object.__setattr__(
+                self, name, tuple(sorted(set(whole_numbers(name, getattr(self, name)))))
+            )
         if not (self.positions or self.added):
             raise ValueError("positions name the keys to take away, got none: leave out the edit")
         if self.steps is not None:
@@ -65,12 +74,14 @@ class MaskPositions(LayerIntervention):
 @interventions.register("truncate_context")
 @dataclass(frozen=True)
 class TruncateContext:
-    """From a step on, hide the canvas positions start, …, stop - 1 from every query: mid-sequence truncation.
+    """From a step on, hide the canvas positions start, …, stop - 1 from every query: mid-sequence
+    truncation.
 
-    Queries at these positions still run and see the others; what they write is never attended. The share of attention
-    the stretch held is `realised_BLH` of the first entry of the log.
+    Queries at these positions still run and see the others; what they write is never attended. The
+    share of attention the stretch held is `realised_BLH` of the first entry of the log.
 
-    Raises ValueError for an empty stretch or negative numbers, and in the run for positions the canvas never has.
+    Raises ValueError for an empty stretch or negative numbers, and in the run for positions the
+    canvas never has.
     """
 
     start: int
@@ -83,7 +94,10 @@ class TruncateContext:
     def __post_init__(self) -> None:
         whole_numbers("start, stop and step", (self.start, self.stop, self.step))
         if self.stop <= self.start:
-            raise ValueError(f"stop is larger than start, but start={self.start} and stop={self.stop}: raise stop")
+            raise ValueError(
+                f"stop is larger than start, but start={self.start} and stop={self.stop}: raise "
+                "stop"
+            )
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -102,13 +116,17 @@ def _span(steps: tuple[int | None, ...]) -> tuple[int | None, ...]:
         whole_numbers("steps", steps if steps[1] is not None else steps[:1])
         if steps[1] is None or steps[1] > steps[0]:
             return steps
-    raise ValueError(f"steps is (first, the one after the last), None for to the end; got {steps}: write (4, 8)")
+    raise ValueError(
+        f"steps is (first, the one after the last), None for to the end; got {steps}: write (4, 8)"
+    )
 
 
 class _PositionHandler(KeyHandler):
     options: MaskPositions
 
-    def __init__(self, options: MaskPositions, log: InterventionLog, forwards_per_step: int, edit: object) -> None:
+    def __init__(
+        self, options: MaskPositions, log: InterventionLog, forwards_per_step: int, edit: object
+    ) -> None:
         self.first, (_, self.stop) = options.extent[0], options.steps or (0, None)
         self.longest = 0
         super().__init__(options, log, forwards_per_step, edit)
@@ -122,14 +140,21 @@ class _PositionHandler(KeyHandler):
             self._check_positions()
         every, heads = call.query_BHQD.shape[1], site.heads
         gone_S = torch.zeros(site.prefix + length, dtype=torch.bool)
-        gone_S[[site.prefix + position for position in self.options.positions if position < length]] = True
+        gone_S[
+            [site.prefix + position for position in self.options.positions if position < length]
+        ] = True
         if (last := max(self.options.added, default=-1)) >= site.prefix:
             raise ValueError(
-                f"{self.label}: there is no added sink {last}, the model has {site.prefix}: leave out added"
+                f"{self.label}: there is no added sink {last}, the model has {site.prefix}: leave "
+                "out added"
             )
         gone_S[list(self.options.added)] = True
         # Padding is never attended, and counts as nothing taken.
-        gone_B1S = (gone_S & (call.visibility.visible_BHS.amax(1) > 0).cpu()).unsqueeze(1).to(call.query_BHQD.device)
+        gone_B1S = (
+            (gone_S & (call.visibility.visible_BHS.amax(1) > 0).cpu())
+            .unsqueeze(1)
+            .to(call.query_BHQD.device)
+        )
         gone_BHS = gone_B1S.expand(-1, every, -1)
         if len(heads) < every:
             edited_H = torch.zeros(every, dtype=torch.bool, device=gone_B1S.device)
@@ -144,13 +169,17 @@ class _PositionHandler(KeyHandler):
     def why_idle(self) -> tuple[str, str]:
         if not self.first:
             return super().why_idle()
-        return f"it begins at step {self.first} (the first is 0), and no sequence came so far", "begin earlier"
+        return (
+            f"it begins at step {self.first} (the first is 0), and no sequence came so far",
+            "begin earlier",
+        )
 
     def _check_positions(self) -> None:
         last = self.options.extent[1]
         if 0 < self.longest <= last:
             raise ValueError(
-                f"{self.label}: there is no position {last}, the canvas had {self.longest} (sink columns "
+                f"{self.label}: there is no position {last}, the canvas had {self.longest} (sink "
+                "columns "
                 f"not counted): name positions from 0 to {self.longest - 1}"
             )
 
@@ -160,16 +189,20 @@ class _PositionHandler(KeyHandler):
 class WindowAttention(LayerIntervention):
     """Query i sees key j only where |i - j| <= radius, counted in canvas positions.
 
-    Under a cache the queries stand where the denoiser says they do; a model that announces nothing (transformers' own
-    `generate`) runs the last of the positions that are seen. The mask it makes is (Q, S), one for all heads and layers.
+    Under a cache the queries stand where the denoiser says they do; a model that announces nothing
+    (transformers' own `generate`) runs the last of the positions that are seen. The mask it makes
+    is (Q, S), one for all heads and layers.
 
-    Raises ValueError for a negative radius or position, and in a forward whose queries do not fit the canvas.
+    Raises ValueError for a negative radius or position, and in a forward whose queries do not fit
+    the canvas.
     """
 
     radius: int
     """Positions seen on either side; 0 leaves a query its own key."""
     keep: tuple[int, ...] = ()
-    """Canvas positions every query may see all the same, such as the first four (StreamingLLM, 2309.17453)."""
+    """Canvas positions every query may see all the same, such as the first four (StreamingLLM,
+    2309.17453).
+    """
     keep_prefix: bool = True
     """Whether the model's own sink columns in front stay visible."""
 
@@ -196,10 +229,11 @@ class WindowAttention(LayerIntervention):
 @interventions.register("lone_rows")
 @dataclass(frozen=True, kw_only=True)
 class LoneRows(LayerIntervention):
-    """These queries see their own key alone, as the first token does under a causal mask; all others see what they saw.
+    """These queries see their own key alone, as the first token does under a causal mask; all
+    others see what they saw.
 
-    The constraint of the sink token (2601.19657, Eq. 6) on a token of the text. The mask it makes is (Q, S), one for
-    all heads and layers.
+    The constraint of the sink token (2601.19657, Eq. 6) on a token of the text. The mask it makes
+    is (Q, S), one for all heads and layers.
 
     Raises ValueError for no row, a negative one, and in the run for one that the canvas never has.
     """
@@ -212,16 +246,24 @@ class LoneRows(LayerIntervention):
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", tuple(sorted(set(whole_numbers("rows", self.rows)))))
         if not self.rows:
-            raise ValueError("rows name the queries that are to see themselves alone, got none: leave out the edit")
+            raise ValueError(
+                "rows name the queries that are to see themselves alone, got none: leave out the "
+                "edit"
+            )
         super().__post_init__()
 
     def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
-        """The call with these rows of its mask left to their own key; the same one where none of them runs."""
+        """The call with these rows of its mask left to their own key; the same one where none of
+        them runs.
+        """
         device, every = call.query_BHQD.device, call.query_BHQD.shape[1]
         positions_Q = query_positions(call, site.prefix)
         canvas = call.key_BKSD.shape[2] - site.prefix
         if call.visibility.running is not None and self.rows[-1] >= canvas:
-            raise ValueError(f"rows are canvas positions 0 to {canvas - 1}, got {self.rows[-1]}: name one of those")
+            raise ValueError(
+                f"rows are canvas positions 0 to {canvas - 1}, got {self.rows[-1]}: name one of "
+                "those"
+            )
         lone_Q = torch.isin(positions_Q, torch.tensor(self.rows, device=device))
         if not bool(lone_Q.any()):
             return call

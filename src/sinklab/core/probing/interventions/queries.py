@@ -1,4 +1,6 @@
-"""Queries that an edit of keys is for: all, those from a position on or in one state; and each query's own key."""
+"""Queries that an edit of keys is for: all, those from a position on or in one state; and each
+query's own key.
+"""
 
 # B batch, Q queries, S keys or canvas positions
 import re
@@ -18,14 +20,17 @@ WORDS = ("all", "from32", *STATES)
 
 
 def check_queries(queries: str | None, removal: str) -> None:
-    """Raises ValueError for words that name no queries, and for a removal that cannot tell queries apart."""
+    """Raises ValueError for words that name no queries, and for a removal that cannot tell queries
+    apart.
+    """
     if queries is None:
         return
     if queries not in WORDS and not re.fullmatch(r"from\d+", queries):
         raise unknown("choice of queries", queries, WORDS)
     if removal != "mask":
         raise ValueError(
-            f"queries say for whom a key is blocked, and a value or a memory is the same for all, got queries="
+            "queries say for whom a key is blocked, and a value or a memory is the same for all, "
+            "got queries="
             f"{queries!r} with removal={removal!r}; take removal='mask', or leave out queries"
         )
 
@@ -51,7 +56,9 @@ def chosen_queries(queries: str, call: AttentionCall, positions_Q: Tensor, tap: 
 
 
 def _states(queries: str, call: AttentionCall, tap: Any) -> Tensor:
-    """State of every position, int8 (B, S); without a canvas that is decoded, what is not masked is committed."""
+    """State of every position, int8 (B, S); without a canvas that is decoded, what is not masked is
+    committed.
+    """
     running, canvas = running_canvas(), getattr(decoding_run(), "canvas", None)
     if running is not None and running.state_BS is not None:
         return running.state_BS
@@ -61,7 +68,8 @@ def _states(queries: str, call: AttentionCall, tap: Any) -> Tensor:
     mask_id = getattr(getattr(tap.model, "config", None), "mask_token_id", None)
     if ids_BS is None or mask_id is None or queries == "prompt":
         raise ValueError(
-            f"queries={queries!r} asks for the state of positions, which a canvas tells, but {call.layer} runs without "
+            f"queries={queries!r} asks for the state of positions, which a canvas tells, but "
+            f"{call.layer} runs without "
             "one; decode with model.denoiser(), or name positions such as queries='from32'"
         )
     return torch.where(ids_BS == mask_id, MASKED, COMMITTED)
@@ -73,21 +81,30 @@ def own_keys(positions_Q: Tensor, prefix: int, keys: int) -> Tensor:
 
 
 def query_positions(call: AttentionCall, prefix: int) -> Tensor:
-    """The canvas position of every query of the call, int64 (Q,). Raises ValueError where they are unknown."""
-    queries, keys, device = call.query_BHQD.shape[2], call.key_BKSD.shape[2] - prefix, call.query_BHQD.device
+    """The canvas position of every query of the call, int64 (Q,). Raises ValueError where they are
+    unknown.
+    """
+    queries, keys, device = (
+        call.query_BHQD.shape[2],
+        call.key_BKSD.shape[2] - prefix,
+        call.query_BHQD.device,
+    )
     if call.visibility.running is not None:
         return call.visibility.running.columns_Q.to(device)
     if not call.origin.is_own:
         raise ValueError(
-            f"{call.layer} attends to another sequence, at whose positions its queries do not stand: name layers that "
+            f"{call.layer} attends to another sequence, at whose positions its queries do not "
+            "stand: name layers that "
             "attend to their own, or leave out what is told by the position of queries"
         )
     if queries == keys:
         return torch.arange(keys, device=device)
     if running_canvas() is not None:
         raise ValueError(
-            f"{call.layer} got {queries} queries and {keys} keys, which are not the columns of the canvas that the "
-            "denoiser announces: announce those that become queries with sinklab.core.attention.running(ids, columns)"
+            f"{call.layer} got {queries} queries and {keys} keys, which are not the columns of "
+            "the canvas that the "
+            "denoiser announces: announce those that become queries with "
+            "sinklab.core.attention.running(ids, columns)"
         )
     # A model with room at the end of its memory writes where its mask ends.
     seen = int((call.visibility.visible_BHS > 0).any(1).any(0).nonzero().max()) + 1 - prefix

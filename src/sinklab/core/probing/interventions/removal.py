@@ -1,6 +1,9 @@
-"""The ways to take keys away from an attention call, what that really took, and keys as flags and as columns."""
+"""The ways to take keys away from an attention call, what that really took, and keys as flags and
+as columns.
+"""
 
-# B batch, H query heads, K key/value heads, Q queries, S keys, D head dim, M keys taken away; an axis may be 1
+# B batch, H query heads, K key/value heads, Q queries, S keys, D head dim, M keys taken away; an
+# axis may be 1
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,11 +37,13 @@ def at_once(wrong: Tensor, check: Callable[[], None]) -> None:
 def restricted(
     call: AttentionCall, keep_BHQS: Tensor, doubt: Doubt = at_once, *, own_QS: Tensor | None = None
 ) -> tuple[AttentionCall, Tensor]:
-    """The call with keys hidden where `keep_BHQS` is False, and the number of queries (B, H) that were left alone.
+    """The call with keys hidden where `keep_BHQS` is False, and the number of queries (B, H) that
+    were left alone.
 
-    A query that would lose every key it may see keeps what it had before this edit (the first rows of a causal map).
-    With `own_QS`, each query's own key, it never loses that one, and left alone is who has no other any more. The mask
-    stays (B, H, 1, S) unless the call's own, or what is to be kept, differs by query.
+    A query that would lose every key it may see keeps what it had before this edit (the first rows
+    of a causal map). With `own_QS`, each query's own key, it never loses that one, and left alone
+    is who has no other any more. The mask stays (B, H, 1, S) unless the call's own, or what is to
+    be kept, differs by query.
 
     Raises ValueError when in some row and head no query would see a key any more.
     """
@@ -48,7 +53,9 @@ def restricted(
         keep_BHQS = keep_BHQS | own_QS
         others_BHQS = before_BHQS & ~own_QS
         alone_BHQ = others_BHQS.any(-1) & ~(others_BHQS & keep_BHQS).any(-1)
-        return replace(call, mask=narrowed(mask, keep_BHQS), is_causal=False), _real_queries(call, alone_BHQ)
+        return replace(call, mask=narrowed(mask, keep_BHQS), is_causal=False), _real_queries(
+            call, alone_BHQ
+        )
     after_BHQS = before_BHQS & keep_BHQS
     lost_BHQ = before_BHQS.any(-1) & ~after_BHQS.any(-1)
     hidden = narrowed(mask, keep_BHQS)
@@ -60,7 +67,8 @@ def restricted(
     def check() -> None:
         row, head = (~sees_BH).nonzero()[0].tolist()
         raise ValueError(
-            f"every query must keep a key, but the edits together take all {keep_BHQS.shape[-1]} keys of {call.layer}, "
+            f"every query must keep a key, but the edits together take all {keep_BHQS.shape[-1]} "
+            f"keys of {call.layer}, "
             f"row {row}, head {head}: take fewer, or set a limit"
         )
 
@@ -78,9 +86,13 @@ def _real_queries(call: AttentionCall, some_BHQ: Tensor) -> Tensor:
 
 
 def _own_mask(call: AttentionCall) -> Tensor:
-    """The mask of the call with its causality written out; one row where it says the same to every query."""
+    """The mask of the call with its causality written out; one row where it says the same to every
+    query.
+    """
     mask, queries = call.mask, call.query_BHQD.shape[2] if call.is_causal else 1
-    seen_11QS = torch.ones(1, 1, queries, call.key_BKSD.shape[2], dtype=torch.bool, device=call.query_BHQD.device)
+    seen_11QS = torch.ones(
+        1, 1, queries, call.key_BKSD.shape[2], dtype=torch.bool, device=call.query_BHQD.device
+    )
     if mask is None:
         return seen_11QS.tril() if call.is_causal else seen_11QS
     if call.is_causal:
@@ -89,17 +101,21 @@ def _own_mask(call: AttentionCall) -> Tensor:
     return mask[:, :, :1] if is_same else mask
 
 
-def replaced_values(call: AttentionCall, gone_BHS: Tensor, removal: str, means_HD: Tensor | None) -> AttentionCall:
+def replaced_values(
+    call: AttentionCall, gone_BHS: Tensor, removal: str, means_HD: Tensor | None
+) -> AttentionCall:
     """The call with other values for these keys: attention stays as it is.
 
     Args:
         call: the attention call.
         gone_BHS: the keys, of every query head.
-        removal: "zero_value", nothing; "pool_value", the mean of the other keys seen; "mean_value", `means_HD`.
+        removal: "zero_value", nothing; "pool_value", the mean of the other keys seen; "mean_value",
+            `means_HD`.
         means_HD: of each query head, as :func:`reference_values` reads it.
 
     Raises:
-        ValueError: for pooled values where queries see different keys, and for a head without a reference.
+        ValueError: for pooled values where queries see different keys, and for a head without a
+            reference.
     """
     value, key = call.value_BKSD, call.key_BKSD
     groups = call.query_BHQD.shape[1] // key.shape[1]
@@ -115,7 +131,9 @@ def replaced_values(call: AttentionCall, gone_BHS: Tensor, removal: str, means_H
         lacking_H = means_HD.isnan().any(-1) & gone_BHS.any(-1).any(0).to(means_HD.device)
         if bool(lacking_H.any()):
             head = int(lacking_H.nonzero()[0])
-            raise ValueError(f"{call.layer}, head {head} has no sink in the reference texts; leave out that head")
+            raise ValueError(
+                f"{call.layer}, head {head} has no sink in the reference texts; leave out that head"
+            )
         new = means_HD.nan_to_num().to(value)[None, :, None]
     return replace(call, key_BKSD=key, value_BKSD=torch.where(gone_BHS.unsqueeze(-1), new, value))
 
@@ -125,7 +143,8 @@ def _pooled(call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor) -> Tensor
     mask = _own_mask(call)
     if mask.shape[2] > 1:
         raise ValueError(
-            f"pool_value is the mean of the values that a query sees, but in {call.layer} queries see different keys "
+            f"pool_value is the mean of the values that a query sees, but in {call.layer} queries "
+            "see different keys "
             "(a causal model, blocks): take removal='mean_value' or 'zero_value'"
         )
     others_BHS = allowed(mask)[:, :, 0] & ~gone_BHS
@@ -135,8 +154,14 @@ def _pooled(call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor) -> Tensor
 
 @lru_cache(maxsize=4)
 def reference_values(file: str) -> dict[str, Tensor]:
-    """Mean values (H, D) by layer, of a file of `save_reference_values`. Raises ValueError where it is none."""
-    with refused(f"no reference values can be read from {file}, which is absent or damaged", SafetensorError, OSError):
+    """Mean values (H, D) by layer, of a file of `save_reference_values`. Raises ValueError where it
+    is none.
+    """
+    with refused(
+        f"no reference values can be read from {file}, which is absent or damaged",
+        SafetensorError,
+        OSError,
+    ):
         return load_file(ordinary(file))
 
 
@@ -147,11 +172,14 @@ def real_queries_B1(call: AttentionCall) -> Tensor | int:
 
 
 def lost_share(before: AttentionCall, after: AttentionCall) -> Tensor:
-    """The share of attention (B, H) that keys hidden by `after` held in `before`, whatever was hidden from whom.
+    """The share of attention (B, H) that keys hidden by `after` held in `before`, whatever was
+    hidden from whom.
 
     What remains of a softmax row is exp(lse' - lse), the ratio of the denominators.
     """
-    lse_BHQ, less_BHQ = (row_logsumexp(call.query_BHQD, call.key_BKSD, **call.masking) for call in (before, after))
+    lse_BHQ, less_BHQ = (
+        row_logsumexp(call.query_BHQD, call.key_BKSD, **call.masking) for call in (before, after)
+    )
     lost_BHQ = torch.where(lse_BHQ > -math.inf, -torch.expm1(less_BHQ - lse_BHQ), 0.0)
     real_BQ = before.visibility.real_BQ
     lost_BHQ = lost_BHQ if real_BQ is None else lost_BHQ * real_BQ.unsqueeze(1)
@@ -159,7 +187,9 @@ def lost_share(before: AttentionCall, after: AttentionCall) -> Tensor:
 
 
 def keys_seen(call: AttentionCall, gone_BHS: Tensor | None = None) -> Tensor:
-    """Number of keys a query sees in this call, less those gone: mean over the queries that are not padding, (B, H)."""
+    """Number of keys a query sees in this call, less those gone: mean over the queries that are not
+    padding, (B, H).
+    """
     batch, heads = call.query_BHQD.shape[:2]
     may_BHQS = allowed(_own_mask(call))
     may_BHQS = may_BHQS if gone_BHS is None else may_BHQS & ~gone_BHS.unsqueeze(2)
@@ -172,7 +202,9 @@ def keys_seen(call: AttentionCall, gone_BHS: Tensor | None = None) -> Tensor:
 
 def as_flags(columns_BHM: Tensor, keys: int) -> Tensor:
     """Columns (-1 for none) as flags (B, H, S)."""
-    flags_BHS = torch.zeros(*columns_BHM.shape[:2], keys + 1, dtype=torch.bool, device=columns_BHM.device)
+    flags_BHS = torch.zeros(
+        *columns_BHM.shape[:2], keys + 1, dtype=torch.bool, device=columns_BHM.device
+    )
     return flags_BHS.scatter_(2, columns_BHM.masked_fill(columns_BHM < 0, keys), True)[..., :keys]
 
 
@@ -183,7 +215,11 @@ def as_columns(gone_BHS: Tensor, limit: int | None = None) -> Tensor:
     """
     keys, is_far = gone_BHS.shape[-1], reads_wait(gone_BHS.device)
     most = min(limit, keys) if limit is not None and is_far else int(gone_BHS.sum(-1).max())
-    columns_BHS = torch.arange(keys, device=gone_BHS.device).expand(gone_BHS.shape).masked_fill(~gone_BHS, keys)
+    columns_BHS = (
+        torch.arange(keys, device=gone_BHS.device)
+        .expand(gone_BHS.shape)
+        .masked_fill(~gone_BHS, keys)
+    )
     columns_BHM = columns_BHS.sort(-1).values[..., :most]
     return columns_BHM.masked_fill(columns_BHM == keys, -1)
 

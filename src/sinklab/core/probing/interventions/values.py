@@ -32,18 +32,24 @@ class _Means(SelectionHandler):
             value_BHSD = call.value_BKSD.detach().double().repeat_interleave(groups, 1)
             gone_BHS = selected.gone_BHS
             sum_HD = value_BHSD.masked_fill(~gone_BHS.unsqueeze(-1), 0.0).sum((0, 2))
-            before_HD, known_H = self.sums.get(call.layer, (torch.zeros_like(sum_HD), gone_BHS.new_zeros(1).long()))
+            before_HD, known_H = self.sums.get(
+                call.layer, (torch.zeros_like(sum_HD), gone_BHS.new_zeros(1).long())
+            )
             self.sums[call.layer] = before_HD + sum_HD, known_H + gone_BHS.sum((0, 2))
         return call, None
 
 
 @torch.no_grad()
-def save_reference_values(model: Any, edit: KeyIntervention, texts: Iterable[Tensor], file: str | Path) -> Path:
-    """Write the mean value of the keys that an edit chooses in reference texts, for ``removal="mean_value"``.
+def save_reference_values(
+    model: Any, edit: KeyIntervention, texts: Iterable[Tensor], file: str | Path
+) -> Path:
+    """Write the mean value of the keys that an edit chooses in reference texts, for
+    ``removal="mean_value"``.
 
     Args:
         model: whose forward takes ids (B, S).
-        edit: which keys, of which layers and heads, such as ``MaskSinks(k=1)``; they are chosen in each text itself.
+        edit: which keys, of which layers and heads, such as ``MaskSinks(k=1)``; they are chosen in
+            each text itself.
         texts: ids, int64 (B, S), with masks where the model is to see some.
         file: where to: a tensor (H, D) a layer, NaN for a head in which no key was chosen.
 
@@ -56,7 +62,12 @@ def save_reference_values(model: Any, edit: KeyIntervention, texts: Iterable[Ten
         for ids_BS in texts:
             model(ids_BS)
     if not any(bool(count_H.any()) for _, count_H in means.sums.values()):
-        raise ValueError(f"{edit} chose no key in the reference texts; give more texts, or another edit")
-    tensors = {layer: (sum_HD / count_H[:, None]).float() for layer, (sum_HD, count_H) in means.sums.items()}
+        raise ValueError(
+            f"{edit} chose no key in the reference texts; give more texts, or another edit"
+        )
+    tensors = {
+        layer: (sum_HD / count_H[:, None]).float()
+        for layer, (sum_HD, count_H) in means.sums.items()
+    }
     save_file({layer: tensor.cpu().contiguous() for layer, tensor in tensors.items()}, str(file))
     return Path(file)

@@ -1,7 +1,9 @@
-"""How models that attend in blocks write a block: by a quota or a confidence, with edits of what is written; and how a
-canvas is written whose length tokens change.
+"""How models that attend in blocks write a block: by a quota or a confidence, with edits of what is
+written; and how a canvas is written whose length tokens change.
 """
 
 from sinklab.core.registry import exports
 
-__getattr__, __dir__, __all__ = exports(__name__, blocks="Alpha Dynamic Editing Elastic ElasticStep")
+__getattr__, __dir__, __all__ = exports(
+    __name__, blocks="Alpha Dynamic Editing Elastic ElasticStep"
+)

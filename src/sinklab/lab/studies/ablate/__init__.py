@@ -1,5 +1,9 @@
-"""What the most attended keys are worth: hidden in one head or layer, or everywhere while texts are written."""
+"""What the most attended keys are worth: hidden in one head or layer, or everywhere while texts are
+written.
+"""
 
 from sinklab.core.registry import exports
 
-__getattr__, __dir__, __all__ = exports(__name__, study="Ablate AblateSettings DistanceSettings DistanceStudy")
+__getattr__, __dir__, __all__ = exports(
+    __name__, study="Ablate AblateSettings DistanceSettings DistanceStudy"
+)

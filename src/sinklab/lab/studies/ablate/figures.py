@@ -33,19 +33,32 @@ TOLD = {1: "costs", -1: "helps", 0: "cannot tell"}
 def cells_of(run: Run) -> pd.DataFrame:
     """The table ``map``. Raises NotRecorded for a run that did not come to its end."""
     if (cells := run.table("map") if "map" in run.tables else None) is None:
-        raise NotRecorded(f"This needs an ablation that is finished: {run.path} is not. Resume it with --resume.")
+        raise NotRecorded(
+            f"This needs an ablation that is finished: {run.path} is not. Resume it with --resume."
+        )
     return cells
 
 
 def ablation_sentences(runs: Iterable[Run]) -> list[str]:
-    """Of each run: how many cells cost something and which most, and whether weight and cost go together."""
-    known: dict[str, Any] = {"fewest": FEWEST, "fewest_cells": FEWEST_CELLS, "rule": rules.words(DEFAULT)}
+    """Of each run: how many cells cost something and which most, and whether weight and cost go
+    together.
+    """
+    known: dict[str, Any] = {
+        "fewest": FEWEST,
+        "fewest_cells": FEWEST_CELLS,
+        "rule": rules.words(DEFAULT),
+    }
     told = statements("sinklab.lab.studies.ablate", (_change, rules.words), **known)
     return [sentence for run in runs for sentence in _of_one(run, told)]
 
 
 def _of_one(run: Run, told: Callable[..., list[str]]) -> list[str]:
-    cells, settings, name, kinds = cells_of(run), run.info.settings, run.info.model["name"], twins_of(run)
+    cells, settings, name, kinds = (
+        cells_of(run),
+        run.info.settings,
+        run.info.model["name"],
+        twins_of(run),
+    )
     changes = {kind: _furthest(run.table(of_twin("map", kind))) for kind in kinds}
     most = shown_by({kind: f"{change:+.4f}".replace("-", "−") for kind, change in changes.items()})
     said = told("ablation", name, settings, cells, _clean(cells), most)
@@ -54,7 +67,11 @@ def _of_one(run: Run, told: Callable[..., list[str]]) -> list[str]:
     found = _correlation(run)
     others = {kind: _correlation(run, kind).value for kind in kinds}
     texts = {kind: "" if np.isnan(value) else number(value, 2) for kind, value in others.items()}
-    return [*said, *told("together", settings["by"], found, shown_by(texts)), *no_twins({name: run})]
+    return [
+        *said,
+        *told("together", settings["by"], found, shown_by(texts)),
+        *no_twins({name: run}),
+    ]
 
 
 def _clean(cells: pd.DataFrame) -> float:
@@ -73,12 +90,16 @@ def _correlation(run: Run, twin: str = "") -> Estimate:
 
 
 def _change(cell: pd.Series) -> str:
-    parts = [f"{cell[name]:+.4f}".replace("-", "−") for name in ("delta", "delta_low", "delta_high")]
+    parts = [
+        f"{cell[name]:+.4f}".replace("-", "−") for name in ("delta", "delta_low", "delta_high")
+    ]
     return parts[0] if np.isnan(cell["delta_low"]) else f"{parts[0]} ({parts[1]} … {parts[2]})"
 
 
 def ablation_table(run: Run) -> pd.DataFrame:
-    """The cells by falling size of the change, as text for people; the numbers are the table ``map``."""
+    """The cells by falling size of the change, as text for people; the numbers are the table
+    ``map``.
+    """
     cells = cells_of(run)
     cells = cells.reindex(cells["delta"].abs().sort_values(ascending=False, kind="stable").index)
     text = {"layer": cells["layer"].map("{:.0f}".format)}
@@ -98,12 +119,22 @@ def ablation_figure(one: Reader) -> list[Map]:
     """
     cells = cells_of(one.run)
     share_LH, delta_LH, told_LH = (
-        cells.pivot(index="layer", columns="head", values=name).to_numpy() for name in ("held", "delta", "told")
+        cells.pivot(index="layer", columns="head", values=name).to_numpy()
+        for name in ("held", "delta", "told")
     )
-    layers, heads = (Axis(name, names=[*map(str, dict.fromkeys(cells[name]))]) for name in ("layer", "head"))
+    layers, heads = (
+        Axis(name, names=[*map(str, dict.fromkeys(cells[name]))]) for name in ("layer", "head")
+    )
     heads = replace(heads, names=["all" if name == "-1" else name for name in heads.names])
     dotted = replace(heads, label="head (a dot: cannot be told from no change)")
-    costs = Map(delta_LH, "change of loss, nats per token", layers, dotted, both=True, unsure_RC=told_LH == 0)
+    costs = Map(
+        delta_LH,
+        "change of loss, nats per token",
+        layers,
+        dotted,
+        both=True,
+        unsure_RC=told_LH == 0,
+    )
     return [Map(100 * share_LH, "attention on the hidden keys, %", layers, heads), costs]
 
 
@@ -118,4 +149,8 @@ def _written(run: Run, formats: Iterable[str]) -> list[Path]:
     numbers = run.path / "ablation.csv"
     page = write_page(run.path / "ablation.md", table.head(SHOWN), ablation_sentences([run]), more)
     write_beside(numbers, lambda path: cells_of(run).to_csv(path, index=False))
-    return [page, numbers, *save_figure(lambda: ablation_figure(run), run.path / "ablation", formats)]
+    return [
+        page,
+        numbers,
+        *save_figure(lambda: ablation_figure(run), run.path / "ablation", formats),
+    ]

@@ -41,22 +41,28 @@ def prepare(loaded: Loaded, settings: AblateSettings, progress: Progress) -> Pla
     """The text and the cells, once the model is known to have them.
 
     Raises:
-        ValueError: for a model without a mask token or a tokenizer, rows that do not fit its context, more keys than a
-            row has, and layers that are not there.
+        ValueError: for a model without a mask token or a tokenizer, rows that do not fit its
+            context, more keys than a row has, and layers that are not there.
     """
     loaded.needed_tokenizer()
     check_fits(loaded, "ablate", settings.length, "choose a smaller length")
     if settings.k >= settings.length:
         raise ValueError(
-            f"k keys must leave something of a row, but k is {settings.k} and a row has {settings.length} tokens; "
+            f"k keys must leave something of a row, but k is {settings.k} and a row has "
+            f"{settings.length} tokens; "
             "choose a smaller k"
         )
     of_model = describe(loaded)
     layers = settings.layers or of_model["recorded_layers"]
     if absent := [layer for layer in layers if layer not in of_model["recorded_layers"]]:
-        raise ValueError(f"{loaded.name} has layers 0 to {of_model['layers'] - 1}, but no {absent[0]}; leave it out")
+        raise ValueError(
+            f"{loaded.name} has layers 0 to {of_model['layers'] - 1}, but no {absent[0]}; leave "
+            "it out"
+        )
     heads = of_model["recorded_heads"] if settings.by == "head" else [-1]
-    text = heldout_rows(loaded, heldout_text(settings.heldout), rows=settings.rows, length=settings.length)
+    text = heldout_rows(
+        loaded, heldout_text(settings.heldout), rows=settings.rows, length=settings.length
+    )
     cells = tuple((layer, head) for layer in layers for head in heads)
     return Plan(text.ids_RS.split(settings.batch), cells)
 
@@ -64,32 +70,48 @@ def prepare(loaded: Loaded, settings: AblateSettings, progress: Progress) -> Pla
 def score(work: Work) -> None:
     """Write a part of the table ``ablation`` for every batch of rows that is missing.
 
-    Columns: row; layer; head (−1 for all of the layer); loss and clean, nats per token with the keys hidden and
-    without; columns, how many were hidden; sinks, the share of these that the rule calls sinks; held, the share of
-    attention that they held in the clean pass; removed, the share really taken away (as in `Dose`; over the heads where
-    a layer is hidden).
+    Columns: row; layer; head (−1 for all of the layer); loss and clean, nats per token with the
+    keys hidden and without; columns, how many were hidden; sinks, the share of these that the rule
+    calls sinks; held, the share of attention that they held in the clean pass; removed, the share
+    really taken away (as in `Dose`; over the heads where a layer is hidden).
     """
     count = work.progress.counter(len(work.samples) * (1 + len(work.plan.cells)))
     for part in work.samples:
         first, size = part * work.settings.batch, len(work.plan.batches[part])
         work.progress.stage(f"rows {first + 1} to {first + size}")
-        work.run.table("ablation", scored(work, work.loaded, part, work.plan.cells, count), part=part)
+        work.run.table(
+            "ablation", scored(work, work.loaded, part, work.plan.cells, count), part=part
+        )
 
 
 def scored(
-    work: Work, loaded: Loaded, part: int, cells: Sequence[tuple[int, int]], count: Callable[[], object] | None = None
+    work: Work,
+    loaded: Loaded,
+    part: int,
+    cells: Sequence[tuple[int, int]],
+    count: Callable[[], object] | None = None,
 ) -> pd.DataFrame:
-    """Lines of the table ``ablation`` for a batch of rows and some cells, of a model or its twin."""
+    """Lines of the table ``ablation`` for a batch of rows and some cells, of a model or its
+    twin.
+    """
     settings, ids_BS = work.settings, work.plan.batches[part]
     how: dict[str, Any] = {"k": settings.k, "rule": settings.sink_rule, "removal": settings.removal}
     arms: list[list[MaskSinks]] = [[]]
     for layer, head in cells:
         arms.append([MaskSinks(**how, layers=(layer,), heads=None if head < 0 else (head,))])
-    found = edited_losses(loaded, ids_BS, arms, seed=settings.seed + part, batch=len(ids_BS), progress=count)
+    found = edited_losses(
+        loaded, ids_BS, arms, seed=settings.seed + part, batch=len(ids_BS), progress=count
+    )
     rows, clean_B = part * settings.batch + np.arange(len(ids_BS)), found[0].losses_R.numpy()
     frames = [
         pd.DataFrame(
-            {"row": rows, "layer": layer, "head": head, "loss": one.losses_R.numpy(), "clean": clean_B}
+            {
+                "row": rows,
+                "layer": layer,
+                "head": head,
+                "loss": one.losses_R.numpy(),
+                "clean": clean_B,
+            }
         ).assign(**{name: values_R.numpy() for name, values_R in one.doses_by_row().items()})
         for (layer, head), one in zip(cells, found[1:], strict=True)
     ]
@@ -102,7 +124,9 @@ def summarize(work: Work) -> None:
     work.run.table("map", ablation_map(done.table("ablation")))
 
     def write(twin: Loaded, kind: str) -> None:
-        rows = pd.concat([scored(work, twin, part, plan.cells) for part in range(len(plan.batches))])
+        rows = pd.concat(
+            [scored(work, twin, part, plan.cells) for part in range(len(plan.batches))]
+        )
         work.run.table(of_twin("ablation", kind), rows.reset_index(drop=True))
         work.run.table(of_twin("map", kind), ablation_map(rows))
 
@@ -116,9 +140,11 @@ def summarize(work: Work) -> None:
 
 
 def ablation_map(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line per cell: means over rows of loss, delta (loss less clean) with its 95 % interval, and what was hidden.
+    """A line per cell: means over rows of loss, delta (loss less clean) with its 95 % interval, and
+    what was hidden.
 
-    told: 1 where the delta is above zero, −1 where it is below, 0 where that cannot be told (`told_apart`).
+    told: 1 where the delta is above zero, −1 where it is below, 0 where that cannot be told
+    (`told_apart`).
     """
     rows = rows.assign(delta=rows["loss"] - rows["clean"])
     means = rows.groupby(CELL)[["loss", "delta", *DOSE]].mean()

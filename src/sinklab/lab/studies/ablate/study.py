@@ -1,4 +1,6 @@
-"""Where keys are needed, and how far hiding them takes a text: two studies, their settings and commands."""
+"""Where keys are needed, and how far hiding them takes a text: two studies, their settings and
+commands.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,12 @@ class AblateSettings(Checked):
     k: int = limited(1, at_least=1)
     """Keys to hide per row and head: those that receive most; with a rule at most so many."""
     sink_rule: Any = of(rules, None)  # noqa: RUF009
-    """What counts as a sink, NAME:field=value: only such keys are hidden, at most k. When left out the most attended
-    keys are, sinks or not."""
+    """What counts as a sink, NAME:field=value: only such keys are hidden, at most k. When left out
+    the most attended keys are, sinks or not."""
     removal: str = limited("mask", one_of=REMOVALS)
-    """mask (before the softmax, the weight goes to other keys) or zero_value (the weight stays and adds nothing)."""
+    """mask (before the softmax, the weight goes to other keys) or zero_value (the weight stays and
+    adds nothing).
+    """
     layers: tuple[int, ...] = ()
     """Layers to go through; all when left out."""
     heldout: str | None = None
@@ -45,8 +49,8 @@ class AblateSettings(Checked):
     seed: int = 0
     """Seed of the noise."""
     twin: bool | None = limited(None, free=True)
-    """Map two controls on the same rows too, the model with shuffled weights and with fresh ones; their numbers stand
-    beside its own. When left out, where both take less than a minute."""
+    """Map two controls on the same rows too, the model with shuffled weights and with fresh ones;
+    their numbers stand beside its own. When left out, where both take less than a minute."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,12 +59,14 @@ class AblateSettings(Checked):
 
 @studies.register("ablate")
 class Ablate(Study):
-    """Map what the most attended keys are worth: the change of the held-out loss with them hidden in one head alone.
+    """Map what the most attended keys are worth: the change of the held-out loss with them hidden
+    in one head alone.
 
-    For every layer and head, beside the share of attention that these keys hold there; with --by layer in all heads of
-    a layer at once. For diffusion models the masked-token loss, for autoregressive ones the next-token loss; a clean
-    pass over the same text chooses the keys. Costs a forward pass a head and batch of rows. What controls show
-    stands beside it. Writes a run folder, ablation.md, ablation.csv and the two maps.
+    For every layer and head, beside the share of attention that these keys hold there; with --by
+    layer in all heads of a layer at once. For diffusion models the masked-token loss, for
+    autoregressive ones the next-token loss; a clean pass over the same text chooses the keys. Costs
+    a forward pass a head and batch of rows. What controls show stands beside it. Writes a run
+    folder, ablation.md, ablation.csv and the two maps.
 
     Try
         sinklab ablate --model tiny --rows 12 --length 128
@@ -106,17 +112,21 @@ class DistanceSettings(Checked):
     """
 
     protocols: tuple[str, ...] = limited(("paper", "held", "clean"), one_of=PROTOCOLS, needed=True)
-    """Which keys, and for how long: paper (the top k of the step before, arXiv 2510.15731), held (the first top k stay
-    hidden), rule (those of them that are sinks stay hidden), clean (the top k of a clean pass at the same step)."""
+    """Which keys, and for how long: paper (the top k of the step before, arXiv 2510.15731), held
+    (the first top k stay hidden), rule (those of them that are sinks stay hidden), clean (the top k
+    of a clean pass at the same step).
+    """
     ks: tuple[int, ...] = limited((1, 5), at_least=1, needed=True)
     """Numbers of keys to hide per layer and head."""
     removals: tuple[str, ...] = limited(REMOVALS, one_of=REMOVALS, needed=True)
-    """Path of removal: mask (before the softmax) or zero_value (the weight stays and adds nothing)."""
+    """Path of removal: mask (before the softmax) or zero_value (the weight stays and adds
+    nothing).
+    """
     controls: tuple[str, ...] = limited(("sinks",), one_of=CONTROLS, needed=True)
     """Which keys: those that the protocol names (sinks), or others in their place."""
     sink_rule: Any = of(rules, None)  # noqa: RUF009
-    """What counts as a sink, NAME:field=value: in the protocol rule, and in what is printed; excess:epsilon=3 when left
-    out."""
+    """What counts as a sink, NAME:field=value: in the protocol rule, and in what is printed;
+    excess:epsilon=3 when left out."""
     heldout: str | None = None
     """Corpus whose rows begin the texts; None uses the excerpt in the package."""
     rows: int = limited(12, at_least=1)
@@ -140,11 +150,13 @@ class DistanceSettings(Checked):
 
 @studies.register("distance")
 class DistanceStudy(Study):
-    """Write texts with and without keys hidden: how far apart they are, by dose, path of removal and protocol.
+    """Write texts with and without keys hidden: how far apart they are, by dose, path of removal
+    and protocol.
 
-    Agreement of the tokens in free runs; at the order and on the canvases of the clean run, the KL divergence of each
-    token when it was committed; and beside these what the unedited model makes of the text, in nats per token, since
-    another text may be as good. All paired by text. Writes a run folder with distance.md.
+    Agreement of the tokens in free runs; at the order and on the canvases of the clean run, the KL
+    divergence of each token when it was committed; and beside these what the unedited model makes
+    of the text, in nats per token, since another text may be as good. All paired by text. Writes a
+    run folder with distance.md.
 
     Try
         sinklab distance --model tiny --rows 6 --ks 1 5
@@ -162,11 +174,26 @@ class DistanceStudy(Study):
     draw = deferred("sinklab.lab.studies.ablate.distance:draw_tables")
 
     def amount(self, settings: DistanceSettings, info: Any) -> Amount:
-        """Every step of every text, written clean and every other way, once freely and once in the clean order."""
-        ways = len(settings.protocols) * len(settings.ks) * len(settings.removals) * len(settings.controls)
-        evaluations = math.ceil(settings.rows / settings.batch) * settings.new_tokens * (1 + 2 * ways)
-        positions = min(settings.rows, settings.batch) * (settings.prompt_tokens + settings.new_tokens)
-        return Amount(f"{settings.rows} texts × {settings.new_tokens} steps × {1 + ways} ways", evaluations, positions)
+        """Every step of every text, written clean and every other way, once freely and once in the
+        clean order.
+        """
+        ways = (
+            len(settings.protocols)
+            * len(settings.ks)
+            * len(settings.removals)
+            * len(settings.controls)
+        )
+        evaluations = (
+            math.ceil(settings.rows / settings.batch) * settings.new_tokens * (1 + 2 * ways)
+        )
+        positions = min(settings.rows, settings.batch) * (
+            settings.prompt_tokens + settings.new_tokens
+        )
+        return Amount(
+            f"{settings.rows} texts × {settings.new_tokens} steps × {1 + ways} ways",
+            evaluations,
+            positions,
+        )
 
     def samples(self, plan: Any) -> int:
         """One a batch of texts."""

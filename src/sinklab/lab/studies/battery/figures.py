@@ -1,4 +1,6 @@
-"""The reasoning battery in tables, sentences and figures: what hiding sinks costs, by skill, model and decoding."""
+"""The reasoning battery in tables, sentences and figures: what hiding sinks costs, by skill, model
+and decoding.
+"""
 
 import itertools
 import math
@@ -39,7 +41,9 @@ class Series(Reader):
 
     condition: str
     twin: str = ""
-    """Whose numbers these are: of the run's own model, or of this untrained twin on the same problems."""
+    """Whose numbers these are: of the run's own model, or of this untrained twin on the same
+    problems.
+    """
 
     @property
     def accuracy(self) -> pd.DataFrame:
@@ -56,7 +60,11 @@ class Series(Reader):
     def curve(self, control: str, skill: str = ALL, level: int = 0) -> pd.DataFrame:
         """Rows over k, k = 0 first."""
         table = self.accuracy
-        table = table[table["control"].isin(("none", control)) & (table["skill"] == skill) & (table["level"] == level)]
+        table = table[
+            table["control"].isin(("none", control))
+            & (table["skill"] == skill)
+            & (table["level"] == level)
+        ]
         return table.sort_values("k")
 
     @property
@@ -70,7 +78,8 @@ Runs = Iterable[Run | Series] | Run
 
 
 def as_series(runs: Runs, labels: Sequence[str] | None = None) -> list[Series]:
-    """The curves of some runs, labelled by the folder's name, and by the condition where a run has several.
+    """The curves of some runs, labelled by the folder's name, and by the condition where a run has
+    several.
 
     Raises:
         NotRecorded: for a run that is none of the battery, or is not finished.
@@ -82,8 +91,14 @@ def as_series(runs: Runs, labels: Sequence[str] | None = None) -> list[Series]:
             found.append(run)
             continue
         if run.info.kind != "battery" or "accuracy" not in run.tables:
-            fact = f"is a run of kind {run.info.kind!r}" if run.info.kind != "battery" else "is not finished"
-            raise NotRecorded(f"This needs finished runs of the reasoning battery, and {run.path} {fact}.")
+            fact = (
+                f"is a run of kind {run.info.kind!r}"
+                if run.info.kind != "battery"
+                else "is not finished"
+            )
+            raise NotRecorded(
+                f"This needs finished runs of the reasoning battery, and {run.path} {fact}."
+            )
         conditions = list(dict.fromkeys(run.table("accuracy")["condition"]))
         for condition in conditions:
             label = run.path.name if len(conditions) == 1 else f"{run.path.name}, {condition}"
@@ -91,12 +106,18 @@ def as_series(runs: Runs, labels: Sequence[str] | None = None) -> list[Series]:
     if labels is None:
         return found
     if len(labels) != len(found):
-        raise ValueError(f"labels name every curve, but there are {len(labels)} for {len(found)}; give as many")
-    return [replace(one, label=label, repeats=label) for one, label in zip(found, labels, strict=True)]
+        raise ValueError(
+            f"labels name every curve, but there are {len(labels)} for {len(found)}; give as many"
+        )
+    return [
+        replace(one, label=label, repeats=label) for one, label in zip(found, labels, strict=True)
+    ]
 
 
 def battery_gate(runs: Runs) -> pd.DataFrame:
-    """Share of right answers at the easiest level with nothing hidden, by skill, and whether it passes `GATE`."""
+    """Share of right answers at the easiest level with nothing hidden, by skill, and whether it
+    passes `GATE`.
+    """
     table = pd.concat([one.accuracy for one in as_series(runs)], ignore_index=True)
     table = table[(table["control"] == "none") & (table["skill"] != ALL) & (table["level"] > 0)]
     easiest = table["level"] == table.groupby("series")["level"].transform("min")
@@ -105,8 +126,9 @@ def battery_gate(runs: Runs) -> pd.DataFrame:
 
 
 def battery_scores(runs: Runs, *, by_level: bool = False) -> pd.DataFrame:
-    """The accuracy of every curve with its differences to nothing hidden (`delta`) and to its control (`beyond`), and
-    the dose: the columns of `Dose`, and the share of the keys that was hidden (`of_keys`).
+    """The accuracy of every curve with its differences to nothing hidden (`delta`) and to its
+    control (`beyond`), and the dose: the columns of `Dose`, and the share of the keys that was
+    hidden (`of_keys`).
 
     Args:
         runs: of the battery.
@@ -130,18 +152,22 @@ def _removed(series: list[Series], keys: pd.DataFrame) -> pd.DataFrame:
     table = pd.concat(parts, ignore_index=True)
     whole = pd.concat([table, table.assign(skill=ALL)], ignore_index=True)
     whole = whole.rename(columns={"share": "removed", "keys": "columns", "mass": "held"})
-    whole = whole.reindex(columns=[*keys, *names, "chosen"]).astype(dict.fromkeys([*names, "chosen"], float))
+    whole = whole.reindex(columns=[*keys, *names, "chosen"]).astype(
+        dict.fromkeys([*names, "chosen"], float)
+    )
     means = whole.groupby([*keys], as_index=False).mean()
     return means.assign(sinks=means["sinks"] / means["chosen"]).drop(columns="chosen")
 
 
 def battery_contrasts(runs: Runs, *, reference: int = 0, least: float = GATE) -> pd.DataFrame:
-    """Whether hiding costs one curve more than another: the drops of each against those of a reference.
+    """Whether hiding costs one curve more than another: the drops of each against those of a
+    reference.
 
-    Compared are the problems of those skills and levels in which both have more than ``least`` right with nothing
-    hidden. ``difference`` is the drop of the series less that of the reference (negative: it loses more), with a 95 %
-    interval over problems; none with fewer than 8. ``verdict``: which loses more, or why that cannot be told: both need
-    heavy sinks (`no_phenomenon`).
+    Compared are the problems of those skills and levels in which both have more than ``least``
+    right with nothing hidden. ``difference`` is the drop of the series less that of the reference
+    (negative: it loses more), with a 95 % interval over problems; none with fewer than 8.
+    ``verdict``: which loses more, or why that cannot be told: both need heavy sinks
+    (`no_phenomenon`).
 
     Args:
         runs: of the battery, on the same problems.
@@ -163,13 +189,22 @@ def battery_contrasts(runs: Runs, *, reference: int = 0, least: float = GATE) ->
             if both.empty:
                 continue
             apart = mean_over(both["one"] - both["other"])
-            told = {True: "it loses less", False: "it loses more", None: "cannot tell"}[apart.above()]
+            told = {True: "it loses less", False: "it loses more", None: "cannot tell"}[
+                apart.above()
+            ]
             why = next(filter(None, map(_no_sinks, (one, series[reference]))), None)
             rows.append(
-                {"series": one.label, "reference": series[reference].label, "control": control, "k": k}
+                {
+                    "series": one.label,
+                    "reference": series[reference].label,
+                    "control": control,
+                    "k": k,
+                }
                 | {"cells": both.index.droplevel("question").nunique(), "n": len(both)}
                 | {"drop": both["one"].mean(), "reference_drop": both["other"].mean()}
-                | dict(zip(("difference", "low", "high"), (apart.value, *apart.interval), strict=True))
+                | dict(
+                    zip(("difference", "low", "high"), (apart.value, *apart.interval), strict=True)
+                )
                 | {"verdict": f"cannot tell: {why}" if why else told}
             )
     return pd.DataFrame(rows)
@@ -184,7 +219,9 @@ def _no_sinks(one: Series) -> str:
 
 def _right(one: Series) -> pd.DataFrame:
     """Right (1) or wrong (0): a row per (skill, level, question), a column per (control, k)."""
-    wide = one.rows("answers").pivot(index=["skill", "level", "question"], columns=["control", "k"], values="right")
+    wide = one.rows("answers").pivot(
+        index=["skill", "level", "question"], columns=["control", "k"], values="right"
+    )
     return wide.astype(float)
 
 
@@ -194,7 +231,9 @@ def _able(right: pd.DataFrame, least: float) -> pd.Index:
 
 
 def battery_sentences(runs: Iterable[Run] | Run) -> list[str]:
-    """What the runs show, a line per curve: the gate, accuracy over the keys hidden, and what was left out."""
+    """What the runs show, a line per curve: the gate, accuracy over the keys hidden, and what was
+    left out.
+    """
     runs = [runs] if isinstance(runs, Run) else list(runs)
     told = statements("sinklab.lab.studies.battery", (), least=GATE, matched=MATCHED)
     gate, lines = battery_gate(runs), []
@@ -206,19 +245,29 @@ def battery_sentences(runs: Iterable[Run] | Run) -> list[str]:
             for line in told("curve", one.label, CONTROLS[control], *_curve(one, control))
         ]
     for run in (run for run in runs if "skipped" in run.tables):
-        lines += told("skipped", run.path.name, len(run.table("skipped")), len(run.parts("answers")))
+        lines += told(
+            "skipped", run.path.name, len(run.table("skipped")), len(run.parts("answers"))
+        )
     return lines + no_twins({run.path.name: run for run in runs})
 
 
 def _curve(one: Series, control: str) -> tuple[pd.DataFrame, dict[str, str], str, Any, str]:
-    """What `curve` of sentences.jinja says: up to the greatest k that all questions are long enough for."""
+    """What `curve` of sentences.jinja says: up to the greatest k that all questions are long enough
+    for.
+    """
     curve = one.curve(control)
     curve = curve[(curve["n"] == curve["n"].iloc[0]).to_numpy()]
     most = curve.iloc[-1]
-    twins = {kind: replace(one, twin=kind).curve(control).set_index("k").loc[most["k"]] for kind in twins_of(one.run)}
+    twins = {
+        kind: replace(one, twin=kind).curve(control).set_index("k").loc[most["k"]]
+        for kind in twins_of(one.run)
+    }
     marks = {}
     for name in ("delta", "beyond"):
-        texts = {kind: "" if pd.isna(row[name]) else f"{100 * row[name]:+.1f}" for kind, row in twins.items()}
+        texts = {
+            kind: "" if pd.isna(row[name]) else f"{100 * row[name]:+.1f}"
+            for kind, row in twins.items()
+        }
         marks[name] = shown_by(texts)
     scores = battery_scores([one]).query("control == @control and k == @most.k and skill == @ALL")
     dose = scores.iloc[0] if len(scores) else pd.Series({"matched": math.nan, "columns": math.nan})
@@ -227,7 +276,9 @@ def _curve(one: Series, control: str) -> tuple[pd.DataFrame, dict[str, str], str
 
 
 def write_battery_tables(runs: Sequence[Run], folder: str | Path) -> list[Path]:
-    """Gate, scores (by skill, and by level) and contrasts as CSV and Markdown files. Returns their paths."""
+    """Gate, scores (by skill, and by level) and contrasts as CSV and Markdown files. Returns their
+    paths.
+    """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     tables = {
@@ -237,29 +288,41 @@ def write_battery_tables(runs: Sequence[Run], folder: str | Path) -> list[Path]:
         "contrasts": battery_contrasts(runs),
     }
     written = []
-    for name, form in itertools.product((name for name, table in tables.items() if not table.empty), ("csv", "md")):
+    for name, form in itertools.product(
+        (name for name, table in tables.items() if not table.empty), ("csv", "md")
+    ):
         written.append(target / f"battery_{name}.{form}")
         write_beside(written[-1], partial(WRITERS[form], tables[name]))
     return written
 
 
-LINES: dict[str, Any] = {name: (0, (1 + place % 4, 1, 1 + place // 4, 2)) for place, name in enumerate(CONTROLS)}
+LINES: dict[str, Any] = {
+    name: (0, (1 + place % 4, 1, 1 + place // 4, 2)) for place, name in enumerate(CONTROLS)
+}
 LINES |= {"sinks": "-", "clean_pass": "--", "random": ":", "random_clean_pass": "-."}
 
 
 def draw_battery(runs: Sequence[Run], out: Path, options: object) -> list[Path]:
     """Tables and figures of all models, in OUT/report."""
-    return [*write_battery_tables(runs, out / "report"), *write_battery_figures(runs, out / "report")]
+    return [
+        *write_battery_tables(runs, out / "report"),
+        *write_battery_figures(runs, out / "report"),
+    ]
 
 
 @figure("battery_by_skill", kind="battery", prepared=True, columns=4, size=(2.05, 1.75))
 def battery_by_skill(
-    runs: Any, *, controls: Sequence[str] = (), labels: Sequence[str] | None = None, levels: Sequence[int] = (0,)
+    runs: Any,
+    *,
+    controls: Sequence[str] = (),
+    labels: Sequence[str] | None = None,
+    levels: Sequence[int] = (0,),
 ) -> list[Chart]:
     """Accuracy over the number of hidden keys, a panel per skill and one for all of them.
 
-    A colour is a model under a condition, a kind of line what was hidden; bars are Wilson intervals. Where the
-    questions of some levels are too short for so many keys, the curve is of the others: it ends there.
+    A colour is a model under a condition, a kind of line what was hidden; bars are Wilson
+    intervals. Where the questions of some levels are too short for so many keys, the curve is of
+    the others: it ends there.
 
     Args:
         runs: of the battery; every condition is a curve.
@@ -272,10 +335,15 @@ def battery_by_skill(
     """
     series = _series(runs, labels)
     wanted = [
-        name for name in CONTROLS if (not controls or name in controls) and any(name in one.controls for one in series)
+        name
+        for name in CONTROLS
+        if (not controls or name in controls) and any(name in one.controls for one in series)
     ]
     if not wanted:
-        raise NotRecorded(f"This figure needs hidden keys, and {series[0].run.path} has none. Score with ks above 0.")
+        raise NotRecorded(
+            f"This figure needs hidden keys, and {series[0].run.path} has none. Score with ks "
+            "above 0."
+        )
     every = sorted({int(k) for one in series for k in one.accuracy["k"]})
     words, charts = {control: _dosed(series, control) for control in wanted}, []
     skills = [name for name in dict.fromkeys(series[0].accuracy["skill"]) if name != ALL]
@@ -298,10 +366,11 @@ def battery_by_skill(
 
 @figure("battery_by_removed", kind="battery", prepared=True, size=(5.2, 3.4))
 def battery_by_removed(runs: Any, *, labels: Sequence[str] | None = None) -> Chart:
-    """Accuracy, as a share of that with nothing hidden, over the share of attention that was taken away.
+    """Accuracy, as a share of that with nothing hidden, over the share of attention that was taken
+    away.
 
-    A text of few keys loses more with each: this is the scale on which models of different canvases compare. Over
-    all skills and levels; a point per number of hidden keys.
+    A text of few keys loses more with each: this is the scale on which models of different canvases
+    compare. Over all skills and levels; a point per number of hidden keys.
 
     Raises:
         NotRecorded: for runs that are none of the battery, and where nothing was hidden or right.
@@ -311,14 +380,22 @@ def battery_by_removed(runs: Any, *, labels: Sequence[str] | None = None) -> Cha
     scores = scores[(scores["skill"] == ALL) & scores["removed"].notna() & (scores["clean"] > 0)]
     if scores.empty:
         raise NotRecorded(
-            f"This figure needs right answers and hidden keys, and {series[0].run.path} has none of one or the "
+            f"This figure needs right answers and hidden keys, and {series[0].run.path} has none "
+            "of one or the "
             "other. Score a model that is able, with ks above 0."
         )
     lines = []
-    for one, control in _curves(series, [name for name in CONTROLS if name in set(scores["control"])]):
-        rows = scores[(scores["series"] == one.run.label) & (scores["control"] == control)].sort_values("k")
+    for one, control in _curves(
+        series, [name for name in CONTROLS if name in set(scores["control"])]
+    ):
+        rows = scores[
+            (scores["series"] == one.run.label) & (scores["control"] == control)
+        ].sort_values("k")
         if not rows.empty:
-            across, up = [0, *(100 * rows["removed"])], [100, *(100 * rows["share"] / rows["clean"])]
+            across, up = (
+                [0, *(100 * rows["removed"])],
+                [100, *(100 * rows["share"] / rows["clean"])],
+            )
             lines.append(one.line(across, up, style=LINES[control], words=_dosed(series, control)))
     x = Axis("share of attention taken away, %", low=0)
     return Chart(x, Axis("right, % of those with nothing hidden", low=-3), lines)
@@ -329,9 +406,14 @@ def _series(runs: Sequence[Any], labels: Sequence[str] | None) -> list[Series]:
 
 
 def write_battery_figures(runs: Sequence[Run], folder: str | Path) -> list[Path]:
-    """The figures as PNG files, with every control that was run; none where nothing was hidden. Returns their paths."""
+    """The figures as PNG files, with every control that was run; none where nothing was hidden.
+    Returns their paths.
+    """
     written = []
-    for name, draw in (("battery_by_skill", battery_by_skill), ("battery_by_removed", battery_by_removed)):
+    for name, draw in (
+        ("battery_by_skill", battery_by_skill),
+        ("battery_by_removed", battery_by_removed),
+    ):
         # a model that has nothing right has nothing to lose
         with suppress(NotRecorded):
             written += save_figure(partial(draw, runs), Path(folder) / name)
@@ -340,7 +422,12 @@ def write_battery_figures(runs: Sequence[Run], folder: str | Path) -> list[Path]
 
 def _curves(series: list[Series], controls: Sequence[str]) -> list[tuple[Look, str]]:
     """Every model under a condition with all that was hidden in it."""
-    return [(one, control) for one in drawn_as(series) for control in controls if control in one.run.controls]
+    return [
+        (one, control)
+        for one in drawn_as(series)
+        for control in controls
+        if control in one.run.controls
+    ]
 
 
 def _dosed(series: Sequence[Series], control: str) -> str:

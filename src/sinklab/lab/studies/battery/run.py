@@ -1,4 +1,6 @@
-"""The reasoning battery: problems of every skill and level, answered with and without keys hidden."""
+"""The reasoning battery: problems of every skill and level, answered with and without keys
+hidden.
+"""
 
 # B batch rows, L layers, H heads
 import itertools
@@ -29,7 +31,9 @@ from sinklab.lab.studies.processes import Progress
 from sinklab.lab.studies.request_cache import request_number
 
 WATCHED = 4
-"""Problems of each skill and level that are answered once more, with nothing hidden, to see whether there are sinks."""
+"""Problems of each skill and level that are answered once more, with nothing hidden, to see whether
+there are sinks.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,10 @@ class Cell:
     @property
     def stage(self) -> str:
         """What all skills and levels share."""
-        return f"{self.condition.name}, {f'{self.k} hidden, {self.control}' if self.k else 'nothing hidden'}"
+        return (
+            f"{self.condition.name}, "
+            f"{f'{self.k} hidden, {self.control}' if self.k else 'nothing hidden'}"
+        )
 
     def edits(self, loaded: Loaded, seed: int) -> tuple[Any, ...]:
         """Its interventions, those of the condition first; draws follow from the seed."""
@@ -64,7 +71,9 @@ class Cell:
         selector = "received" if loaded.family == "diffusion" else "last_row"
         control, protocol = CONTROLS[self.control]
         how: dict[str, Any] = {"matched": True} if control == "matched" else {"control": control}
-        edit = MaskSinks.by_protocol(protocol, self.k, self.rule, selector=selector, seed=seed, **how)
+        edit = MaskSinks.by_protocol(
+            protocol, self.k, self.rule, selector=selector, seed=seed, **how
+        )
         return (*self.condition.edits, edit)
 
     def misfit(self, loaded: Loaded, new_tokens: int) -> str | None:
@@ -84,7 +93,9 @@ class Cell:
 
 @dataclass
 class Removed:
-    """Adds up, by layer, what hiding keys took away; only steps and rows that were still being written count."""
+    """Adds up, by layer, what hiding keys took away; only steps and rows that were still being
+    written count.
+    """
 
     sums: dict[str, Tensor] = field(default_factory=dict)
     """Name -> sums and counts, (2, L) float64."""
@@ -107,7 +118,9 @@ class Removed:
             }
             for name, value_BLH in facts.items():
                 known_BLH = ~value_BLH.isnan() & active_B[:, None, None]
-                both = torch.stack([value_BLH.double().masked_fill(~known_BLH, 0), known_BLH.double()])
+                both = torch.stack(
+                    [value_BLH.double().masked_fill(~known_BLH, 0), known_BLH.double()]
+                )
                 self.sums[name] = self.sums.get(name, 0) + both.sum((1, 3))
         log.removals.clear()
 
@@ -116,7 +129,10 @@ class Removed:
         layers = zip(*(sums.T.tolist() for sums in self.sums.values()), strict=True)
         return [
             {"layer": layer}
-            | {name: top / count if count else None for name, (top, count) in zip(self.sums, pairs, strict=True)}
+            | {
+                name: top / count if count else None
+                for name, (top, count) in zip(self.sums, pairs, strict=True)
+            }
             for layer, pairs in enumerate(layers)
         ]
 
@@ -137,15 +153,16 @@ def answer(
 ) -> list[dict[str, Any]]:
     """Write the answers to some problems in one batch, of unequal lengths if need be.
 
-    A row is what it would be alone, but for a random control or order, whose draws depend on the batch.
+    A row is what it would be alone, but for a random control or order, whose draws depend on the
+    batch.
 
     Args:
         removed: what was taken away is added to it.
         progress: called after every step.
 
     Returns:
-        per problem: question, answer, written (up to the end of text), right, ended (whether there was an end of text)
-        and steps (model evaluations while it was being written).
+        per problem: question, answer, written (up to the end of text), right, ended (whether there
+        was an end of text) and steps (model evaluations while it was being written).
 
     Raises:
         ValueError: for what the decoder, the model or the interventions refuse.
@@ -161,7 +178,12 @@ def answer(
     # vocabularies of whole words begin them with a space
     texts = [ended(loaded, ids, ())[1].strip() for ids in written]
     return [
-        {"question": problem.question, "answer": problem.answer, "written": text, "right": is_right(problem, text)}
+        {
+            "question": problem.question,
+            "answer": problem.answer,
+            "written": text,
+            "right": is_right(problem, text),
+        }
         | {"ended": bool(stops & set(ids)), "steps": int(steps)}
         for problem, ids, text, steps in zip(problems, written, texts, steps_B, strict=True)
     ]
@@ -171,12 +193,16 @@ def prepare(loaded: Loaded, settings: BatterySettings, progress: Progress) -> li
     """What is asked, a part for each cell.
 
     Raises:
-        ValueError: for a model without tokenizer or mask token, a condition of the other kind of model, and questions
-            that do not fit.
+        ValueError: for a model without tokenizer or mask token, a condition of the other kind of
+            model, and questions that do not fit.
     """
     conditions = [Condition.named(name) for name in settings.conditions]
     asked = {
-        (skill, level): tuple(problems("test", settings.problems, seed=settings.seed, skills=(skill,), levels=(level,)))
+        (skill, level): tuple(
+            problems(
+                "test", settings.problems, seed=settings.seed, skills=(skill,), levels=(level,)
+            )
+        )
         for skill in settings.skills
         for level in settings.levels
     }
@@ -193,25 +219,35 @@ def prepare(loaded: Loaded, settings: BatterySettings, progress: Progress) -> li
     ]
 
 
-def _check_conditions(loaded: Loaded, settings: BatterySettings, conditions: Sequence[Condition]) -> None:
+def _check_conditions(
+    loaded: Loaded, settings: BatterySettings, conditions: Sequence[Condition]
+) -> None:
     denoises = loaded.family == "diffusion"
     for condition in conditions:
         if (condition.order is not None) != denoises:
-            fact = "denoises, and greedy is for autoregressive models" if denoises else "writes token after token"
+            fact = (
+                "denoises, and greedy is for autoregressive models"
+                if denoises
+                else "writes token after token"
+            )
             remedy = "pure or left_to_right" if denoises else "greedy"
             raise ValueError(
-                f"a condition must be one of the model's own kind, but {loaded.name} {fact}, got {condition.name!r}; "
+                f"a condition must be one of the model's own kind, but {loaded.name} {fact}, got "
+                f"{condition.name!r}; "
                 f"give {remedy}"
             )
         if condition.block_length is not None and settings.new_tokens % condition.block_length:
             raise ValueError(
-                f"blocks must divide the {settings.new_tokens} new tokens evenly, got {condition.name!r}; choose "
+                f"blocks must divide the {settings.new_tokens} new tokens evenly, got "
+                f"{condition.name!r}; choose "
                 "another length, e.g. blocks-6"
             )
 
 
 def write_answers(work: Work) -> None:
-    """Write the cells that are missing; what k keys do not fit into is named in the table ``skipped``."""
+    """Write the cells that are missing; what k keys do not fit into is named in the table
+    ``skipped``.
+    """
     skipped = list[dict[str, Any]]()
     cells = CellCounter(work, len(work.samples))
     for stage, parts in itertools.groupby(work.samples, lambda part: work.plan[part].stage):
@@ -259,26 +295,40 @@ def _write_cell(work: Work, part: int, cell: Cell, cells: CellCounter) -> None:
 
 
 def _answers(
-    work: Work, loaded: Loaded, cell: Cell, removed: Removed, progress: Callable[[], object] = lambda: None
+    work: Work,
+    loaded: Loaded,
+    cell: Cell,
+    removed: Removed,
+    progress: Callable[[], object] = lambda: None,
 ) -> list[dict[str, Any]]:
     """Rows of the table ``answers``, of a model or its twin."""
     rows, size, some = list[dict[str, Any]](), work.settings.batch, cell.problems
     for start in range(0, len(some), size):
         # the same draws whatever the condition and however many keys, so that these alone differ
         seed = request_number(work.settings.seed, f"{cell.skill} {cell.level} {start}")
-        rows += answer(loaded, cell, some[start : start + size], work.settings.new_tokens, seed, removed, progress)
+        rows += answer(
+            loaded,
+            cell,
+            some[start : start + size],
+            work.settings.new_tokens,
+            seed,
+            removed,
+            progress,
+        )
     return [cell.facts | {"problem": place} | row for place, row in enumerate(rows)]
 
 
 def count_right(work: Work) -> None:
-    """Write the table ``accuracy`` of all answers, also of untrained twins that answer the same problems, and
-    ``phenomenon``: what sinks do with nothing hidden.
+    """Write the table ``accuracy`` of all answers, also of untrained twins that answer the same
+    problems, and ``phenomenon``: what sinks do with nothing hidden.
     """
     work.run.table("accuracy", columns_of(accuracy(open_run(work.run.path).table("answers"))))
     work.progress.stage("watching some answers with nothing hidden")
     rows = [row for cell in work.plan if not cell.k for row in _watched(work, cell)]
     work.run.table("phenomenon", columns_of(rows))
-    cells = [cell for cell in work.plan if cell.misfit(work.loaded, work.settings.new_tokens) is None]
+    cells = [
+        cell for cell in work.plan if cell.misfit(work.loaded, work.settings.new_tokens) is None
+    ]
 
     def seconds() -> float:
         started = time.perf_counter()
@@ -297,21 +347,32 @@ def count_right(work: Work) -> None:
 
 
 def _watched(work: Work, cell: Cell) -> list[dict[str, Any]]:
-    """Of the first problems of a cell, share and gu_rate as in `SinkFacts.row`, means over layers."""
-    seed, condition = request_number(work.settings.seed, f"{cell.skill} {cell.level} 0"), cell.condition
+    """Of the first problems of a cell, share and gu_rate as in `SinkFacts.row`, means over
+    layers.
+    """
+    seed, condition = (
+        request_number(work.settings.seed, f"{cell.skill} {cell.level} 0"),
+        cell.condition,
+    )
     asked = asked_of(work.loaded, cell.problems[:WATCHED], seed)
     how = condition.decoding(seed), work.settings.new_tokens, condition.edits
-    found = [pd.DataFrame(answer.sinks) for answer in write_batch(work.loaded, asked, *how, watch=True)]
-    return [cell.facts | {"problem": row, **one[["share", "gu_rate"]].mean()} for row, one in enumerate(found)]
+    found = [
+        pd.DataFrame(answer.sinks) for answer in write_batch(work.loaded, asked, *how, watch=True)
+    ]
+    return [
+        cell.facts | {"problem": row, **one[["share", "gu_rate"]].mean()}
+        for row, one in enumerate(found)
+    ]
 
 
 def accuracy(answers: Any) -> list[dict[str, Any]]:
-    """Shares of right answers and paired differences; rows over all levels have level 0, over all skills "all".
+    """Shares of right answers and paired differences; rows over all levels have level 0, over all
+    skills "all".
 
-    A difference compares only problems that were answered on both sides: questions too short for k keys are left
-    out of both. `clean` is the share of the same problems with nothing hidden, and `delta` the difference to it;
-    `beyond` is the difference to as many random keys, or others of equal mass, over `beyond_n` problems, where such a
-    control was run.
+    A difference compares only problems that were answered on both sides: questions too short for k
+    keys are left out of both. `clean` is the share of the same problems with nothing hidden, and
+    `delta` the difference to it; `beyond` is the difference to as many random keys, or others of
+    equal mass, over `beyond_n` problems, where such a control was run.
 
     Args:
         answers: the table ``answers``, or its rows.
@@ -328,7 +389,14 @@ def accuracy(answers: Any) -> list[dict[str, Any]]:
         for (skill, level), group in _groups(rows.assign(delta=clean, beyond=beyond)):
             n, right = len(group), int(group["right"].sum())
             low, high = wilson(right, n)
-            facts = {"condition": condition, "control": control, "k": k, "skill": skill, "level": level, "n": n}
+            facts = {
+                "condition": condition,
+                "control": control,
+                "k": k,
+                "skill": skill,
+                "level": level,
+                "n": n,
+            }
             facts |= {"right": right, "share": right / n, "low": low, "high": high}
             facts |= _difference(group, "delta") | _difference(group, "beyond")
             found.append(facts | {name: int(group[name].sum()) for name in ("empty", "endless")})
@@ -348,8 +416,14 @@ def _difference(group: pd.DataFrame, name: str) -> dict[str, Any]:
     before, now = both[name].astype(bool), both["right"]
     gained, lost, n = int((now & ~before).sum()), int((before & ~now).sum()), len(both)
     low, high = paired_share_interval(gained, lost, n)
-    facts = {"": (gained - lost) / n, "_low": low, "_high": high, "_p": mcnemar(gained, lost)} if n else {}
-    columns = {f"{name}{end}": facts.get(end) for end in ("", "_low", "_high", "_p")} | {f"{name}_n": n}
+    facts = (
+        {"": (gained - lost) / n, "_low": low, "_high": high, "_p": mcnemar(gained, lost)}
+        if n
+        else {}
+    )
+    columns = {f"{name}{end}": facts.get(end) for end in ("", "_low", "_high", "_p")} | {
+        f"{name}_n": n
+    }
     if name == "delta":
         columns |= {"clean": int(before.sum()) / n, "gained": gained, "lost": lost}
     return columns

@@ -1,4 +1,6 @@
-"""The reasoning battery as a study: its settings, its command, and the function that Python calls."""
+"""The reasoning battery as a study: its settings, its command, and the function that Python
+calls.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,17 @@ HIDDEN = ("sinks", "random", "matched", "equal_mass")
 
 
 def control_name(control: str, protocol: str) -> str:
-    """What run folders call a control under a protocol: "random", "random_held", "held", "clean_pass", …."""
+    """What run folders call a control under a protocol: "random", "random_held", "held",
+    "clean_pass", ….
+    """
     own = {"paper": "", "clean": "clean_pass"}.get(protocol, protocol)
     return "_".join(part for part in ("" if control == "sinks" and own else control, own) if part)
 
 
-CONTROLS = {control_name(control, protocol): (control, protocol) for control, protocol in product(HIDDEN, PROTOCOLS)}
+CONTROLS = {
+    control_name(control, protocol): (control, protocol)
+    for control, protocol in product(HIDDEN, PROTOCOLS)
+}
 """What is hidden, and by which protocol of `MaskSinks`."""
 BESIDE = {
     control_name(control, protocol): (control_name(other, protocol),)
@@ -60,8 +67,9 @@ class Condition:
 
     @classmethod
     def named(cls, name: str) -> Condition:
-        """Read a condition off its name: an order (or ``pure``, which is low_confidence over one block) or ``greedy``,
-        ``blocks-N`` and ``window-N``, joined by ``+`` where there are several.
+        """Read a condition off its name: an order (or ``pure``, which is low_confidence over one
+        block) or ``greedy``, ``blocks-N`` and ``window-N``, joined by ``+`` where there are
+        several.
 
         Raises:
             ValueError: for a part that is none of these or said twice, naming the near one.
@@ -77,14 +85,19 @@ class Condition:
             else:
                 known = ("pure", "greedy", *ORDERS, *(f"{kind}-N" for kind in NUMBERED))
                 hint = near(part, known, cutoff=0.4) or "such as blocks-6+window-8"
-                raise ValueError(f"a condition is made of {', '.join(known)}, joined by +, got {name!r}; {hint}")
+                raise ValueError(
+                    f"a condition is made of {', '.join(known)}, joined by +, got {name!r}; {hint}"
+                )
             if what in seen:
-                raise ValueError(f"a condition says each thing once, got {name!r}; leave out {part}")
+                raise ValueError(
+                    f"a condition says each thing once, got {name!r}; leave out {part}"
+                )
             seen.append(what)
         greedy = order == "greedy"
         if greedy and "blocks" in numbers:
             raise ValueError(
-                f"greedy is token after token, without blocks, got {name!r}; left_to_right is the order of a diffusion "
+                f"greedy is token after token, without blocks, got {name!r}; left_to_right is the "
+                "order of a diffusion "
                 "model"
             )
         return cls(name, None if greedy else order, numbers.get("blocks"), numbers.get("window"))
@@ -92,12 +105,19 @@ class Condition:
     @property
     def edits(self) -> tuple[Any, ...]:
         """The interventions that it stands for."""
-        return () if self.window is None else (interventions.make("window_attention", radius=self.window),)
+        return (
+            ()
+            if self.window is None
+            else (interventions.make("window_attention", radius=self.window),)
+        )
 
     def decoding(self, seed: int) -> DecodingSettings:
         """One token a step; a row is over where its answer ends."""
         return DecodingSettings(
-            rule=self.order or "low_confidence", block_length=self.block_length, stop_at_eos=True, seed=seed
+            rule=self.order or "low_confidence",
+            block_length=self.block_length,
+            stop_at_eos=True,
+            seed=seed,
         )
 
 
@@ -117,19 +137,21 @@ class BatterySettings(Checked):
     ks: tuple[int, ...] = limited((0, 1, 2, 5, 10), at_least=0)
     """Numbers of hidden keys per layer and head; 0 is always among them."""
     protocols: tuple[str, ...] = limited(("paper",), one_of=PROTOCOLS, needed=True)
-    """How keys are hidden, side by side: paper (those most attended at the step before, closed loop), held (those
-    chosen first stay hidden), rule (sinks by the rule, which stay hidden), clean (chosen by a clean pass of the same
-    step)."""
+    """How keys are hidden, side by side: paper (those most attended at the step before, closed
+    loop), held (those chosen first stay hidden), rule (sinks by the rule, which stay hidden), clean
+    (chosen by a clean pass of the same step)."""
     controls: tuple[str, ...] = limited(("sinks", "clean_pass", "random"), one_of=(*HIDDEN, *CLEAN))
-    """What is hidden by each protocol: sinks (the keys that it names), as many random other keys, or equal_mass, keys
-    that are no sinks and together receive as much, beside matched, the protocol's keys in the same heads. clean_pass
-    and random_clean_pass are sinks and random by the protocol clean."""
+    """What is hidden by each protocol: sinks (the keys that it names), as many random other keys,
+    or equal_mass, keys that are no sinks and together receive as much, beside matched, the
+    protocol's keys in the same heads. clean_pass and random_clean_pass are sinks and random by the
+    protocol clean.
+    """
     sink_rule: Any = field(default=None, metadata={"registry": rules})
     """What counts as a sink, e.g. excess:epsilon=3, the default."""
     conditions: tuple[str, ...] = ()
-    """How texts are written: pure (most confident first, one block), left_to_right, random, entropy, greedy
-    (autoregressive models), with blocks-N and window-N joined by +, e.g. blocks-6+window-8; pure or greedy when left
-    out."""
+    """How texts are written: pure (most confident first, one block), left_to_right, random,
+    entropy, greedy (autoregressive models), with blocks-N and window-N joined by +, e.g.
+    blocks-6+window-8; pure or greedy when left out."""
     new_tokens: int = limited(18, at_least=1)
     """Tokens to write per answer."""
     batch: int = limited(100, at_least=1, free=True)
@@ -137,8 +159,8 @@ class BatterySettings(Checked):
     seed: int = 0
     """Seed of the choice of problems and of all draws."""
     twin: bool | None = limited(None, free=True)
-    """Let two controls answer the same problems too, the model with shuffled weights and with fresh ones; their numbers
-    stand beside its own. When left out, where both take less than a minute."""
+    """Let two controls answer the same problems too, the model with shuffled weights and with fresh
+    ones; their numbers stand beside its own. When left out, where both take less than a minute."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,34 +174,56 @@ class BatterySettings(Checked):
     def hidings(self) -> list[tuple[str, int]]:
         """(control, k) of one condition, nothing hidden first."""
         # what is of equal mass is compared in the heads that have it
-        asked = [name for one in self.controls for name in (("matched", one) if one == "equal_mass" else (one,))]
-        names = [control_name(one, protocol) if one in HIDDEN else one for one in asked for protocol in self.protocols]
-        return [("none", 0), *((control, k) for k in self.ks if k for control in dict.fromkeys(names))]
+        asked = [
+            name
+            for one in self.controls
+            for name in (("matched", one) if one == "equal_mass" else (one,))
+        ]
+        names = [
+            control_name(one, protocol) if one in HIDDEN else one
+            for one in asked
+            for protocol in self.protocols
+        ]
+        return [
+            ("none", 0),
+            *((control, k) for k in self.ks if k for control in dict.fromkeys(names)),
+        ]
 
 
 def of_kind(family: str, conditions: Sequence[str]) -> tuple[str, ...]:
-    """The conditions that a model of this family can have: orders of decoding are for those that denoise."""
-    return tuple(name for name in conditions if (Condition.named(name).order is not None) == (family == "diffusion"))
+    """The conditions that a model of this family can have: orders of decoding are for those that
+    denoise.
+    """
+    return tuple(
+        name
+        for name in conditions
+        if (Condition.named(name).order is not None) == (family == "diffusion")
+    )
 
 
 @studies.register("battery")
 class Battery(Study):
-    """Score the reasoning battery, six skills at four levels, with and without the most attended keys.
+    """Score the reasoning battery, six skills at four levels, with and without the most attended
+    keys.
 
-    Arithmetic, deduction, planning, rewriting, retrieval and copying: problems are made by rule, and their answers are
-    known. Each is answered with nothing hidden, then with k keys hidden in every layer and head: those that receive
-    most, or others; beside each score stands how many of them were sinks by the rule, and their attention. What counts
-    is the difference on the same problems, and only where the model is able at all: train one with `sinklab train
-    battery`, and its autoregressive twin with `sinklab train battery-causal`; models that never saw such problems
-    answer none. Writes a run folder per model below OUT, tables (CSV, Markdown) and figures into OUT/report. Of the
-    conditions each model takes those of its kind.
+    Arithmetic, deduction, planning, rewriting, retrieval and copying: problems are made by rule,
+    and their answers are known. Each is answered with nothing hidden, then with k keys hidden in
+    every layer and head: those that receive most, or others; beside each score stands how many of
+    them were sinks by the rule, and their attention. What counts is the difference on the same
+    problems, and only where the model is able at all: train one with `sinklab train battery`, and
+    its autoregressive twin with `sinklab train battery-causal`; models that never saw such problems
+    answer none. Writes a run folder per model below OUT, tables (CSV, Markdown) and figures into
+    OUT/report. Of the conditions each model takes those of its kind.
 
     Try
         sinklab train battery-start && sinklab train battery && sinklab train battery-causal
         sinklab battery --model runs/battery/model runs/battery-causal/model
-        sinklab battery --model runs/battery/model --conditions pure blocks-6 left_to_right random --ks 10 --levels 1 2
-        sinklab battery --model runs/battery/model --protocols paper held rule --controls sinks random --ks 1 5
-        sinklab battery --model tiny tiny-sink --skills copying --levels 1 --problems 4 --ks 5 --out runs/first
+        sinklab battery --model runs/battery/model --conditions pure blocks-6 left_to_right \\
+            random --ks 10 --levels 1 2
+        sinklab battery --model runs/battery/model --protocols paper held rule --controls sinks \\
+            random --ks 1 5
+        sinklab battery --model tiny tiny-sink --skills copying --levels 1 --problems 4 --ks 5 \\
+            --out runs/first
     """
 
     Settings = BatterySettings
@@ -194,7 +238,9 @@ class Battery(Study):
     draw = deferred("sinklab.lab.studies.battery.figures:draw_battery")
 
     def of_models(self, models: Sequence[str], settings: BatterySettings) -> list[BatterySettings]:
-        """To each model the conditions of its kind. Raises ValueError for one that none of the models can have."""
+        """To each model the conditions of its kind. Raises ValueError for one that none of the
+        models can have.
+        """
         if not settings.conditions:
             return [settings] * len(models)
         from sinklab.lab.checkpoints.info import describe
@@ -202,21 +248,30 @@ class Battery(Study):
         found = [of_kind(describe(model).family, settings.conditions) for model in models]
         if untaken := set(settings.conditions).difference(*found):
             raise ValueError(
-                f"every condition needs a model of its kind, but none of {', '.join(models)} can have "
-                f"{', '.join(sorted(untaken))}: greedy is for autoregressive models, the others are for those that "
+                f"every condition needs a model of its kind, but none of {', '.join(models)} can "
+                "have "
+                f"{', '.join(sorted(untaken))}: greedy is for autoregressive models, the others "
+                "are for those that "
                 "denoise; leave it out, or name such a model"
             )
         return [replace(settings, conditions=conditions) for conditions in found]
 
     def amount(self, settings: BatterySettings, info: Any) -> Amount:
-        """Every step of every batch of problems, in every condition and with every choice of keys hidden."""
-        problems, batch = len(settings.skills) * len(settings.levels) * settings.problems, settings.batch
+        """Every step of every batch of problems, in every condition and with every choice of keys
+        hidden.
+        """
+        problems, batch = (
+            len(settings.skills) * len(settings.levels) * settings.problems,
+            settings.batch,
+        )
         ways = max(len(settings.conditions), 1) * len(settings.hidings())
         batches = math.ceil(settings.problems / batch) * len(settings.skills) * len(settings.levels)
         # a question has some 20 tokens
         positions = min(settings.problems, batch) * (20 + settings.new_tokens)
         evaluations = batches * ways * settings.new_tokens
-        return Amount(f"{problems} problems × {ways} ways", evaluations, positions, twins=settings.twin)
+        return Amount(
+            f"{problems} problems × {ways} ways", evaluations, positions, twins=settings.twin
+        )
 
     def fit(self, loaded: Loaded, settings: BatterySettings) -> BatterySettings:
         """With a condition of the model's kind where none was given."""
@@ -231,7 +286,11 @@ class Battery(Study):
         """With the size of a batch where draws depend on it."""
         draws = any("random" in name for name in (*settings.controls, *settings.conditions))
         record = super().record(settings) | ({"batch": settings.batch} if draws else {})
-        return {name: value for name, value in record.items() if name not in LATER or value != LATER[name]}
+        return {
+            name: value
+            for name, value in record.items()
+            if name not in LATER or value != LATER[name]
+        }
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
         """Where they are."""
@@ -241,12 +300,13 @@ class Battery(Study):
 score_battery = Battery()
 """Write a run folder of kind "battery", one part a (condition, control, k, skill, level).
 
-Tables: ``answers``, every text that was written; ``accuracy``, shares with Wilson intervals (`low`, `high`), and
-the differences to nothing hidden (`delta`) and to the control (`BESIDE`; `beyond`) on the same problems, each with its
-interval and `_p` of the exact McNemar test, by skill and level, over all levels (level 0) and all skills;
-``removed``, by layer what was taken away (`share` of attention, number of `keys`) and what it was when chosen
-(`mass` held, keys `chosen`, `sinks` by the rule among them, `matched` heads); ``skipped``, where k keys do not fit; and
-of untrained twins ``answers-permuted``, ``accuracy-permuted``, …
+Tables: ``answers``, every text that was written; ``accuracy``, shares with Wilson intervals (`low`,
+`high`), and the differences to nothing hidden (`delta`) and to the control (`BESIDE`; `beyond`) on
+the same problems, each with its interval and `_p` of the exact McNemar test, by skill and level,
+over all levels (level 0) and all skills; ``removed``, by layer what was taken away (`share` of
+attention, number of `keys`) and what it was when chosen (`mass` held, keys `chosen`, `sinks` by the
+rule among them, `matched` heads); ``skipped``, where k keys do not fit; and of untrained twins
+``answers-permuted``, ``accuracy-permuted``, …
 
 Args:
     loaded: a diffusion model, or an autoregressive one, which writes greedily.
@@ -256,6 +316,6 @@ Args:
     resume: go on where an interrupted run stopped.
 
 Raises:
-    ValueError: for a model without tokenizer or mask token, a condition of the other kind of model, questions that
-        do not fit, and several processes.
+    ValueError: for a model without tokenizer or mask token, a condition of the other kind of model,
+        questions that do not fit, and several processes.
 """

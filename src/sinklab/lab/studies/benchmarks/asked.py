@@ -30,15 +30,21 @@ _read: dict[EvalSettings, Any] = {}
 def questions(
     settings: EvalSettings, task_objects: Sequence[Any] | None
 ) -> tuple[EvalSettings, Any, list[dict[str, Any]]]:
-    """The settings with the names of given tasks; lm-eval's tasks, None without; and what is asked in two stages."""
+    """The settings with the names of given tasks; lm-eval's tasks, None without; and what is asked
+    in two stages.
+    """
     if task_objects is None and settings in _read:
         return _read.pop(settings)
     if task_objects is not None:
-        names = [task["task"] if isinstance(task, dict) else task.task_name for task in task_objects]
+        names = [
+            task["task"] if isinstance(task, dict) else task.task_name for task in task_objects
+        ]
         settings = dataclasses.replace(settings, tasks=tuple(names))
     wanted = list(task_objects or [name for name in settings.tasks if name != TWO_STAGE])
     has_two_stages = task_objects is None and TWO_STAGE in settings.tasks
-    documents = two_stage.two_stage_documents(settings.data, settings.limit) if has_two_stages else []
+    documents = (
+        two_stage.two_stage_documents(settings.data, settings.limit) if has_two_stages else []
+    )
     return settings, _tasks(settings, wanted) if wanted else None, documents
 
 
@@ -68,13 +74,17 @@ def named(settings: EvalSettings, names: Sequence[str]) -> list[Any]:
     return offline.tasks(names, settings.data, include_path=settings.include_path, **how)[0]
 
 
-def amount_of(settings: EvalSettings, info: Any, cells: Sequence[EvalSettings] | None = None) -> Amount:
-    """What the tasks ask for: every step of every answer, and every noisy copy of every continuation.
+def amount_of(
+    settings: EvalSettings, info: Any, cells: Sequence[EvalSettings] | None = None
+) -> Amount:
+    """What the tasks ask for: every step of every answer, and every noisy copy of every
+    continuation.
 
     Args:
         settings: whose tasks are read.
         info: of the model.
-        cells: settings of the runs that ask for it, of a task each; these settings, once, when left out.
+        cells: settings of the runs that ask for it, of a task each; these settings, once, when left
+            out.
 
     Raises:
         ValueError: as `questions` does.
@@ -92,14 +102,18 @@ def amount_of(settings: EvalSettings, info: Any, cells: Sequence[EvalSettings] |
     times = 1.0 if cells is None else len(cells) / len(settings.tasks)
     # tasks are counted one after the other, and so are cells
     first = 1 / len(words) if cells is None else counted[0][0] / evaluations if cells else 1.0
-    return Amount(f"{', '.join(words)} × {times:g}", count, round(positions / count) or 1, first=first)
+    return Amount(
+        f"{', '.join(words)} × {times:g}", count, round(positions / count) or 1, first=first
+    )
 
 
 def _documents(settings: EvalSettings, task: Any) -> int:
     return min(len(task.eval_docs), settings.limit or len(task.eval_docs))
 
 
-def _of_run(settings: EvalSettings, info: Any, tasks: dict[str, Any], documents: int) -> tuple[float, float]:
+def _of_run(
+    settings: EvalSettings, info: Any, tasks: dict[str, Any], documents: int
+) -> tuple[float, float]:
     """Evaluations of one run, and their positions together."""
     evaluations = positions = 0.0
     if TWO_STAGE in settings.tasks:
@@ -117,7 +131,9 @@ def _of_run(settings: EvalSettings, info: Any, tasks: dict[str, Any], documents:
 
 
 def _letters(settings: EvalSettings, task: Any) -> tuple[float, float, float]:
-    """Of the first documents, means: letters of a prompt, of a continuation, and choices of a question."""
+    """Of the first documents, means: letters of a prompt, of a continuation, and choices of a
+    question.
+    """
     prompts, answers, choices = [], [], []
     for document in itertools.islice(task.eval_docs, SAMPLED):
         is_choice = task.OUTPUT_TYPE == "multiple_choice"
@@ -128,11 +144,17 @@ def _letters(settings: EvalSettings, task: Any) -> tuple[float, float, float]:
     shots = 1 + (task.get_config("num_fewshot") or 0)
     prompt, answer = mean(prompts), mean(answers)
     # the worked examples have their answers too
-    return prompt * shots + answer * (shots - 1) + CHAT_LETTERS * settings.chat, answer, mean(choices)
+    return (
+        prompt * shots + answer * (shots - 1) + CHAT_LETTERS * settings.chat,
+        answer,
+        mean(choices),
+    )
 
 
 def _writing(settings: EvalSettings, info: Any, name: str, task: Any) -> tuple[float, float]:
-    """Evaluations of a task that asks for texts, and their positions: every step of every answer."""
+    """Evaluations of a task that asks for texts, and their positions: every step of every
+    answer.
+    """
     asks = (task.get_config("generation_kwargs") or {}).get("max_gen_toks", DEFAULT_TOKENS)
     length = settings.new_tokens or TOKENS.get(name, asks)
     rows = _documents(settings, task) * (settings.steps or length)
@@ -143,10 +165,11 @@ def _writing(settings: EvalSettings, info: Any, name: str, task: Any) -> tuple[f
 
 
 def _scoring(settings: EvalSettings, info: Any, name: str, task: Any) -> tuple[float, float]:
-    """Evaluations of a task that asks for likelihoods, and their positions: every noisy copy of every continuation.
+    """Evaluations of a task that asks for likelihoods, and their positions: every noisy copy of
+    every continuation.
 
-    Watched continuations are read by themselves; with edits all are, once more before, where these choose in a clean
-    pass.
+    Watched continuations are read by themselves; with edits all are, once more before, where these
+    choose in a clean pass.
     """
     prompt, answer, choices = _letters(settings, task)
     docs = _documents(settings, task)

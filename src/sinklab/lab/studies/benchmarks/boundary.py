@@ -1,4 +1,6 @@
-"""Programs that a model wrote, run behind a boundary of the system, and judged by a process that they never enter."""
+"""Programs that a model wrote, run behind a boundary of the system, and judged by a process that
+they never enter.
+"""
 
 import contextlib
 import functools
@@ -23,12 +25,21 @@ from sinklab.core.errors import Checked, limited
 DRIVER = Path(__file__).with_name("code_driver.py")
 PYTHON = os.path.realpath(sys.executable)
 PACKAGES = site.getsitepackages()
-_LIBRARIES = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", f"{sys.base_prefix}/lib"]
+_LIBRARIES = [
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+    "/etc/ld.so.cache",
+    f"{sys.base_prefix}/lib",
+]
 _LIBRARIES += [f"{sys.base_prefix}/lib64", *PACKAGES, PYTHON, str(DRIVER)]
 _FOUND = {Path(path) for path in _LIBRARIES if os.path.exists(path)}
 # an installed driver lies among the packages, where nothing can be mounted any more
 READABLE = sorted(str(path) for path in _FOUND if _FOUND.isdisjoint(path.parents))
-"""All that a program sees of this machine: the interpreter, its libraries, and what runs the program."""
+"""All that a program sees of this machine: the interpreter, its libraries, and what runs the
+program.
+"""
 
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -44,7 +55,9 @@ class CodeLimits(Checked):
 
 
 TRIAL = CodeLimits(seconds=300)
-"""Of the escapes that are tried behind a boundary: a slow machine must not be taken for one where none holds."""
+"""Of the escapes that are tried behind a boundary: a slow machine must not be taken for one where
+none holds.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,8 +65,10 @@ class CodeResult:
     """How a program ended."""
 
     status: str
-    """``passed``; ``failed``: it raised, or a test did; ``timeout``: stopped by the clock; ``error``: it ended its
-    process, or was ended, before its last answer; ``unjudged``: the tests call it with what is no literal."""
+    """``passed``; ``failed``: it raised, or a test did; ``timeout``: stopped by the clock;
+    ``error``: it ended its process, or was ended, before its last answer; ``unjudged``: the tests
+    call it with what is no literal.
+    """
     reason: str = ""
     """The exception, the limit or the way the process ended."""
 
@@ -68,13 +83,20 @@ class CodeResult:
 
 def _bubblewrap(folder: str) -> list[str]:
     # folders on the way are made first: bubblewrap would give them the mode that they have outside
-    above = sorted({str(parent) for path in READABLE for parent in Path(path).parents if parent.name})
+    above = sorted(
+        {str(parent) for path in READABLE for parent in Path(path).parents if parent.name}
+    )
     mounts = [word for path in above for word in ("--dir", path)]
     mounts += [word for path in READABLE for word in ("--ro-bind", path, path)]
-    # the superuser needs no namespace of users, in which nobody would still be the superuser to the files outside
+    # the superuser needs no namespace of users, in which nobody would still be the superuser to the
+    # files outside
     who = "--cap-drop ALL --cap-add CAP_SETUID --cap-add CAP_SETGID"
     who = who if os.geteuid() == 0 else "--unshare-user --uid 65534 --gid 65534"
-    apart = "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --die-with-parent --dev-bind /dev/null /dev/null"
+    apart = (
+        "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --die-with-parent "
+        "--dev-bind "
+        "/dev/null /dev/null"
+    )
     return ["bwrap", *apart.split(), *who.split(), *mounts, "--remount-ro", "/", "--"]
 
 
@@ -86,38 +108,54 @@ def _namespaces(folder: str) -> list[str]:
 
 
 HOOK = "audit hook"
-BOUNDARIES: dict[str, Callable[[str], list[str]]] = {"bubblewrap": _bubblewrap, "namespaces": _namespaces}
+BOUNDARIES: dict[str, Callable[[str], list[str]]] = {
+    "bubblewrap": _bubblewrap,
+    "namespaces": _namespaces,
+}
 BOUNDARIES[HOOK] = lambda folder: []
-"""By name the command that another one is run behind, given an empty folder; the first that holds is taken."""
+"""By name the command that another one is run behind, given an empty folder; the first that holds
+is taken.
+"""
 
 
 @functools.cache
 def leaks(name: str) -> str:
     """What a boundary let through when escapes were tried behind it; empty where it held."""
-    with tempfile.NamedTemporaryFile() as secret, socket.create_server(("127.0.0.1", 0)) as listening:
+    with (
+        tempfile.NamedTemporaryFile() as secret,
+        socket.create_server(("127.0.0.1", 0)) as listening,
+    ):
         given = (secret.name, listening.getsockname()[1], os.getpid())
         program = Path(__file__).with_name("code_escapes.py").read_text("utf-8")
         tests = f"found = escapes(*{given!r})\nassert not found, ', '.join(found)"
-        result = run_program(program, TRIAL, tests=tests, name="escapes", within=name, guarded=False)
+        result = run_program(
+            program, TRIAL, tests=tests, name="escapes", within=name, guarded=False
+        )
     return "" if result.passed else str(result)
 
 
 @functools.cache
 def boundary() -> str:
-    """The boundary that programs run behind here: the first that holds when escapes are tried; they are tried once.
+    """The boundary that programs run behind here: the first that holds when escapes are tried; they
+    are tried once.
 
     Raises:
-        ValueError: where the system has no limits for processes (Windows), and for the superuser without a boundary.
+        ValueError: where the system has no limits for processes (Windows), and for the superuser
+            without a boundary.
     """
     if importlib.util.find_spec("resource") is None:
-        raise ValueError("programs are run under limits that this system does not have; use Linux or macOS")
+        raise ValueError(
+            "programs are run under limits that this system does not have; use Linux or macOS"
+        )
     of_system = [name for name in BOUNDARIES if name != HOOK]
     held = next((name for name in of_system if not leaks(name)), HOOK)
     if held == HOOK and os.geteuid() == 0:
         found = "; ".join(f"{name}: {leaks(name)}" for name in of_system)
         raise ValueError(
-            f"programs that a model wrote are not run as the superuser without a boundary, and none holds ({found}); "
-            "run as an ordinary user, or install bubblewrap and allow namespaces (in a container: --privileged)"
+            "programs that a model wrote are not run as the superuser without a boundary, and "
+            f"none holds ({found}); "
+            "run as an ordinary user, or install bubblewrap and allow namespaces (in a container: "
+            "--privileged)"
         )
     return held
 
@@ -131,11 +169,13 @@ def run_program(
     within: str | None = None,
     guarded: bool = True,
 ) -> CodeResult:
-    """Run a program behind a boundary, and tests of its function in another process behind another one.
+    """Run a program behind a boundary, and tests of its function in another process behind another
+    one.
 
-    The program sees the interpreter and its libraries, and can write nothing at all; it has no environment, no other
-    processes, no network, and limits on time, memory and open files. Its function is called over a socket with
-    literals and answers with literals, of which the tests see copies. When the time is over both are killed.
+    The program sees the interpreter and its libraries, and can write nothing at all; it has no
+    environment, no other processes, no network, and limits on time, memory and open files. Its
+    function is called over a socket with literals and answers with literals, of which the tests see
+    copies. When the time is over both are killed.
 
     Args:
         program: Python.
@@ -149,15 +189,24 @@ def run_program(
         ValueError: where there is no boundary to run it behind, see :func:`boundary`.
     """
     limits, within = limits or CodeLimits(), within or boundary()
-    options = {"seconds": max(1, math.ceil(limits.seconds)), "memory": limits.memory, "packages": PACKAGES}
+    options = {
+        "seconds": max(1, math.ceil(limits.seconds)),
+        "memory": limits.memory,
+        "packages": PACKAGES,
+    }
     options |= {"readable": READABLE, "guarded": guarded}
     asked = json.dumps({"program": program, "tests": tests, "name": name}).encode() + b"\n"
-    with tempfile.TemporaryDirectory(prefix="sinklab-run-") as folder, contextlib.ExitStack() as running:
+    with (
+        tempfile.TemporaryDirectory(prefix="sinklab-run-") as folder,
+        contextlib.ExitStack() as running,
+    ):
         command = [*BOUNDARIES[within](folder), PYTHON, "-I", "-B", str(DRIVER)]
         channels = [running.enter_context(channel) for channel in socket.socketpair()]
         try:
             for side, channel in zip(("program", "judge"), channels, strict=True):
-                process = _begun([*command, side, str(channel.fileno()), json.dumps(options)], folder, channel)
+                process = _begun(
+                    [*command, side, str(channel.fileno()), json.dumps(options)], folder, channel
+                )
                 running.enter_context(process)
                 running.callback(_kill, process)
             told = process.communicate(asked, timeout=limits.seconds)[0]
@@ -165,7 +214,11 @@ def run_program(
             return CodeResult("error", f"{command[0]} cannot be started: {error.strerror}")
         except subprocess.TimeoutExpired:
             return CodeResult("timeout", f"{limits.seconds:g} s by the clock")
-    return CodeResult(**json.loads(told)) if told else CodeResult("error", "its tests could not be run to their end")
+    return (
+        CodeResult(**json.loads(told))
+        if told
+        else CodeResult("error", "its tests could not be run to their end")
+    )
 
 
 def _begun(command: list[str], folder: str, channel: socket.socket) -> subprocess.Popen[bytes]:
@@ -183,7 +236,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def run_programs(
-    programs: Sequence[tuple[str, str, str]], limits: CodeLimits | None = None, *, workers: int | None = None
+    programs: Sequence[tuple[str, str, str]],
+    limits: CodeLimits | None = None,
+    *,
+    workers: int | None = None,
 ) -> list[CodeResult]:
     """Run programs side by side; results in their order.
 
@@ -196,5 +252,7 @@ def run_programs(
     within = boundary() if programs else ""
     with ThreadPoolExecutor(most) as pool:
         run = functools.partial(run_program, limits=limits, within=within)
-        begun = [pool.submit(run, program, tests=tests, name=name) for program, tests, name in programs]
+        begun = [
+            pool.submit(run, program, tests=tests, name=name) for program, tests, name in programs
+        ]
         return [each.result() for each in begun]

@@ -1,14 +1,16 @@
-"""The two sides of a question, each a process of its own, started as a script by `boundary` and never imported.
+"""The two sides of a question, each a process of its own, started as a script by `boundary` and
+never imported.
 
     python -I -B code_driver.py program|judge SOCKET OPTIONS
 
-``program`` runs what a model wrote and answers calls of its function. ``judge`` runs the question's tests, in which
-that function is a stub which asks over the socket, and prints the verdict. A call and its answer are a line of JSON
-each, with literals in them and nothing else; an answer must bear the tag of its call. So nothing that the program
-patches, overloads, walks through or prints is seen by the tests: it can only be right.
+``program`` runs what a model wrote and answers calls of its function. ``judge`` runs the question's
+tests, in which that function is a stub which asks over the socket, and prints the verdict. A call
+and its answer are a line of JSON each, with literals in them and nothing else; an answer must bear
+the tag of its call. So nothing that the program patches, overloads, walks through or prints is seen
+by the tests: it can only be right.
 
-Around both stands a boundary of the system. The audit hook in here is a second one, which keeps honest and clumsy
-programs out of trouble; it is no wall against an attacker.
+Around both stands a boundary of the system. The audit hook in here is a second one, which keeps
+honest and clumsy programs out of trouble; it is no wall against an attacker.
 """
 
 import contextlib
@@ -22,13 +24,53 @@ from typing import Any
 
 MOST = 1 << 20
 """Bytes of an answer."""
-KINDS: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict}
+KINDS: dict[str, Callable[[list[Any]], Any]] = {
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "dict": dict,
+}
 KINDS |= {"bytes": bytes, "complex": lambda parts: complex(*parts)}
-HARMLESS: tuple[str, ...] = ("array.", "builtins.", "code.", "compile", "cpython.", "exec", "function.", "glob.")
-HARMLESS += ("import", "marshal.", "mmap.", "object.", "os.fwalk", "os.putenv", "os.unsetenv", "os.walk", "pathlib.")
-HARMLESS += ("pickle.", "sys._current", "sys._getframe", "sys.excepthook", "sys.monitoring", "sys.set")
+HARMLESS: tuple[str, ...] = (
+    "array.",
+    "builtins.",
+    "code.",
+    "compile",
+    "cpython.",
+    "exec",
+    "function.",
+    "glob.",
+)
+HARMLESS += (
+    "import",
+    "marshal.",
+    "mmap.",
+    "object.",
+    "os.fwalk",
+    "os.putenv",
+    "os.unsetenv",
+    "os.walk",
+    "pathlib.",
+)
+HARMLESS += (
+    "pickle.",
+    "sys._current",
+    "sys._getframe",
+    "sys.excepthook",
+    "sys.monitoring",
+    "sys.set",
+)
 HARMLESS += ("sys.unraisable", "tempfile.", "time.")
-UNSEEN = ("mkfifo", "mknod", "pidfd_open", "pidfd_send_signal", "setsid", "setpriority", "sched_setaffinity", "unshare")
+UNSEEN = (
+    "mkfifo",
+    "mknod",
+    "pidfd_open",
+    "pidfd_send_signal",
+    "setsid",
+    "setpriority",
+    "sched_setaffinity",
+    "unshare",
+)
 """Functions that no hook hears of."""
 DEAF = ("_gdbm", "_dbm", "_multiprocessing", "_posixshmem", "_ssl", "_tkinter", "readline", "spwd")
 """Modules that open files, or ask the system, unheard."""
@@ -40,7 +82,9 @@ class VerdictError(Exception):
 
 
 def packed(value: Any) -> Any:
-    """A literal as JSON has it, tagged where JSON lacks its type. Raises TypeError for anything else."""
+    """A literal as JSON has it, tagged where JSON lacks its type. Raises TypeError for anything
+    else.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, complex):
@@ -69,7 +113,14 @@ def limit(seconds: int, memory: int) -> None:
     """Lower what this process may use, for good; no file can grow."""
     import resource
 
-    for name, most in {"CPU": seconds, "AS": memory, "FSIZE": 0, "NOFILE": 32, "CORE": 0, "NPROC": 0}.items():
+    for name, most in {
+        "CPU": seconds,
+        "AS": memory,
+        "FSIZE": 0,
+        "NOFILE": 32,
+        "CORE": 0,
+        "NPROC": 0,
+    }.items():
         # not every system knows every limit; the clock of the parent holds everywhere
         with contextlib.suppress(AttributeError, ValueError, OSError):
             kind = getattr(resource, f"RLIMIT_{name}")
@@ -79,7 +130,9 @@ def limit(seconds: int, memory: int) -> None:
 
 
 def step_down() -> None:
-    """Give up every right: the superuser's on this machine, by being nobody, and those over a namespace of our own."""
+    """Give up every right: the superuser's on this machine, by being nobody, and those over a
+    namespace of our own.
+    """
     with contextlib.suppress(OSError):
         # in a namespace with one user there is no other to become
         os.setgroups([])
@@ -95,7 +148,9 @@ def step_down() -> None:
 
 
 def guard(readable: tuple[str, ...]) -> None:
-    """Refuse what an answer to a programming question has no business doing: it computes, and reads its libraries."""
+    """Refuse what an answer to a programming question has no business doing: it computes, and reads
+    its libraries.
+    """
     for module in (os, sys.modules["posix"], __import__("signal"), sys.modules["_signal"]):
         for name in UNSEEN:
             vars(module).pop(name, None)
@@ -107,8 +162,14 @@ def guard(readable: tuple[str, ...]) -> None:
         if event in ("open", "os.listdir", "os.scandir"):
             path = args[0]
             # by its whole path alone: a relative one may begin at any open folder
-            known = of(path) is text and (path == "/dev/null" or (path.startswith(readable) and "/.." not in path))
-            reads = event != "open" or path == "/dev/null" or (args[1] in (None, "r", "rb") and not args[2] & writing)
+            known = of(path) is text and (
+                path == "/dev/null" or (path.startswith(readable) and "/.." not in path)
+            )
+            reads = (
+                event != "open"
+                or path == "/dev/null"
+                or (args[1] in (None, "r", "rb") and not args[2] & writing)
+            )
             if of(path) is not number and not (known and reads):
                 raise PermissionError(f"not allowed: {event} {path!r}")
         elif event == "import" and args[0] in deaf:
@@ -133,7 +194,9 @@ def serve(channel: Any, reply: Any) -> None:
                 exec(compile(asked["program"], "program.py", "exec"), module.__dict__)
                 function = vars(module)[asked["name"]] if asked["name"] else None
             else:
-                said["value"] = packed(function(*unpacked(asked["given"]), **unpacked(asked["named"])))
+                said["value"] = packed(
+                    function(*unpacked(asked["given"]), **unpacked(asked["named"]))
+                )
             text = json.dumps(said)
         except BaseException as error:
             # SystemExit too: a program that leaves has not passed
@@ -176,12 +239,16 @@ def judge(channel: Any, reply: Any, given: dict[str, Any]) -> tuple[str, str]:
         try:
             literals = {"given": packed(args), "named": packed(named)}
         except TypeError as error:
-            raise VerdictError("unjudged", f"its tests call it with what cannot be sent: {error}") from error
+            raise VerdictError(
+                "unjudged", f"its tests call it with what cannot be sent: {error}"
+            ) from error
         return ask(**literals)
 
     try:
         ask(program=given["program"], name=given["name"])
-        exec(compile(given["tests"], "tests.py", "exec"), {"__name__": "tests", given["name"]: stub})
+        exec(
+            compile(given["tests"], "tests.py", "exec"), {"__name__": "tests", given["name"]: stub}
+        )
     except VerdictError as verdict:
         status, reason = verdict.args
         return status, reason
@@ -199,7 +266,8 @@ def main() -> None:
     for standard in range(3):
         os.dup2(null, standard)
     os.environ.clear()
-    # numpy's libraries begin as many threads as there are processors, and end the process where they may not
+    # numpy's libraries begin as many threads as there are processors, and end the process where
+    # they may not
     os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     sys.path += [path for path in options["packages"] if path not in sys.path]
     sys.set_int_max_str_digits(0)

@@ -1,4 +1,5 @@
-"""What a boundary must not let through, tried from within: a program like those that models write, run by `boundary`.
+"""What a boundary must not let through, tried from within: a program like those that models write,
+run by `boundary`.
 
 No hook is set while it runs, so that what is refused is refused by the system.
 """
@@ -31,7 +32,15 @@ def escapes(secret: str, port: int, parent: int) -> list[str]:
         ("changes its root", os.chroot, "/"),
         ("becomes another user", os.setuid, 0 if os.getuid() else 1),
     ]
-    folders = {"/", "/tmp", "/dev", "/dev/shm", os.getcwd(), os.path.dirname(secret), os.path.dirname(os.__file__)}
+    folders = {
+        "/",
+        "/tmp",
+        "/dev",
+        "/dev/shm",
+        os.getcwd(),
+        os.path.dirname(secret),
+        os.path.dirname(os.__file__),
+    }
     tried += [(f"writes in {folder}", make, folder) for folder in sorted(folders)]
     found = []
     for name, attempt, *given in tried:

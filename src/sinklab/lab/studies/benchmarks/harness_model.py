@@ -1,6 +1,8 @@
-"""The lm-eval model «sinklab»: any loaded model, diffusion or autoregressive, any decoder, any intervention.
+"""The lm-eval model «sinklab»: any loaded model, diffusion or autoregressive, any decoder, any
+intervention.
 
-Importing this module registers it: `lm_eval --model sinklab --model_args pretrained=tiny,mask_sinks=5`.
+Importing this module registers it:
+`lm_eval --model sinklab --model_args pretrained=tiny,mask_sinks=5`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,8 +41,8 @@ READING = ("dtype", "device", "device_map", "revision", "allow_pickle", "sink")
 class SinklabLM(TemplateLM):
     """One model for all of lm-eval's requests.
 
-    Answers depend neither on the batch they are written in (see `needs_own_batch`) nor on the number of processes; what
-    was answered before, and stands in the cache, is not asked for again.
+    Answers depend neither on the batch they are written in (see `needs_own_batch`) nor on the
+    number of processes; what was answered before, and stands in the cache, is not asked for again.
     """
 
     def __init__(
@@ -62,8 +64,10 @@ class SinklabLM(TemplateLM):
             progress: shows how far it is.
             batch_size: prompts that are written together; "auto" is the default number.
             max_batch_size: not used.
-            worker: of those that share a run; left out where lm-eval itself deals documents to processes.
-            given: fields of `EvalSettings`, and dtype, device, device_map, revision, allow_pickle, sink.
+            worker: of those that share a run; left out where lm-eval itself deals documents to
+                processes.
+            given: fields of `EvalSettings`, and dtype, device, device_map, revision, allow_pickle,
+                sink.
 
         Raises:
             ValueError: for an unknown argument (with the near one) and what this model cannot do.
@@ -74,14 +78,21 @@ class SinklabLM(TemplateLM):
             # what lm-eval's command line gives where nobody said anything
             del reading["device"]
         if settings is None:
-            rows = {} if batch_size in (None, "auto") or "batch" in given else {"batch": int(str(batch_size))}
+            rows = (
+                {}
+                if batch_size in (None, "auto") or "batch" in given
+                else {"batch": int(str(batch_size))}
+            )
             own = (field.name for field in fields(EvalSettings))
             known_fields("the model sinklab", given, ["pretrained", *READING, *own])
             settings = EvalSettings(**given | rows)
         elif given:
             raise ValueError(f"give settings or their fields, not both: got {', '.join(given)}")
         self.loaded = pretrained if isinstance(pretrained, Loaded) else load(pretrained, **reading)
-        undivided(self.loaded.model, "and a benchmark deals its documents to processes that hold a model each")
+        undivided(
+            self.loaded.model,
+            "and a benchmark deals its documents to processes that hold a model each",
+        )
         self.settings = settings
         self.is_diffusion = self.loaded.family == "diffusion"
         self.edits = settings.interventions(by_last_row=not self.is_diffusion)
@@ -92,7 +103,10 @@ class SinklabLM(TemplateLM):
         self.claims: Claims | None = None
         self.cache = RequestCache(None, None, "")
         """Of answers, in memory; a run puts its own here."""
-        self.worker, self.processes = worker or Processes(), Processes() if worker else Processes.here()
+        self.worker, self.processes = (
+            worker or Processes(),
+            Processes() if worker else Processes.here(),
+        )
         # counts are gathered on the CPU; the model may be elsewhere
         self._rank, self._world_size = self.processes.rank, self.processes.world
         self._device = torch.device("cpu")
@@ -116,7 +130,11 @@ class SinklabLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int | None:
-        return self.loaded.special.eos if self.loaded.special.eos is not None else self.tokenizer.eos_token_id
+        return (
+            self.loaded.special.eos
+            if self.loaded.special.eos is not None
+            else self.tokenizer.eos_token_id
+        )
 
     @property
     def max_length(self) -> int:
@@ -141,16 +159,24 @@ class SinklabLM(TemplateLM):
 
     # -- text
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Ids of a text; those of a model that reads it so begin as its tokenizer begins one, but not twice."""
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
+        """Ids of a text; those of a model that reads it so begin as its tokenizer begins one, but
+        not twice.
+        """
         if add_special_tokens is None:
-            begun = self.tokenizer.bos_token is not None and string.startswith(str(self.tokenizer.bos_token))
+            begun = self.tokenizer.bos_token is not None and string.startswith(
+                str(self.tokenizer.bos_token)
+            )
             begins = not self.is_diffusion or bool(row_start(self.tokenizer))
             add_special_tokens = begins and not self.settings.chat and not begun
         ids: Any = self.tokenizer(string, add_special_tokens=add_special_tokens)["input_ids"]
         return list(ids)
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
         """The messages in the model's chat format. Raises ValueError where it cannot be used."""
         return in_chat(self.loaded, chat_history, answered=add_generation_prompt)
 
@@ -164,13 +190,15 @@ class SinklabLM(TemplateLM):
         Args:
             asked: requests, made of lm-eval's.
             doing: what is done with so many of them, such as "writing {} answers".
-            answer: says of all of them, whatever is answered, which are answered together, and how; the answers are
-                kept as they come.
+            answer: says of all of them, whatever is answered, which are answered together, and how;
+                the answers are kept as they come.
         """
         names = {each.key: each for each in asked}
         units = {request_key(*keys): (keys, run) for keys, run in answer(self, [*names.values()])}
         total, done = len(names), self._answered(names)
-        self.progress.stage(doing.format(total) + (f", {done} of them there already" if done else ""))
+        self.progress.stage(
+            doing.format(total) + (f", {done} of them there already" if done else "")
+        )
         self.progress.count(done, total)
         self.moved = lambda answers: self.progress.count(done + answers, total)
 
@@ -197,29 +225,45 @@ class SinklabLM(TemplateLM):
         """The answers, each up to its end.
 
         Raises:
-            ValueError: for settings that the decoder refuses, and interventions that do not fit a prompt.
+            ValueError: for settings that the decoder refuses, and interventions that do not fit a
+                prompt.
         """
         answers = self.answers(writing_jobs(self, requests), "writing {} answers", written)
         return [str(answer["text"]) for answer in answers]
 
-    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """The log-probability of each continuation in nats, and whether it is what greedy decoding writes.
+    def loglikelihood(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """The log-probability of each continuation in nats, and whether it is what greedy decoding
+        writes.
 
-        The choices of one question share their random numbers. Whether a continuation is greedy is asked only where it
-        is the only one of its document: of several choices, none of the common metrics reads it.
+        The choices of one question share their random numbers. Whether a continuation is greedy is
+        asked only where it is the only one of its document: of several choices, none of the common
+        metrics reads it.
         """
-        answers = self.answers(continuations(self, requests), "scoring {} continuations" + self._chosen, scored)
+        answers = self.answers(
+            continuations(self, requests), "scoring {} continuations" + self._chosen, scored
+        )
         return [(float(answer["logprob"]), bool(answer["greedy"])) for answer in answers]
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """The log-probability of each whole text in nats; of a diffusion model, its Monte Carlo bound."""
-        answers = self.answers(whole_texts(self, requests), "scoring {} texts" + self._chosen, rolled)
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[float]:
+        """The log-probability of each whole text in nats; of a diffusion model, its Monte Carlo
+        bound.
+        """
+        answers = self.answers(
+            whole_texts(self, requests), "scoring {} texts" + self._chosen, rolled
+        )
         return [float(answer["logprob"]) for answer in answers]
 
     @property
     def _chosen(self) -> str:
         """What a stage of likelihoods says of masking: there is no step before to choose in."""
-        chooses = any(hasattr(edit, "read_once") and getattr(edit, "source", "") != "now" for edit in self.scored_edits)
+        chooses = any(
+            hasattr(edit, "read_once") and getattr(edit, "source", "") != "now"
+            for edit in self.scored_edits
+        )
         return ", hidden keys chosen in a clean pass over each text" if chooses else ""
 
     def _loglikelihood_tokens(self, requests: Any, **kwargs: Any) -> list[tuple[float, bool]]:

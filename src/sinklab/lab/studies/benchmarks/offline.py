@@ -1,4 +1,6 @@
-"""lm-eval's tasks on local files: its own prompts and metrics, with the data set replaced by files on disk."""
+"""lm-eval's tasks on local files: its own prompts and metrics, with the data set replaced by files
+on disk.
+"""
 
 import hashlib
 import importlib.util
@@ -31,32 +33,42 @@ def tasks(
     include_path: Folder = None,
     cache: Folder = None,
 ) -> tuple[list[Any], Any]:
-    """Tasks for ``lm_eval.simple_evaluate(tasks=…, task_manager=…)``, checked and with their data loaded.
+    """Tasks for ``lm_eval.simple_evaluate(tasks=…, task_manager=…)``, checked and with their data
+    loaded.
 
-    With ``data``, the tasks of :data:`OFFLINE` read files below it, with prompts, metrics and filters of lm-eval's own
-    task. Without it they are lm-eval's own altogether, and any of its tasks and groups will do. HumanEval's completions
-    run in processes of their own either way; give ``confirm_run_unsafe_code=True`` to ``simple_evaluate`` for it.
+    With ``data``, the tasks of :data:`OFFLINE` read files below it, with prompts, metrics and
+    filters of lm-eval's own task. Without it they are lm-eval's own altogether, and any of its
+    tasks and groups will do. HumanEval's completions run in processes of their own either way; give
+    ``confirm_run_unsafe_code=True`` to ``simple_evaluate`` for it.
 
     Args:
         names: of tasks.
         data: folder of benchmark files; None for lm-eval's data sets from the Hub.
         run_code: allow tasks that run what a model wrote.
-        num_fewshot: examples in each prompt, where they are not the task's own number: they need a training split.
-        include_path: folder of further task files; what they name with ``!function`` is imported only with `run_code`.
-        cache: folder for converted files and task files, which serve plain ``lm_eval --include_path`` too.
+        num_fewshot: examples in each prompt, where they are not the task's own number: they need a
+            training split.
+        include_path: folder of further task files; what they name with ``!function`` is imported
+            only with `run_code`.
+        cache: folder for converted files and task files, which serve plain ``lm_eval
+            --include_path`` too.
 
     Raises:
-        ValueError: without lm-eval, for an unknown task (with near names), data that are not there or cannot be read
-            (how to get it), and code that is not allowed or that nothing would hold (`boundary`).
+        ValueError: without lm-eval, for an unknown task (with near names), data that are not there
+            or cannot be read (how to get it), and code that is not allowed or that nothing would
+            hold (`boundary`).
     """
     needs_lm_eval()
     wanted = list(dict.fromkeys(names))
     if not wanted:
-        raise ValueError(f"at least one task is needed, but there is none; known are {', '.join(OFFLINE)}")
+        raise ValueError(
+            f"at least one task is needed, but there is none; known are {', '.join(OFFLINE)}"
+        )
     if not run_code and (unsafe := [name for name in wanted if name in RUNS_CODE]):
         raise ValueError(
-            f"{unsafe[0]} runs programs that the model wrote, on this machine, though in processes of their own with "
-            "limits, and behind a boundary where the system has one; allow it with --run-code (in Python run_code=True)"
+            f"{unsafe[0]} runs programs that the model wrote, on this machine, though in "
+            "processes of their own with "
+            "limits, and behind a boundary where the system has one; allow it with --run-code (in "
+            "Python run_code=True)"
         )
     if any(name in RUNS_CODE for name in wanted):
         boundary()
@@ -79,7 +91,11 @@ def tasks(
     if unknown := [name for name in others if name not in whole.task_index]:
         raise _unknown_task(unknown[0], [*OFFLINE, TWO_STAGE, *whole.all_tasks], "lm-eval's tasks")
     sources = {name: manager if name in configs else whole for name in wanted}
-    return [task for name in wanted for task in _loaded(sources[name], name, run_code or name not in own)], whole
+    return [
+        task
+        for name in wanted
+        for task in _loaded(sources[name], name, run_code or name not in own)
+    ], whole
 
 
 def _task_files(configs: dict[str, Any], root: Path) -> str | None:
@@ -88,13 +104,17 @@ def _task_files(configs: dict[str, Any], root: Path) -> str | None:
     # apart from what another process makes of other data at the same time
     made = root / f"tasks-{hashlib.sha256(repr(configs).encode()).hexdigest()[:12]}"
     for name, config in configs.items():
-        write_text(made / f"{name}.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+        write_text(
+            made / f"{name}.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+        )
     return str(made) if configs else None
 
 
 def _folder(what: str, given: Folder) -> Folder:
     if given is not None and not Path(given).is_dir():
-        raise ValueError(f"{what} files lie in a folder, but {given} is none; give the folder that holds them")
+        raise ValueError(
+            f"{what} files lie in a folder, but {given} is none; give the folder that holds them"
+        )
     return given
 
 
@@ -104,7 +124,9 @@ class CodeRefused(ValueError):
 
 @contextmanager
 def without_code() -> Iterator[None]:
-    """lm-eval without the functions and metrics that a task file from elsewhere names, its templates in a sandbox."""
+    """lm-eval without the functions and metrics that a task file from elsewhere names, its
+    templates in a sandbox.
+    """
     import lm_eval
     from jinja2 import StrictUndefined
     from jinja2.sandbox import SandboxedEnvironment
@@ -113,17 +135,26 @@ def without_code() -> Iterator[None]:
     from lm_eval.tasks import _yaml_loader
 
     trusted = Path(lm_eval.__file__).parent, Path(__file__).parent
-    imported, sandbox = _yaml_loader._import_func_in_yml, SandboxedEnvironment(undefined=StrictUndefined)
+    imported, sandbox = (
+        _yaml_loader._import_func_in_yml,
+        SandboxedEnvironment(undefined=StrictUndefined),
+    )
     sandbox.keep_trailing_newline, sandbox.filters = True, utils.env.filters
 
     def function(spec: str, folder: Path) -> Any:
         if not any(folder.resolve().is_relative_to(one) for one in trusted):
-            raise CodeRefused(f"a task file in {folder} names the function {spec}; allow it to run with --run-code")
+            raise CodeRefused(
+                f"a task file in {folder} names the function {spec}; allow it to run with "
+                "--run-code"
+            )
         return imported(spec, folder)
 
     def metric(name: str, hf_evaluate_metric: bool = False) -> Any:
         if hf_evaluate_metric or registry.get_metric_aggregation(name) is None:
-            raise CodeRefused(f"a task file names the metric {name}, code of its own; allow it to run with --run-code")
+            raise CodeRefused(
+                f"a task file names the metric {name}, code of its own; allow it to run with "
+                "--run-code"
+            )
         return registry.get_metric(name)
 
     with (
@@ -137,16 +168,23 @@ def without_code() -> Iterator[None]:
 def needs_lm_eval() -> None:
     """Raises ValueError, with the remedy, where lm-eval is not installed."""
     if importlib.util.find_spec("lm_eval") is None:
-        raise ValueError("benchmarks need lm-eval, which is not installed; pip install 'sinklab[eval]'")
+        raise ValueError(
+            "benchmarks need lm-eval, which is not installed; pip install 'sinklab[eval]'"
+        )
 
 
 def _unknown_task(name: str, known: Sequence[str], what: str) -> ValueError:
-    listed = ", ".join(known) if len(known) < 20 else f"{len(known)} names, listed by lm_eval ls tasks"
-    return ValueError(f"unknown task {name!r}; {f'{near(name, known)} '.lstrip()}{what} are {listed}")
+    listed = (
+        ", ".join(known) if len(known) < 20 else f"{len(known)} names, listed by lm_eval ls tasks"
+    )
+    return ValueError(
+        f"unknown task {name!r}; {f'{near(name, known)} '.lstrip()}{what} are {listed}"
+    )
 
 
 def _config(source: Source, data: Folder, cache: Path, num_fewshot: int | None) -> dict[str, Any]:
-    """The task file of a packaged benchmark on top of lm-eval's own, its data set replaced by files where they are.
+    """The task file of a packaged benchmark on top of lm-eval's own, its data set replaced by files
+    where they are.
 
     Raises:
         ValueError: where the installed lm-eval has no such file, and for files that are not there.
@@ -157,13 +195,19 @@ def _config(source: Source, data: Folder, cache: Path, num_fewshot: int | None) 
     own = Path(lm_eval.__file__).parent / "tasks" / source.include
     if not own.is_file():
         raise ValueError(
-            f"{source.task} needs lm-eval's own {own.name}, but {own} is not there; install lm-eval 0.4.13"
+            f"{source.task} needs lm-eval's own {own.name}, but {own} is not there; install "
+            "lm-eval 0.4.13"
         )
     whole = load_yaml(own, resolve_func=False)
     config: dict[str, Any] = {"include": str(own), "task": source.task}
     if source.runs_code:
-        # functions of its own file are never imported: lm-eval's HumanEval asks the network on import
-        config = {name: value for name, value in whole.items() if name not in ("metric_list", "filter_list")}
+        # functions of its own file are never imported: lm-eval's HumanEval asks the network on
+        # import
+        config = {
+            name: value
+            for name, value in whole.items()
+            if name not in ("metric_list", "filter_list")
+        }
         config["include"] = str(Path(__file__).with_name("code.yaml"))
     if data is None:
         return config
@@ -173,7 +217,9 @@ def _config(source: Source, data: Folder, cache: Path, num_fewshot: int | None) 
     if num_fewshot is not None and whole.get("num_fewshot") != 0:
         shots = num_fewshot
     splits = {graded: source.needed(folder, graded)}
-    examples = source.needed(folder, "train", f" for {shots} examples in each prompt") if shots else []
+    examples = (
+        source.needed(folder, "train", f" for {shots} examples in each prompt") if shots else []
+    )
     if examples := examples or source.find(folder, "train"):
         splits["train"] = examples
     paths = {split: str(converted(source, split, found, cache)) for split, found in splits.items()}
@@ -184,7 +230,9 @@ def _config(source: Source, data: Folder, cache: Path, num_fewshot: int | None) 
         "training_split": "train" if examples else None,
         "fewshot_split": whole.get("fewshot_split") if examples else None,
     }
-    return config | {f"{split}_split": split if split == graded else None for split in ("validation", "test")}
+    return config | {
+        f"{split}_split": split if split == graded else None for split in ("validation", "test")
+    }
 
 
 def _loaded(manager: Any, name: str, runs_code: bool) -> list[Any]:
@@ -206,7 +254,9 @@ def _loaded(manager: Any, name: str, runs_code: bool) -> list[Any]:
             # data sets, the Hub and their clients fail in dozens of ways
             own = f"the task file of {name} cannot be used ({type(error).__name__}: {error})"
             raise ValueError(hub_failure(name, error) if runs_code else own) from error
-    _refuse_others([task.task_name for task in loaded["tasks"].values() if getattr(task, "UNSAFE_CODE", False)])
+    _refuse_others(
+        [task.task_name for task in loaded["tasks"].values() if getattr(task, "UNSAFE_CODE", False)]
+    )
     group = loaded.get("groups", {}).get(name)
     return [*loaded["tasks"].values()] if group is None else [group]
 
@@ -214,7 +264,8 @@ def _loaded(manager: Any, name: str, runs_code: bool) -> list[Any]:
 def _refuse_others(unsafe: Sequence[str]) -> None:
     if others := [name for name in unsafe if name not in RUNS_CODE]:
         raise ValueError(
-            f"{others[0]} runs programs that the model wrote inside the evaluating process, without limits, and "
+            f"{others[0]} runs programs that the model wrote inside the evaluating process, "
+            "without limits, and "
             f"sinklab runs code for {' and '.join(RUNS_CODE)} alone; use lm_eval itself for it"
         )
 
@@ -223,9 +274,14 @@ def hub_failure(name: str, error: Exception) -> str:
     """The message for a task whose data set could not be had: which, why, and what to do."""
     fact = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
     if name not in OFFLINE:
-        return f"{name} needs its data set from the Hub, but it could not be loaded ({fact}); connect, or give a folder"
+        return (
+            f"{name} needs its data set from the Hub, but it could not be loaded ({fact}); "
+            "connect, or give a folder"
+        )
     source = SOURCES[name]
     return (
-        f"{name} needs the Hub data set {source.hub}, but it could not be loaded ({fact}); on a machine with a network "
-        f"run {source.command(Path('DATA'), source.graded)} and give the folder DATA (--data, in Python data=)"
+        f"{name} needs the Hub data set {source.hub}, but it could not be loaded ({fact}); on a "
+        "machine with a network "
+        f"run {source.command(Path('DATA'), source.graded)} and give the folder DATA (--data, in "
+        "Python data=)"
     )

@@ -1,4 +1,6 @@
-"""Tables 1 to 5 of «One Token Is Enough», measured beside published, and the commands that fill what is missing."""
+"""Tables 1 to 5 of «One Token Is Enough», measured beside published, and the commands that fill
+what is missing.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.reports.printed import Printed, write_printed
 from sinklab.lab.reports.runs import as_trainings
 from sinklab.lab.reports.training import FREE, Training, variant
-from sinklab.lab.studies.benchmarks.tables import ONE_TOKEN, ONE_TOKEN_FACTS, Benchmark, PaperTable, found_in
+from sinklab.lab.studies.benchmarks.tables import (
+    ONE_TOKEN,
+    ONE_TOKEN_FACTS,
+    Benchmark,
+    PaperTable,
+    found_in,
+)
 
 COLUMNS: dict[str, Any] = ONE_TOKEN_FACTS["columns"]
 RECIPES: dict[str, list[str]] = ONE_TOKEN_FACTS["recipes"]
@@ -24,13 +32,20 @@ VARIANTS: dict[str, str] = ONE_TOKEN_FACTS["variants"]
 LOSS, LESS, SHARE = "held-out loss", "loss less the first row's", "attention on the sinks, %"
 RUNS_ONLY = (LOSS, LESS, SHARE)
 # What makes a variant, and what follows from it: runs of one experiment may differ in these.
-_OF_VARIANT = frozenset({"sink_kind", "sink_count", "sink_side", "gate", "gate_bias", "init_from", "reproduce"})
+_OF_VARIANT = frozenset(
+    {"sink_kind", "sink_count", "sink_side", "gate", "gate_bias", "init_from", "reproduce"}
+)
 
 
-CELL: dict[str, Any] = dict.fromkeys(("value", "stderr", "low", "high"), math.nan) | {"runs": 0, "samples": 0}
+CELL: dict[str, Any] = dict.fromkeys(("value", "stderr", "low", "high"), math.nan) | {
+    "runs": 0,
+    "samples": 0,
+}
 CELL |= {"task": "", "metric": "", "command": ""}
-"""A number of a group of runs that differ in their seed alone; as it is where nothing was measured. stderr: of one run,
-over its rows or documents; low, high: of several, the 95 % interval over runs, of fewer than 6 the range."""
+"""A number of a group of runs that differ in their seed alone; as it is where nothing was measured.
+stderr: of one run, over its rows or documents; low, high: of several, the 95 % interval over runs,
+of fewer than 6 the range.
+"""
 
 
 @dataclass(eq=False)
@@ -43,15 +58,18 @@ class Repeats:
     benchmarks: list[Benchmark] = field(default_factory=list)
 
     def cell(self, column: str, first: Repeats, metric: str | None = None) -> dict[str, Any]:
-        """A column of a table, mean over the runs, as in `CELL`, empty without runs; `first` are the table's first row.
+        """A column of a table, mean over the runs, as in `CELL`, empty without runs; `first` are
+        the table's first row.
 
-        Held-out loss in nats per token. Less that of the first row: of the same seed, paired by row of text. Share of
-        attention on the added sinks at the last look of the monitor, in percent.
+        Held-out loss in nats per token. Less that of the first row: of the same seed, paired by row
+        of text. Share of attention on the added sinks at the last look of the monitor, in percent.
         """
         if column == LOSS:
             known = [(one.loss, one.heldout_rows) for one in self.trainings if one.loss is not None]
             errors = [math.nan if rows is None else float(rows["loss"].sem()) for _, rows in known]
-            return _mean([(loss.value, error) for (loss, _), error in zip(known, errors, strict=True)])
+            return _mean(
+                [(loss.value, error) for (loss, _), error in zip(known, errors, strict=True)]
+            )
         if column == SHARE:
             tables = [one.over("step") for one in self.trainings if one.sink_count]
             shares = [float(table.iloc[-1]["added_share"]) for table in tables if not table.empty]
@@ -59,18 +77,36 @@ class Repeats:
         if column != LESS:
             return self._score(column, metric)
         theirs = {} if first is self else {one.run.info.seed: one for one in first.trainings}
-        pairs = [one.apart(theirs[one.run.info.seed]) for one in self.trainings if one.run.info.seed in theirs]
-        return _mean([(rows.mean(), rows.std(ddof=1) / math.sqrt(len(rows))) for rows in pairs if rows is not None])
+        pairs = [
+            one.apart(theirs[one.run.info.seed])
+            for one in self.trainings
+            if one.run.info.seed in theirs
+        ]
+        return _mean(
+            [
+                (rows.mean(), rows.std(ddof=1) / math.sqrt(len(rows)))
+                for rows in pairs
+                if rows is not None
+            ]
+        )
 
     def _score(self, column: str, metric: str | None) -> dict[str, Any]:
         """A benchmark in percent; of several tasks for it the paper's own."""
-        plain = [one for one in self.benchmarks if one.k == 0 and not one.run.info.settings.get("edits")]
+        plain = [
+            one for one in self.benchmarks if one.k == 0 and not one.run.info.settings.get("edits")
+        ]
         for task in COLUMNS[column]["tasks"]:
-            scores = pd.DataFrame([row for one in plain if (row := one.score(task, metric)) is not None])
+            scores = pd.DataFrame(
+                [row for one in plain if (row := one.score(task, metric)) is not None]
+            )
             if len(scores):
                 # a first try with a limit does not count beside the whole benchmark
                 scores = scores[scores["samples"] == scores["samples"].max()]
-                about = {"samples": int(scores["samples"].iloc[0]), "task": task, "metric": scores["metric"].iloc[0]}
+                about = {
+                    "samples": int(scores["samples"].iloc[0]),
+                    "task": task,
+                    "metric": scores["metric"].iloc[0],
+                }
                 return _mean(100 * scores[["value", "stderr"]].to_numpy(float)) | about
         return {}
 
@@ -87,13 +123,17 @@ class Experiment:
     """Models that differ in their variant and their seed alone: a block of a table."""
 
     start: str
-    """"autoregressive", "scratch", "retrofit" (the backbone was frozen), or "unknown" without the training run."""
+    """"autoregressive", "scratch", "retrofit" (the backbone was frozen), or "unknown" without the
+    training run.
+    """
     label: str
     variants: defaultdict[str, Repeats] = field(default_factory=lambda: defaultdict(Repeats))
 
 
 def experiments(benchmarks: Sequence[Benchmark], trainings: Sequence[Any]) -> list[Experiment]:
-    """The runs as blocks: by how they were trained; benchmarks join the training run whose model they scored."""
+    """The runs as blocks: by how they were trained; benchmarks join the training run whose model
+    they scored.
+    """
     runs = as_trainings(trainings) if trainings else []
     homes = {(one.run.path / "model").resolve(): one for one in runs}
     # by the very weights, where the folder was moved since
@@ -108,9 +148,16 @@ def experiments(benchmarks: Sequence[Benchmark], trainings: Sequence[Any]) -> li
     for bench in benchmarks:
         if bench.model.get("family") != "diffusion":
             continue
-        place, weights = Path(str(bench.model.get("name"))).resolve(), str(bench.model.get("weights_sha256"))
+        place, weights = (
+            Path(str(bench.model.get("name"))).resolve(),
+            str(bench.model.get("weights_sha256")),
+        )
         sizes = [bench.model.get(name) for name in ("hidden_size", "layers", "heads")]
-        about = json.dumps(["unknown", sizes]), "unknown", f"{sizes[1]} layers of {sizes[0]}, trained elsewhere"
+        about = (
+            json.dumps(["unknown", sizes]),
+            "unknown",
+            f"{sizes[1]} layers of {sizes[0]}, trained elsewhere",
+        )
         if (home := homes.get(place) or by_weights.get(weights)) is not None:
             about = _described(_base(home, homes))
         repeats = blocks.setdefault(about[0], Experiment(*about[1:])).variants[variant(bench.model)]
@@ -123,7 +170,9 @@ def _is_tuned(one: Training) -> bool:
 
 
 def _base(one: Training, homes: dict[Path, Training]) -> Training:
-    """The run that made the model which was fine-tuned; the run itself where it was not, or that one is not there."""
+    """The run that made the model which was fine-tuned; the run itself where it was not, or that
+    one is not there.
+    """
     if not _is_tuned(one):
         return one
     before = homes.get(Path(str(one.run.info.settings.get("init_from"))).resolve())
@@ -131,18 +180,26 @@ def _base(one: Training, homes: dict[Path, Training]) -> Training:
 
 
 def _described(base: Training) -> tuple[str, str, str]:
-    """What runs of one experiment have in common; how it began; in words: from where, how large, what it has read."""
+    """What runs of one experiment have in common; how it began; in words: from where, how large,
+    what it has read.
+    """
     settings = base.run.info.settings
     model = settings.get("init_from")
     start = "autoregressive" if model else "scratch"
     if _is_tuned(base) or settings.get("train_only", "all") != "all":
         start = "unknown" if _is_tuned(base) else "retrofit"
     alike = {key: value for key, value in settings.items() if key not in FREE | _OF_VARIANT}
-    tokens = int(settings.get("steps") or 0) * int(settings.get("batch") or 0) * int(settings.get("length") or 0)
+    tokens = (
+        int(settings.get("steps") or 0)
+        * int(settings.get("batch") or 0)
+        * int(settings.get("length") or 0)
+    )
     size = base.run.info.model.get("parameters")
     parts = [f"{_short(size)} parameters"] if size else []
     parts += [f"{_short(tokens)} tokens"] if tokens and not settings.get("epochs") else []
-    label = ", ".join([f"from {Path(str(model)).parent.name or model}" if model else "from scratch", *parts])
+    label = ", ".join(
+        [f"from {Path(str(model)).parent.name or model}" if model else "from scratch", *parts]
+    )
     return json.dumps([start, alike], sort_keys=True), start, label
 
 
@@ -154,7 +211,9 @@ def _short(count: float) -> str:
 
 
 def _mean(runs: Any) -> dict[str, Any]:
-    """Of runs, (value, standard error) each: one as it is; the mean of several, with the interval over them."""
+    """Of runs, (value, standard error) each: one as it is; the mean of several, with the interval
+    over them.
+    """
     if not len(runs):
         return {}
     over, alone = mean_over([value for value, _ in runs]), len(runs) == 1
@@ -165,8 +224,9 @@ def _mean(runs: Any) -> dict[str, Any]:
 def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None) -> pd.DataFrame:
     """One row per cell: of the paper, and of every block of runs that belongs to the table.
 
-    Columns: table, block, source ("published" or "measured"), row, variant, column, value, stderr, low, high, runs,
-    samples, task, metric (`CELL`); and command, what would fill a cell that is missing (its value is NaN).
+    Columns: table, block, source ("published" or "measured"), row, variant, column, value, stderr,
+    low, high, runs, samples, task, metric (`CELL`); and command, what would fill a cell that is
+    missing (its value is NaN).
     """
     rows: list[tuple[Any, ...]] = [
         (table.number, size, "published", row.name, row.variant, column, {"value": score})
@@ -175,7 +235,9 @@ def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None)
         for row in of_size
         for column, score in zip(table.benchmarks, row.scores, strict=True)
     ]
-    for table, block in ((table, block) for table in ONE_TOKEN for block in blocks if _belongs(block, table)):
+    for table, block in (
+        (table, block) for table in ONE_TOKEN for block in blocks if _belongs(block, table)
+    ):
         first = block.variants.get(table.variants[0][1], Repeats())
         for name, of_variant in table.variants:
             repeats = block.variants.get(of_variant, Repeats())
@@ -188,7 +250,9 @@ def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None)
 
 
 def _belongs(block: Experiment, table: PaperTable) -> bool:
-    """Tables 1 and 2 differ in how models began; the others take whatever has two of their variants."""
+    """Tables 1 and 2 differ in how models began; the others take whatever has two of their
+    variants.
+    """
     shared = len(block.variants.keys() & {name for _, name in table.variants})
     return shared > 0 and block.start == table.start if table.number <= 2 else shared > 1
 
@@ -209,11 +273,15 @@ def _command(table: PaperTable, repeats: Repeats, of_variant: str, column: str) 
             return f"sinklab train sft-gsm8k --init-from {model} --corpus gsm8k_aug/train.txt"
         model = str(repeats.tuned[0].run.path / "model")
     where = f"--data benchmarks --out runs/onetoken/{word.replace(' ', '-')}-{how}"
-    return " ".join(f"sinklab eval --model {model} --tasks {COLUMNS[column]['tasks'][0]} {flags} {where}".split())
+    return " ".join(
+        f"sinklab eval --model {model} --tasks {COLUMNS[column]['tasks'][0]} {flags} {where}".split()
+    )
 
 
 def onetoken_text(numbers: pd.DataFrame, table: int) -> pd.DataFrame:
-    """One of the tables as people read it: a row per variant and block, those of the paper first; – is missing."""
+    """One of the tables as people read it: a row per variant and block, those of the paper first; –
+    is missing.
+    """
     rows = []
     part = numbers[numbers["table"] == table]
     for (source, block, name), cells in part.groupby(["source", "block", "row"], sort=False):
@@ -238,20 +306,28 @@ def _text(cell: pd.Series) -> str:
 
 
 def missing_commands(numbers: pd.DataFrame, table: int) -> list[str]:
-    """The commands that fill the cells of a table that are missing; benchmarks with the same settings in one."""
+    """The commands that fill the cells of a table that are missing; benchmarks with the same
+    settings in one.
+    """
     part = numbers[(numbers["table"] == table) & (numbers["command"] != "")]
     alike = part["command"].str.replace(r"--tasks \S+", "--tasks …", regex=True)
     tasks = part["command"].str.extract(r"--tasks (\S+)")[0]
     groups = tasks.groupby(alike, sort=False)
-    return [str(command).replace("…", ",".join(of_command.dropna().unique())) for command, of_command in groups]
+    return [
+        str(command).replace("…", ",".join(of_command.dropna().unique()))
+        for command, of_command in groups
+    ]
 
 
-def write_onetoken(folders: Iterable[str | Path], out: str | Path, *, metric: str | None = None) -> list[Printed]:
-    """Read the run folders at or below `folders` and write onetoken-1 … onetoken-5 as .md, .tex and .csv.
+def write_onetoken(
+    folders: Iterable[str | Path], out: str | Path, *, metric: str | None = None
+) -> list[Printed]:
+    """Read the run folders at or below `folders` and write onetoken-1 … onetoken-5 as .md, .tex and
+    .csv.
 
     Args:
-        folders: of training runs and of benchmark runs; a benchmark is matched with the training run whose model it
-            scored.
+        folders: of training runs and of benchmark runs; a benchmark is matched with the training
+            run whose model it scored.
         out: folder to write into.
         metric: of lm-eval to show where a task has it, e.g. acc_norm; acc when left out.
 
@@ -267,13 +343,18 @@ def write_onetoken(folders: Iterable[str | Path], out: str | Path, *, metric: st
         notes = [*ONE_TOKEN_FACTS["notes"], *(f"missing: `{command}`" for command in commands)]
         if "measured" not in set(part["source"]):
             laptop, published = RECIPES[table.start]
-            variants = ", ".join(VARIANTS.get(name, name) for name in sorted({name for _, name in table.variants}))
+            variants = ", ".join(
+                VARIANTS.get(name, name) for name in sorted({name for _, name in table.variants})
+            )
             notes.append(
-                f"no run of these folders belongs here: `sinklab train {laptop}` with the variants {variants} (as "
+                f"no run of these folders belongs here: `sinklab train {laptop}` with the "
+                f"variants {variants} (as "
                 f"published: {published})"
             )
         notes += [f"not finished, so left out: {path}" for path in found.unfinished]
         text = onetoken_text(numbers, table.number)
         title = f"One Token Is Enough, Table {table.number}: {table.title}"
-        written.append(write_printed(Path(out) / f"onetoken-{table.number}", title, text, part, notes))
+        written.append(
+            write_printed(Path(out) / f"onetoken-{table.number}", title, text, part, notes)
+        )
     return written

@@ -1,4 +1,6 @@
-"""Table 1 of the analysis paper (arXiv 2510.15731) as its authors made it: models, settings, cost, expected rows."""
+"""Table 1 of the analysis paper (arXiv 2510.15731) as its authors made it: models, settings, cost,
+expected rows.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,18 @@ MODELS = {
     "MMaDA-8B": "Gen-Verse/MMaDA-8B-MixCoT",
     "Llama-3.1-8B": "meta-llama/Llama-3.1-8B-Instruct",
 }
-"""Models of the table -> names on the Hub. The paper says «instruct» and no more; of MMaDA the tuned one is taken."""
+"""Models of the table -> names on the Hub. The paper says «instruct» and no more; of MMaDA the
+tuned one is taken.
+"""
 QUESTIONS = {"gsm8k": 1319, "humaneval": 164}
 """Documents of each benchmark."""
 SETTINGS = EvalSettings(tasks=tuple(QUESTIONS))
 """Of every cell: blocks of 32, one token a step, temperature 0; `TOKENS` new ones (section 4.3)."""
 PLAN = Plan(ks=KS)
 WEIGHTS = ("*.safetensors", "*.bin", "*.pth")
-NOT_RUN = "not run by the authors of this package, who had no such weights: the rows are the paper's own"
+NOT_RUN = (
+    "not run by the authors of this package, who had no such weights: the rows are the paper's own"
+)
 """A line that stands below what is expected."""
 
 
@@ -40,7 +46,8 @@ def whose(models: Sequence[str]) -> dict[str, str]:
     for name, meant in found.items():
         if meant is None:
             raise ValueError(
-                f"the paper's table has {', '.join(MODELS)}, got {name}; give folders that are called so, or leave out "
+                f"the paper's table has {', '.join(MODELS)}, got {name}; give folders that are "
+                "called so, or leave out "
                 "--paper"
             )
     return {name: str(meant) for name, meant in found.items()}
@@ -70,15 +77,24 @@ def cost(tasks: Sequence[str], ks: Sequence[int]) -> str:
             parts.append(f"{QUESTIONS[task]:,} questions of {task} × {TOKENS[task]} steps")
             evaluations += QUESTIONS[task] * TOKENS[task] * len(ks)
     asked = " and ".join(parts)
-    return f"the paper's protocol: {asked}, each with {len(ks)} numbers of keys: {evaluations:,} steps a model"
+    return (
+        f"the paper's protocol: {asked}, each with {len(ks)} numbers of keys: {evaluations:,} "
+        "steps a model"
+    )
 
 
 def deviations(settings: EvalSettings, plan: Plan) -> list[str]:
-    """The settings that are not the paper's, as «name=value»; where it says nothing, what this package takes."""
+    """The settings that are not the paper's, as «name=value»; where it says nothing, what this
+    package takes.
+    """
     usual, kept = SETTINGS.kept(), settings.kept()
     # which tasks, where files lie and what may be run changes no score of a task
     free = {"tasks", "data", "run_code", "include_path", "chat"}
-    found = [f"{name}={kept[name]}" for name in sorted(kept.keys() - free) if kept[name] != usual.get(name)]
+    found = [
+        f"{name}={kept[name]}"
+        for name in sorted(kept.keys() - free)
+        if kept[name] != usual.get(name)
+    ]
     for name in ("ks", "protocols", "controls", "sink_rule"):
         value = getattr(plan, name)
         if value != getattr(PLAN, name):
@@ -98,7 +114,8 @@ def check_weights(models: Sequence[str]) -> None:
     missing = [name for name in models if not _has_weights(name)]
     if missing:
         raise ValueError(
-            f"the weights of {', '.join(missing)} are not on this machine; fetch them (hf download NAME, 15 to 17 GB "
+            f"the weights of {', '.join(missing)} are not on this machine; fetch them (hf "
+            "download NAME, 15 to 17 GB "
             "each), then give their names or folders with --model"
         )
 

@@ -1,4 +1,6 @@
-"""Requests of lm-eval to the model, a `SinklabLM`: which share noise, which are watched, how they are answered."""
+"""Requests of lm-eval to the model, a `SinklabLM`: which share noise, which are watched, how they
+are answered.
+"""
 
 # B rows of a forward, L layers, H heads, K keys, S positions
 import dataclasses
@@ -27,7 +29,9 @@ _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
 Part = dict[str, dict[str, Any]]
 """Some answers by the keys of their requests."""
 Unit = tuple[list[str], Callable[[], Part]]
-"""The keys of requests that are answered together, whichever of them are answered already, and what answers them."""
+"""The keys of requests that are answered together, whichever of them are answered already, and what
+answers them.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +54,11 @@ def about(model: Any, request: Any) -> dict[str, Any]:
     """What lm-eval says of a request, as fields of `Asked`."""
     document = request.doc_id or 0
     watched = model.settings.watches(document)
-    return {"document": (request.task_name or "", document), "number": request.idx, "watched": watched}
+    return {
+        "document": (request.task_name or "", document),
+        "number": request.idx,
+        "watched": watched,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +76,8 @@ class Job(Asked):
 def fitted(ids: Sequence[int], asked: int, context: int) -> tuple[tuple[int, ...], int, int]:
     """A prompt and a length that fit the context together, and how many tokens were left out.
 
-    An answer longer than what the prompt leaves is shortened, down to half of the context; then the prompt loses its
-    left end, as in lm-eval.
+    An answer longer than what the prompt leaves is shortened, down to half of the context; then the
+    prompt loses its left end, as in lm-eval.
     """
     new_tokens = min(asked, max(context - len(ids), context // 2, 1))
     room = context - new_tokens
@@ -87,10 +95,16 @@ def paced(settings: EvalSettings, new_tokens: int, asked: int) -> EvalSettings:
 
 
 def sampled(settings: EvalSettings, asked: dict[str, Any]) -> EvalSettings:
-    """The settings with the temperature of a task that wants its answers drawn, where none was given."""
+    """The settings with the temperature of a task that wants its answers drawn, where none was
+    given.
+    """
     if not asked.get("do_sample") or settings.temperature > 0 or not asked.get("temperature"):
         return settings
-    cuts = {name: asked[name] for name in ("top_p", "top_k") if asked.get(name) and getattr(settings, name) is None}
+    cuts = {
+        name: asked[name]
+        for name in ("top_p", "top_k")
+        if asked.get(name) and getattr(settings, name) is None
+    }
     return dataclasses.replace(settings, temperature=float(asked["temperature"]), **cuts)
 
 
@@ -113,7 +127,9 @@ class Steps:
 
 
 def writing_jobs(model: Any, requests: Iterable[Any]) -> list[Job]:
-    """Every request as a job. A repeated one has a name, and so noise, of its own only where noise decides."""
+    """Every request as a job. A repeated one has a name, and so noise, of its own only where noise
+    decides.
+    """
     loaded, settings = model.loaded, model.settings
     context, seen = limit_of(loaded), Counter[str]()
     jobs = []
@@ -121,39 +137,68 @@ def writing_jobs(model: Any, requests: Iterable[Any]) -> list[Job]:
         text, given = request.args
         own = sampled(settings, given)
         until = given.get("until") or ()
-        asked = settings.new_tokens or next((int(given[name]) for name in _LENGTHS if given.get(name)), DEFAULT_TOKENS)
+        asked = settings.new_tokens or next(
+            (int(given[name]) for name in _LENGTHS if given.get(name)), DEFAULT_TOKENS
+        )
         named = request_key("generate_until", text, given)
         # beyond its repeats a request only fills up a distributed batch
-        nth = seen[named] if seen[named] < (request.repeats or 1) and needs_own_batch(own, model.edits) else 0
+        nth = (
+            seen[named]
+            if seen[named] < (request.repeats or 1) and needs_own_batch(own, model.edits)
+            else 0
+        )
         seen[named] += 1
         given_ids = model.tok_encode(text)
         if not given_ids and not model.is_diffusion:
             given_ids = [start_token(loaded, "the context of this request", "choose another task")]
         ids, new_tokens, cut = fitted(given_ids, asked, context)
-        how: dict[str, Any] = {"settings": paced(own, new_tokens, asked), "new_tokens": new_tokens, "cut": cut}
+        how: dict[str, Any] = {
+            "settings": paced(own, new_tokens, asked),
+            "new_tokens": new_tokens,
+            "cut": cut,
+        }
         how["until"] = (until,) if isinstance(until, str) else tuple(until)
         jobs.append(Job(key=request_key(named, nth), ids=ids, **how, **about(model, request)))
     return jobs
 
 
 def written(model: Any, jobs: Iterable[Job]) -> Iterator[Unit]:
-    """What writes jobs: those that can be written together at a time, of like lengths, longest first."""
+    """What writes jobs: those that can be written together at a time, of like lengths, longest
+    first.
+    """
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
         groups.setdefault((job.watched, job.new_tokens, job.settings), []).append(job)
     for (watched, new_tokens, settings), group in groups.items():
         group.sort(key=lambda job: (-len(job.ids), job.key))
-        for batch in parts_of(group, 1 if needs_own_batch(settings, model.edits) else model.settings.batch):
-            yield [job.key for job in batch], partial(_write, model, batch, settings, new_tokens, watched)
+        for batch in parts_of(
+            group, 1 if needs_own_batch(settings, model.edits) else model.settings.batch
+        ):
+            yield (
+                [job.key for job in batch],
+                partial(_write, model, batch, settings, new_tokens, watched),
+            )
 
 
-def _write(model: Any, batch: list[Job], settings: EvalSettings, new_tokens: int, watched: bool) -> Part:
+def _write(
+    model: Any, batch: list[Job], settings: EvalSettings, new_tokens: int, watched: bool
+) -> Part:
     numbers = [request_number(model.settings.seed or 0, job.key) for job in batch]
-    asked = [WritingRequest(job.ids, job.until, number) for job, number in zip(batch, numbers, strict=True)]
+    asked = [
+        WritingRequest(job.ids, job.until, number)
+        for job, number in zip(batch, numbers, strict=True)
+    ]
     step = Steps(model, len(batch), settings.steps or new_tokens)
-    texts = write_batch(model.loaded, asked, settings, new_tokens, model.edits, watch=watched, progress=step)
+    texts = write_batch(
+        model.loaded, asked, settings, new_tokens, model.edits, watch=watched, progress=step
+    )
     return {
-        job.key: {"text": one.text, "tokens": len(one.ids), "steps": one.steps, "new_tokens": new_tokens}
+        job.key: {
+            "text": one.text,
+            "tokens": len(one.ids),
+            "steps": one.steps,
+            "new_tokens": new_tokens,
+        }
         | {
             "prompt_tokens": len(job.ids),
             "cut": job.cut,
@@ -166,7 +211,9 @@ def _write(model: Any, batch: list[Job], settings: EvalSettings, new_tokens: int
 
 
 FORWARDS = 4
-"""So many forwards of a request are watched; more noisy copies of the same text say little that is new."""
+"""So many forwards of a request are watched; more noisy copies of the same text say little that is
+new.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +229,11 @@ class Continuation(Asked):
 
 def likelihood_settings(settings: EvalSettings) -> LikelihoodSettings:
     """The part of the settings that says how likelihoods are estimated."""
-    how: dict[str, Any] = {"estimator": settings.estimator, "noise": settings.noise, "samples": settings.mc_samples}
+    how: dict[str, Any] = {
+        "estimator": settings.estimator,
+        "noise": settings.noise,
+        "samples": settings.mc_samples,
+    }
     how |= {"batch": settings.likelihood_batch, "cfg_scale": settings.likelihood_cfg_scale}
     return LikelihoodSettings(**how, seed=settings.seed or 0)
 
@@ -190,7 +241,9 @@ def likelihood_settings(settings: EvalSettings) -> LikelihoodSettings:
 def continuations(model: Any, requests: Sequence[Any]) -> list[Continuation]:
     """Every (context, continuation) request; those of one document share their noise."""
     facts = [about(model, request) for request in requests]
-    choices = Counter(document for document, _ in {(each["document"], each["number"]) for each in facts})
+    choices = Counter(
+        document for document, _ in {(each["document"], each["number"]) for each in facts}
+    )
     found = []
     for request, each in zip(requests, facts, strict=True):
         context, continuation = request.args
@@ -201,7 +254,11 @@ def continuations(model: Any, requests: Sequence[Any]) -> list[Continuation]:
         greedy = choices[each["document"]] == 1
         key = request_key("loglikelihood", request.args, each["document"], greedy)
         group = request_number(0, request_key(*each["document"]))
-        found.append(Continuation(key=key, ids=tuple(before), continuation=after, group=group, greedy=greedy, **each))
+        found.append(
+            Continuation(
+                key=key, ids=tuple(before), continuation=after, group=group, greedy=greedy, **each
+            )
+        )
     return found
 
 
@@ -230,8 +287,17 @@ def _score(model: Any, part: list[Continuation]) -> Part:
 
 
 def _answer(result: Scored, sinks: list[dict[str, Any]]) -> dict[str, Any]:
-    about = {"logprob": result.logprob, "stderr": result.stderr, "greedy": result.greedy, "tokens": result.tokens}
-    return about | {"cut": result.dropped, "sinks": sinks, "dose": result.dose.totals if result.dose else {}}
+    about = {
+        "logprob": result.logprob,
+        "stderr": result.stderr,
+        "greedy": result.greedy,
+        "tokens": result.tokens,
+    }
+    return about | {
+        "cut": result.dropped,
+        "sinks": sinks,
+        "dose": result.dose.totals if result.dose else {},
+    }
 
 
 def _watched(model: Any, context: int, run: Any) -> tuple[Any, list[dict[str, Any]]]:
@@ -250,7 +316,9 @@ def _watched(model: Any, context: int, run: Any) -> tuple[Any, list[dict[str, An
     for received_BLHK, visible_BK in zip(recording.received, recording.visible, strict=True):
         state_1S = torch.full((1, received_BLHK.shape[-1] - prefix), MASKED)
         state_1S[:, :context] = PROMPT
-        for received_1LHK, visible_1K in zip(received_BLHK.split(1), visible_BK.split(1), strict=True):
+        for received_1LHK, visible_1K in zip(
+            received_BLHK.split(1), visible_BK.split(1), strict=True
+        ):
             facts.count(received_1LHK, visible_1K, state_1S, torch.ones(1) > 0)
     # which tokens of the continuation are hidden differs from copy to copy, and is not kept
     return found, [{**row, "in_masked": None, "in_committed": None} for row in facts.row(0)]
@@ -271,4 +339,8 @@ def rolled(model: Any, asked: Sequence[Asked]) -> Iterator[Unit]:
 
 def _roll(model: Any, each: Asked) -> Part:
     how: dict[str, Any] = {"edits": model.scored_edits, "measure": each.watched}
-    return {each.key: _answer(rolling(model.loaded, each.ids, likelihood_settings(model.settings), **how), [])}
+    return {
+        each.key: _answer(
+            rolling(model.loaded, each.ids, likelihood_settings(model.settings), **how), []
+        )
+    }

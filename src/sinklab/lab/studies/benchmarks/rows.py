@@ -1,4 +1,5 @@
-"""The files of a packaged benchmark: where they lie below a folder of data, and one form for all of them.
+"""The files of a packaged benchmark: where they lie below a folder of data, and one form for all of
+them.
 
 tasks.toml says where they are looked for and what lm-eval's task of that name reads of a document.
 """
@@ -29,20 +30,24 @@ _LETTERS = "ABCDEFGH"
 
 
 def rows_of(benchmark: str, paths: Sequence[Path]) -> list[Row]:
-    """The documents of one split of a benchmark, with the fields that lm-eval's task of that name reads.
+    """The documents of one split of a benchmark, with the fields that lm-eval's task of that name
+    reads.
 
     Args:
         benchmark: name of a packaged task.
-        paths: the file, or its parts in order: .jsonl, .parquet, or the benchmark's own text form, each also .gz or
-            .bz2.
+        paths: the file, or its parts in order: .jsonl, .parquet, or the benchmark's own text form,
+            each also .gz or .bz2.
 
     Raises:
-        ValueError: for a file that cannot be read or lacks a field, naming the file, the row and the field.
+        ValueError: for a file that cannot be read or lacks a field, naming the file, the row and
+            the field.
     """
     source = SOURCES[benchmark]
     rows = [row for path in paths for row in _READERS.get((source.text, _kind(path)), _plain)(path)]
     if not rows:
-        raise ValueError(f"a benchmark has at least one document, but {paths[0]} is empty; get the file again")
+        raise ValueError(
+            f"a benchmark has at least one document, but {paths[0]} is empty; get the file again"
+        )
     if source.form == "race" and "problems" not in rows[0]:
         rows = _by_article(rows, paths[0])
     form = _FORMS[source.form] if source.form else partial(_fields, source.fields, source.labels)
@@ -61,7 +66,10 @@ def _plain(path: Path) -> list[Row]:
     if rows and "label" not in rows[0] and labels.is_file():
         given = "".join(text_lines(labels)).split()
         if len(given) != len(rows):
-            raise ValueError(f"{labels} must hold a label for each of {len(rows)} rows of {path}, but has {len(given)}")
+            raise ValueError(
+                f"{labels} must hold a label for each of {len(rows)} rows of {path}, but has "
+                f"{len(given)}"
+            )
         rows = [{**row, "label": label} for row, label in zip(rows, given, strict=True)]
     return rows
 
@@ -70,7 +78,9 @@ def _parquet(path: Path) -> list[Row]:
     try:
         return [*pq.read_table(path).to_pylist()]
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} cannot be read as Parquet: {error}; get the file again") from error
+        raise ValueError(
+            f"{path} cannot be read as Parquet: {error}; get the file again"
+        ) from error
 
 
 def _six_lines(path: Path) -> list[Row]:
@@ -78,13 +88,15 @@ def _six_lines(path: Path) -> list[Row]:
     lines = "".join(text_lines(path)).rstrip("\n").split("\n")
     if len(lines) % 6 or any(line.strip() not in ("0", "1", "2", "3") for line in lines[1::6]):
         raise ValueError(
-            f"{path} must hold six lines a document (context, 0 to 3, four endings), but its {len(lines)} lines do not"
+            f"{path} must hold six lines a document (context, 0 to 3, four endings), but its "
+            f"{len(lines)} lines do not"
         )
     rows = []
     for at in range(0, len(lines), 6):
         label, _, context = lines[at].partition(": ")
         begun = re.search(r"[.!?][\"')]*\s+([a-z][^.!?]*)$", context)
-        # the sentence that the endings go on with, which lm-eval capitalises, is not set apart in this form
+        # the sentence that the endings go on with, which lm-eval capitalises, is not set apart in
+        # this form
         cut = begun.start(1) if begun else len(context)
         row = {"activity_label": label, "ctx_a": context[:cut].rstrip(), "ctx_b": context[cut:]}
         rows.append(row | {"label": lines[at + 1].strip(), "endings": lines[at + 2 : at + 6]})
@@ -98,14 +110,18 @@ def _whole(path: Path) -> list[Row]:
 
 _READERS: dict[tuple[str | None, str], Callable[[Path], list[Row]]] = {
     ("six_lines", ".txt"): _six_lines,
-    ("lines", ".txt"): lambda path: [{"text": line.removesuffix("\n")} for line in text_lines(path) if line.strip()],
+    ("lines", ".txt"): lambda path: [
+        {"text": line.removesuffix("\n")} for line in text_lines(path) if line.strip()
+    ],
     ("json", ".txt"): _whole,
 }
 
 
 def _taken(row: Row, where: str, *names: str) -> Row:
     if missing := [name for name in names if row.get(name) is None]:
-        raise ValueError(f"{where} needs the field {missing[0]}, but has {', '.join(row)}; get the file again")
+        raise ValueError(
+            f"{where} needs the field {missing[0]}, but has {', '.join(row)}; get the file again"
+        )
     return {name: row[name] for name in names}
 
 
@@ -114,11 +130,14 @@ def _fields(fields: Sequence[str], labels: Sequence[Any] | None, row: Row, where
         return _taken(row, where, *fields)
     if row.get("label") is None:
         raise ValueError(
-            f"{where} has no label, and no file NAME-labels.lst stands beside it; put the labels' file there"
+            f"{where} has no label, and no file NAME-labels.lst stands beside it; put the labels' "
+            "file there"
         )
     known = {str(label): label for label in labels}
     if str(row["label"]) not in known:
-        raise ValueError(f"{where}: label must be {labels[0]} to {labels[-1]}, but is {str(row['label'])!r}")
+        raise ValueError(
+            f"{where}: label must be {labels[0]} to {labels[-1]}, but is {str(row['label'])!r}"
+        )
     return {**_taken(row, where, *fields), "label": known[str(row["label"])]}
 
 
@@ -126,14 +145,19 @@ def _arc(row: Row, where: str) -> Row:
     if "query" in row:
         # llm-foundry's form: the prompt's first word stands in the data, answers have no letters
         given = _taken(row, where, "query", "choices", "gold")
-        letters, question = list(_LETTERS[: len(given["choices"])]), str(given["query"]).removeprefix("Question: ")
+        letters, question = (
+            list(_LETTERS[: len(given["choices"])]),
+            str(given["query"]).removeprefix("Question: "),
+        )
         choices = {"text": list(given["choices"]), "label": letters}
         return {"question": question, "choices": choices, "answerKey": letters[int(given["gold"])]}
     given = _taken(row, where, "question", "answerKey")
     if isinstance(given["question"], dict):
         # the authors' form
         inner = _taken(given["question"], where, "stem", "choices")
-        columns = {name: [choice[name] for choice in inner["choices"]] for name in ("text", "label")}
+        columns = {
+            name: [choice[name] for choice in inner["choices"]] for name in ("text", "label")
+        }
         return {"question": inner["stem"], "choices": columns, "answerKey": given["answerKey"]}
     return {**given, **_taken(row, where, "choices")}
 
@@ -141,19 +165,31 @@ def _arc(row: Row, where: str) -> Row:
 def _race(row: Row, where: str) -> Row:
     given = _taken(row, where, "article", "problems")
     # the Hub's form is the text of a Python list, which lm-eval parses
-    return {**given, "problems": given["problems"] if isinstance(given["problems"], str) else repr(given["problems"])}
+    return {
+        **given,
+        "problems": given["problems"]
+        if isinstance(given["problems"], str)
+        else repr(given["problems"]),
+    }
 
 
 def _by_article(rows: list[Row], path: Path) -> list[Row]:
-    """One row per article, from the authors' files (one per article) or from a row for each question."""
+    """One row per article, from the authors' files (one per article) or from a row for each
+    question.
+    """
     names, several = ("question", "answer", "options"), ("questions", "answers", "options")
     if "questions" in rows[0]:
         whole = [_taken(row, str(path), "article", *several) for row in rows]
-        articles = [(row["article"], [*zip(*(row[name] for name in several), strict=True)]) for row in whole]
+        articles = [
+            (row["article"], [*zip(*(row[name] for name in several), strict=True)]) for row in whole
+        ]
     else:
         single = [_taken(row, str(path), "article", *names) for row in rows]
         groups = groupby(single, lambda row: row["article"])
-        articles = [(article, [tuple(row[name] for name in names) for row in some]) for article, some in groups]
+        articles = [
+            (article, [tuple(row[name] for name in names) for row in some])
+            for article, some in groups
+        ]
     return [
         {"article": article, "problems": [dict(zip(names, each, strict=True)) for each in given]}
         for article, given in articles
@@ -169,7 +205,8 @@ def _lambada(row: Row, where: str) -> Row:
 
 _FORMS: dict[str, Callable[[Row, str], Row]] = {"arc": _arc, "race": _race, "lambada": _lambada}
 
-# raised when rows of the same file come out otherwise: what an older version converted is then left alone
+# raised when rows of the same file come out otherwise: what an older version converted is then left
+# alone
 _FORM = 1
 
 
@@ -205,30 +242,44 @@ class Source:
         for folder in [*(data / name for name in self.folders), *own]:
             for pattern in self.files.get(split, ()):
                 for ending in ("", *_PACKED):
-                    if found := sorted(path for path in folder.glob(pattern + ending) if path.is_file()):
+                    if found := sorted(
+                        path for path in folder.glob(pattern + ending) if path.is_file()
+                    ):
                         return found
         return []
 
     def needed(self, data: Path, split: str, why: str = "") -> list[Path]:
-        """As `find`. Raises ValueError where no file is there: what was looked for, and how to get it."""
+        """As `find`. Raises ValueError where no file is there: what was looked for, and how to get
+        it.
+        """
         if found := self.find(data, split):
             return found
         patterns = self.files.get(split, ())
-        looked = f"{data}/{self.folders[0]}/{{{', '.join(patterns)}}}" if patterns else "no file of this split"
+        looked = (
+            f"{data}/{self.folders[0]}/{{{', '.join(patterns)}}}"
+            if patterns
+            else "no file of this split"
+        )
         others = f" (or in {', '.join(self.folders[1:])})" if self.folders[1:] else ""
         raise ValueError(
-            f"{self.task} needs its {split} split{why}, but looked for {looked}{others}, also as .gz and .bz2, and "
-            f"found none; get the Hub data set {self.hub} with {self.command(data, split)}, or leave out the folder "
+            f"{self.task} needs its {split} split{why}, but looked for {looked}{others}, also as "
+            ".gz and .bz2, and "
+            f"found none; get the Hub data set {self.hub} with {self.command(data, split)}, or "
+            "leave out the folder "
             "of data to let lm-eval download it"
         )
 
     def command(self, data: Path, split: str) -> str:
         """What writes the file of a split from the Hub."""
         named = f", {self.config!r}" if self.config else ""
-        plain = next((name for name in self.files.get(split, ()) if name.endswith(".jsonl")), f"{split}.jsonl")
+        plain = next(
+            (name for name in self.files.get(split, ()) if name.endswith(".jsonl")),
+            f"{split}.jsonl",
+        )
         goal = data / self.folders[0] / plain
         return (
-            f'python -c "from datasets import load_dataset as get; get({self.hub!r}{named}, split={split!r})'
+            f'python -c "from datasets import load_dataset as get; get({self.hub!r}{named}, '
+            f"split={split!r})"
             f".to_json('{goal}')\""
         )
 
@@ -256,7 +307,9 @@ def converted(source: Source, split: str, paths: list[Path], cache: Path) -> Pat
 
 
 def write_text(target: Path, text: str) -> None:
-    """Write a file of the cache; nothing half-written is ever read. Raises ValueError where it cannot be written."""
+    """Write a file of the cache; nothing half-written is ever read. Raises ValueError where it
+    cannot be written.
+    """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_beside(target, lambda part: part.write_text(text, "utf-8"))

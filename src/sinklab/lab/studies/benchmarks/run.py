@@ -1,4 +1,6 @@
-"""Benchmarks through lm-eval, in one run folder each, and the cells of the analysis paper's Table 1."""
+"""Benchmarks through lm-eval, in one run folder each, and the cells of the analysis paper's Table
+1.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,8 @@ def quiet() -> Iterator[None]:
     """lm-eval without bars of its own and without processes for its resamples."""
     from lm_eval.api import metrics, task
 
-    # our own bar shows the progress; a pool of processes would copy the model's memory; resampling announces itself
-    # on standard output, where only results belong
+    # our own bar shows the progress; a pool of processes would copy the model's memory; resampling
+    # announces itself on standard output, where only results belong
     bar = partial(getattr(task, "tqdm"), disable=True)  # noqa: B009
     with (
         patch.object(task, "tqdm", bar),
@@ -70,25 +72,40 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
     whole: dict[str, Any] = copy.deepcopy(results)
     samples = whole.pop("samples", {})
     given = {"pretrained": loaded.name}
-    config = {"model": "sinklab", "model_args": given, "model_num_parameters": loaded.model.num_parameters()}
+    config = {
+        "model": "sinklab",
+        "model_args": given,
+        "model_num_parameters": loaded.model.num_parameters(),
+    }
     config |= {"model_dtype": str(loaded.model.dtype), "model_revision": loaded.revision}
-    config |= {"batch_size": settings.batch, "device": str(loaded.model.device), "limit": settings.limit}
+    config |= {
+        "batch_size": settings.batch,
+        "device": str(loaded.model.device),
+        "limit": settings.limit,
+    }
     whole["config"] = config | {"fewshot_seed": FEWSHOT_SEED, "sinklab": settings.kept()}
-    versions = {f"{package}_version": metadata.version(package) for package in ("lm_eval", "transformers")}
+    versions = {
+        f"{package}_version": metadata.version(package) for package in ("lm_eval", "transformers")
+    }
     whole |= {"date": time.time()} | versions
     add_tokenizer_info(whole, model)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".lm_eval-", suffix=PART_SUFFIX) as beside:
         # given the name of a file, it puts everything beside that file
         tracker = EvaluationTracker(output_path=str(Path(beside) / "results.json"))
         template = model.tokenizer.chat_template if settings.chat else None
-        tracker.general_config_tracker.log_experiment_args("sinklab", given, None, template, settings.chat)
+        tracker.general_config_tracker.log_experiment_args(
+            "sinklab", given, None, template, settings.chat
+        )
         tracker.save_results_aggregated(whole, samples)
         for task, rows in samples.items():
             tracker.save_results_samples(task, rows)
         written = sorted(Path(beside).iterdir())
         # its writer reports a failure as a warning and goes on
         if len(written) != 1 + len(samples):
-            raise OSError(f"{folder}: lm-eval's result files could not be written; {len(written)} of them were")
+            raise OSError(
+                f"{folder}: lm-eval's result files could not be written; {len(written)} of them "
+                "were"
+            )
         return [Path(shutil.move(path, folder / path.name)) for path in written]
 
 
@@ -107,25 +124,29 @@ def evaluate(
 ) -> Path:
     """Score a model on benchmarks, and keep everything in a run folder of kind "benchmark".
 
-    Tables: ``scores`` (a row per task, metric and filter), ``samples`` (per task, filter and document: prompt, answer,
-    target, right), ``sinks`` (per watched request and layer, see :meth:`SinkFacts.row`) and, where keys were hidden,
-    ``doses`` (per task: the protocol, the edits as carried out, and the columns of `Dose`). Beside them lie lm-eval's
-    own ``results_*.json`` and ``samples_*.jsonl``, and ``requests-*.jsonl`` with every answer, from which an
-    interrupted run goes on. Several workers share the documents: all write into one folder, each answers what nobody
-    else has in work, and one of them writes the tables.
+    Tables: ``scores`` (a row per task, metric and filter), ``samples`` (per task, filter and
+    document: prompt, answer, target, right), ``sinks`` (per watched request and layer, see
+    :meth:`SinkFacts.row`) and, where keys were hidden, ``doses`` (per task: the protocol, the edits
+    as carried out, and the columns of `Dose`). Beside them lie lm-eval's own ``results_*.json`` and
+    ``samples_*.jsonl``, and ``requests-*.jsonl`` with every answer, from which an interrupted run
+    goes on. Several workers share the documents: all write into one folder, each answers what
+    nobody else has in work, and one of them writes the tables.
 
     Args:
         settings: what to score and how.
-        model: loaded, what :func:`sinklab.core.models.load` takes, or a function that loads it once the tasks are there.
-        out: folder to write; it must be empty or absent, or hold this very run when ``settings.resume`` is set.
-        task_objects: lm-eval tasks, or dicts of their configuration, to score in place of ``settings.tasks``.
+        model: loaded, what :func:`sinklab.core.models.load` takes, or a function that loads it once
+            the tasks are there.
+        out: folder to write; it must be empty or absent, or hold this very run when
+            ``settings.resume`` is set.
+        task_objects: lm-eval tasks, or dicts of their configuration, to score in place of
+            ``settings.tasks``.
         progress: shows how far it is; a function is called with a short text at each stage.
         worker: which of several that write into one folder; the environment says it when left out.
 
     Raises:
-        ValueError: without lm-eval; for unknown tasks, data that are not there, code that is not to be run, a model
-            that cannot do what is asked, a folder that is taken, and a resumed run with other settings (the first
-            difference is named).
+        ValueError: without lm-eval; for unknown tasks, data that are not there, code that is not to
+            be run, a model that cannot do what is asked, a folder that is taken, and a resumed run
+            with other settings (the first difference is named).
     """
     offline.needs_lm_eval()
     path, worker = Path(out), worker or Processes.here()
@@ -136,14 +157,21 @@ def evaluate(
         refuse_taken(path)
     # tasks first: what is wrong with them shows before a large model is read
     settings, given, documents = questions(settings, task_objects)
-    loaded = model if isinstance(model, Loaded) else load(model) if isinstance(model, str) else model()
+    loaded = (
+        model if isinstance(model, Loaded) else load(model) if isinstance(model, str) else model()
+    )
 
     from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
 
     asked = SinklabLM(loaded, settings=settings, progress=progress, worker=worker)
-    described = {name: value for name, value in describe(loaded).items() if not name.startswith("recorded_")}
+    described = {
+        name: value for name, value in describe(loaded).items() if not name.startswith("recorded_")
+    }
     about: dict[str, Any] = {"kind": "benchmark", "model": described, "settings": settings.kept()}
-    with ExitStack() as last, RunWriter(path, **about, seed=settings.seed, resume=resume, shared=True) as run:
+    with (
+        ExitStack() as last,
+        RunWriter(path, **about, seed=settings.seed, resume=resume, shared=True) as run,
+    ):
         asked.claims = run.claims
         concludes = cache(partial(_concludes, run, last))
         with RequestCache(path, run.claims, request_key(about)) as asked.cache:
@@ -157,7 +185,10 @@ def evaluate(
 
 
 def _conclude(
-    model: SinklabLM, run: RunWriter, results: dict[str, Any] | None, documents: list[dict[str, Any]]
+    model: SinklabLM,
+    run: RunWriter,
+    results: dict[str, Any] | None,
+    documents: list[dict[str, Any]],
 ) -> None:
     """Write the tables of what all workers answered.
 
@@ -176,14 +207,20 @@ def _conclude(
     tables.write(run, scores, samples, answers, doses)
     if results is not None:
         files = write(run.path, results, model)
-        for earlier in {*run.path.glob("results_*.json"), *run.path.glob("samples_*.jsonl")}.difference(files):
+        for earlier in {
+            *run.path.glob("results_*.json"),
+            *run.path.glob("samples_*.jsonl"),
+        }.difference(files):
             earlier.unlink()
         run.keep(files)
 
 
-def dose_rows(told: tables.Told, settings: EvalSettings, *, is_diffusion: bool) -> list[dict[str, Any]]:
-    """A row per task whose texts were written or scored with keys hidden: the protocol, the edits as they were carried
-    out, the `Dose` over all answers, on how many documents it rests, and on how many of them what was removed does.
+def dose_rows(
+    told: tables.Told, settings: EvalSettings, *, is_diffusion: bool
+) -> list[dict[str, Any]]:
+    """A row per task whose texts were written or scored with keys hidden: the protocol, the edits
+    as they were carried out, the `Dose` over all answers, on how many documents it rests, and on
+    how many of them what was removed does.
     """
     if not any(isinstance(edit, KeyIntervention) for edit in settings.interventions()):
         return []
@@ -194,11 +231,18 @@ def dose_rows(told: tables.Told, settings: EvalSettings, *, is_diffusion: bool) 
         doses = [(document, Dose(answer["dose"])) for (_, document, _), answer in some.items()]
         is_likelihood = any("logprob" in answer for answer in some.values())
         edits = settings.interventions(by_last_row=not is_diffusion and not is_likelihood)
-        edits = scoring_edits(without_steps(edits), is_diffusion=is_diffusion) if is_likelihood else edits
+        edits = (
+            scoring_edits(without_steps(edits), is_diffusion=is_diffusion)
+            if is_likelihood
+            else edits
+        )
         protocol = "" if settings.mask_sinks is None else settings.protocol
         protocol = "clean" if is_likelihood and protocol not in ("", "rule") else protocol
         row: dict[str, Any] = {"task": task, "protocol": protocol}
-        row |= {"edits": " ".join(map(interventions.as_text, edits)), **Dose.pooled(dose for _, dose in doses).row()}
+        row |= {
+            "edits": " ".join(map(interventions.as_text, edits)),
+            **Dose.pooled(dose for _, dose in doses).row(),
+        }
         measured = {document for document, dose in doses if not math.isnan(dose.removed)}
         counts = {"documents": len({document for document, _ in doses}), "measured": len(measured)}
         rows += [row | counts | {"is_likelihood": is_likelihood}] if doses else []
@@ -216,7 +260,9 @@ class _Elsewhere(Exception):
     """Another worker has written the tables."""
 
 
-def _scored(model: SinklabLM, tasks: dict[str, Any], concludes: Callable[[], bool]) -> dict[str, Any] | None:
+def _scored(
+    model: SinklabLM, tasks: dict[str, Any], concludes: Callable[[], bool]
+) -> dict[str, Any] | None:
     """lm-eval's results; None where another worker concludes, which alone computes metrics."""
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.evaluator import evaluate as run_tasks
@@ -233,11 +279,23 @@ def _scored(model: SinklabLM, tasks: dict[str, Any], concludes: Callable[[], boo
     if settings.num_fewshot:
         for name, task in tasks["tasks"].items():
             if task.get_config("num_fewshot") == 0:
-                model.progress.stage(f"{name} keeps its 0 worked examples: lm-eval does not allow another number")
-    how: dict[str, Any] = {"apply_chat_template": settings.chat, "fewshot_as_multiturn": settings.chat}
+                model.progress.stage(
+                    f"{name} keeps its 0 worked examples: lm-eval does not allow another number"
+                )
+    how: dict[str, Any] = {
+        "apply_chat_template": settings.chat,
+        "fewshot_as_multiturn": settings.chat,
+    }
     how |= {"confirm_run_unsafe_code": settings.run_code, "bootstrap_iters": BOOTSTRAP}
-    held = offline.without_code() if settings.include_path and not settings.run_code else nullcontext()
-    with quiet(), held, suppress(_Elsewhere), patch.object(ConfigurableTask, "apply_filters", filtered):
+    held = (
+        offline.without_code() if settings.include_path and not settings.run_code else nullcontext()
+    )
+    with (
+        quiet(),
+        held,
+        suppress(_Elsewhere),
+        patch.object(ConfigurableTask, "apply_filters", filtered),
+    ):
         results: Any = run_tasks(model, tasks, limit=settings.limit, **how)
         return results
     return None
@@ -251,16 +309,19 @@ def table1(
     *,
     progress: Progress | Callable[[str], object] | None = None,
 ) -> list[Path]:
-    """Score every model on every task, unmasked and masked: OUT/<model>/<task>-k<K>, one run folder a cell.
+    """Score every model on every task, unmasked and masked: OUT/<model>/<task>-k<K>, one run folder
+    a cell.
 
-    Everything is as in the paper where it says so: blocks of 32, 256 new tokens for GSM8K and 512 for HumanEval, one
-    token a step, temperature 0; by the protocol "paper" the top K per layer and head of step t − 1 of the masked run
-    itself. All models are masked alike. Cells that are there are left alone, and an unfinished one goes on. A model is
-    loaded when the first of its cells is to be written, and let go before the next.
+    Everything is as in the paper where it says so: blocks of 32, 256 new tokens for GSM8K and 512
+    for HumanEval, one token a step, temperature 0; by the protocol "paper" the top K per layer and
+    head of step t − 1 of the masked run itself. All models are masked alike. Cells that are there
+    are left alone, and an unfinished one goes on. A model is loaded when the first of its cells is
+    to be written, and let go before the next.
 
     Args:
         models: name of a folder -> what loads the model.
-        settings: of every cell; its tasks are the table's, and what is masked and how is that of the cell.
+        settings: of every cell; its tasks are the table's, and what is masked and how is that of
+            the cell.
         out: folder for the cells.
         plan: which cells.
         progress: shows how far it is.
@@ -269,17 +330,27 @@ def table1(
         the folders, in the order of the table.
 
     Raises:
-        ValueError: for a folder that holds another run, and what `evaluate` refuses; cells that are finished are kept.
+        ValueError: for a folder that holds another run, and what `evaluate` refuses; cells that are
+            finished are kept.
     """
     plan = plan or Plan()
     if settings.mask_sinks is not None:
-        raise ValueError("what is masked differs from cell to cell: leave out mask_sinks and control, and give ks")
+        raise ValueError(
+            "what is masked differs from cell to cell: leave out mask_sinks and control, and give "
+            "ks"
+        )
     progress = as_progress(progress)
     cells = {
-        folder: (name, cell) for name in models for folder, cell in cells_of(Path(out) / name, settings, plan).items()
+        folder: (name, cell)
+        for name in models
+        for folder, cell in cells_of(Path(out) / name, settings, plan).items()
     }
     # what is wrong with a folder or a task shows before anything is scored
-    todo = {folder: (name, cell) for folder, (name, cell) in cells.items() if not _is_done(folder, cell, plan.chat)}
+    todo = {
+        folder: (name, cell)
+        for folder, (name, cell) in cells.items()
+        if not _is_done(folder, cell, plan.chat)
+    }
     if todo:
         _check_tasks(settings)
     for model, loads in models.items():
@@ -287,7 +358,11 @@ def table1(
         for folder, (name, cell) in todo.items():
             if name == model:
                 keys = f"{cell.mask_sinks} {hidden_words(cell.control, cell.protocol)}"
-                what = f"protocol {cell.protocol}, {keys} masked" if cell.mask_sinks else "nothing masked"
+                what = (
+                    f"protocol {cell.protocol}, {keys} masked"
+                    if cell.mask_sinks
+                    else "nothing masked"
+                )
                 progress.stage(f"{name}, {cell.tasks[0]}, {what}")
                 has_chat = getattr(loaded().tokenizer, "chat_template", None) is not None
                 chat = has_chat if plan.chat is None else plan.chat
@@ -302,13 +377,20 @@ def cells_of(out: Path, settings: EvalSettings, plan: Plan) -> dict[Path, EvalSe
     return {out / cell_name(*cell): _cell(settings, plan.sink_rule, *cell) for cell in cells}
 
 
-def _cell(settings: EvalSettings, sink_rule: Any, task: str, k: int, control: str, protocol: str) -> EvalSettings:
+def _cell(
+    settings: EvalSettings, sink_rule: Any, task: str, k: int, control: str, protocol: str
+) -> EvalSettings:
     tokens = TOKENS.get(task) if settings.new_tokens is None else settings.new_tokens
     # a cell does not depend on what is allowed for the sake of another
     runs_code = settings.run_code and task in offline.RUNS_CODE
     changes: dict[str, Any] = {"tasks": (task,), "new_tokens": tokens, "run_code": runs_code}
     if k:
-        changes |= {"mask_sinks": k, "control": control, "protocol": protocol, "sink_rule": sink_rule}
+        changes |= {
+            "mask_sinks": k,
+            "control": control,
+            "protocol": protocol,
+            "sink_rule": sink_rule,
+        }
     return dataclasses.replace(settings, **changes)
 
 
@@ -325,7 +407,9 @@ def cell_name(task: str, k: int, control: str = "sinks", protocol: str = "paper"
 
 
 def _is_done(folder: Path, cell: EvalSettings, chat: bool | None) -> bool:
-    """Whether the cell is there, finished and with all its files. Raises ValueError for another run."""
+    """Whether the cell is there, finished and with all its files. Raises ValueError for another
+    run.
+    """
     if not (folder / RUN_FILE).is_file():
         return False
     info = read_info(folder / RUN_FILE)
@@ -337,7 +421,8 @@ def _is_done(folder: Path, cell: EvalSettings, chat: bool | None) -> bool:
     for name in sorted(asked):
         if (before := known.get(name)) != asked[name]:
             raise ValueError(
-                f"{folder} was scored with {name}={before!r}, and now it is {asked[name]!r}; give the same settings, "
+                f"{folder} was scored with {name}={before!r}, and now it is {asked[name]!r}; give "
+                "the same settings, "
                 "or write the table into another --out"
             )
     return info.status == "complete" and not lost_files(folder, info)

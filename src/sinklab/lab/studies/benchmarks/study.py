@@ -1,4 +1,6 @@
-"""`sinklab eval` as a study: benchmarks through lm-eval. What a run does is one frozen dataclass."""
+"""`sinklab eval` as a study: benchmarks through lm-eval. What a run does is one frozen
+dataclass.
+"""
 
 from __future__ import annotations
 
@@ -24,37 +26,48 @@ if TYPE_CHECKING:
 
 CONTROLS = (*HIDDEN, "matched")
 """What is hidden: as `MaskSinks` names it, or its arm that equal_mass is compared with."""
-MASKING: dict[str, Any] = {"mask_sinks": None, "control": "sinks", "protocol": "paper", "sink_rule": None}
-"""The settings of masking, and their defaults. The last two are recorded where they differ: older runs lack them."""
+MASKING: dict[str, Any] = {
+    "mask_sinks": None,
+    "control": "sinks",
+    "protocol": "paper",
+    "sink_rule": None,
+}
+"""The settings of masking, and their defaults. The last two are recorded where they differ: older
+runs lack them.
+"""
 TWO_STAGE = "gsm8k_two_stage"
 """The sink-token paper's own protocol, no task of lm-eval."""
 
 
 @dataclass(frozen=True)
 class EvalSettings(DecodingSettings):
-    """What is scored, under which interventions, and how texts are written and likelihoods estimated.
+    """What is scored, under which interventions, and how texts are written and likelihoods
+    estimated.
 
     Raises ValueError for numbers and names that make no sense with any model.
     """
 
     tasks: tuple[str, ...] = ("gsm8k",)
-    """Benchmarks, separated by commas or spaces: gsm8k, humaneval, hellaswag, arc_easy, arc_challenge, piqa,
-    social_iqa, race, lambada_openai, gsm8k_two_stage, or any task of lm-eval."""
+    """Benchmarks, separated by commas or spaces: gsm8k, humaneval, hellaswag, arc_easy,
+    arc_challenge, piqa, social_iqa, race, lambada_openai, gsm8k_two_stage, or any task of lm-eval.
+    """
     mask_sinks: int | None = limited(None, at_least=1)
-    """Hide this many of the most attended keys per layer and head while the model writes and scores, sinks or not (with
-    protocol rule, at most so many, and sinks alone); none when left out."""
+    """Hide this many of the most attended keys per layer and head while the model writes and
+    scores, sinks or not (with protocol rule, at most so many, and sinks alone); none when left out.
+    """
     control: str = limited("sinks", one_of=CONTROLS)
-    """With mask_sinks, what is hidden: sinks (the keys that the protocol names); as many random, recent or lowest keys
-    that are not among them; equal_mass, keys that are no sinks and together receive as much; or matched, the protocol's
-    keys in those heads alone that have such a control."""
+    """With mask_sinks, what is hidden: sinks (the keys that the protocol names); as many random,
+    recent or lowest keys that are not among them; equal_mass, keys that are no sinks and together
+    receive as much; or matched, the protocol's keys in those heads alone that have such a control.
+    """
     protocol: str = limited("paper", one_of=PROTOCOLS)
-    """With mask_sinks, which keys and when: paper, those most attended at the step before (closed loop: a given key is
-    hidden at every other step); held, the keys chosen first stay hidden; rule, those of them that the sink rule names;
-    clean, chosen at the same step by a pass with nothing hidden. Likelihoods have no step before: there it is always a
-    clean pass."""
+    """With mask_sinks, which keys and when: paper, those most attended at the step before (closed
+    loop: a given key is hidden at every other step); held, the keys chosen first stay hidden; rule,
+    those of them that the sink rule names; clean, chosen at the same step by a pass with nothing
+    hidden. Likelihoods have no step before: there it is always a clean pass."""
     sink_rule: Any = field(default=None, metadata={"registry": rules})
-    """What counts as a sink, e.g. excess:epsilon=3 (the default) or gu: protocol rule hides nothing else, with the
-    others the dose says how many of the hidden keys were sinks."""
+    """What counts as a sink, e.g. excess:epsilon=3 (the default) or gu: protocol rule hides nothing
+    else, with the others the dose says how many of the hidden keys were sinks."""
     edits: tuple[str, ...] = ()
     """Further interventions, e.g. window_attention:radius=16, applied after mask_sinks."""
     limit: int | None = limited(None, at_least=1)
@@ -64,19 +77,25 @@ class EvalSettings(DecodingSettings):
     data: str | None = None
     """Folder with the benchmarks' files; the Hub when left out."""
     include_path: str | None = None
-    """Folder of task files (YAML) of your own for lm-eval. Functions that they name (!function) are run only with
-    --run-code."""
+    """Folder of task files (YAML) of your own for lm-eval. Functions that they name (!function) are
+    run only with --run-code."""
     new_tokens: int | None = limited(None, at_least=1)
     """Tokens to write per answer; what the task asks for, else 256, when left out."""
     block_length: int | None = 32
-    """Semi-autoregressive blocks of this many tokens (as in arXiv 2510.15731); None writes everything as one block."""
+    """Semi-autoregressive blocks of this many tokens (as in arXiv 2510.15731); None writes
+    everything as one block.
+    """
     stop_at_eos: bool = True
-    """End a row once end of text stands with nothing open to its left, where the model names an end of text: what is
-    to its right never counts."""
+    """End a row once end of text stands with nothing open to its left, where the model names an end
+    of text: what is to its right never counts."""
     seed: int | None = 0
-    """Seed of all noise; each request has its own, which follows from this one and what is asked."""
+    """Seed of all noise; each request has its own, which follows from this one and what is
+    asked.
+    """
     estimator: str = limited("auto", one_of=ESTIMATORS)
-    """Likelihood of a continuation under a diffusion model: monte_carlo, chain_rule, or auto (monte_carlo)."""
+    """Likelihood of a continuation under a diffusion model: monte_carlo, chain_rule, or auto
+    (monte_carlo).
+    """
     noise: str = limited("llada", one_of=NOISES)
     """Noise of the Monte Carlo estimate: llada (number of masks) or smdm (time)."""
     mc_samples: int = limited(128, at_least=1)
@@ -84,15 +103,21 @@ class EvalSettings(DecodingSettings):
     likelihood_cfg_scale: float = 0.0
     """Classifier-free guidance of likelihoods; 0 is off."""
     batch: int = limited(8, at_least=1, free=True)
-    """Prompts that are written together, where their answers do not depend on it (gsm8k_two_stage as published: 64)."""
+    """Prompts that are written together, where their answers do not depend on it (gsm8k_two_stage
+    as published: 64).
+    """
     likelihood_batch: int = limited(32, at_least=1, free=True)
     """Rows per forward where likelihoods are estimated."""
     chat: bool = False
     """Put each prompt, with its worked examples, into the model's chat format."""
     run_code: bool = False
-    """Run the programs that the model writes (HumanEval), behind a boundary, with limits. Never without this flag."""
+    """Run the programs that the model writes (HumanEval), behind a boundary, with limits. Never
+    without this flag.
+    """
     published: bool = False
-    """With gsm8k_two_stage: as the authors' code does it (drawn at temperature 0.1, ranked over batches of 64)."""
+    """With gsm8k_two_stage: as the authors' code does it (drawn at temperature 0.1, ranked over
+    batches of 64).
+    """
     record_sinks: int | None = limited(16, at_least=0)
     """Watch the attention of the first so many documents of each task; None watches all, 0 none."""
     resume: bool = limited(False, free=True)
@@ -100,16 +125,23 @@ class EvalSettings(DecodingSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = tuple(dict.fromkeys(name for text in self.tasks for name in text.replace(",", " ").split()))
+        names = tuple(
+            dict.fromkeys(name for text in self.tasks for name in text.replace(",", " ").split())
+        )
         object.__setattr__(self, "tasks", names)
         if not names:
-            raise ValueError("an evaluation needs at least one task, got none; give --tasks gsm8k, for example")
+            raise ValueError(
+                "an evaluation needs at least one task, got none; give --tasks gsm8k, for example"
+            )
         if self.published and TWO_STAGE not in names:
-            raise ValueError(f"published is a choice for the task {TWO_STAGE}, got the tasks {', '.join(names)}")
+            raise ValueError(
+                f"published is a choice for the task {TWO_STAGE}, got the tasks {', '.join(names)}"
+            )
         said = [name for name, default in MASKING.items() if getattr(self, name) != default]
         if said and self.mask_sinks is None:
             raise ValueError(
-                f"{said[0]}={getattr(self, said[0])} says what is hidden and how, but mask_sinks is not given; give "
+                f"{said[0]}={getattr(self, said[0])} says what is hidden and how, but mask_sinks "
+                "is not given; give "
                 "mask_sinks, how many keys"
             )
 
@@ -117,11 +149,13 @@ class EvalSettings(DecodingSettings):
         """The edits, that of mask_sinks first.
 
         Args:
-            by_last_row: an autoregressive model writes: keys are chosen by the last token's row of the step before.
+            by_last_row: an autoregressive model writes: keys are chosen by the last token's row of
+                the step before.
         """
         own = ",selector=last_row" if by_last_row else ""
         specs = [
-            spec + own if spec.startswith("mask_sinks:") and "selector" not in spec else spec for spec in self.edits
+            spec + own if spec.startswith("mask_sinks:") and "selector" not in spec else spec
+            for spec in self.edits
         ]
         edits = tuple(map(interventions.parse, specs))
         if self.mask_sinks is None:
@@ -131,19 +165,31 @@ class EvalSettings(DecodingSettings):
         how: dict[str, Any] = {"control": "sinks", "matched": True}
         how = how if self.control == "matched" else {"control": self.control}
         how |= {"selector": "last_row"} if by_last_row else {}
-        return (MaskSinks.by_protocol(self.protocol, self.mask_sinks, self.sink_rule, **how), *edits)
+        return (
+            MaskSinks.by_protocol(self.protocol, self.mask_sinks, self.sink_rule, **how),
+            *edits,
+        )
 
     def watches(self, document: int) -> bool:
-        """Whether the attention of this document's runs is recorded: by its number, in whichever process it is."""
+        """Whether the attention of this document's runs is recorded: by its number, in whichever
+        process it is.
+        """
         return self.record_sinks is None or document < self.record_sinks
 
     def kept(self) -> dict[str, Any]:
-        """What a run folder keeps, and a resumed run must repeat: everything that an answer may depend on."""
-        free = {*free_fields(self), *(name for name, usual in LATER.items() if getattr(self, name) == usual)}
+        """What a run folder keeps, and a resumed run must repeat: everything that an answer may
+        depend on.
+        """
+        free = {
+            *free_fields(self),
+            *(name for name, usual in LATER.items() if getattr(self, name) == usual),
+        }
         return {name: value for name, value in as_record(self).items() if name not in free}
 
 
-LATER: dict[str, Any] = {name: MASKING[name] for name in ("protocol", "sink_rule")} | {"include_path": None}
+LATER: dict[str, Any] = {name: MASKING[name] for name in ("protocol", "sink_rule")} | {
+    "include_path": None
+}
 """Settings that older runs do not have, and their defaults."""
 
 
@@ -155,20 +201,28 @@ class Plan(Checked):
     """
 
     ks: tuple[int, ...] = limited((0, 1, 5, 10), at_least=0)
-    """Numbers of masked keys; 0 is the unmasked run that the others are compared with, and always there."""
+    """Numbers of masked keys; 0 is the unmasked run that the others are compared with, and always
+    there.
+    """
     protocols: tuple[str, ...] = limited(("paper",), one_of=PROTOCOLS, needed=True)
-    """How they are masked, side by side as columns: paper (the most attended keys of the step before, closed loop),
-    held (those chosen first stay hidden), rule (sinks by the rule, which stay hidden), clean (chosen by a clean pass of
-    the same step). Tasks that ask for likelihoods know the clean pass alone."""
+    """How they are masked, side by side as columns: paper (the most attended keys of the step
+    before, closed loop), held (those chosen first stay hidden), rule (sinks by the rule, which stay
+    hidden), clean (chosen by a clean pass of the same step). Tasks that ask for likelihoods know
+    the clean pass alone.
+    """
     controls: tuple[str, ...] = limited(("sinks",), one_of=CONTROLS, needed=True)
-    """What is masked: sinks (the keys that the protocol names); as many random, recent or lowest keys; equal_mass, keys
-    that are no sinks and receive as much together, beside matched, the protocol's keys in the same heads."""
+    """What is masked: sinks (the keys that the protocol names); as many random, recent or lowest
+    keys; equal_mass, keys that are no sinks and receive as much together, beside matched, the
+    protocol's keys in the same heads.
+    """
     sink_rule: Any = field(default=None, metadata={"registry": rules})
     """What counts as a sink, e.g. excess:epsilon=3, the default."""
     chat: bool | None = None
     """Put questions into the model's chat format; None: where the model has one."""
     paper: bool = False
-    """The whole protocol of the paper on its models (all four, or those of --model); what to expect comes first."""
+    """The whole protocol of the paper on its models (all four, or those of --model); what to expect
+    comes first.
+    """
     dry_run: bool = False
     """Say what it would take, and stop: no run is written; documents are read, into the cache."""
 
@@ -178,14 +232,24 @@ class Plan(Checked):
         object.__setattr__(self, "protocols", tuple(dict.fromkeys(self.protocols)))
         # what is of equal mass is compared in the heads that have it
         pairs = [("matched", name) if name == "equal_mass" else (name,) for name in self.controls]
-        object.__setattr__(self, "controls", tuple(dict.fromkeys(name for pair in pairs for name in pair)))
+        object.__setattr__(
+            self, "controls", tuple(dict.fromkeys(name for pair in pairs for name in pair))
+        )
 
-    def cells(self, tasks: Sequence[str], likelihoods: Collection[str] = ()) -> Iterator[tuple[str, int, str, str]]:
-        """(task, k, control, protocol), the unmasked ones first; of `likelihoods` one a way to choose keys."""
+    def cells(
+        self, tasks: Sequence[str], likelihoods: Collection[str] = ()
+    ) -> Iterator[tuple[str, int, str, str]]:
+        """(task, k, control, protocol), the unmasked ones first; of `likelihoods` one a way to
+        choose keys.
+        """
         for task in tasks:
             yield task, 0, "sinks", "paper"
-            # without a step before, all but "rule" are the clean pass, and stand under the default's name
-            own = {name if name == "rule" or task not in likelihoods else "paper": None for name in self.protocols}
+            # without a step before, all but "rule" are the clean pass, and stand under the
+            # default's name
+            own = {
+                name if name == "rule" or task not in likelihoods else "paper": None
+                for name in self.protocols
+            }
             for protocol, control in itertools.product(own, self.controls):
                 yield from ((task, k, control, protocol) for k in self.ks if k)
 
@@ -194,27 +258,35 @@ class Plan(Checked):
 class Evaluation(Study):
     """Score a model on benchmarks, with its most attended keys or without them.
 
-    Prompts, metrics and filters are lm-eval's own. Diffusion models write by denoising and score continuations by a
-    Monte Carlo bound; autoregressive ones write token after token and score exactly. --mask-sinks K hides the K keys
-    that received most at the step before from every head while the model writes (where it scores: that receive most in
-    a clean pass over the same text), sinks or not; --protocol names other ways. Beside each masked score stands its
-    dose: keys hidden, how many of them a rule calls sinks, the attention they held, and what was really removed. The
-    run folder holds the scores, every prompt and answer, and what the sinks did in the very runs that were scored;
-    lm-eval's own result files lie beside them. Every answer is kept as it comes: --resume goes on after an
-    interruption. Under `accelerate launch` the documents are dealt to the processes.
+    Prompts, metrics and filters are lm-eval's own. Diffusion models write by denoising and score
+    continuations by a Monte Carlo bound; autoregressive ones write token after token and score
+    exactly. --mask-sinks K hides the K keys that received most at the step before from every head
+    while the model writes (where it scores: that receive most in a clean pass over the same text),
+    sinks or not; --protocol names other ways. Beside each masked score stands its dose: keys
+    hidden, how many of them a rule calls sinks, the attention they held, and what was really
+    removed. The run folder holds the scores, every prompt and answer, and what the sinks did in the
+    very runs that were scored; lm-eval's own result files lie beside them. Every answer is kept as
+    it comes: --resume goes on after an interruption. Under `accelerate launch` the documents are
+    dealt to the processes.
 
-    Benchmarks are read from files below --data, or from the Hub when it is left out; --include-path names task files of
-    your own. `python -m sinklab.lm_eval run --model sinklab …` is lm-eval's own command line. HumanEval runs what the
-    model wrote, in processes of its own behind a boundary of the system where there is one, and only with --run-code.
+    Benchmarks are read from files below --data, or from the Hub when it is left out; --include-path
+    names task files of your own. `python -m sinklab.lm_eval run --model sinklab …` is lm-eval's own
+    command line. HumanEval runs what the model wrote, in processes of its own behind a boundary of
+    the system where there is one, and only with --run-code.
 
     Try
         sinklab eval --tasks gsm8k --data benchmarks --limit 8 --num-fewshot 0 --new-tokens 64
-        sinklab eval --tasks piqa,arc_easy --data benchmarks --limit 20 --mc-samples 16 --out runs/choices
-        sinklab eval --model tiny-sink --tasks gsm8k --data benchmarks --mask-sinks 5 --limit 8 --out runs/masked
-        sinklab eval --tasks gsm8k --data benchmarks --mask-sinks 5 --protocol rule --limit 8 --out runs/by-rule
+        sinklab eval --tasks piqa,arc_easy --data benchmarks --limit 20 --mc-samples 16 --out \\
+            runs/choices
+        sinklab eval --model tiny-sink --tasks gsm8k --data benchmarks --mask-sinks 5 --limit 8 \\
+            --out runs/masked
+        sinklab eval --tasks gsm8k --data benchmarks --mask-sinks 5 --protocol rule --limit 8 \\
+            --out runs/by-rule
         sinklab eval --tasks humaneval --data benchmarks --run-code --limit 4 --out runs/code
-        sinklab eval --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --tasks gsm8k --chat --resume
-        accelerate launch --num_processes 4 -m sinklab eval --tasks hellaswag --device cuda --out runs/hellaswag
+        sinklab eval --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --tasks \\
+            gsm8k --chat --resume
+        accelerate launch --num_processes 4 -m sinklab eval --tasks hellaswag --device cuda --out
+        runs/hellaswag
     """
 
     Settings = EvalSettings
@@ -230,7 +302,9 @@ class Evaluation(Study):
         # read when tqdm is imported: the bars of lm-eval and datasets would run through ours
         os.environ.setdefault("TQDM_DISABLE", "1")
         settings, resume = settings or EvalSettings(), how.pop("resume", False)
-        return self._evaluate(dataclasses.replace(settings, resume=settings.resume or resume), loaded, out, **how)
+        return self._evaluate(
+            dataclasses.replace(settings, resume=settings.resume or resume), loaded, out, **how
+        )
 
     def sentences(self, runs: list[Run]) -> list[str]:
         return [line for run in runs for line in self._lines(run)]

@@ -1,4 +1,6 @@
-"""What may be said beyond a table of masked scores: keys against others of equal mass, one model against another."""
+"""What may be said beyond a table of masked scores: keys against others of equal mass, one model
+against another.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +29,10 @@ def by_model(listed: Sequence[Benchmark]) -> dict[str, list[Benchmark]]:
     firsts = {one.alike: one.run for one in reversed(listed)}
     order = [*dict.fromkeys(one.alike for one in listed)]
     names = labels([firsts[alike] for alike in order])
-    return {name: [one for one in listed if one.alike == alike] for alike, name in zip(order, names, strict=True)}
+    return {
+        name: [one for one in listed if one.alike == alike]
+        for alike, name in zip(order, names, strict=True)
+    }
 
 
 def tasks_of(listed: Sequence[Benchmark]) -> list[str]:
@@ -40,29 +45,36 @@ def cells_of(task: str, model: str, group: Iterable[Benchmark]) -> Cells:
     """The runs of one model on a task. Raises ValueError where two are the same cell."""
     cells: Cells = {}
     mine = [one for one in group if task in one.tasks]
-    for one in sorted(mine, key=lambda one: (*(one.control != name for name in FIRST), one.control, one.k)):
+    for one in sorted(
+        mine, key=lambda one: (*(one.control != name for name in FIRST), one.control, one.k)
+    ):
         key = (one.protocol(task), one.control, one.k) if one.k else PLAIN
         if key in cells:
             what = f"{one.k} keys masked ({', '.join(key[:2])})" if one.k else "nothing masked"
             raise ValueError(
-                f"{cells[key].run.path} and {one.run.path} both hold {task} of {model} with {what}; read one of them"
+                f"{cells[key].run.path} and {one.run.path} both hold {task} of {model} with "
+                f"{what}; read one of them"
             )
         cells[key] = one
     return cells
 
 
 def floor_of(plain: Benchmark, task: str) -> float:
-    """The unmasked score up to which no loss can be told: 5 points, or chance and two standard errors."""
+    """The unmasked score up to which no loss can be told: 5 points, or chance and two standard
+    errors.
+    """
     score, chance = plain.score(task), plain.chance(task)
     stderr = math.nan if score is None else float(score["stderr"])
     return max(POINTS, chance + 2 * stderr) if chance and not math.isnan(stderr) else POINTS
 
 
 def contrasts(listed: Sequence[Benchmark]) -> list[str]:
-    """A sentence for each control of equal mass, and for each diffusion and autoregressive model on the same task.
+    """A sentence for each control of equal mass, and for each diffusion and autoregressive model on
+    the same task.
 
-    Differences are paired by question, with 95 % intervals. Both models are masked by one protocol, which is named. It
-    cannot be told which loses more where one of them has no such sinks, or no score to lose.
+    Differences are paired by question, with 95 % intervals. Both models are masked by one protocol,
+    which is named. It cannot be told which loses more where one of them has no such sinks, or no
+    score to lose.
     """
     said: list[str] = []
     for task in tasks_of(listed):
@@ -74,14 +86,19 @@ def contrasts(listed: Sequence[Benchmark]) -> list[str]:
         for name, cells in models.items():
             said += _against_equal_mass(task, name, cells)
         families = {name: cells[PLAIN].model.get("family") for name, cells in models.items()}
-        sides = [[name for name in models if (families[name] == "diffusion") == side] for side in (True, False)]
+        sides = [
+            [name for name in models if (families[name] == "diffusion") == side]
+            for side in (True, False)
+        ]
         for one, other in product(*sides):
             said += _between(task, (one, models[one]), (other, models[other]))
     return said
 
 
 def _costs(task: str, cells: Cells, key: Cell) -> pd.Series:
-    """By question, what was right with nothing masked less what was right in this cell; empty where that is unknown."""
+    """By question, what was right with nothing masked less what was right in this cell; empty where
+    that is unknown.
+    """
     rights = []
     for run in (cells[PLAIN], cells[key]):
         score = run.score(task)
@@ -92,22 +109,38 @@ def _costs(task: str, cells: Cells, key: Cell) -> pd.Series:
 def _against_equal_mass(task: str, model: str, cells: Cells) -> Iterator[str]:
     for protocol, control, k in cells:
         if control == "matched" and (protocol, "equal_mass", k) in cells:
-            dose, reason = cells[protocol, control, k].dose(task), _too_low(task, model, cells[PLAIN])
+            dose, reason = (
+                cells[protocol, control, k].dose(task),
+                _too_low(task, model, cells[PLAIN]),
+            )
             costs = [_costs(task, cells, (protocol, name, k)) for name in ("matched", "equal_mass")]
-            share, apart = math.nan if dose is None else dose.matched, mean_over((costs[0] - costs[1]).dropna())
+            share, apart = (
+                math.nan if dose is None else dose.matched,
+                mean_over((costs[0] - costs[1]).dropna()),
+            )
             yield from spoken()("equal_mass", task, model, protocol, k, share, reason, apart)
 
 
 def _between(task: str, one: tuple[str, Cells], other: tuple[str, Cells]) -> list[str]:
     sides = (one, other)
-    shared = sorted((key for key in one[1] if key in other[1] and key[1] == "sinks" and key[2]), key=lambda key: key[2])
+    shared = sorted(
+        (key for key in one[1] if key in other[1] and key[1] == "sinks" and key[2]),
+        key=lambda key: key[2],
+    )
     if not shared:
         return []
-    whys = [_no_sinks(task, name, cells[PLAIN]) or _too_low(task, name, cells[PLAIN]) for name, cells in sides]
+    whys = [
+        _no_sinks(task, name, cells[PLAIN]) or _too_low(task, name, cells[PLAIN])
+        for name, cells in sides
+    ]
     apart, at_equal = {}, {}
     for protocol, control, k in shared if not any(whys) else ():
         costs = [_costs(task, cells, (protocol, control, k)) for _, cells in sides]
-        apart[protocol, k] = costs[0].mean(), costs[1].mean(), mean_over((costs[0] - costs[1]).dropna())
+        apart[protocol, k] = (
+            costs[0].mean(),
+            costs[1].mean(),
+            mean_over((costs[0] - costs[1]).dropna()),
+        )
         at_equal[protocol] = at_equal_mass(*(_doses(task, cells, protocol) for _, cells in sides))
     return spoken()("between", task, one[0], other[0], whys[0] or whys[1], apart, at_equal)
 
@@ -118,7 +151,10 @@ def _doses(task: str, cells: Cells, protocol: str) -> Doses:
     found = {key: dose.removed for key, dose in doses.items() if dose is not None}
     known = [key for key, mass in found.items() if not math.isnan(mass)]
     costs = pd.DataFrame({key[2]: _costs(task, cells, key) for key in known}).dropna()
-    return Doses(np.array([found[key] for key in known]), costs.to_numpy(float).reshape(len(costs), len(known)))
+    return Doses(
+        np.array([found[key] for key in known]),
+        costs.to_numpy(float).reshape(len(costs), len(known)),
+    )
 
 
 def _no_sinks(task: str, model: str, plain: Benchmark) -> str:
@@ -132,4 +168,6 @@ def _too_low(task: str, model: str, plain: Benchmark) -> str:
     score, floor = plain.score(task), floor_of(plain, task)
     value = math.nan if score is None else float(score["value"])
     why = "chance and two standard errors" if floor > POINTS else "5 points"
-    return "" if value > floor else f"{model} gets {value:.3f} with nothing masked, no more than {why}"
+    return (
+        "" if value > floor else f"{model} gets {value:.3f} with nothing masked, no more than {why}"
+    )

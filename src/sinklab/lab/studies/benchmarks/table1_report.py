@@ -1,4 +1,6 @@
-"""The analysis paper's Table 1: accuracy over masked keys by protocol, with doses, beside published; the verdicts."""
+"""The analysis paper's Table 1: accuracy over masked keys by protocol, with doses, beside
+published; the verdicts.
+"""
 
 import math
 from collections.abc import Iterable
@@ -27,10 +29,14 @@ MEASURED, PUBLISHED = "measured", "published"
 def table1_figure(numbers: pd.DataFrame, *, theme: str = "light") -> Figure:
     """Accuracy over the number of masked columns, a panel per task; published numbers with dashes.
 
-    Bars are ± one binomial standard error. A model and its published twin have one colour, in every panel.
+    Bars are ± one binomial standard error. A model and its published twin have one colour, in every
+    panel.
     """
     look, names = theme_named(theme), dict[str, int]()
-    charts = [_panel(numbers[numbers["task"] == task], task, names) for task in dict.fromkeys(numbers["task"])]
+    charts = [
+        _panel(numbers[numbers["task"] == task], task, names)
+        for task in dict.fromkeys(numbers["task"])
+    ]
     with themed(look):
         return draw_panels(charts, look, columns=len(charts), size=(4.2, 2.8), share="")
 
@@ -42,44 +48,85 @@ def _panel(numbers: pd.DataFrame, task: str, names: dict[str, int]) -> Chart:
         index = names.setdefault(stands_for, len(names))
         measured, how = source == MEASURED, ["control", "protocol"]
         # every curve begins at the unmasked score
-        for control, protocol in [*cells[cells["k"] > 0].groupby(how, sort=False).groups] or [("sinks", "paper")]:
-            shown = cells[(cells["k"] == 0) | (cells[how] == [control, protocol]).all(axis=1)].sort_values("k")
+        for control, protocol in [*cells[cells["k"] > 0].groupby(how, sort=False).groups] or [
+            ("sinks", "paper")
+        ]:
+            shown = cells[
+                (cells["k"] == 0) | (cells[how] == [control, protocol]).all(axis=1)
+            ].sort_values("k")
             places = [ks.index(int(k)) + 0.03 * index for k in shown["k"]]
             parts = [str(model) + ("" if measured else " (published)")]
-            parts += [part for part, usual in ((control, "sinks"), (protocol, "paper")) if part != usual]
+            parts += [
+                part for part, usual in ((control, "sinks"), (protocol, "paper")) if part != usual
+            ]
             y, error = 100 * shown["accuracy"], 100 * shown["stderr"].fillna(0)
             style: dict[str, Any] = {
                 "style": _style(control, protocol) if measured else "--",
                 "colour": index,
                 "marker": index,
             }
-            lines.append(Line(places, y, ", ".join(parts), **style, low=y - error, high=y + error, kind="bars"))
+            lines.append(
+                Line(
+                    places, y, ", ".join(parts), **style, low=y - error, high=y + error, kind="bars"
+                )
+            )
     x = Axis("keys masked per layer and head", names=["none" if k == 0 else str(k) for k in ks])
     return Chart(x, Axis("right, %", low=-2), lines, title=titled(task))
 
 
 def _style(control: str, protocol: str) -> Any:
-    styles: dict[str, Any] = {"paper": "-", "held": (0, (6, 1.5)), "rule": "-.", "clean": (0, (3, 1, 1, 1))}
+    styles: dict[str, Any] = {
+        "paper": "-",
+        "held": (0, (6, 1.5)),
+        "rule": "-.",
+        "clean": (0, (3, 1, 1, 1)),
+    }
     return styles[protocol] if control == "sinks" else ":"
 
 
 TITLE = "Accuracy with the most attended keys masked (analysis paper, Table 1)"
 DOSE_TITLE = "What was masked"
-DOSES = {"of them sinks": "sinks", "attention held": "held", "attention removed": "removed", "heads matched": "matched"}
+DOSES = {
+    "of them sinks": "sinks",
+    "attention held": "held",
+    "attention removed": "removed",
+    "heads matched": "matched",
+}
 """Heading of the table of doses -> the number that stands below it."""
 VERDICT = "more than 5 points lost"
-COLUMNS: tuple[str, ...] = ("task", "model", "source", "protocol", "control", "k", "accuracy", "stderr", "samples")
-COLUMNS += ("drop", "drop_low", "drop_high", "relative", "verdict", "floor", "no_answer", *DOSE_COLUMNS)
+COLUMNS: tuple[str, ...] = (
+    "task",
+    "model",
+    "source",
+    "protocol",
+    "control",
+    "k",
+    "accuracy",
+    "stderr",
+    "samples",
+)
+COLUMNS += (
+    "drop",
+    "drop_low",
+    "drop_high",
+    "relative",
+    "verdict",
+    "floor",
+    "no_answer",
+    *DOSE_COLUMNS,
+)
 
 
 def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
-    """One row per (task, model, protocol, control, k) that was scored, and per published cell of these tasks.
+    """One row per (task, model, protocol, control, k) that was scored, and per published cell of
+    these tasks.
 
-    accuracy, stderr (binomial), samples; drop: accuracy without masking less this one, with the ends of its 95 %
-    interval, paired by question; relative: drop over the accuracy without masking; verdict: "drops" (more than 5
-    points), "holds", "undecided", or "floor" where unmasked no more was right than 5 points, or chance and two standard
-    errors (``floor``); no_answer: share of answers without the expected pattern; the other columns are those of `Dose`.
-    Runs are compared that differ in masking alone. The protocol is "" where nothing is masked.
+    accuracy, stderr (binomial), samples; drop: accuracy without masking less this one, with the
+    ends of its 95 % interval, paired by question; relative: drop over the accuracy without masking;
+    verdict: "drops" (more than 5 points), "holds", "undecided", or "floor" where unmasked no more
+    was right than 5 points, or chance and two standard errors (``floor``); no_answer: share of
+    answers without the expected pattern; the other columns are those of `Dose`. Runs are compared
+    that differ in masking alone. The protocol is "" where nothing is masked.
 
     Raises:
         ValueError: when two folders hold the same cell.
@@ -91,7 +138,9 @@ def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
             rows += _measured(task, model, masked.cells_of(task, model, group))
         rows += published_numbers(task)
     numbers = pd.DataFrame(rows)
-    numbers = numbers.reindex(columns=[*COLUMNS, *(name for name in numbers if name not in COLUMNS)])
+    numbers = numbers.reindex(
+        columns=[*COLUMNS, *(name for name in numbers if name not in COLUMNS)]
+    )
     return numbers.fillna({"verdict": "–"})
 
 
@@ -101,9 +150,21 @@ def _measured(task: str, model: str, cells: masked.Cells) -> list[dict[str, Any]
     rows = []
     for (protocol, control, k), score in scores.items():
         one = cells[protocol, control, k]
-        row: dict[str, Any] = {"task": task, "model": model, "source": MEASURED, "protocol": protocol}
-        row |= {"control": control, "k": k, "accuracy": score["value"], "removed": one.sinks(task, "removed")}
-        row |= score[["stderr", "samples", "no_answer", "metric", "filter"]].to_dict() | {"run": str(one.run.path)}
+        row: dict[str, Any] = {
+            "task": task,
+            "model": model,
+            "source": MEASURED,
+            "protocol": protocol,
+        }
+        row |= {
+            "control": control,
+            "k": k,
+            "accuracy": score["value"],
+            "removed": one.sinks(task, "removed"),
+        }
+        row |= score[["stderr", "samples", "no_answer", "metric", "filter"]].to_dict() | {
+            "run": str(one.run.path)
+        }
         row |= {} if (dose := one.dose(task)) is None else dose.row()
         if k and plain is not None:
             right = cells[PLAIN].right(task, plain), one.right(task, score)
@@ -112,13 +173,22 @@ def _measured(task: str, model: str, cells: masked.Cells) -> list[dict[str, Any]
     return rows
 
 
-def _drop(plain: float, drop: float, low: float, high: float, floor: float = POINTS) -> dict[str, Any]:
-    numbers = {"drop": drop, "drop_low": low, "drop_high": high, "relative": drop / plain if plain else math.nan}
+def _drop(
+    plain: float, drop: float, low: float, high: float, floor: float = POINTS
+) -> dict[str, Any]:
+    numbers = {
+        "drop": drop,
+        "drop_low": low,
+        "drop_high": high,
+        "relative": drop / plain if plain else math.nan,
+    }
     return numbers | {"verdict": verdict(plain, low, high, floor), "floor": floor}
 
 
 def verdict(plain: float, low: float, high: float, floor: float = POINTS) -> str:
-    """Whether the interval of a drop lies beyond 5 points, within them, or neither; "floor" where no more is right."""
+    """Whether the interval of a drop lies beyond 5 points, within them, or neither; "floor" where
+    no more is right.
+    """
     if plain <= floor:
         return "floor"
     if math.isnan(low):
@@ -132,7 +202,13 @@ def published_numbers(task: str) -> list[dict[str, Any]]:
     for model, cells in paper.TABLE1.get(paper.FORMS.get(task, task), {}).items():
         plain, error = cells[0]
         for k, (value, stderr) in zip(paper.KS, cells, strict=True):
-            row: dict[str, Any] = {"task": task, "model": model, "source": PUBLISHED, "control": "sinks", "k": k}
+            row: dict[str, Any] = {
+                "task": task,
+                "model": model,
+                "source": PUBLISHED,
+                "control": "sinks",
+                "k": k,
+            }
             row["protocol"] = "paper" if k else ""
             reach, drop = Z * math.hypot(error, stderr), plain - value
             row |= {"accuracy": value, "stderr": stderr}
@@ -141,8 +217,8 @@ def published_numbers(task: str) -> list[dict[str, Any]]:
 
 
 def table1_text(numbers: pd.DataFrame) -> pd.DataFrame:
-    """The table as people read it: a row per model and control, the paper's below those measured, a column per number
-    of keys and protocol. What was masked is `table1_doses`.
+    """The table as people read it: a row per model and control, the paper's below those measured, a
+    column per number of keys and protocol. What was masked is `table1_doses`.
 
     Published rows of models that were measured stand first among the published ones.
     """
@@ -151,7 +227,10 @@ def table1_text(numbers: pd.DataFrame) -> pd.DataFrame:
     headings = _headings(numbers)
     rows = []
     for task, of_task in numbers.groupby("task", sort=False):
-        met = {paper.published_model(str(name)) for name in of_task.loc[of_task["source"] == MEASURED, "model"]}
+        met = {
+            paper.published_model(str(name))
+            for name in of_task.loc[of_task["source"] == MEASURED, "model"]
+        }
         groups = list(of_task.groupby(["source", "model", "control"], sort=False))
         groups.sort(key=lambda group: (group[0][0] != MEASURED, group[0][1] not in met))
         for (source, model, control), cells in groups:
@@ -165,10 +244,15 @@ def table1_text(numbers: pd.DataFrame) -> pd.DataFrame:
 
 def _headings(numbers: pd.DataFrame) -> dict[tuple[int, str], str]:
     """Column of each (k, protocol): the number alone in the paper's own table."""
-    found = {(int(k), str(protocol)) for k, protocol in zip(numbers["k"], numbers["protocol"], strict=True)}
+    found = {
+        (int(k), str(protocol))
+        for k, protocol in zip(numbers["k"], numbers["protocol"], strict=True)
+    }
     is_paper = {protocol for _, protocol in found} <= {"", "paper"}
     order = sorted(found, key=lambda one: (one[0], ("", *PROTOCOLS).index(one[1])))
-    return {(k, own): "none" if k == 0 else str(k) if is_paper else f"{k}, {own}" for k, own in order}
+    return {
+        (k, own): "none" if k == 0 else str(k) if is_paper else f"{k}, {own}" for k, own in order
+    }
 
 
 def _cell(cell: pd.Series | None) -> str:
@@ -179,13 +263,23 @@ def _cell(cell: pd.Series | None) -> str:
 
 
 def table1_doses(numbers: pd.DataFrame) -> pd.DataFrame:
-    """What was masked in each cell that was measured, as people read it: keys, sinks among them, their attention."""
+    """What was masked in each cell that was measured, as people read it: keys, sinks among them,
+    their attention.
+    """
     if numbers.empty or not numbers["columns"].notna().any():
         return pd.DataFrame()
     headings, rows = _headings(numbers), []
     for _, cell in numbers[numbers["columns"].notna()].iterrows():
-        name = cell["model"] if cell["control"] == "sinks" else f"{cell['model']}, {hidden_words(cell['control'], '')}"
-        row = {"task": titled(cell["task"]), "model": name, "masked": headings[int(cell["k"]), cell["protocol"]]}
+        name = (
+            cell["model"]
+            if cell["control"] == "sinks"
+            else f"{cell['model']}, {hidden_words(cell['control'], '')}"
+        )
+        row = {
+            "task": titled(cell["task"]),
+            "model": name,
+            "masked": headings[int(cell["k"]), cell["protocol"]],
+        }
         row["keys a head"] = f"{cell['columns']:.2f}"
         for heading, column in DOSES.items():
             row[heading] = "–" if pd.isna(cell[column]) else f"{100 * cell[column]:.1f}\u00a0%"
@@ -200,8 +294,14 @@ def _lost(by: dict[str, pd.Series]) -> str:
         is_guessed = any(cell["floor"] > POINTS for cell in by.values())
         return "not above chance" if is_guessed else "not 5 points right"
     lost = [heading for heading, word in verdicts.items() if word == "drops"]
-    unsure = [f"{name} ({signed(-by[name]['drop'])})" for name, word in verdicts.items() if word == "undecided"]
-    parts = [f"{text} {', '.join(ks)}" for text, ks in (("at", lost), ("undecided at", unsure)) if ks]
+    unsure = [
+        f"{name} ({signed(-by[name]['drop'])})"
+        for name, word in verdicts.items()
+        if word == "undecided"
+    ]
+    parts = [
+        f"{text} {', '.join(ks)}" for text, ks in (("at", lost), ("undecided at", unsure)) if ks
+    ]
     return "; ".join(parts) or ("–" if set(verdicts.values()) <= {"–"} else "no")
 
 
@@ -216,17 +316,22 @@ def table1_notes(numbers: pd.DataFrame, unfinished: Iterable[Path] = ()) -> list
     return notes + [f"not finished, so left out: {path}" for path in unfinished]
 
 
-def write_table1(folders: Iterable[str | Path], out: str | Path, formats: Iterable[str] = ("png",)) -> Printed:
-    """Read the run folders at or below `folders` and write table1.md, .tex, .csv and a figure into `out`.
+def write_table1(
+    folders: Iterable[str | Path], out: str | Path, formats: Iterable[str] = ("png",)
+) -> Printed:
+    """Read the run folders at or below `folders` and write table1.md, .tex, .csv and a figure into
+    `out`.
 
     Raises:
-        ValueError: for folders without a finished benchmark run, an unknown format, two runs of one cell.
+        ValueError: for folders without a finished benchmark run, an unknown format, two runs of one
+            cell.
     """
     found = found_in(folders)
     if not found.benchmarks:
         left = ", ".join(f"{path} is unfinished" for path in found.unfinished[:3])
         raise ValueError(
-            f"Table 1 is made from benchmark runs that came to their end, and there is none{left and '; '}{left}; run "
+            "Table 1 is made from benchmark runs that came to their end, and there is "
+            f"none{left and '; '}{left}; run "
             "sinklab table1 (it goes on where it stopped) or sinklab eval"
         )
     numbers = table1_numbers(found.benchmarks)

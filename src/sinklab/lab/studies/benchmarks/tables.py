@@ -1,4 +1,6 @@
-"""Run folders of kind "benchmark": their tables from lm-eval's results, read again beside what the two papers print."""
+"""Run folders of kind "benchmark": their tables from lm-eval's results, read again beside what the
+two papers print.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +36,28 @@ Told = Mapping[tuple[str, int, int], Mapping[str, Any]]
 """(task, document, number of the request) -> what the model answered."""
 
 
-def rows_of(results: Mapping[str, Any], told: Told) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def rows_of(
+    results: Mapping[str, Any], told: Told
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of the tables ``scores`` and ``samples`` from lm-eval's results, samples included."""
-    samples = [row for task, rows in results["samples"].items() for row in _samples(task, rows, results, told)]
+    samples = [
+        row
+        for task, rows in results["samples"].items()
+        for row in _samples(task, rows, results, told)
+    ]
     return _scores(results, samples), samples
 
 
 def write(
-    run: RunWriter, scores: list[dict[str, Any]], samples: list[dict[str, Any]], told: Told, doses: list[dict[str, Any]]
+    run: RunWriter,
+    scores: list[dict[str, Any]],
+    samples: list[dict[str, Any]],
+    told: Told,
+    doses: list[dict[str, Any]],
 ) -> None:
-    """Write the tables ``scores``, ``samples``, ``sinks`` (of what was watched), ``doses`` (where keys were hidden)."""
+    """Write the tables ``scores``, ``samples``, ``sinks`` (of what was watched), ``doses`` (where
+    keys were hidden).
+    """
     samples = sorted(samples, key=lambda row: (row["task"], row["filter"], row["doc_id"]))
     sinks = [
         {"task": task, "doc_id": document, "request": number}
@@ -51,30 +65,49 @@ def write(
         for (task, document, number), answer in sorted(told.items())
         for facts in answer.get("sinks", ())
     ]
-    for name, rows in (("scores", scores), ("samples", samples), ("sinks", sinks), ("doses", doses)):
+    for name, rows in (
+        ("scores", scores),
+        ("samples", samples),
+        ("sinks", sinks),
+        ("doses", doses),
+    ):
         if rows:
             run.table(name, columns_of(rows))
 
 
 def _scores(results: Mapping[str, Any], samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per task (or group), metric and filter; no_answer is NaN where no pattern is looked for. Of a task that
-    runs programs also the boundary that held them, and the documents that it could not judge.
+    """A row per task (or group), metric and filter; no_answer is NaN where no pattern is looked
+    for. Of a task that runs programs also the boundary that held them, and the documents that it
+    could not judge.
     """
     rows = []
     for task, metrics in results["results"].items():
-        effective = results["n-samples"].get(task, {}).get("effective", metrics.get("sample_len", 0))
+        effective = (
+            results["n-samples"].get(task, {}).get("effective", metrics.get("sample_len", 0))
+        )
         for name, value in metrics.items():
             metric, comma, filtered = name.partition(",")
             if not comma or metric.endswith("_stderr"):
                 continue
-            named = [row["no_answer"] for row in samples if (row["task"], row["filter"]) == (task, filtered)]
+            named = [
+                row["no_answer"]
+                for row in samples
+                if (row["task"], row["filter"]) == (task, filtered)
+            ]
             missing = [flag for flag in named if flag is not None]
             row = {"task": task, "metric": metric, "filter": filtered, "value": float(value)}
-            row |= {"stderr": _number(metrics.get(f"{metric}_stderr,{filtered}")), "samples": int(effective)}
+            row |= {
+                "stderr": _number(metrics.get(f"{metric}_stderr,{filtered}")),
+                "samples": int(effective),
+            }
             row |= {"higher_is_better": results["higher_is_better"].get(task, {}).get(metric)}
             if task in RUNS_CODE:
                 of_task = [row for row in samples if row["task"] == task]
-                unjudged = [f"{task}/{row['doc_id']}" for row in of_task if row["answer"].startswith('["unjudged')]
+                unjudged = [
+                    f"{task}/{row['doc_id']}"
+                    for row in of_task
+                    if row["answer"].startswith('["unjudged')
+                ]
                 row |= {"boundary": boundary(), "unjudged": ", ".join(unjudged)}
             rows.append(row | {"no_answer": sum(missing) / len(missing) if missing else math.nan})
     return rows
@@ -85,24 +118,45 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, numbers.Real | np.bool_) else math.nan
 
 
-def _samples(task: str, rows: list[Any], results: Mapping[str, Any], told: Told) -> list[dict[str, Any]]:
+def _samples(
+    task: str, rows: list[Any], results: Mapping[str, Any], told: Told
+) -> list[dict[str, Any]]:
     config = results["configs"].get(task, {})
     filters = {part["name"]: part["filter"] for part in config.get("filter_list") or ()}
-    patterns = {name for name, steps in filters.items() if any("regex" in str(step.get("function")) for step in steps)}
+    patterns = {
+        name
+        for name, steps in filters.items()
+        if any("regex" in str(step.get("function")) for step in steps)
+    }
     found = []
     for row in rows:
         document = int(row["doc_id"])
-        answers = [told.get((task, document, number), {}) for number in range(len(row["arguments"]))]
+        answers = [
+            told.get((task, document, number), {}) for number in range(len(row["arguments"]))
+        ]
         logprobs = [float(answer["logprob"]) for answer in answers if "logprob" in answer]
         text = "" if logprobs else _text(row["resps"][0][0])
-        about = {"task": task, "filter": row["filter"], "doc_id": document, "prompt": str(row["arguments"][0][0])}
+        about = {
+            "task": task,
+            "filter": row["filter"],
+            "doc_id": document,
+            "prompt": str(row["arguments"][0][0]),
+        }
         about |= {"response": text, "answer": _answer(row, config.get("output_type"), logprobs)}
-        about |= {"target": _text(row["target"]), "right": _right(row, results["higher_is_better"].get(task, {}))}
+        about |= {
+            "target": _text(row["target"]),
+            "right": _right(row, results["higher_is_better"].get(task, {})),
+        }
         about["metrics"] = json.dumps({name: row[name] for name in row["metrics"]}, default=str)
-        about["no_answer"] = _text(row["filtered_resps"][0]) == NO_ANSWER if row["filter"] in patterns else None
+        about["no_answer"] = (
+            _text(row["filtered_resps"][0]) == NO_ANSWER if row["filter"] in patterns else None
+        )
         about["logprobs"] = logprobs
         about["stderrs"] = [float(answer["stderr"]) for answer in answers if "stderr" in answer]
-        counts = {name: sum(answer.get(name, 0) for answer in answers) for name in ("tokens", "steps", "cut")}
+        counts = {
+            name: sum(answer.get(name, 0) for answer in answers)
+            for name in ("tokens", "steps", "cut")
+        }
         counts["new_tokens"] = max((answer.get("new_tokens", 0) for answer in answers), default=0)
         found.append(about | counts)
     return found
@@ -126,9 +180,11 @@ def _answer(row: Mapping[str, Any], kind: str | None, logprobs: list[float]) -> 
 
 
 def _right(row: Mapping[str, Any], higher_is_better: Mapping[str, Any]) -> float:
-    """The first of the metrics that is a number: 1 where the answer is right, for those that say so.
+    """The first of the metrics that is a number: 1 where the answer is right, for those that say
+    so.
 
-    One of which less is better, such as LAMBADA's perplexity, does not say so; NaN where there is no other.
+    One of which less is better, such as LAMBADA's perplexity, does not say so; NaN where there is
+    no other.
     """
     known = (_number(row[name]) for name in row["metrics"] if higher_is_better.get(name, True))
     return next((number for number in known if not math.isnan(number)), math.nan)
@@ -157,7 +213,11 @@ def spoken() -> Callable[..., list[str]]:
 def points(estimate: Estimate) -> str:
     """A difference of shares in percentage points, with its interval where it has one."""
     value, low, high = (signed(number) for number in (estimate.value, estimate.low, estimate.high))
-    return f"{value} ({low} … {high})" if estimate.is_interval else f"{value}, too few questions for an interval"
+    return (
+        f"{value} ({low} … {high})"
+        if estimate.is_interval
+        else f"{value}, too few questions for an interval"
+    )
 
 
 def signed(share: float) -> str:
@@ -179,7 +239,9 @@ _PRINTED: dict[str, Any] = tomllib.loads((files(__package__) / "published.toml")
 KS: tuple[int, ...] = tuple(_PRINTED["masked_sinks"]["ks"])
 """Numbers of masked sinks in the analysis paper's Table 1; 0 is its row «unmasked»."""
 TABLE1: dict[str, dict[str, list[list[float]]]] = _PRINTED["masked_sinks"]["cells"]
-"""Task -> model -> by number of masked sinks the share of right answers and what is printed behind ±."""
+"""Task -> model -> by number of masked sinks the share of right answers and what is printed behind
+±.
+"""
 TABLE1_NOTES: list[str] = _PRINTED["masked_sinks"]["notes"]
 TITLES: dict[str, str] = _PRINTED["masked_sinks"]["titles"]
 FORMS = {"humaneval_instruct": "humaneval", "gsm8k_cot": "gsm8k", "gsm8k_cot_zeroshot": "gsm8k"}
@@ -187,9 +249,13 @@ FORMS = {"humaneval_instruct": "humaneval", "gsm8k_cot": "gsm8k", "gsm8k_cot_zer
 
 
 def published_model(name: str) -> str | None:
-    """The model of the analysis paper's Table 1 that a name on the Hub or a folder stands for, or None."""
+    """The model of the analysis paper's Table 1 that a name on the Hub or a folder stands for, or
+    None.
+    """
     names: dict[str, str] = _PRINTED["masked_sinks"]["names"]
-    return next((model for pattern, model in names.items() if re.search(pattern, name.lower())), None)
+    return next(
+        (model for pattern, model in names.items() if re.search(pattern, name.lower())), None
+    )
 
 
 @dataclass(frozen=True)
@@ -220,7 +286,9 @@ class PaperTable:
     def of(cls, given: dict[str, Any]) -> PaperTable:
         """From the file."""
         blocks = {
-            block["models"]: tuple(PaperRow(name, variant, tuple(scores)) for name, variant, *scores in block["rows"])
+            block["models"]: tuple(
+                PaperRow(name, variant, tuple(scores)) for name, variant, *scores in block["rows"]
+            )
             for block in given["blocks"]
         }
         return cls(**given | {"benchmarks": tuple(given["benchmarks"]), "blocks": blocks})
@@ -228,7 +296,9 @@ class PaperTable:
     @property
     def variants(self) -> tuple[tuple[str, str], ...]:
         """(name, variant) of the rows, once each."""
-        return tuple(dict.fromkeys((row.name, row.variant) for rows in self.blocks.values() for row in rows))
+        return tuple(
+            dict.fromkeys((row.name, row.variant) for rows in self.blocks.values() for row in rows)
+        )
 
 
 ONE_TOKEN_FACTS: dict[str, Any] = _PRINTED["one_token"]
@@ -236,7 +306,8 @@ ONE_TOKEN_FACTS: dict[str, Any] = _PRINTED["one_token"]
 ONE_TOKEN = tuple(PaperTable.of(table) for table in ONE_TOKEN_FACTS["tables"])
 """Tables 1 to 5 of the sink-token paper."""
 
-# What a task is worth: its metric and, where there are several, its filter. Others: the first of `_COMMON` there is.
+# What a task is worth: its metric and, where there are several, its filter. Others: the first of
+# `_COMMON` there is.
 HEADLINE = {"gsm8k": ("exact_match", "flexible-extract"), "humaneval": ("pass@1", None)}
 _COMMON = ("acc", "exact_match", "pass@1", "accuracy")
 _COLUMNS = {
@@ -266,7 +337,9 @@ class Benchmark:
         return str(self.run.info.settings.get("control") or "sinks")
 
     def protocol(self, task: str) -> str:
-        """How keys were chosen: of likelihoods by a clean pass, whatever was asked; "paper" in older runs."""
+        """How keys were chosen: of likelihoods by a clean pass, whatever was asked; "paper" in
+        older runs.
+        """
         given = str(self.run.info.settings.get("protocol") or "paper")
         return "clean" if given != "rule" and self.is_likelihood(task) else given
 
@@ -275,29 +348,45 @@ class Benchmark:
         return any(self._continuations(task))
 
     def dose(self, task: str) -> Dose | None:
-        """What masking took while the task was scored; None where that was not recorded, as in older runs."""
-        return next((Dose.from_row(row) for row in _rows_of(self.run, "doses") if row["task"] == task), None)
+        """What masking took while the task was scored; None where that was not recorded, as in
+        older runs.
+        """
+        return next(
+            (Dose.from_row(row) for row in _rows_of(self.run, "doses") if row["task"] == task), None
+        )
 
     def sinks(self, task: str, name: str) -> float:
-        """A fact of the table ``sinks``, mean over watched documents and layers; NaN where it is not there."""
+        """A fact of the table ``sinks``, mean over watched documents and layers; NaN where it is
+        not there.
+        """
         values = [row.get(name) for row in _rows_of(self.run, "sinks") if row["task"] == task]
         return float(pd.Series(values, dtype=float).mean())
 
     def chance(self, task: str) -> float:
         """The share that guessing gets right: of several choices one, of a text none."""
-        return float(np.mean([1 / count if count > 1 else 0.0 for count in self._continuations(task)] or [0.0]))
+        return float(
+            np.mean(
+                [1 / count if count > 1 else 0.0 for count in self._continuations(task)] or [0.0]
+            )
+        )
 
     def _continuations(self, task: str) -> list[int]:
         """How many were scored, by document; 0 where a text was written."""
         samples = self.run.table("samples") if "samples" in self.run.tables else pd.DataFrame()
-        return [*map(len, samples.loc[samples["task"] == task, "logprobs"])] if "logprobs" in samples else []
+        return (
+            [*map(len, samples.loc[samples["task"] == task, "logprobs"])]
+            if "logprobs" in samples
+            else []
+        )
 
     @property
     def alike(self) -> str:
         """What runs that differ in masking alone have in common: weights and settings."""
         free = (*MASKING, "tasks", "record_sinks")
         settings = {key: value for key, value in self.run.info.settings.items() if key not in free}
-        return json.dumps([self.model.get("name"), self.model.get("weights_sha256"), settings], sort_keys=True)
+        return json.dumps(
+            [self.model.get("name"), self.model.get("weights_sha256"), settings], sort_keys=True
+        )
 
     @cached_property
     def scores(self) -> pd.DataFrame:
@@ -330,14 +419,21 @@ class Benchmark:
         return row
 
     def right(self, task: str, score: pd.Series) -> pd.Series:
-        """By number of the document, what the metric gave it; empty without the table ``samples``."""
+        """By number of the document, what the metric gave it; empty without the table
+        ``samples``.
+        """
         if "samples" not in self.run.tables:
             return pd.Series(dtype=float)
         rows = checked(self.run, "samples", _COLUMNS["samples"], what="a benchmark")
         rows = rows[(rows["task"] == task) & (rows["filter"] == score["filter"])]
         metrics = [json.loads(text) for text in rows["metrics"]]
-        values = [given.get(score["metric"], first) for given, first in zip(metrics, rows["right"], strict=True)]
-        return pd.Series([float(value) for value in values], index=rows["doc_id"].to_numpy(), dtype=float)
+        values = [
+            given.get(score["metric"], first)
+            for given, first in zip(metrics, rows["right"], strict=True)
+        ]
+        return pd.Series(
+            [float(value) for value in values], index=rows["doc_id"].to_numpy(), dtype=float
+        )
 
 
 @dataclass(frozen=True)
@@ -351,10 +447,12 @@ class Found:
 
 
 def found_in(folders: Iterable[str | Path]) -> Found:
-    """Run folders of benchmarks and of training, at or below these folders; runs of other kinds are passed over.
+    """Run folders of benchmarks and of training, at or below these folders; runs of other kinds are
+    passed over.
 
     Raises:
-        ValueError: for a folder that does not exist, a damaged run, and where there is no run at all.
+        ValueError: for a folder that does not exist, a damaged run, and where there is no run at
+            all.
     """
     benchmarks, trainings, unfinished = [], [], []
     for folder in (Path(folder) for folder in folders):
@@ -364,13 +462,18 @@ def found_in(folders: Iterable[str | Path]) -> Found:
             run = open_run(path)
             if run.info.kind == "training":
                 trainings.append(run)
-            elif run.info.kind == "benchmark" and run.info.status == "complete" and "scores" in run.tables:
+            elif (
+                run.info.kind == "benchmark"
+                and run.info.status == "complete"
+                and "scores" in run.tables
+            ):
                 benchmarks.append(Benchmark(run))
             elif run.info.kind == "benchmark":
                 unfinished.append(path)
     if not (benchmarks or trainings or unfinished):
         raise ValueError(
-            "tables are read from run folders of `sinklab eval`, `sinklab table1` and `sinklab train`, but there is "
+            "tables are read from run folders of `sinklab eval`, `sinklab table1` and `sinklab "
+            "train`, but there is "
             f"none below {', '.join(map(str, folders))}"
         )
     return Found(tuple(benchmarks), tuple(trainings), tuple(unfinished))
@@ -379,7 +482,8 @@ def found_in(folders: Iterable[str | Path]) -> Found:
 def paired_drop(before: pd.Series, after: pd.Series) -> tuple[float, float, float]:
     """How much less is right on the same questions: the drop and the ends of its 95 % interval.
 
-    NaN without common questions, or where answers are not right or wrong. See `paired_share_interval`.
+    NaN without common questions, or where answers are not right or wrong. See
+    `paired_share_interval`.
     """
     both = pd.concat([before, after], axis=1, join="inner").to_numpy(float)
     if not len(both) or not set(both.flat) <= {0.0, 1.0}:

@@ -1,4 +1,5 @@
-"""GSM8K as in the sink-token paper: first the steps, then the answer to question and steps, 256 tokens in all.
+"""GSM8K as in the sink-token paper: first the steps, then the answer to question and steps, 256
+tokens in all.
 
 No task of lm-eval; inside a benchmark run it has the same cache and the same tables.
 """
@@ -40,26 +41,35 @@ BATCH = 64
 SEED = 1234
 
 
-def two_stage_settings(given: DecodingSettings | None = None, *, published: bool = False) -> DecodingSettings:
+def two_stage_settings(
+    given: DecodingSettings | None = None, *, published: bool = False
+) -> DecodingSettings:
     """How each stage is decoded: what the released code does, but for what was asked for.
 
-    256 evaluations on SMDM's clock (eps 1e-5), the most confident tokens first. ``published`` draws at temperature 0.1
-    and ranks the candidates of 64 rows together, so that answers depend on their batch; else nothing is drawn, each row
-    is decoded by itself and ends at its end of text.
+    256 evaluations on SMDM's clock (eps 1e-5), the most confident tokens first. ``published`` draws
+    at temperature 0.1 and ranks the candidates of 64 rows together, so that answers depend on their
+    batch; else nothing is drawn, each row is decoded by itself and ends at its end of text.
 
     Args:
-        given: settings whose fields, where they are not the defaults of their class, replace the protocol's.
+        given: settings whose fields, where they are not the defaults of their class, replace the
+            protocol's.
         published: as released.
 
     Source: One Token Is Enough (2601.19657), ``evaluate_gsm8k`` and SMDM's ``diff_sample``.
     """
     clock: dict[str, Any] = {"schedule": "timed", "eps": 1e-5, "steps": LENGTH, "pooled": published}
     temperature, ends = 0.1 if published else 0.0, not published
-    own = DecodingSettings(rule="low_confidence", temperature=temperature, stop_at_eos=ends, seed=SEED, **clock)
+    own = DecodingSettings(
+        rule="low_confidence", temperature=temperature, stop_at_eos=ends, seed=SEED, **clock
+    )
     if given is None:
         return own
     names = [field.name for field in fields(DecodingSettings)]
-    asked = {name: getattr(given, name) for name in names if getattr(given, name) != getattr(type(given), name)}
+    asked = {
+        name: getattr(given, name)
+        for name in names
+        if getattr(given, name) != getattr(type(given), name)
+    }
     if asked.get("schedule", "timed") != "timed" or "rule" in asked:
         # numbers of the clock belong to nothing else; other schedules find their own steps
         own = replace(own, schedule=None, eps=None, pooled=False, steps=None)
@@ -89,13 +99,15 @@ class TwoStageAnswer:
 class TwoStage(Checked):
     """Answers to worked problems in two stages.
 
-    The first stage denoises what follows ``Question: …`` up to `length` tokens: the steps. The second denoises what
-    follows question and steps, again up to `length`: the answer, ``#### …``. As published, rows of a batch are filled
-    with masks on the right, ranked together, decoded, stripped of special tokens and read again as text (the start
-    token between the pieces, on which the model was trained, gets lost); all of the row counts as its text. Else each
-    row is decoded by itself, its steps end at the end of text, and the second stage reads the very tokens written.
+    The first stage denoises what follows ``Question: …`` up to `length` tokens: the steps. The
+    second denoises what follows question and steps, again up to `length`: the answer, ``#### …``.
+    As published, rows of a batch are filled with masks on the right, ranked together, decoded,
+    stripped of special tokens and read again as text (the start token between the pieces, on which
+    the model was trained, gets lost); all of the row counts as its text. Else each row is decoded
+    by itself, its steps end at the end of text, and the second stage reads the very tokens written.
 
-    Raises ValueError for an autoregressive model, one without tokenizer, a length beyond the context.
+    Raises ValueError for an autoregressive model, one without tokenizer, a length beyond the
+    context.
     """
 
     loaded: Loaded
@@ -109,7 +121,9 @@ class TwoStage(Checked):
     edits: Sequence[Any] = ()
     """Interventions, chosen anew in each stage."""
     batch: int = limited(BATCH, at_least=1)
-    """Questions that are answered together where their answers do not depend on it; as published always 64."""
+    """Questions that are answered together where their answers do not depend on it; as published
+    always 64.
+    """
     watch: Callable[[int], bool] = lambda number: False
     """Whether the sinks of a question are traced, by its number; never as published."""
     progress: Callable[[], object] = lambda: None
@@ -120,12 +134,14 @@ class TwoStage(Checked):
         loaded, config = self.loaded, self.loaded.model.config
         if loaded.family != "diffusion" or config.mask_token_id is None:
             raise ValueError(
-                f"the two stages denoise, but {loaded.name} has no mask token; score it on the task gsm8k instead"
+                f"the two stages denoise, but {loaded.name} has no mask token; score it on the "
+                "task gsm8k instead"
             )
         context = config.text_positions or self.length
         if not 2 <= self.length <= context:
             raise ValueError(
-                f"two stages take 2 to {context} tokens, the context of {loaded.name}, but length is {self.length}; "
+                f"two stages take 2 to {context} tokens, the context of {loaded.name}, but length "
+                f"is {self.length}; "
                 "give another"
             )
 
@@ -136,37 +152,50 @@ class TwoStage(Checked):
         # to end is part of the protocol, but some models name no end of text
         return ending(chosen, self.loaded.model.config)
 
-    def answers(self, questions: Sequence[str], numbers: Sequence[int] | None = None) -> Iterator[TwoStageAnswer]:
+    def answers(
+        self, questions: Sequence[str], numbers: Sequence[int] | None = None
+    ) -> Iterator[TwoStageAnswer]:
         """The answers, in no particular order.
 
         Args:
             questions: without ``Question:``.
-            numbers: of the questions, for seeds and, as published, batches of 64 by number; 0, 1, … when left out.
+            numbers: of the questions, for seeds and, as published, batches of 64 by number; 0, 1, …
+                when left out.
 
         Raises:
-            ValueError: for numbers that are not one for each question, no question that leaves room (without
-                `numbers`), and what the decoder refuses.
+            ValueError: for numbers that are not one for each question, no question that leaves room
+                (without `numbers`), and what the decoder refuses.
         """
         given = range(len(questions)) if numbers is None else numbers
         if len(given) != len(questions):
-            raise ValueError(f"{len(questions)} questions need a number each, but there are {len(given)} numbers")
-        prompts = {number: self._prompt(question) for number, question in zip(given, questions, strict=True)}
+            raise ValueError(
+                f"{len(questions)} questions need a number each, but there are {len(given)} numbers"
+            )
+        prompts = {
+            number: self._prompt(question)
+            for number, question in zip(given, questions, strict=True)
+        }
         room = {number: ids for number, ids in sorted(prompts.items()) if len(ids) < self.length}
         # a share of the questions may be all too long: that is counted, not refused
         if questions and not room and numbers is None:
             raise ValueError(
-                f"no question leaves room for an answer in {self.length} tokens: the shortest of {len(prompts)} takes "
-                f"{min(map(len, prompts.values()))}; give a longer length, or a model with a larger vocabulary"
+                f"no question leaves room for an answer in {self.length} tokens: the shortest of "
+                f"{len(prompts)} takes "
+                f"{min(map(len, prompts.values()))}; give a longer length, or a model with a "
+                "larger vocabulary"
             )
         return self._answers(prompts, room)
 
-    def _answers(self, prompts: dict[int, list[int]], room: dict[int, list[int]]) -> Iterator[TwoStageAnswer]:
+    def _answers(
+        self, prompts: dict[int, list[int]], room: dict[int, list[int]]
+    ) -> Iterator[TwoStageAnswer]:
         for number in prompts.keys() - room.keys():
             yield TwoStageAnswer(number, "", None, fits=False)
         watched = [] if self.published else [*filter(self.watch, room)]
         for number in watched:
             yield from self._together({number: room[number]}, watch=True)
-        # where noise or other rows would decide, a row is decoded alone; as published, they do decide
+        # where noise or other rows would decide, a row is decoded alone; as published, they do
+        # decide
         alone = needs_own_batch(self.decoding, self.edits) or self.decoding.block_length is not None
         rest = [number for number in room if number not in watched]
         parts = parts_of(rest, 1 if alone else self.batch)
@@ -185,16 +214,29 @@ class TwoStage(Checked):
         ids: Any = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return [*first[:1], *ids] if begins else list(ids)
 
-    def _together(self, prompts: dict[int, list[int]], *, watch: bool = False) -> Iterator[TwoStageAnswer]:
-        """Both stages of some questions: every row is what it is alone, but as published a batch is one."""
+    def _together(
+        self, prompts: dict[int, list[int]], *, watch: bool = False
+    ) -> Iterator[TwoStageAnswer]:
+        """Both stages of some questions: every row is what it is alone, but as published a batch is
+        one.
+        """
         tokenizer: Any = self.loaded.needed_tokenizer()
         number_of_batch = min(prompts) // BATCH if self.published else min(prompts)
         first, evaluations, facts, doses = self._filled(prompts, 2 * number_of_batch, watch=watch)
         if self.published:
-            texts = {number: tokenizer.decode(row, skip_special_tokens=True) for number, row in first.items()}
-            again = room = {number: tokenizer(text)["input_ids"][: self.length] for number, text in texts.items()}
+            texts = {
+                number: tokenizer.decode(row, skip_special_tokens=True)
+                for number, row in first.items()
+            }
+            again = room = {
+                number: tokenizer(text)["input_ids"][: self.length]
+                for number, text in texts.items()
+            }
         else:
-            again = {number: [*ids, *self._up_to_end(first[number], ids)] for number, ids in prompts.items()}
+            again = {
+                number: [*ids, *self._up_to_end(first[number], ids)]
+                for number, ids in prompts.items()
+            }
             room = {number: ids for number, ids in again.items() if len(ids) < self.length}
         second, more, _, later = self._filled(room, 2 * number_of_batch + 1)
         sinks = () if facts is None else tuple(facts.row(0))
@@ -215,19 +257,27 @@ class TwoStage(Checked):
     def _filled(
         self, prompts: dict[int, list[int]], stage: int, *, watch: bool = False
     ) -> tuple[dict[int, list[int]], int, SinkFacts | None, dict[int, Totals]]:
-        """All rows up to the full length, masks on the right of each; the evaluations that took; facts; doses."""
+        """All rows up to the full length, masks on the right of each; the evaluations that took;
+        facts; doses.
+        """
         mask_id = cast(Any, self.loaded.model.config).mask_token_id
         if all(len(ids) == self.length for ids in prompts.values()):
             return prompts, 0, None, {}
-        ids_BS = torch.tensor([ids + [mask_id] * (self.length - len(ids)) for ids in prompts.values()])
-        open_BS = torch.arange(self.length) >= torch.tensor([[len(ids)] for ids in prompts.values()])
+        ids_BS = torch.tensor(
+            [ids + [mask_id] * (self.length - len(ids)) for ids in prompts.values()]
+        )
+        open_BS = torch.arange(self.length) >= torch.tensor(
+            [[len(ids)] for ids in prompts.values()]
+        )
         canvas = Canvas(ids_BS, torch.ones_like(open_BS), open_BS, mask_id)
         seed = sample_seed(self.decoding.seed or 0, stage)
         settings, edits = replace(self.decoding, seed=seed), seeded(self.edits, seed)
         texts = Writing(self.loaded, (), settings, 0, edits, ends=False, canvas=canvas)
         with torch.inference_mode(), texts.begin(measure=watch) as writer:
             _, facts, doses = followed(writer, watch=watch, progress=self.progress)
-        rows, taken = (dict(zip(prompts, some, strict=True)) for some in (writer.ids_BS.tolist(), doses))
+        rows, taken = (
+            dict(zip(prompts, some, strict=True)) for some in (writer.ids_BS.tolist(), doses)
+        )
         return rows, writer.evaluations, facts, taken
 
 
@@ -239,13 +289,16 @@ def two_stage_documents(data: str | None, limit: int | None = None) -> list[dict
         limit: how many; all when left out.
 
     Raises:
-        ValueError: for files that are not there or cannot be read, and a data set that cannot be had from the Hub.
+        ValueError: for files that are not there or cannot be read, and a data set that cannot be
+            had from the Hub.
     """
     (task,), _ = tasks(["gsm8k"], data, num_fewshot=0)
     return [dict(row) for row in task.eval_docs][:limit]
 
 
-def rights(answers: Sequence[TwoStageAnswer], targets: Sequence[str], *, published: bool = False) -> list[bool]:
+def rights(
+    answers: Sequence[TwoStageAnswer], targets: Sequence[str], *, published: bool = False
+) -> list[bool]:
     """Which answers are right; one without ``####`` is wrong.
 
     Args:
@@ -270,12 +323,18 @@ def answer_all(model: SinklabLM, documents: list[dict[str, Any]]) -> None:
     """
     settings = model.settings
     asked = [
-        Asked(key=request_key(TWO_STAGE, number, document["question"]), document=(TWO_STAGE, number))
+        Asked(
+            key=request_key(TWO_STAGE, number, document["question"]), document=(TWO_STAGE, number)
+        )
         for number, document in enumerate(documents)
     ]
 
     def units(model: SinklabLM, asked: Sequence[Asked]) -> Iterator[Unit]:
-        how: dict[str, Any] = {"published": settings.published, "edits": model.edits, "batch": settings.batch}
+        how: dict[str, Any] = {
+            "published": settings.published,
+            "edits": model.edits,
+            "batch": settings.batch,
+        }
         how["settings"] = two_stage_settings(settings, published=settings.published)
         keys = {each.document[1]: each.key for each in asked}
         protocol = TwoStage(model.loaded, watch=settings.watches, **how)
@@ -294,24 +353,46 @@ def answer_all(model: SinklabLM, documents: list[dict[str, Any]]) -> None:
 
 
 def rows(
-    documents: list[dict[str, Any]], told: Mapping[tuple[str, int, int], Mapping[str, Any]], *, published: bool
+    documents: list[dict[str, Any]],
+    told: Mapping[tuple[str, int, int], Mapping[str, Any]],
+    *,
+    published: bool,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of the tables ``scores`` and ``samples``."""
-    answers = [TwoStageAnswer(number, **told[TWO_STAGE, number, 0]) for number in range(len(documents))]
-    right, count = rights(answers, [row["answer"] for row in documents], published=published), len(documents)
+    answers = [
+        TwoStageAnswer(number, **told[TWO_STAGE, number, 0]) for number in range(len(documents))
+    ]
+    right, count = (
+        rights(answers, [row["answer"] for row in documents], published=published),
+        len(documents),
+    )
     share = sum(right) / count
-    scores = {"task": TWO_STAGE, "metric": "exact_match", "filter": "none", "value": share, "samples": count}
+    scores = {
+        "task": TWO_STAGE,
+        "metric": "exact_match",
+        "filter": "none",
+        "value": share,
+        "samples": count,
+    }
     scores |= {"stderr": math.sqrt(share * (1 - share) / count), "higher_is_better": True}
     scores |= {"no_answer": sum(one.answer is None for one in answers) / count}
     samples = [
-        {"task": TWO_STAGE, "filter": "none", "doc_id": answer.number, "prompt": document["question"]}
+        {
+            "task": TWO_STAGE,
+            "filter": "none",
+            "doc_id": answer.number,
+            "prompt": document["question"],
+        }
         | {
             "response": answer.text,
             "answer": answer.answer or "",
             "target": document["answer"],
             "right": float(is_right),
         }
-        | {"metrics": json.dumps({"exact_match": float(is_right)}), "no_answer": answer.answer is None}
+        | {
+            "metrics": json.dumps({"exact_match": float(is_right)}),
+            "no_answer": answer.answer is None,
+        }
         | {"logprobs": [], "stderrs": [], "tokens": 0, "steps": answer.steps, "cut": 0}
         for answer, document, is_right in zip(answers, documents, right, strict=True)
     ]

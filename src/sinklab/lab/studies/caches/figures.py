@@ -1,4 +1,6 @@
-"""What a comparison of caches shows: fidelity over the budget, with and without protected sinks, and what it costs."""
+"""What a comparison of caches shows: fidelity over the budget, with and without protected sinks,
+and what it costs.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -14,7 +16,9 @@ from sinklab.lab.reports.samples import Reader
 from sinklab.lab.reports.words import statements
 from sinklab.lab.studies.base import labels_of
 
-NAMES, WHOLE, WHOSE, COLUMNS = (labels_of("caches")[name] for name in ("families", "whole", "whose", "columns"))
+NAMES, WHOLE, WHOSE, COLUMNS = (
+    labels_of("caches")[name] for name in ("families", "whole", "whose", "columns")
+)
 KEYS = ["family", "keep", "sinks", "protect"]
 DIVERGENCE = Axis("nats per masked token", scale="log")
 
@@ -23,13 +27,21 @@ DIVERGENCE = Axis("nats per masked token", scale="log")
 def caches_figure(one: Reader) -> list[Chart]:
     """Divergence over the budget, and where it was measured, over time."""
     run, policies = one.run, one.run.table("policies")
-    charts = [_fidelity(policies, f"{run.info.model.get('name', '')}: distance from uncached decoding")]
+    charts = [
+        _fidelity(policies, f"{run.info.model.get('name', '')}: distance from uncached decoding")
+    ]
     return charts + ([_costs(policies, _at_longest(run))] if "costs" in run.tables else [])
 
 
 def draw_caches(runs: list[Run], out: Path, options: object) -> list[Path]:
-    """Write `caches_figure` as caches.png into each run. Raises ValueError for a run of another kind."""
-    return [path for run in runs for path in save_figure(partial(caches_figure, run), run.path / "caches")]
+    """Write `caches_figure` as caches.png into each run. Raises ValueError for a run of another
+    kind.
+    """
+    return [
+        path
+        for run in runs
+        for path in save_figure(partial(caches_figure, run), run.path / "caches")
+    ]
 
 
 def _at_longest(run: Run) -> pd.DataFrame:
@@ -39,7 +51,9 @@ def _at_longest(run: Run) -> pd.DataFrame:
 
 
 def _fidelity(policies: pd.DataFrame, title: str) -> Chart:
-    """Divergence from the uncached distribution over the share of columns kept; full lines protect sinks of now."""
+    """Divergence from the uncached distribution over the share of columns kept; full lines protect
+    sinks of now.
+    """
     lines = []
     for family in NAMES:
         mine = policies[(policies["family"] == family) & (policies["keep"] < 1)].sort_values("keep")
@@ -49,8 +63,13 @@ def _fidelity(policies: pd.DataFrame, title: str) -> Chart:
                 ends = {end: part[f"divergence_{end}"] for end in ("low", "high")}
                 how = _drawn_as(family) | {"run": NAMES[family] + words, "style": style} | ends
                 lines.append(Line(100 * part["keep"], part["divergence"], **how))
-    whole = policies[policies["family"].isin(WHOLE) & (policies["divergence"] > 0)].drop_duplicates("family")
-    marks = [Mark("y", *cell) for cell in zip(whole["divergence"], whole["family"].map(WHOLE), strict=True)]
+    whole = policies[policies["family"].isin(WHOLE) & (policies["divergence"] > 0)].drop_duplicates(
+        "family"
+    )
+    marks = [
+        Mark("y", *cell)
+        for cell in zip(whole["divergence"], whole["family"].map(WHOLE), strict=True)
+    ]
     across = Axis("columns kept outside the block (window: of all)", " %", "log")
     return Chart(across, DIVERGENCE, lines, marks, title)
 
@@ -61,7 +80,10 @@ def _costs(policies: pd.DataFrame, costs: pd.DataFrame) -> Chart:
     for row in both[both["divergence"] > 0].to_dict("records"):
         how: dict[str, Any] = {"kind": "said", "words": row["label"], "colour": len(NAMES)}
         if row["family"] in NAMES and row["keep"] < 1:
-            how = _drawn_as(row["family"]) | {"kind": "dots", "style": "-" if row["protect"] == "now" else "--"}
+            how = _drawn_as(row["family"]) | {
+                "kind": "dots",
+                "style": "-" if row["protect"] == "now" else "--",
+            }
         lines.append(Line([row["ratio"]], [row["divergence"]], **how))
     across = Axis(f"processor time, uncached = 1 ({costs['length'].iloc[0]} columns)")
     return Chart(across, DIVERGENCE, lines, title="distance over time")
@@ -73,7 +95,9 @@ def _drawn_as(family: str) -> dict[str, Any]:
 
 
 def caches_sentences(runs: list[Run]) -> list[str]:
-    """The table of caches of each run, a line each, and what protection does to the divergence at each budget."""
+    """The table of caches of each run, a line each, and what protection does to the divergence at
+    each budget.
+    """
     return [line for run in runs for line in _sentences(run)]
 
 
@@ -87,7 +111,9 @@ def _sentences(run: Run) -> list[str]:
     width = max(map(len, table["label"]))
     lines = ["  ".join([" " * width, *(head.rjust(11) for head in shown)])]
     for row in table.to_dict("records"):
-        cells = ("–" if pd.isna(row[name]) else form.format(row[name]) for name, form in shown.values())
+        cells = (
+            "–" if pd.isna(row[name]) else form.format(row[name]) for name, form in shown.values()
+        )
         lines.append("  ".join([row["label"].ljust(width), *(cell.rjust(11) for cell in cells)]))
     found, told = run.table("protection"), statements("sinklab.lab.studies.caches", (), whose=WHOSE)
     return lines + told("protection", found[found["metric"] == "divergence"].to_dict("records"))

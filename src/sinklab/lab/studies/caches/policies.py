@@ -1,4 +1,6 @@
-"""The caches that are compared, by what they keep; at one budget the members of a family differ in protection alone."""
+"""The caches that are compared, by what they keep; at one budget the members of a family differ in
+protection alone.
+"""
 
 # B batch rows, S canvas columns, M wanted positions, Q = K = S
 import math
@@ -14,7 +16,9 @@ from sinklab.lab.caching.policies import SCORES, EvictingCache
 from sinklab.lab.studies.caches.study import CacheSettings
 
 DELAY = 1
-"""Evicting caches all choose at the second evaluation of a block, as Sparse-dLLM does: full evaluations are equal."""
+"""Evicting caches all choose at the second evaluation of a block, as Sparse-dLLM does: full
+evaluations are equal.
+"""
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,9 @@ class Policy:
     """One way to evaluate a block."""
 
     family: str
-    """none, prefix, dual, sink_refresh; nearest, aligned, received, random (evicting); window (sparse attention)."""
+    """none, prefix, dual, sink_refresh; nearest, aligned, received, random (evicting); window
+    (sparse attention).
+    """
     keep: float = 1.0
     """Share of the columns outside the block (window: of all columns) that a query attends to."""
     sinks: int = 0
@@ -36,9 +42,17 @@ class Policy:
         if self.family == "sink_refresh":
             return f"dual, {self.sinks} sinks recomputed"
         kept = "" if self.keep == 1 else f" {self.keep:.3g}"
-        whose = {"": "", "now": "", "first": "first ", "earlier": "earlier ", "random": "random columns for "}
+        whose = {
+            "": "",
+            "now": "",
+            "first": "first ",
+            "earlier": "earlier ",
+            "random": "random columns for ",
+        }
         name = "all kept" if self.is_evicting and self.keep == 1 else self.family
-        return f"{name}{kept}" + (f" + {self.sinks} {whose[self.protect]}sinks" if self.sinks else "")
+        return f"{name}{kept}" + (
+            f" + {self.sinks} {whose[self.protect]}sinks" if self.sinks else ""
+        )
 
     @property
     def is_evicting(self) -> bool:
@@ -53,7 +67,9 @@ class Policy:
         if self.family in ("none", "prefix", "dual", "sink_refresh"):
             return cache_of(self.family + (f":sinks={self.sinks}" if self.sinks else ""))
         options: dict[str, Any] = {"protect": self.protect} if self.protect else {}
-        return EvictingCache(keep=self.keep, sinks=self.sinks, score=self.family, delay=DELAY, **options)
+        return EvictingCache(
+            keep=self.keep, sinks=self.sinks, score=self.family, delay=DELAY, **options
+        )
 
     def denoiser(self, model: Any) -> Any:
         """The model as this policy runs it."""
@@ -63,7 +79,9 @@ class Policy:
 
 
 def policies(settings: CacheSettings) -> list[Policy]:
-    """All that are compared, the uncached one first. Raises ValueError for budgets and names that make no sense."""
+    """All that are compared, the uncached one first. Raises ValueError for budgets and names that
+    make no sense.
+    """
     found = [Policy("none"), Policy("prefix"), Policy("dual")]
     found += [Policy("sink_refresh", sinks=count) for count in settings.refreshed]
     found += [Policy("nearest")]
@@ -75,7 +93,9 @@ def policies(settings: CacheSettings) -> list[Policy]:
             found += [Policy(score, keep, settings.cache_sinks, which) for which in protect]
         if settings.sparse:
             found.append(Policy("window", keep))
-            found += [Policy("window", keep, settings.cache_sinks, which) for which in ("now", "random")]
+            found += [
+                Policy("window", keep, settings.cache_sinks, which) for which in ("now", "random")
+            ]
     for policy in found:
         _ = policy.cache
     return found
@@ -87,11 +107,12 @@ def pairs(found: list[Policy]) -> list[tuple[Policy, Policy]]:
 
 
 class SparseDenoiser:
-    """Full recomputation in which every query attends to a share of the keys: the sinks first, then the nearest.
+    """Full recomputation in which every query attends to a share of the keys: the sinks first, then
+    the nearest.
 
-    Sinks are the columns that receive most over all layers and heads in a clean pass over the same canvas, each row its
-    own; the mask is one for all layers and heads. For fidelity alone: the mask saves no time. Added sinks are always
-    seen.
+    Sinks are the columns that receive most over all layers and heads in a clean pass over the same
+    canvas, each row its own; the mask is one for all layers and heads. For fidelity alone: the mask
+    saves no time. Added sinks are always seen.
     """
 
     def __init__(self, model: Any, keep: float, sinks: int, *, is_random: bool = False) -> None:
@@ -100,8 +121,12 @@ class SparseDenoiser:
     @torch.inference_mode()
     def __call__(self, ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
         """Logits (M, V). The canvas has no padding."""
-        visible_BQK = nearest_keys(self._sinks(ids_BS), math.floor(self.keep * ids_BS.shape[1] + 1e-9))
-        return self.model(ids_BS, logits_to_keep=wanted_BS, visible=visible_BQK.to(ids_BS.device)).logits
+        visible_BQK = nearest_keys(
+            self._sinks(ids_BS), math.floor(self.keep * ids_BS.shape[1] + 1e-9)
+        )
+        return self.model(
+            ids_BS, logits_to_keep=wanted_BS, visible=visible_BQK.to(ids_BS.device)
+        ).logits
 
     def _sinks(self, ids_BS: Tensor) -> Tensor:
         batch, length = ids_BS.shape
@@ -109,7 +134,9 @@ class SparseDenoiser:
         if not self.sinks:
             return sinks_BS
         if self.is_random:
-            draws_BS = torch.rand(1, length, generator=torch.Generator().manual_seed(0)).expand(batch, -1)
+            draws_BS = torch.rand(1, length, generator=torch.Generator().manual_seed(0)).expand(
+                batch, -1
+            )
         else:
             with trace(self.model, ("received",)) as recording:
                 self.model(ids_BS, logits_to_keep=torch.zeros_like(ids_BS, dtype=torch.bool))
@@ -118,7 +145,9 @@ class SparseDenoiser:
 
 
 def nearest_keys(sinks_BS: Tensor, count: int) -> Tensor:
-    """Which keys each query sees, bool (B, S, S): itself, the sinks, then the nearest, `count` in all (at least 1)."""
+    """Which keys each query sees, bool (B, S, S): itself, the sinks, then the nearest, `count` in
+    all (at least 1).
+    """
     length = sinks_BS.shape[1]
     position_S = torch.arange(length)
     # twice the distance, so that of two equally near keys the left one is nearer

@@ -1,7 +1,9 @@
-"""A comparison of caches on one model: the same half-revealed text, whole texts, time and memory."""
+"""A comparison of caches on one model: the same half-revealed text, whole texts, time and
+memory.
+"""
 
-# R rows, B batch (1 where costs are measured), S canvas columns, N new tokens, M wanted positions (row-major),
-# V vocabulary
+# R rows, B batch (1 where costs are measured), S canvas columns, N new tokens, M wanted positions
+# (row-major), V vocabulary
 import itertools
 import math
 import statistics
@@ -30,33 +32,46 @@ from sinklab.lab.studies.processes import Progress
 
 Tick = Callable[[], object]
 METRICS = ("loss", "divergence", "same")
-"""Of the tokens still masked: nats of the true one; nats from the uncached distribution to the cached one; share of
-positions at which both have the same token first."""
+"""Of the tokens still masked: nats of the true one; nats from the uncached distribution to the
+cached one; share of positions at which both have the same token first."""
 
 
 def rows_of_text(loaded: Loaded, settings: CacheSettings) -> Tensor:
-    """Rows the model has not seen, int64 (R, S). Raises ValueError where the corpus does not fill them."""
+    """Rows the model has not seen, int64 (R, S). Raises ValueError where the corpus does not fill
+    them.
+    """
     most, source = max(settings.rows, settings.texts), heldout_text(settings.heldout)
     ids_RS = heldout_rows(loaded, source, rows=most, length=settings.length).ids_RS
     if len(ids_RS) < settings.rows:
         raise ValueError(
-            f"the text fills {len(ids_RS)} rows of {settings.length} tokens, but rows={settings.rows}; ask for fewer, "
+            f"the text fills {len(ids_RS)} rows of {settings.length} tokens, but "
+            f"rows={settings.rows}; ask for fewer, "
             "or name a longer text."
         )
     return ids_RS
 
 
 def revealed(settings: CacheSettings, rows: Sequence[int]) -> Tensor:
-    """When each new token is revealed: its turn within its block, int64 (B, N); by row, whatever the batch."""
-    draws_BN = np.stack([np.random.default_rng([settings.seed, row]).random(settings.new_tokens) for row in rows])
-    blocks = np.split(draws_BN, range(settings.block_length, settings.new_tokens, settings.block_length), axis=1)
+    """When each new token is revealed: its turn within its block, int64 (B, N); by row, whatever
+    the batch.
+    """
+    draws_BN = np.stack(
+        [np.random.default_rng([settings.seed, row]).random(settings.new_tokens) for row in rows]
+    )
+    blocks = np.split(
+        draws_BN, range(settings.block_length, settings.new_tokens, settings.block_length), axis=1
+    )
     return torch.from_numpy(np.concatenate([block.argsort(1).argsort(1) for block in blocks], 1))
 
 
 def canvas_of(model: Any, ids_BS: Tensor, new_tokens: int) -> Canvas:
-    """The rows with their last tokens masked. Raises ValueError for rows that do not fit the model."""
+    """The rows with their last tokens masked. Raises ValueError for rows that do not fit the
+    model.
+    """
     fits = {"mask_id": model.config.mask_token_id, "context": model.config.text_positions}
-    return Canvas.from_prompts(ids_BS[:, : ids_BS.shape[1] - new_tokens], new_tokens=new_tokens, **fits)
+    return Canvas.from_prompts(
+        ids_BS[:, : ids_BS.shape[1] - new_tokens], new_tokens=new_tokens, **fits
+    )
 
 
 @torch.inference_mode()
@@ -68,11 +83,12 @@ def forced(
     settings: CacheSettings,
     progress: Tick = lambda: None,
 ) -> dict[str, list[Any]]:
-    """Every policy on the same text, revealed block by block, in the same random order: a table, a line per policy and
-    row with the means of `METRICS`.
+    """Every policy on the same text, revealed block by block, in the same random order: a table, a
+    line per policy and row with the means of `METRICS`.
 
-    What counts is the evaluations that run the block alone under every cache, from the third on. The true tokens are
-    revealed whatever a policy proposes, so that errors do not pile up and rows can be compared in pairs.
+    What counts is the evaluations that run the block alone under every cache, from the third on.
+    The true tokens are revealed whatever a policy proposes, so that errors do not pile up and rows
+    can be compared in pairs.
 
     Args:
         ids_BS: the true text.
@@ -121,7 +137,9 @@ def evaluations(settings: CacheSettings) -> int:
     return sum(-(-size // settings.tokens_per_step) for size in sizes)
 
 
-def _moments(block_BS: Tensor, turn_BS: Tensor, settings: CacheSettings) -> Iterator[tuple[int, int, Tensor]]:
+def _moments(
+    block_BS: Tensor, turn_BS: Tensor, settings: CacheSettings
+) -> Iterator[tuple[int, int, Tensor]]:
     """(block, nth evaluation, positions of the block still masked)."""
     for block in range(int(block_BS.max()) + 1):
         inside_BS = block_BS == block
@@ -133,7 +151,9 @@ def _log_probs(logits_MV: Tensor, config: Any) -> Tensor:
     """Over the tokens that may be written: text, and not [MASK]."""
     logits_MV = logits_MV[:, : config.text_vocab_size].float()
     if config.mask_token_id < logits_MV.shape[1]:
-        logits_MV = logits_MV.index_fill(1, torch.tensor([config.mask_token_id], device=logits_MV.device), -torch.inf)
+        logits_MV = logits_MV.index_fill(
+            1, torch.tensor([config.mask_token_id], device=logits_MV.device), -torch.inf
+        )
     return logits_MV.log_softmax(1)
 
 
@@ -157,14 +177,16 @@ def written(loaded: Loaded, ids_BS: Tensor, policy: Policy, settings: CacheSetti
 
 
 KINDS = ("full_ms", "partial_ms")
-"""Median milliseconds of an evaluation that computes everything (and chooses, where something is chosen) and of one
-that does not."""
+"""Median milliseconds of an evaluation that computes everything (and chooses, where something is
+chosen) and of one that does not."""
 
 
 def held_bytes(model: Any, canvas: Canvas, policy: Policy, block_length: int) -> int:
-    """Bytes of keys and values that an evaluation of the block attends to, as the session holds them.
+    """Bytes of keys and values that an evaluation of the block attends to, as the session holds
+    them.
 
-    Without a cache nothing is held: the same number as with a dual cache is computed and dropped in every evaluation.
+    Without a cache nothing is held: the same number as with a dual cache is computed and dropped in
+    every evaluation.
     """
     session: Any = model.denoiser().session()
     denoiser: Any = SimpleNamespace(session=lambda: session)
@@ -176,13 +198,17 @@ def held_bytes(model: Any, canvas: Canvas, policy: Policy, block_length: int) ->
 
 
 def costs(
-    model: Any, lengths: Sequence[int], found: Sequence[Policy], settings: CacheSettings, progress: Tick = lambda: None
+    model: Any,
+    lengths: Sequence[int],
+    found: Sequence[Policy],
+    settings: CacheSettings,
+    progress: Tick = lambda: None,
 ) -> dict[str, list[Any]]:
     """Time and memory of one row at these canvas lengths: a table, a line per length and policy.
 
-    Policies take turns, `settings.repeats` each; of every step the best turn counts, so that a busy neighbour disturbs
-    long runs no more than short ones. Prompts are random tokens: neither time nor memory depends on them. Only the last
-    `settings.new_tokens` columns are written.
+    Policies take turns, `settings.repeats` each; of every step the best turn counts, so that a busy
+    neighbour disturbs long runs no more than short ones. Prompts are random tokens: neither time
+    nor memory depends on them. Only the last `settings.new_tokens` columns are written.
     """
     config = model.config
     lines = list[dict[str, Any]]()
@@ -194,9 +220,16 @@ def costs(
         for _, policy in itertools.product(range(settings.repeats), found):
             taken[policy].append(_step_seconds(model, canvas, policy, settings.block_length))
             progress()
-        best = {policy: [min(turn) for turn in zip(*turns, strict=True)] for policy, turns in taken.items()}
+        best = {
+            policy: [min(turn) for turn in zip(*turns, strict=True)]
+            for policy, turns in taken.items()
+        }
         for policy, steps in best.items():
-            line = {"length": length, **asdict(policy), "ms_per_token": 1e3 * sum(steps) / settings.new_tokens}
+            line = {
+                "length": length,
+                **asdict(policy),
+                "ms_per_token": 1e3 * sum(steps) / settings.new_tokens,
+            }
             line["ratio"] = sum(steps) / sum(best[found[0]])
             line |= dict(zip(KINDS, _kinds(steps, policy, settings.block_length), strict=True))
             line["held_bytes"] = held_bytes(model, canvas, policy, settings.block_length)
@@ -207,10 +240,16 @@ def costs(
 def _kinds(seconds: Sequence[float], policy: Policy, block_length: int) -> tuple[float, float]:
     """`KINDS` of one run, one token a step."""
     chosen = DELAY if policy.is_evicting else 0
-    is_full = [policy.cache is None or index % block_length == chosen for index in range(len(seconds))]
+    is_full = [
+        policy.cache is None or index % block_length == chosen for index in range(len(seconds))
+    ]
     full = list(itertools.compress(seconds, is_full))
     # before it chooses, a cache computes everything, too, but for the choice
-    partial = [taken for index, taken in enumerate(seconds) if not is_full[index] and index % block_length > chosen]
+    partial = [
+        taken
+        for index, taken in enumerate(seconds)
+        if not is_full[index] and index % block_length > chosen
+    ]
     return 1e3 * statistics.median(full), 1e3 * statistics.median(partial) if partial else math.nan
 
 
@@ -239,7 +278,9 @@ class Plan:
 
     @property
     def timed(self) -> list[Policy]:
-        """All but sparse attention: it saves no time as it is done here, and would take a clean pass a step."""
+        """All but sparse attention: it saves no time as it is done here, and would take a clean
+        pass a step.
+        """
         return [policy for policy in self.found if policy.family != "window"]
 
 
@@ -247,13 +288,21 @@ def prepare(loaded: Loaded, settings: CacheSettings, progress: Progress) -> Plan
     """What is compared, and the text.
 
     Raises:
-        ValueError: for a model that does not denoise, rows that do not fit it, and settings that make no sense.
+        ValueError: for a model that does not denoise, rows that do not fit it, and settings that
+            make no sense.
     """
     progress.stage("reading text")
     if loaded.family != "diffusion":
-        raise ValueError(f"block caches belong to diffusion models, but {loaded.name} is {loaded.family}")
+        raise ValueError(
+            f"block caches belong to diffusion models, but {loaded.name} is {loaded.family}"
+        )
     lengths = settings.lengths or (settings.length,)
-    check_fits(loaded, "caches", max(settings.length, *lengths), "lower prompt_tokens, new_tokens or lengths")
+    check_fits(
+        loaded,
+        "caches",
+        max(settings.length, *lengths),
+        "lower prompt_tokens, new_tokens or lengths",
+    )
     batches = math.ceil(settings.rows / settings.batch)
     return Plan(policies(settings), rows_of_text(loaded, settings), lengths, batches)
 
@@ -264,9 +313,13 @@ def compare(work: Work) -> None:
     count = progress.counter(len(work.samples) * evaluations(settings))
     for part in work.samples:
         rows = range(settings.rows)[part * settings.batch :][: settings.batch]
-        progress.stage(f"revealing rows {rows[0] + 1} to {rows[-1] + 1} under {len(plan.found)} policies")
+        progress.stage(
+            f"revealing rows {rows[0] + 1} to {rows[-1] + 1} under {len(plan.found)} policies"
+        )
         ids_BS = plan.ids_RS[rows.start : rows.stop]
-        work.run.table("rows", forced(work.loaded, ids_BS, rows, plan.found, settings, count), part=part)
+        work.run.table(
+            "rows", forced(work.loaded, ids_BS, rows, plan.found, settings, count), part=part
+        )
     if settings.texts:
         _write_texts(work)
     if settings.repeats and not work.run.has("costs"):
@@ -286,7 +339,9 @@ def _write_texts(work: Work) -> None:
     for part in missing:
         texts_RN = plain_RN if part == 0 else written(work.loaded, ids_RS, found[part], settings)
         same_R = (texts_RN == plain_RN).double().mean(1).tolist()
-        rows = [asdict(found[part]) | {"row": row, "agreement": same} for row, same in enumerate(same_R)]
+        rows = [
+            asdict(found[part]) | {"row": row, "agreement": same} for row, same in enumerate(same_R)
+        ]
         work.run.table("texts", columns_of(rows), part=part)
         count()
 
@@ -309,7 +364,9 @@ def _summary(rows: pd.DataFrame, texts: pd.DataFrame | None, policy: Policy) -> 
     line: dict[str, Any] = {"label": policy.label, **asdict(policy)}
     for metric, values_R in rows.loc[astuple(policy)][[*METRICS]].items():
         found = mean_over(values_R)
-        line |= zip((metric, f"{metric}_low", f"{metric}_high"), (found.value, *found.interval), strict=True)
+        line |= zip(
+            (metric, f"{metric}_low", f"{metric}_high"), (found.value, *found.interval), strict=True
+        )
     agreement = math.nan
     if texts is not None and policy.family != "window":
         agreement = float(texts.loc[astuple(policy)]["agreement"].mean())
@@ -317,7 +374,9 @@ def _summary(rows: pd.DataFrame, texts: pd.DataFrame | None, policy: Policy) -> 
 
 
 def _protection(rows: pd.DataFrame, found: list[Policy]) -> Iterator[dict[str, Any]]:
-    """Protected less unprotected at equal budget, paired over rows, with 95 % intervals: a line per pair and metric."""
+    """Protected less unprotected at equal budget, paired over rows, with 95 % intervals: a line per
+    pair and metric.
+    """
     for policy, bare in pairs(found):
         apart = rows.loc[astuple(policy)] - rows.loc[astuple(bare)]
         for metric, delta_R in apart[[*METRICS]].items():

@@ -1,4 +1,6 @@
-"""The comparison of block caches as a study: its settings, its command, and the function that Python calls."""
+"""The comparison of block caches as a study: its settings, its command, and the function that
+Python calls.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from sinklab.lab.studies.processes import Amount
 
 @dataclass(frozen=True)
 class CacheSettings(Checked):
-    """Which caches, on which text, and what is measured. Raises ValueError for numbers that make no sense."""
+    """Which caches, on which text, and what is measured. Raises ValueError for numbers that make no
+    sense.
+    """
 
     cache_keep: tuple[float, ...] = (0.5, 0.25)
     """Budgets of the evicting caches: shares of the columns outside the block."""
@@ -24,11 +28,15 @@ class CacheSettings(Checked):
     protect: tuple[str, ...] = ("now",)
     """Whose sinks: now, first, earlier; one protected variant for each."""
     scores: tuple[str, ...] = ("nearest", "aligned", "received", "random")
-    """What ranks the columns of the evicting caches: nearest, aligned (Sparse-dLLM), received, random."""
+    """What ranks the columns of the evicting caches: nearest, aligned (Sparse-dLLM), received,
+    random.
+    """
     refreshed: tuple[int, ...] = (4, 16)
     """Sinks that the refreshing dual cache computes anew with the block; one variant for each."""
     sparse: bool = False
-    """Also full recomputation under sparse attention: every query sees its nearest keys, with and without sinks."""
+    """Also full recomputation under sparse attention: every query sees its nearest keys, with and
+    without sinks.
+    """
     heldout: str | None = None
     """Corpus of text the model has not seen; None takes the excerpt inside the package."""
     rows: int = limited(8, at_least=2)
@@ -56,13 +64,16 @@ class CacheSettings(Checked):
         super().__post_init__()
         if min(self.block_length, self.new_tokens) <= 2 * self.tokens_per_step:
             raise ValueError(
-                "the first two evaluations of a block compute everything and are not compared, so a block needs more "
-                f"than 2 · tokens_per_step tokens, got block_length={self.block_length} and tokens_per_step="
+                "the first two evaluations of a block compute everything and are not compared, so "
+                "a block needs more "
+                f"than 2 · tokens_per_step tokens, got block_length={self.block_length} and "
+                "tokens_per_step="
                 f"{self.tokens_per_step} for new_tokens={self.new_tokens}; make blocks longer."
             )
         if short := [length for length in self.lengths if length <= self.new_tokens]:
             raise ValueError(
-                f"lengths are those of the whole canvas, longer than new_tokens={self.new_tokens}, got {short[0]}."
+                "lengths are those of the whole canvas, longer than "
+                f"new_tokens={self.new_tokens}, got {short[0]}."
             )
 
     @property
@@ -79,14 +90,17 @@ class CacheSettings(Checked):
 class Caches(Study):
     """Compare block caches, with and without protected sinks, at equal budgets.
 
-    Text the model has not seen is revealed block by block, and every cache is asked for the tokens still masked: how
-    far are its probabilities from those computed without a cache? Also written: whole texts, time and memory. Prints a
-    line per cache and a verdict per budget; writes a run folder and a figure.
+    Text the model has not seen is revealed block by block, and every cache is asked for the tokens
+    still masked: how far are its probabilities from those computed without a cache? Also written:
+    whole texts, time and memory. Prints a line per cache and a verdict per budget; writes a run
+    folder and a figure.
 
     Try
         sinklab caches
-        sinklab caches --model tiny-sink --cache-keep 0.25 0.1 --cache-sinks 8 --out runs/caches-sink
-        sinklab caches --rows 32 --batch 16 --prompt-tokens 160 --new-tokens 64 --sparse --out runs/caches-long
+        sinklab caches --model tiny-sink --cache-keep 0.25 0.1 --cache-sinks 8 --out \\
+            runs/caches-sink
+        sinklab caches --rows 32 --batch 16 --prompt-tokens 160 --new-tokens 64 --sparse --out \\
+            runs/caches-long
     """
 
     Settings = CacheSettings
@@ -100,8 +114,16 @@ class Caches(Study):
     def amount(self, settings: CacheSettings, info: Any) -> Amount:
         """Every step of every row and text under every cache, half a full step each."""
         caches = 2 + len(settings.cache_keep) * len(settings.scores) * (1 + len(settings.protect))
-        words = f"{settings.rows} rows and {settings.texts} texts × {settings.new_tokens} steps × {caches} caches"
-        evaluations = caches * (math.ceil(settings.rows / settings.batch) + settings.texts) * settings.new_tokens
+        words = (
+            f"{settings.rows} rows and {settings.texts} texts × {settings.new_tokens} steps "
+            "× "
+            f"{caches} caches"
+        )
+        evaluations = (
+            caches
+            * (math.ceil(settings.rows / settings.batch) + settings.texts)
+            * settings.new_tokens
+        )
         return Amount(words, evaluations, min(settings.rows, settings.batch) * settings.length // 2)
 
     def samples(self, plan: Any) -> int:
@@ -112,9 +134,10 @@ class Caches(Study):
 cache_fidelity = Caches()
 """Write a run folder of kind "caches".
 
-Tables: ``rows`` (a line per policy and row: loss, divergence from uncached, same first token), ``texts`` (share of
-written tokens that uncached decoding writes too), ``policies`` (means of both with 95 % intervals over
-rows), ``protection`` (protected less unprotected at equal budget, paired over rows), ``costs`` (time, memory).
+Tables: ``rows`` (a line per policy and row: loss, divergence from uncached, same first token),
+``texts`` (share of written tokens that uncached decoding writes too), ``policies`` (means of both
+with 95 % intervals over rows), ``protection`` (protected less unprotected at equal budget, paired
+over rows), ``costs`` (time, memory).
 
 Args:
     loaded: a diffusion model.
@@ -124,5 +147,6 @@ Args:
     resume: go on where an interrupted run stopped, batch by batch and policy by policy.
 
 Raises:
-    ValueError: for a model that does not denoise, rows that do not fit it, and settings that make no sense.
+    ValueError: for a model that does not denoise, rows that do not fit it, and settings that make
+        no sense.
 """

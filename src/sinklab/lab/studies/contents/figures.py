@@ -39,13 +39,15 @@ def contents_places(run: Run) -> list[str]:
     return [place for place in PLACES if place in there]
 
 
-@figure("contents", kind="contents", alone=True, prepared=True, columns=3, share="x", size=(3.4, 2.1))
+@figure(
+    "contents", kind="contents", alone=True, prepared=True, columns=3, share="x", size=(3.4, 2.1)
+)
 def contents_figure(one: Reader, place: str = "future") -> list[Chart]:
-    """What the lens (two rows) and the probes (two rows) read at the sinks of a place and at matched positions, by
-    layer.
+    """What the lens (two rows) and the probes (two rows) read at the sinks of a place and at
+    matched positions, by layer.
 
-    Full lines: sinks and matched positions with 95 % intervals over texts; dotted: probes of shuffled targets;
-    dashed: of what another text held at that step.
+    Full lines: sinks and matched positions with 95 % intervals over texts; dotted: probes of
+    shuffled targets; dashed: of what another text held at that step.
 
     Raises:
         NotRecorded: where there were no sinks at the place.
@@ -55,9 +57,13 @@ def contents_figure(one: Reader, place: str = "future") -> list[Chart]:
     if place not in contents_places(run):
         raise NotRecorded(
             f"This figure needs sinks at the place {place!r}, and {run.path} has some at "
-            f"{', '.join(contents_places(run)) or 'none'}. Choose another place, or --choose strongest."
+            f"{', '.join(contents_places(run)) or 'none'}. Choose another place, or --choose "
+            "strongest."
         )
-    x = Axis(f"{_label(run)}, {PLACES[place]}: layer that the state enters (the last one: leaves)", whole=True)
+    x = Axis(
+        f"{_label(run)}, {PLACES[place]}: layer that the state enters (the last one: leaves)",
+        whole=True,
+    )
     charts = []
     for table, column, titles in (("lens", "measure", LENS), ("probes", "target", PROBES)):
         frame = run.table(table) if table in run.tables else pd.DataFrame({"place": [], column: []})
@@ -75,22 +81,35 @@ def contents_figure(one: Reader, place: str = "future") -> list[Chart]:
 
 def _lines(shown: pd.DataFrame, is_strongest: bool) -> list[Line]:
     found, chosen = [], "strongest keys" if is_strongest else "sinks"
-    for colour, (population, name) in enumerate((("matched", "matched positions"), ("sink", chosen))):
+    for colour, (population, name) in enumerate(
+        (("matched", "matched positions"), ("sink", chosen))
+    ):
         rows = shown[shown["population"] == population].sort_values("layer")
         clipped = {
-            name: rows[name].clip(lower=LEAST) if "target" in rows else rows[name] for name in CLIPPED if name in rows
+            name: rows[name].clip(lower=LEAST) if "target" in rows else rows[name]
+            for name in CLIPPED
+            if name in rows
         }
         how: dict[str, Any] = {"run": name, "colour": colour, "marker": colour}
-        found.append(Line(rows["layer"], clipped["value"], low=clipped["low"], high=clipped["high"], **how))
+        found.append(
+            Line(rows["layer"], clipped["value"], low=clipped["low"], high=clipped["high"], **how)
+        )
         for control, words, style in CONTROLS if "target" in rows else ():
             found.append(Line(rows["layer"], clipped[control], words=words, style=style, **how))
     return found
 
 
 def save_contents_figures(
-    run: Run, folder: str | Path, places: Iterable[str] | None = None, *, prefix: str = "", theme: str = "light"
+    run: Run,
+    folder: str | Path,
+    places: Iterable[str] | None = None,
+    *,
+    prefix: str = "",
+    theme: str = "light",
 ) -> list[Path]:
-    """The figure of each place as PREFIXcontents-PLACE.png; of all places with sinks when `places` is None."""
+    """The figure of each place as PREFIXcontents-PLACE.png; of all places with sinks when `places`
+    is None.
+    """
     written = []
     for place in contents_places(run) if places is None else places:
         draw = partial(contents_figure, run, place, theme=theme)

@@ -14,16 +14,27 @@ from torch import Tensor, nn
 from sinklab.core.attention.context import is_observed
 from sinklab.lab.training.snapshots import after_layers
 
-MEASURES = ("entropy", "probability", "log10_rank", "frequent_probability", "frequent_log10_rank", "kl", "hidden")
-"""Of `LogitLens.measures`: nats, probabilities, base-10 logarithms of ranks (0 is the first), nats, a probability."""
+MEASURES = (
+    "entropy",
+    "probability",
+    "log10_rank",
+    "frequent_probability",
+    "frequent_log10_rank",
+    "kl",
+    "hidden",
+)
+"""Of `LogitLens.measures`: nats, probabilities, base-10 logarithms of ranks (0 is the first), nats,
+a probability.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class LogitLens:
-    """A model's final norm and head on states of any layer (nostalgebraist 2020; the question is arXiv 2510.15731's
-    §7).
+    """A model's final norm and head on states of any layer (nostalgebraist 2020; the question is
+    arXiv 2510.15731's §7).
 
-    At position i it reads what query i predicts: the token at i, or at i + 1 where the model's logits are shifted.
+    At position i it reads what query i predicts: the token at i, or at i + 1 where the model's
+    logits are shifted.
     """
 
     norm: nn.Module
@@ -34,17 +45,24 @@ class LogitLens:
     """Ids from here on are no text; None when all are."""
 
     @classmethod
-    def of(cls, model: Any, *, hidden_ids: tuple[int, ...] = (), vocabulary: int | None = None) -> LogitLens:
+    def of(
+        cls, model: Any, *, hidden_ids: tuple[int, ...] = (), vocabulary: int | None = None
+    ) -> LogitLens:
         """The lens of a transformers model with a decoder that ends in `norm`, and a head.
 
         Raises:
             ValueError: for a model without them.
         """
-        norm, head = getattr(getattr(model, "base_model", model), "norm", None), model.get_output_embeddings()
+        norm, head = (
+            getattr(getattr(model, "base_model", model), "norm", None),
+            model.get_output_embeddings(),
+        )
         if not isinstance(norm, nn.Module) or head is None:
             raise ValueError(
-                f"the logit lens needs a decoder with a final `norm` and a head over the vocabulary, but "
-                f"{type(model).__name__} lacks {'the norm' if head is not None else 'the head'}; pass a DiffusionLM or "
+                "the logit lens needs a decoder with a final `norm` and a head over the "
+                "vocabulary, but "
+                f"{type(model).__name__} lacks {'the norm' if head is not None else 'the head'}; "
+                "pass a DiffusionLM or "
                 "a Llama-like causal model"
             )
         return cls(norm, head, tuple(hidden_ids), vocabulary)
@@ -58,20 +76,28 @@ class LogitLens:
 
     @torch.inference_mode()
     def measures(
-        self, states_ND: Tensor, last_ND: Tensor, token_N: Tensor, frequent_N: Tensor, *, chunk: int = 256
+        self,
+        states_ND: Tensor,
+        last_ND: Tensor,
+        token_N: Tensor,
+        frequent_N: Tensor,
+        *,
+        chunk: int = 256,
     ) -> dict[str, Tensor]:
         """What the lens reads in each state; float32 (N,) on the CPU, by the names of `MEASURES`.
 
         Args:
             states_ND: states of any layer.
             last_ND: the states of the same places after the last layer.
-            token_N: the token whose probability and rank are wanted (the one finally written); −1 gives NaN.
+            token_N: the token whose probability and rank are wanted (the one finally written); −1
+                gives NaN.
             frequent_N: a second one (the most frequent of the text so far); −1 gives NaN.
             chunk: states whose logits exist at a time.
 
         Returns:
-            entropy (nats); probability and log10_rank of token_N, frequent_probability and frequent_log10_rank of
-            frequent_N; kl, KL(last layer ‖ this one) in nats; hidden, what hidden_ids would have taken.
+            entropy (nats); probability and log10_rank of token_N, frequent_probability and
+            frequent_log10_rank of frequent_N; kl, KL(last layer ‖ this one) in nats; hidden, what
+            hidden_ids would have taken.
 
         Raises:
             ValueError: for arguments of unequal lengths.
@@ -79,17 +105,26 @@ class LogitLens:
         count = len(states_ND)
         if {len(last_ND), len(token_N), len(frequent_N)} != {count}:
             raise ValueError(
-                f"a lens reads as many last states and tokens as states, but there are {count} states, {len(last_ND)} "
+                f"a lens reads as many last states and tokens as states, but there are {count} "
+                f"states, {len(last_ND)} "
                 f"last states, {len(token_N)} and {len(frequent_N)} tokens"
             )
-        chunks = zip(*(given.split(chunk) for given in (states_ND, last_ND, token_N, frequent_N)), strict=True)
+        chunks = zip(
+            *(given.split(chunk) for given in (states_ND, last_ND, token_N, frequent_N)),
+            strict=True,
+        )
         parts = [self._measured(*part) for part in chunks]
         return {name: torch.cat([part[name] for part in parts]) for name in MEASURES}
 
-    def _measured(self, states_ND: Tensor, last_ND: Tensor, token_N: Tensor, frequent_N: Tensor) -> dict[str, Tensor]:
+    def _measured(
+        self, states_ND: Tensor, last_ND: Tensor, token_N: Tensor, frequent_N: Tensor
+    ) -> dict[str, Tensor]:
         logits_NV = self.logits(states_ND)
         found = {"hidden": logits_NV.softmax(1)[:, list(self.hidden_ids)].sum(1)}
-        log_NV, last_NV = self.log_probabilities(logits_NV), self.log_probabilities(self.logits(last_ND))
+        log_NV, last_NV = (
+            self.log_probabilities(logits_NV),
+            self.log_probabilities(self.logits(last_ND)),
+        )
         found["entropy"] = torch.special.entr(log_NV.exp()).sum(1)
         found["kl"] = (last_NV.exp() * (last_NV - log_NV)).sum(1).clamp(min=0)
         for prefix, wanted_N in (("", token_N), ("frequent_", frequent_N)):
@@ -111,14 +146,20 @@ class LogitLens:
 
 
 class ResidualStates:
-    """The residual stream of one forward: what enters layer 0, 1, …, and what leaves the last one."""
+    """The residual stream of one forward: what enters layer 0, 1, …, and what leaves the last
+    one.
+    """
 
     def __init__(self) -> None:
         self.layers = 0
         self.depths_BSD: list[Tensor] = []
-        """One tensor a depth, L + 1 in all: the one at l enters layer l, the last leaves the last layer."""
+        """One tensor a depth, L + 1 in all: the one at l enters layer l, the last leaves the last
+        layer.
+        """
         self.added_ND: list[Tensor] = []
-        """The same of the added sinks, which models run apart; empty where they have none or did not run again."""
+        """The same of the added sinks, which models run apart; empty where they have none or did
+        not run again.
+        """
 
     def _see(self, depth: int, states_BSD: Tensor) -> None:
         if not is_observed():
@@ -132,8 +173,8 @@ class ResidualStates:
 
 @contextmanager
 def residual_states(model: Any) -> Iterator[ResidualStates]:
-    """Watch the states between the decoder layers of a transformers model; one forward is held at a time, (L + 1)·B·S·D
-    numbers.
+    """Watch the states between the decoder layers of a transformers model; one forward is held at a
+    time, (L + 1)·B·S·D numbers.
 
     Raises:
         ValueError: if the model has no decoder with a list of layers.

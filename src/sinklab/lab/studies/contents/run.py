@@ -1,7 +1,9 @@
-"""What the sinks of a model carry: states at sinks beside states at positions that are like them, along its writing."""
+"""What the sinks of a model carry: states at sinks beside states at positions that are like them,
+along its writing.
+"""
 
-# N sampled states of one place and layer (or added sinks), D hidden size, L layers, C target columns, G texts,
-# R resamples, T sampled steps
+# N sampled states of one place and layer (or added sinks), D hidden size, L layers, C target
+# columns, G texts, R resamples, T sampled steps
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -36,14 +38,16 @@ NUMBERS = ("progress", "position")
 MEANS = ("committed", "next")
 """Targets that are mean embeddings, the same for both of a pair."""
 READ = (*MEASURES, "first", "norm", "variation")
-"""Measures of the table `lens`: those of the lens; how often the written token comes first; the length of the state;
-its squared distance to the mean of its population over the mean squared length (0: a constant)."""
+"""Measures of the table `lens`: those of the lens; how often the written token comes first; the
+length of the state; its squared distance to the mean of its population over the mean squared length
+(0: a constant).
+"""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """The sampled states of one place and layer, sinks and matched positions apart, row i of one beside row i of the
-    other.
+    """The sampled states of one place and layer, sinks and matched positions apart, row i of one
+    beside row i of the other.
     """
 
     place: str
@@ -55,7 +59,9 @@ class Slice:
     means: dict[str, Tensor]
     """"committed" and "next" -> (N, D), the same for both populations: a pair is of one step."""
     others: dict[str, Tensor]
-    """The same of another text at that step: what a probe would score that reads the moment alone."""
+    """The same of another text at that step: what a probe would score that reads the moment
+    alone.
+    """
     text_N: Tensor
 
     def column(self, name: str) -> dict[str, Tensor]:
@@ -64,19 +70,24 @@ class Slice:
 
 
 def slices(run: Run, samples: pd.DataFrame, layer: int, kind: str = "") -> list[Slice]:
-    """The sampled states of one layer by place, from the table `samples` of the model or its twin of a kind; memory is
-    that of this layer's states.
+    """The sampled states of one layer by place, from the table `samples` of the model or its twin
+    of a kind; memory is that of this layer's states.
     """
     table = samples[samples["layer"] == layer].reset_index(drop=True)
     if table.empty:
         return []
     name = of_twin("states", kind)
     parts, texts = run.parts(name), table.groupby("text", sort=True)["step"]
-    states_ND = torch.cat([torch.from_numpy(run.array(name, f"layer{layer}", int(text))) for text in texts.groups])
+    states_ND = torch.cat(
+        [torch.from_numpy(run.array(name, f"layer{layer}", int(text))) for text in texts.groups]
+    )
     # half-way round, and so of another part of the corpus
     another = dict(zip(parts, [*parts[len(parts) // 2 :], *parts[: len(parts) // 2]], strict=True))
     own, other = (
-        {mean: torch.cat([_mean(run, (name, mean, of[text]), step_N) for text, step_N in texts]) for mean in MEANS}
+        {
+            mean: torch.cat([_mean(run, (name, mean, of[text]), step_N) for text, step_N in texts])
+            for mean in MEANS
+        }
         for of in ({text: text for text in parts}, another)
     )
     made = []
@@ -84,13 +95,27 @@ def slices(run: Run, samples: pd.DataFrame, layer: int, kind: str = "") -> list[
         rows = {key: here[here["population"] == key] for key in POPULATIONS}
         at_N = rows["sink"].index.tolist()
         states = {key: states_ND[of.index.tolist()] for key, of in rows.items()}
-        means, others = ({name: mean_ND[at_N] for name, mean_ND in found.items()} for found in (own, other))
-        made.append(Slice(str(place), layer, rows, states, means, others, torch.tensor(rows["sink"]["text"].tolist())))
+        means, others = (
+            {name: mean_ND[at_N] for name, mean_ND in found.items()} for found in (own, other)
+        )
+        made.append(
+            Slice(
+                str(place),
+                layer,
+                rows,
+                states,
+                means,
+                others,
+                torch.tensor(rows["sink"]["text"].tolist()),
+            )
+        )
     return sorted(made, key=lambda part: PLACES.index(part.place))
 
 
 def _mean(run: Run, where: tuple[str, str, int], step_N: pd.Series) -> Tensor:
-    """Rows of states' "committed" or "next" of a text at these steps, (N, D); NaN where it was not sampled then."""
+    """Rows of states' "committed" or "next" of a text at these steps, (N, D); NaN where it was not
+    sampled then.
+    """
     number_T = run.array(where[0], "step_number", where[2])
     row_N = np.searchsorted(number_T, step_N).clip(max=len(number_T) - 1)
     known_N1 = torch.from_numpy(number_T[row_N] == step_N.to_numpy())[:, None]
@@ -98,9 +123,14 @@ def _mean(run: Run, where: tuple[str, str, int], step_N: pd.Series) -> Tensor:
 
 
 def scored(
-    part: Slice, about: dict[str, Any], scores: dict[str, Score], facts: dict[str, dict[str, Any]], count_RG: Tensor
+    part: Slice,
+    about: dict[str, Any],
+    scores: dict[str, Score],
+    facts: dict[str, dict[str, Any]],
+    count_RG: Tensor,
 ) -> list[dict[str, Any]]:
-    """Rows of a table of scores: both populations and the first less the second, with intervals over the same texts.
+    """Rows of a table of scores: both populations and the first less the second, with intervals
+    over the same texts.
 
     Args:
         scores: of each of `POPULATIONS`.
@@ -111,7 +141,9 @@ def scored(
     values["difference"] = (one - other, one_R - other_R)
     rows = []
     for population, (value, value_R) in values.items():
-        low, high = probes.interval(value, value_R, facts[population]["texts"], fitted=scores[POPULATIONS[0]].is_error)
+        low, high = probes.interval(
+            value, value_R, facts[population]["texts"], fitted=scores[POPULATIONS[0]].is_error
+        )
         row = {"place": part.place, "layer": part.layer, **about, "population": population}
         rows.append(row | {"value": value, "low": low, "high": high} | facts[population])
     return rows
@@ -126,7 +158,10 @@ def lens_rows(part: Slice, count_RG: Tensor) -> list[dict[str, Any]]:
         values = {key: _measure(part, key, name) for key in POPULATIONS}
         if all(bool(value_N.isfinite().any()) for value_N in values.values()):
             texts = count_RG.shape[1]
-            scores = {key: probes.mean_score(value_N, part.text_N, texts) for key, value_N in values.items()}
+            scores = {
+                key: probes.mean_score(value_N, part.text_N, texts)
+                for key, value_N in values.items()
+            }
             found += scored(part, {"measure": name}, scores, facts, count_RG)
     return found
 
@@ -137,7 +172,11 @@ def _measure(part: Slice, population: str, name: str) -> Tensor:
         length = states_ND.square().sum(1).mean().clamp(min=1e-300)
         return (states_ND - states_ND.mean(0)).square().sum(1) / length
     value_N = part.column("log10_rank" if name == "first" else name)[population]
-    return torch.where(value_N.isnan(), value_N, (value_N == 0).double()) if name == "first" else value_N
+    return (
+        torch.where(value_N.isnan(), value_N, (value_N == 0).double())
+        if name == "first"
+        else value_N
+    )
 
 
 @dataclass(frozen=True)
@@ -154,11 +193,17 @@ class _Target:
         """What a regression is asked for in these rows: the answers, and their controls."""
         answer_NC = self.answers[population][known_N]
         controls = [] if self.other is None else [("other_text", self.other[known_N])]
-        return [("true", answer_NC), ("shuffled", probes.shuffled(answer_NC, text_N, seed=1)), *controls]
+        return [
+            ("true", answer_NC),
+            ("shuffled", probes.shuffled(answer_NC, text_N, seed=1)),
+            *controls,
+        ]
 
     def varies(self, known_N: Tensor) -> bool:
         """Whether both populations have more than one answer in these rows."""
-        return all(bool((y_NC[known_N] != y_NC[known_N][:1]).any()) for y_NC in self.answers.values())
+        return all(
+            bool((y_NC[known_N] != y_NC[known_N][:1]).any()) for y_NC in self.answers.values()
+        )
 
     @property
     def known_N(self) -> Tensor:
@@ -167,10 +212,17 @@ class _Target:
         return torch.stack([answer_NC.isfinite().all(1) for answer_NC in answers]).all(0)
 
 
-def probe_rows(part: Slice, fold_G: Tensor, settings: ContentsSettings, count_RG: Tensor) -> list[dict[str, Any]]:
-    """What probes can tell, sinks and matched positions apart; targets for which too little was seen are left out."""
+def probe_rows(
+    part: Slice, fold_G: Tensor, settings: ContentsSettings, count_RG: Tensor
+) -> list[dict[str, Any]]:
+    """What probes can tell, sinks and matched positions apart; targets for which too little was
+    seen are left out.
+    """
     texts, found = len(fold_G), list[dict[str, Any]]()
-    states = {key: probes.standardised(states_ND, settings.components) for key, states_ND in part.states.items()}
+    states = {
+        key: probes.standardised(states_ND, settings.components)
+        for key, states_ND in part.states.items()
+    }
     alike: dict[bytes, list[_Target]] = {}
     for target in _targets(part, settings.classes):
         known_N = target.known_N
@@ -182,24 +234,39 @@ def probe_rows(part: Slice, fold_G: Tensor, settings: ContentsSettings, count_RG
         text_N = part.text_N[known_N]
         counted = {"rows": int(known_N.sum()), "texts": len(text_N.unique())}
         asked = {
-            key: {(one.name, kind): y for one in targets for kind, y in one.asked(key, known_N, text_N)}
+            key: {
+                (one.name, kind): y
+                for one in targets
+                for kind, y in one.asked(key, known_N, text_N)
+            }
             for key in states
         }
-        held = {key: probes.ridge(states[key][known_N], asked[key], fold_G[text_N]) for key in states}
+        held = {
+            key: probes.ridge(states[key][known_N], asked[key], fold_G[text_N]) for key in states
+        }
         for target in targets:
             scores: dict[str, Score] = {}
-            facts = {"difference": dict.fromkeys(("accuracy", "shuffled", "other_text"), math.nan) | counted}
+            facts = {
+                "difference": dict.fromkeys(("accuracy", "shuffled", "other_text"), math.nan)
+                | counted
+            }
             for key in states:
                 own = {
-                    kind: (held[key][name, kind], y) for (name, kind), y in asked[key].items() if name == target.name
+                    kind: (held[key][name, kind], y)
+                    for (name, kind), y in asked[key].items()
+                    if name == target.name
                 }
                 values = {kind: target.score(*pair, text_N, texts) for kind, pair in own.items()}
                 scores[key] = values.pop("true")
-                facts[key] = facts["difference"] | {kind: score.value().item() for kind, score in values.items()}
+                facts[key] = facts["difference"] | {
+                    kind: score.value().item() for kind, score in values.items()
+                }
                 if target.score is probes.skill:
                     facts[key]["accuracy"] = probes.accuracy(*own["true"])
             measure = "r2" if target.score is probes.explained else "skill"
-            found += scored(part, {"target": target.name, "measure": measure}, scores, facts, count_RG)
+            found += scored(
+                part, {"target": target.name, "measure": measure}, scores, facts, count_RG
+            )
     return found
 
 
@@ -209,12 +276,18 @@ def _targets(part: Slice, classes: int) -> list[_Target]:
     seen, count = torch.cat([*tokens.values()]).unique(return_counts=True)
     frequent = seen[count.argsort(descending=True, stable=True)[:classes]]
     block = torch.cat([*blocks.values()]).unique()
-    answers = {name: {key: value_N[:, None] for key, value_N in part.column(name).items()} for name in NUMBERS}
+    answers = {
+        name: {key: value_N[:, None] for key, value_N in part.column(name).items()}
+        for name in NUMBERS
+    }
     answers |= {name: dict.fromkeys(POPULATIONS, mean_ND) for name, mean_ND in part.means.items()}
     answers["token"] = {key: _one_hot(value_N, frequent) for key, value_N in tokens.items()}
     answers["block"] = {key: _one_hot(value_N, block) for key, value_N in blocks.items()}
     scores = {"token": probes.skill, "block": probes.skill}
-    return [_Target(name, answers[name], scores.get(name, probes.explained), part.others.get(name)) for name in TARGETS]
+    return [
+        _Target(name, answers[name], scores.get(name, probes.explained), part.others.get(name))
+        for name in TARGETS
+    ]
 
 
 def _one_hot(value_N: Tensor, classes_C: Tensor) -> Tensor:
@@ -224,7 +297,9 @@ def _one_hot(value_N: Tensor, classes_C: Tensor) -> Tensor:
 
 
 def write_readings(work: Work, kind: str = "") -> None:
-    """The tables `lens` and `probes` of a run whose texts are all sampled, or of its untrained twin of a kind."""
+    """The tables `lens` and `probes` of a run whose texts are all sampled, or of its untrained twin
+    of a kind.
+    """
     done, settings, texts = open_run(work.run.path), work.settings, len(work.plan.tasks)
     work.progress.stage("reading the states")
     progress = work.progress.counter(len(work.plan.layers))
@@ -256,7 +331,8 @@ def prepare(loaded: Loaded, settings: ContentsSettings, progress: Progress) -> P
     """The texts, the layers and the lens.
 
     Raises:
-        ValueError: for an autoregressive model, a cache, fewer texts than folds, and what the decoder refuses.
+        ValueError: for an autoregressive model, a cache, fewer texts than folds, and what the
+            decoder refuses.
     """
     layers, tasks = _layers(loaded, settings), _tasks(loaded, settings)
     return Plan(tasks, layers, _lens(loaded, settings))
@@ -271,13 +347,17 @@ def _lens(loaded: Loaded, settings: ContentsSettings) -> LogitLens:
 def _layers(loaded: Loaded, settings: ContentsSettings) -> tuple[int, ...]:
     if loaded.family != "diffusion":
         raise ValueError(
-            f"what a future sink carries is asked of models that denoise, but {loaded.name} is {loaded.family}: it has "
+            f"what a future sink carries is asked of models that denoise, but {loaded.name} is "
+            f"{loaded.family}: it has "
             "no positions that are still to come"
         )
     with residual_states(loaded.model) as states:
         last = states.layers
     if wrong := [layer for layer in settings.layers if not 0 <= layer <= last]:
-        raise ValueError(f"layers are numbers from 0 to {last}, which leaves the last layer, but {wrong[0]} is not")
+        raise ValueError(
+            f"layers are numbers from 0 to {last}, which leaves the last layer, but {wrong[0]} is "
+            "not"
+        )
     return tuple(sorted(set(settings.layers))) or tuple(range(last + 1))
 
 
@@ -288,11 +368,13 @@ def _tasks(loaded: Loaded, settings: ContentsSettings) -> list[Task]:
         prompts = _beginnings(loaded, settings)
     if len(prompts) < settings.folds:
         raise ValueError(
-            f"probes are tested on texts they have not seen, and {settings.folds} folds need as many texts, but there "
+            f"probes are tested on texts they have not seen, and {settings.folds} folds need as "
+            "many texts, but there "
             f"are {len(prompts)}; give more prompts or fewer folds"
         )
     tasks = [
-        Task(loaded, prompt, settings, sample_seed(settings.seed or 0, text)) for text, prompt in enumerate(prompts)
+        Task(loaded, prompt, settings, sample_seed(settings.seed or 0, text))
+        for text, prompt in enumerate(prompts)
     ]
     for task in tasks:
         task.check()
@@ -300,22 +382,29 @@ def _tasks(loaded: Loaded, settings: ContentsSettings) -> list[Task]:
 
 
 def _beginnings(loaded: Loaded, settings: ContentsSettings) -> list[Prompt]:
-    """Beginnings from a corpus, spread evenly over it. Raises ValueError for one that is too short."""
+    """Beginnings from a corpus, spread evenly over it. Raises ValueError for one that is too
+    short.
+    """
     if settings.chat:
-        raise ValueError("chat puts prompts into a chat format, but the beginnings come from a corpus; give prompts")
+        raise ValueError(
+            "chat puts prompts into a chat format, but the beginnings come from a corpus; give "
+            "prompts"
+        )
     if settings.prompt_tokens == 0:
         return [Prompt("", (), ())] * settings.rows
     source = heldout_text(settings.heldout)
     rows_RS = pack(read_corpus(source), loaded.needed_tokenizer(), settings.prompt_tokens)
     if len(rows_RS) < settings.rows:
         raise ValueError(
-            f"{source} holds {len(rows_RS)} beginnings of {settings.prompt_tokens} tokens, but rows={settings.rows} "
+            f"{source} holds {len(rows_RS)} beginnings of {settings.prompt_tokens} tokens, but "
+            f"rows={settings.rows} "
             "are to be written; give another corpus, fewer texts or shorter beginnings"
         )
     chosen = np.linspace(0, len(rows_RS) - 1, settings.rows).round().astype(int)
     texts = loaded.needed_tokenizer().batch_decode(rows_RS[chosen].tolist())
     return [
-        Prompt(text, tuple(row), (False,) * len(row)) for text, row in zip(texts, rows_RS[chosen].tolist(), strict=True)
+        Prompt(text, tuple(row), (False,) * len(row))
+        for text, row in zip(texts, rows_RS[chosen].tolist(), strict=True)
     ]
 
 
@@ -330,7 +419,12 @@ def write_texts(work: Work) -> None:
 
 
 def _sample(
-    work: Work, text: int, task: Task, step: Callable[[], object], whole: Sequence[Moment] = (), kind: str = ""
+    work: Work,
+    text: int,
+    task: Task,
+    step: Callable[[], object],
+    whole: Sequence[Moment] = (),
+    kind: str = "",
 ) -> None:
     """Write everything about one text; the text itself last, so that it marks the end."""
     random = np.random.default_rng([work.settings.seed or 0, text])
@@ -339,19 +433,32 @@ def _sample(
         arrays, dims = kept.arrays()
         run.arrays(of_twin("states", kind), arrays, dims, dtype="float32", part=text)
         shift = int(bool(task.loaded.model.config.logit_shift))
-        run.table(of_twin("samples", kind), kept.table(text, _lens(task.loaded, work.settings), shift), part=text)
+        run.table(
+            of_twin("samples", kind),
+            kept.table(text, _lens(task.loaded, work.settings), shift),
+            part=text,
+        )
     for name, rows in {"looks": kept.looks, "added": kept.added}.items():
         if rows:
-            run.table(of_twin(name, kind), columns_of({"text": text, **row} for row in rows), part=text)
+            run.table(
+                of_twin(name, kind), columns_of({"text": text, **row} for row in rows), part=text
+            )
     if kind:
         return
     written = kept.final_S[kept.open_S]
-    about = {"text": text, "prompt": task.prompt.text, "completion": text_of(task.loaded, written), "seed": task.seed}
+    about = {
+        "text": text,
+        "prompt": task.prompt.text,
+        "completion": text_of(task.loaded, written),
+        "seed": task.seed,
+    }
     run.table("texts", columns_of([about | {"token_ids": written.tolist()}]), part=text)
 
 
 def read_states(work: Work) -> None:
-    """Write what the lens and probes read in all texts, and in those texts as untrained twins read them."""
+    """Write what the lens and probes read in all texts, and in those texts as untrained twins read
+    them.
+    """
     run, plan, done = work.run, work.plan, open_run(work.run.path)
     if "added" in done.tables and not run.has("added_sinks"):
         run.table("added_sinks", _added_sinks(done, work.loaded, plan.lens))
@@ -376,14 +483,25 @@ def read_states(work: Work) -> None:
 
 
 def _added_sinks(run: Run, loaded: Loaded, lens: LogitLens) -> dict[str, list[Any]]:
-    """A row per layer and added sink: the attention it gets, how its state differs between texts, what it reads as."""
+    """A row per layer and added sink: the attention it gets, how its state differs between texts,
+    what it reads as.
+    """
     share = run.table("added").groupby(["layer", "sink"])["share"].mean()
     parts = run.parts("states") if "states" in run.array_files else ()
-    seen = [run.array("states", "added", part) for part in parts if "added" in run.dims("states", part)]
+    seen = [
+        run.array("states", "added", part) for part in parts if "added" in run.dims("states", part)
+    ]
     rows = []
     for (layer, sink), value in share.items():
-        row: dict[str, Any] = {"layer": int(layer), "sink": int(sink), "share": float(value), "texts": len(seen)}
-        row |= dict.fromkeys(("norm", "spread", "entropy", "top_probability"), float("nan")) | {"top_token": ""}
+        row: dict[str, Any] = {
+            "layer": int(layer),
+            "sink": int(sink),
+            "share": float(value),
+            "texts": len(seen),
+        }
+        row |= dict.fromkeys(("norm", "spread", "entropy", "top_probability"), float("nan")) | {
+            "top_token": ""
+        }
         if seen:
             states_TD = torch.from_numpy(np.stack([one[layer, sink] for one in seen]))
             row["norm"] = float(states_TD[0].norm())

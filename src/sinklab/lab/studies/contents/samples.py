@@ -1,4 +1,6 @@
-"""One text of `sinklab probe`: written under observation, states of sinks and of matched positions kept."""
+"""One text of `sinklab probe`: written under observation, states of sinks and of matched positions
+kept.
+"""
 
 # L layers, H heads, K keys (sink columns first), S text positions, P pairs
 # N sampled states, D hidden size, L layers, S canvas positions, K keys, T sampled steps
@@ -23,7 +25,9 @@ from sinklab.lab.studies.contents.lens import LogitLens, ResidualStates, residua
 from sinklab.lab.studies.contents.study import ContentsSettings, chosen_rule
 
 PLACES = ("block", "future", "committed", "prompt")
-"""Where a position stands: masked in the block that is written, masked to the right of it, written, given."""
+"""Where a position stands: masked in the block that is written, masked to the right of it, written,
+given.
+"""
 
 
 def places_of(state_S: np.ndarray, block: int, block_length: int | None) -> np.ndarray:
@@ -40,19 +44,27 @@ def places_of(state_S: np.ndarray, block: int, block_length: int | None) -> np.n
 
 
 def sink_heads(
-    received_LHK: np.ndarray, place_S: np.ndarray, *, visible_LK: np.ndarray | None = None, rule: Rule | None = DEFAULT
+    received_LHK: np.ndarray,
+    place_S: np.ndarray,
+    *,
+    visible_LK: np.ndarray | None = None,
+    rule: Rule | None = DEFAULT,
 ) -> np.ndarray:
     """In how many heads of a layer each text position is a sink, int64 (L, S).
 
-    Added sink columns take part in the count and are no answer. Without a rule: in each head the key of each place that
-    receives most, however little that is; a place of fewer than two positions has none.
+    Added sink columns take part in the count and are no answer. Without a rule: in each head the
+    key of each place that receives most, however little that is; a place of fewer than two
+    positions has none.
 
     Raises:
         ValueError: for fewer keys than positions.
     """
     added = received_LHK.shape[-1] - len(place_S)
     if added < 0:
-        raise ValueError(f"there are {len(place_S)} positions and must be as many keys, got {received_LHK.shape[-1]}")
+        raise ValueError(
+            f"there are {len(place_S)} positions and must be as many keys, got "
+            f"{received_LHK.shape[-1]}"
+        )
     if rule is not None:
         seen = None if visible_LK is None else visible_LK[:, None]
         return np.asarray(find_sinks(received_LHK, rule, visible=seen))[..., added:].sum(1)
@@ -67,12 +79,17 @@ def sink_heads(
 
 
 def matched_pairs(
-    sink_S: np.ndarray, place_S: np.ndarray, token_S: np.ndarray, random: np.random.Generator, most: int
+    sink_S: np.ndarray,
+    place_S: np.ndarray,
+    token_S: np.ndarray,
+    random: np.random.Generator,
+    most: int,
 ) -> np.ndarray:
-    """Some sinks of every place, each with a non-sink of the same place: int64 (P, 2), sink and match.
+    """Some sinks of every place, each with a non-sink of the same place: int64 (P, 2), sink and
+    match.
 
-    The match holds the same token where there is one left, and is the nearest of those; of two as near, one is drawn.
-    Nothing is matched twice; a sink without a match left is dropped.
+    The match holds the same token where there is one left, and is the nearest of those; of two as
+    near, one is drawn. Nothing is matched twice; a sink without a match left is dropped.
 
     Args:
         sink_S: which positions are sinks in this layer and step.
@@ -100,10 +117,16 @@ POPULATIONS = ("sink", "matched")
 
 
 class Sampled:
-    """What is kept of one text. Memory is that of the sampled states, twice: as they are, and after the last layer."""
+    """What is kept of one text. Memory is that of the sampled states, twice: as they are, and after
+    the last layer.
+    """
 
     def __init__(
-        self, task: Task, settings: ContentsSettings, layers: tuple[int, ...], random: np.random.Generator
+        self,
+        task: Task,
+        settings: ContentsSettings,
+        layers: tuple[int, ...],
+        random: np.random.Generator,
     ) -> None:
         model: Any = task.loaded.model
         self.settings, self.layers, self.random = settings, layers, random
@@ -117,7 +140,9 @@ class Sampled:
         self.added = list[dict[str, Any]]()
         self.added_states: Tensor | None = None
         self.steps: list[tuple[int, int, Tensor]] = []
-        """Sampled step, block that was written, mean embedding of what was written before it (NaN where nothing)."""
+        """Sampled step, block that was written, mean embedding of what was written before it (NaN
+        where nothing).
+        """
         self.final_S, self.open_S = np.empty(0, np.int64), np.empty(0, bool)
 
     def mean(self, ids: np.ndarray) -> Tensor:
@@ -132,27 +157,49 @@ class Sampled:
         heads_LS = sink_heads(received_LHK, place_S, visible_LK=visible_LK, rule=self.rule)
         open_S, masked_S = moment.state_S != PROMPT, moment.state_S == MASKED
         self.steps.append((moment.index, moment.block, self.mean(moment.ids_S[open_S & ~masked_S])))
-        about = {"step": moment.index, "block": moment.block, "progress": float(masked_S.sum() / open_S.sum())}
-        about["frequent"] = int(np.bincount(moment.ids_S[~masked_S]).argmax()) if not masked_S.all() else -1
+        about = {
+            "step": moment.index,
+            "block": moment.block,
+            "progress": float(masked_S.sum() / open_S.sum()),
+        }
+        about["frequent"] = (
+            int(np.bincount(moment.ids_S[~masked_S]).argmax()) if not masked_S.all() else -1
+        )
         for layer in self.layers:
             # what leaves the last layer is read at the sinks of the last layer
             attention = min(layer, len(heads_LS) - 1)
             sink_S = heads_LS[attention] > 0
-            pairs_P2 = matched_pairs(sink_S, place_S, moment.ids_S, self.random, self.settings.pairs)
+            pairs_P2 = matched_pairs(
+                sink_S, place_S, moment.ids_S, self.random, self.settings.pairs
+            )
             self.looks += _looks(moment.index, layer, place_S, sink_S, pairs_P2)
             at_N = pairs_P2.reshape(-1)
             if len(at_N):
                 first = sum(map(len, self.rows[layer])) // 2
                 row = {"layer": layer, "pair": first + np.arange(len(at_N)) // 2}
-                row |= {"population": np.resize(POPULATIONS, len(at_N)), "place": np.array(PLACES)[place_S[at_N]]}
-                row |= {"position": at_N, "token_now": moment.ids_S[at_N], "heads": heads_LS[attention, at_N]}
-                row["received"] = received_LHK[attention][:, at_N - len(place_S)].max(0).astype(float)
+                row |= {
+                    "population": np.resize(POPULATIONS, len(at_N)),
+                    "place": np.array(PLACES)[place_S[at_N]],
+                }
+                row |= {
+                    "position": at_N,
+                    "token_now": moment.ids_S[at_N],
+                    "heads": heads_LS[attention, at_N],
+                }
+                row["received"] = (
+                    received_LHK[attention][:, at_N - len(place_S)].max(0).astype(float)
+                )
                 self.rows[layer].append(pd.DataFrame(about | row))
             for part, depth in ((self.states, layer), (self.last, states.layers)):
                 depth_SD = states.depths_BSD[depth][0]
-                part[layer].append(depth_SD[torch.as_tensor(at_N, device=depth_SD.device)].float().cpu())
-        # what the added sinks receive, and their own states where the model ran them (not at all for kv sinks)
-        share_LN = received_LHK[..., : recording.prefix].mean(1) / received_LHK.sum(-1).mean(1, keepdims=True)
+                part[layer].append(
+                    depth_SD[torch.as_tensor(at_N, device=depth_SD.device)].float().cpu()
+                )
+        # what the added sinks receive, and their own states where the model ran them (not at all
+        # for kv sinks)
+        share_LN = received_LHK[..., : recording.prefix].mean(1) / received_LHK.sum(-1).mean(
+            1, keepdims=True
+        )
         self.added += [
             {"step": moment.index, "layer": layer, "sink": sink, "share": float(share)}
             for (layer, sink), share in np.ndenumerate(share_LN)
@@ -161,17 +208,23 @@ class Sampled:
             self.added_states = torch.stack(states.added_ND).cpu()
 
     def table(self, text: int, lens: LogitLens, shift: int) -> pd.DataFrame:
-        """One row a sampled state, layer by layer, with what the lens reads in it; `shift` is that of the logits.
+        """One row a sampled state, layer by layer, with what the lens reads in it; `shift` is that
+        of the logits.
 
-        `token` is what was finally written at the position; the lens is asked for that of position + shift (−1, and
-        NaN in its measures, behind the end).
+        `token` is what was finally written at the position; the lens is asked for that of position
+        + shift (−1, and NaN in its measures, behind the end).
         """
         tables = []
         for layer, rows in self.rows.items():
             table = pd.concat(rows, ignore_index=True)
             table.insert(0, "text", text)
-            position_N, frequent_N = table["position"].to_numpy(), torch.tensor(table["frequent"].to_numpy())
-            wanted_N = np.append(self.final_S, -1)[np.minimum(position_N + shift, len(self.final_S))]
+            position_N, frequent_N = (
+                table["position"].to_numpy(),
+                torch.tensor(table["frequent"].to_numpy()),
+            )
+            wanted_N = np.append(self.final_S, -1)[
+                np.minimum(position_N + shift, len(self.final_S))
+            ]
             states_ND, last_ND = torch.cat(self.states[layer]), torch.cat(self.last[layer])
             found = lens.measures(states_ND, last_ND, torch.tensor(wanted_N), frequent_N)
             found["norm"] = states_ND.norm(dim=1)
@@ -180,19 +233,28 @@ class Sampled:
         return pd.concat(tables, ignore_index=True)
 
     def arrays(self) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]:
-        """States (N, D) of each layer in the order of the table; and per sampled step (T, D) the mean embeddings of
-        what is written and of the next block, NaN where nothing is written, and in the last block. With the names of
-        their axes.
+        """States (N, D) of each layer in the order of the table; and per sampled step (T, D) the
+        mean embeddings of what is written and of the next block, NaN where nothing is written, and
+        in the last block. With the names of their axes.
         """
         found = {f"layer{layer}": torch.cat(self.states[layer]) for layer in self.rows}
         written_N = self.final_S[self.open_S]
         length = self.settings.block_length or len(written_N)
-        means = [self.mean(ids) for ids in np.split(written_N, range(length, len(written_N), length))]
+        means = [
+            self.mean(ids) for ids in np.split(written_N, range(length, len(written_N), length))
+        ]
         means.append(torch.full_like(means[0], torch.nan))
         steps, blocks, committed = zip(*self.steps, strict=True)
-        found |= {"committed": torch.stack(committed), "next": torch.stack([means[block + 1] for block in blocks])}
+        found |= {
+            "committed": torch.stack(committed),
+            "next": torch.stack([means[block + 1] for block in blocks]),
+        }
         dims: dict[str, tuple[str, ...]] = {name: (f"sample_{name}", "hidden") for name in found}
-        dims |= {"committed": ("step", "hidden"), "next": ("step", "hidden"), "step_number": ("step",)}
+        dims |= {
+            "committed": ("step", "hidden"),
+            "next": ("step", "hidden"),
+            "step_number": ("step",),
+        }
         found["step_number"] = torch.tensor(steps, dtype=torch.int32)
         if self.added_states is not None:
             found["added"], dims["added"] = self.added_states, ("depth", "sink", "hidden")
@@ -207,10 +269,12 @@ def sample_text(
     step: Any,
     whole: Sequence[Moment] = (),
 ) -> Sampled:
-    """Write a text and sample its states at every n-th step; `step` is called after each evaluation.
+    """Write a text and sample its states at every n-th step; `step` is called after each
+    evaluation.
 
     Args:
-        whole: the steps of a text that another model wrote, which this one reads instead of writing its own.
+        whole: the steps of a text that another model wrote, which this one reads instead of writing
+            its own.
     """
     kept = Sampled(task, settings, layers, random)
     for moment, seen in _read(task, settings, whole) if whole else _written(task, settings):
@@ -243,7 +307,9 @@ def _written(task: Task, settings: ContentsSettings) -> Iterator[tuple[Moment, W
             yield one.moment(), one.seen
 
 
-def _read(task: Task, settings: ContentsSettings, whole: Sequence[Moment]) -> Iterator[tuple[Moment, Watched]]:
+def _read(
+    task: Task, settings: ContentsSettings, whole: Sequence[Moment]
+) -> Iterator[tuple[Moment, Watched]]:
     model: Any = task.loaded.model
     for moment in whole:
         with torch.inference_mode(), _watched(task, settings, moment.index) as seen:
@@ -253,12 +319,17 @@ def _read(task: Task, settings: ContentsSettings, whole: Sequence[Moment]) -> It
         yield moment, seen
 
 
-def _looks(step: int, layer: int, place_S: np.ndarray, sink_S: np.ndarray, pairs_P2: np.ndarray) -> list[dict]:
+def _looks(
+    step: int, layer: int, place_S: np.ndarray, sink_S: np.ndarray, pairs_P2: np.ndarray
+) -> list[dict]:
     """How many positions, sinks and pairs there are at each place that is there."""
     among = {"positions": place_S, "sinks": place_S[sink_S], "pairs": place_S[pairs_P2[:, 0]]}
-    counts = {name: np.bincount(places, minlength=len(PLACES)).tolist() for name, places in among.items()}
+    counts = {
+        name: np.bincount(places, minlength=len(PLACES)).tolist() for name, places in among.items()
+    }
     return [
-        {"step": step, "layer": layer, "place": place} | {name: found[number] for name, found in counts.items()}
+        {"step": step, "layer": layer, "place": place}
+        | {name: found[number] for name, found in counts.items()}
         for number, place in enumerate(PLACES)
         if counts["positions"][number]
     ]

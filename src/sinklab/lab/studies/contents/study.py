@@ -12,9 +12,9 @@ from sinklab.lab.studies.base import Study, deferred
 from sinklab.lab.studies.processes import Amount
 
 TARGETS = ("token", "progress", "position", "block", "committed", "next")
-"""What a probe is asked for: the token finally written at the position; the share of the completion that is masked; the
-position; the block that is written now; the mean embedding of the tokens written so far; that of the tokens finally
-written in the next block."""
+"""What a probe is asked for: the token finally written at the position; the share of the completion
+that is masked; the position; the block that is written now; the mean embedding of the tokens
+written so far; that of the tokens finally written in the next block."""
 
 
 STRONGEST = "strongest"
@@ -22,7 +22,8 @@ STRONGEST = "strongest"
 
 
 def chosen_rule(choose: str, epsilon: float) -> Any:
-    """The rule that is called ``choose`` in the settings; None stands for the strongest keys, sinks or not.
+    """The rule that is called ``choose`` in the settings; None stands for the strongest keys, sinks
+    or not.
 
     Raises:
         ValueError: for an unknown rule, and what the rule refuses, such as a negative epsilon.
@@ -56,14 +57,20 @@ class ContentsSettings(DecodingSettings):
     new_tokens: int = limited(96, at_least=1)
     """Tokens to write after each prompt."""
     block_length: int | None = 32
-    """Write block after block of this many tokens; None writes everything as one block, which leaves no future."""
+    """Write block after block of this many tokens; None writes everything as one block, which
+    leaves no future.
+    """
     temperature: float = 1.0
-    """0 takes the most probable token; small models then write alike texts, from which a probe learns little."""
+    """0 takes the most probable token; small models then write alike texts, from which a probe
+    learns little.
+    """
     seed: int | None = 0
     """Seed of all noise; each text has its own, which follows from this one and its number."""
     choose: str = "excess"
-    """Which keys are sinks: those that a rule names in some head (excess, with epsilon; or another one as text, such as
-    gu:weight=0.3), or strongest (in each head the key of each place that receives most, however little)."""
+    """Which keys are sinks: those that a rule names in some head (excess, with epsilon; or another
+    one as text, such as gu:weight=0.3), or strongest (in each head the key of each place that
+    receives most, however little).
+    """
     epsilon: float = 3.0
     """With choose=excess: sinks receive more than 1 + epsilon (S - 1) / S times an even share."""
     every: int = limited(4, at_least=1)
@@ -71,26 +78,36 @@ class ContentsSettings(DecodingSettings):
     pairs: int = limited(2, at_least=1)
     """Sinks to sample of each place, step and layer at most, each with a matched position."""
     layers: tuple[int, ...] = ()
-    """States to read: 0 enters the first layer, and the number of layers leaves the last; all when left out."""
+    """States to read: 0 enters the first layer, and the number of layers leaves the last; all when
+    left out.
+    """
     folds: int = limited(5, at_least=3)
     """Parts that the texts are dealt to; each is predicted from the others."""
     classes: int = limited(16, at_least=2)
-    """Probes for the token tell so many tokens apart, the most frequent ones, and all others as one."""
+    """Probes for the token tell so many tokens apart, the most frequent ones, and all others as
+    one.
+    """
     components: int = limited(256, at_least=1)
-    """States wider than this are turned onto their leading principal directions before a probe is fitted."""
+    """States wider than this are turned onto their leading principal directions before a probe is
+    fitted.
+    """
     resamples: int = limited(1000, at_least=1)
     """Resamples of the texts behind an interval."""
     twin: bool | None = limited(None, free=True)
-    """Let two controls read the same texts too, the model with shuffled weights and with fresh ones; their numbers
-    stand beside its own. When left out, where both take less than a minute."""
+    """Let two controls read the same texts too, the model with shuffled weights and with fresh
+    ones; their numbers stand beside its own. When left out, where both take less than a minute."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prompts and self.heldout is not None:
-            raise ValueError("beginnings come as prompts or from a corpus, but there are both; leave one of them out.")
+            raise ValueError(
+                "beginnings come as prompts or from a corpus, but there are both; leave one of "
+                "them out."
+            )
         if self.cache != "none":
             raise ValueError(
-                f"states are read at all positions of a step, but cache={self.cache} computes some of them; decode "
+                f"states are read at all positions of a step, but cache={self.cache} computes "
+                "some of them; decode "
                 "without a cache"
             )
         chosen_rule(self.choose, self.epsilon)
@@ -100,21 +117,24 @@ class ContentsSettings(DecodingSettings):
 class Probe(Study):
     """Ask what the sinks of a model carry, those among the still-masked positions above all.
 
-    While the model writes, states of sinks are kept beside states of positions that are like them: of the same step,
-    layer and place (prompt, committed, block, future), with the same token where there is one, as near as can be. The
-    logit lens says what the model's own head reads in them; ridge probes, tested on texts they have not seen, say what
-    else can be: the token finally written there, how much is still masked, the position, the block, what is written,
-    what comes next. Everything is in a run folder, with a figure a place beside it; intervals are over texts. What
-    controls show stands beside it.
+    While the model writes, states of sinks are kept beside states of positions that are like them:
+    of the same step, layer and place (prompt, committed, block, future), with the same token where
+    there is one, as near as can be. The logit lens says what the model's own head reads in them;
+    ridge probes, tested on texts they have not seen, say what else can be: the token finally
+    written there, how much is still masked, the position, the block, what is written, what comes
+    next. Everything is in a run folder, with a figure a place beside it; intervals are over texts.
+    What controls show stands beside it.
 
-    Sinks are few: where none is found among the masked positions, --choose strongest takes in each head the key of each
-    place that receives most.
+    Sinks are few: where none is found among the masked positions, --choose strongest takes in each
+    head the key of each place that receives most.
 
     Try
         sinklab probe --rows 16 --out runs/probe
         sinklab probe --model tiny-sink --choose strongest --rows 24 --every 8 --out runs/strongest
-        sinklab probe --rows 12 --layers 0 3 6 --block-length 16 --new-tokens 48 --every 2 --out runs/some
-        sinklab probe --prompts questions.jsonl --samples 64 --chat --temperature 0 --layers 0 8 16 24 32
+        sinklab probe --rows 12 --layers 0 3 6 --block-length 16 --new-tokens 48 --every 2 --out \\
+            runs/some
+        sinklab probe --prompts questions.jsonl --samples 64 --chat --temperature 0 --layers 0 8 \\
+            16 24 32
             --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --out runs/llada
     """
 
@@ -130,7 +150,10 @@ class Probe(Study):
     def amount(self, settings: ContentsSettings, info: Any) -> Amount:
         """Every step of every text."""
         texts, steps = len(settings.prompts) or settings.rows, settings.steps or settings.new_tokens
-        words, positions = f"{texts} texts × {steps} steps", settings.prompt_tokens + settings.new_tokens
+        words, positions = (
+            f"{texts} texts × {steps} steps",
+            settings.prompt_tokens + settings.new_tokens,
+        )
         return Amount(words, texts * steps, positions, is_watched=True, twins=settings.twin)
 
     def samples(self, plan: Any) -> int:
@@ -139,13 +162,15 @@ class Probe(Study):
 
 
 sink_contents = Probe()
-"""Write a run folder of kind "contents": what the logit lens and linear probes read at sinks and beside them.
+"""Write a run folder of kind "contents": what the logit lens and linear probes read at sinks and
+beside them.
 
-Tables ``samples`` (a row a sampled state), ``looks`` (sinks of each place, step and layer), ``texts``, ``lens`` and
-``probes`` (means and scores with 95 % intervals over texts; "difference" is sinks less matched positions), and
-``added`` for models with added sinks; arrays ``states``, one part a text; and of untrained twins that read the same
-texts, under names such as ``probes-permuted``. A state of layer l is what enters it: the
-keys and values of its attention are made of it; the last one leaves the last layer.
+Tables ``samples`` (a row a sampled state), ``looks`` (sinks of each place, step and layer),
+``texts``, ``lens`` and ``probes`` (means and scores with 95 % intervals over texts; "difference" is
+sinks less matched positions), and ``added`` for models with added sinks; arrays ``states``, one
+part a text; and of untrained twins that read the same texts, under names such as
+``probes-permuted``. A state of layer l is what enters it: the keys and values of its attention are
+made of it; the last one leaves the last layer.
 
 Args:
     loaded: a diffusion model.
@@ -155,5 +180,6 @@ Args:
     resume: go on where an interrupted run stopped.
 
 Raises:
-    ValueError: for an autoregressive model, a cache, fewer texts than folds, and what the decoder refuses.
+    ValueError: for an autoregressive model, a cache, fewer texts than folds, and what the decoder
+        refuses.
 """

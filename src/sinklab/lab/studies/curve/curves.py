@@ -1,4 +1,6 @@
-"""Masking curves as they are read, and what is judged of them, corrected for the number of all that stand on a page."""
+"""Masking curves as they are read, and what is judged of them, corrected for the number of all that
+stand on a page.
+"""
 
 # R rows
 import math
@@ -23,7 +25,17 @@ from sinklab.lab.studies.twins import shown_by, twins_of
 MAIN = ("top", "sinks")
 """What a curve is about, and not a control of it."""
 DOSE = ("columns", "sinks", "held", "removed", "matched")
-COLUMNS = {"k", "control", "loss", "delta", "delta_low", "delta_high", "excess", "excess_low", "excess_high"}
+COLUMNS = {
+    "k",
+    "control",
+    "loss",
+    "delta",
+    "delta_low",
+    "delta_high",
+    "excess",
+    "excess_low",
+    "excess_high",
+}
 COLUMNS |= {"relative", "rows", "tokens", *DOSE}
 
 
@@ -47,10 +59,13 @@ class MaskingCurve(Reader):
         return {kind: replace(self, twin=kind) for kind in twins_of(self.run)}
 
     def finished(self, name: str) -> pd.DataFrame:
-        """A table that every finished curve has. Raises NotRecorded for a run that did not come to its end."""
+        """A table that every finished curve has. Raises NotRecorded for a run that did not come to
+        its end.
+        """
         if (table := self.table(name)) is None:
             raise NotRecorded(
-                f"This needs curves that are finished: {self.run.path} is not. Run `sinklab curve` again."
+                f"This needs curves that are finished: {self.run.path} is not. Run `sinklab "
+                "curve` again."
             )
         return table
 
@@ -81,7 +96,9 @@ class MaskingCurve(Reader):
 
     @property
     def main(self) -> str | None:
-        """The arm that the curve is about: "top" or "sinks"; None where controls alone were scored."""
+        """The arm that the curve is about: "top" or "sinks"; None where controls alone were
+        scored.
+        """
         return next((name for name in MAIN if name in self.controls), None)
 
     def of(self, control: str) -> pd.DataFrame:
@@ -92,7 +109,9 @@ class MaskingCurve(Reader):
     @cached_property
     def losses(self) -> pd.DataFrame:
         """Loss of every row by (k, control)."""
-        return self.finished("curve_rows").pivot(index="row", columns=["k", "control"], values="loss")
+        return self.finished("curve_rows").pivot(
+            index="row", columns=["k", "control"], values="loss"
+        )
 
     def costs(self, k: float, control: str) -> np.ndarray:
         """What every row lost, (R,), in shares of the mean loss with nothing hidden."""
@@ -103,7 +122,9 @@ class MaskingCurve(Reader):
         """Removed mass of each k of an arm, and what every row lost (`costs`)."""
         table = self.of(control)
         table = table[table["k"] > 0]
-        return Doses(table["removed"].to_numpy(), np.stack([self.costs(k, control) for k in table["k"]], 1))
+        return Doses(
+            table["removed"].to_numpy(), np.stack([self.costs(k, control) for k in table["k"]], 1)
+        )
 
     @property
     def matched(self) -> pd.DataFrame:
@@ -113,9 +134,9 @@ class MaskingCurve(Reader):
         return rows.dropna(subset=["matched"])
 
     def asked(self) -> list[tuple[str, float]]:
-        """What is asked of the curve, and at which k: whether hiding keys costs anything ("rise", at every k), and more
-        than hiding as many random ones ("random", at the greatest) or others that hold as much ("equal mass", at the
-        greatest at which half of the heads have such).
+        """What is asked of the curve, and at which k: whether hiding keys costs anything ("rise",
+        at every k), and more than hiding as many random ones ("random", at the greatest) or others
+        that hold as much ("equal mass", at the greatest at which half of the heads have such).
         """
         if self.main is None:
             return []
@@ -139,9 +160,14 @@ Curves = Iterable[Run | MaskingCurve] | Run | MaskingCurve
 
 
 def as_curves(sources: Curves) -> list[MaskingCurve]:
-    """Several runs with labels that tell them apart. Raises ValueError without a run, or for another kind."""
+    """Several runs with labels that tell them apart. Raises ValueError without a run, or for
+    another kind.
+    """
     shown = as_shown(sources, "curve")
-    return [one if isinstance(one, MaskingCurve) else MaskingCurve(one.run, one.label, one.repeats) for one in shown]
+    return [
+        one if isinstance(one, MaskingCurve) else MaskingCurve(one.run, one.label, one.repeats)
+        for one in shown
+    ]
 
 
 class Judged(NamedTuple):
@@ -158,7 +184,9 @@ Key = tuple[str, Any]
 
 
 def judged(curves: list[MaskingCurve]) -> dict[Key, Judged]:
-    """All that is judged of some curves, those of a page: by Holm's method a false one is to stand on 5 % of pages."""
+    """All that is judged of some curves, those of a page: by Holm's method a false one is to stand
+    on 5 % of pages.
+    """
     found: dict[Key, tuple[Verdict, str]] = {}
     for curve in curves:
         for asked in curve.asked():
@@ -171,11 +199,16 @@ def judged(curves: list[MaskingCurve]) -> dict[Key, Judged]:
         kinds = [kind for kind in one.twins if kind in other.twins]
         beside = {kind: contrasts(one.twins[kind], other.twins[kind]) for kind in kinds}
         for name, (_, own) in contrasts(one, other).items():
-            texts = {kind: _points(twin[name][1].difference.value) for kind, twin in beside.items() if name in twin}
+            texts = {
+                kind: _points(twin[name][1].difference.value)
+                for kind, twin in beside.items()
+                if name in twin
+            }
             found[one.label, (other.label, name)] = _verdict(own.difference, own.p, shown_by(texts))
     corrected = holm([verdict for verdict, _ in found.values()])
     return {
-        key: Judged(verdict.holds, words) for (key, (_, words)), verdict in zip(found.items(), corrected, strict=True)
+        key: Judged(verdict.holds, words)
+        for (key, (_, words)), verdict in zip(found.items(), corrected, strict=True)
     }
 
 
@@ -189,7 +222,9 @@ def _points(share: float) -> str:
 
 
 def pairs(curves: list[MaskingCurve]) -> list[tuple[MaskingCurve, MaskingCurve]]:
-    """Every diffusion model with every autoregressive one of which something may be said together."""
+    """Every diffusion model with every autoregressive one of which something may be said
+    together.
+    """
     causal = [curve for curve in curves if curve.is_causal]
     both = [(one, other) for one in curves if not one.is_causal for other in causal]
     return [pair for pair in both if unlike(*pair) is None]
@@ -203,7 +238,9 @@ def unlike(one: MaskingCurve, other: MaskingCurve) -> str | None:
 
 
 def contrasts(one: MaskingCurve, other: MaskingCurve) -> dict[str, tuple[float, Contrast]]:
-    """Two models at equal "count" of keys, the least that was scored of both, and at equal removed "mass", with it."""
+    """Two models at equal "count" of keys, the least that was scored of both, and at equal removed
+    "mass", with it.
+    """
     assert one.main is not None
     found = {}
     if both := {k for k in one.of(one.main)["k"] if k} & {*other.of(one.main)["k"]}:
@@ -222,6 +259,8 @@ def lacks(curve: MaskingCurve) -> str | None:
     heads = f"{percent(rate.value)} of the heads" if rate.value else "no head"
     sure = "" if rate.above(PHENOMENON) is False else ", and whether that is enough is inconclusive"
     return (
-        f"{heads} of {curve.label} give{'' if rate.value else 's'} any key more than 30 % of the attention (we require "
-        f"{100 * PHENOMENON:.0f} % of the heads{sure}; the most attended key gets {main} on average)"
+        f"{heads} of {curve.label} give{'' if rate.value else 's'} any key more than 30 % of the "
+        "attention (we require "
+        f"{100 * PHENOMENON:.0f} % of the heads{sure}; the most attended key gets {main} on "
+        "average)"
     )

@@ -20,7 +20,15 @@ from sinklab.lab.reports.printed import save_figure, write_page
 from sinklab.lab.reports.samples import Reader
 from sinklab.lab.reports.words import number, percent, statements
 from sinklab.lab.studies.base import labels_of
-from sinklab.lab.studies.curve.curves import DOSE, Curves, MaskingCurve, as_curves, contrasts, judged, unlike
+from sinklab.lab.studies.curve.curves import (
+    DOSE,
+    Curves,
+    MaskingCurve,
+    as_curves,
+    contrasts,
+    judged,
+    unlike,
+)
 from sinklab.lab.studies.twins import no_twins
 
 STYLES: dict[str, Any] = {"top": "-", "sinks": "-", "random": ":", "lowest": "--", "recent": "-."}
@@ -32,26 +40,43 @@ AXES = ("count", "mass")
 
 @figure("masking_curve", kind="curve", prepared=True, size=(4.8, 3.2))
 def masking_curve_figure(
-    runs: list[Reader], *, over: str = "count", relative: bool = False, scale: str = "log", change: str = "linear"
+    runs: list[Reader],
+    *,
+    over: str = "count",
+    relative: bool = False,
+    scale: str = "log",
+    change: str = "linear",
 ) -> Chart:
-    """Change of the loss over the number of hidden keys, or the attention removed, with 95 % bands over rows of text.
+    """Change of the loss over the number of hidden keys, or the attention removed, with 95 % bands
+    over rows of text.
 
-    A colour for each model; a style for each control. A diffusion model's loss is its masked-token bound, an
-    autoregressive one's that of the next token. `over`: count (keys per layer and head) or mass (percent of the
-    attention that was really taken away). `relative`: in percent of the loss with nothing hidden. `scale`: of the axis
-    of counts, log (linear below 1) or linear; `change`: of the vertical one, linear or log (linear below a thousandth
-    of a nat, or of a percent). Raises ValueError for another axis, scale or theme, and for runs of another kind.
+    A colour for each model; a style for each control. A diffusion model's loss is its masked-token
+    bound, an autoregressive one's that of the next token. `over`: count (keys per layer and head)
+    or mass (percent of the attention that was really taken away). `relative`: in percent of the
+    loss with nothing hidden. `scale`: of the axis of counts, log (linear below 1) or linear;
+    `change`: of the vertical one, linear or log (linear below a thousandth of a nat, or of a
+    percent). Raises ValueError for another axis, scale or theme, and for runs of another kind.
     """
     for name in (scale, change):
         one_of("the scale of a masking curve", name, SCALES)
     one_of("the axis of a masking curve", over, AXES)
-    curves, lines = as_curves([run if isinstance(run, MaskingCurve) else run.run for run in runs]), []
+    curves, lines = (
+        as_curves([run if isinstance(run, MaskingCurve) else run.run for run in runs]),
+        [],
+    )
     for one, curve in zip(drawn_as(curves), curves, strict=True):
         for control in curve.controls:
-            rows = curve.of(control).sort_values("k" if over == "count" else "removed", kind="stable")
+            rows = curve.of(control).sort_values(
+                "k" if over == "count" else "removed", kind="stable"
+            )
             factor = 100 / rows["loss"].iloc[0] if relative else 1.0
             y, low, high = (factor * rows[f"delta{end}"] for end in ("", "_low", "_high"))
-            how = {"style": STYLES.get(control, "-"), "words": WORDS.get(control, control), "low": low, "high": high}
+            how = {
+                "style": STYLES.get(control, "-"),
+                "words": WORDS.get(control, control),
+                "low": low,
+                "high": high,
+            }
             across = rows["k"] if over == "count" else 100 * rows["removed"]
             lines.append(one.line(across, y, run=curve.title, name=curve.title, **how))
     log = {"log": "symlog", "linear": "linear"}
@@ -67,18 +92,32 @@ def masking_curve_figure(
 
 
 def masking_curve_table(runs: Curves) -> pd.DataFrame:
-    """One row per (model, k, what was hidden): loss, its change with the 95 % interval, and the dose, for people.
+    """One row per (model, k, what was hidden): loss, its change with the 95 % interval, and the
+    dose, for people.
 
-    The dose: keys per head, the share of them that are sinks by the rule, the attention they held when chosen, what was
-    really removed, and the share of heads that have a control of equal mass. Numbers are the table ``curve`` of a run.
+    The dose: keys per head, the share of them that are sinks by the rule, the attention they held
+    when chosen, what was really removed, and the share of heads that have a control of equal mass.
+    Numbers are the table ``curve`` of a run.
     """
     rows = []
     for curve in as_curves(runs):
         for k, cells in curve.rows.groupby("k"):
             for cell in cells.to_dict("records"):
-                row = {"model": curve.title, "k": k, "hidden": WORDS.get(cell["control"], cell["control"])}
-                dose = {"keys": number(cell["columns"]), **{name: percent(cell[name]) for name in DOSE[1:]}}
-                row |= {"loss": number(cell["loss"], 4), "change": _change(cell), "relative": _relative(cell), **dose}
+                row = {
+                    "model": curve.title,
+                    "k": k,
+                    "hidden": WORDS.get(cell["control"], cell["control"]),
+                }
+                dose = {
+                    "keys": number(cell["columns"]),
+                    **{name: percent(cell[name]) for name in DOSE[1:]},
+                }
+                row |= {
+                    "loss": number(cell["loss"], 4),
+                    "change": _change(cell),
+                    "relative": _relative(cell),
+                    **dose,
+                }
                 rows.append(row)
     return pd.DataFrame(rows)
 
@@ -86,7 +125,8 @@ def masking_curve_table(runs: Curves) -> pd.DataFrame:
 def masking_curve_sentences(runs: Curves) -> list[str]:
     """What the curves say: of each model, then of diffusion models against autoregressive ones.
 
-    Verdicts are corrected for the number of all of them together; what the controls show stands beside them.
+    Verdicts are corrected for the number of all of them together; what the controls show stands
+    beside them.
     """
     curves = as_curves(runs)
     filters = (_signed, _points, _change, _relative, rules.words, unlike, contrasts)
@@ -98,7 +138,8 @@ def masking_curve_sentences(runs: Curves) -> list[str]:
 def write_masking_curves(
     runs: Curves, folder: str | Path, formats: Iterable[str] = ("png",), **look: Any
 ) -> list[Path]:
-    """Write the pictures over count and over mass, the table (masking_curve.md, .csv with all numbers) and sentences.
+    """Write the pictures over count and over mass, the table (masking_curve.md, .csv with all
+    numbers) and sentences.
 
     `look`: relative, scale, change and theme of `masking_curve_figure`.
 
@@ -106,7 +147,9 @@ def write_masking_curves(
     """
     curves, target = as_curves(runs), Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    numbers = pd.concat([curve.rows.assign(model=curve.title) for curve in curves], ignore_index=True)
+    numbers = pd.concat(
+        [curve.rows.assign(model=curve.title) for curve in curves], ignore_index=True
+    )
     numbers = numbers[["model", *(name for name in numbers if name != "model")]]
     written = [target / "masking_curve.md", target / "masking_curve.csv"]
     write_page(written[0], masking_curve_table(curves), masking_curve_sentences(curves))
@@ -120,7 +163,9 @@ def write_masking_curves(
 def _change(cell: Any, name: str = "delta") -> str:
     if math.isnan(cell[f"{name}_low"]):
         return _signed(cell[name])
-    return f"{_signed(cell[name])} ({_signed(cell[f'{name}_low'])} … {_signed(cell[f'{name}_high'])})"
+    return (
+        f"{_signed(cell[name])} ({_signed(cell[f'{name}_low'])} … {_signed(cell[f'{name}_high'])})"
+    )
 
 
 def _relative(cell: Any) -> str:

@@ -1,4 +1,6 @@
-"""The loss of held-out text over the number of hidden columns: the cheap stand-in for benchmarks, for any model."""
+"""The loss of held-out text over the number of hidden columns: the cheap stand-in for benchmarks,
+for any model.
+"""
 
 # R rows
 import math
@@ -25,8 +27,10 @@ from sinklab.lab.studies.curve.study import CurveSettings
 from sinklab.lab.studies.processes import Progress
 
 Choice = tuple[int, str]
-"""k keys, and what is hidden: "none"; "top", the most attended; "sinks", those of them that a rule calls so; "matched",
-the same in the heads alone that have a control of equal mass; another control of `MaskSinks`; the text of an edit."""
+"""k keys, and what is hidden: "none"; "top", the most attended; "sinks", those of them that a rule
+calls so; "matched", the same in the heads alone that have a control of equal mass; another control
+of `MaskSinks`; the text of an edit.
+"""
 AGAINST = {"top": "random", "sinks": "random", "matched": "equal_mass"}
 """What the excess of an arm is over."""
 DOSE = ("columns", "sinks", "held", "removed", "matched")
@@ -36,7 +40,8 @@ def score(work: Work) -> None:
     """Write the tables of a curve, and those of the model's untrained twins."""
     started = time.perf_counter()
     work.progress.stage(
-        f"scoring {len(work.plan.ids_RS)} rows of {work.settings.length} tokens with {work.loaded.name}"
+        f"scoring {len(work.plan.ids_RS)} rows of {work.settings.length} tokens with "
+        f"{work.loaded.name}"
     )
     write_scores(work, work.loaded)
     taken = time.perf_counter() - started
@@ -49,16 +54,23 @@ def write_scores(work: Work, loaded: Loaded, kind: str = "") -> None:
     losses, doses = _scored(loaded, text, settings, work.progress)
     work.run.table(of_twin("curve", kind), curve_table(losses, doses, text))
     rows = len(text.ids_RS)
-    columns = {"row": np.tile(np.arange(rows), len(losses)), "k": np.repeat([k for k, _ in losses], rows)}
+    columns = {
+        "row": np.tile(np.arange(rows), len(losses)),
+        "k": np.repeat([k for k, _ in losses], rows),
+    }
     columns["control"] = np.repeat(np.array([control for _, control in losses], dtype=object), rows)
-    work.run.table(of_twin("curve_rows", kind), {**columns, "loss": np.concatenate(list(losses.values()))})
+    work.run.table(
+        of_twin("curve_rows", kind), {**columns, "loss": np.concatenate(list(losses.values()))}
+    )
     # Gu et al.'s metric (arXiv 2410.10781), of the key that receives most
     looks = [[MaskSinks(k=1, counted_by=Gu())]]
     if text.ids_RS.shape[1] > 2:
         # with two keys masked it is known what the second one received
         looks.append([MaskSinks(k=2)])
     count = work.progress.counter(len(looks) * math.ceil(rows / settings.batch))
-    found = edited_losses(loaded, text.ids_RS, looks, seed=settings.seed, batch=settings.batch, progress=count)
+    found = edited_losses(
+        loaded, text.ids_RS, looks, seed=settings.seed, batch=settings.batch, progress=count
+    )
     seen = found[0].doses_by_row()
     columns = {"row": np.arange(rows), "main": seen["held"].numpy(), "gu": seen["sinks"].numpy()}
     work.run.table(of_twin("phenomenon", kind), columns)
@@ -68,11 +80,12 @@ def write_scores(work: Work, loaded: Loaded, kind: str = "") -> None:
 
 
 def grown_table(one: EditedLosses, two: EditedLosses, added: int) -> pd.DataFrame:
-    """The table ``grown``: what becomes of the other keys of a head when its most attended one is masked.
+    """The table ``grown``: what becomes of the other keys of a head when its most attended one is
+    masked.
 
-    A line per row of text, layer and head. before: share of the attention (0 to 1) on the strongest of the others with
-    nothing masked; after: on the strongest of them with one masked; at: the text position of that one, below 0 for an
-    added sink.
+    A line per row of text, layer and head. before: share of the attention (0 to 1) on the strongest
+    of the others with nothing masked; after: on the strongest of them with one masked; at: the text
+    position of that one, below 0 for an added sink.
 
     Args:
         one: what was scored with one key of every head masked.
@@ -101,8 +114,8 @@ def prepare(loaded: Loaded, settings: CurveSettings, progress: Progress) -> Held
     """The text to score, once the model is known to score it.
 
     Raises:
-        ValueError: for a model without a mask token or a tokenizer, rows that do not fit its context, and a k that
-            leaves no columns.
+        ValueError: for a model without a mask token or a tokenizer, rows that do not fit its
+            context, and a k that leaves no columns.
     """
     loaded.needed_tokenizer()
     check_fits(loaded, "curve", settings.length, "choose a smaller length")
@@ -112,10 +125,13 @@ def prepare(loaded: Loaded, settings: CurveSettings, progress: Progress) -> Held
     if settings.ks[-1] > most:
         others = "" if alone else " and as many others as controls"
         raise ValueError(
-            f"k keys{others} must leave something of the {keys} keys of a row, but k is {settings.ks[-1]}; choose "
+            f"k keys{others} must leave something of the {keys} keys of a row, but k is "
+            f"{settings.ks[-1]}; choose "
             f"at most {most}, or a greater length"
         )
-    return heldout_rows(loaded, heldout_text(settings.heldout), rows=settings.rows, length=settings.length)
+    return heldout_rows(
+        loaded, heldout_text(settings.heldout), rows=settings.rows, length=settings.length
+    )
 
 
 def arms_of(settings: CurveSettings) -> dict[Choice, list[Any]]:
@@ -145,7 +161,9 @@ def _scored(
         some = redrawn if draw else [*arms]
         if some:
             edits = [arms[choice] for choice in some]
-            found = edited_losses(loaded, text.ids_RS, edits, seed=seed, batch=settings.batch, progress=count)
+            found = edited_losses(
+                loaded, text.ids_RS, edits, seed=seed, batch=settings.batch, progress=count
+            )
             for choice, one in zip(some, found, strict=True):
                 drawn[choice].append(one)
     losses = {
@@ -153,8 +171,13 @@ def _scored(
         for choice, of_choice in drawn.items()
     }
     if wrong := [choice for choice, loss_R in losses.items() if not np.isfinite(loss_R).all()]:
-        raise ValueError(f"{loaded.name} gave a loss that is no number at (k, control) {wrong[0]}; try another dtype")
-    return losses, {choice: Dose.pooled(one.dose for one in of_choice) for choice, of_choice in drawn.items()}
+        raise ValueError(
+            f"{loaded.name} gave a loss that is no number at (k, control) {wrong[0]}; try another "
+            "dtype"
+        )
+    return losses, {
+        choice: Dose.pooled(one.dose for one in of_choice) for choice, of_choice in drawn.items()
+    }
 
 
 def _seeds(settings: CurveSettings) -> list[int]:
@@ -168,29 +191,40 @@ def curve_table(
 ) -> dict[str, list[Any]]:
     """The columns of the table ``curve``.
 
-    loss: mean over rows, nats per token. delta: that less the loss with nothing hidden. excess: delta less that of as
-    many random keys, or of "matched" less that of the keys of equal mass; NaN without them. low and high: ends of the
-    95 % interval over rows (`mean_over`), NaN with fewer than 8; differences are paired. relative: delta over the loss.
-    columns, sinks, held, removed, matched: the dose (`Dose`), 0 removed where nothing is hidden. bits_per_byte: of the
-    text, comparable across tokenizers.
+    loss: mean over rows, nats per token. delta: that less the loss with nothing hidden. excess:
+    delta less that of as many random keys, or of "matched" less that of the keys of equal mass; NaN
+    without them. low and high: ends of the 95 % interval over rows (`mean_over`), NaN with fewer
+    than 8; differences are paired. relative: delta over the loss. columns, sinks, held, removed,
+    matched: the dose (`Dose`), 0 removed where nothing is hidden. bits_per_byte: of the text,
+    comparable across tokenizers.
 
-    Rows are taken as independent; rows of one book are alike, so over other texts the spread is wider.
+    Rows are taken as independent; rows of one book are alike, so over other texts the spread is
+    wider.
     """
     clean_R = losses[0, "none"]
     rows, tokens = len(clean_R), text.ids_RS.numel()
 
     def measured(name: str, values_R: np.ndarray | None) -> dict[str, float]:
         found = mean_over([] if values_R is None else values_R)
-        return dict(zip((name, f"{name}_low", f"{name}_high"), (found.value, *found.interval), strict=True))
+        return dict(
+            zip((name, f"{name}_low", f"{name}_high"), (found.value, *found.interval), strict=True)
+        )
 
     lines = []
     for (k, control), loss_R in losses.items():
         other_R = losses.get((k, AGAINST.get(control, "")))
-        line = {"k": k, "control": control, **measured("loss", loss_R), **measured("delta", loss_R - clean_R)}
+        line = {
+            "k": k,
+            "control": control,
+            **measured("loss", loss_R),
+            **measured("delta", loss_R - clean_R),
+        }
         line |= measured("excess", None if other_R is None else loss_R - other_R)
         line["relative"] = float((loss_R - clean_R).mean() / clean_R.mean())
         dose = doses[k, control].row()
         dose |= {} if doses[k, control].weight else {"columns": 0.0, "held": 0.0, "removed": 0.0}
         line |= {name: dose[name] for name in DOSE} | {"rows": rows, "tokens": tokens}
-        lines.append(line | {"bits_per_byte": float(loss_R.mean()) * tokens / math.log(2) / text.size})
+        lines.append(
+            line | {"bits_per_byte": float(loss_R.mean()) * tokens / math.log(2) / text.size}
+        )
     return columns_of(lines)

@@ -27,11 +27,13 @@ class CurveSettings(Checked):
     ks: tuple[int, ...] = limited((0, 1, 2, 5, 10, 20), at_least=0)
     """Numbers of keys to hide per row, layer and query head; 0 is always scored."""
     controls: tuple[str, ...] = limited(("sinks", "random", "equal_mass"), one_of=CONTROLS)
-    """Which keys: those that receive most (sinks), as many others drawn (random), others that are no sinks and together
-    hold as much (equal_mass, compared in the heads that have some), the least attended (lowest), the last (recent)."""
+    """Which keys: those that receive most (sinks), as many others drawn (random), others that are
+    no sinks and together hold as much (equal_mass, compared in the heads that have some), the least
+    attended (lowest), the last (recent).
+    """
     sink_rule: Any = of(rules, None)  # noqa: RUF009
-    """What counts as a sink, NAME:field=value: of the most attended keys only such are hidden, at most k. When left out
-    all k are, and excess:epsilon=3 counts how many of them are sinks."""
+    """What counts as a sink, NAME:field=value: of the most attended keys only such are hidden, at
+    most k. When left out all k are, and excess:epsilon=3 counts how many of them are sinks."""
     edits: tuple[Any, ...] = field(default=(), metadata={"registry": interventions})
     """Further edits to score, each by itself: NAME:field=value."""
     heldout: str | None = None
@@ -47,34 +49,43 @@ class CurveSettings(Checked):
     seed: int = 0
     """Seed of the noise and of the random columns."""
     twin: bool | None = limited(None, free=True)
-    """Score two controls on the same rows too, the model with shuffled weights and with fresh ones; their numbers stand
-    beside its own. When left out, where both take less than a minute. A curve that is there gets none."""
+    """Score two controls on the same rows too, the model with shuffled weights and with fresh ones;
+    their numbers stand beside its own. When left out, where both take less than a minute. A curve
+    that is there gets none.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
         object.__setattr__(self, "controls", tuple(dict.fromkeys(self.controls)))
         if not self.controls and self.ks != (0,):
-            raise ValueError(f"a curve over ks {self.ks} needs at least one of the controls {', '.join(CONTROLS)}")
+            raise ValueError(
+                f"a curve over ks {self.ks} needs at least one of the controls "
+                f"{', '.join(CONTROLS)}"
+            )
 
 
 @studies.register("curve")
 class Curve(Study):
-    """Measure the held-out loss with 0, 1, 2, 5, … keys hidden per head: a cheap proxy for a benchmark.
+    """Measure the held-out loss with 0, 1, 2, 5, … keys hidden per head: a cheap proxy for a
+    benchmark.
 
-    For diffusion models the masked-token loss, for autoregressive ones the next-token loss. A clean pass over the same
-    text chooses the most attended keys (with --sink-rule those among them that it calls sinks); controls are as many
-    random ones, and others of equal mass. Beside every loss stand the keys hidden, how many of them are sinks, the
-    attention they held and what was really removed. Models are compared at equal count and at equal removed attention,
-    if they have heavy sinks at all. What controls show stands beside it. Each model gets a run folder
-    OUT/<name>; masking_curve.md, .csv and pictures are written to OUT. A complete curve is not scored again.
+    For diffusion models the masked-token loss, for autoregressive ones the next-token loss. A clean
+    pass over the same text chooses the most attended keys (with --sink-rule those among them that
+    it calls sinks); controls are as many random ones, and others of equal mass. Beside every loss
+    stand the keys hidden, how many of them are sinks, the attention they held and what was really
+    removed. Models are compared at equal count and at equal removed attention, if they have heavy
+    sinks at all. What controls show stands beside it. Each model gets a run folder OUT/<name>;
+    masking_curve.md, .csv and pictures are written to OUT. A complete curve is not scored again.
 
     Try
         sinklab curve
         sinklab curve --model tiny --ks 0 1 5 --rows 12 --out runs/quick
-        sinklab curve --model tiny --sink-rule excess:epsilon=3 --edits mask_sinks:k=5,removal=zero_value
+        sinklab curve --model tiny --sink-rule excess:epsilon=3 --edits \\
+            mask_sinks:k=5,removal=zero_value
         sinklab curve --model tiny runs/laptop-causal/model --relative --scale linear
-        sinklab curve --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --heldout my_texts/ --length 512
+        sinklab curve --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --heldout \\
+            my_texts/ --length 512
     """
 
     Settings = CurveSettings
@@ -85,12 +96,17 @@ class Curve(Study):
     sentences = deferred("sinklab.lab.studies.curve.figures:masking_curve_sentences")
 
     def amount(self, settings: CurveSettings, info: Any) -> Amount:
-        """A pass over all rows clean, one for every number of keys, control and edit, and three for what sinks hold."""
+        """A pass over all rows clean, one for every number of keys, control and edit, and three for
+        what sinks hold.
+        """
         # beside keys of equal mass stand the most attended ones of the same heads
         controls = len(settings.controls) + ("equal_mass" in settings.controls)
         ways = 1 + (len(settings.ks) - 1) * controls + len(settings.edits)
         batches = math.ceil(settings.rows / settings.batch)
-        counted, evaluations = batches * settings.draws * ways, batches * (settings.draws * ways + 3)
+        counted, evaluations = (
+            batches * settings.draws * ways,
+            batches * (settings.draws * ways + 3),
+        )
         positions = min(settings.rows, settings.batch) * settings.length
         first, words = counted / evaluations, f"{settings.rows} rows × {ways} ways"
         return Amount(words, evaluations, positions, twins=settings.twin, first=first)
@@ -119,21 +135,24 @@ class Curve(Study):
 masking_curve = Curve()
 """Score held-out text with 0, 1, 2, … keys hidden, and write a run folder of kind "curve".
 
-A diffusion model is scored by its masked-token bound, an autoregressive one by its next-token loss; what is hidden
-is chosen by a clean pass over the same row, see `edited_losses`. Table ``curve``: one row per (k, control), see
-`curve_table`; table ``curve_rows``: the loss of every row of text, from which all else follows; table
-``phenomenon``: by row of text, main, the share of attention on the key of a head that receives most, and gu, the share
-of heads that give it more than 30 % (mean over layers and heads); table ``grown``: what becomes of the other keys of
-each head when that one is masked, see `grown_table`. Each of these of untrained twins too, with the name
-of the twin behind it (curve-permuted), as table ``twins`` says.
+A diffusion model is scored by its masked-token bound, an autoregressive one by its next-token loss;
+what is hidden is chosen by a clean pass over the same row, see `edited_losses`. Table ``curve``:
+one row per (k, control), see `curve_table`; table ``curve_rows``: the loss of every row of text,
+from which all else follows; table ``phenomenon``: by row of text, main, the share of attention on
+the key of a head that receives most, and gu, the share of heads that give it more than 30 % (mean
+over layers and heads); table ``grown``: what becomes of the other keys of each head when that one
+is masked, see `grown_table`. Each of these of untrained twins too, with the name of the twin behind
+it (curve-permuted), as table ``twins`` says.
 
 Args:
     loaded: a diffusion model or an autoregressive one, with its tokenizer.
-    out: folder to write; it must be empty or absent, or hold this very curve, which is not scored again.
+    out: folder to write; it must be empty or absent, or hold this very curve, which is not scored
+        again.
     settings: what to hide, from what text.
     progress: shows the progress.
     overwrite: replace a run that is there.
 
 Raises:
-    ValueError: for a model without a mask token, rows that do not fit its context, a k that does not fit a row.
+    ValueError: for a model without a mask token, rows that do not fit its context, a k that does
+        not fit a row.
 """

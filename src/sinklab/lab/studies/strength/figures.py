@@ -1,4 +1,6 @@
-"""The page of a run of strength: a table beside published numbers, sentences, and the picture, layer × head."""
+"""The page of a run of strength: a table beside published numbers, sentences, and the picture,
+layer × head.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,16 @@ TOKENS = 4
 def summary_of(run: Run) -> pd.DataFrame:
     """The table ``summary``. Raises NotRecorded for a run that did not come to its end."""
     if "summary" not in run.tables:
-        raise NotRecorded(f"This needs a run of strength that is finished: {run.path} is not. Resume it with --resume.")
+        raise NotRecorded(
+            f"This needs a run of strength that is finished: {run.path} is not. Resume it with "
+            "--resume."
+        )
     return run.table("summary")
 
 
 def strength_sentences(runs: Iterable[Run]) -> list[str]:
-    """Sentences of each run: how strong its sinks are, and which tokens strong keys of natural text stand on.
+    """Sentences of each run: how strong its sinks are, and which tokens strong keys of natural text
+    stand on.
 
     Of masked sequences natural ones without a start token are told; the table has all.
     """
@@ -46,7 +52,10 @@ def strength_sentences(runs: Iterable[Run]) -> list[str]:
 
 def _of_one(run: Run, told: Callable[..., list[str]]) -> list[str]:
     name, lines, classes = run.info.model["name"], summary_of(run), run.table("classes")
-    others = {kind: percent(float(run.table(of_twin("summary", kind))["sink"].iloc[0])) for kind in twins_of(run)}
+    others = {
+        kind: percent(float(run.table(of_twin("summary", kind))["sink"].iloc[0]))
+        for kind in twins_of(run)
+    }
     plain = (lines["input"] == "natural") & ~lines["start"]
     strengths, places = [], []
     for number_of, line in lines[plain | (lines["ratio"] == 0)].iterrows():
@@ -60,7 +69,11 @@ def _of_one(run: Run, told: Callable[..., list[str]]) -> list[str]:
 
 def published() -> pd.DataFrame:
     """Sink₁^ε of other models as published, in per cent: name, natural, random, repeat, source."""
-    text = resources.files("sinklab.lab.studies.strength").joinpath("published.toml").read_text("utf-8")
+    text = (
+        resources.files("sinklab.lab.studies.strength")
+        .joinpath("published.toml")
+        .read_text("utf-8")
+    )
     return pd.DataFrame(tomllib.loads(text)["model"])[["name", *INPUTS, "source"]]
 
 
@@ -80,66 +93,108 @@ def strength_table(run: Run) -> pd.DataFrame:
     if (lines["ratio"] > 0).any():
         text["masked"] = lines["ratio"].map(percent)
     text["first token strong"] = lines["sink"].map(percent)
-    text["by sequence"] = lines.apply(_with_interval, axis=1, value="sink_by_text", low="low", high="high")
+    text["by sequence"] = lines.apply(
+        _with_interval, axis=1, value="sink_by_text", low="low", high="high"
+    )
     text["strongest key strong"] = lines.apply(
         _with_interval, axis=1, value="strong", low="strong_low", high="strong_high"
     )
     text["its share"] = lines["strongest"].map(percent)
-    text["on the first token"] = lines["at_first"].map(lambda share: "–" if pd.isna(share) else percent(share))
+    text["on the first token"] = lines["at_first"].map(
+        lambda share: "–" if pd.isna(share) else percent(share)
+    )
     text["massive activation"] = lines["activation"].map(lambda ratio: f"{number(ratio, 3)} ×")
     return pd.DataFrame(text)
 
 
 def _with_interval(line: pd.Series, value: str, low: str, high: str) -> str:
     shown = percent(line[value])
-    return shown if pd.isna(line[low]) else f"{shown} ({percent(line[low])} … {percent(line[high])})"
+    return (
+        shown if pd.isna(line[low]) else f"{shown} ({percent(line[low])} … {percent(line[high])})"
+    )
 
 
-@figure("strength", kind="strength", alone=True, prepared=True, columns=2, share="y", size=(3.4, 3.2))
+@figure(
+    "strength", kind="strength", alone=True, prepared=True, columns=2, share="y", size=(3.4, 3.2)
+)
 def strength_figure(one: Reader) -> list[Map]:
-    """Layer × head, means over the first kind of sequence: the weight of the first token, and of the strongest key."""
+    """Layer × head, means over the first kind of sequence: the weight of the first token, and of
+    the strongest key.
+    """
     heads = one.run.table("heads")
     kind = heads[KIND].iloc[0]
     heads = heads[(heads[KIND] == kind.tolist()).all(axis=1)]
-    layers, columns = (Axis(name, names=[*map(str, sorted(heads[name].unique()))]) for name in ("layer", "head"))
+    layers, columns = (
+        Axis(name, names=[*map(str, sorted(heads[name].unique()))]) for name in ("layer", "head")
+    )
     shown = []
-    for name, words in (("first", "the first token's weight, %"), ("strongest", "the strongest key's share, %")):
+    for name, words in (
+        ("first", "the first token's weight, %"),
+        ("strongest", "the strongest key's share, %"),
+    ):
         values_LH = heads.pivot(index="layer", columns="head", values=name).to_numpy()
         shown.append(Map(100 * values_LH, words, layers, columns))
     return shown
 
 
 def readings_of(run: Run) -> str:
-    """The words of the table explained: what is strong, and the two ways to read the first token."""
+    """The words of the table explained: what is strong, and the two ways to read the first
+    token.
+    """
     return (
-        f"Strong: more than {run.info.settings['epsilon']} of the attention of the queries that may see it. First "
-        "token: weights averaged over the sequences first, as Gu et al. do (arXiv 2410.10781); by sequence: each by "
-        "itself, with the 95 % interval over these sequences. Strongest key: the one of each head and sequence that "
+        f"Strong: more than {run.info.settings['epsilon']} of the attention of the queries that "
+        "may see it. First "
+        "token: weights averaged over the sequences first, as Gu et al. do (arXiv 2410.10781); by "
+        "sequence: each by "
+        "itself, with the 95 % interval over these sequences. Strongest key: the one of each head "
+        "and sequence that "
         "gets most of all attention there, and its share of that."
     )
 
 
 def draw_strength(runs: Iterable[Run], out: Path, options: Any) -> list[Path]:
-    """strength.html, strength.md, strength.csv (all numbers) and the picture, in each run folder."""
+    """strength.html, strength.md, strength.csv (all numbers) and the picture, in each run
+    folder.
+    """
     return [path for run in runs for path in _written(run, options.figures)]
 
 
 def _written(run: Run, formats: Iterable[str]) -> list[Path]:
-    more = f"\n{readings_of(run)}\n\nPublished, read in the first way:\n\n{markdown(published_table())}"
-    text = write_page(run.path / "strength.md", strength_table(run), strength_sentences([run]), more)
+    more = (
+        f"\n{readings_of(run)}\n\nPublished, read in the first "
+        f"way:\n\n{markdown(published_table())}"
+    )
+    text = write_page(
+        run.path / "strength.md", strength_table(run), strength_sentences([run]), more
+    )
     numbers = run.path / "strength.csv"
     write_beside(numbers, lambda path: summary_of(run).to_csv(path, index=False))
     page = strength_page(run)
-    return [page, text, numbers, *save_figure(lambda: strength_figure(run), run.path / "strength", formats)]
+    return [
+        page,
+        text,
+        numbers,
+        *save_figure(lambda: strength_figure(run), run.path / "strength", formats),
+    ]
 
 
 def strength_page(run: Run) -> Path:
-    """Write strength.html into the run folder: the picture, both readings, and published numbers. Returns its path."""
+    """Write strength.html into the run folder: the picture, both readings, and published numbers.
+    Returns its path.
+    """
     name = str(run.info.model["name"])
-    drawn = picture("strength", [run], f"layer × head of {name}: the first token, and the strongest key")
-    heads = f"The weight of the first token and the share of the strongest key, means over {_kind_of(run)}."
+    drawn = picture(
+        "strength", [run], f"layer × head of {name}: the first token, and the strongest key"
+    )
+    heads = (
+        "The weight of the first token and the share of the strongest key, means over "
+        f"{_kind_of(run)}."
+    )
     both = as_it_is(strength_table(run).set_index("sequences"))
-    published = "The share of heads whose first token is strong, weights averaged first. The others were not run here."
+    published = (
+        "The share of heads whose first token is strong, weights averaged first. The "
+        "others were not run here."
+    )
     others = as_it_is(_beside_published(run).set_index("model"))
     parts = [
         _part("heads", "Layer by layer, head by head", heads, Card("", pictures=drawn)),
@@ -149,11 +204,16 @@ def strength_page(run: Run) -> Path:
     ]
     epsilon = run.info.settings["epsilon"]
     lead = (
-        "The protocol of Gu et al. (arXiv 2410.10781): how many heads give the first token more than "
+        "The protocol of Gu et al. (arXiv 2410.10781): how many heads give the first token more "
+        "than "
         f"{epsilon} of their attention, and how many give that to any token."
     )
     return plain_page(
-        run.path / "strength.html", run, title=f"Sinks of {name}: how strong they are", lead=lead, parts=parts
+        run.path / "strength.html",
+        run,
+        title=f"Sinks of {name}: how strong they are",
+        lead=lead,
+        parts=parts,
     )
 
 
@@ -171,7 +231,9 @@ def _kind_of(run: Run) -> str:
 
 
 def _beside_published(run: Run) -> pd.DataFrame:
-    """The published numbers below those of this run, of unmasked sequences without a start token."""
+    """The published numbers below those of this run, of unmasked sequences without a start
+    token.
+    """
     lines = summary_of(run)
     plain = lines[~lines["start"] & (lines["ratio"] == 0)].set_index("input")["sink"]
     own = {name: percent(plain[name]) if name in plain else "–" for name in INPUTS}

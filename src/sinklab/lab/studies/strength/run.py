@@ -1,6 +1,9 @@
-"""Sequences of each kind through a traced model: what every head gives the first token, and its strongest one."""
+"""Sequences of each kind through a traced model: what every head gives the first token, and its
+strongest one.
+"""
 
-# R sequences, B of them in a forward, T tokens, L layers, H query heads, K keys (added sinks first, then tokens)
+# R sequences, B of them in a forward, T tokens, L layers, H query heads, K keys (added sinks first,
+# then tokens)
 from __future__ import annotations
 
 import time
@@ -70,13 +73,15 @@ def prepare(loaded: Loaded, settings: StrengthSettings, progress: Progress) -> P
     """The sequences of every kind.
 
     Raises:
-        ValueError: for a model without tokenizer or (of a diffusion model) mask token, sequences longer than its
-            context, and texts that do not fill one.
+        ValueError: for a model without tokenizer or (of a diffusion model) mask token, sequences
+            longer than its context, and texts that do not fill one.
     """
     loaded.needed_tokenizer()
     check_fits(loaded, "strength", settings.length, "choose a smaller length")
     start_id = loaded.special.bos
-    starts = [start == "start" for start in settings.starts if start == "raw" or start_id is not None]
+    starts = [
+        start == "start" for start in settings.starts if start == "raw" or start_id is not None
+    ]
     if not starts:
         raise ValueError(f"{loaded.name} has no start token to put in front; choose --starts raw")
     ratios = settings.ratios if loaded.family == "diffusion" else (0.0,)
@@ -89,7 +94,9 @@ def prepare(loaded: Loaded, settings: StrengthSettings, progress: Progress) -> P
                 first_R1 = torch.full((len(raw_RT), 1), int(start_id or 0))
                 ids_RT = torch.cat([first_R1, raw_RT[:, :-1]], dim=1)
             for ratio in ratios:
-                cells.append(Cell(name, start, ratio, masked(loaded, ids_RT, ratio, start, settings.seed)))
+                cells.append(
+                    Cell(name, start, ratio, masked(loaded, ids_RT, ratio, start, settings.seed))
+                )
     return Plan(tuple(cells))
 
 
@@ -109,7 +116,9 @@ def sequences(loaded: Loaded, settings: StrengthSettings, name: str) -> Tensor:
 
 
 def natural_rows(loaded: Loaded, settings: StrengthSettings) -> Tensor:
-    """Consecutive rows of the texts, ids (R, T), none of which reaches over the end of a document."""
+    """Consecutive rows of the texts, ids (R, T), none of which reaches over the end of a
+    document.
+    """
     rows: list[list[int]] = []
     source, length = heldout_text(settings.texts), settings.length
     for text in corpus_documents(source, start=settings.document):
@@ -119,29 +128,36 @@ def natural_rows(loaded: Loaded, settings: StrengthSettings) -> Tensor:
             break
     if not rows:
         raise ValueError(
-            f"{settings.texts or 'the excerpt'} has no document of {length} tokens from number {settings.document} on; "
+            f"{settings.texts or 'the excerpt'} has no document of {length} tokens from number "
+            f"{settings.document} on; "
             "choose a smaller length or an earlier document"
         )
     return torch.tensor(rows[: settings.rows])
 
 
 def text_ids(loaded: Loaded) -> list[int]:
-    """Every id that stands for text: those of the tokenizer that are not special and have a row in the embedding."""
+    """Every id that stands for text: those of the tokenizer that are not special and have a row in
+    the embedding.
+    """
     special, config = special_roles(loaded), loaded.model.config
     known = sorted(set(loaded.needed_tokenizer().get_vocab().values()))
-    return [token_id for token_id in known if token_id not in special and token_id < config.vocab_size]
+    return [
+        token_id for token_id in known if token_id not in special and token_id < config.vocab_size
+    ]
 
 
 def masked(loaded: Loaded, ids_RT: Tensor, ratio: float, start: bool, seed: int) -> Tensor:
     """The sequences with this share of their tokens masked, never the start token.
 
-    The order in which the tokens of a sequence are masked follows from the seed, so that what a smaller ratio masks a
-    larger one masks too.
+    The order in which the tokens of a sequence are masked follows from the seed, so that what a
+    smaller ratio masks a larger one masks too.
     """
     if ratio == 0:
         return ids_RT
     first = int(start)
-    order_RT = torch.rand(ids_RT[:, first:].shape, generator=place_generator(seed, len(INPUTS))).argsort(dim=1)
+    order_RT = torch.rand(
+        ids_RT[:, first:].shape, generator=place_generator(seed, len(INPUTS))
+    ).argsort(dim=1)
     count = round(ratio * order_RT.shape[1])
     noisy_RT = ids_RT.clone()
     noisy_RT[:, first:].scatter_(1, order_RT[:, :count], int(loaded.model.config.mask_token_id))
@@ -149,13 +165,14 @@ def masked(loaded: Loaded, ids_RT: Tensor, ratio: float, start: bool, seed: int)
 
 
 def measure(work: Work) -> None:
-    """Write a part of the tables ``activations`` and ``strength`` for every kind of sequence that is missing.
+    """Write a part of the tables ``activations`` and ``strength`` for every kind of sequence that
+    is missing.
 
-    ``strength`` has a line per sequence, layer and head: first, the mean weight that the first token gets from the
-    queries that may see it (α of Gu et al.); strongest, the greatest share of all attention that one key gets; at, its
-    position (negative for an added sink), and token_id. ``activations`` has a line per sequence: the greatest magnitude
-    in the hidden states after any layer, as a ratio to the median of that layer, with its value, layer, channel and
-    position.
+    ``strength`` has a line per sequence, layer and head: first, the mean weight that the first
+    token gets from the queries that may see it (α of Gu et al.); strongest, the greatest share of
+    all attention that one key gets; at, its position (negative for an added sink), and token_id.
+    ``activations`` has a line per sequence: the greatest magnitude in the hidden states after any
+    layer, as a ratio to the median of that layer, with its value, layer, channel and position.
     """
     cells, size = work.plan.cells, work.settings.batch
     batches = sum(-(-len(cell.ids_RT) // size) for cell in cells)
@@ -195,7 +212,9 @@ def read(
 
 
 def forward(loaded: Loaded, ids_BT: Tensor) -> None:
-    """One pass over clean or masked sequences; its logits are of no interest, so few are computed."""
+    """One pass over clean or masked sequences; its logits are of no interest, so few are
+    computed.
+    """
     model: Any = loaded.model
     if loaded.family != "diffusion":
         model(ids_BT, use_cache=False, logits_to_keep=1)
@@ -205,7 +224,9 @@ def forward(loaded: Loaded, ids_BT: Tensor) -> None:
     model.denoiser()(ids_BT, wanted_BT)
 
 
-def _weights(ids_BT: np.ndarray, received_BLHK: np.ndarray, visible_BLK: np.ndarray) -> pd.DataFrame:
+def _weights(
+    ids_BT: np.ndarray, received_BLHK: np.ndarray, visible_BLK: np.ndarray
+) -> pd.DataFrame:
     """A line per sequence, layer and head: what the first token gets, and the strongest key."""
     batch, layers, heads, keys = received_BLHK.shape
     length = ids_BT.shape[1]
@@ -218,7 +239,11 @@ def _weights(ids_BT: np.ndarray, received_BLHK: np.ndarray, visible_BLK: np.ndar
     token_BLH = np.take_along_axis(named_BK[:, None, None], at_BLH[..., None], axis=-1)[..., 0]
     row, layer, head = np.indices((batch, layers, heads)).reshape(3, -1)
     columns = {"row": row, "layer": layer, "head": head, "first": first_BLH.ravel()}
-    columns |= {"strongest": strongest_BLH.ravel(), "at": at_BLH.ravel() - added, "token_id": token_BLH.ravel()}
+    columns |= {
+        "strongest": strongest_BLH.ravel(),
+        "at": at_BLH.ravel() - added,
+        "token_id": token_BLH.ravel(),
+    }
     return pd.DataFrame(columns)
 
 
@@ -228,18 +253,28 @@ def _activations(numbers_BLN: np.ndarray, start: int) -> pd.DataFrame:
     layer_B = np.nan_to_num(numbers_BLN[..., ratio]).argmax(1)
     chosen_BN = numbers_BLN[np.arange(len(layer_B)), layer_B]
     columns = {"row": start + np.arange(len(layer_B)), "ratio_to_median": chosen_BN[:, ratio]}
-    columns |= {"value": chosen_BN[:, value], "layer": layer_B, "channel": chosen_BN[:, channel].astype(int)}
+    columns |= {
+        "value": chosen_BN[:, value],
+        "layer": layer_B,
+        "channel": chosen_BN[:, channel].astype(int),
+    }
     return pd.DataFrame(columns | {"position": chosen_BN[:, position].astype(int)})
 
 
 def summarize(work: Work) -> None:
-    """Write the tables ``heads``, ``summary`` and ``classes`` of all sequences, and those of untrained twins."""
+    """Write the tables ``heads``, ``summary`` and ``classes`` of all sequences, and those of
+    untrained twins.
+    """
     done, settings = open_run(work.run.path), work.settings
     table = done.table("strength")
     work.run.table("heads", by_head(table))
     work.run.table("summary", summary(table, done.table("activations"), settings.epsilon))
     work.run.table("classes", classes(table, work.loaded, settings.epsilon))
-    natural = [cell for cell in work.plan.cells if cell.input == "natural" and not cell.start and cell.ratio == 0]
+    natural = [
+        cell
+        for cell in work.plan.cells
+        if cell.input == "natural" and not cell.start and cell.ratio == 0
+    ]
     if not natural:
         return
 
@@ -258,22 +293,29 @@ def summarize(work: Work) -> None:
 
 def by_head(table: pd.DataFrame) -> pd.DataFrame:
     """A line per kind, layer and head: means over the sequences of first and strongest."""
-    return table.groupby([*KIND, "layer", "head"], sort=False)[["first", "strongest"]].mean().reset_index()
+    return (
+        table.groupby([*KIND, "layer", "head"], sort=False)[["first", "strongest"]]
+        .mean()
+        .reset_index()
+    )
 
 
 def summary(table: pd.DataFrame, activations: pd.DataFrame, epsilon: float) -> pd.DataFrame:
     """A line per kind of sequence, all shares between 0 and 1.
 
-    sink: share of heads (layer, head) whose first token gets more than epsilon in the mean over sequences, Sink₁^ε of
-    Gu et al.; sink_by_text, low, high: the same of each sequence by itself, the mean with its 95 % interval; first:
-    mean weight of the first token; strong, strong_low, strong_high: share of heads whose strongest key, wherever it
-    stands, gets more than epsilon, by sequence; strongest: its mean share; at_first: of the strong ones, how many stand
-    on the first token; activation: median over sequences of the greatest activation's ratio; rows: sequences.
+    sink: share of heads (layer, head) whose first token gets more than epsilon in the mean over
+    sequences, Sink₁^ε of Gu et al.; sink_by_text, low, high: the same of each sequence by itself,
+    the mean with its 95 % interval; first: mean weight of the first token; strong, strong_low,
+    strong_high: share of heads whose strongest key, wherever it stands, gets more than epsilon, by
+    sequence; strongest: its mean share; at_first: of the strong ones, how many stand on the first
+    token; activation: median over sequences of the greatest activation's ratio; rows: sequences.
     """
     rows = []
     for names, part in table.groupby(KIND, sort=False):
         means = part.groupby(["layer", "head"])["first"].mean()
-        flagged = part.assign(is_sink=part["first"] > epsilon, is_strong=part["strongest"] > epsilon)
+        flagged = part.assign(
+            is_sink=part["first"] > epsilon, is_strong=part["strongest"] > epsilon
+        )
         by_text = flagged.groupby("row")[["is_sink", "is_strong"]].mean()
         sink, strong = mean_over(by_text["is_sink"]), mean_over(by_text["is_strong"])
         (low, high), (strong_low, strong_high) = np.clip([sink.interval, strong.interval], 0, 1)
@@ -290,7 +332,9 @@ def summary(table: pd.DataFrame, activations: pd.DataFrame, epsilon: float) -> p
 
 
 def classes(table: pd.DataFrame, loaded: Loaded, epsilon: float) -> pd.DataFrame:
-    """A line per kind of sequence and token on which strong keys stand: its text, its class, and its share of them."""
+    """A line per kind of sequence and token on which strong keys stand: its text, its class, and
+    its share of them.
+    """
     strong = table[table["strongest"] > epsilon]
     counts = strong.groupby([*KIND, "token_id"], sort=False).size().rename("heads").reset_index()
     roles = special_roles(loaded)
@@ -300,6 +344,6 @@ def classes(table: pd.DataFrame, loaded: Loaded, epsilon: float) -> pd.DataFrame
     counts["token"] = texts
     counts["class"] = token_classes(texts, specials) if ids else pd.Series(dtype=object)
     counts["share"] = counts["heads"] / counts.groupby(KIND, sort=False)["heads"].transform("sum")
-    return counts.sort_values([*KIND, "share"], ascending=[True, True, True, False], kind="stable").reset_index(
-        drop=True
-    )
+    return counts.sort_values(
+        [*KIND, "share"], ascending=[True, True, True, False], kind="stable"
+    ).reset_index(drop=True)

@@ -23,17 +23,23 @@ class StrengthSettings(Checked):
     """
 
     texts: str | None = None
-    """Corpus of natural text; None uses the excerpt in the package. Rows do not reach over the end of a document."""
+    """Corpus of natural text; None uses the excerpt in the package. Rows do not reach over the end
+    of a document.
+    """
     document: int = limited(0, at_least=0)
-    """Number of the document that natural text begins with, from 0; the next ones follow where it is too short."""
+    """Number of the document that natural text begins with, from 0; the next ones follow where it
+    is too short.
+    """
     inputs: tuple[str, ...] = limited(INPUTS, one_of=INPUTS, needed=True)
-    """natural (consecutive rows of the texts), random (tokens drawn evenly from those of text) or repeat (one such
-    token all along a row, another one in each)."""
+    """natural (consecutive rows of the texts), random (tokens drawn evenly from those of text) or
+    repeat (one such token all along a row, another one in each)."""
     starts: tuple[str, ...] = limited(STARTS, one_of=STARTS, needed=True)
-    """raw (nothing in front), or start (the model's start token in place of the last token; left out for a model that
-    has none)."""
+    """raw (nothing in front), or start (the model's start token in place of the last token; left
+    out for a model that has none)."""
     ratios: tuple[float, ...] = limited((0.0, 0.15, 0.5, 0.9), at_least=0, at_most=1, needed=True)
-    """Shares of masked tokens for diffusion models; an autoregressive model reads clean text alone."""
+    """Shares of masked tokens for diffusion models; an autoregressive model reads clean text
+    alone.
+    """
     epsilon: float = limited(0.3, at_least=0, below=1)
     """Mean weight that a token must exceed to be called strong."""
     rows: int = limited(100, at_least=1)
@@ -45,8 +51,8 @@ class StrengthSettings(Checked):
     seed: int = 0
     """Seed of random and repeated tokens and of masks."""
     twin: bool | None = limited(None, free=True)
-    """Measure two untrained twins on natural text too, of the model freshly initialised and with its weights permuted.
-    When left out, where both take less than a minute."""
+    """Measure two untrained twins on natural text too, of the model freshly initialised and with
+    its weights permuted. When left out, where both take less than a minute."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,15 +63,17 @@ class StrengthSettings(Checked):
 
 @studies.register("strength")
 class Strength(Study):
-    """Say how strong a model's sinks are: the share of heads whose first token gets more than 0.3 of the attention.
+    """Say how strong a model's sinks are: the share of heads whose first token gets more than 0.3
+    of the attention.
 
-    The protocol of Gu et al. (arXiv 2410.10781): 100 sequences of 64 tokens each of natural text, of random tokens and
-    of one repeated token, with and without the model's start token; for diffusion models at several shares of masked
-    tokens. The weight of a token is the mean over the queries that may see it. Read in two ways: weights averaged over
-    the texts first, as published, and each text by itself, with the interval over texts. Beside it the strongest key
-    wherever it stands, its kind of token, the ratio of massive activations, and published numbers of other models.
-    Writes a run folder, the page strength.html, strength.md, strength.csv and the
-    picture, layer × head.
+    The protocol of Gu et al. (arXiv 2410.10781): 100 sequences of 64 tokens each of natural text,
+    of random tokens and of one repeated token, with and without the model's start token; for
+    diffusion models at several shares of masked tokens. The weight of a token is the mean over the
+    queries that may see it. Read in two ways: weights averaged over the texts first, as published,
+    and each text by itself, with the interval over texts. Beside it the strongest key wherever it
+    stands, its kind of token, the ratio of massive activations, and published numbers of other
+    models. Writes a run folder, the page strength.html, strength.md, strength.csv and the picture,
+    layer × head.
 
     Try
         sinklab strength tiny-causal --rows 20

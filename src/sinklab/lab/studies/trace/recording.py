@@ -1,4 +1,6 @@
-"""What a study keeps of each step: received attention, norms, main sinks and row statistics by state of the query."""
+"""What a study keeps of each step: received attention, norms, main sinks and row statistics by
+state of the query.
+"""
 
 # T recorded steps, L layers, H heads, K keys, S positions, Q queries, G states of queries
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Selection:
 
     @classmethod
     def of(cls, config: Any, settings: StudySettings) -> Selection:
-        """As the settings say. Raises ValueError for a layer or head that the model does not have."""
+        """As the settings say. Raises ValueError for a layer or head that the model does not
+        have.
+        """
         backbone = getattr(config, "backbone", config)
         layers, heads = backbone.num_hidden_layers, backbone.num_attention_heads
         _numbers("the layer of maps", tuple(layer for _, layer, _ in settings.map_keys), layers)
@@ -64,19 +68,25 @@ class Selection:
 
 def _numbers(what: str, given: tuple[int, ...], count: int) -> tuple[int, ...]:
     if wrong := [number for number in given if not -count <= number < count]:
-        raise ValueError(f"{what} must be numbers from 0 to {count - 1}, -1 for the last, but {wrong[0]} is not")
+        raise ValueError(
+            f"{what} must be numbers from 0 to {count - 1}, -1 for the last, but {wrong[0]} is not"
+        )
     return tuple(sorted({number % count for number in given})) if given else tuple(range(count))
 
 
 class Recorder:
-    """Collects the recorded steps of one text. Numbers are narrowed at once: what is held is what will be stored.
+    """Collects the recorded steps of one text. Numbers are narrowed at once: what is held is what
+    will be stored.
 
-    Received attention of an autoregressive model is that of all queries so far, so that its other steps are watched as
-    well (`needs`). What is counted by query, and by the state of queries, is that of the query that runs.
+    Received attention of an autoregressive model is that of all queries so far, so that its other
+    steps are watched as well (`needs`). What is counted by query, and by the state of queries, is
+    that of the query that runs.
     """
 
     def __init__(self, task: Task, selection: Selection, *, last_row: bool = False) -> None:
-        """`last_row`: of an autoregressive model under its cache, read the attention of the last query alone."""
+        """`last_row`: of an autoregressive model under its cache, read the attention of the last
+        query alone.
+        """
         self._task, self._selection = task, selection
         self._wanted = set(task.settings.statistics)
         self._by_rows = not task.is_diffusion and not task.settings.full_forward
@@ -86,12 +96,17 @@ class Recorder:
         self._added = int(getattr(task.loaded.model.config, "sink_count", 0) or 0)
         self._traced = self._names(task.settings.statistics)
         self._kinds = kinds = {name: statistics.parse(name) for name in self._traced}
-        self._axes = {name: tuple(axis for axis in kind.axes if axis != "batch") for name, kind in kinds.items()}
+        self._axes = {
+            name: tuple(axis for axis in kind.axes if axis != "batch")
+            for name, kind in kinds.items()
+        }
         by_state = any(kind.needs_canvas or "position" in kind.axes for kind in kinds.values())
         # the last row of a text that grows is one query, whose state is known
         self._needs_states = by_state and not self._by_rows
         layers = list(selection.layers)
-        self._after_L = np.array([layers.index(layer + 1) if layer + 1 in layers else -1 for layer in layers])
+        self._after_L = np.array(
+            [layers.index(layer + 1) if layer + 1 in layers else -1 for layer in layers]
+        )
         """place of the layer behind each one, -1 where it is not recorded"""
         self._steps: list[dict[str, np.ndarray]] = []
         self._tables = defaultdict[str, list[dict[str, Any]]](list)
@@ -105,14 +120,21 @@ class Recorder:
             names += ["last_row", "received_by_window"]
         if self._by_rows:
             names = [name for name in names if not statistics.parse(name).needs_canvas]
-            names = ["last_row" if name == "received" and self._by_last_row else name for name in names]
+            names = [
+                "last_row" if name == "received" and self._by_last_row else name for name in names
+            ]
             return tuple(dict.fromkeys(names))
         if "main_by_state" in wanted:
-            names += ["received_by_state", *(["received_from_masked"] if self._task.is_diffusion else [])]
+            names += [
+                "received_by_state",
+                *(["received_from_masked"] if self._task.is_diffusion else []),
+            ]
         return tuple(dict.fromkeys(names))
 
     def needs(self, step: int) -> bool:
-        """Whether the model is to run under the trace at this step: it is recorded, or a recorded one adds it up."""
+        """Whether the model is to run under the trace at this step: it is recorded, or a recorded
+        one adds it up.
+        """
         settings = self._task.settings
         if settings.records(step) or self._so_far is None or not self._by_rows:
             return settings.records(step)
@@ -121,7 +143,9 @@ class Recorder:
 
     @contextmanager
     def watching(self, step: int, rows: int = 1) -> Iterator[Recording]:
-        """The trace under which the model runs at this step; with more rows, on so many canvases at once."""
+        """The trace under which the model runs at this step; with more rows, on so many canvases at
+        once.
+        """
         # the trace lasts one step, its number 0; a second forward (guidance) is not measured
         chosen: dict[str, Any] = {"steps": (0,), **self._selection.for_trace()}
         if maps := self._maps(step):
@@ -147,7 +171,9 @@ class Recorder:
         task = self._task
         if task.is_diffusion:
             canvas = self._own_canvas
-            over = {name: getattr(canvas, name).expand(rows, -1) for name in ("open_BS", "attention_BS")}
+            over = {
+                name: getattr(canvas, name).expand(rows, -1) for name in ("open_BS", "attention_BS")
+            }
             return SimpleNamespace(**over, mask_id=canvas.mask_id)
         # an autoregressive model has no mask: the open positions are those that it wrote
         start = len(task.started())
@@ -155,15 +181,24 @@ class Recorder:
         return SimpleNamespace(open_BS=open_1S, attention_BS=torch.ones_like(open_1S), mask_id=-1)
 
     def add(self, recording: Recording, moment: Moment, row: int = 0) -> None:
-        """Keep what one step showed, that of this row; of a step that is not recorded, what later ones add it up to."""
+        """Keep what one step showed, that of this row; of a step that is not recorded, what later
+        ones add it up to.
+        """
         length = len(moment.ids_S)
-        step: dict[str, Any] = {"positions": np.float32(length), "step_number": np.int32(moment.index)}
+        step: dict[str, Any] = {
+            "positions": np.float32(length),
+            "step_number": np.int32(moment.index),
+        }
 
         def first(name: str) -> np.ndarray:
             # one forward; under guidance the first of two, which saw the real prompt
             value = recording.values(name)[0][row].float().numpy()
             # behind a text that was run beside longer ones stands padding
-            return value[..., : self._added + length] if self._by_rows and self._axes[name][-1] in _TEXT else value
+            return (
+                value[..., : self._added + length]
+                if self._by_rows and self._axes[name][-1] in _TEXT
+                else value
+            )
 
         main = "last_row" if self._by_last_row else "received"
         received_LHK = first(main)
@@ -189,17 +224,25 @@ class Recorder:
                 continue
             step[name] = first(name)
             if "position" in axes:
-                state_Q = moment.state_S[-1:] if self._by_rows else recording.query_state[0][row].numpy()
+                state_Q = (
+                    moment.state_S[-1:] if self._by_rows else recording.query_state[0][row].numpy()
+                )
                 # of a first forward over the whole prompt, a last row is the last query
                 rows_Q = np.moveaxis(step[name], axes.index("position"), -1)[..., -len(state_Q) :]
                 step[name] = _means(rows_Q, state_Q)
         # of an autoregressive text each step has one new query, whatever ran
         self.queries[moment.index] = 1 if self._by_rows else ran
-        self._steps.append({name: _narrowed(name, np.asarray(value)) for name, value in step.items()})
+        self._steps.append(
+            {name: _narrowed(name, np.asarray(value)) for name, value in step.items()}
+        )
         for layer, head in self._maps(moment.index):
-            self.maps[f"step{moment.index}-layer{layer}-head{head}"] = recording.map(0, layer, head)[0].float().numpy()
+            self.maps[f"step{moment.index}-layer{layer}-head{head}"] = (
+                recording.map(0, layer, head)[0].float().numpy()
+            )
 
-    def _by_state(self, first: First, recording: Recording, row: int, state_S: np.ndarray) -> dict[str, np.ndarray]:
+    def _by_state(
+        self, first: First, recording: Recording, row: int, state_S: np.ndarray
+    ) -> dict[str, np.ndarray]:
         if self._by_rows:
             last_LHK = first("last_row")
             by_state_GLHK = np.zeros((len(STATES), *last_LHK.shape), np.float32)
@@ -221,7 +264,9 @@ class Recorder:
                 weight_GLHK = mean_weight(by_state_GLHK, seen_GK[:, None, None])
             main_GLH = main_sink(weight_GLHK)
             found["main_by_state"] = np.where(ran_GLH, main_GLH, -1).astype(np.int32)
-            share_GLH = np.take_along_axis(weight_GLHK, np.maximum(main_GLH, 0)[..., None], -1)[..., 0]
+            share_GLH = np.take_along_axis(weight_GLHK, np.maximum(main_GLH, 0)[..., None], -1)[
+                ..., 0
+            ]
             found["share_by_state"] = np.where(ran_GLH, share_GLH, np.nan)
         if "received_by_state" in self._wanted:
             found["received_by_state"] = by_state_GLHK
@@ -238,15 +283,22 @@ class Recorder:
             per_key["received_from_masked"] = shares(first("received_from_masked"))
         per_key |= {name: first(name) for name in ("value_norm", "key_norm") if name in self._axes}
         for state in np.unique(state_S):
-            here_S, rows = state_S == state, {"step": step["step_number"], "layer": np.array(self._selection.layers)}
+            here_S, rows = (
+                state_S == state,
+                {"step": step["step_number"], "layer": np.array(self._selection.layers)},
+            )
             rows |= {"state": np.array(STATES[state], object), "positions": here_S.sum()}
             for name, values_LK in per_key.items():
                 here_LS = values_LK[:, -len(state_S) :][:, here_S]
                 rows[name] = ratio(np.nansum(here_LS, 1), (~np.isnan(here_LS)).sum(1))
             self._tables["states"].append(rows)
 
-    def _of_table(self, name: str, values: np.ndarray, step: dict[str, Any], state_S: np.ndarray) -> None:
-        """A row per layer and what stands on the axes between; of positions, their state and whether they are sinks."""
+    def _of_table(
+        self, name: str, values: np.ndarray, step: dict[str, Any], state_S: np.ndarray
+    ) -> None:
+        """A row per layer and what stands on the axes between; of positions, their state and
+        whether they are sinks.
+        """
         columns = self._kinds[name].columns
         places = np.indices(values.shape[:-1]).reshape(values.ndim - 1, -1)
         rows = {"step": step["step_number"], **dict(zip(self._axes[name], places, strict=False))}
@@ -265,14 +317,16 @@ class Recorder:
         self._tables[statistics.name_of(self._kinds[name])].append(rows)
 
     def tables(self, sample: int) -> dict[str, pd.DataFrame]:
-        """Small tables by name. "states": what positions in each state receive and how long their vectors are, by step
-        and layer. One of each statistic that has `columns` ("massive_activations").
+        """Small tables by name. "states": what positions in each state receive and how long their
+        vectors are, by step and layer. One of each statistic that has `columns`
+        ("massive_activations").
 
-        received and received_from_masked are multiples of an even share (the mean weight of the queries that see a key,
-        times the positions; without keys that too few see to be judged); sink_heads is the share of all recorded heads
-        in which the position is a sink (the default rule), sink_heads_any its mean over all positions, sink_heads_next
-        the same in the layer that reads the hidden state, NaN where that was not recorded. NaN as well where fewer than
-        8 masked queries ran.
+        received and received_from_masked are multiples of an even share (the mean weight of the
+        queries that see a key, times the positions; without keys that too few see to be judged);
+        sink_heads is the share of all recorded heads in which the position is a sink (the default
+        rule), sink_heads_any its mean over all positions, sink_heads_next the same in the layer
+        that reads the hidden state, NaN where that was not recorded. NaN as well where fewer than 8
+        masked queries ran.
         """
         tables = {}
         for name, parts in self._tables.items():
@@ -291,7 +345,8 @@ class Recorder:
         return ("step", *by_state, *(axis for axis in axes if axis != "position"))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything kept, steps first; NaN where a step has no such key. Empty when no step was recorded.
+        """Everything kept, steps first; NaN where a step has no such key. Empty when no step was
+        recorded.
 
         Of an autoregressive model "window_received" too, windows first: see `SoFar.windows`.
         """

@@ -1,4 +1,6 @@
-"""A trace, run: texts written under observation, then with sinks or context hidden, and held-out text scored."""
+"""A trace, run: texts written under observation, then with sinks or context hidden, and held-out
+text scored.
+"""
 
 # T recorded steps, L layers, H heads, K keys, S canvas positions
 import math
@@ -19,7 +21,13 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.checkpoints.tokens import special_roles, token_text
 from sinklab.lab.records.reading import Run
 from sinklab.lab.records.writing import RunWriter
-from sinklab.lab.scoring.heldout import BATCH, HeldoutRows, check_heldout, heldout_curve, heldout_rows
+from sinklab.lab.scoring.heldout import (
+    BATCH,
+    HeldoutRows,
+    check_heldout,
+    heldout_curve,
+    heldout_rows,
+)
 from sinklab.lab.scoring.prompts import encode
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment, sample_seed, seeded
@@ -33,7 +41,9 @@ from sinklab.lab.studies.trace.truncation import looked_at, stretches, token_cos
 def follow(
     task: Task, meter: Meter, recorder: Recorder | None = None, *more_edits: Any
 ) -> tuple[list[Moment], InterventionLog]:
-    """Write a text, step by step, under its edits; the steps that are to be recorded run under a trace."""
+    """Write a text, step by step, under its edits; the steps that are to be recorded run under a
+    trace.
+    """
     moments: list[Moment] = []
 
     def watch(index: int) -> Any:
@@ -50,9 +60,16 @@ def follow(
 
 
 def write_sample(
-    run: RunWriter, task: Task, sample: int, selection: Selection, roles: Mapping[int, str], meter: Meter
+    run: RunWriter,
+    task: Task,
+    sample: int,
+    selection: Selection,
+    roles: Mapping[int, str],
+    meter: Meter,
 ) -> None:
-    """Write everything about one sample as part `sample` of the run; its texts last, so that they mark the end."""
+    """Write everything about one sample as part `sample` of the run; its texts last, so that they
+    mark the end.
+    """
     recorder = Recorder(task, selection)
     moments, log = follow(task, meter, recorder)
     if arrays := recorder.arrays():
@@ -70,7 +87,11 @@ def write_sample(
         run.table("clipped", columns_of(clipped), part=sample)
     if task.edits:
         removals = log.table(keys=True)
-        run.table("removals", {"sample": np.full(len(removals["forward"]), sample), **removals}, part=sample)
+        run.table(
+            "removals",
+            {"sample": np.full(len(removals["forward"]), sample), **removals},
+            part=sample,
+        )
     generations = [_generation(task, sample, moments, 0, log)]
     for k in task.settings.mask_sinks:
         meter.stage(f"writing sample {sample + 1} again with {k} sinks hidden")
@@ -85,7 +106,9 @@ def write_sample(
 def _write_truncated(
     run: RunWriter, task: Task, sample: int, selection: Selection, whole: list[Moment], meter: Meter
 ) -> None:
-    """The text again, with the stretch around its main sink hidden from half of the steps on, and with another one."""
+    """The text again, with the stretch around its main sink hidden from half of the steps on, and
+    with another one.
+    """
     cut = max(len(whole) // 2, 1)
     last = whole[cut - 1]
     score_LHK = looked_at(task, selection, last)
@@ -95,7 +118,9 @@ def _write_truncated(
     watched = replace(task.settings, statistics=("received",), every=1, only_steps=steps, maps=())
     texts = []
     for stretch in hidden:
-        meter.stage(f"writing sample {sample + 1} again with a part of its context hidden: {stretch.arm}")
+        meter.stage(
+            f"writing sample {sample + 1} again with a part of its context hidden: {stretch.arm}"
+        )
         where = {"start": stretch.start, "stop": stretch.stop, "step": cut}
         # rows of before the cut would keep the hidden keys in what all queries so far give
         task_seen = replace(task, settings=watched)
@@ -105,11 +130,19 @@ def _write_truncated(
         if recorder is not None:
             added = score_LHK.shape[-1] - len(last.ids_S)
             keys = slice(added + stretch.start, added + stretch.stop)
-            run.table("truncation", truncation_table(recorder.arrays(), keys, selection, sample), part=sample)
+            run.table(
+                "truncation",
+                truncation_table(recorder.arrays(), keys, selection, sample),
+                part=sample,
+            )
         written = moments[-1].written
         text = {"sample": sample, "arm": stretch.arm, "prompt": task.prompt.text}
         text |= {"completion": text_of(task.loaded, written), "token_ids": written.tolist()}
-        text |= {"agreement": agreement(whole[-1].written, written), "held": stretch.held, "sinks": stretch.sinks}
+        text |= {
+            "agreement": agreement(whole[-1].written, written),
+            "held": stretch.held,
+            "sinks": stretch.sinks,
+        }
         texts.append(text | where | {"idle": " ".join(log.idle)})
     run.table("truncated", columns_of(texts), part=sample)
     if len(hidden) == 1:
@@ -117,17 +150,23 @@ def _write_truncated(
         meter.end()
     elif hidden[0].sinks and not task.edits and len(whole) > cut:
         columns = token_costs(task, whole, cut, hidden)
-        run.table("recovery", {"sample": np.full(len(columns["step"]), sample), **columns}, part=sample)
+        run.table(
+            "recovery", {"sample": np.full(len(columns["step"]), sample), **columns}, part=sample
+        )
 
 
 def agreement(one: np.ndarray, other: np.ndarray) -> float:
-    """The share of positions at which two completions hold the same token; the longer one counts."""
+    """The share of positions at which two completions hold the same token; the longer one
+    counts.
+    """
     same = sum(mine == theirs for mine, theirs in zip(one, other, strict=False))
     longer = max(len(one), len(other))
     return float(same / longer) if longer else 1.0
 
 
-def _generation(task: Task, sample: int, moments: list[Moment], k: int, log: InterventionLog) -> dict[str, Any]:
+def _generation(
+    task: Task, sample: int, moments: list[Moment], k: int, log: InterventionLog
+) -> dict[str, Any]:
     written = moments[-1].written
     completion = _completion(task, written)
     prompt = task.prompt.text
@@ -155,7 +194,8 @@ def _completion(task: Task, written: np.ndarray) -> str:
     """The written tokens as text that goes on from the prompt."""
     if not getattr(task.loaded.model.config, "opening_ids", ()):
         return text_of(task.loaded, written)
-    # the tokenizer of a masked language model writes the space between words, and none before the first
+    # the tokenizer of a masked language model writes the space between words, and none before the
+    # first
     given_P = np.array(task.prompt.ids)
     whole = text_of(task.loaded, np.concatenate([given_P, written]))
     return whole.removeprefix(text_of(task.loaded, given_P))
@@ -168,13 +208,17 @@ def _filled(last: Moment) -> np.ndarray:
     return whole_S
 
 
-def _tokens(task: Task, moments: list[Moment], sample: int, roles: Mapping[int, str]) -> dict[str, Any]:
+def _tokens(
+    task: Task, moments: list[Moment], sample: int, roles: Mapping[int, str]
+) -> dict[str, Any]:
     """What stood at each position before each recorded step."""
     kept = [moment for moment in moments if task.settings.records(moment.index)]
     lengths = [len(moment.ids_S) for moment in kept]
     ids = np.concatenate([np.empty(0, np.int64), *(moment.ids_S for moment in kept)])
     states = np.concatenate([np.empty(0, np.int8), *(moment.state_S for moment in kept)])
-    positions = np.concatenate([np.empty(0, np.int32), *(np.arange(length, dtype=np.int32) for length in lengths)])
+    positions = np.concatenate(
+        [np.empty(0, np.int32), *(np.arange(length, dtype=np.int32) for length in lengths)]
+    )
     different, number = np.unique(ids, return_inverse=True)
     texts = [token_text(task.loaded.tokenizer, one) for one in different.tolist()]
     special = [roles.get(one, "") for one in different.tolist()]
@@ -212,11 +256,18 @@ class Plan:
 
 
 def prepare(loaded: Loaded, settings: StudySettings, progress: Progress) -> Plan:
-    """The texts to write and the text to score. Raises ValueError for what can be refused without running the model."""
+    """The texts to write and the text to score. Raises ValueError for what can be refused without
+    running the model.
+    """
     selection = Selection.of(loaded.model.config, settings)
-    if settings.twin and settings.values()["cache"] is not None and (settings.every > 1 or settings.only_steps):
+    if (
+        settings.twin
+        and settings.values()["cache"] is not None
+        and (settings.every > 1 or settings.only_steps)
+    ):
         raise ValueError(
-            f"untrained twins follow a cache step by step, but with cache={settings.cache} only some steps are "
+            f"untrained twins follow a cache step by step, but with cache={settings.cache} only "
+            "some steps are "
             "recorded; leave out every and only_steps, or the cache, or the twins"
         )
     return Plan(selection, _tasks(loaded, settings), _heldout_rows(loaded, settings, progress))
@@ -225,50 +276,76 @@ def prepare(loaded: Loaded, settings: StudySettings, progress: Progress) -> Plan
 def _tasks(loaded: Loaded, settings: StudySettings) -> list[Task]:
     if not settings.prompts:
         raise ValueError(
-            "a study needs at least one prompt; an empty string is allowed and lets the model start by itself"
+            "a study needs at least one prompt; an empty string is allowed and lets the model "
+            "start by itself"
         )
     if isinstance(settings.values()["cache"], EvictingCache):
         raise ValueError(
-            f"a study records keys that all layers see alike, and cache={settings.cache} keeps others in each layer "
+            f"a study records keys that all layers see alike, and cache={settings.cache} keeps "
+            "others in each layer "
             "and head; record with another cache, or use trace() and recording.visible_by_layer"
         )
     seed = settings.seed or 0
     tasks = []
     for sample, text in enumerate(settings.prompts):
         prompt = encode(loaded, text, settings.chat)
-        task = Task(loaded, prompt, settings, sample_seed(seed, sample), seeded(settings.edits, sample))
+        task = Task(
+            loaded, prompt, settings, sample_seed(seed, sample), seeded(settings.edits, sample)
+        )
         task.check()
         _check_hidden(task, text)
         last = task.most_steps - 1
         if late := [key for key in settings.map_keys if key[0] > last]:
             raise ValueError(
-                f"maps are recorded of steps 0 to {last}, but {':'.join(map(str, late[0]))} names step {late[0][0]}"
+                f"maps are recorded of steps 0 to {last}, but {':'.join(map(str, late[0]))} names "
+                f"step {late[0][0]}"
             )
         if settings.only_steps and max(settings.only_steps) > last:
-            raise ValueError(f"only_steps are steps 0 to {last} of this run, but {max(settings.only_steps)} is none")
+            raise ValueError(
+                f"only_steps are steps 0 to {last} of this run, but {max(settings.only_steps)} is "
+                "none"
+            )
         tasks.append(task)
     return tasks
 
 
 def _check_hidden(task: Task, text: str) -> None:
-    """Refuse to hide as many keys as there are: of a causal model, as many as its first step reads."""
+    """Refuse to hide as many keys as there are: of a causal model, as many as its first step
+    reads.
+    """
     settings, config = task.settings, task.loaded.model.config
-    keys = task.positions + getattr(config, "sink_count", 0) if task.is_diffusion else len(task.started())
+    keys = (
+        task.positions + getattr(config, "sink_count", 0)
+        if task.is_diffusion
+        else len(task.started())
+    )
     named = [("mask_sinks", k) for k in settings.mask_sinks]
     for edit in task.settings.edits:
         if (k := getattr(edit, "k", None)) is not None:
             # as many other columns must be left to be the controls
-            named.append((interventions.as_text(edit), k if getattr(edit, "control", "sinks") == "sinks" else 2 * k))
+            named.append(
+                (
+                    interventions.as_text(edit),
+                    k if getattr(edit, "control", "sinks") == "sinks" else 2 * k,
+                )
+            )
     for name, k in named:
         if not 1 <= k < keys:
             raise ValueError(
-                f"{name} hides at least 1 and fewer than all keys, but is to hide {k} of the {keys} keys of {text!r} "
-                + (f"with {settings.new_tokens} new tokens" if task.is_diffusion else "at the first step")
+                f"{name} hides at least 1 and fewer than all keys, but is to hide {k} of the "
+                f"{keys} keys of {text!r} "
+                + (
+                    f"with {settings.new_tokens} new tokens"
+                    if task.is_diffusion
+                    else "at the first step"
+                )
                 + "; choose smaller numbers, or none at all"
             )
 
 
-def _heldout_rows(loaded: Loaded, settings: StudySettings, progress: Progress) -> HeldoutRows | None:
+def _heldout_rows(
+    loaded: Loaded, settings: StudySettings, progress: Progress
+) -> HeldoutRows | None:
     """The text to score; None, which is reported, where there is nothing to score."""
     if settings.heldout == "":
         return None
@@ -279,10 +356,14 @@ def _heldout_rows(loaded: Loaded, settings: StudySettings, progress: Progress) -
     }
     if why := [reason for reason, holds in reasons.items() if holds]:
         if settings.heldout is not None:
-            raise ValueError(f"the held-out loss cannot be computed, because {why[0]}; leave out heldout")
+            raise ValueError(
+                f"the held-out loss cannot be computed, because {why[0]}; leave out heldout"
+            )
         progress.stage(f"no held-out loss: {why[0]}")
         return None
-    check_heldout(loaded, rows=settings.heldout_rows, length=settings.heldout_length, ks=settings.ks)
+    check_heldout(
+        loaded, rows=settings.heldout_rows, length=settings.heldout_length, ks=settings.ks
+    )
     source = heldout_text(settings.heldout)
     return heldout_rows(loaded, source, rows=settings.heldout_rows, length=settings.heldout_length)
 
@@ -305,7 +386,9 @@ def score(work: Work) -> None:
     work.progress.stage("scoring held-out text with sinks hidden")
     batches = math.ceil(len(work.plan.text.ids_RS) / BATCH)
     count = work.progress.counter((1 + 2 * len(set(settings.ks) - {0})) * batches)
-    table = heldout_curve(work.loaded, work.plan.text, ks=settings.ks, seed=settings.seed or 0, progress=count)
+    table = heldout_curve(
+        work.loaded, work.plan.text, ks=settings.ks, seed=settings.seed or 0, progress=count
+    )
     work.run.table("heldout", table)
 
 
@@ -315,7 +398,9 @@ def mask_sentences(runs: list[Run]) -> list[str]:
     table, words = masked.table("removals"), labels_of("mask")["removed"]
     lines = [f"edits: {' '.join(masked.info.settings['edits'])}"]
     for edit, rows in table.groupby("edit", sort=False):
-        facts = [f"{rows['removed'].mean():.3g} keys per head in {rows['forward'].nunique()} forwards"]
+        facts = [
+            f"{rows['removed'].mean():.3g} keys per head in {rows['forward'].nunique()} forwards"
+        ]
         means = rows.reindex(columns=[*words]).mean().dropna()
         facts += [words[name].format(mean, 100 * mean) for name, mean in means.items()]
         lines.append(f"removed by {edit}: {'; '.join(facts)}")

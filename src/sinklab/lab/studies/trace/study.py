@@ -1,4 +1,6 @@
-"""The trace as a study: a model recorded while it writes; and `mask`, two such runs of which one loses its sinks."""
+"""The trace as a study: a model recorded while it writes; and `mask`, two such runs of which one
+loses its sinks.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ if TYPE_CHECKING:
     from sinklab.lab.records.reading import Run
 
 
-PROMPTS = ("It was a dark and stormy night, and", '"My dear sir," said the old man,', "The house stood at the end of a")
+PROMPTS = (
+    "It was a dark and stormy night, and",
+    '"My dear sir," said the old man,',
+    "The house stood at the end of a",
+)
 STATISTICS = (
     "received",
     "value_norm",
@@ -47,7 +53,9 @@ class StudySettings(DecodingSettings):
     prompts: tuple[str, ...] = PROMPTS
     """Prompts that the model continues, one sample each."""
     chat: bool = False
-    """Put each prompt into the model's chat format; the tokens around it are recorded as template."""
+    """Put each prompt into the model's chat format; the tokens around it are recorded as
+    template.
+    """
     new_tokens: int = limited(64, at_least=0)
     """Tokens to write per sample; 0 fills the masks of the prompt."""
     block_length: int | None = 32
@@ -55,10 +63,10 @@ class StudySettings(DecodingSettings):
     seed: int | None = 0
     """Random seed; each sample has its own, derived from this one and its number."""
     statistics: tuple[str, ...] = STATISTICS[:-1]
-    """What to record: received (always), value_norm, key_norm, main_by_state, row_entropy, row_logsumexp, output_norm,
-    noop_bound, massive_activations (a table), received_by_state, or all; and any other registered statistic. Statistics
-    per query are averaged over the queries of each state. By default all but received_by_state, which is three times
-    as large as received."""
+    """What to record: received (always), value_norm, key_norm, main_by_state, row_entropy,
+    row_logsumexp, output_norm, noop_bound, massive_activations (a table), received_by_state, or
+    all; and any other registered statistic. Statistics per query are averaged over the queries of
+    each state. By default all but received_by_state, which is three times as large as received."""
     layers: tuple[int, ...] = ()
     """Layers to record, -1 the last; all when left out."""
     heads: tuple[int, ...] = ()
@@ -70,21 +78,26 @@ class StudySettings(DecodingSettings):
     maps: tuple[str, ...] = ()
     """Record whole attention maps, query × key, for these "step:layer:head", e.g. 3:5:2."""
     edits: tuple[Any, ...] = field(default=(), metadata={"registry": interventions})
-    """Decode under these interventions, e.g. mask_sinks:k=5 or window_attention:radius=16, in this order."""
+    """Decode under these interventions, e.g. mask_sinks:k=5 or window_attention:radius=16, in this
+    order.
+    """
     full_forward: bool = False
-    """Autoregressive models: recompute the whole text at every step instead of the last token on top of the KV cache.
-    What is recorded is the same, unless edits act otherwise on rows that are computed again."""
+    """Autoregressive models: recompute the whole text at every step instead of the last token on
+    top of the KV cache. What is recorded is the same, unless edits act otherwise on rows that are
+    computed again.
+    """
     truncate: bool = False
-    """Also decode each sample with the stretch around its main sink (a sixteenth of the positions) hidden in the second
-    half of the steps, and with one where few heads have a sink; score the tokens of the uncut text with either hidden.
+    """Also decode each sample with the stretch around its main sink (a sixteenth of the positions)
+    hidden in the second half of the steps, and with one where few heads have a sink; score the
+    tokens of the uncut text with either hidden.
     """
     mask_sinks: tuple[int, ...] = ()
-    """Also decode each sample with this many most attended keys of the previous step hidden per layer and head, and
-    keep the text.
+    """Also decode each sample with this many most attended keys of the previous step hidden per
+    layer and head, and keep the text.
     """
     heldout: str | None = ""
-    """Also score this corpus with the most attended keys hidden; "excerpt" is that in the package, None the same where
-    the model can be scored on it."""
+    """Also score this corpus with the most attended keys hidden; "excerpt" is that in the package,
+    None the same where the model can be scored on it."""
     ks: tuple[int, ...] = (0, 1, 5, 10)
     """Numbers of hidden keys per layer and head for the held-out loss."""
     heldout_rows: int = 48
@@ -92,8 +105,8 @@ class StudySettings(DecodingSettings):
     heldout_length: int = 256
     """Tokens in a row of held-out text."""
     twin: bool = limited(False, free=True)
-    """Run two controls on the same canvases too, the model with shuffled weights and with fresh ones; their numbers
-    stand beside its own. With --resume, of a run that is there."""
+    """Run two controls on the same canvases too, the model with shuffled weights and with fresh
+    ones; their numbers stand beside its own. With --resume, of a run that is there."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,13 +115,25 @@ class StudySettings(DecodingSettings):
             if name not in STATISTICS and name.partition(":")[0] not in known_statistics:
                 raise unknown("statistic", name, {*STATISTICS, *known_statistics, "all"})
         # as the trace labels them: "k=3" of a field that is a float is "k=3.0"
-        names = tuple(n if n in STATISTICS else known_statistics.as_text(known_statistics.parse(n)) for n in names)
-        mine = (*(name for name in STATISTICS if name in names), *(name for name in names if name not in STATISTICS))
+        names = tuple(
+            n if n in STATISTICS else known_statistics.as_text(known_statistics.parse(n))
+            for n in names
+        )
+        mine = (
+            *(name for name in STATISTICS if name in names),
+            *(name for name in names if name not in STATISTICS),
+        )
         object.__setattr__(self, "statistics", tuple(dict.fromkeys(mine)))
         if self.only_steps and self.every > 1:
-            raise ValueError(f"every={self.every} and only_steps both choose the steps to record; give one of them")
+            raise ValueError(
+                f"every={self.every} and only_steps both choose the steps to record; give one of "
+                "them"
+            )
         if wrong := [text for text in self.maps if not re.fullmatch(r"\d+:-?\d+:\d+", text)]:
-            raise ValueError(f"maps are written step:layer:head, such as 3:5:2, got {wrong[0]!r}; write three numbers")
+            raise ValueError(
+                f"maps are written step:layer:head, such as 3:5:2, got {wrong[0]!r}; write three "
+                "numbers"
+            )
 
     @cached_property
     def map_keys(self) -> tuple[tuple[int, int, int], ...]:
@@ -129,15 +154,19 @@ class MaskSettings(Checked):
     k: int | None = None
     """Hide this many keys per layer and head; 5 when neither --k nor --epsilon is given."""
     epsilon: float | None = None
-    """Hide the keys that receive more than 1 + epsilon (S - 1) / S times an even share, instead of --k."""
+    """Hide the keys that receive more than 1 + epsilon (S - 1) / S times an even share, instead of
+    --k.
+    """
     removal: Literal["mask", "zero_value", "evict"] = "mask"
-    """Hide them before the softmax, set their values to zero after it, or evict them from the KV cache."""
+    """Hide them before the softmax, set their values to zero after it, or evict them from the KV
+    cache.
+    """
     source: Literal["closed_loop", "clean_pass", "carried"] = "closed_loop"
-    """How keys are selected: from the step before of the edited run (closed_loop), from an unedited forward pass
-    (clean_pass), or keys once selected stay hidden (carried)."""
+    """How keys are selected: from the step before of the edited run (closed_loop), from an unedited
+    forward pass (clean_pass), or keys once selected stay hidden (carried)."""
     control: Literal["sinks", "random", "equal_mass", "recent", "lowest"] = "sinks"
-    """What to hide: sinks (the keys so chosen), or as controls the same number of random, most recent or least attended
-    other keys, or keys that are no sinks and together receive as much."""
+    """What to hide: sinks (the keys so chosen), or as controls the same number of random, most
+    recent or least attended other keys, or keys that are no sinks and together receive as much."""
     most: int | None = None
     """With --source carried: the largest number of keys hidden from a head at once."""
     study: StudySettings = field(default_factory=StudySettings)
@@ -152,15 +181,20 @@ class MaskSettings(Checked):
         """The settings of the edited run.
 
         Args:
-            by_last_row: the model is autoregressive: sinks are chosen by the last token's row of the step before, also
-                where its first forward has a whole prompt.
+            by_last_row: the model is autoregressive: sinks are chosen by the last token's row of
+                the step before, also where its first forward has a whole prompt.
         """
         k = 5 if self.k is None and self.epsilon is None else self.k
         fields = {name: getattr(self, name) for name in ("epsilon", "removal", "source", "control")}
-        edits = (interventions.make("mask_sinks", k=k, limit=self.most, **fields), *self.study.edits)
+        edits = (
+            interventions.make("mask_sinks", k=k, limit=self.most, **fields),
+            *self.study.edits,
+        )
         if by_last_row:
             edits = tuple(
-                replace(edit, selector="last_row") if getattr(edit, "selector", None) == "received" else edit
+                replace(edit, selector="last_row")
+                if getattr(edit, "selector", None) == "received"
+                else edit
                 for edit in edits
             )
         return replace(self.study, edits=edits)
@@ -168,22 +202,30 @@ class MaskSettings(Checked):
 
 @studies.register("trace")
 class Trace(Study):
-    """Record the attention every token receives at every denoising step while a model writes, in a run folder.
+    """Record the attention every token receives at every denoising step while a model writes, in a
+    run folder.
 
-    The run folder holds run.json, Parquet tables and safetensors arrays; `sinklab report` turns it into a page, pandas
-    reads it as it is. Each sample is saved when it is complete: an interrupted run can be read, and --resume continues
-    it. Autoregressive models are traced too, on top of their own KV cache. Under `accelerate launch` the prompts are
-    sharded over the processes and their folders merged. More is asked for: two controls (--twin), texts with sinks
-    hidden (--mask-sinks), and held-out loss with sinks hidden (--heldout).
+    The run folder holds run.json, Parquet tables and safetensors arrays; `sinklab report` turns it
+    into a page, pandas reads it as it is. Each sample is saved when it is complete: an interrupted
+    run can be read, and --resume continues it. Autoregressive models are traced too, on top of
+    their own KV cache. Under `accelerate launch` the prompts are sharded over the processes and
+    their folders merged. More is asked for: two controls (--twin), texts with sinks hidden
+    (--mask-sinks), and held-out loss with sinks hidden (--heldout).
 
     Try
-        sinklab trace "The house stood at the end of a" --out runs/house && sinklab report runs/house
-        sinklab trace "The house stood at the end of a" --twin --mask-sinks 5 --heldout excerpt --out runs/more
+        sinklab trace "The house stood at the end of a" --out runs/house && sinklab report \\
+            runs/house
+        sinklab trace "The house stood at the end of a" --twin --mask-sinks 5 --heldout excerpt \\
+            --out runs/more
         sinklab trace --model tiny-sink --new-tokens 96 --rule random --out runs/sink
-        sinklab trace --model tiny-sink --cache dual --statistics all --layers 0 -1 --every 4 --out runs/dual
-        sinklab trace --prompts questions.jsonl --samples 30 --chat --model /models/LLaDA-8B-Instruct --dtype bfloat16
-        sinklab trace "The house" --edits mask_sinks:k=5 window_attention:radius=16 --maps 3:5:2 --out runs/edited
-        accelerate launch --num_processes 4 -m sinklab trace --prompts questions.jsonl --device cuda --resume
+        sinklab trace --model tiny-sink --cache dual --statistics all --layers 0 -1 --every 4 \\
+            --out runs/dual
+        sinklab trace --prompts questions.jsonl --samples 30 --chat --model \\
+            /models/LLaDA-8B-Instruct --dtype bfloat16
+        sinklab trace "The house" --edits mask_sinks:k=5 window_attention:radius=16 --maps 3:5:2 \\
+            --out runs/edited
+        accelerate launch --num_processes 4 -m sinklab trace --prompts questions.jsonl --device cuda
+        --resume
     """
 
     Settings: ClassVar[type] = StudySettings
@@ -195,13 +237,19 @@ class Trace(Study):
     finish = deferred("sinklab.lab.studies.trace.twins:finish")
 
     def amount(self, settings: StudySettings, info: Any) -> Amount:
-        """Every step of every text, and of held-out text the passes over it in steps of the same size."""
+        """Every step of every text, and of held-out text the passes over it in steps of the same
+        size.
+        """
         own = len(settings.prompts) * (1 + len(settings.mask_sinks) + 2 * settings.truncate)
         texts = own + 2 * len(settings.prompts) * settings.twin
         # a token of text has some four letters
         longest = max(map(len, settings.prompts), default=0) // 4
         steps = settings.steps or settings.new_tokens or longest
-        written = 1 if info.family == "autoregressive" and not settings.full_forward else settings.new_tokens
+        written = (
+            1
+            if info.family == "autoregressive" and not settings.full_forward
+            else settings.new_tokens
+        )
         positions = max(1, written + (0 if written == 1 else longest))
         passes = (1 + 2 * len({*settings.ks} - {0})) * (settings.heldout != "")
         scored = passes * settings.heldout_rows * settings.heldout_length // positions
@@ -216,17 +264,23 @@ class Trace(Study):
         return len(plan.tasks)
 
     def about(self, loaded: Loaded, plan: Any) -> dict[str, Any]:
-        """The model, with the layers and heads that are recorded, and which queries are read (`reading_of`)."""
+        """The model, with the layers and heads that are recorded, and which queries are read
+        (`reading_of`).
+        """
         about = describe(loaded, plan.selection.layers, plan.selection.heads)
         return about | {"reading": ALL_QUERIES if loaded.family == "diffusion" else SO_FAR}
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
-        """The commands that go on from here: to see the run, to run its controls, to hide its sinks."""
+        """The commands that go on from here: to see the run, to run its controls, to hide its
+        sinks.
+        """
         path, name = runs[0].path, runs[0].info.model["name"]
         again = f"sinklab trace --model {name} --reproduce {path} --out"
         lines = [f"next: sinklab report {path}"]
         if "twins" not in runs[0].tables:
-            lines.append(f"controls, with shuffled and with fresh weights: {again} {path} --resume --twin")
+            lines.append(
+                f"controls, with shuffled and with fresh weights: {again} {path} --resume --twin"
+            )
         if not runs[0].info.settings["mask_sinks"]:
             lines.append(f"what it writes with sinks hidden: {again} {path}-masked --mask-sinks 5")
         curve, ablate = f"sinklab curve --model {name}", f"sinklab ablate --model {name}"
@@ -237,16 +291,18 @@ class Trace(Study):
 class Mask(Trace):
     """Ablate the sinks of a model while it writes, and report what changed.
 
-    Writes two run folders, OUT/plain and OUT/masked, and prints the attention mass removed, the overlap of the
-    selections at successive steps, and the token agreement of the two texts. In each layer and head the keys that
-    received most at the previous step are hidden (closed loop; the first step is unedited). A hidden key receives
-    nothing, so the closed loop hides other keys at the next step; --source clean_pass or carried hides the same ones.
+    Writes two run folders, OUT/plain and OUT/masked, and prints the attention mass removed, the
+    overlap of the selections at successive steps, and the token agreement of the two texts. In each
+    layer and head the keys that received most at the previous step are hidden (closed loop; the
+    first step is unedited). A hidden key receives nothing, so the closed loop hides other keys at
+    the next step; --source clean_pass or carried hides the same ones.
 
     Try
         sinklab mask "The house stood at the end of a" --k 5
         sinklab mask --k 5 --control random --out runs/control
         sinklab mask --epsilon 3 --removal zero_value --out runs/zero
-        sinklab mask --k 1 --source carried --most 8 --edits window_attention:radius=16 --out runs/more
+        sinklab mask --k 1 --source carried --most 8 --edits window_attention:radius=16 --out \\
+            runs/more
     """
 
     Settings = MaskSettings
@@ -260,7 +316,8 @@ class Mask(Trace):
     def settings_of(self, folder: str | Path) -> Any:
         """Two runs have no settings in one. Raises ValueError."""
         raise ValueError(
-            f"`mask` writes two runs, and each is reproduced by itself: sinklab trace --reproduce {folder}/masked"
+            "`mask` writes two runs, and each is reproduced by itself: sinklab trace --reproduce "
+            f"{folder}/masked"
         )
 
     def folders(self, out: Path) -> list[Path]:
@@ -269,7 +326,10 @@ class Mask(Trace):
 
     def of_folders(self, loaded: Loaded, settings: MaskSettings) -> list[StudySettings]:
         """Without edits, and with them."""
-        return [replace(settings.study, edits=()), settings.edited(by_last_row=loaded.family != "diffusion")]
+        return [
+            replace(settings.study, edits=()),
+            settings.edited(by_last_row=loaded.family != "diffusion"),
+        ]
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
         """The command that compares the runs."""
@@ -279,10 +339,11 @@ class Mask(Trace):
 study = Trace()
 """Trace a model while it writes and keep everything: one part per sample.
 
-Arrays ``attention`` (and ``maps``); tables ``tokens``, ``steps``, ``states`` (what masked, committed and prompt
-positions receive, and their norms), ``massive_activations``, ``generations`` (``removals`` and ``clipped`` under edits,
-``truncation``, ``truncated`` and ``recovery`` with ``truncate``), and ``heldout`` where it is
-asked for. Under ``accelerate launch`` the samples are sharded over the processes and their folders merged at the end.
+Arrays ``attention`` (and ``maps``); tables ``tokens``, ``steps``, ``states`` (what masked,
+committed and prompt positions receive, and their norms), ``massive_activations``, ``generations``
+(``removals`` and ``clipped`` under edits, ``truncation``, ``truncated`` and ``recovery`` with
+``truncate``), and ``heldout`` where it is asked for. Under ``accelerate launch`` the samples are
+sharded over the processes and their folders merged at the end.
 
 Args:
     loaded: a diffusion model, or an autoregressive one, which writes through its own cache.

@@ -1,6 +1,9 @@
-"""A text written again, part of its context hidden: where its sink is, or, the control, where few heads have any."""
+"""A text written again, part of its context hidden: where its sink is, or, the control, where few
+heads have any.
+"""
 
-# T steps, L layers, H heads, K keys, S canvas positions, M tokens that count, N tokens after the cut, V vocabulary
+# T steps, L layers, H heads, K keys, S canvas positions, M tokens that count, N tokens after the
+# cut, V vocabulary
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -33,7 +36,9 @@ class Stretch:
     start: int
     stop: int
     held: float
-    """Share of attention that they receive at the last whole step, mean over layers and heads, added sinks included."""
+    """Share of attention that they receive at the last whole step, mean over layers and heads,
+    added sinks included.
+    """
     sinks: float
     """Share of heads that have a sink there (the default rule)."""
 
@@ -44,18 +49,22 @@ class Stretch:
 
 
 def scores_of(arrays: dict[str, np.ndarray]) -> np.ndarray:
-    """Received attention (T, L, H, K) as a multiple of an even share; −1 where a step has no such key."""
+    """Received attention (T, L, H, K) as a multiple of an even share; −1 where a step has no such
+    key.
+    """
     scale_T = arrays["positions"] / np.nanmax(arrays["visible"], axis=-1)
     score_TLHK = arrays["received"].astype(np.float32) * scale_T[:, None, None, None]
     return np.where(np.isnan(score_TLHK), -1.0, score_TLHK)
 
 
 def stretches(score_LHK: np.ndarray, written_S: np.ndarray) -> list[Stretch]:
-    """The stretch around the main sink, and where there is one an equally long control in which few heads have any.
+    """The stretch around the main sink, and where there is one an equally long control in which few
+    heads have any.
 
-    The main sink is the position that draws most attention from heads in which it is a sink by the default rule; where
-    no head has one, the position that draws most. A control lies elsewhere, holds as much written text (masks differ
-    from text in everything) and at most a quarter as many sinks; of those that do, the one whose attention is nearest.
+    The main sink is the position that draws most attention from heads in which it is a sink by the
+    default rule; where no head has one, the position that draws most. A control lies elsewhere,
+    holds as much written text (masks differ from text in everything) and at most a quarter as many
+    sinks; of those that do, the one whose attention is nearest.
 
     Args:
         score_LHK: attention received, as a multiple of an even share, added sink columns first.
@@ -71,28 +80,40 @@ def stretches(score_LHK: np.ndarray, written_S: np.ndarray) -> list[Stretch]:
     def stretch(arm: str, start: int) -> Stretch:
         place = slice(start, start + width)
         return Stretch(
-            arm, start, start + width, float(share_S[place].sum()), float(sinks_LHS[..., place].any(-1).mean())
+            arm,
+            start,
+            start + width,
+            float(share_S[place].sum()),
+            float(sinks_LHS[..., place].any(-1).mean()),
         )
 
     def written(one: Stretch) -> float:
         return float(written_S[one.place].mean())
 
     sink = stretch("sink", min(max(main - width // 2, 0), length - width))
-    others = [stretch("control", at) for at in range(length - width + 1) if abs(at - sink.start) >= width]
-    alike = [one for one in others if one.sinks <= FEW * sink.sinks and abs(written(one) - written(sink)) <= FEW]
+    others = [
+        stretch("control", at) for at in range(length - width + 1) if abs(at - sink.start) >= width
+    ]
+    alike = [
+        one
+        for one in others
+        if one.sinks <= FEW * sink.sinks and abs(written(one) - written(sink)) <= FEW
+    ]
     return [sink, *sorted(alike, key=lambda one: abs(one.held - sink.held))[:1]]
 
 
 def truncation_table(
     arrays: dict[str, np.ndarray], hidden: slice, selection: Selection, sample: int
 ) -> dict[str, np.ndarray]:
-    """One row per (step since some keys are hidden, layer, head); of the arrays the first step is the last whole one.
+    """One row per (step since some keys are hidden, layer, head); of the arrays the first step is
+    the last whole one.
 
-    Columns: hidden_share_before, the share of attention that the hidden keys held at the last whole step;
-    main_before, main_after: the key that receives most, there and at this step; score_before, score_after: what it
-    receives as a multiple of an even share; lost: main_before was a sink (the default rule) and is hidden now;
-    renormalised: of the keys that are left one was a sink if what they received is divided by what was not hidden;
-    recovered: main_after is a sink. Keys count the added sink columns first.
+    Columns: hidden_share_before, the share of attention that the hidden keys held at the last whole
+    step; main_before, main_after: the key that receives most, there and at this step; score_before,
+    score_after: what it receives as a multiple of an even share; lost: main_before was a sink (the
+    default rule) and is hidden now; renormalised: of the keys that are left one was a sink if what
+    they received is divided by what was not hidden; recovered: main_after is a sink. Keys count the
+    added sink columns first.
     """
     score_TLHK = scores_of(arrays)
     limit_T = DEFAULT.threshold(arrays["positions"])
@@ -115,13 +136,18 @@ def truncation_table(
         "score_after": best_TLH[1:],
         "recovered": best_TLH[1:] > limit_T[1:, None, None],
     }
-    return {name: np.broadcast_to(values, main_TLH[1:].shape).reshape(-1) for name, values in columns.items()}
+    return {
+        name: np.broadcast_to(values, main_TLH[1:].shape).reshape(-1)
+        for name, values in columns.items()
+    }
 
 
 def looked_at(task: Task, selection: Selection, moment: Moment) -> np.ndarray:
-    """What the keys of one step receive in a forward by itself, (L, H, K) as a multiple of an even share.
+    """What the keys of one step receive in a forward by itself, (L, H, K) as a multiple of an even
+    share.
 
-    Of an autoregressive model, from its last query alone: rows of before a cut would keep the keys that it hides.
+    Of an autoregressive model, from its last query alone: rows of before a cut would keep the keys
+    that it hides.
     """
     settings = replace(task.settings, statistics=("received",), every=1, only_steps=(), maps=())
     recorder = Recorder(replace(task, settings=settings), selection, last_row=True)
@@ -136,14 +162,18 @@ def looked_at(task: Task, selection: Selection, moment: Moment) -> np.ndarray:
     return scores_of(recorder.arrays())[0]
 
 
-def token_costs(task: Task, whole: list[Moment], cut: int, hidden: list[Stretch]) -> dict[str, np.ndarray]:
-    """The tokens that a text gets from step ``cut`` on, and how likely the model finds them as it is and with less.
+def token_costs(
+    task: Task, whole: list[Moment], cut: int, hidden: list[Stretch]
+) -> dict[str, np.ndarray]:
+    """The tokens that a text gets from step ``cut`` on, and how likely the model finds them as it
+    is and with less.
 
-    The model reads what the uncut text was at each step, so that all are asked the same; without cache and guidance.
-    Tokens behind an end of text, and those inside of a stretch, do not count.
+    The model reads what the uncut text was at each step, so that all are asked the same; without
+    cache and guidance. Tokens behind an end of text, and those inside of a stretch, do not count.
 
     Returns:
-        columns step, position, token_id; logprob, in nats; and logprob_sink, logprob_control with a stretch hidden.
+        columns step, position, token_id; logprob, in nats; and logprob_sink, logprob_control with a
+        stretch hidden.
     """
     states_S, ids_S = whole[-1].state_S, whole[-1].ids_S
     started = int((states_S == 2).sum()) if task.is_diffusion else len(task.started())
@@ -164,8 +194,13 @@ def token_costs(task: Task, whole: list[Moment], cut: int, hidden: list[Stretch]
     logits_of = _denoised if task.is_diffusion else _continued
     arms: list[tuple[str, Stretch | None]] = [("", None), *((f"_{one.arm}", one) for one in hidden)]
     for name, gone in arms:
-        found = [part_MV.float().log_softmax(-1).cpu().numpy() for part_MV in logits_of(task, read, text, new_TS, gone)]
-        columns[f"logprob{name}"] = np.concatenate(found)[np.arange(len(position_M)), text[position_M]]
+        found = [
+            part_MV.float().log_softmax(-1).cpu().numpy()
+            for part_MV in logits_of(task, read, text, new_TS, gone)
+        ]
+        columns[f"logprob{name}"] = np.concatenate(found)[
+            np.arange(len(position_M)), text[position_M]
+        ]
     return columns
 
 
@@ -174,7 +209,9 @@ Logits = Iterator[Tensor]
 
 
 @torch.inference_mode()
-def _denoised(task: Task, read: list[np.ndarray], text: np.ndarray, new_TS: np.ndarray, gone: Stretch | None) -> Logits:
+def _denoised(
+    task: Task, read: list[np.ndarray], text: np.ndarray, new_TS: np.ndarray, gone: Stretch | None
+) -> Logits:
     model: Any = task.loaded.model
     denoiser = model.denoiser(plain=True)
     for first in range(0, len(read), BATCH):
@@ -187,11 +224,15 @@ def _denoised(task: Task, read: list[np.ndarray], text: np.ndarray, new_TS: np.n
 def _continued(
     task: Task, read: list[np.ndarray], text: np.ndarray, new_TS: np.ndarray, gone: Stretch | None
 ) -> Logits:
-    """What came before the cut is read whole, as it was when it was written; the rest on top of it."""
+    """What came before the cut is read whole, as it was when it was written; the rest on top of
+    it.
+    """
     model, before = task.loaded.model, len(read[0]) - 1
     with _without(model, gone, 1):
         past = model(_on(model, text[None, :before]), use_cache=True).past_key_values
-        logits_NV = model(_on(model, text[None, before:-1]), past_key_values=past, use_cache=True).logits[0]
+        logits_NV = model(
+            _on(model, text[None, before:-1]), past_key_values=past, use_cache=True
+        ).logits[0]
     yield logits_NV[new_TS.nonzero()[1] - before - 1]
 
 

@@ -1,4 +1,6 @@
-"""Untrained twins of a traced model, teacher-forced on the canvases that the run stepped through."""
+"""Untrained twins of a traced model, teacher-forced on the canvases that the run stepped
+through.
+"""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -35,10 +37,12 @@ _NO_ID = -1
 
 
 def finish(work: Work) -> None:
-    """What needs all samples, where it is asked for: the held-out text scored with sinks hidden, and untrained twins.
+    """What needs all samples, where it is asked for: the held-out text scored with sinks hidden,
+    and untrained twins.
 
-    Each twin is traced on the run's canvases and scored on its held-out text. It has arrays and tables of its own, such
-    as ``attention-permuted``; the table ``twins``, written last, says which there are, or why not.
+    Each twin is traced on the run's canvases and scored on its held-out text. It has arrays and
+    tables of its own, such as ``attention-permuted``; the table ``twins``, written last, says which
+    there are, or why not.
     """
     score(work)
     done = open_run(work.run.path)
@@ -68,12 +72,17 @@ def _write_twin(work: Work, twin: Loaded, done: Run, kind: str) -> None:
 
 
 def _write_truncated(work: Work, task: Task, done: Run, sample: int, kind: str) -> None:
-    """What hiding the run's own stretches does to the twin; nothing where steps were not recorded that this takes."""
+    """What hiding the run's own stretches does to the twin; nothing where steps were not recorded
+    that this takes.
+    """
     tokens, texts = done.table("tokens", part=sample), done.table("truncated", part=sample)
-    hidden = [Stretch(row.arm, row.start, row.stop, row.held, row.sinks) for row in texts.itertuples()]
+    hidden = [
+        Stretch(row.arm, row.start, row.stop, row.held, row.sinks) for row in texts.itertuples()
+    ]
     cut, steps = int(texts["step"].iloc[0]), int(tokens["step"].max()) + 1
     rest = tokens[tokens["step"] >= cut - 1]
-    # the first of these canvases is whole; without all of them there is no telling when a sink comes back
+    # the first of these canvases is whole; without all of them there is no telling when a sink
+    # comes back
     if rest["step"].nunique() < steps - cut + 1:
         return
     added = getattr(task.loaded.model.config, "sink_count", 0)
@@ -81,11 +90,20 @@ def _write_truncated(work: Work, task: Task, done: Run, sample: int, kind: str) 
     edit = TruncateContext(hidden[0].start, hidden[0].stop, step=1)
     arrays = retraced(task, rest, work.plan.selection, edit, last_row=True).arrays()
     work.run.table(
-        of_twin("truncation", kind), truncation_table(arrays, keys, work.plan.selection, sample), part=sample
+        of_twin("truncation", kind),
+        truncation_table(arrays, keys, work.plan.selection, sample),
+        part=sample,
     )
-    if len(hidden) == 2 and hidden[0].sinks and not task.edits and tokens["step"].nunique() == steps > cut:
+    if (
+        len(hidden) == 2
+        and hidden[0].sinks
+        and not task.edits
+        and tokens["step"].nunique() == steps > cut
+    ):
         whole = [_moment(int(step), rows) for step, rows in tokens.groupby("step")]
-        written = done.table("generations", part=sample).query("masked_sinks == 0")["token_ids"].iloc[0]
+        written = (
+            done.table("generations", part=sample).query("masked_sinks == 0")["token_ids"].iloc[0]
+        )
         whole[-1] = replace(whole[-1], written=np.asarray(written))
         columns = token_costs(task, whole, cut, hidden)
         columns = {"sample": np.full(len(columns["step"]), sample), **columns}
@@ -108,17 +126,25 @@ def retraced(
         last_row: of an autoregressive model read the last query alone (`Recorder`).
         progress: called after every step.
     """
-    recorder = Recorder(replace(task, settings=replace(task.settings, maps=())), selection, last_row=last_row)
+    recorder = Recorder(
+        replace(task, settings=replace(task.settings, maps=())), selection, last_row=last_row
+    )
     edits = *task.edits, *more_edits
     moments = [_moment(int(step), rows) for step, rows in tokens.groupby("step")]
     alone = bool(edits) or task.settings.full_forward or task.settings.values()["cache"] is not None
     size = 1 if alone else CANVASES
     run = _denoising(task) if task.is_diffusion else _continuing(task)
-    with intervene(task.loaded.model, *edits, measure=False, allow_idle=True) if edits else nullcontext() as log:
+    with (
+        intervene(task.loaded.model, *edits, measure=False, allow_idle=True)
+        if edits
+        else nullcontext() as log
+    ):
         for start in range(0, len(moments), size):
             some = moments[start : start + size]
             rows = [torch.tensor(moment.ids_S) for moment in some]
-            ids_BS = pad_sequence(rows, batch_first=True, padding_value=_NO_ID).to(task.loaded.model.device)
+            ids_BS = pad_sequence(rows, batch_first=True, padding_value=_NO_ID).to(
+                task.loaded.model.device
+            )
             with decoding(recorder):
                 if log is not None and needs_clean_pass(edits):
                     with log.probing():
@@ -137,7 +163,9 @@ def _moment(step: int, rows: pd.DataFrame) -> Moment:
 
 
 def _denoising(task: Task) -> Callable[[Tensor], object]:
-    """One evaluation of canvases, under the cache of the task, which follows those of a text one by one."""
+    """One evaluation of canvases, under the cache of the task, which follows those of a text one by
+    one.
+    """
     model: Any = task.loaded.model
     denoiser, settings = model.denoiser(), task.settings
     canvas = denoiser.in_blocks(task.canvas().to(model.device), settings.block_length)
@@ -157,11 +185,15 @@ def _denoising(task: Task) -> Callable[[Tensor], object]:
 
 
 def _continuing(task: Task) -> Callable[[Tensor], object]:
-    """A forward over whole texts, without the model's cache: it gives what all queries of each so far give."""
+    """A forward over whole texts, without the model's cache: it gives what all queries of each so
+    far give.
+    """
 
     @torch.inference_mode()
     def run(ids_BS: Tensor) -> None:
         real_BS, options = ids_BS != _NO_ID, {"use_cache": False, "logits_to_keep": 1}
-        task.loaded.model(ids_BS.clamp_min(0), attention_mask=None if real_BS.all() else real_BS.long(), **options)
+        task.loaded.model(
+            ids_BS.clamp_min(0), attention_mask=None if real_BS.all() else real_BS.long(), **options
+        )
 
     return run
