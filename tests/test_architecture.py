@@ -15,42 +15,50 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "sinklab"
-EVERYWHERE = {"errors", "registry"}
-CORE = (
-    {"attention", "diffusion", "sinks", "sampling", "models", "probing"} | EVERYWHERE | {"compat"}
-)
+RINGS = ("core", "lab", "extras")
+EVERYWHERE = {"core.errors", "core.registry"}
+CORE = {
+    *(f"core.{room}" for room in ("attention", "diffusion", "sinks", "sampling", "models")),
+    "core.probing",
+    "core.compat",
+} | EVERYWHERE
 MAY_IMPORT = {
-    # the core ring: what is read to understand the lab and to extend it
-    "errors": set(),
-    "registry": {"errors"},
-    "compat": set(),
-    "attention": EVERYWHERE | {"compat"},
-    "diffusion": EVERYWHERE,
-    "sinks": EVERYWHERE,
-    "sampling": EVERYWHERE | {"attention", "diffusion"},
-    "models": EVERYWHERE | {"attention", "diffusion", "sampling", "compat"},
-    "probing": EVERYWHERE | {"attention", "sinks", "compat"},
-    # the lab ring: what is run
-    "records": EVERYWHERE,
-    "checkpoints": EVERYWHERE | {"models", "compat"},
-    "fast": CORE,
-    "caching": CORE,
-    "decoding": CORE,
-    "analysis": EVERYWHERE | {"sinks", "records"},
-    "data": CORE,
-    "training": CORE | {"checkpoints", "records", "analysis", "data"},
-    "scoring": CORE | {"checkpoints", "records", "data"},
-    "reports": EVERYWHERE | {"records", "analysis", "sinks"},
+    # the core: what is read to understand the lab and to extend it
+    "core": set(),
+    "core.errors": set(),
+    "core.registry": {"core.errors"},
+    "core.compat": set(),
+    "core.attention": EVERYWHERE | {"core.compat"},
+    "core.diffusion": EVERYWHERE,
+    "core.sinks": EVERYWHERE,
+    "core.sampling": EVERYWHERE | {"core.attention", "core.diffusion"},
+    "core.models": EVERYWHERE
+    | {"core.attention", "core.diffusion", "core.sampling", "core.compat"},
+    "core.probing": EVERYWHERE | {"core.attention", "core.sinks", "core.compat"},
+    # the lab: what is run
+    "lab": set(),
+    "lab.records": EVERYWHERE,
+    "lab.checkpoints": EVERYWHERE | {"core.models", "core.compat"},
+    "lab.caching": CORE,
+    "lab.analysis": EVERYWHERE | {"core.sinks", "lab.records"},
+    "lab.data": CORE,
+    "lab.training": CORE | {"lab.checkpoints", "lab.records", "lab.analysis", "lab.data"},
+    "lab.scoring": CORE | {"lab.checkpoints", "lab.records", "lab.data"},
+    "lab.reports": EVERYWHERE | {"lab.records", "lab.analysis", "core.sinks"},
 }
-MAY_IMPORT["studies"] = {*MAY_IMPORT}
-MAY_IMPORT["testing"] = {*MAY_IMPORT}
-MAY_IMPORT["short_road"] = {*MAY_IMPORT}
-MAY_IMPORT["live"] = {*MAY_IMPORT} - {"short_road", "testing"}
-MAY_IMPORT["cli"] = {*MAY_IMPORT, "sinklab"}
-MAY_IMPORT["__main__"] = {"cli"}
-MAY_IMPORT["lm_eval"] = {"studies"}
+MAY_IMPORT["lab.studies"] = {*MAY_IMPORT}
+MAY_IMPORT["lab.testing"] = {*MAY_IMPORT}
+MAY_IMPORT["lab.short_road"] = {*MAY_IMPORT}
+LAB = {*MAY_IMPORT}
+MAY_IMPORT["lab.cli"] = {*LAB, "sinklab"}
+# beyond the papers: each knows the inner rings, and none another
+for _extra in ("backcopy", "decoding", "fast", "live", "referee"):
+    MAY_IMPORT[f"extras.{_extra}"] = LAB
+MAY_IMPORT["extras"] = set()
+MAY_IMPORT["__main__"] = {"lab.cli"}
+MAY_IMPORT["lm_eval"] = {"lab.studies"}
 SHARED_BY_STUDIES = {"base", "processes", "request_cache", "twins"}
-DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
+DRAWERS = {"utils", "util", "common", "helpers", "misc"}
 # Room for plain code: packed lines cost the reader more than they saved (docs/decisions.md).
 CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 7_000, 33_000, 500, 60
 FUNCTION_LINES, PARAMETERS = 90, 8
@@ -116,11 +124,13 @@ def import_graph(source: Path) -> dict[str, set[str]]:
 
 
 def room_of(name: str) -> str:
-    return ".".join(name.split(".")[1:2]) or "sinklab"
+    parts = name.split(".")[1:]
+    depth = 2 if parts[:1] and parts[0] in RINGS else 1
+    return ".".join(parts[:depth]) or "sinklab"
 
 
 def study_of(name: str) -> str:
-    return ".".join(name.split(".")[2:3])
+    return ".".join(name.split(".")[3:4])
 
 
 def broken_rules(source: Path) -> list[str]:
@@ -134,8 +144,8 @@ def broken_rules(source: Path) -> list[str]:
             broken.append(f"{name}: a drawer named {drawers}; a helper lives with its only caller")
         if wrong := {room_of(target) for target in targets} - {room} - MAY_IMPORT.get(room, set()):
             broken.append(f"{name}: {room} may not import {sorted(wrong)}")
-        if room == "studies":
-            others = {study_of(target) for target in targets if room_of(target) == "studies"}
+        if room == "lab.studies":
+            others = {study_of(target) for target in targets if room_of(target) == "lab.studies"}
             if wrong := others - {study_of(name), "", *SHARED_BY_STUDIES}:
                 broken.append(
                     f"{name}: no study imports another, but this one imports {sorted(wrong)}"
@@ -236,7 +246,7 @@ def splinters(source: Path) -> list[str]:
         target for targets in import_graph(source).values() for target in targets
     )
     size, trees = sizes(source), modules(source)
-    exempt = {f"sinklab.{name}" for name in ("errors", "registry", "compat")}
+    exempt = {f"sinklab.{name}" for name in EVERYWHERE | {"core.compat"}}
     exempt |= {name for name, tree in trees.items() if any(map(registers, ast.walk(tree)))}
     return [
         name
@@ -269,7 +279,8 @@ def test_no_module_is_a_splinter_of_another() -> None:
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
 def test_every_room_of_the_table_exists(room: str) -> None:
-    assert (SOURCE / room / "__init__.py").is_file() or (SOURCE / f"{room}.py").is_file()
+    path = SOURCE / room.replace(".", "/")
+    assert (path / "__init__.py").is_file() or path.with_suffix(".py").is_file()
 
 
 def test_the_files_that_the_page_names_exist() -> None:
@@ -296,39 +307,39 @@ def spelt_out(path: str) -> list[str]:
     ("file", "text", "message"),
     [
         (
-            "sinks/rules.py",
+            "core/sinks/rules.py",
             "def f():\n    import sinklab.core.models",
-            "sinks may not import ['models']",
+            "core.sinks may not import ['core.models']",
         ),
-        ("sinks/rules.py", "from ..models import load", "sinks may not import ['models']"),
+        ("core/sinks/rules.py", "from ..models import load", "core.sinks may not import ['core.models']"),
         (
-            "sinks/rules.py",
+            "core/sinks/rules.py",
             "from importlib import import_module\nimport_module('sinklab.lab.cli')",
-            "may not import ['cli']",
+            "may not import ['lab.cli']",
         ),
-        ("sinks/rules.py", "from sinklab import load", "sinks may not import ['sinklab']"),
-        ("sinks/rules.py", "def f():\n    from . import kinds", "import cycle: "),
-        ("sinks/utils.py", "", "a drawer named {'utils'}"),
-        ("toys/__init__.py", "", "no such room"),
+        ("core/sinks/rules.py", "from sinklab import load", "core.sinks may not import ['sinklab']"),
+        ("core/sinks/rules.py", "def f():\n    from . import kinds", "import cycle: "),
+        ("core/sinks/utils.py", "", "a drawer named {'utils'}"),
+        ("core/toys/__init__.py", "", "no such room"),
         (
-            "studies/one/run.py",
+            "lab/studies/one/run.py",
             "from sinklab.lab.studies.two import run",
             "no study imports another",
         ),
-        ("sinks/rules.py", "x = 1\n" * 501, "501 lines, at most 500"),
+        ("core/sinks/rules.py", "x = 1\n" * 501, "501 lines, at most 500"),
         (
-            "sinks/rules.py",
+            "core/sinks/rules.py",
             "def f():\n" + "    x = 1\n" * 90,
             "sinklab.core.sinks.rules.f: 91 lines",
         ),
         (
-            "sinks/rules.py",
+            "core/sinks/rules.py",
             f"def f({', '.join('abcdefghi')}): ...",
             "sinklab.core.sinks.rules.f: 9 parameters",
         ),
-        ("sinks/rules.py", "def f(a, b, c, d, e): ...", "90th percentile of parameters"),
+        ("core/sinks/rules.py", "def f(a, b, c, d, e): ...", "90th percentile of parameters"),
         (
-            "sinks/rules.py",
+            "core/sinks/rules.py",
             "@triton.jit\ndef f():\n" + "    x = 1\n" * 90,
             "sinklab.core.sinks.rules.f: 91 lines",
         ),
@@ -336,11 +347,11 @@ def spelt_out(path: str) -> list[str]:
 )
 def test_a_broken_rule_is_seen(tmp_path: Path, file: str, text: str, message: str) -> None:
     source = tmp_path / "sinklab"
-    tree = {"__init__.py": "__version__ = '0'", "models/__init__.py": "", "sinks/__init__.py": ""}
-    tree["sinks/kinds.py"] = (
+    tree = {"__init__.py": "__version__ = '0'", "models/__init__.py": "", "core/sinks/__init__.py": ""}
+    tree["core/sinks/kinds.py"] = (
         "from sinklab import __version__\nfrom sinklab.core.sinks.rules import f"
     )
-    tree["sinks/rules.py"] = "def f(): ..."
+    tree["core/sinks/rules.py"] = "def f(): ..."
     tree["studies/two/run.py"] = ""
     for name, content in [*tree.items(), (file, text)]:
         (source / name).parent.mkdir(parents=True, exist_ok=True)

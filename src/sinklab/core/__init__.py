@@ -1,3 +1,17 @@
-"""Attention, sinks, sampling, models and probing: what is read in an evening, and knows nothing of
-the other rings.
+"""Attention, sinks, sampling, models and probing: what is read in an evening.
+
+Nothing in here knows the other two rings.
 """
+
+PROVIDES = {
+    "rules": "sinks.rules",
+    "statistics": "probing.statistics",
+    "interventions": (
+        "probing.interventions.mask_sinks probing.interventions.positions "
+        "probing.interventions.states"
+    ),
+    "sinks": "models.sinks.token models.sinks.zero models.sinks.kv models.sinks.logit",
+    "unmasking_rules": "sampling.rules",
+    "schedules": "sampling.schedules",
+}
+"""Registry to the modules of this ring that register classes in it."""

@@ -17,6 +17,7 @@ is loaded by `load_plugin`.
 
 import dataclasses
 import importlib.util
+import pkgutil
 import re
 import sys
 import traceback
@@ -35,13 +36,39 @@ from sinklab.core.errors import known_fields, near, unknown
 Class = TypeVar("Class", bound=type)
 # in a folder that `sinklab.extras.sharing.export` writes the package is another one, which has no
 # plug-ins
-PLUGINS = f"{__package__}.plugins"
+PACKAGE = __package__.removesuffix(".core")
+PLUGINS = f"{PACKAGE}.plugins"
 _loaded: set[str] = set()
 
 
 # a forward asks for the kind of its sink several times; reading the hints was most of what that
 # took
 _type_hints = cache(typing.get_type_hints)
+
+
+@cache
+def providers() -> tuple[str, ...]:
+    """Packages with a ``PROVIDES``: the rings that are there, and each folder of the outermost one.
+
+    ``PROVIDES`` maps a registry to the modules, separated by blanks, that register classes in it. A ring or an extra
+    whose folder was deleted provides nothing.
+    """
+    found = [f"{PACKAGE}.{ring}" for ring in ("core", "lab")]
+    found = [ring for ring in found if importlib.util.find_spec(ring)]
+    extras = importlib.util.find_spec(f"{PACKAGE}.extras") if found else None
+    if extras is not None:
+        names = sorted(one.name for one in pkgutil.iter_modules(extras.submodule_search_locations))
+        found += [f"{PACKAGE}.extras.{name}" for name in names]
+    return tuple(found)
+
+
+def provided(group: str) -> list[str]:
+    """Modules of the package that register classes in this registry, by their full names."""
+    found = []
+    for package in providers():
+        modules = getattr(import_module(package), "PROVIDES", {}).get(group, "")
+        found += [f"{package}.{module}" for module in modules.split()]
+    return found
 
 
 class DefinedTwice(ValueError):
@@ -53,10 +80,11 @@ class Registry(Mapping[str, Any]):
     ones.
     """
 
-    def __init__(self, what: str, *modules: str) -> None:
+    def __init__(self, what: str, group: str) -> None:
         self.what = what
         """What its members are, in the singular, for errors."""
-        self._modules = modules
+        self._group = group
+        """Its name in the ``PROVIDES`` of rings and extras."""
         self._classes: dict[str, type] = {}
 
     def register(self, name: str) -> Callable[[Class], Class]:
@@ -97,10 +125,9 @@ class Registry(Mapping[str, Any]):
                     stacklevel=2,
                 )
         _loaded.add(PLUGINS)
-        for module in self._modules:
+        for module in provided(self._group):
             if module not in _loaded:
-                if importlib.util.find_spec(f"{__package__}.{module.partition('.')[0]}"):
-                    import_module(f"{__package__}.{module}")
+                import_module(module)
                 # one that fails does so again: nothing of the package is silently left out
                 _loaded.add(module)
         return self._classes
@@ -351,48 +378,39 @@ def load_plugin(file: str | Path) -> None:
         raise ValueError(f"the plug-in {file} cannot be loaded: {error!r}{where}") from error
 
 
-def _in(package: str, modules: str) -> list[str]:
-    return [f"{package}.{module}" for module in modules.split()]
-
-
-rules = Registry("sink rule", "sinks.rules")
+rules = Registry("sink rule", "rules")
 """What counts as a sink: `sinklab.core.sinks.Rule`."""
-statistics = Registry("statistic", "probing.statistics")
+statistics = Registry("statistic", "statistics")
 """What a trace records: `sinklab.core.probing.Statistic`."""
-interventions = Registry(
-    "intervention", *_in("probing.interventions", "mask_sinks positions states")
-)
+interventions = Registry("intervention", "interventions")
 """Edits of attention calls and hidden states: `sinklab.core.probing.Intervention`."""
-sinks = Registry("sink kind", *_in("models.sinks", "token zero kv logit"))
+sinks = Registry("sink kind", "sinks")
 """Kinds of added sinks: `sinklab.core.models.Sink`."""
-unmasking_rules = Registry("unmasking rule", "sampling.rules")
+unmasking_rules = Registry("unmasking rule", "unmasking_rules")
 """Which proposals are committed first: `sinklab.core.sampling.UnmaskingRule`."""
-schedules = Registry("schedule", "sampling.schedules", "decoding.blocks")
+schedules = Registry("schedule", "schedules")
 """How many are committed at a step: `sinklab.core.sampling.Schedule`."""
-caches = Registry("cache", *_in("caching", "blocks policies"))
+caches = Registry("cache", "caches")
 """Which keys and values are kept while a text is written: `sinklab.core.sampling.Cache`."""
-backbones = Registry("backbone", *_in("checkpoints", "dit llada_moe"))
+backbones = Registry("backbone", "backbones")
 """Decoders of our own, where transformers has none."""
-# llada2 brings llada_moe
-_FORMATS = "adapted causal dit dream gemma llada llada2 masked families smdm"
-families = Registry("checkpoint family", *_in("checkpoints", _FORMATS))
+families = Registry("checkpoint family", "families")
 """Formats of checkpoints: `sinklab.lab.checkpoints.Family`."""
-figures = Registry("figure", *_in("reports", "figures maps"))
+figures = Registry("figure", "figures")
 """Figures of run folders: `sinklab.lab.reports.figure`."""
-_STUDIES = "ablate backcopy battery benchmarks caches contents curve referee strength trace"
-studies = Registry("study", *(f"studies.{name}.study" for name in _STUDIES.split()))
+studies = Registry("study", "studies")
 """Kinds of runs, each with a command: `sinklab.lab.studies.base.Study`."""
-fast_decoders = Registry("fast decoder", "fast.decoder")
+fast_decoders = Registry("fast decoder", "fast_decoders")
 """Faster forwards for decoding."""
-fast_losses = Registry("fast loss", "fast.loss")
+fast_losses = Registry("fast loss", "fast_losses")
 """Faster losses."""
-fast_medians = Registry("fast median", "fast.median")
+fast_medians = Registry("fast median", "fast_medians")
 """Faster medians of the rows of a tensor."""
-fast_passes = Registry("fast pass over scores", "fast.score_pass")
+fast_passes = Registry("fast pass over scores", "fast_passes")
 """Faster passes over attention scores."""
-fast_products = Registry("fast product", "fast.onednn")
+fast_products = Registry("fast product", "fast_products")
 """Faster matrix products."""
-fast_sinks = Registry("fast sink form", "fast.in_sequence")
+fast_sinks = Registry("fast sink form", "fast_sinks")
 """Faster forms of an added sink."""
 
 

@@ -1,1 +1,1 @@
-"""Beyond the papers: each folder registers itself and can be deleted without a trace."""
+"""Beyond the papers. Each folder says in ``PROVIDES`` what it registers, and can be deleted."""

@@ -1,3 +1,19 @@
-"""Both papers and what a researcher does every day: files, training, scoring, analysis, studies,
-reports, commands.
-"""
+"""Both papers, and what a researcher does every day: files, training, scoring, studies, reports."""
+
+PROVIDES = {
+    "caches": "caching.blocks caching.policies",
+    "backbones": "checkpoints.dit checkpoints.llada_moe",
+    # llada2 brings llada_moe
+    "families": (
+        "checkpoints.adapted checkpoints.causal checkpoints.dit checkpoints.dream "
+        "checkpoints.gemma checkpoints.llada checkpoints.llada2 checkpoints.masked "
+        "checkpoints.families checkpoints.smdm"
+    ),
+    "figures": "reports.figures reports.maps",
+    "studies": (
+        "studies.ablate.study studies.battery.study studies.benchmarks.study "
+        "studies.caches.study studies.contents.study studies.curve.study "
+        "studies.strength.study studies.trace.study"
+    ),
+}
+"""Registry to the modules of this ring that register classes in it."""

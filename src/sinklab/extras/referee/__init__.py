@@ -3,3 +3,5 @@
 from sinklab.core.registry import exports
 
 __getattr__, __dir__, __all__ = exports(__name__, study="Referee RefereeSettings")
+
+PROVIDES = {"studies": "study"}
