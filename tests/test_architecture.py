@@ -52,15 +52,15 @@ MAY_IMPORT["lab.short_road"] = {*MAY_IMPORT}
 LAB = {*MAY_IMPORT}
 MAY_IMPORT["lab.cli"] = {*LAB, "sinklab"}
 # beyond the papers: each knows the inner rings, and none another
-for _extra in ("backcopy", "decoding", "fast", "live", "referee"):
-    MAY_IMPORT[f"extras.{_extra}"] = LAB
+for _extra in ("backcopy", "fast", "live", "referee", "sharing", "zoo"):
+    MAY_IMPORT[f"extras.{_extra}"] = LAB | {"lab.cli", "sinklab"}
 MAY_IMPORT["extras"] = set()
 MAY_IMPORT["__main__"] = {"lab.cli"}
 MAY_IMPORT["lm_eval"] = {"lab.studies"}
 SHARED_BY_STUDIES = {"base", "processes", "request_cache", "twins"}
 DRAWERS = {"utils", "util", "common", "helpers", "misc"}
 # Room for plain code: packed lines cost the reader more than they saved (docs/decisions.md).
-CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 7_000, 33_000, 500, 60
+CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 8_000, 39_500, 575, 60
 FUNCTION_LINES, PARAMETERS = 90, 8
 FUNCTION_LINES_P90, PARAMETERS_P90 = 45, 4
 
@@ -311,13 +311,21 @@ def spelt_out(path: str) -> list[str]:
             "def f():\n    import sinklab.core.models",
             "core.sinks may not import ['core.models']",
         ),
-        ("core/sinks/rules.py", "from ..models import load", "core.sinks may not import ['core.models']"),
+        (
+            "core/sinks/rules.py",
+            "from ..models import load",
+            "core.sinks may not import ['core.models']",
+        ),
         (
             "core/sinks/rules.py",
             "from importlib import import_module\nimport_module('sinklab.lab.cli')",
             "may not import ['lab.cli']",
         ),
-        ("core/sinks/rules.py", "from sinklab import load", "core.sinks may not import ['sinklab']"),
+        (
+            "core/sinks/rules.py",
+            "from sinklab import load",
+            "core.sinks may not import ['sinklab']",
+        ),
         ("core/sinks/rules.py", "def f():\n    from . import kinds", "import cycle: "),
         ("core/sinks/utils.py", "", "a drawer named {'utils'}"),
         ("core/toys/__init__.py", "", "no such room"),
@@ -347,12 +355,13 @@ def spelt_out(path: str) -> list[str]:
 )
 def test_a_broken_rule_is_seen(tmp_path: Path, file: str, text: str, message: str) -> None:
     source = tmp_path / "sinklab"
-    tree = {"__init__.py": "__version__ = '0'", "models/__init__.py": "", "core/sinks/__init__.py": ""}
+    tree = {"__init__.py": "__version__ = '0'", "core/__init__.py": "", "lab/__init__.py": ""}
+    tree |= {"core/models/__init__.py": "", "core/sinks/__init__.py": ""}
     tree["core/sinks/kinds.py"] = (
         "from sinklab import __version__\nfrom sinklab.core.sinks.rules import f"
     )
     tree["core/sinks/rules.py"] = "def f(): ..."
-    tree["studies/two/run.py"] = ""
+    tree["lab/studies/two/run.py"] = ""
     for name, content in [*tree.items(), (file, text)]:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         if (name, content) == (file, text):
@@ -377,10 +386,10 @@ def test_a_splinter_is_seen(tmp_path: Path) -> None:
     assert splinters(source) == []
 
 
-@pytest.mark.parametrize("room", sorted({*MAY_IMPORT} - {"cli", "__main__"}))
+@pytest.mark.parametrize("room", sorted({*MAY_IMPORT} - {"lab.cli", "__main__"}))
 def test_no_public_name_is_hidden_by_a_module_of_its_package(room: str) -> None:
     """Importing a module sets it as an attribute of its package, over the function of the same
     name.
     """
     names = getattr(importlib.import_module(f"sinklab.{room}"), "__all__", [])
-    assert not {path.stem for path in (SOURCE / room).glob("*.py")} & set(names)
+    assert not {path.stem for path in (SOURCE / room.replace(".", "/")).glob("*.py")} & set(names)

@@ -17,6 +17,7 @@ import torch
 
 import sinklab
 from launched import PATIENCE
+from sinklab.core.registry import commands as own_commands
 from sinklab.core.registry import studies
 from sinklab.lab.cli import main
 from sinklab.lab.cli.command import Reading
@@ -82,7 +83,7 @@ def test_commands_stand_in_groups_a_line_each(
         "share",
         "check",
     ]
-    commands = [*studies, *OTHERS, "train"]
+    commands = [*studies, *OTHERS, *own_commands, "train"]
     assert sorted(name for group in GROUPS.values() for name in group) == sorted(commands)
     for name in commands:
         assert len([line for line in lines if line.startswith(f"  {name} ")]) == 1, name
@@ -115,7 +116,7 @@ def group_of(command: str) -> str:
 
 
 def test_words_for_commands_name_commands_once() -> None:
-    commands = {*studies, *OTHERS, "train"}
+    commands = {*studies, *OTHERS, *own_commands, "train"}
     words = [word for line in WORDS["meant"].values() for word in line.split()]
     assert (
         {*WORDS["meant"]} <= commands
@@ -219,7 +220,7 @@ def test_the_short_help_leaves_rare_options_to_the_whole_one(
     assert {"--seed", "--config", "--reproduce"} <= short
 
 
-@pytest.mark.parametrize("command", [*studies, *OTHERS, "train"])
+@pytest.mark.parametrize("command", [*studies, *OTHERS, *own_commands, "train"])
 def test_the_help_calls_arguments_by_what_they_are(
     command: str, capsys: pytest.CaptureFixture
 ) -> None:

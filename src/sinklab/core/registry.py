@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 
 from sinklab.core.errors import known_fields, near, unknown
 
-Class = TypeVar("Class", bound=type)
+Class = TypeVar("Class", bound=Callable[..., Any])
 # in a folder that `sinklab.extras.sharing.export` writes the package is another one, which has no
 # plug-ins
 PACKAGE = __package__.removesuffix(".core")
@@ -85,7 +85,7 @@ class Registry(Mapping[str, Any]):
         """What its members are, in the singular, for errors."""
         self._group = group
         """Its name in the ``PROVIDES`` of rings and extras."""
-        self._classes: dict[str, type] = {}
+        self._classes: dict[str, Any] = {}
 
     def register(self, name: str) -> Callable[[Class], Class]:
         """A decorator that puts a class under this name. Raises ValueError for a name that is
@@ -108,7 +108,7 @@ class Registry(Mapping[str, Any]):
 
         return put
 
-    def _all(self) -> dict[str, type]:
+    def _all(self) -> dict[str, Any]:
         """Every class, those of plug-ins of installed packages too: a broken one is left out, a
         taken name an error.
         """
@@ -400,6 +400,8 @@ figures = Registry("figure", "figures")
 """Figures of run folders: `sinklab.lab.reports.figure`."""
 studies = Registry("study", "studies")
 """Kinds of runs, each with a command: `sinklab.lab.studies.base.Study`."""
+commands = Registry("command", "commands")
+"""Functions that are commands of their own: `sinklab.lab.cli` makes their help from docstrings."""
 fast_decoders = Registry("fast decoder", "fast_decoders")
 """Faster forwards for decoding."""
 fast_losses = Registry("fast loss", "fast_losses")

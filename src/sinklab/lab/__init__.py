@@ -2,12 +2,9 @@
 
 PROVIDES = {
     "caches": "caching.blocks caching.policies",
-    "backbones": "checkpoints.dit checkpoints.llada_moe",
-    # llada2 brings llada_moe
     "families": (
-        "checkpoints.adapted checkpoints.causal checkpoints.dit checkpoints.dream "
-        "checkpoints.gemma checkpoints.llada checkpoints.llada2 checkpoints.masked "
-        "checkpoints.families checkpoints.smdm"
+        "checkpoints.causal checkpoints.dream checkpoints.families checkpoints.llada "
+        "checkpoints.masked checkpoints.smdm"
     ),
     "figures": "reports.figures reports.maps",
     "studies": (

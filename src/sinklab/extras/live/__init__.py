@@ -5,3 +5,5 @@ machine alone.
 from sinklab.core.registry import exports
 
 __getattr__, __dir__, __all__ = exports(__name__, live_text="LiveText", server="serve")
+
+PROVIDES = {"commands": "commands"}

@@ -1,7 +1,14 @@
-"""How far rounding moves a score, and whether two runs differ by more."""
+"""How far rounding moves a score, whether two runs differ by more, and whether another
+implementation computes what this one does.
+"""
 
 from sinklab.core.registry import exports
 
-__getattr__, __dir__, __all__ = exports(__name__, study="Referee RefereeSettings")
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    margins="first_difference measure_margins near_ties rewritten",
+    reference="Held Reference write_reference",
+    study="Referee RefereeSettings",
+)
 
-PROVIDES = {"studies": "study"}
+PROVIDES = {"studies": "study", "commands": "commands"}

@@ -12,6 +12,7 @@ import tyro
 from jinja2 import Environment, StrictUndefined
 
 from sinklab import __version__
+from sinklab.core.registry import commands
 from sinklab.lab.cli.command import Reading, say
 from sinklab.lab.cli.models import Word
 from sinklab.lab.cli.reports import Folders
@@ -20,6 +21,7 @@ RUN, CONFIG = "run.json", "config.json"
 AS_STORED = Reading(dtype="auto")
 
 
+@commands.register("export")
 def export(
     to: Path, model: str = "", reading: tyro.conf.OmitArgPrefixes[Reading] = AS_STORED
 ) -> None:
@@ -63,6 +65,7 @@ def _model_of(model: str) -> str:
     return str(trained) if (Path(model) / RUN).is_file() and trained.is_dir() else model
 
 
+@commands.register("gallery")
 def gallery(runs: Folders, out: Path = Path("site"), title: str = "Attention sinks") -> None:
     """Make a site of run folders: an index with a card for each, and the page of each. Any static
     host serves it.
@@ -85,6 +88,7 @@ def gallery(runs: Folders, out: Path = Path("site"), title: str = "Attention sin
     say(f"site: {write_gallery([open_run(run) for run in runs], out, title=title)}")
 
 
+@commands.register("push")
 def push(
     what: tyro.conf.Positional[Path],
     repo: Word,
@@ -187,7 +191,7 @@ def _of_sink(file: Path, copy: Path) -> list[str]:
     save_file(tensors, copy / file.name, metadata=without_places(before))
     facts, words = (
         sink_file_of(copy / file.name),
-        resources.files("sinklab.lab.cli").joinpath("sink.jinja"),
+        resources.files("sinklab.extras.sharing").joinpath("sink.jinja"),
     )
     card = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     text = card.from_string(words.read_text("utf-8")).render(

@@ -213,7 +213,7 @@ def _without_strangers(config: Any) -> Any:
 
 
 def _card(loaded: Loaded, config: Any) -> str:
-    words = resources.files("sinklab.lab.checkpoints").joinpath("export.jinja").read_text("utf-8")
+    words = resources.files("sinklab.extras.sharing").joinpath("export.jinja").read_text("utf-8")
     about = {
         "version": __version__,
         "transformers": transformers.__version__,

@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 from collections.abc import Iterable
+from importlib import resources
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from sinklab.lab.records.storage import RUN_FILE, TABLES, write_beside
 from sinklab.lab.reports import sentences as say
 from sinklab.lab.reports.build import Picture, picture, report, templates
 from sinklab.lab.reports.runs import READERS, as_shown
-from sinklab.lab.reports.style import asset
 
 PICTURES = {"study": "received_map", "training": "training_loss"}
 """kind of run -> the figure on its card"""
@@ -109,7 +109,7 @@ def write_data_set(run: Run, folder: str | Path) -> list[str]:
         sentences = say.in_short([reader])
     tables = {name: info.files(TABLES, name) for name in info.tables}
     card = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
-        asset("run.jinja")
+        _packaged("run.jinja")
     )
     name = run.path.resolve().name
     text = card.render(
@@ -169,6 +169,15 @@ def write_gallery(runs: Iterable[Run], out: str | Path, *, title: str = "Attenti
         )
         about = f"{reader.label} · {info.kind} · {info.created[:10]}"
         entries.append(Entry(name, name, about, say.in_short([reader])[:2], pictures))
-    text = templates().get_template("gallery.jinja").render(title=title, entries=entries).lstrip()
+    text = (
+        templates()
+        .from_string(_packaged("gallery.jinja"))
+        .render(title=title, entries=entries)
+        .lstrip()
+    )
     write_beside(index := folder / "index.html", lambda part: part.write_text(text, "utf-8"))
     return index
+
+
+def _packaged(name: str) -> str:
+    return resources.files("sinklab.extras.sharing").joinpath(name).read_text("utf-8")

@@ -7,7 +7,6 @@ from sinklab.core.registry import exports
 __getattr__, __dir__, __all__ = exports(
     __name__,
     adapters="AdapterFile read_adapters",
-    exporting="export",
     families="CheckpointPlan Family Published SpecialIds",
     info="ModelInfo describe",
     loading="Loaded from_causal load load_adapters untrained_twins",

@@ -24,11 +24,11 @@ import tyro
 # private, and made for this: what it raises takes the place of tyro's box
 from tyro._errors import on_parse_error
 
-from sinklab import __version__, registry
+from sinklab import __version__
+from sinklab.core import registry
 from sinklab.core.errors import Terminated, on_sigterm
-from sinklab.extras.sharing.commands import export, gallery, push
 from sinklab.lab.cli.command import command, say, show
-from sinklab.lab.cli.models import generate, info, serve, train_command, validate
+from sinklab.lab.cli.models import generate, info, train_command
 from sinklab.lab.cli.options import (
     WORDS,
     Given,
@@ -93,13 +93,18 @@ def _default(field: dataclasses.Field) -> str:
 
 
 OTHERS: dict[str, Callable[..., None]] = {
-    function.__name__: function
-    for function in (
-        *(tour, generate, serve, info, validate, report, figures, compare, merge, table1, onetoken),
-        *(export, gallery, push),
-    )
+    "tour": tour,
+    "generate": generate,
+    "info": info,
+    "report": report,
+    "figures": figures,
+    "compare": compare,
+    "merge": merge,
+    "table1": table1,
+    "onetoken": onetoken,
+    "list": list_registered,
 }
-OTHERS["list"] = list_registered
+"""Commands that are neither a study's nor an extra's."""
 HELP = frozenset(("--help", "-h", "--help-all"))
 TRAIN = "Train a diffusion language model: from scratch, from a causal model, or its sink alone."
 
@@ -115,8 +120,9 @@ def _commands(arguments: Sequence[str]) -> dict[str, tuple[str, Callable[[], Cal
         for name, kind in registry.studies.items()
     }
     made["train"] = TRAIN, partial(train_command, arguments)
+    others = OTHERS | dict(registry.commands)
     return made | {
-        name: (_first(function), lambda own=function: own) for name, function in OTHERS.items()
+        name: (_first(function), lambda own=function: own) for name, function in others.items()
     }
 
 

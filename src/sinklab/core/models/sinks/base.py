@@ -2,8 +2,8 @@
 labels alone.
 """
 
-# B batch, N sinks, G key/value heads, D head dim, E hidden size, U rows with positions of their own
-# (1 or B)
+# B batch, N sinks, G key/value heads, D head dim, E hidden size
+# U rows with positions of their own: one, or B
 from __future__ import annotations
 
 from dataclasses import dataclass

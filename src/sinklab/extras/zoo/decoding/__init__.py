@@ -7,5 +7,3 @@ from sinklab.core.registry import exports
 __getattr__, __dir__, __all__ = exports(
     __name__, blocks="Alpha Dynamic Editing Elastic ElasticStep"
 )
-
-PROVIDES = {"schedules": "blocks"}

