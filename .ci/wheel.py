@@ -36,7 +36,7 @@ for name in sinklab.__all__:
     getattr(sinklab, name)
 
 packaged = sorted(
-    file.parent for file in (root / "checkpoints" / "packaged").rglob("model.safetensors")
+    file.parent for file in (root / "lab" / "checkpoints" / "packaged").rglob("model.safetensors")
 )
 assert packaged, f"no packaged model in {root / 'checkpoints' / 'packaged'}"
 for folder in packaged:

@@ -23,7 +23,8 @@ from trials import PAGES, VERDICTS, Row  # noqa: E402 - the path comes first
 PAGE = ROOT / "docs" / "statistics.md"
 END = "<!-- end -->"
 HEAD = """\
-| verdict | where nothing is due; where it is | false alarms | found | covered, nothing | covered, effect |
+| verdict | where nothing is due; where it is | false alarms | found | covered, nothing \
+| covered, effect |
 |---|---|---|---|---|---|
 """
 SAMPLES = (8, 12, 30)

@@ -448,9 +448,8 @@ def main() -> None:
 
 def write(options: argparse.Namespace, device: str, sizes: Sizes, result: dict[str, Any]) -> None:
     if not options.quick:
-        print(
-            f"written to {write_result('decoding', {'what': WHAT, 'sizes': asdict(sizes), **result}, device)}"
-        )
+        whole = {"what": WHAT, "sizes": asdict(sizes), **result}
+        print(f"written to {write_result('decoding', whole, device)}")
 
 
 WHAT = (

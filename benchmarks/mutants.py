@@ -69,7 +69,6 @@ that they are in.
 PASS = ast.Pass()
 
 # --- mutants
-# ---------------------------------------------------------------------------------------------------------
 
 COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.Gt),
@@ -334,7 +333,6 @@ def drawn(tree: Path, count: int, seed: int) -> tuple[list[Mutant], int]:
 
 
 # --- tests
-# -----------------------------------------------------------------------------------------------------------
 
 
 class Measured:
@@ -609,7 +607,6 @@ def try_mutant(
 
 
 # --- the run
-# ---------------------------------------------------------------------------------------------------------
 
 
 def copied(source: Path, tree: Path) -> Path:

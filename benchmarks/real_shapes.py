@@ -498,9 +498,8 @@ def main() -> None:
         return
     result = measured(options.only, options.device, options.quick)
     if not options.quick:
-        print(
-            f"written to {write_result('real_shapes', {'what': WHAT, 'results': result}, options.device)}"
-        )
+        whole = {"what": WHAT, "results": result}
+        print(f"written to {write_result('real_shapes', whole, options.device)}")
 
 
 WHAT = (

@@ -183,7 +183,9 @@ def _link(link: re.Match[str], origin: str, uri: str, files: Files) -> str:
         if path.startswith("docs/") or not (ROOT / path).exists():
             return link[0]  # for mkdocs to complain about
         return label
-    return f"{mark}[{label}]({posixpath.relpath(found, posixpath.dirname(uri) or '.')}{'#' + anchor if anchor else ''})"
+    path = posixpath.relpath(found, posixpath.dirname(uri) or ".")
+    place = f"#{anchor}" if anchor else ""
+    return f"{mark}[{label}]({path}{place})"
 
 
 def _examples() -> dict[str, str]:
@@ -262,7 +264,8 @@ def _cell(cell: dict[str, Any]) -> Iterator[str]:
     for output in cell["outputs"]:
         data = output.get("data", {})
         if "image/png" in data:
-            yield f"![]({'data:image/png;base64,' + ''.join(data['image/png']).replace(chr(10), '')})"
+            picture = "".join(data["image/png"]).replace("\n", "")
+            yield f"![](data:image/png;base64,{picture})"
         elif "text/markdown" in data:
             yield re.sub(r"^#+ (.*)", r"**\1**", "".join(data["text/markdown"]), flags=re.M)
         elif "text/html" in data:

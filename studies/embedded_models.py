@@ -38,7 +38,7 @@ from sinklab.lab.scoring import heldout_rows, row_losses
 from sinklab.lab.training import TrainSettings, train
 
 RUNS = Path(os.environ.get("EMBEDDED_RUNS", "runs/models"))
-PACKAGED = Path(sinklab.__file__).parent / "checkpoints" / "packaged"
+PACKAGED = Path(sinklab.__file__).parent / "lab" / "checkpoints" / "packaged"
 NAMES = {"plain": "tiny", "sink": "tiny-sink", "causal": "tiny-causal"}
 VOCAB = 4096
 """Entries before the start token."""

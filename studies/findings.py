@@ -40,7 +40,7 @@ from sinklab.lab.studies.trace.study import StudySettings, study
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/findings"))
 RESULTS = Path(__file__).with_suffix(".json")
 ROOT = Path(__file__).parents[1]
-PACKAGED = ROOT / "src" / "sinklab" / "checkpoints" / "packaged"
+PACKAGED = ROOT / "src" / "sinklab" / "lab" / "checkpoints" / "packaged"
 MODELS = ("tiny", "tiny-sink", "tiny-causal")
 CURVE = CurveSettings(ks=(0, 1, 2, 5, 10), rows=64, twin=True)  # the excerpt has 53
 PASSAGES, WORDS = 12, 24

@@ -36,7 +36,9 @@ from sinklab.lab.training.settings import VARIANTS
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/variants"))
 RESULTS = Path(__file__).with_suffix("")
-TOKENIZER = Path(__file__).parents[1] / "src" / "sinklab" / "checkpoints" / "packaged" / "tiny"
+TOKENIZER = (
+    Path(__file__).parents[1] / "src" / "sinklab" / "lab" / "checkpoints" / "packaged" / "tiny"
+)
 TRAINED = [name for name in VARIANTS if name != "kv"]
 RETROFITS = {"token": "sink", "kv": "kv"}
 SIZES = {"hidden_size": 128, "layers": 6, "heads": 4, "mlp_size": 352, "length": 256, "batch": 16}

@@ -41,7 +41,10 @@ from tiny_training import tiny_settings, uneven_documents
 
 # how long something took, when and where it was, and whether a training run was resumed, which is
 # among its settings
-TIMED = r"^host$|^began$|^took$|second|time|date|per_s|_ms$|ms_per|^ratio$|created|versions|checksums|^resume$"
+TIMED = (
+    r"^host$|^began$|^took$|second|time|date|per_s|_ms$|ms_per|^ratio$|created|versions|"
+    r"checksums|^resume$"
+)
 
 
 @cache

@@ -181,7 +181,9 @@ def oversized(trees: dict[str, ast.Module]) -> list[str]:
                     if is_kernel
                     else [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 )
-                lengths.append(((node.end_lineno or 0) - node.lineno + 1, f"{name}.{node.name}"))
+                # its many parameters stand one a line
+                begin = node.body[0].lineno if is_kernel else node.lineno
+                lengths.append(((node.end_lineno or 0) - begin + 1, f"{name}.{node.name}"))
                 counts.append(
                     (sum(one.arg not in ("self", "cls") for one in given), f"{name}.{node.name}")
                 )
@@ -334,7 +336,7 @@ def spelt_out(path: str) -> list[str]:
             "from sinklab.lab.studies.two import run",
             "no study imports another",
         ),
-        ("core/sinks/rules.py", "x = 1\n" * 501, "501 lines, at most 500"),
+        ("core/sinks/rules.py", "x = 1\n" * 576, "576 lines, at most 575"),
         (
             "core/sinks/rules.py",
             "def f():\n" + "    x = 1\n" * 90,
@@ -348,7 +350,7 @@ def spelt_out(path: str) -> list[str]:
         ("core/sinks/rules.py", "def f(a, b, c, d, e): ...", "90th percentile of parameters"),
         (
             "core/sinks/rules.py",
-            "@triton.jit\ndef f():\n" + "    x = 1\n" * 90,
+            "@triton.jit\ndef f():\n" + "    x = 1\n" * 91,
             "sinklab.core.sinks.rules.f: 91 lines",
         ),
     ],

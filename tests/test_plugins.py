@@ -60,7 +60,8 @@ from sinklab.core import registry
 from sinklab.lab.cli import main
 
 for kind, (known, name, command) in json.loads(sys.argv[1]).items():
-    classes, plugin = getattr(registry, known), sys.argv[2:] and ["--plugin", f"{sys.argv[2]}/add_a_{kind}.py"]
+    classes = getattr(registry, known)
+    plugin = sys.argv[2:] and ["--plugin", f"{sys.argv[2]}/add_a_{kind}.py"]
     assert (name in classes) != bool(plugin), f"{name}: {list(classes)}"
     assert main(shlex.split(command) + plugin) == 0, command
     print(f"{kind}: {getattr(classes[name], '__module__', '')}")
@@ -232,6 +233,6 @@ def test_a_name_that_is_taken_is_an_error_each_time(
     first, second = done.stdout.splitlines()
     assert first == second and re.fullmatch(
         r"the sink rule '(top|plugged)' is defined twice, in first_plugin and in "
-        r"(sinklab\.sinks\.rules|second_plugin); rename one of them",
+        r"(sinklab\.core\.sinks\.rules|second_plugin); rename one of them",
         first,
     )

@@ -21,7 +21,7 @@ from sinklab.core.probing import (
 )
 from sinklab.core.registry import Registry, interventions, load_plugin
 
-toys = Registry("toy")
+toys = Registry("toy", "toys")
 
 
 @toys.register("ball")

@@ -35,10 +35,12 @@ from sinklab.core.attention import received_attention
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.sampling import Canvas, denoise
 
-backbone = LlamaConfig(vocab_size=41, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+backbone = LlamaConfig(vocab_size=41, hidden_size=32, intermediate_size=48,
+                       num_hidden_layers=2, num_attention_heads=4,
                        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3)
 torch.manual_seed(1)
-model = DiffusionLM(DiffusionLMConfig(backbone, mask_token_id=40, sink_kind="token", sink_count=1)).double()
+config = DiffusionLMConfig(backbone, mask_token_id=40, sink_kind="token", sink_count=1)
+model = DiffusionLM(config).double()
 canvas = Canvas.from_prompts([[5, 6, 7], [8]], new_tokens=8, mask_id=40, pad_id=0)
 model.eval()
 texts = []
@@ -72,9 +74,9 @@ def test_the_core_decodes_scores_and_trains_without_the_folder(
 ) -> None:
     package = Path(sinklab.__file__).parent
     shutil.copytree(
-        package, tmp_path / "sinklab", ignore=shutil.ignore_patterns("fast", "__pycache__")
+        package, tmp_path / "sinklab", ignore=shutil.ignore_patterns("extras", "__pycache__")
     )
-    assert not (tmp_path / "sinklab" / "fast").exists()
+    assert not (tmp_path / "sinklab" / "extras").exists()
     (tmp_path / "script.py").write_text(SCRIPT, "utf-8")
     command, here = (
         [sys.executable, str(tmp_path / "script.py")],

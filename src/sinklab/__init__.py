@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__, __all__ = exports(
     __name__,
-    models="DiffusionLM DiffusionLMConfig",
-    probing="MaskSinks intervene trace",
-    sampling="Canvas denoise",
-    short_road="load open_run report wrap",
-    sinks="Excess find_sinks",
+    **{
+        "core.models": "DiffusionLM DiffusionLMConfig",
+        "core.probing": "MaskSinks intervene trace",
+        "core.sampling": "Canvas denoise",
+        "core.sinks": "Excess find_sinks",
+        "lab.short_road": "load open_run report wrap",
+    },
 )

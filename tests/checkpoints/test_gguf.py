@@ -157,13 +157,15 @@ lm = sinklab.load(file, dtype=kind)
 taken = peak() - before
 most = 1.1 * (lm.model.num_parameters() * (4 + size) + __import__("os").path.getsize(file))
 assert taken <= most, (taken, most)
-assert lm.tokenizer("The capital")["input_ids"] == [504, 3575] and (lm.special.bos, lm.special.eos) == (1, 2)
+assert lm.tokenizer("The capital")["input_ids"] == [504, 3575]
+assert (lm.special.bos, lm.special.eos) == (1, 2)
 if kind == "float32":
     from pathlib import Path
     from transformers import AutoModelForCausalLM
     ids = torch.tensor([lm.tokenizer("The capital of France is")["input_ids"]])
     assert "Paris" in lm.generate("The capital of France is", 4)
-    theirs = AutoModelForCausalLM.from_pretrained(Path(file).parent, gguf_file=Path(file).name, dtype=torch.float32)
+    folder, name = Path(file).parent, Path(file).name
+    theirs = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
     with torch.no_grad():
         assert torch.equal(lm.model(ids).logits, theirs(ids).logits)
 """

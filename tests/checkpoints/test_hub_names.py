@@ -23,7 +23,8 @@ from sinklab.lab.checkpoints import describe, load
 
 if sys.argv[1] == "cached":
     info, loaded = describe("someone/toy"), load("someone/toy", revision="main")
-    print(info.parameters == sum(p.numel() for p in loaded.model.parameters()), loaded.name, loaded.revision)
+    numbers = sum(p.numel() for p in loaded.model.parameters())
+    print(info.parameters == numbers, loaded.name, loaded.revision)
     name = "someone/absent"
 else:
     name = "GSAI-ML/LLaDA-8B-Instrukt"

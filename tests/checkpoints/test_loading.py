@@ -276,7 +276,8 @@ def test_the_packaged_models_differ_in_objective_and_sink_alone() -> None:
     assert sizes["tiny"] == sizes["tiny-causal"] == sizes["tiny-sink"] - width
     assert len({str(sorted(one.tokenizer.get_vocab().items())) for one in models.values()}) == 1
     folders = [
-        Path(sinklab.__file__).parent / "checkpoints" / "packaged" / name for name in PACKAGED
+        Path(sinklab.__file__).parent / "lab" / "checkpoints" / "packaged" / name
+        for name in PACKAGED
     ]
     for folder, one in zip(folders, models.values(), strict=True):
         assert (

@@ -61,7 +61,8 @@ def help_of(command: str, capsys: pytest.CaptureFixture) -> str:
 
 
 def examples(text: str) -> list[str]:
-    lines = [line.strip() for line in text.partition("Try")[2].splitlines()]
+    whole = re.sub(r"\\\n\s*", "", text.partition("Try")[2])
+    lines = [line.strip() for line in whole.splitlines()]
     # a launcher runs the same command as a module
     lines = [
         re.sub(r"^accelerate launch .*-m sinklab(?:\.cli)? ", "sinklab ", line) for line in lines

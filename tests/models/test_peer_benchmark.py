@@ -19,7 +19,8 @@ def write(model, prompt, new, block, mask_id):
     ids_BS, length = torch.tensor([prompt + [mask_id] * new]), len(prompt)
     for start in range(length, length + new, block):
         for _ in range(block):
-            probability_C, token_C = model(ids_BS[:, : start + block]).logits[0, start:].softmax(-1).max(-1)
+            logits_CV = model(ids_BS[:, : start + block]).logits[0, start:]
+            probability_C, token_C = logits_CV.softmax(-1).max(-1)
             probability_C[ids_BS[0, start : start + block] != mask_id] = -1
             place = int(probability_C.argmax())
             ids_BS[0, start + place] = token_C[place]
@@ -32,7 +33,8 @@ from sinklab.lab.checkpoints import load
 def prepare(settings):
     sys.path.insert(0, settings["source"])
     from otherlab.loop import write
-    model = load(settings["checkpoint"], mask_token_id=settings["mask_id"], block_length=settings["block"]).model
+    ids = {"mask_token_id": settings["mask_id"], "block_length": settings["block"]}
+    model = load(settings["checkpoint"], **ids).model
     new, block = settings["new_tokens"], settings["block"]
     print("what a peer prints is no answer")
     return lambda: (write(model, settings["prompt"], new, block, settings["mask_id"]), new)

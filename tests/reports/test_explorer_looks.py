@@ -91,7 +91,8 @@ def test_tokens_can_be_read_on_every_background(page, one, dark):
     worst = page.run("""(async () => {
       const light = (css) => {
         const parts = css.match(/[0-9.]+/g).slice(0, 3).map((part) => part / 255);
-        const [r, g, b] = parts.map((part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+        const linear = (part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+        const [r, g, b] = parts.map(linear);
         return 0.2126 * r + 0.7152 * g + 0.0722 * b;
       };
       const slider = document.querySelector(".step");

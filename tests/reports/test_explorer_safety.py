@@ -78,7 +78,8 @@ class Listener(BaseHTTPRequestHandler):
 
 
 ROADS = """(async (to) => {
-  const add = (tag, set, parent = document.body) => parent.append(Object.assign(document.createElement(tag), set));
+  const add = (tag, set, parent = document.body) =>
+    parent.append(Object.assign(document.createElement(tag), set));
   await fetch(to + "/fetch", { mode: "no-cors" }).catch(() => 0);
   try { navigator.sendBeacon(to + "/beacon", "x"); } catch {}
   try { new WebSocket(to.replace("http", "ws") + "/socket"); } catch {}
@@ -90,7 +91,8 @@ ROADS = """(async (to) => {
   add("video", { src: to + "/video" });
   add("object", { data: to + "/object" });
   add("link", { rel: "stylesheet", href: to + "/style.css" }, document.head);
-  const far = "@font-face { font-family: far; src: url(TO/font) } body { font-family: far; background: url(TO/back) }";
+  const far = "@font-face { font-family: far; src: url(TO/font) } "
+    + "body { font-family: far; background: url(TO/back) }";
   add("style", { textContent: far.replaceAll("TO", to) });
 })"""
 LAST = """((to) => {

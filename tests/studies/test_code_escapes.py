@@ -287,7 +287,7 @@ def test_no_program_of_an_ordinary_user_does(outside: Path) -> None:
     ]
     with tempfile.TemporaryDirectory() as copy:
         os.chmod(copy, 0o755)
-        for source in [*sources, *(root / "studies" / "benchmarks").glob("*.*")]:
+        for source in [*sources, *(root / "lab" / "studies" / "benchmarks").glob("*.*")]:
             target = Path(copy) / source.relative_to(root.parent)
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
             shutil.copyfile(source, target)

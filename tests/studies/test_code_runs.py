@@ -61,12 +61,12 @@ def test_fates(program: str, status: str, reason: str, monkeypatch: pytest.Monke
     assert result.passed is (status == "passed")
 
 
-MODULES = """abc array ast asyncio base64 bisect calendar cmath collections concurrent.futures contextlib copy csv
-ctypes
-datetime decimal difflib enum fractions functools gc hashlib heapq inspect io itertools json locale logging math numbers
-operator os pathlib pickle pprint queue random re secrets shutil signal socket sqlite3 statistics string struct
-subprocess tempfile textwrap threading time timeit types typing unicodedata unittest urllib.request uuid weakref
-xml.etree.ElementTree zlib"""
+MODULES = """\
+abc array ast asyncio base64 bisect calendar cmath collections concurrent.futures contextlib copy
+csv ctypes datetime decimal difflib enum fractions functools gc hashlib heapq inspect io itertools
+json locale logging math numbers operator os pathlib pickle pprint queue random re secrets shutil
+signal socket sqlite3 statistics string struct subprocess tempfile textwrap threading time timeit
+types typing unicodedata unittest urllib.request uuid weakref xml.etree.ElementTree zlib"""
 
 
 def test_a_program_may_import_what_it_needs() -> None:

@@ -37,7 +37,8 @@ torch.set_num_threads(1)
 from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded
 out, settings, resume = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "resume"
-print(study(tiny_loaded(1), out, StudySettings(**settings), progress=print, resume=resume), flush=True)
+done = study(tiny_loaded(1), out, StudySettings(**settings), progress=print, resume=resume)
+print(done, flush=True)
 """
 
 

@@ -71,7 +71,10 @@ def test_the_slurm_script_hands_its_arguments_to_the_command() -> None:
     script = f"""
     scontrol() {{ printf 'node1\\nnode2\\n'; }}
     srun() {{ echo "$1"; shift; SLURM_PROCID=15 SLURM_LOCALID=7 "$@"; }}
-    python() {{ echo "$MASTER_ADDR:$MASTER_PORT $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE: $*"; }}
+    python() {{
+      local ranks="$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE"
+      echo "$MASTER_ADDR:$MASTER_PORT $ranks: $*"
+    }}
     export -f python
     # a function cannot be what a process becomes
     exec() {{ "$@"; }}

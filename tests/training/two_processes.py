@@ -53,7 +53,8 @@ def arguments(*given):
     if "ACCELERATE_USE_FSDP" in os.environ:
         # accelerate spreads weights over GPUs alone; nothing behind this line asks for one
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    # the first process comes as far as it can, and must not take the folder while the other one still looks at it
+    # the first process comes as far as it can, and must not take the folder while the other one
+    # still looks at it
     PartialState.wait_for_everyone = wait_for_everyone
     if not is_first:
         store.wait([f"far-{{number}}"])
@@ -74,7 +75,8 @@ for number, settings in enumerate(json.loads({settings!r})):
     seen.clear()
 torch.distributed.destroy_process_group()
 if "ACCELERATE_USE_FSDP" in os.environ:
-    # a mesh of shards keeps gloo's threads, which abort an interpreter that ends now and then; all files are closed
+    # a mesh of shards keeps gloo's threads, which abort an interpreter that ends now and then; all
+    # files are closed
     os._exit(0)
 """
 

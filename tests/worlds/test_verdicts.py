@@ -85,9 +85,7 @@ def test_what_an_autoregressive_model_shows(verdict: str, monkeypatch: pytest.Mo
     check(AUTOREGRESSIVE[verdict], 40, 12)
 
 
-def test_an_autoregressive_model_with_a_first_token_sink_is_static_and_previous_tokens_are_no_sinks() -> (
-    None
-):
+def test_a_first_token_sink_is_static_and_previous_tokens_are_no_sinks() -> None:
     rng = np.random.default_rng(0)
     for kind in ("uniform", "previous"):
         texts = [trials.read_causal(planted.causal_maps(rng, kind)) for _ in range(8)]

@@ -50,8 +50,8 @@ _type_hints = cache(typing.get_type_hints)
 def providers() -> tuple[str, ...]:
     """Packages with a ``PROVIDES``: the rings that are there, and each folder of the outermost one.
 
-    ``PROVIDES`` maps a registry to the modules, separated by blanks, that register classes in it. A ring or an extra
-    whose folder was deleted provides nothing.
+    ``PROVIDES`` maps a registry to the modules, separated by blanks, that register classes in it.
+    A ring or an extra whose folder was deleted provides nothing.
     """
     found = [f"{PACKAGE}.{ring}" for ring in ("core", "lab")]
     found = [ring for ring in found if importlib.util.find_spec(ring)]

@@ -28,7 +28,8 @@ class View:
     """What the layers need to know of the columns that run."""
 
     cos_BW1D: Tensor
-    sin_BW1D: Tensor  # with the sign of the rotated half inside: −sin in the first half of D, sin in the second
+    sin_BW1D: Tensor
+    """With the sign of the rotated half inside: −sin in the first half of D, sin in the second."""
     mask_B1WK: Tensor | None
     """Additive, 0 or −∞, of one query where all see the same; None when nothing is hidden."""
     folded: Tensor | None = None  # the same for queries as `_attend` folds them

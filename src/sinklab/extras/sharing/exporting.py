@@ -35,44 +35,17 @@ CLASSES = {
 STRANGERS = ("_name_or_path", "auto_map", "custom_generate", "custom_pipelines")
 """Entries of a config that name places and code which are not in the folder."""
 KEPT = frozenset(
-    (
-        *(
-            "tokenizer_class",
-            "backend",
-            "model_max_length",
-            "padding_side",
-            "truncation_side",
-            "model_input_names",
-        ),
-        *(
-            "bos_token",
-            "eos_token",
-            "unk_token",
-            "sep_token",
-            "pad_token",
-            "cls_token",
-            "mask_token",
-        ),
-        *(
-            "additional_special_tokens",
-            "extra_special_tokens",
-            "model_specific_special_tokens",
-            "added_tokens_decoder",
-        ),
-        *(
-            "add_bos_token",
-            "add_eos_token",
-            "add_prefix_space",
-            "clean_up_tokenization_spaces",
-            "split_special_tokens",
-        ),
-        *("spaces_between_special_tokens", "legacy", "do_lower_case", "errors", "row_start"),
-    )
+    """
+    tokenizer_class backend model_max_length padding_side truncation_side model_input_names
+    bos_token eos_token unk_token sep_token pad_token cls_token mask_token
+    additional_special_tokens extra_special_tokens model_specific_special_tokens
+    added_tokens_decoder add_bos_token add_eos_token add_prefix_space
+    clean_up_tokenization_spaces split_special_tokens spaces_between_special_tokens legacy
+    do_lower_case errors row_start
+    """.split()
 )
-"""Settings of a tokenizer that an exported folder has. What a chat looks like is a file of its
-own.
-"""
-HEAD = """# {} of sinklab {}, written by `sinklab export`: its imports are siblings here, all else is as it was.
+"""Settings of a tokenizer that an exported folder has. A chat format is a file of its own."""
+HEAD = """# {} of sinklab {}, by `sinklab export`: its imports are siblings, all else is as it was.
 # Copyright of the sinklab contributors. SPDX-License-Identifier: MIT
 """
 MARKER = ".sinklab-export"
@@ -83,8 +56,8 @@ process.
 """
 TAIL = """
 
-# all files of this folder: transformers copies those that it finds in this form (which "from.errors" is not), here at
-# once; what has a name registers it
+# all files of this folder: transformers copies those that it finds in this form (which
+# "from.errors" is not), here at once; what has a name registers it
 {}
 
 # one file for both, also where transformers saves the model again

@@ -127,12 +127,8 @@ def load(
     base = settings.pop("base", None)
     refuse_unknown(settings)
     if name in adapters.PACKAGED:
-        others = {
-            "device_map": device_map,
-            "sink": sink,
-            "as_diffusion": as_diffusion or None,
-            **settings,
-        }
+        others = {"device_map": device_map, "sink": sink, **settings}
+        others["as_diffusion"] = as_diffusion or None
         others["tensor_parallel"] = None if tensor_parallel == 1 else tensor_parallel
         return _packaged_adapters(name, base, dtype, device, others)
     if base is not None:
@@ -156,29 +152,9 @@ def load(
         )
         masked.model.to(device_of_all)
         return replace(masked, revision=_commit(place, revision))
-    stored = (
-        raw["quantization_config"].get("quant_method", "unnamed")
-        if raw.get("quantization_config")
-        else ""
-    )
-    if tensor_parallel != 1 and (stored or dtype in ("int8", "int4")):
-        raise ValueError(
-            "quantised weights are not divided over processes; leave out tensor_parallel or "
-            f"{dtype=}"
-        )
+    stored = _stored_as(raw, dtype, tensor_parallel)
     kind = materialize.weight_type(dtype, raw, device_map)
-    weights: weightfiles.Weights | Path = place
-    if gguf_files.is_file(place):
-        tokenizer: PreTrainedTokenizerBase | None = gguf_files.read_tokenizer(place, name)
-        plan = replace(
-            plan,
-            notes=(*plan.notes, f"dequantised from {gguf_files.read_header(place, name).stored}"),
-        )
-    else:
-        if not stored:
-            weights = weightfiles.open_weights(place, name, allow_pickle)
-            plan = families.read(raw, name, weights.shapes)
-        tokenizer = tokens.read_tokenizer(place, plan, name)
+    plan, weights, tokenizer = _opened(place, plan, raw, name, allow_pickle)
     plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
     if gguf_files.is_file(place):
         weights = gguf_files.read_weights(place, name, plan.backbone, kind)
@@ -189,6 +165,34 @@ def load(
         stored, notes = str(dtype), (*notes, materialize.store(model, str(dtype), name))
     plan = replace(plan, notes=(*plan.notes, *notes))
     return replace(_assembled(model, plan, place, raw, name, tokenizer, revision), stored=stored)
+
+
+def _stored_as(raw: dict[str, Any], dtype: torch.dtype | str, tensor_parallel: int) -> str:
+    """How the weights of the files are quantised; empty where they are not."""
+    stored = ""
+    if raw.get("quantization_config"):
+        stored = raw["quantization_config"].get("quant_method", "unnamed")
+    if tensor_parallel != 1 and (stored or dtype in ("int8", "int4")):
+        raise ValueError(
+            "quantised weights are not divided over processes; leave out tensor_parallel or "
+            f"{dtype=}"
+        )
+    return stored
+
+
+def _opened(
+    place: Path, plan: CheckpointPlan, raw: dict[str, Any], name: str, allow_pickle: bool
+) -> tuple[CheckpointPlan, weightfiles.Weights | Path, PreTrainedTokenizerBase | None]:
+    """The plan, completed by what the weight files say; these files; and the tokenizer."""
+    if gguf_files.is_file(place):
+        note = f"dequantised from {gguf_files.read_header(place, name).stored}"
+        tokenizer = gguf_files.read_tokenizer(place, name)
+        return replace(plan, notes=(*plan.notes, note)), place, tokenizer
+    weights: weightfiles.Weights | Path = place
+    if not raw.get("quantization_config"):
+        weights = weightfiles.open_weights(place, name, allow_pickle)
+        plan = families.read(raw, name, weights.shapes)
+    return plan, weights, tokens.read_tokenizer(place, plan, name)
 
 
 def _masked_language_model(

@@ -102,13 +102,14 @@ class SMDM(Family):
         pickled = sorted(path.name for path in folder.glob("*.pth"))
         if not pickled:
             return ""
+        fixed = ", ".join(f"{field}={values[0]!r}" for field, values in self.represented.items())
         return (
             f"; for SMDM's {pickled[0]} write one beside it, a JSON object with the fields of the "
             "lit-gpt Config it "
             "was trained with: "
             f"{', '.join(['padded_vocab_size', *FORMATS['smdm']['fields'].values()])}, "
             "n_query_groups where key/value heads are shared, and, where they differ from "
-            f"{', '.join(f'{field}={values[0]!r}' for field, values in self.represented.items())}, these too"
+            f"{fixed}, these too"
         )
 
 

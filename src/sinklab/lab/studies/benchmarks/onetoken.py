@@ -273,9 +273,8 @@ def _command(table: PaperTable, repeats: Repeats, of_variant: str, column: str) 
             return f"sinklab train sft-gsm8k --init-from {model} --corpus gsm8k_aug/train.txt"
         model = str(repeats.tuned[0].run.path / "model")
     where = f"--data benchmarks --out runs/onetoken/{word.replace(' ', '-')}-{how}"
-    return " ".join(
-        f"sinklab eval --model {model} --tasks {COLUMNS[column]['tasks'][0]} {flags} {where}".split()
-    )
+    task = COLUMNS[column]["tasks"][0]
+    return " ".join(f"sinklab eval --model {model} --tasks {task} {flags} {where}".split())
 
 
 def onetoken_text(numbers: pd.DataFrame, table: int) -> pd.DataFrame:
