@@ -258,11 +258,11 @@ def test_a_model_is_sent_as_export_writes_it_with_its_owners_card(
     assert not any(b"secret" in content for content in it.files.values())
     folder = export(load(plain), tmp_path / "exported")
     (folder / "README.md").write_text("license: mit")
-    (folder / "registry.py").write_text("raise SystemExit")
+    (folder / "core_registry.py").write_text("raise SystemExit")
     (folder / "notes.txt").write_text("mine")
     assert main(["push", str(folder), "me/mine", "--yes"]) == 0
     assert it.files["README.md"] == b"license: mit" and "notes.txt" not in it.files
-    assert b"class Registry" in it.files["registry.py"]
+    assert b"class Registry" in it.files["core_registry.py"]
     assert "whatever the folder held" in capsys.readouterr().out
 
 

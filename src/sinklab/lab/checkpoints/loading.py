@@ -143,17 +143,16 @@ def load(
     raw = published.config_of(place, name)
     # an unknown architecture is refused before its weights are looked for
     plan = families.read(raw, name)
+    kind = materialize.weight_type(dtype, raw, device_map)
     if isinstance(plan.family, MaskedLanguageModel):
         changed = settings or as_diffusion or sink is not None or tensor_parallel != 1
         device_of_all = _one_device(device_map, plan, name, is_changed=bool(changed))
-        kind = materialize.weight_type(dtype, raw, device_map)
         masked = _masked_language_model(
             plan, raw, place, name, dtype=kind, allow_pickle=allow_pickle
         )
         masked.model.to(device_of_all)
         return replace(masked, revision=_commit(place, revision))
     stored = _stored_as(raw, dtype, tensor_parallel)
-    kind = materialize.weight_type(dtype, raw, device_map)
     plan, weights, tokenizer = _opened(place, plan, raw, name, allow_pickle)
     plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
     if gguf_files.is_file(place):
