@@ -60,7 +60,7 @@ MAY_IMPORT["lm_eval"] = {"lab.studies"}
 SHARED_BY_STUDIES = {"base", "processes", "request_cache", "twins"}
 DRAWERS = {"utils", "util", "common", "helpers", "misc"}
 # Room for plain code: packed lines cost the reader more than they saved (docs/decisions.md).
-CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 8_000, 39_500, 575, 60
+CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 8_300, 40_200, 575, 50
 FUNCTION_LINES, PARAMETERS = 90, 8
 FUNCTION_LINES_P90, PARAMETERS_P90 = 45, 4
 

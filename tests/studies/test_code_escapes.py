@@ -317,7 +317,8 @@ from sinklab.lab.studies.benchmarks.boundary import BOUNDARIES, HOOK, CodeLimits
 given, found = json.load(sys.stdin), {}
 patient = CodeLimits(seconds=given["patient"])
 for name, program in given["cheats"].items():
-    found[name] = run_program(program, patient, tests=given["tests"], name="square", within=HOOK).status
+    run = run_program(program, patient, tests=given["tests"], name="square", within=HOOK)
+    found[name] = run.status
 for name, program in given["escapes"].items():
     limits = CodeLimits(seconds=1.5) if name in ("sleeps", "turns") else patient
     program = f"OUTSIDE = {given['outside']!r}\\nimport os\\n{program}"

@@ -34,16 +34,14 @@ CLASSES = {
 }
 STRANGERS = ("_name_or_path", "auto_map", "custom_generate", "custom_pipelines")
 """Entries of a config that name places and code which are not in the folder."""
-KEPT = frozenset(
-    """
-    tokenizer_class backend model_max_length padding_side truncation_side model_input_names
-    bos_token eos_token unk_token sep_token pad_token cls_token mask_token
-    additional_special_tokens extra_special_tokens model_specific_special_tokens
-    added_tokens_decoder add_bos_token add_eos_token add_prefix_space
-    clean_up_tokenization_spaces split_special_tokens spaces_between_special_tokens legacy
-    do_lower_case errors row_start
-    """.split()
-)
+_KEPT = """
+tokenizer_class backend model_max_length padding_side truncation_side model_input_names bos_token
+eos_token unk_token sep_token pad_token cls_token mask_token additional_special_tokens
+extra_special_tokens model_specific_special_tokens added_tokens_decoder add_bos_token add_eos_token
+add_prefix_space clean_up_tokenization_spaces split_special_tokens spaces_between_special_tokens
+legacy do_lower_case errors row_start
+"""
+KEPT = frozenset(_KEPT.split())
 """Settings of a tokenizer that an exported folder has. A chat format is a file of its own."""
 HEAD = """# {} of sinklab {}, by `sinklab export`: its imports are siblings, all else is as it was.
 # Copyright of the sinklab contributors. SPDX-License-Identifier: MIT
