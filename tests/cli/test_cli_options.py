@@ -184,18 +184,18 @@ def test_serve_info_and_export_take_a_model_both_ways(
 def test_serve_takes_the_real_model_where_it_can_be_had(
     here: set[str], base: str | None, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from sinklab.extras.live import commands
     from sinklab.lab.checkpoints import gguf_files
-    from sinklab.lab.cli import models
 
     (tmp_path / "smollm2.gguf").touch()
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    for module in (gguf_files, models):
+    for module in (gguf_files, commands):
         monkeypatch.setattr(module, "find_spec", lambda name: spec if name in here else None)
     loaded: list[str] = []
     monkeypatch.setattr(Reading, "load", lambda reading, model: loaded.append(model))
     monkeypatch.setattr("sinklab.extras.live.serve", lambda *given, **how: None)
-    models.serve(reading=Reading(base=base))
-    models.serve("tiny", reading=Reading(base=base))
+    commands.serve(reading=Reading(base=base))
+    commands.serve("tiny", reading=Reading(base=base))
     assert loaded == [taken, "tiny"]
 
 

@@ -6,6 +6,7 @@ import zlib
 
 import numpy as np
 import pytest
+from noted import noted_again
 from simulated import REMOVALS, Simulation, simulate
 
 from sinklab.core.registry import interventions
@@ -208,6 +209,7 @@ def test_what_is_said_holds_for_every_sample(tmp_path, monkeypatch):
     write_arrays(
         run.path / "attention-0000.safetensors", arrays, run.dims("attention", part=0), dtypes
     )
+    run = noted_again(run, "attention-0000.safetensors")
     content = arrays_of(as_studies(run)[0])
     assert [sample["stride"] for sample in content["samples"]] == [1, 1]
     high = max(sample["scale"]["high"] for sample in content["samples"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from noted import noted_again
 from simulated import Simulation, simulate, whole_of
 
 from sinklab.core.sinks import Excess, Top, main_sink
@@ -33,7 +34,7 @@ def rewritten(run, change):
     }
     dims = run.dims("attention", part=0)
     write_arrays(run.path / "attention-0000.safetensors", arrays | change(arrays), dims, dtypes)
-    return run
+    return noted_again(run, "attention-0000.safetensors")
 
 
 def causal(arrays):

@@ -149,7 +149,8 @@ def test_a_run_without_twins_says_so(make, tmp_path):
         "RUN --resume --twin` "
         "runs both."
     )
-    assert f"<li>{said}</li></ul>" in text, "the last of the findings"
+    html = re.sub(r"`([^`]*)`", r"<code>\1</code>", said)
+    assert f"<li>{html}</li></ul>" in text, "the last of the findings"
     assert "Controls:" not in text and "Beside the controls" not in text
     why = say.told("twins", as_studies(beside(of("dear")))[0])
     assert why == [said.replace("old was run", "dear was run (it would take about 12 min)")]

