@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PATIENCE = 3600
+PATIENCE = 900
 """Seconds after which something that a test waits for does not come: more than the busiest machine
 needs.
 """

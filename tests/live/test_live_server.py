@@ -228,6 +228,9 @@ def test_a_text_is_written_and_a_sink_taken(client: TestClient) -> None:
         told = heard(page, "failed", "written")
         kinds = ["again", "again", "step", "step", "measuring", "measuring", "written"]
         assert [one["kind"] for one in told] == kinds
+        assert {one["request"] for one in told} == {3}, (
+            "by which a page knows late ones of another request"
+        )
         assert {"plain_loss", "edited_loss", "moved"} <= told[-1]["measured"].keys()
         page.send_text("{}")
         assert "asks one of" in heard(page, "failed")[-1]["text"]

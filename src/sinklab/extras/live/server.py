@@ -190,6 +190,8 @@ class Job:
     """One request of one page."""
 
     messages: Iterator[dict[str, Any]]
+    number: int = 1
+    """Of the requests of its page, from 1; every message bears it, so that late ones are known."""
     is_over: Event = field(default_factory=Event)
 
     def run(self, tell: Callable[[Job, dict[str, Any]], object]) -> None:
@@ -279,13 +281,14 @@ class Live:
         """
         await page.accept()
         loop, outbox = asyncio.get_running_loop(), Outbox()
-        live_text, job = self.live_text(), None
+        live_text, job, number = self.live_text(), None, 0
 
         def tell(by: Job, message: dict[str, Any]) -> None:
             # the thread of the model hands over and goes on; RuntimeError: the server has ended
             if not by.is_over.is_set():
                 with suppress(RuntimeError):
-                    loop.call_soon_threadsafe(outbox.put, by, json.dumps(message))
+                    numbered = {**message, "request": by.number}
+                    loop.call_soon_threadsafe(outbox.put, by, json.dumps(numbered))
 
         async def pass_on() -> None:
             with suppress(WebSocketDisconnect):
@@ -303,17 +306,15 @@ class Live:
                     break
                 if job is not None:
                     job.is_over.set()
-                job = self._begin(live_text, text, tell)
+                number += 1
+                job = self._begin(Job(_messages(live_text, text), number), tell)
         finally:
             sender.cancel()
             if job is not None:
                 job.is_over.set()
 
-    def _begin(
-        self, live_text: LiveText, text: str, tell: Callable[[Job, dict[str, Any]], None]
-    ) -> Job:
-        """Put what a page asks into the queue."""
-        job = Job(_messages(live_text, text))
+    def _begin(self, job: Job, tell: Callable[[Job, dict[str, Any]], None]) -> Job:
+        """Put the request of a page into the queue."""
         self._jobs = {one: future for one, future in self._jobs.items() if not future.done()}
         if any(not one.is_over.is_set() for one in self._jobs):
             tell(job, {"kind": "waiting"})

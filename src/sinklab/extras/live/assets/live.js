@@ -7,7 +7,7 @@ const OFTEN = 400;
 const ATTEMPTS = [1, 2, 4, 8, 16, 30];
 const TOO_SLOW = 1013;
 // Seconds from which on a page says how long something has taken.
-const LONG = 3;
+const TEDIOUS = 3;
 
 /** A pass that grows: a sample whose arrays take each step as it comes. */
 class Growing extends Sample {
@@ -91,9 +91,11 @@ const live = {
   busy: false,
   drawn: 0,
   attempts: 0,
+  asked: 0,
   since: 0,
 
   connect() {
+    this.asked = 0;
     this.socket = new WebSocket(`ws://${location.host}/socket`);
     this.socket.addEventListener("message", (event) => this.hear(JSON.parse(event.data)));
     this.socket.addEventListener("close", (event) => this.lose(event));
@@ -109,6 +111,8 @@ const live = {
   },
 
   hear(told) {
+    // What comes of a request that was given up, and was on its way.
+    if (told.request && told.request !== this.asked) return;
     const far = (words) => () => this.far(words, told);
     const measuring = far(told.pass === "plain" ? "loss without the edit" : "loss with the edit");
     const does = { model: this.begin, waiting: () => this.state("waiting for another page"), again: far("steps before, again"), step: this.step, measuring, written: this.written, failed: () => this.fail(told.text) };
@@ -130,6 +134,7 @@ const live = {
 
   ask(what, given = {}) {
     by("failed").hidden = true;
+    this.asked += 1;
     this.socket.send(JSON.stringify({ ask: what, ...given }));
   },
 
@@ -152,7 +157,7 @@ const live = {
   /** How long it takes, where it takes long. */
   tick() {
     const seconds = Math.floor((performance.now() - this.since) / 1000);
-    by("seconds").textContent = this.busy && seconds >= LONG ? `${seconds} s` : "";
+    by("seconds").textContent = this.busy && seconds >= TEDIOUS ? `${seconds} s` : "";
   },
 
   far(words, { step, total }) {
