@@ -1,0 +1,87 @@
+"""The inner rings without the outer ones: every module imports, and nothing deleted is named."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "sinklab"
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+import sinklab
+
+assert sinklab.__file__.startswith(sys.argv[1]), sinklab.__file__
+seen = []
+for ring in sys.argv[2:]:
+    package = importlib.import_module(f"sinklab.{ring}")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        # a driver of another process and the model of lm-eval, which is not needed otherwise
+        if not module.name.endswith(("code_driver", "harness_model", "code_escapes")):
+            importlib.import_module(module.name)
+            seen.append(module.name)
+print(len(seen))
+"""
+REGISTERED = """
+from sinklab.core import registry
+
+groups = [name for name, value in vars(registry).items() if isinstance(value, registry.Registry)]
+print(*(kind.__module__ for name in groups for kind in getattr(registry, name).values()))
+"""
+TRACED = """
+import torch
+from transformers import LlamaConfig, LlamaModel
+import sinklab
+
+sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+model = LlamaModel(LlamaConfig(vocab_size=50, num_attention_heads=4, **sizes))
+with sinklab.intervene(model, "lone_rows:rows=0"), sinklab.trace(model) as recording:
+    model(torch.arange(20)[None])
+print(*recording.received[0].shape)
+"""
+
+
+def without(folder: Path, *rings: str) -> Path:
+    """A copy of the package that lacks these rings."""
+    shutil.copytree(
+        SOURCE, folder / "sinklab", ignore=shutil.ignore_patterns("__pycache__", "packaged")
+    )
+    for ring in rings:
+        shutil.rmtree(folder / "sinklab" / ring)
+    return folder
+
+
+def ran(folder: Path, program: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(
+        command, env={"PYTHONPATH": str(folder)}, cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_core_and_lab_do_without_the_extras(tmp_path: Path) -> None:
+    folder = without(tmp_path, "extras")
+    assert int(ran(folder, IMPORT_ALL, str(folder), "core", "lab")) > 150
+    homes = set(ran(folder, REGISTERED).split())
+    assert homes and not [home for home in homes if ".extras." in home]
+    told = subprocess.run(
+        [sys.executable, "-m", "sinklab", "--help"],
+        env={"PYTHONPATH": str(folder)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert told.returncode == 0 and "trace" in told.stdout
+    assert not [name for name in ("serve", "push", "referee", "backcopy") if name in told.stdout]
+
+
+@pytest.mark.slow
+def test_the_core_does_without_the_lab(tmp_path: Path) -> None:
+    folder = without(tmp_path, "extras", "lab")
+    assert int(ran(folder, IMPORT_ALL, str(folder), "core")) > 40
+    homes = set(ran(folder, REGISTERED).split())
+    assert homes and all(home.startswith("sinklab.core.") for home in homes)
+    assert ran(folder, TRACED).split() == ["1", "2", "4", "20"]
