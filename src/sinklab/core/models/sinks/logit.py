@@ -22,7 +22,7 @@ class LogitSink(Sink):
     Σ_k exp(s_ik)).
 
     A key and a value of zero with b added to the scores; equal to the output without it times
-    sigmoid(lse − b), where lse is the log-sum-exp of the query's scores
+    sigmoid(lse − b), with lse the log-sum-exp of the query's scores
     (:func:`sinklab.core.attention.with_sink_logits`).
     """
 
