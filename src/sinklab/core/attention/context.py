@@ -32,7 +32,7 @@ _blocks: tuple[frozenset[int], ...] = ()
 
 
 def module_of(given: Any) -> Any:
-    """The model: ``as_module()`` of a wrapper such as `sinklab.load` returns, else `given` itself."""
+    """The model: ``as_module()`` of a wrapper such as `sinklab.load` returns, else `given`."""
     return given.as_module() if hasattr(given, "as_module") else given
 
 

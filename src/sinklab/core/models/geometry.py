@@ -170,7 +170,7 @@ class KeyValueStore:
         return keys[:, :, :seen], values[:, :, :seen]
 
     def held(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer as they are held now. Raises ValueError if there are none."""
+        """Keys and values of one layer as they held now. Raises ValueError if there are none."""
         keys, values = self._keys[layer], self._values[layer]
         if keys is None or values is None:
             raise ValueError(

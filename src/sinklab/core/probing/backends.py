@@ -159,7 +159,7 @@ def attended(
     module: int,
     base: str,
 ) -> None:
-    """Show a call that compiled code made: queries, keys and values, and the output, (B, Q, H, D)."""
+    """Show a call that compiled code made: queries, keys and values, and output, (B, Q, H, D)."""
     given = dict(zip(NAMES, factors, strict=False)) | {
         "attn_mask": attn_mask,
         "scale": scale,
@@ -339,7 +339,7 @@ def within(
 
 
 def _remedy(model: nn.Module, behind: str) -> str:
-    """Advice to set SDPA, and what then; or that this changes nothing."""
+    """Advice to set SDPA with its consequence; or the news that this changes nothing."""
     if lacking := lacks_sdpa(model):
         return (
             f"{lacking} has an attention of its own in transformers, and no SDPA that could be "
@@ -350,7 +350,7 @@ def _remedy(model: nn.Module, behind: str) -> str:
 
 
 def no_call_message(model: nn.Module, forwards: int) -> str:
-    """Message that says why nothing was seen, and what to set."""
+    """Message that tells why nothing was seen, and the setting to change."""
     if forwards == 0:
         return (
             "nothing to read: the model was not run inside the block; call it there (or the "

@@ -196,7 +196,7 @@ class AttentionCall:
         )
 
     def heard(self, attention: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        """Make this call by these arguments, and keep the log-sum-exp of its rows from the kernel."""
+        """Make this call by these arguments, and keep the log-sum-exp of its rows."""
         out, logsumexp = attend_and_hear(attention, args, kwargs)
         self.hear(logsumexp)
         return out

@@ -119,8 +119,8 @@ class Dose:
         return {name: getattr(self, name) for name in DOSE_COLUMNS}
 
     def __str__(self) -> str:
-        """As it stands beside a score: 1.00 keys a head (48 % sinks), held 4.8 % of the attention,
-        3.4 % removed.
+        """Text that stands beside a score: 1.00 keys a head (48 % sinks), held 4.8 % of the
+        attention, 3.4 % removed.
         """
         if not self.weight:
             return "nothing hidden"

@@ -1,5 +1,5 @@
-"""Which proposals are committed first: every rule gives each candidate a score, and the highest go
-first.
+"""Order in which proposals are committed: every rule gives each candidate a score, and the highest
+go first.
 """
 
 import math
@@ -23,12 +23,12 @@ from sinklab.core.sampling.tokens import TokenSampling, proposals, required, sha
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The candidates of one evaluation. What costs a pass over the vocabulary is computed on first
-    use.
+    """The candidates of one evaluation. Quantities that cost a pass over the vocabulary are
+    computed on first use.
     """
 
     logits_MV: Tensor
-    """As the denoiser gave them, [MASK] included."""
+    """Logits as the denoiser gave them, [MASK] included."""
     sampling: TokenSampling
     """Temperature, top-p and top-k."""
     mask_id: int
@@ -42,8 +42,8 @@ class Candidates:
 
     @cached_property
     def shaped_MV(self) -> Tensor:
-        """Logits after temperature, top-p and top-k, float32 or better; -inf where a token was cut
-        away.
+        """Logits after temperature, top-p and top-k, float32 or better; -inf for a token that was
+        cut.
         """
         return shaped(
             self.logits_MV.to(torch.promote_types(self.logits_MV.dtype, torch.float32)),
@@ -64,7 +64,7 @@ class Candidates:
 
     @cached_property
     def drawn(self) -> tuple[Tensor, Tensor]:
-        """What each proposal was chosen by (NaN where logits are NaN), and the proposals."""
+        """Values that each proposal was chosen by (NaN if logits are NaN), and the proposals."""
         cut_MV = self.shaped_MV if self.sampling.temperature > 0 and self.sampling.cuts else None
         return proposals(self.logits_MV, cut_MV, self.sampling, self.mask_id, self.generator)
 
@@ -91,11 +91,11 @@ class Candidates:
 class UnmaskingRule(Protocol):
     """Scores the candidates of a step. A plain function of the same signature is a rule too.
 
-    Optional attributes: `measure` says what the scores are ("probability", "margin", "entropy",
+    Optional attributes: `measure` names the kind of scores ("probability", "margin", "entropy",
     "order", "chance"), so that a schedule that reads them can refuse others; `alg_temp`, above 0,
     draws the positions; `reads_shaped` says that top-p and top-k change the scores;
     `needs_generator`, that the rule draws (checked before the first step, as `alg_temp` is);
-    `start(open_BS, generator)` returns the rule to use for one run, for what is drawn in advance.
+    `start(open_BS, generator)` returns the rule to use for one run, for draws made in advance.
     """
 
     def __call__(self, candidates: Candidates) -> Tensor:
@@ -118,8 +118,8 @@ class _Confidence(Checked):
 @unmasking_rules.register("low_confidence")
 @dataclass(frozen=True)
 class LowConfidence(_Confidence):
-    """Commit where the softmax probability of the proposed token is highest (LLaDA's
-    `low_confidence` remasking).
+    """Commit the proposed tokens of highest softmax probability first (LLaDA's `low_confidence`
+    remasking).
 
     The probability is taken at temperature 1 and without top-p and top-k, in float32 or better.
     """
@@ -149,7 +149,7 @@ class LowConfidence(_Confidence):
 @unmasking_rules.register("maskgit_plus")
 @dataclass(frozen=True)
 class MaskgitPlus(_Confidence):
-    """Commit where the proposed token is most probable after temperature, top-p and top-k (Dream's
+    """Commit the proposed tokens most probable after temperature, top-p and top-k first (Dream's
     `maskgit_plus`).
     """
 
@@ -160,8 +160,9 @@ class MaskgitPlus(_Confidence):
 @unmasking_rules.register("topk_margin")
 @dataclass(frozen=True)
 class TopkMargin(_Confidence):
-    """Commit where the best token is furthest ahead of the second, p1 - p2 after temperature, top-p
-    and top-k (Dream's `topk_margin`). Neither need be the proposed token when that is drawn.
+    """Commit the positions of greatest margin first: p1 - p2 of the best token and the second,
+    after temperature, top-p and top-k (Dream's `topk_margin`). Neither need be the proposed token
+    when that is drawn.
     """
 
     measure: ClassVar[str] = "margin"
@@ -177,7 +178,7 @@ class TopkMargin(_Confidence):
 @unmasking_rules.register("entropy")
 @dataclass(frozen=True)
 class Entropy(_Confidence):
-    """Commit where the distribution has least entropy (Dream's `entropy`); the score is Σ p log(p +
+    """Commit the positions of least entropy first (Dream's `entropy`); the score is Σ p log(p +
     1e-10) in nats, after temperature, top-p and top-k.
     """
 

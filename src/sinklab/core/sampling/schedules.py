@@ -45,10 +45,10 @@ def split_steps(sizes: Sequence[int], steps: int | None, *, surplus: bool = Fals
     """Share `steps` out to blocks of these sizes: evenly, remainder to the first, never more than a
     block holds.
 
-    What a short block cannot use goes to the others by the same rule, so that every step commits
-    something. `steps=None` gives one step per position. With `surplus` there may be more steps than
-    positions, and a block may get more than it holds. Raises ValueError when a block would get no
-    step, or (without `surplus`) a step no position.
+    Steps that a short block cannot use go to the others by the same rule, so that every step
+    commits something. `steps=None` gives one step per position. With `surplus` there may be more
+    steps than positions, and a block may get more than it holds. Raises ValueError when a block
+    would get no step, or (without `surplus`) a step no position.
     """
     if steps is None:
         return list(sizes)
@@ -79,20 +79,21 @@ Count = Callable[[Tensor, Tensor, int], Tensor]
 first) of a block.
 
 ordered_BC: scores in descending order, -inf beyond the row's candidates. candidates_BC: bool, the
-candidates, not in that order. More than a row has left is cut to what it has."""
+candidates, not in that order. More than a row has left is cut to the rest.
+"""
 
 
 @dataclass(frozen=True)
 class Unread:
     """A count that reads no scores and of the candidates no more than how many there are: the loop
-    takes it twice, on the device for the commit and on the CPU to know what is left. Made by a
+    takes it twice, on the device for the commit and on the CPU to know the number left. Made by a
     schedule's `start`.
     """
 
     of: Count
 
     def __call__(self, ordered_BC: Tensor, candidates_BC: Tensor, evaluation: int) -> Tensor:
-        """What `of` says."""
+        """Call `of`."""
         return self.of(ordered_BC, candidates_BC, evaluation)
 
 
@@ -133,7 +134,7 @@ class Schedule(Protocol):
         """The counts of one block, with `size_B` open positions in each row, in at most
         `evaluations`.
 
-        Where `pooled` is set, counts are taken and given as if the batch were one row.
+        If `pooled` is set, counts are taken and given as if the batch were one row.
         """
 
 
@@ -165,7 +166,7 @@ class EvenQuota:
     fixed: ClassVar[bool] = True
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """One token per step where `steps` is left out, else `steps` divided evenly."""
+        """One token per step if `steps` is left out, else `steps` divided evenly."""
         return split_steps(sizes, steps)
 
     def check_rule(self, rule: UnmaskingRule) -> None:
@@ -201,7 +202,7 @@ class Timed(Checked):
     allows_surplus_steps: ClassVar[bool] = True
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """As many steps as positions where `steps` is left out."""
+        """One step per position if `steps` is left out; also more steps than positions."""
         return split_steps(sizes, steps, surplus=True)
 
     def check_rule(self, rule: UnmaskingRule) -> None:

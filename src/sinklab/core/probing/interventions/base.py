@@ -1,5 +1,5 @@
-"""What every intervention shares: where it applies, which forward it is, and what goes into the
-log.
+"""Common parts of every intervention: the place it applies, the number of the forward, and the
+entries of the log.
 """
 
 # B batch, L layers, H query heads (those edited), S keys, M keys taken away
@@ -32,14 +32,14 @@ from sinklab.core.registry import interventions
 
 @dataclass(frozen=True)
 class CallSite:
-    """Where and when a call is edited."""
+    """Place and time at which a call is edited."""
 
     heads: list[int]
     """The query heads to edit, rising."""
     prefix: int
     """The model's own sink columns, which stand in front of the keys."""
     step: int
-    """Of the sequence, from 0."""
+    """Step of the sequence, from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +75,10 @@ class LayerIntervention(Checked):
         object.__setattr__(self, "heads", chosen("heads", self.heads))
 
     def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
-        """The call to make in its place (`dataclasses.replace`): the same one where nothing is to
+        """The call to make in its place (`dataclasses.replace`): the same one if nothing is to
         change.
 
-        What is changed in `site.heads` alone is up to the subclass.
+        The subclass has to restrict its changes to `site.heads` itself.
         """
         raise NotImplementedError
 
@@ -89,38 +89,36 @@ class LayerIntervention(Checked):
 
 @dataclass(frozen=True)
 class Effect:
-    """What was taken away in one layer, over the heads that are edited; NaN where it was not
-    measured.
-    """
+    """Keys removed in one layer, over the heads that are edited; NaN if it was not measured."""
 
     heads: list[int]
     columns_BHM: Tensor
     gone_BHS: Tensor
     numbers: dict[str, Tensor]
-    """By name, as in `RemovalRecord` ("mass" for `mass_BLH`), each (B, H); what is not there is not
-    known.
+    """Measures by name, as in `RemovalRecord` ("mass" for `mass_BLH`), each (B, H); those absent
+    are not known.
     """
 
 
 @dataclass
 class Forward:
-    """What an edit does in one forward, by layer."""
+    """Effects of an edit in one forward, by layer."""
 
     slot: int = 0
     """Its place within the step: guidance runs two forwards, each with its own past."""
     step: int = 0
     effects: dict[str, Effect] = field(default_factory=dict)
     taken: dict[str, Any] = field(default_factory=dict)
-    """Of an edit that takes keys away: which, None where none."""
+    """For an edit that removes keys: the keys, None if none."""
     chosen: dict[str, Any] = field(default_factory=dict)
-    """Of an edit that chooses keys ahead: those for a later forward, or what they are to be chosen
-    from.
+    """For an edit that chooses keys ahead: the keys for a later forward, or the scores to choose
+    them from.
     """
 
 
 class InterventionHandler(Listener):
-    """Carries one intervention out: which forward it is, what becomes of a call (`apply`), and what
-    goes into the log.
+    """Carries one intervention out: it counts the forwards, edits each call (`apply`), and writes
+    the log.
 
     It calls the intervention's `edit`, unless a subclass overrides `apply`.
     """
@@ -128,7 +126,7 @@ class InterventionHandler(Listener):
     def __init__(
         self, options: Any, log: InterventionLog, forwards_per_step: int, logged_as: object = None
     ) -> None:
-        """`logged_as`: the intervention that was given, where it is carried out as another one."""
+        """`logged_as`: the intervention that was given, if it is carried out as another one."""
         self.options, self.log, self.period = options, log, forwards_per_step
         self.given = options if logged_as is None else logged_as
         name = interventions.name_of(self.given)
@@ -142,8 +140,8 @@ class InterventionHandler(Listener):
         self.reset()
 
     def reset(self, *, run_begins: bool = False) -> None:
-        """Forget what was chosen and seen. `run_begins`: since a denoising run begins, not since
-        the user says so.
+        """Forget every selection and observation. `run_begins`: because a denoising run begins, not
+        at the request of the user.
         """
         self.previous: dict[int, Forward] = {}
         """The last finished forward, by slot."""
@@ -156,8 +154,8 @@ class InterventionHandler(Listener):
         self._doubts: list[tuple[Tensor, Callable[[], None]]] = []
 
     def doubt(self, wrong: Tensor, check: Callable[[], None]) -> None:
-        """`check` raises where the flag is set: now, or with the log at the end of the forward
-        where reads wait.
+        """Have `check` raise if the flag is set: now, or with the log at the end of the forward if
+        reads wait.
         """
         if self.is_open and reads_wait(wrong.device):
             self._doubts.append((wrong, check))
@@ -196,7 +194,7 @@ class InterventionHandler(Listener):
         return edited
 
     def site_of(self, call: AttentionCall) -> CallSite | None:
-        """Where and when this call is edited; None where its layer is not.
+        """Place and time of the edit of this call; None if its layer is not edited.
 
         Raises ValueError for a head that is not there, and for a negative number before layers can
         be counted.
@@ -232,7 +230,7 @@ class InterventionHandler(Listener):
         effect.numbers.update(strongest=strongest.values, strongest_at=strongest.indices)
 
     def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
-        """The edited call and what it lost; None where nothing was to be done."""
+        """The edited call and its effect; None if nothing was to be done."""
         edited = self.options.edit(call, site)
         if not isinstance(edited, AttentionCall):
             raise ValueError(
@@ -273,7 +271,7 @@ class InterventionHandler(Listener):
         self.count += 1
 
     def why_idle(self) -> tuple[str, str]:
-        """Why no forward was one to act in, and what to do about it."""
+        """Why no forward was one to act in, and the remedy."""
         return (
             "its layers made no attention call outside log.probing()",
             "run the model there as well",
@@ -347,8 +345,8 @@ def _of_each_head(queries_B1: Tensor | int) -> Tensor | int:
 
 
 def _jaccard(now: Effect, before: Effect | None) -> Tensor:
-    """Of the keys that were gone in either step, the share gone in both; NaN where none was, or no
-    step before.
+    """Share removed in both steps among the keys that were removed in either; NaN if none was, or
+    no step before.
     """
     if before is None:
         return torch.full(now.columns_BHM.shape[:2], math.nan, device=now.columns_BHM.device)

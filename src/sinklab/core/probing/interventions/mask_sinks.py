@@ -34,39 +34,39 @@ class MaskSinks(KeyIntervention):
     """Remove sinks per (batch row, layer, query head): the top k, those that a rule calls sinks, or
     the top k of these.
 
-    Raises ValueError where neither k nor a rule is given, and for values outside those listed.
+    Raises ValueError if neither k nor a rule is given, and for values outside those listed.
     """
 
     k: int | None = None
     """Number of keys to remove; fewer than there are keys that are not padding. Without a rule the
     k that receive most, sinks or not; with one at most k, and None for all that the rule names."""
     epsilon: float | None = None
-    """The same as rule=Excess(epsilon): every key with a_j > 1 + epsilon (S-1)/S (Eq. 3 in
-    sums).
-    """
+    """Short for rule=Excess(epsilon): every key with a_j > 1 + epsilon (S-1)/S (Eq. 3 in sums)."""
     _: KW_ONLY
     rule: Rule | None = of(rules, None)  # noqa: RUF009
-    """What is a sink: `Excess(3.0)`, or any other registered rule. Where a cache lets only some
+    """Rule for sinks: `Excess(3.0)`, or any other registered rule. If a cache lets only some
     queries run, a_j is scaled by positions / queries that ran, so that an even share is 1 in every
     forward.
     """
     source: str | None = limited(None, one_of=SOURCES)
-    """When keys are chosen: "closed_loop", "clean_pass", "carried" or "now"; see `KeyIntervention`.
-    None: "clean_pass" where a whole text is scored, else "closed_loop"."""
+    """Time at which keys are chosen: "closed_loop", "clean_pass", "carried" or "now"; see
+    `KeyIntervention`. None: "clean_pass" if a whole text is scored, else "closed_loop".
+    """
     control: str = limited("sinks", one_of=CONTROLS)
-    """"sinks": those. "random", "recent", "lowest": as many keys that are not among them (nor sinks
-    by the rule, where one is given), drawn, the last ones, or those that received least (a masked
-    key receives nothing: in a closed loop these stay the same from then on). "equal_mass": keys
-    that are no sinks and together hold what the chosen ones hold, within 10 %, the greatest first;
-    a head where there are none such loses nothing.
+    """Keys to remove, "sinks" or a control: "random", "recent" and "lowest" are as many keys that
+    are not among the sinks (nor sinks by the rule, if one is given), drawn, the last ones, or those
+    that received least (a blocked key receives nothing: in a closed loop these stay the same from
+    then on). "equal_mass": keys that are no sinks and together hold as much as the chosen ones,
+    within 10 %, the greatest first; a head without such keys loses nothing.
     """
     matched: bool = False
     """Leave out the heads that have no control of equal mass: the arm to compare
     control="equal_mass" with.
     """
     counted_by: Rule | None = of(rules, None)  # noqa: RUF009
-    """Without a rule: by which one the log counts sinks among the keys that were taken, and the
-    control of equal mass knows what is none; None is Excess(3.0)."""
+    """Without a rule: the one by which the log counts sinks among the removed keys, and the control
+    of equal mass excludes sinks; None is Excess(3.0).
+    """
     seed: int = 0
     """Seed of the random control."""
     spare_prefix: bool = False
@@ -135,8 +135,7 @@ class MaskSinks(KeyIntervention):
         return self.control == "random"
 
     def read_once(self, *, is_causal: bool) -> MaskSinks:
-        """As it is carried out where a whole text is read at once: chosen in a clean pass, where no
-        source is named.
+        """The edit for a whole text read at once: chosen in a clean pass, if no source is named.
 
         `is_causal`: by the attention of all queries, as the last row of a whole text says nothing
         of those before it. Raises ValueError for a source that needs steps.
@@ -151,7 +150,7 @@ class MaskSinks(KeyIntervention):
         return replace(self, source=self.source or "clean_pass", selector=selector)
 
     def without_steps(self) -> MaskSinks:
-        """The same with no source over steps named, for protocols where there are none."""
+        """This edit with no source over steps named, for protocols without steps."""
         limit, over = (
             self.limit if self.removal == "evict" else None,
             self.source in ("closed_loop", "carried"),
@@ -159,12 +158,12 @@ class MaskSinks(KeyIntervention):
         return replace(self, source=None, limit=limit) if over else self
 
     def select(self, keys: KeyScores) -> Tensor:
-        """Columns (B, H, M) by falling score. Raises ValueError where too few keys would stay."""
+        """Columns (B, H, M) by falling score. Raises ValueError if too few keys would stay."""
         return self.chosen(keys)[0]
 
     def chosen(self, keys: KeyScores) -> tuple[Tensor, Tensor | None]:
-        """The same, and which heads (B, H) have a control of equal mass; NaN where there is nothing
-        to match.
+        """Columns as `select` gives them, and flags (B, H) of heads with a control of equal mass;
+        NaN if there is nothing to match.
         """
         score_BHS = keys.received_BHS
         score_BHS = score_BHS.mean(1, keepdim=True) if self.shared == "layer" else score_BHS
@@ -235,7 +234,7 @@ class MaskSinks(KeyIntervention):
         return columns_BHM.masked_fill(~found_BH.unsqueeze(-1), -1), matched_BH
 
     def _order(self, keys: KeyScores, score_BHS: Tensor) -> Tensor:
-        """What a control ranks keys by, highest first."""
+        """Scores by which a control ranks keys, highest first."""
         if self.control == "random":
             return keys.draw(score_BHS.shape).to(score_BHS.device, non_blocking=True)
         if self.control == "lowest":
@@ -288,7 +287,7 @@ class MaskSinks(KeyIntervention):
 
 
 TOLERANCE = 0.1
-"""How far the mass of a control may be from what it stands for, as a share of it."""
+"""Greatest distance of a control's mass from the mass it stands for, as a share of the latter."""
 LOOK = 16
 """Keys that are tried between two looks whether all heads have their control."""
 
@@ -298,7 +297,7 @@ def equal_mass(score_BHS: Tensor, wanted_BH: Tensor, free_BHS: Tensor) -> tuple[
     heads that have them.
 
     Greedy: from the greatest on, each key that does not take the sum above the tolerance, until it
-    is within. A head that does not come so far has none; so has one where nothing is wanted.
+    is within. A head that does not come so far has none, nor has one for which nothing is wanted.
     """
     order_BHS = score_BHS.masked_fill(~free_BHS, -torch.inf).argsort(
         dim=-1, descending=True, stable=True
