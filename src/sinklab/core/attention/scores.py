@@ -171,7 +171,7 @@ def allowed(mask: Tensor) -> Tensor:
 
 
 def doubtful(mask: Tensor) -> Tensor:
-    """Whether an additive mask could hide keys or bias them, a flag on its device (nothing waits
+    """Whether an additive mask could block keys or bias them, a flag on its device (nothing waits
     for it).
 
     It falls by 50 or more from a key to the next, to -100 or less, and has other values beside 0

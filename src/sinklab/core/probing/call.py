@@ -285,7 +285,7 @@ def _hiding(
     is_causal: bool,
     device: torch.device,
 ) -> Tensor:
-    """The mask of (queries, keys) with so many hidden keys in front, kept for a forward."""
+    """The mask of (queries, keys) with this many blocked keys in front, kept for a forward."""
     key = ("dropped", dropped, id(mask), *shape, is_causal)
     if key not in known:
         wide = mask

@@ -1,5 +1,5 @@
-"""The dose of an intervention: the attention it really took away, to stand beside every score
-measured under it.
+"""The dose of an intervention: the keys and the attention it really removed, to stand beside every
+score measured under it.
 """
 
 # B batch, L layers, H query heads, E entries (layers and heads)

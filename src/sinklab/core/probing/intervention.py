@@ -57,7 +57,7 @@ class RemovalRecord:
     `realised_BLH`.
     """
     removed_BLH: Tensor = field(repr=False)
-    """Number of keys taken away; for a window the mean over queries."""
+    """Number of keys removed; for a window the mean over queries."""
     chosen_BLH: Tensor = field(repr=False)
     """Number of keys newly chosen; NaN if attention did not choose, as for `mass_BLH`."""
     sinks_BLH: Tensor = field(repr=False)

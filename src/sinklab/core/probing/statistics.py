@@ -155,8 +155,9 @@ class ReceivedByState(Statistic):
 @statistics.register("received_from_masked")
 @dataclass(frozen=True)
 class ReceivedFromMasked(Statistic, Checked):
-    """Attention every key receives from masked queries alone, which decide the tokens: as if all
-    queries were masked.
+    """Attention every key receives from masked queries alone, as if all queries were masked.
+
+    This attention decides the tokens.
 
     The mean weight that the masked queries which see the key give it, times the queries that see
     it: an even share is the same as in "received", and a rule may read it in its place
@@ -186,8 +187,9 @@ class ReceivedFromMasked(Statistic, Checked):
 
 @statistics.register("received_by_window")
 class ReceivedByWindow(Statistic):
-    """The column sums of the queries of a forward, `WINDOW` after another: of disjoint parts of an
-    autoregressive text.
+    """The column sums of successive windows of `WINDOW` queries of a forward.
+
+    The windows are disjoint parts of an autoregressive text.
 
     Padding does not count: the first window begins with the first real query.
     """
@@ -212,8 +214,9 @@ class ReceivedByWindow(Statistic):
 
 @statistics.register("last_row")
 class LastRow(Statistic):
-    """The attention row of the last real query: the one an autoregressive model chooses its next
-    token from.
+    """The attention row of the last real query.
+
+    An autoregressive model chooses its next token from it.
     """
 
     axes = KEYS
@@ -225,8 +228,9 @@ class LastRow(Statistic):
 
 @statistics.register("value_norm")
 class ValueNorm(Statistic):
-    """The norm of every token's value vector, averaged over all heads; NaN if a cache has dropped
-    it.
+    """The norm of every token's value vector, averaged over all heads.
+
+    NaN if a cache has dropped it.
     """
 
     axes = ("batch", "layer", "key")
@@ -290,8 +294,9 @@ class NoopBound(Statistic):
 @statistics.register("massive_activations")
 @dataclass(frozen=True)
 class MassiveActivations(Statistic, Checked):
-    """The greatest magnitudes in the hidden states after each decoder layer (arXiv 2402.17762,
-    2603.05498), by row.
+    """The greatest magnitudes in the hidden states after each decoder layer, by row.
+
+    Sources: arXiv 2402.17762 and 2603.05498.
 
     Along the axis "number": the value itself with its sign, its channel, its canvas position
     (padding counted, sink columns not), and the ratio of its magnitude to the median magnitude

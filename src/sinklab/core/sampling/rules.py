@@ -118,10 +118,10 @@ class _Confidence(Checked):
 @unmasking_rules.register("low_confidence")
 @dataclass(frozen=True)
 class LowConfidence(_Confidence):
-    """Commit the proposed tokens of highest softmax probability first (LLaDA's `low_confidence`
-    remasking).
+    """Commit the most probable proposals first (LLaDA's `low_confidence` remasking).
 
-    The probability is taken at temperature 1 and without top-p and top-k, in float32 or better.
+    The probability is the softmax probability, taken at temperature 1 and without top-p and top-k,
+    in float32 or better.
     """
 
     defer_ids: tuple[int, ...] = ()
@@ -149,8 +149,9 @@ class LowConfidence(_Confidence):
 @unmasking_rules.register("maskgit_plus")
 @dataclass(frozen=True)
 class MaskgitPlus(_Confidence):
-    """Commit the proposed tokens most probable after temperature, top-p and top-k first (Dream's
-    `maskgit_plus`).
+    """Commit the proposals most probable after sampling cuts first (Dream's `maskgit_plus`).
+
+    The probability is taken after temperature, top-p and top-k.
     """
 
     def __call__(self, candidates: Candidates) -> Tensor:
@@ -160,9 +161,10 @@ class MaskgitPlus(_Confidence):
 @unmasking_rules.register("topk_margin")
 @dataclass(frozen=True)
 class TopkMargin(_Confidence):
-    """Commit the positions of greatest margin first: p1 - p2 of the best token and the second,
-    after temperature, top-p and top-k (Dream's `topk_margin`). Neither need be the proposed token
-    when that is drawn.
+    """Commit the positions of greatest margin p1 - p2 first (Dream's `topk_margin`).
+
+    The margin is that of the best token over the second, after temperature, top-p and top-k.
+    Neither need be the proposed token when that is drawn.
     """
 
     measure: ClassVar[str] = "margin"
@@ -178,8 +180,9 @@ class TopkMargin(_Confidence):
 @unmasking_rules.register("entropy")
 @dataclass(frozen=True)
 class Entropy(_Confidence):
-    """Commit the positions of least entropy first (Dream's `entropy`); the score is Σ p log(p +
-    1e-10) in nats, after temperature, top-p and top-k.
+    """Commit the positions of least entropy first (Dream's `entropy`).
+
+    The score is Σ p log(p + 1e-10) in nats, after temperature, top-p and top-k.
     """
 
     measure: ClassVar[str] = "entropy"
@@ -192,8 +195,9 @@ class Entropy(_Confidence):
 @unmasking_rules.register("random")
 @dataclass(frozen=True)
 class RandomOrder:
-    """Commit in an order drawn anew at every step (LLaDA's `random` remasking). Needs a
-    generator.
+    """Commit in an order drawn anew at every step (LLaDA's `random` remasking).
+
+    Needs a generator.
     """
 
     measure: ClassVar[str] = "order"
@@ -210,6 +214,7 @@ class RandomOrder:
 @dataclass(frozen=True)
 class Origin(RandomOrder):
     """Commit every masked position independently, with probability 1 - s/t (Dream's `origin`).
+
     Needs a generator and the `Timed` schedule, which knows s and t; the score is the uniform number
     drawn.
     """
@@ -239,9 +244,10 @@ class _Drawn:
 @unmasking_rules.register("positional")
 @dataclass(frozen=True)
 class PositionalOrder:
-    """Commit in an order of positions drawn once per row before the first step, whatever the model
-    says. Needs a generator; the score is minus the rank of the position, so it is known from the
-    first step on.
+    """Commit in an order of positions drawn once per row, independent of the model.
+
+    It is drawn before the first step. Needs a generator; the score is minus the rank of the
+    position, so it is known from the first step on.
     """
 
     measure: ClassVar[str] = "order"

@@ -157,8 +157,9 @@ def _check_ranks(rule: UnmaskingRule, schedule: str) -> None:
 @schedules.register("even")
 @dataclass(frozen=True)
 class EvenQuota:
-    """LLaDA's: a block's tokens in equal parts, floor(n / steps) and one more in the first n mod
-    steps.
+    """Commit a block's tokens in equal parts (LLaDA).
+
+    Every step takes floor(n / steps) tokens, and one more in the first n mod steps.
     """
 
     name: ClassVar[str] = "even"
@@ -182,8 +183,9 @@ class EvenQuota:
 @schedules.register("timed")
 @dataclass(frozen=True)
 class Timed(Checked):
-    """Dream's and SMDM's: time runs from 1 to `eps` in equal steps; the step from t to s commits
-    floor(n (1 - s/t)) of the n masks that are left, the last step all.
+    """Commit by a time that runs from 1 to `eps` in equal steps (Dream, SMDM).
+
+    The step from t to s commits floor(n (1 - s/t)) of the n masks that are left, the last step all.
 
     A step may commit nothing: with as many steps as tokens the first commits none and the last two.
     There may be more steps than tokens. With several blocks, time starts anew in each. Counts are
@@ -269,8 +271,9 @@ class _Dynamic(Checked):
 @schedules.register("threshold")
 @dataclass(frozen=True)
 class Threshold(_Dynamic):
-    """Fast-dLLM's: commit every candidate whose confidence is at least `threshold`, and always the
-    best one.
+    """Commit every candidate with a confidence of at least `threshold` (Fast-dLLM).
+
+    The best one is always committed.
     """
 
     threshold: float = limited(0.9, at_least=0, at_most=1, remedy="Fast-dLLM uses 0.9")
@@ -289,8 +292,10 @@ class Threshold(_Dynamic):
 @schedules.register("factor")
 @dataclass(frozen=True)
 class Factor(_Dynamic):
-    """Fast-dLLM's: with confidences c_1 >= c_2 >= …, commit the first n for which c_i >= 1 - factor
-    / (i + 1) holds for every i from 2 to n; the best one always.
+    """Commit as many tokens as their confidences allow, by a `factor` (Fast-dLLM).
+
+    With confidences c_1 >= c_2 >= …, these are the first n for which c_i >= 1 - factor / (i + 1)
+    holds for every i from 2 to n; the best one always.
 
     As released, the last candidate goes with the others when it alone fails, so two masks always go
     together; `strict` holds it back. Source: Fast-dLLM (2505.22618), `get_transfer_index_dynamic`.
@@ -325,9 +330,10 @@ class Factor(_Dynamic):
 @schedules.register("entropy_bound")
 @dataclass(frozen=True)
 class EntropyBound(_Dynamic):
-    """The EB sampler's: with entropies H_1 <= H_2 <= …, commit the first n for which H_1 + … +
-    H_n - max H <= gamma, at least one. Entropies in nats. Source: Ben-Hamu et al. 2025
-    (2505.24857).
+    """Commit as many tokens as a bound on their entropies allows (the EB sampler).
+
+    With entropies H_1 <= H_2 <= … in nats, these are the first n for which H_1 + … + H_n - max H <=
+    gamma, at least one. Source: Ben-Hamu et al. 2025 (2505.24857).
     """
 
     gamma: float = limited(0.1, at_least=0, remedy="0 commits one token beside those of entropy 0")

@@ -62,8 +62,7 @@ def bound(epsilon: Any, scale: str, queries: Any) -> Any:
 @rules.register("excess")
 @dataclass(frozen=True)
 class Excess(Checked):
-    """A key is a sink when it receives more than the mean of the other keys plus ``epsilon`` (Rulli
-    et al., Eq. 3).
+    """A sink receives more than the mean of other keys plus ``epsilon`` (Rulli et al., Eq. 3).
 
     With S queries that see every key, the column *sum* a_j has mean 1, and the rule is a_j > 1 +
     epsilon (S-1)/S. If keys are seen by different queries (a causal mask), it is S (w_j - e_j) >
@@ -140,8 +139,7 @@ class Excess(Checked):
 @rules.register("gu")
 @dataclass(frozen=True)
 class Gu(Checked):
-    """A key is a sink when the mean weight its queries give it exceeds ``weight`` (Gu et al.
-    2410.10781, 3.2).
+    """A sink gets a mean weight above ``weight`` from its queries (Gu et al. 2410.10781, 3.2).
 
     The mean is over the queries that see the key: T - k + 1 of them for the k-th key of T under a
     causal mask, as the paper has it, and all T in a bidirectional model, in which the same weight

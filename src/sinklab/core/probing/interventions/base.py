@@ -57,7 +57,7 @@ class LayerIntervention(Checked):
                 query_BHQD[:, site.heads] /= self.temperature
                 return replace(call, query_BHQD=query_BHQD)
 
-    One that hides keys is a `KeyIntervention`, which logs them.
+    One that removes keys is a `KeyIntervention`, which logs them.
 
     Raises ValueError for layers and heads that are no numbers or names.
     """

@@ -69,7 +69,7 @@ class KeyScores:
     """Number of queries that may see the key; its head axis may be 1."""
     site: CallSite
     gone_BHS: Tensor | None = None
-    """Keys that are gone already; None for none."""
+    """Keys that are removed already; None for none."""
     call: AttentionCall | None = None
     """The call itself; None if the choice has to wait for the next forward (evicted keys in a
     closed loop).
@@ -130,11 +130,11 @@ class KeyIntervention(LayerIntervention):
     removal: str = limited("mask", one_of=REMOVALS)
     """"mask": before the softmax, the mass goes to other keys. "zero_value": the mass stays, the
     value adds nothing. "evict": keys and values leave the memory. In one forward that is a mask;
-    under a cache the keys stay gone, those of recomputed columns too, until everything is computed
-    anew (under an autoregressive cache: to the end). "mean_value": the mass stays, the value
-    becomes the mean of that head's sinks in reference texts (`values`). "pool_value": it becomes
-    the mean of the other keys that are seen. A query that would lose every key it may see (the
-    first rows of a causal map) keeps its own.
+    under a cache the keys stay removed, those of recomputed columns too, until everything is
+    computed anew (under an autoregressive cache: to the end). "mean_value": the mass stays, the
+    value becomes the mean of that head's sinks in reference texts (`values`). "pool_value": it
+    becomes the mean of the other keys that are seen. A query that would lose every key it may see
+    (the first rows of a causal map) keeps its own.
     """
     source: str | None = limited("now", one_of=SOURCES)
     """"now": chosen in the forward that loses them, from the call as it is given. "closed_loop":
@@ -288,7 +288,7 @@ def seeded_draw(seed: int) -> Draw:
 
 @dataclass(frozen=True)
 class Selection:
-    """Keys to take away in one layer: flags for all heads, and the choice for the heads that are
+    """Keys to remove in one layer: flags for all heads, and the choice for the heads that are
     edited.
     """
 
@@ -393,7 +393,7 @@ class KeyHandler(InterventionHandler):
         return restricted(call, keep_BHQS, self.doubt, own_QS=own_QS)
 
     def gone_before(self, call: AttentionCall) -> Tensor | None:
-        """Evicted keys of this layer that are gone still, bool (B, H, S) for all heads; None for
+        """Evicted keys of this layer that are still removed, bool (B, H, S) for all heads; None for
         none.
         """
         before = self.previous.get(self.forward.slot)
@@ -545,7 +545,7 @@ class SelectionHandler(KeyHandler):
         )
 
     def _choice(self, call: AttentionCall, keys: KeyScores, held_BHS: Tensor | None) -> Selection:
-        """`held_BHS`: keys that are gone already, of all heads."""
+        """`held_BHS`: keys that are removed already, of all heads."""
         heads, every = keys.site.heads, call.query_BHQD.shape[1]
         held_BHS = None if held_BHS is None else of_heads(held_BHS, heads)
         keys = replace(keys, gone_BHS=held_BHS, call=None if self.waits else call)

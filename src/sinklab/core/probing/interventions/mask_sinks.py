@@ -1,4 +1,4 @@
-"""`MaskSinks`: take away the keys that received most attention, one step later (arXiv 2510.15731,
+"""`MaskSinks`: remove the keys that received most attention, one step later (arXiv 2510.15731,
 section 4.3).
 """
 
@@ -31,8 +31,7 @@ SHARED = ("head", "layer")
 @interventions.register("mask_sinks")
 @dataclass(frozen=True)
 class MaskSinks(KeyIntervention):
-    """Remove sinks per (batch row, layer, query head): the top k, those that a rule calls sinks, or
-    the top k of these.
+    """Remove sinks per (batch row, layer, query head): the top k, those of a rule, or its top k.
 
     Raises ValueError if neither k nor a rule is given, and for values outside those listed.
     """
@@ -116,11 +115,11 @@ class MaskSinks(KeyIntervention):
         class.
 
         "paper": the k keys that received most at the step before, whatever they hold (arXiv
-        2510.15731, section 4.3). A hidden key receives nothing and is not chosen again, so a
-        lasting sink is hidden at every other step. "held": the k keys chosen first stay hidden.
-        "rule": those keys, at most k, that the rule calls sinks, and they stay hidden. "clean": the
-        k keys that receive most in an unedited forward of the same step. But for "rule", the rule
-        only counts. Raises ValueError for another name.
+        2510.15731, section 4.3). A blocked key receives nothing and is not chosen again, so a
+        lasting sink is blocked at every other step. "held": the k keys chosen first stay blocked.
+        "rule": those keys, at most k, that the rule calls sinks, and they stay blocked. "clean":
+        the k keys that receive most in an unedited forward of the same step. But for "rule", the
+        rule only counts. Raises ValueError for another name.
         """
         one_of("protocol", protocol, PROTOCOLS)
         if protocol == "rule":

@@ -76,22 +76,22 @@ class MaskPositions(LayerIntervention):
 @interventions.register("truncate_context")
 @dataclass(frozen=True)
 class TruncateContext:
-    """From a step on, block the canvas positions start, …, stop - 1 for every query: mid-sequence
-    truncation.
+    """Mid-sequence truncation: no query sees positions start, …, stop - 1 from a step on.
 
-    Queries at these positions still run and see the others; their tokens are never attended. The
-    share of attention the stretch held is `realised_BLH` of the first entry of the log.
+    These are canvas positions. Queries at them still run and see the others; their tokens are never
+    attended. The share of attention the stretch held is `realised_BLH` of the first entry of the
+    log.
 
     Raises ValueError for an empty stretch or negative numbers, and in the run for positions the
     canvas never has.
     """
 
     start: int
-    """First hidden canvas position."""
+    """First blocked canvas position."""
     stop: int
-    """The position after the last hidden one."""
+    """The position after the last blocked one."""
     step: int
-    """The first step in which they are hidden, counted from 0 in each sequence."""
+    """The first step in which they are blocked, counted from 0 in each sequence."""
 
     def __post_init__(self) -> None:
         whole_numbers("start, stop and step", (self.start, self.stop, self.step))
@@ -231,8 +231,9 @@ class WindowAttention(LayerIntervention):
 @interventions.register("lone_rows")
 @dataclass(frozen=True, kw_only=True)
 class LoneRows(LayerIntervention):
-    """Let these queries see their own key alone, as the first token does under a causal mask; all
-    others see the same keys as before.
+    """Let these queries see their own key alone, as the first does under a causal mask.
+
+    All others see the same keys as before.
 
     The constraint of the sink token (2601.19657, Eq. 6) on a token of the text. The mask it makes
     is (Q, S), one for all heads and layers.

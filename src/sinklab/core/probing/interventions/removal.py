@@ -187,8 +187,8 @@ def lost_share(before: AttentionCall, after: AttentionCall) -> Tensor:
 
 
 def keys_seen(call: AttentionCall, gone_BHS: Tensor | None = None) -> Tensor:
-    """Number of keys a query sees in this call, less those gone: mean over the queries that are not
-    padding, (B, H).
+    """Number of keys a query sees in this call, less those removed: mean over the queries that are
+    not padding, (B, H).
     """
     batch, heads = call.query_BHQD.shape[:2]
     may_BHQS = allowed(_own_mask(call))
@@ -225,5 +225,5 @@ def as_columns(gone_BHS: Tensor, limit: int | None = None) -> Tensor:
 
 
 def extended(gone_BHS: Tensor, keys: int) -> Tensor:
-    """Flags for so many keys: those that came since are not gone."""
+    """Flags for this many keys: those that came since are not removed."""
     return pad(gone_BHS, (0, max(0, keys - gone_BHS.shape[-1])))

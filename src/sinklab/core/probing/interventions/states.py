@@ -52,8 +52,9 @@ def state_records(log: InterventionLog) -> list[StateRecord]:
 @interventions.register("clip_channel")
 @dataclass(frozen=True, kw_only=True)
 class ClipChannel(Checked):
-    """Clip channels of the hidden states that leave a layer, or level them: the causal test of
-    massive activations.
+    """Clip channels of the hidden states that leave a layer, or level them.
+
+    This is the causal test of massive activations.
 
     Sun et al. (arXiv 2402.17762, Sec. 3.3) set massive activations to their mean, which changes
     little, and to zero, which breaks a model; arXiv 2603.05498 asks which of them make sinks.
