@@ -148,7 +148,7 @@ class _Overheard(TorchDispatchMode):
         return out
 
 
-# by kind of call: whether its kernel may be asked, and if it may be called at once, what it takes
+# by kind of call: whether its kernel may be asked, and if it may be called at once, its arguments
 # beside q, k and v
 _known: dict[tuple, tuple[bool, Any, tuple, dict[str, Any]]] = {}
 
@@ -351,7 +351,7 @@ def divide(model: Any, plan: dict[str, str], count: int, device: str) -> Any:
     return meshes[0]["tp"].get_group()
 
 
-# what PreTrainedConfig takes as keywords, or transformers writes into config.json, without a field
+# keywords of PreTrainedConfig, or keys that transformers writes into config.json, without a field
 # of that name
 _CONFIG_KEYS = {
     "model_type",

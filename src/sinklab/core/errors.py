@@ -192,7 +192,7 @@ class Limits(TypedDict, total=False):
     result.
     """
     positional: bool
-    """On the command line it is given without its name."""
+    """Whether it is given without its name on the command line."""
     remedy: str
     """Text that the error adds to the limits, such as the value that others use."""
 

@@ -41,8 +41,8 @@ PLUGINS = f"{PACKAGE}.plugins"
 _loaded: set[str] = set()
 
 
-# a forward asks for the kind of its sink several times; reading the hints was most of what that
-# took
+# a forward asks for the kind of its sink several times; reading the hints was most of that
+# time
 _type_hints = cache(typing.get_type_hints)
 
 
@@ -84,7 +84,7 @@ class Registry(Mapping[str, Any]):
         self.what = what
         """Kind of its members, in the singular, for errors."""
         self._group = group
-        """Its name in the ``PROVIDES`` of rings and extras."""
+        """Name in the ``PROVIDES`` of rings and extras."""
         self._classes: dict[str, Any] = {}
 
     def register(self, name: str) -> Callable[[Class], Class]:
@@ -387,7 +387,7 @@ sinks = Registry("sink kind", "sinks")
 unmasking_rules = Registry("unmasking rule", "unmasking_rules")
 """Order in which proposals are committed: `sinklab.core.sampling.UnmaskingRule`."""
 schedules = Registry("schedule", "schedules")
-"""How many are committed at a step: `sinklab.core.sampling.Schedule`."""
+"""Number of proposals committed at a step: `sinklab.core.sampling.Schedule`."""
 caches = Registry("cache", "caches")
 """Keys and values to keep while a text is written: `sinklab.core.sampling.Cache`."""
 backbones = Registry("backbone", "backbones")

@@ -25,8 +25,8 @@ from sinklab.core.compat import is_replayed
 _OBSERVED: ContextVar[bool | nn.Module] = ContextVar("sinklab_attention_observed", default=True)
 _DECODING: ContextVar[object | None] = ContextVar("sinklab_attention_decoding", default=None)
 _RUNNING: ContextVar[RunningCanvas | None] = ContextVar("sinklab_attention_running", default=None)
-# Ids of the modules in each `watching(…)` block. No context variable: what watches is a hook on the
-# module, whatever thread runs it. No attribute of the module: a copy of it is not watched.
+# Ids of the modules in each `watching(…)` block. No context variable: the watcher is a hook on the
+# module, in every thread that runs it. No attribute of the module: a copy of it is not watched.
 _LOCK = threading.Lock()
 _blocks: tuple[frozenset[int], ...] = ()
 

@@ -244,7 +244,7 @@ class Visibility:
         return self.visible_BHS.amax(1)
 
     def seen_by(self, some_BQ: Tensor) -> Tensor:
-        """How many of some queries, bool (B, Q), may see each key: int64 (B, 1 or H, S).
+        """Number of these queries, bool (B, Q), that may see each key: int64 (B, 1 or H, S).
 
         Costs O(Q·S) if a mask differs between queries.
         """

@@ -66,11 +66,11 @@ class Gate(nn.Linear):
         return torch.sigmoid(super().forward(x_BSE))
 
     def remember(self, attention: nn.Module, args: tuple, kwargs: dict) -> None:
-        """Before attention: compute the factors from its input."""
+        """Compute the factors from the input of attention, before it runs."""
         self.pending = self(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
 
     def multiply(self, projection: nn.Module, args: tuple) -> tuple | None:
-        """Before the output projection: apply the factors once; when none are owed, leave the input
+        """Apply the factors once, before the output projection; when none are owed, leave the input
         as it is.
         """
         if self.pending is None:

@@ -111,8 +111,8 @@ class GenerateByDenoising:
                 )
             decoding = self.denoise(canvas, settings, **chosen)
             width = canvas.ids_BS.shape[1] - behind
-            # what a streamer shows as prompt stays on the screen: nothing of a text that is still
-            # to be filled
+            # a prompt shown by a streamer stays on the screen: nothing of a text that is still to
+            # be filled
             written_BS = _shown(decoding, canvas, width if max_new_tokens else 0, streamer)
         return written_BS[:, width - ids_BP.shape[-1] :].clone()
 

@@ -114,8 +114,8 @@ class CanvasGeometry:
 
 
 def take(values: Tensor, columns: slice | Tensor) -> Tensor:
-    """These columns of (1 or B, S, …): a slice or int64 (W,) of all rows, or int64 (B, W), each
-    row's own.
+    """Take these columns of (1 or B, S, …): a slice or int64 (W,) of all rows, or int64 (B, W),
+    each row's own.
     """
     if isinstance(columns, slice):
         return values[:, columns]
@@ -185,7 +185,7 @@ class KeyValueStore:
         if columns is None or (known is None and length):
             shape = (batch, heads, sinks + length, width)
             if known is None or known.shape != shape:
-                # zeros: a mask hides what no evaluation has filled, but not what is no number
+                # zeros: a mask blocks entries that no evaluation has filled, but not NaN
                 known = new_BHWD.new_empty(shape) if columns is None else new_BHWD.new_zeros(shape)
                 self.graphs.clear()
                 if sink_BHND is not None:

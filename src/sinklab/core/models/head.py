@@ -124,9 +124,7 @@ IGNORE_INDEX = -100
 
 
 class LossOptions(TypedDict, total=False):
-    """How :meth:`DiffusionLM.forward <sinklab.core.models.DiffusionLM.forward>` makes the loss of
-    labels.
-    """
+    """Loss options of :meth:`DiffusionLM.forward <sinklab.core.models.DiffusionLM.forward>`."""
 
     label_weights: Tensor | None
     """Float (B, S), weight of each position of the loss; 1 when left out."""

@@ -44,7 +44,7 @@ _watched: Counter[int] = Counter()
 _eager: dict[type[nn.Module], Any] = {}
 # by module: the kinds of call of it that were held to the twin
 _held: WeakKeyDictionary[nn.Module, set[tuple]] = WeakKeyDictionary()
-# what a model does besides asking for its attention function: calling one itself, having its own,
+# ways of a model besides asking for its attention function: calling one itself, having its own,
 # asking which it is
 _OTHERWISE = re.compile(
     r"scaled_dot_product_attention|AttentionInterface\(|_attn_implementation\s*(==|!=|in\b|not\b)"
@@ -53,7 +53,7 @@ _OTHERWISE = re.compile(
 _with = cache(partial)
 # packages whose modules attend in their own source, if they do not ask
 _KNOWN = ("transformers", "sinklab", "peft")
-# what an attention function may be given that changes the weights of keys in a way no mask says
+# arguments of an attention function that change the weights of keys in a way no mask can express
 _FOREIGN = ("softcap", "s_aux", "position_bias", "cache", "cu_seq_lens_q", "block_table")
 
 
@@ -204,8 +204,8 @@ def read(
                 if is_block
                 else _of_flash(mask, query, keys, causal, window)
             )
-            # what it is made of is kept beside it, so that its id cannot be taken by another while
-            # it is known
+            # its source is kept beside it, so that its id cannot be taken by another while it is
+            # known
             known[kind] = made, mask
         mask = known[kind][0]
     elif mask is not None and mask.shape[-1] > keys:

@@ -187,8 +187,8 @@ class AttentionCall:
         if share is not None:
             heads = share.own(torch.arange(self.query_BHQD.shape[1]), 0).tolist()
         found = attention_statistics(self.scores(heads), names, **options)
-        # heads are the axis before the last, whatever is measured; in one order, or processes would
-        # swap what they send
+        # heads are the axis before the last in every statistic; in one order, or processes would
+        # swap their tensors
         return (
             found
             if share is None
@@ -294,8 +294,7 @@ def _hiding(
             wide = wide.tril() if is_causal else wide[:1]
         wide = wide.expand(*wide.shape[:-1], shape[1])
         hidden = False if wide.dtype == torch.bool else -math.inf
-        # what it is made of is kept beside it, so that its id cannot be taken by another while it
-        # is known
+        # its source is kept beside it, so that its id cannot be taken by another while it is known
         known[key] = mask, pad(wide, (dropped, 0), value=hidden)
     return known[key][1]
 

@@ -50,7 +50,7 @@ class Dose:
     """
 
     totals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """By name, as in `MEASURED`: a sum, and the number of entries it is over."""
+    """Totals by name, as in `MEASURED`: a sum, and the number of entries it is over."""
 
     @classmethod
     def of(cls, removals: Iterable[Any], rows_B: Tensor | None = None) -> Dose:
@@ -115,7 +115,7 @@ class Dose:
         return int(self.totals.get("removed", (0, 0))[1])
 
     def row(self) -> dict[str, float]:
-        """Its numbers as columns of a table, by the names in `DOSE_COLUMNS`."""
+        """The numbers of the dose as columns of a table, by the names in `DOSE_COLUMNS`."""
         return {name: getattr(self, name) for name in DOSE_COLUMNS}
 
     def __str__(self) -> str:

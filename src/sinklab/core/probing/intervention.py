@@ -61,7 +61,7 @@ class RemovalRecord:
     chosen_BLH: Tensor = field(repr=False)
     """Number of keys newly chosen; NaN if attention did not choose, as for `mass_BLH`."""
     sinks_BLH: Tensor = field(repr=False)
-    """How many of these the rule called sinks when they were chosen: the edit's own rule, or
+    """Number of these that the rule called sinks when they were chosen: the edit's own rule, or
     `DEFAULT`.
     """
     matched_BLH: Tensor = field(repr=False)
@@ -84,8 +84,8 @@ class RemovalRecord:
     """Registered name of the edit; "mask_sinks#2" for the second of its name in the block."""
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Its numbers as columns of `InterventionLog.table`, one row per batch row, layer and
-        head.
+        """The record's numbers as columns of `InterventionLog.table`, one row per batch row, layer
+        and head.
         """
         row, layer, head = np.indices(self.removed_BLH.shape).reshape(3, -1)
         layers, heads = np.asarray(self.layer_numbers)[layer], np.asarray(self.heads)[head]

@@ -32,7 +32,7 @@ class LayerStack:
     """
 
     expected: int
-    """How many layers, at least 1."""
+    """Number of layers, at least 1."""
     axis: int
     _store: Tensor | None = None
     _parts: list[Tensor] = field(default_factory=list)
@@ -184,7 +184,7 @@ class Frames:
     scope: RecordingScope
     has_states: bool
     marked: list[tuple[object, Frame, int]] = field(default_factory=list)
-    """For each mark: its argument, the first forward of the step, and the number of forwards."""
+    """Argument of each mark, the first forward of its step, and the number of forwards."""
     pending: list[Frame] = field(default_factory=list)
     """Forwards since the last mark."""
     heads: list[int] = field(default_factory=list)
@@ -261,7 +261,7 @@ class Recording:
 
     @property
     def forwards_per_step(self) -> list[int]:
-        """How many forwards each recorded step took, by marks; the first of them is the one
+        """Number of forwards of each recorded step, by marks; the first of them is the one
         recorded.
         """
         return [forwards for _, frame, forwards in self._frames.marked if frame.is_recorded]

@@ -129,7 +129,7 @@ class Statistic:
     """
 
     def measure(self, view: Any) -> Tensor:
-        """Its numbers in one layer: a tensor with `axes`, the axis "layer" left out."""
+        """Measure one layer: a tensor with `axes`, the axis "layer" left out."""
         return view.shared[self.reads[0]]
 
 
@@ -307,7 +307,7 @@ class MassiveActivations(Statistic, Checked):
     """
 
     top: int = limited(3, at_least=1)
-    """How many (position, channel) pairs, by falling magnitude."""
+    """Number of (position, channel) pairs, by falling magnitude."""
 
     axes = ("batch", "layer", "rank", "number")
     columns = ("value", "channel", "position", "ratio")
@@ -371,7 +371,7 @@ def read_in_one_pass(view: CallView, reads: set[str]) -> dict[str, Tensor]:
             found["received_by_state"] = found["received"][:, 1:]
             found["received"] = found["received"][:, 0]
         if view.heads is None and "received" in found:
-            # What another listener asks the call for later need not be computed again.
+            # Another listener that asks the call for it later need not compute it again.
             vars(call).setdefault("received_BHS", found["received"])
     if "received" in reads and "received" not in found:
         found["received"] = call.received_BHS

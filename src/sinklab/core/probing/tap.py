@@ -66,7 +66,7 @@ class Tap(TorchFunctionMode):
                     "and trace what torch.compile(model) gives"
                 )
         self._stack: list[str] = []
-        # By path: whose keys the module that runs there reads, where its arguments say so.
+        # By path: origin of the keys that the module there reads, if its arguments tell.
         self._origins: dict[str, KeyOrigin] = {}
         self._visible: dict[tuple, Any] = {}
         # Attention calls made in the decoder layers that run now, by the layer's path.
@@ -438,7 +438,7 @@ class Tap(TorchFunctionMode):
         if holder := next((one for one in _upwards(path) if one in self._layers), None):
             self._inside.setdefault(holder, []).append(layer)
         elif not replay:
-            # checkpointing may replay what is inside a layer alone
+            # checkpointing may replay the inside of a layer alone
             self._lacks_states(f"{layer or 'the model'} attends outside of one")
         for listener in self.listeners:
             edited = listener.edit(edited)

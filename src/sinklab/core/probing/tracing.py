@@ -114,8 +114,8 @@ class FrameRecorder(Listener):
             frame.state_BQ = self.states.of(frame.state_BS, frame.columns_Q)
         view = CallView(call, heads, frame.state_BQ, call.unrolled(out))
         tensors, waiting = view.tensors(), frame.waiting
-        # who else listens may ask the call for what was measured of it; what a kernel said of rows
-        # is of one call
+        # other listeners may ask the call for its measured statistics; the log-sum-exp of a kernel
+        # is that of one call
         is_usual = call.share is None and not (out.is_cuda or "lse_BHQ" in vars(call))
         is_small = max(x.numel() for x in tensors) <= SMALL
         can_wait = self.by_row and is_usual and is_small and len(self.tap.listeners) == 1
@@ -183,7 +183,7 @@ class FrameRecorder(Listener):
         if running is not None:
             self.frames.prefix = keys - running.ids_BS.shape[1]
         elif self.frames.prefix is None and is_own:
-            # what lies behind the queries is room in a static cache, not a sink column in front
+            # keys behind the queries are room in a static cache, not a sink column in front
             room = keys - queries - int(call.visibility.first_own) if queries < keys else 0
             self.frames.prefix = 0 if room > 0 else max(keys - queries, 0)
         frame.is_placed = is_own

@@ -397,7 +397,7 @@ def blocks(block_BS: Tensor, sizes: list[int]) -> list[Block]:
     row_B1 = torch.arange(rows)[:, None]
     made = []
     for number, size in enumerate(sizes):
-        # Its columns first, in order; what is not in the block comes after as S.
+        # Its columns first, in order; those not in the block come after as S.
         columns_BC = torch.where(block_BS == number, column_S, length).sort(1).values[:, :size]
         real_BC = columns_BC < length
         held_Q = columns_BC[real_BC].unique()

@@ -137,7 +137,7 @@ class _Wrapped:
     count: int
 
     def __getattr__(self, name: str) -> Any:
-        # what a loop asks of the model's denoiser, and where a wrapper changes nothing
+        # attributes that a loop reads from the model's denoiser, and that a wrapper does not change
         if name in ("takes_places", "own_cache", "in_blocks"):
             return getattr(self.denoiser, name)
         raise AttributeError(name)

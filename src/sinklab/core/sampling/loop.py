@@ -315,7 +315,7 @@ def planned(
 
 
 class _Left:
-    """How many candidates each block has left: known beforehand, or read once a step with all that
+    """Number of candidates left in each block: known beforehand, or read once a step with all that
     may be wrong.
     """
 
@@ -353,7 +353,7 @@ class _Left:
     def commit(
         self, number: int, evaluation: int, candidates_BC: Tensor, masked_BS: Tensor
     ) -> None:
-        """After the commit of an evaluation of this block."""
+        """Update the numbers of candidates left after the commit of an evaluation of this block."""
         if (known := self._known[number]) is not None:
             self.blocks[number] = known[evaluation]
             if self._doubts and not known[evaluation]:
@@ -367,7 +367,7 @@ class _Left:
             self.blocks = self._ask(held_N)[1:]
 
     def _ask(self, numbers_N: Tensor) -> list[int]:
-        """These numbers, and with them whatever is in doubt."""
+        """Read these numbers from the device, and with them whatever is in doubt."""
         doubts, self._doubts = self._doubts, []
         flags = [torch.stack([wrong for wrong, _ in doubts]).long()] if doubts else []
         answers = torch.cat([numbers_N, *flags]).tolist()

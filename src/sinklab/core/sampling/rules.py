@@ -149,7 +149,7 @@ class LowConfidence(_Confidence):
 @unmasking_rules.register("maskgit_plus")
 @dataclass(frozen=True)
 class MaskgitPlus(_Confidence):
-    """Commit the proposals most probable after sampling cuts first (Dream's `maskgit_plus`).
+    """Commit the proposals of highest shaped probability first (Dream's `maskgit_plus`).
 
     The probability is taken after temperature, top-p and top-k.
     """

@@ -1,5 +1,5 @@
-"""How many of the scored candidates are committed at each evaluation, and so how many evaluations a
-block takes.
+"""Number of scored candidates committed at each evaluation, and so the number of evaluations of a
+block.
 """
 
 from collections.abc import Callable, Sequence
@@ -109,7 +109,7 @@ class Schedule(Protocol):
 
     @property
     def name(self) -> str:
-        """For errors: the registered one, or any."""
+        """Name for errors: the registered one, or any."""
 
     @property
     def pooled(self) -> bool:
@@ -215,7 +215,7 @@ class Timed(Checked):
             )
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
-        """By the masks that are left, or by the scores of `Origin`."""
+        """Counts by the masks that are left, or by the scores of `Origin`."""
         time_T = torch.linspace(1, self.eps, evaluations + 1, dtype=torch.float32)
         ratio_T = time_T[1:] / time_T[:-1]
         ratio_T[-1].zero_()
@@ -240,7 +240,7 @@ class _Dynamic(Checked):
     lacking: ClassVar[str]
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """At most one per position: every evaluation commits at least one token in every row that
+        """One evaluation per position at most: each commits at least one token in every row that
         has any left.
         """
         if steps is not None:
@@ -283,7 +283,7 @@ class Threshold(_Dynamic):
     lacking: ClassVar[str] = "confidence"
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
-        """By the scores."""
+        """Counts by the scores."""
         return lambda ordered_BC, candidates_BC, evaluation: (
             (ordered_BC >= self.threshold).sum(1).clamp(min=1)
         )
@@ -310,7 +310,7 @@ class Factor(_Dynamic):
     lacking: ClassVar[str] = "probability of the proposed token"
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
-        """By the scores."""
+        """Counts by the scores."""
 
         def count(ordered_BC: Tensor, candidates_BC: Tensor, evaluation: int) -> Tensor:
             rank_C = torch.arange(1, ordered_BC.shape[1] + 1, device=ordered_BC.device)
@@ -343,12 +343,11 @@ class EntropyBound(_Dynamic):
     lacking: ClassVar[str] = "entropy"
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
-        """By the scores, which are negative entropies."""
+        """Counts by the scores, which are negative entropies."""
 
         def count(ordered_BC: Tensor, candidates_BC: Tensor, evaluation: int) -> Tensor:
             entropy_BC = (-ordered_BC).clamp(min=0)
-            # In this order the largest of the first n is the nth: what counts is the sum of those
-            # before it.
+            # In this order the largest of the first n is the nth: the rule sums those before it.
             before_BC = entropy_BC[:, :-1].cumsum(1)
             return (before_BC <= self.gamma).sum(1) + 1
 

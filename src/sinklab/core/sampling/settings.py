@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def _denoising(default: Any = None, sets: str = "") -> Any:
-    """A field that means something to a model that denoises alone; ``sets`` names the field of the
-    chosen value that it sets.
+    """A field that means something to a model that denoises alone; ``sets`` is the field of the
+    chosen value that it sets, such as ``rule.alg_temp``.
     """
     return field(default=default, metadata={"denoising": True, "sets": sets})
 

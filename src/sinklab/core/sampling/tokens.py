@@ -14,7 +14,7 @@ from sinklab.core.errors import Checked, limited
 
 @dataclass(frozen=True)
 class TokenSampling(Checked):
-    """How a token is drawn from the logits. Raises ValueError for numbers out of range."""
+    """Settings of drawing a token from the logits. Raises ValueError for numbers out of range."""
 
     temperature: float = limited(
         0.0, at_least=0, below=math.inf, remedy="0 takes the most probable token"

@@ -2,7 +2,7 @@
 entries of the log.
 """
 
-# B batch, L layers, H query heads (those edited), S keys, M keys taken away
+# B batch, L layers, H query heads (those edited), S keys, M keys removed
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -105,15 +105,13 @@ class Forward:
     """Effects of an edit in one forward, by layer."""
 
     slot: int = 0
-    """Its place within the step: guidance runs two forwards, each with its own past."""
+    """Place within the step: guidance runs two forwards, each with its own past."""
     step: int = 0
     effects: dict[str, Effect] = field(default_factory=dict)
     taken: dict[str, Any] = field(default_factory=dict)
-    """For an edit that removes keys: the keys, None if none."""
+    """Removed keys, for an edit that removes any; None if none."""
     chosen: dict[str, Any] = field(default_factory=dict)
-    """For an edit that chooses keys ahead: the keys for a later forward, or the scores to choose
-    them from.
-    """
+    """Keys for a later forward, or the scores for their choice, if an edit chooses ahead."""
 
 
 class InterventionHandler(Listener):
@@ -163,7 +161,7 @@ class InterventionHandler(Listener):
             at_once(wrong, check)
 
     def _read(self, *parts: Tensor) -> list[Tensor]:
-        """These tensors on the CPU, float32, brought over in one piece with whatever is in
+        """Return these tensors on the CPU, float32, brought over in one piece with whatever is in
         doubt.
         """
         doubts, self._doubts = self._doubts, []
@@ -216,7 +214,7 @@ class InterventionHandler(Listener):
         return CallSite(heads, log.prefix_of(call), self.forward.step)
 
     def observe(self, call: AttentionCall, out: Tensor) -> None:
-        """After every edit: note the strongest key of the heads that were edited, be it one that
+        """Note the strongest key of the heads that were edited, after every edit, be it one that
         has grown anew.
         """
         effect = self.forward.effects.get(call.layer)
@@ -245,7 +243,7 @@ class InterventionHandler(Listener):
         numbers: dict[str, Tensor] = {}
         if self.log.measure:
             with torch.no_grad():
-                # Where the scores themselves are others, no share of them was taken away.
+                # If the scores themselves are others, no share of them was removed.
                 parts = ("query_BHQD", "key_BKSD", "scale")
                 if all(getattr(edited, name) is getattr(call, name) for name in parts):
                     numbers["realised"] = lost_share(call, edited)[:, heads]

@@ -239,9 +239,9 @@ class Choice:
     was added.
     """
     chosen_BH: Tensor
-    """How many they are; NaN likewise."""
+    """Number of these keys; NaN as for the mass."""
     sinks_BH: Tensor
-    """How many of them the rule calls sinks; NaN likewise."""
+    """Number of them that the rule calls sinks; NaN as for the mass."""
     matched_BH: Tensor
     """1 for heads with a control of equal mass, 0 for those without; NaN if none is sought."""
 
@@ -268,7 +268,7 @@ def choose(options: KeyIntervention, keys: KeyScores) -> Choice:
         full_BH = torch.zeros_like(mass_BH, dtype=torch.bool)
         if keys.gone_BHS is not None:
             gone_BH = keys.gone_BHS.sum(-1)
-            # of keys that stay gone it is the first choice that says what they held
+            # for keys that stay removed, the first choice gives the attention they held
             full_BH = (gone_BH > 0) & (chosen_BH == 0)
             full_BH = full_BH if options.limit is None else full_BH | (gone_BH >= options.limit)
         numbers = (mass_BH, chosen_BH.to(mass_BH), sinks_BHM.sum(-1).to(mass_BH))
@@ -354,7 +354,7 @@ class KeyHandler(InterventionHandler):
                 if self.options.queries is not None:
                     share_BH = lost_share(call, edited)
                 else:
-                    # What a spared query saw was nothing but these keys: it gives them a mass of 1.
+                    # A spared query saw nothing but these keys: it gives them a mass of 1.
                     held_BH = call.received_BHS.masked_fill(~every_BHS, 0.0).sum(-1) - spared_BH
                     share_BH = held_BH / real_queries_B1(call)
                 realised_BH = of_heads(share_BH, heads)
@@ -441,11 +441,9 @@ class SelectionHandler(KeyHandler):
         # A clean pass may have been run ahead of the run that begins.
         if not (run_begins and self.options.source == "clean_pass"):
             self.slots: dict[int, dict[str, Selection | KeyScores]] = {}
-            """By slot and layer: the selection for the next forward, or the scores to choose it
-            from.
-            """
+            """Selection for the next forward, or the scores for its choice, by slot and layer."""
             self.texts: dict[int, Tensor | None] = {}
-            """By slot: ids (B, S) of the forward in which that was chosen; None if they are not
+            """Ids (B, S) of the forward in which that was chosen, by slot; None if they are not
             known.
             """
         super().reset()

@@ -63,8 +63,8 @@ class MaskSinks(KeyIntervention):
     control="equal_mass" with.
     """
     counted_by: Rule | None = of(rules, None)  # noqa: RUF009
-    """Without a rule: the one by which the log counts sinks among the removed keys, and the control
-    of equal mass excludes sinks; None is Excess(3.0).
+    """Rule by which, if no rule is given, the log counts sinks among the removed keys and the
+    control of equal mass excludes sinks; None is Excess(3.0).
     """
     seed: int = 0
     """Seed of the random control."""
@@ -166,7 +166,7 @@ class MaskSinks(KeyIntervention):
         """
         score_BHS = keys.received_BHS
         score_BHS = score_BHS.mean(1, keepdim=True) if self.shared == "layer" else score_BHS
-        # A shared choice leaves the same keys gone in every head.
+        # A shared choice removes the same keys in every head.
         gone_BHS = None if keys.gone_BHS is None else keys.gone_BHS[:, : score_BHS.shape[1]]
         free_BHS = self._free(keys, score_BHS, gone_BHS)
         gone_BH1 = (
@@ -183,7 +183,7 @@ class MaskSinks(KeyIntervention):
         if self.limit is not None:
             count = (self.limit - gone_BH1).clamp(min=0).clamp_max(count)
         others_BHS = free_BHS if sinks_BHS is None else free_BHS & ~sinks_BHS
-        # what a cache has dropped since it was taken is no key that a query loses
+        # a key that a cache has dropped since its removal is no key that a query loses
         seen_B1S = (keys.visible_BHS.amax(1) > 0).unsqueeze(1)
         lost_BH1 = gone_BH1 if gone_BHS is None else (gone_BHS & seen_B1S).sum(-1, keepdim=True)
         self._check_enough(count, keys, free_BHS, others_BHS, lost_BH1)

@@ -78,7 +78,7 @@ def restricted(
 
 
 def _real_queries(call: AttentionCall, some_BHQ: Tensor) -> Tensor:
-    """How many of these queries are not padding, (B, H)."""
+    """Number of these queries that are not padding, (B, H)."""
     batch, heads, queries, _ = call.query_BHQD.shape
     some_BHQ = some_BHQ.expand(batch, heads, queries)
     real_BQ = call.visibility.real_BQ

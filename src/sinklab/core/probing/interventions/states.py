@@ -113,7 +113,7 @@ class StateHandler(InterventionHandler):
     def discard(self) -> None:
         super().discard()
         self.real_BQ: dict[str, Tensor | None] = {}
-        """By attention call of the layers that run now."""
+        """Entries by attention call of the layers that run now."""
         self.done: dict[int, tuple[Tensor, ...]] = {}
         """Layer number -> effect in this forward."""
 
