@@ -1,6 +1,6 @@
-"""Attention, sinks, sampling, models and probing: what is read in an evening.
+"""Attention, sinks, sampling, models and probing: the part of the code to read first.
 
-Nothing in here knows the other two rings.
+Nothing in here imports from the other two rings.
 """
 
 PROVIDES = {

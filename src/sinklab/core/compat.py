@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 def is_replayed() -> bool:
-    """Whether this thread is inside a backward pass, where gradient checkpointing runs layers a
+    """Whether this thread is inside a backward pass, in which gradient checkpointing runs layers a
     second time.
     """
     return _C._current_graph_task_id() != -1
@@ -53,8 +53,8 @@ def is_running(module: nn.Module) -> bool:
 
 
 def compiled_module(module: nn.Module) -> nn.Module:
-    """The module that torch.compile was given for this one; itself where it was not, or where it
-    compiles itself.
+    """The module that torch.compile was given for this one; the module itself if it was not, or if
+    it compiles itself.
     """
     return getattr(module, "_orig_mod", module)
 
@@ -77,16 +77,17 @@ def has_global_hooks() -> bool:
 
 
 def onednn_linear() -> Callable[..., torch.Tensor] | None:
-    """(x, weight, bias, "none", [], "") -> x · weightᵀ by oneDNN; None where this build of torch
-    lacks it.
+    """The oneDNN product (x, weight, bias, "none", [], "") -> x · weightᵀ; None if this build of
+    torch lacks it.
     """
     return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
 @contextmanager
 def without_tf32(device: torch.device) -> Iterator[None]:
-    """Float32 products on CUDA are exact inside the block. Of torch's two switches the newer
-    decides what cuBLAS does, and follows the older; "none" is exact."""
+    """Make float32 products on CUDA exact inside the block. Of torch's two switches the newer
+    governs cuBLAS, and follows the older; "none" is exact.
+    """
     switch = torch.backends.cuda.matmul
     before = switch.fp32_precision if device.type == "cuda" else "none"
     if before != "none":
@@ -147,7 +148,7 @@ class _Overheard(TorchDispatchMode):
         return out
 
 
-# by kind of call: whether its kernel may be asked, and if it may be called at once, what it takes
+# by kind of call: whether its kernel may be asked, and if it may be called at once, its arguments
 # beside q, k and v
 _known: dict[tuple, tuple[bool, Any, tuple, dict[str, Any]]] = {}
 
@@ -155,12 +156,12 @@ _known: dict[tuple, tuple[bool, Any, tuple, dict[str, Any]]] = {}
 def attend_and_hear(
     attention: Callable[..., torch.Tensor], args: tuple, kwargs: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What `scaled_dot_product_attention` gives for these arguments, to the bit, and the
+    """Return the output of `scaled_dot_product_attention` for these arguments, to the bit, and the
     log-sum-exp of rows.
 
-    None where no kernel says it, or the output would change. The first call of a kind is made both
-    ways. A dispatch mode takes as long as several launches: where the kernel was given q, k and v
-    themselves, it is called at once.
+    The log-sum-exp is None if no kernel returns it, or the output would change. The first call of a
+    kind is made both ways. A dispatch mode takes as long as several launches: a kernel that was
+    given q, k and v themselves is called at once.
     """
     given = (
         dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), args, strict=False)) | kwargs
@@ -216,14 +217,14 @@ def seen_into(function: Any, attention: Callable[..., torch.Tensor]) -> Callable
 
 
 def choose_attention(config: Any, name: str) -> None:
-    """Give a transformers config this attention without a look at the Hub, where another name may
-    be a repository.
+    """Give a transformers config this attention without a look at the Hub, which may have a
+    repository of that name.
     """
     config._attn_implementation = name
 
 
 def lacks_sdpa(model: nn.Module) -> str:
-    """Name of the transformers class in this model that has no SDPA, where to ask for it changes
+    """Name of the transformers class in this model that has no SDPA, so that asking for it changes
     nothing; else "".
     """
     for module in model.modules():
@@ -280,7 +281,7 @@ def attention_function(base: str) -> Callable[..., Any] | None:
 
 
 def dense_mask(block_mask: Any, queries: int, keys: int) -> torch.Tensor:
-    """Who sees whom by a mask of FlexAttention, bool (batch or 1, heads or 1, queries, keys)."""
+    """Visibility by a mask of FlexAttention, bool (batch or 1, heads or 1, queries, keys)."""
     from torch.nn.attention.flex_attention import create_mask
 
     batch, heads = block_mask.shape[:2]
@@ -350,7 +351,7 @@ def divide(model: Any, plan: dict[str, str], count: int, device: str) -> Any:
     return meshes[0]["tp"].get_group()
 
 
-# what PreTrainedConfig takes as keywords, or transformers writes into config.json, without a field
+# keywords of PreTrainedConfig, or keys that transformers writes into config.json, without a field
 # of that name
 _CONFIG_KEYS = {
     "model_type",

@@ -95,7 +95,7 @@ def corrupt(
 
 
 def _by_token(t_B: Tensor, ids_BS: Tensor) -> Tensor:
-    """Times of each token, (B, S), where they are given for rows or for tokens."""
+    """Times of each token, (B, S), from times given for rows or for tokens."""
     check_tensor(
         "times", t_B, ids_BS.shape[: t_B.ndim or 1], remedy="one a row of ids, or one a token"
     )
@@ -115,7 +115,7 @@ def masked_token_loss(
 
     L = (1/N) · Σ_b (1/t_b) Σ_{i masked} −log p(x_i | noisy), N = number of maskable tokens. Its
     expectation over t and masks bounds the negative log-likelihood per token; for a uniform model
-    it is log V whatever t is.
+    it is log V for every t.
 
     Args:
         logits_MV: logits at the masked positions only, in the row-major order of ``masked_BS``.
@@ -124,7 +124,7 @@ def masked_token_loss(
         t_B: masking probability of each row, or (B, S) of each token.
         maskable_BS: bool, the tokens that could have been masked; None means all.
         reduction: ``"mean"`` (a scalar as above) or ``"row"`` (shape (B,), each row divided by its
-            own maskable count). The result is float32, or float64 where the logits are.
+            own maskable count). The result is float32, or float64 if the logits are.
 
     Raises:
         ValueError: if the number of logit rows is not the number of masked positions, shapes

@@ -1,5 +1,5 @@
-"""How arguments are refused: one way to name what was expected, what was found, and the nearest
-thing that exists.
+"""Errors for wrong arguments: one way to name the expected value, the given one, and the nearest
+that exists.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ from typing import Any, TypedDict, Unpack
 
 
 def near(name: object, known: Iterable[object], cutoff: float = 0.6) -> str:
-    """``"did you mean 'x' or 'y'?"`` with the nearest of the known names, at most three; empty
-    where none is near.
+    """``"did you mean 'x' or 'y'?"`` with the nearest of the known names, at most three; empty if
+    none is near.
     """
     found = difflib.get_close_matches(str(name), [str(one) for one in known], n=3, cutoff=cutoff)
     return f"did you mean {' or '.join(map(repr, found))}?" if found else ""
@@ -31,8 +31,8 @@ def unknown(what: str, name: object, known: Iterable[object], remedy: str = "") 
     """The error for a name that is not among those that exist.
 
     Args:
-        what: what the name should be the name of, such as "sink rule".
-        remedy: what to do where no known name is near; left out where one is.
+        what: kind of thing that the name should name, such as "sink rule".
+        remedy: advice if no known name is near; left out if one is.
     """
     names = sorted(map(str, known))
     return _error(
@@ -87,7 +87,7 @@ DEEPEST, LARGEST = 100, 1 << 28
 
 
 def from_json(text: str | bytes, kind: type = object) -> Any:
-    """What a JSON text says. Raises ValueError unless it is of this type and at most `DEEPEST`
+    """The value of a JSON text. Raises ValueError unless it is of this type and at most `DEEPEST`
     levels deep.
     """
     try:
@@ -148,7 +148,7 @@ def ordinary_files(folder: Path) -> Path:
 
 
 def read_json(path: Path, kind: type = object) -> Any:
-    """As `from_json`, of an ordinary file of at most `LARGEST` bytes; OSError where it cannot be
+    """Read an ordinary file of at most `LARGEST` bytes by `from_json`; OSError if it cannot be
     read.
     """
     if path.exists() and not (path.is_file() and path.stat().st_size <= LARGEST):
@@ -178,7 +178,7 @@ def on_sigterm(react: Callable[..., object]) -> Iterator[None]:
 
 
 class Limits(TypedDict, total=False):
-    """What `limited` may say of a field."""
+    """Limits that `limited` may set on a field."""
 
     at_least: float
     above: float
@@ -188,11 +188,13 @@ class Limits(TypedDict, total=False):
     needed: bool
     """An empty tuple or string is refused."""
     free: bool
-    """May differ between a run and its continuation: it says how fast or where, not what."""
+    """Whether it may differ between a run and its continuation: it changes speed or place, not the
+    result.
+    """
     positional: bool
-    """On the command line it is given without its name."""
+    """Whether it is given without its name on the command line."""
     remedy: str
-    """What the error adds to the limits, such as the value that others use."""
+    """Text that the error adds to the limits, such as the value that others use."""
 
 
 def limited(default: Any, **limits: Unpack[Limits]) -> Any:
@@ -204,11 +206,12 @@ def limited(default: Any, **limits: Unpack[Limits]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """A record of settings whose fields are checked in one place, by what `limited` says of them.
+    """A record of settings whose fields are checked in one place, by the limits that `limited`
+    sets.
 
-    Lists become tuples, and a single value becomes one where the default is a tuple; what belongs
-    to a registry may be given as text. Raises ValueError that names the field, what it may be and
-    what it is.
+    Lists become tuples, and a single value becomes one if the default is a tuple; values of a
+    registry may be given as text. Raises ValueError that names the field, its allowed values and
+    its value.
     """
 
     def __post_init__(self) -> None:
@@ -254,8 +257,8 @@ _LIMITS = {
 
 
 def check_limits(field: dataclasses.Field, value: Any) -> None:
-    """Raises ValueError unless a value is within what `limited` says of its field; one by default
-    whole is whole.
+    """Raises ValueError unless a value is within the limits of its field; a field whose default is
+    a whole number takes whole numbers only.
     """
     if type(field.default) is int and field.metadata and not hasattr(value, "__index__"):
         raise ValueError(f"{field.name} must be a whole number, but is {value!r}")

@@ -1,4 +1,4 @@
-"""What exists by name: everything that can be extended, its values as text, and lazily loaded
+"""Registries: everything that can be extended, by name, its values as text, and lazily loaded
 public names.
 
 A rule, statistic, intervention, … is a class under a name. Registered, it is reachable from Python,
@@ -41,8 +41,8 @@ PLUGINS = f"{PACKAGE}.plugins"
 _loaded: set[str] = set()
 
 
-# a forward asks for the kind of its sink several times; reading the hints was most of what that
-# took
+# a forward asks for the kind of its sink several times; reading the hints was most of that
+# time
 _type_hints = cache(typing.get_type_hints)
 
 
@@ -82,9 +82,9 @@ class Registry(Mapping[str, Any]):
 
     def __init__(self, what: str, group: str) -> None:
         self.what = what
-        """What its members are, in the singular, for errors."""
+        """Kind of its members, in the singular, for errors."""
         self._group = group
-        """Its name in the ``PROVIDES`` of rings and extras."""
+        """Name in the ``PROVIDES`` of rings and extras."""
         self._classes: dict[str, Any] = {}
 
     def register(self, name: str) -> Callable[[Class], Class]:
@@ -189,8 +189,8 @@ class Registry(Mapping[str, Any]):
         """A value from its text ``name:field=value,field=value``, or as it is.
 
         Several values are joined by "+" (layers=0+2) or are a range without its end
-        (positions=8..16); "none", "true" and "false" are what they say; a value that is itself
-        ``name:field=value`` and has a comma stands in brackets.
+        (positions=8..16); "none", "true" and "false" stand for None, True and False; a value that
+        is itself ``name:field=value`` and has a comma stands in brackets.
         """
         if not isinstance(given, str):
             self.name_of(given)
@@ -212,8 +212,7 @@ class Registry(Mapping[str, Any]):
         return self.make(name, **fields)
 
     def parsed(self, given: Any) -> Any:
-        """A value from its text, and anything else as it is: what an argument may hold that takes
-        either.
+        """A value from its text, and anything else as it is: for arguments that take either.
 
         Raises ValueError for text as `parse` does. An object need not be registered to be used, so
         it is not looked up.
@@ -249,10 +248,9 @@ def of(registry: Registry, default: Any = dataclasses.MISSING) -> Any:
 
 
 def value_of(registry: Registry, given: Any, method: str) -> Any:
-    """A value from its text, or any object that has the method: what an argument may hold that
-    takes either.
+    """A value from its text, or any object that has the method: for arguments that take either.
 
-    Raises TypeError for a class in place of its object, and for what lacks the method.
+    Raises TypeError for a class in place of its object, and for an object that lacks the method.
     """
     if isinstance(given, str):
         return registry.parse(given)
@@ -379,21 +377,21 @@ def load_plugin(file: str | Path) -> None:
 
 
 rules = Registry("sink rule", "rules")
-"""What counts as a sink: `sinklab.core.sinks.Rule`."""
+"""Rules for sinks: `sinklab.core.sinks.Rule`."""
 statistics = Registry("statistic", "statistics")
-"""What a trace records: `sinklab.core.probing.Statistic`."""
+"""Statistics that a trace records: `sinklab.core.probing.Statistic`."""
 interventions = Registry("intervention", "interventions")
 """Edits of attention calls and hidden states: `sinklab.core.probing.Intervention`."""
 sinks = Registry("sink kind", "sinks")
 """Kinds of added sinks: `sinklab.core.models.Sink`."""
 unmasking_rules = Registry("unmasking rule", "unmasking_rules")
-"""Which proposals are committed first: `sinklab.core.sampling.UnmaskingRule`."""
+"""Order in which proposals are committed: `sinklab.core.sampling.UnmaskingRule`."""
 schedules = Registry("schedule", "schedules")
-"""How many are committed at a step: `sinklab.core.sampling.Schedule`."""
+"""Number of proposals committed at a step: `sinklab.core.sampling.Schedule`."""
 caches = Registry("cache", "caches")
-"""Which keys and values are kept while a text is written: `sinklab.core.sampling.Cache`."""
+"""Keys and values to keep while a text is written: `sinklab.core.sampling.Cache`."""
 backbones = Registry("backbone", "backbones")
-"""Decoders of our own, where transformers has none."""
+"""Decoders of our own, if transformers has none."""
 families = Registry("checkpoint family", "families")
 """Formats of checkpoints: `sinklab.lab.checkpoints.Family`."""
 figures = Registry("figure", "figures")
@@ -417,8 +415,8 @@ fast_sinks = Registry("fast sink form", "fast_sinks")
 
 
 def fast_path(paths: Registry, *call: Any) -> Any:
-    """The first fast path that serves this call, what its class's ``serving(*call)`` returns; None:
-    take the plain one.
+    """The first fast path that serves this call, the result of its class's ``serving(*call)``;
+    None: take the plain one.
 
     Every fast path has a plain twin in the core, which runs without them.
     """
@@ -433,8 +431,8 @@ def fast_path(paths: Registry, *call: Any) -> Any:
 def exports(
     package: str, **modules: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose public names load where they
-    are first used.
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose public names load on first
+    use.
 
     Settings, help and completion must not cost torch, so a package imports none of its modules.
 

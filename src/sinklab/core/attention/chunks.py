@@ -30,9 +30,7 @@ _NEVER = -1e6
 
 @contextmanager
 def exactly(device: torch.device) -> Iterator[None]:
-    """Without gradients, autocast or TF32: what statistics are computed under, whatever the model
-    runs under.
-    """
+    """Run without gradients, autocast or TF32: the numerical setting of all statistics."""
     with torch.no_grad(), torch.autocast(device.type, enabled=False), without_tf32(device):
         yield
 
@@ -145,10 +143,10 @@ class _Block:
         return x_BHCS
 
     def chunk(self, part: slice, shifted: bool) -> Chunk:
-        """Exponentials; `shifted`, less the row maximum: so for any scores, also rows without a
-        single visible key.
+        """Exponentials of the scores of this part. `shifted` subtracts the row maximum, safe for
+        any scores, also rows without a single visible key.
 
-        Else they are shifted only where a row sum comes near under- or overflow.
+        Otherwise they are shifted only if a row sum comes near under- or overflow.
         """
         x_BHCS = self._scores(part)
         shift_BHC: Tensor | float = 0.0

@@ -1,8 +1,8 @@
-"""What those who run attention and those who watch it (`sinklab.core.probing`) tell each other,
-without knowing each other.
+"""Context shared by the code that runs attention and the code that watches it
+(`sinklab.core.probing`), so that neither imports the other.
 
-Whether calls made now are meant to be seen, whether a model is watched, which run they belong to,
-and which canvas is being evaluated.
+It says whether calls made now are meant to be seen, whether a model is watched, which run the calls
+belong to, and which canvas is being evaluated.
 """
 
 # B batch rows, S canvas positions, Q queries
@@ -25,27 +25,25 @@ from sinklab.core.compat import is_replayed
 _OBSERVED: ContextVar[bool | nn.Module] = ContextVar("sinklab_attention_observed", default=True)
 _DECODING: ContextVar[object | None] = ContextVar("sinklab_attention_decoding", default=None)
 _RUNNING: ContextVar[RunningCanvas | None] = ContextVar("sinklab_attention_running", default=None)
-# Ids of the modules in each `watching(…)` block. No context variable: what watches is a hook on the
-# module, whatever thread runs it. No attribute of the module: a copy of it is not watched.
+# Ids of the modules in each `watching(…)` block. No context variable: the watcher is a hook on the
+# module, in every thread that runs it. No attribute of the module: a copy of it is not watched.
 _LOCK = threading.Lock()
 _blocks: tuple[frozenset[int], ...] = ()
 
 
 def module_of(given: Any) -> Any:
-    """The model: what ``as_module()`` gives of something around one, such as `sinklab.load`
-    returns, else `given`.
-    """
+    """The model: ``as_module()`` of a wrapper such as `sinklab.load` returns, else `given`."""
     return given.as_module() if hasattr(given, "as_module") else given
 
 
 AT_ONCE = {"cpu"}
-"""Kinds of device whose values are there when an operation returns: to read one elsewhere is to
-wait for a queue.
+"""Kinds of device whose values are ready when an operation returns; on others, reading a value
+waits for a queue.
 """
 
 
 def reads_wait(device: torch.device) -> bool:
-    """Whether the program waits where it reads a value from this device: what runs at every step
+    """Whether reading a value from this device makes the program wait; code that runs at every step
     then avoids it.
     """
     return device.type not in AT_ONCE
@@ -56,7 +54,7 @@ NO_FLOAT64 = {"mps"}
 
 
 def finest(device: torch.device) -> torch.dtype:
-    """float64, or float32 where the device has no such numbers."""
+    """float64, or float32 on devices without float64."""
     return torch.float32 if device.type in NO_FLOAT64 else torch.float64
 
 
@@ -70,19 +68,19 @@ def _during(variable: ContextVar, value: object) -> Iterator[None]:
 
 
 def unobserved(but_of: nn.Module | None = None) -> AbstractContextManager[None]:
-    """Hide the attention calls made inside the block from every trace and intervention, but for
-    those `but_of` a part.
+    """Hide the attention calls made inside the block from every trace and intervention, except
+    those attached to `but_of` or a part of it.
 
     A sink prefix is run through the layers alone to get its keys and values: that pass is
     bookkeeping of the model, not a step of the text, and editing or recording it would be wrong. An
-    encoder's pass is no step of its decoder either: only who traces or edits the encoder itself (or
+    encoder's pass is no step of its decoder either: only a trace or edit of the encoder itself (or
     a part of it) sees it.
     """
     return _during(_OBSERVED, but_of or False)
 
 
 def is_observed(model: nn.Module | None = None) -> bool:
-    """Whether an attention call made now is to be seen by who watches this model: False inside
+    """Whether an attention call made now is visible to traces and edits of this model: False inside
     `unobserved()`.
     """
     seen = _OBSERVED.get()
@@ -96,7 +94,7 @@ def watching(*models: nn.Module, parts: Iterable[nn.Module] = ()) -> Iterator[No
 
     Holds for every thread that runs the module, and for no other module but those inside it and
     around it. Blocks may overlap in any order, on any modules, and in several threads. `parts`: all
-    its modules, where they are known.
+    its modules, if they are known.
     """
     global _blocks
     # Kept until the block ends: an id is a module's own for as long as it lives.
@@ -127,8 +125,8 @@ def decoding(run: object) -> AbstractContextManager[None]:
     """Say that the model calls inside the block are made for this run: one sequence or batch, from
     its first step on.
 
-    Runs are distinguished by identity. What compares successive steps starts afresh where another
-    run begins.
+    Runs are distinguished by identity. Code that compares successive steps starts afresh when
+    another run begins.
     """
     return _during(_DECODING, run)
 
@@ -144,17 +142,17 @@ class RunningCanvas:
     ids_BS: Tensor
     """Token ids of the whole canvas, as the model reads them."""
     columns: slice | Tensor | None
-    """The canvas positions whose queries run, in the order of the queries: a slice, int64 (Q,), or
-    None for all.
+    """Canvas positions whose queries run, in the order of the queries: a slice, int64 (Q,), or None
+    for all.
     """
     state_BS: Tensor | None = None
-    """State of every position (its number in `sinks.states.STATES`, int8, −1 for padding), where
-    ids do not tell it.
+    """State of every position (its number in `sinks.states.STATES`, int8, −1 for padding), if ids
+    do not tell it.
     """
 
     @cached_property
     def columns_Q(self) -> Tensor:
-        """`columns` as int64 (Q,) where the ids are, whatever they were given as."""
+        """`columns` as int64 (Q,) on the device of the ids, in whatever form they were given."""
         device = self.ids_BS.device
         if isinstance(self.columns, Tensor):
             return self.columns.to(device)
@@ -169,8 +167,9 @@ def running(
     become queries.
 
     Under a cache a model is handed the states of some columns: nothing in its arguments says which
-    they are. `state_BS`: the states of positions, from who knows them otherwise than by [MASK] and
-    a canvas of this length; where left out, what was said of the same ids around this block holds.
+    they are. `state_BS`: the states of positions, from a caller that knows them otherwise than by
+    [MASK] and a canvas of this length; if left out, the states announced for the same ids by the
+    enclosing block hold.
     """
     outer = _RUNNING.get()
     if state_BS is None and outer is not None and outer.ids_BS is ids_BS:
@@ -179,7 +178,7 @@ def running(
 
 
 running_canvas: Callable[[], RunningCanvas | None] = _RUNNING.get
-"""The canvas of the innermost `running(…)` block; None where no denoiser has announced one.
+"""The canvas of the innermost `running(…)` block; None if no denoiser has announced one.
 
 Ask inside an attention call that is watched: a denoiser need not announce others.
 """
@@ -202,8 +201,8 @@ class Owner:
         self.model, self.task, self.thread = model, _task(), threading.current_thread()
 
     def is_elsewhere(self) -> bool:
-        """Whether another one asks. A backward pass on a GPU has a thread of its own, and who
-        called it waits.
+        """Whether another thread or task asks. A backward pass on a GPU has a thread of its own,
+        and its caller waits.
         """
         is_other = threading.get_ident() != self.thread.ident
         return (
@@ -211,7 +210,7 @@ class Owner:
         ) and not is_replayed()
 
     def check(self, action: str) -> None:
-        """Raises ValueError for what another one does."""
+        """Raises ValueError if another thread or task acts."""
         if not self.is_elsewhere():
             return
         kind, name, other = "asynchronous task", self.task and self.task.get_name(), "another"

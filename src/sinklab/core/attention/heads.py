@@ -1,9 +1,9 @@
 """The heads of a layer over processes: under tensor parallelism each holds an equal share of them,
 by its rank.
 
-What listens to attention, or chooses by it, is given the whole model's heads, in every process the
-same: so numbers of heads, means over them and random draws mean what they mean in one process,
-whoever wrote the statistic or the edit.
+Code that listens to attention, or chooses by it, is given the whole model's heads, in every process
+the same: so numbers of heads, means over them and random draws mean the same as in one process, for
+every statistic and edit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class HeadShare:
     """This process's share of the heads."""
 
     group: Any
-    """Of the processes that hold one model together."""
+    """Process group that holds one model together."""
 
     @property
     def count(self) -> int:
@@ -33,7 +33,7 @@ class HeadShare:
 
     @property
     def rank(self) -> int:
-        """Of this process among them."""
+        """Rank of this process in the group."""
         return distributed.get_rank(self.group)
 
     def own(self, whole: Tensor, axis: int = 1) -> Tensor:
@@ -62,20 +62,19 @@ class HeadShare:
 
     @classmethod
     def of_model(cls, model: Any) -> HeadShare | None:
-        """That of a decoder with a head; None where it is not divided."""
+        """Share of the heads of a decoder with a head; None if it is not divided."""
         return cls.of(model.model.layers[0].self_attn) if is_divided(model) else None
 
     @classmethod
     def of(cls, attention: Any, width: int | None = None) -> HeadShare | None:
-        """That of an attention module; None where its projections are whole.
+        """Share of the heads of an attention module; None if its projections are whole.
 
         Args:
             attention: the module.
             width: query heads × head dim of the call that it makes; None where no call is made.
 
         Raises:
-            ValueError: for projections that are divided in a way of which it is not known who holds
-                which heads.
+            ValueError: for projections divided in a way that leaves the owner of each head unknown.
         """
         if not distributed.is_available() or not distributed.is_initialized():
             return None

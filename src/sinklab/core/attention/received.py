@@ -19,11 +19,13 @@ from sinklab.core.errors import check_tensor, one_of
 from sinklab.core.registry import fast_passes, fast_path
 
 Pass = Callable[[Scores, Collection[str], Tensor | None, Tensor | None], dict[str, Tensor]]
-"""(scores, names, groups_BGQ, norms_BKS) -> what is named; "received" (B, H, G, S)."""
+"""Signature of a pass: (scores, names, groups_BGQ, norms_BKS) -> the named results; "received" (B,
+H, G, S).
+"""
 
 
 class CallOptions(TypedDict, total=False):
-    """What a call may have beside queries and keys, as `Scores.of` takes it."""
+    """Optional arguments of a call beside queries and keys, as `Scores.of` takes them."""
 
     mask: Tensor | None
     is_causal: bool
@@ -84,7 +86,7 @@ def _in_chunks(
     norms_BKS: Tensor | None,
     chunk: int | None,
 ) -> dict[str, Tensor]:
-    """The pass by the loop over chunks of rows, which says what every faster one must give."""
+    """The pass as a loop over chunks of rows: the reference for every faster one."""
     n_groups, results = 1 if groups is None else groups.shape[1], {}
     for name in names:
         shape = (
@@ -104,7 +106,7 @@ def _in_chunks(
 def _measure(
     part: Chunk, results: dict[str, Tensor], groups: Tensor | None, norms_BHS: Tensor | None
 ) -> None:
-    """Write what this chunk of rows says into the results."""
+    """Write the contribution of this chunk of rows into the results."""
     rows = (part.batches, part.heads, part.queries)
     inverse_BHC = part.inverse_BHC
     if "received" in results:
@@ -198,7 +200,7 @@ def noop_bound(
     """Upper bound of the head output's norm, sum_j A_ij |v_j| (arXiv 2601.19657, Eq. 20), (B, H,
     Q).
 
-    Small where attention rests on keys of small values, the third argument: attending there
+    Small when attention rests on keys of small values, the third argument: attending there
     approximates doing nothing.
     """
     scores = Scores.of(q_BHQD, k_BKSD, **call)

@@ -1,5 +1,5 @@
-"""The arguments of one attention call, checked, and who may see whom in it: what its statistics are
-computed from.
+"""The checked arguments of one attention call and its visibility (which query sees which key): the
+input of its statistics.
 """
 
 # B batch, H query heads (those selected), K key/value heads, Q queries, S keys, D head dim; an axis
@@ -42,9 +42,7 @@ class Scores:
     groups: int
     """Query heads that share one key head."""
     lse_BHQ: Tensor | None = None
-    """Log-sum-exp of the rows of every query head in nats, where the attention kernel that ran said
-    it.
-    """
+    """Log-sum-exp of the rows of every query head in nats, if the attention kernel returned it."""
 
     @classmethod
     def of(
@@ -115,7 +113,7 @@ class Scores:
         return (q_BHQD.to(self.dtype), k_BHSD.to(self.dtype)) if widened else (q_BHQD, k_BHSD)
 
     def bias(self, batches: slice, heads: slice, part: slice, keys: int) -> Tensor | None:
-        """What the mask adds to these scores, in units of log 2; None without a mask."""
+        """Bias that the mask adds to these scores, in units of log 2; None without a mask."""
         mask = self.mask
         if mask is None:
             return None
@@ -135,7 +133,7 @@ class Scores:
 
 
 def of_heads(x_BHSD: Tensor, heads: Sequence[int]) -> Tensor:
-    """Some heads of a tensor: a view where they follow one another."""
+    """Some heads of a tensor: a view if they are consecutive."""
     first, last = heads[0], heads[-1]
     if list(heads) == list(range(first, last + 1)):
         return x_BHSD[:, first : last + 1]
@@ -150,10 +148,12 @@ def on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 HIDDEN_BELOW = -1e8
-"""What models write for "no" beside -inf and finfo.min (-1e9); no bias by distance comes near."""
+"""Values below this mean "no", beside -inf and finfo.min: models write -1e9, and no bias by
+distance comes near.
+"""
 LOW = -100.0
-"""What may mean no as well, in a mask of two values: -1e4, or half precision's finfo.min in
-float32.
+"""Values at most this may mean "no" as well, in a mask of two values: -1e4, or half precision's
+finfo.min in float32.
 """
 
 
@@ -161,8 +161,8 @@ def allowed(mask: Tensor) -> Tensor:
     """A boolean (True = may attend) or additive mask as a boolean one.
 
     -inf, finfo.min and below -1e8 mean no, and so does c in a mask of the values 0 and c alone, c
-    at most -100. A bias that is graded, by distance, hides nothing, however far it goes. See
-    ``doubtful`` for what could be either.
+    at most -100. A bias that is graded, by distance, blocks nothing, however far it goes. See
+    ``doubtful`` for masks that could be either.
     """
     if mask.dtype == torch.bool:
         return mask
@@ -171,7 +171,7 @@ def allowed(mask: Tensor) -> Tensor:
 
 
 def doubtful(mask: Tensor) -> Tensor:
-    """Whether an additive mask could hide keys or bias them, a flag on its device (nothing waits
+    """Whether an additive mask could block keys or bias them, a flag on its device (nothing waits
     for it).
 
     It falls by 50 or more from a key to the next, to -100 or less, and has other values beside 0
@@ -190,7 +190,7 @@ def _open_and_low(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _is_padding(mask: Tensor, open_: Tensor, low: Tensor) -> Tensor:
-    """Whether what is open is 0, or one number that is low: a flag on the device."""
+    """Whether the open entries are 0, or one number that is low: a flag on the device."""
     if mask.device.type == "cpu" and not low.any():
         return low.new_zeros(())
     zero, least, most = (
@@ -203,13 +203,13 @@ def _is_padding(mask: Tensor, open_: Tensor, low: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """Which queries may see which keys of a call, counted on first use.
+    """Visibility of keys: which queries may see which keys of a call, counted on first use.
 
     Padding never counts: a query whose own key no query may see is padding, and does not count as a
     viewer. Which key is a query's own follows from the canvas that runs; without one see
     ``first_own``. A row in which that would leave no query at all has its keys elsewhere: there
-    every query counts. Where the keys are another sequence's (`is_own`) their padding says nothing
-    of queries. Causal masks are top-left aligned, as in torch.
+    every query counts. If the keys are another sequence's (`is_own`) their padding says nothing of
+    queries. Causal masks are top-left aligned, as in torch.
     """
 
     mask: Tensor | None
@@ -221,11 +221,11 @@ class Visibility:
     call.
     """
     device: torch.device | None = None
-    """Where counts are made that need no mask; the CPU when left out."""
+    """Device of the counts that need no mask; the CPU when left out."""
     is_own: bool = True
     """Whether the keys belong to the sequence of the queries; False for cross attention."""
     query_mask_BQ: Tensor | None = None
-    """Of cross attention: False for queries that are padding; None: none is."""
+    """For cross attention: False for queries that are padding; None: none is."""
 
     @cached_property
     def visible_BHS(self) -> Tensor:
@@ -238,13 +238,15 @@ class Visibility:
 
     @cached_property
     def visible_BS(self) -> Tensor:
-        """The same for the head in which most queries see the key."""
+        """Number of queries that may see each key (B, S), for the head in which most queries see
+        it.
+        """
         return self.visible_BHS.amax(1)
 
     def seen_by(self, some_BQ: Tensor) -> Tensor:
-        """How many of some queries, bool (B, Q), may see each key: int64 (B, 1 or H, S).
+        """Number of these queries, bool (B, Q), that may see each key: int64 (B, 1 or H, S).
 
-        Costs O(Q·S) where a mask tells each query something else.
+        Costs O(Q·S) if a mask differs between queries.
         """
         _, queries, keys = self.shape
         if self.mask is None and self.is_causal:
@@ -287,12 +289,12 @@ class Visibility:
         """Key of the first query, without a canvas: the last Q keys belong to the Q queries, as in
         a cache that grows.
 
-        0 where the keys are another sequence's.
+        0 if the keys are another sequence's.
 
         In a static cache there is room behind them. No query sees into it, and under a causal mask
-        none sees a key behind its own: the farthest that one sees beyond its number says where they
-        begin. Where several see equally far the mask is not causal, and does not tell. A number on
-        the device of the mask.
+        none sees a key behind its own: the farthest that one sees beyond its number gives their
+        start. If several see equally far, the mask is not causal and does not tell. A number on the
+        device of the mask.
         """
         _, queries, keys = self.shape
         if not self.is_own:
@@ -316,7 +318,7 @@ class Visibility:
         )
 
     def repeated(self, count: int) -> Visibility:
-        """That of so many calls of this kind, one after another on the axis of rows."""
+        """The visibility of this many calls of this kind, one after another on the axis of rows."""
         batch, queries, keys = self.shape
         mask = self.mask
         if mask is not None and mask.dim() == 4 and len(mask) == batch:
@@ -328,7 +330,7 @@ class Visibility:
 
     @cached_property
     def doubt(self) -> Tensor | None:
-        """Whether the mask is ``doubtful``, a flag on its device; None where that is out of the
+        """Whether the mask is ``doubtful``, a flag on its device; None if that is out of the
         question.
         """
         return (

@@ -1,4 +1,6 @@
-"""Configuration of a diffusion language model: a backbone's config plus what makes it a DLM."""
+"""Configuration of a diffusion language model: a backbone's config plus the settings that make it a
+DLM.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def refuse_unknown(settings: Iterable[str], known: Iterable[str] = ()) -> None:
 
 
 def _check(config: DiffusionLMConfig) -> None:
-    """Raises ValueError where sink, backbone and vocabulary do not fit together."""
+    """Raises ValueError if sink, backbone and vocabulary do not fit together."""
     kind = config.sink_kind
     kinds = ("none", *sorted(sinks, key=lambda name: -sinks[name].positions))
     remedy = "if a plug-in defines it, install that or name its file: --plugin"
@@ -142,7 +144,7 @@ class DiffusionLMConfig(PreTrainedConfig):
         mask_token_id: id of [MASK] in the backbone's vocabulary.
         logit_shift: True when the output at position i − 1 predicts position i (Dream).
         text_vocab_size: ids from here on are no text (MMaDA's image codes); None when all are.
-        output_vocab_size: rows of the LM head where it has fewer than the embedding (SMDM: none for
+        output_vocab_size: rows of the LM head if it has fewer than the embedding (SMDM: none for
             [MASK]); the ids without a row get the lowest logit there is. None when every id has
             one.
         rope_dtype: precision to which the rotary cosines and sines are rounded, ``float32`` (not at
@@ -151,22 +153,21 @@ class DiffusionLMConfig(PreTrainedConfig):
         expand_token_id: id of the token that becomes two masks (DreamOn); None for a model without.
         delete_token_id: id of the token whose position goes, in such a model.
         context: tokens that prompt and completion should have together at most, as the authors
-            state it; advice that the model does not enforce. None where only the positions limit
-            it.
+            state it; advice that the model does not enforce. None if only the positions limit it.
         attention: keys that a query of the text sees, in training and afterwards: ``full``, all of
             them; ``causal``, itself and those to its left; ``first_alone``, all, but the first
             token of a text sees itself alone, as it does under a causal mask. Every query sees the
             added sinks.
-        block_length: tokens of a block where attention is block-causal: a token sees its own block
+        block_length: tokens of a block if attention is block-causal: a token sees its own block
             from both sides, and the blocks before it (BD3-LM, 2503.09573). None for full attention.
         clean_attention: with blocks, how those that are finished attend: ``block``, as when they
             were written, or ``causal``, from left to right inside the block too
             (Nemotron-Labs-Diffusion).
-        blocks_from: with blocks, where they are counted from: ``text``, its first token, or
+        blocks_from: with blocks, the start of their count: ``text``, its first token, or
             ``column``, the first column of the batch, padding included (dLLM, which pads prompts on
             the left to whole blocks).
         first_alone: with blocks, whether the first token of each is written by itself, before the
-            others: where logits are shifted, it is predicted by the block before (Fast-dLLM v2).
+            others: if logits are shifted, it is predicted by the block before (Fast-dLLM v2).
 
     Raises:
         ValueError: for an unknown key or value, naming the near ones; for a sink kind without a
@@ -253,15 +254,15 @@ class DiffusionLMConfig(PreTrainedConfig):
         return self.sink_positions if self.sink_side == "front" else 0
 
     def closing_of(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Ids that end a text which begins with these, behind what is written: none, unlike BERT's
-        [SEP].
+        """Ids that end a text which begins with these, after the written tokens: none, unlike
+        BERT's [SEP].
         """
         return ()
 
     @property
     def block_columns(self) -> int:
-        """What the columns of a prompt must be a multiple of for the completion to begin a block; 1
-        for any number.
+        """Divisor that the columns of a prompt must have for the completion to begin a block; 1 for
+        any number.
         """
         return self.block_length if self.block_length and self.blocks_from == "column" else 1
 
@@ -286,7 +287,9 @@ class DiffusionLMConfig(PreTrainedConfig):
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """What :meth:`~sinklab.core.sampling.DecodingSettings.decode` has to know of the model."""
+        """Arguments about the model that :meth:`~sinklab.core.sampling.DecodingSettings.decode`
+        needs.
+        """
         ids = {"expand_id": self.expand_token_id, "delete_id": self.delete_token_id}
         ends = [*self.eos_ids, *([] if self.eot_token_id is None else [self.eot_token_id])]
         resizing = {**ids, "context": self.text_positions}

@@ -1,7 +1,7 @@
 """The model as a denoiser: ids in, logits at the wanted positions out, with or without a memory of
-what was computed.
+earlier evaluations.
 
-The plain way is the model's own forward. Where a fast decoder is registered and faithful to this
+The plain way is the model's own forward. If a fast decoder is registered and faithful to this
 model, it takes its place and gives the same numbers up to rounding: never while the model is
 watched.
 """
@@ -28,13 +28,13 @@ from sinklab.core.sampling.canvas import Canvas, Places
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Which outputs of the decoder an evaluation reads."""
+    """The outputs of the decoder that an evaluation reads."""
 
     output_Q: Tensor
     """Columns whose states are wanted, int64 (Q,)."""
     pick: Tensor | None
-    """Which of the states (B, Q): bool (B, Q), int64 (M,) of the flattened ones, or None for all of
-    a single row.
+    """Selection among the states (B, Q): bool (B, Q), int64 (M,) of the flattened ones, or None for
+    all of a single row.
     """
     places: Places | None
     wanted_Q: Tensor
@@ -73,10 +73,10 @@ class ModelDenoiser:
 
         Args:
             ids_BS, wanted_BS: the canvas, and the positions.
-            places: the same positions in numbers; what a loop knows of them need not be read from
-                the device.
+            places: the same positions as numbers; those that a loop knows need not be read from the
+                device.
             clean_BS: the right ids, for a score: with attention in blocks each block then sees the
-                clean ones before it (``clean`` of the model's forward). Where attention is full it
+                clean ones before it (``clean`` of the model's forward). With full attention it
                 changes nothing.
 
         Raises:
@@ -93,7 +93,7 @@ class ModelDenoiser:
             return self.full_pass(ids_BS, wanted_BS, self.read(wanted_BS, places))
 
     def session(self) -> ModelSession:
-        """The same denoiser with a memory, for one run over one canvas."""
+        """A session of this denoiser: with a memory, for one run over one canvas."""
         return ModelSession(self)
 
     @cached_property
@@ -101,8 +101,8 @@ class ModelDenoiser:
         return None if self.plain else fast_path(fast_decoders, self.model)
 
     def in_blocks(self, canvas: Canvas, block_length: int | None = None) -> Canvas:
-        """The canvas with its decoding blocks where those of attention are, each of them in parts
-        of ``block_length`` where that is shorter; where attention is full, as it is.
+        """The canvas with its decoding blocks aligned to those of attention, each of them in parts
+        of ``block_length`` if that is shorter; unchanged if attention is full.
 
         Raises:
             ValueError: for a canvas with padding that this denoiser was not made with, and for a
@@ -135,7 +135,7 @@ class ModelDenoiser:
 
     @property
     def own_cache(self) -> str | None:
-        """The cache that changes nothing but the time; None where there is none, or each column is
+        """The cache that saves time and changes no result; None if there is none, or each column is
         to be seen.
         """
         has_blocks = (
@@ -151,7 +151,7 @@ class ModelDenoiser:
         return self._fast is not None and self._fast.is_faithful()
 
     def geometry(self, ids_BS: Tensor, wanted_BS: Tensor) -> CanvasGeometry:
-        """What is the same for every canvas of this shape. Raises ValueError for one that does not
+        """Geometry shared by every canvas of this shape. Raises ValueError for one that does not
         fit.
         """
         check_tensor("the ids of a denoiser", ids_BS, (None, None))
@@ -169,7 +169,7 @@ class ModelDenoiser:
         return known
 
     def full_pass(self, ids_BS: Tensor, wanted_BS: Tensor, read: Read, store: Any = None) -> Tensor:
-        """Logits (M, V) with all columns computed; a store stands where the sinks stand, and
+        """Logits (M, V) with all columns computed; a store takes the place of the sinks, and
         remembers.
         """
         geometry, seen = self.geometry(ids_BS, wanted_BS), self.seen_by_finished(wanted_BS)
@@ -198,8 +198,8 @@ class ModelDenoiser:
             ).logits
 
     def seen_by_finished(self, wanted_BS: Tensor) -> Tensor | None:
-        """Who sees whom, bool (B, query, key), where the blocks before the wanted positions attend
-        causally; None where they attend as they did when they were written.
+        """Visibility, bool (B, query, key), if the blocks before the wanted positions attend
+        causally; None if they attend as they did when they were written.
         """
         config, length = self.model.config, wanted_BS.shape[1]
         if (
@@ -215,7 +215,7 @@ class ModelDenoiser:
 
     def read(self, wanted_BS: Tensor, places: Places | None = None) -> Read:
         """The columns whose outputs are read for the wanted positions: those that predict one in
-        some row, or, where to find them would take a wait for the device, those of the whole block.
+        some row or, if finding them would mean a wait for the device, those of the whole block.
         Shifted logits are read one column to the left.
         """
         check_tensor("the wanted positions of a denoiser", wanted_BS, (None, None), "bool")
@@ -248,26 +248,24 @@ class ModelDenoiser:
 
     @cached_property
     def _starts_BS(self) -> Tensor | None:
-        """Positions that predict themselves in a row that begins with padding; None where logits
-        are not shifted.
+        """Positions that predict themselves in a row that begins with padding; None if logits are
+        not shifted.
         """
         if self.attention_BS is None or not self.model.config.logit_shift:
             return None
         return masks.starts(self.attention_BS)
 
     def _predictors(self, wanted_Q: Tensor, starts_BS: Tensor | None = None) -> Tensor:
-        """Columns that predict these in a row; behind them these themselves, where one starts a
-        row.
-        """
+        """Columns that predict these in a row; after them these themselves, if one starts a row."""
         before_Q = (wanted_Q - 1).clamp(min=0) if self.model.config.logit_shift else wanted_Q
         return before_Q if starts_BS is None else torch.cat([before_Q, wanted_Q])
 
     def columns_to_run(self, columns: slice | Tensor, read: Read) -> tuple[slice | Tensor, Tensor]:
-        """The columns to run, and where among them those stand whose outputs are read.
+        """The columns to run, and the indices among them of those whose outputs are read.
 
-        Where logits are shifted, every predecessor is added, wanted or not: what runs in one row of
-        a batch must not depend on what another row wants. Raises ValueError for a wanted position
-        outside ``columns``.
+        With shifted logits every predecessor is added, wanted or not: the columns run in one row of
+        a batch must not depend on the wishes of another row. Raises ValueError for a wanted
+        position outside ``columns``.
         """
         self._check_inside(columns, read)
         is_shifted, output_Q = self.model.config.logit_shift, read.output_Q
@@ -302,13 +300,14 @@ class ModelDenoiser:
         store: Any,
         **special: Any,
     ) -> Tensor:
-        """Final states (B, Q, E) where some columns run and attend to what the store gives.
+        """Final states (B, Q, E) when some columns run and attend to the keys and values of the
+        store.
 
         Args:
             ids_BS: token ids of the whole canvas.
             columns: those that run: a slice or int64 (W,) for the same in every row, int64 (B, W)
                 for each its own.
-            output_index_Q: where among them those stand whose states are wanted.
+            output_index_Q: indices among them of those whose states are wanted.
             store: takes the new keys and values and returns those of all columns
                 (:class:`KeyValueStore`).
             special: ``mask``, bool, in place of the canvas's, and ``choose`` for the fast decoder
@@ -353,12 +352,12 @@ class ModelSession:
         self._denoiser = denoiser
         self._store: KeyValueStore | None = None
         self._memory: Any = None
-        """That of a cache which brings its own, in place of the store."""
+        """Memory of a cache that brings its own, in place of the store."""
         self._filled: torch.Size | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the keys and values held now: what a partial evaluation attends to (added sinks
+        """Bytes of the keys and values held now, which a partial evaluation attends to (added sinks
         included).
         """
         return sum(held.nbytes for held in (self._store, self._memory) if held is not None)
@@ -374,7 +373,7 @@ class ModelSession:
             columns: None computes everything and remembers all keys and values. A slice or sorted
                 column numbers, int64 (W,), run these columns alone, the same in every row: they
                 attend to all columns (and the sinks), to one another as they are now and to the
-                others as remembered, and are remembered from now on. Where logits are shifted, the
+                others as remembered, and are remembered from now on. With shifted logits, the
                 column before each of them runs as well. A ``sampling.caches.BlockWork`` evaluates
                 with the memory that its cache brings.
             places: as :meth:`ModelDenoiser.__call__` takes them.

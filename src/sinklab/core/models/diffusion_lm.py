@@ -40,9 +40,9 @@ class Gate(nn.Linear):
     """Gated attention: sigmoid(X·W_g + b) of a layer's normed input X, on its attention output (Eq.
     8–10).
 
-    As wide as the concatenated heads; ``bias`` is where b starts, None leaves it out (Eq. 9). Its
-    bound methods are the hooks of :meth:`attach`, so that a copied or pickled model uses the copy's
-    gate.
+    As wide as the concatenated heads; ``bias`` is the initial value of b, None leaves it out (Eq.
+    9). Its bound methods are the hooks of :meth:`attach`, so that a copied or pickled model uses
+    the copy's gate.
     """
 
     def __init__(self, hidden_size: int, width: int, bias: float | None) -> None:
@@ -66,11 +66,11 @@ class Gate(nn.Linear):
         return torch.sigmoid(super().forward(x_BSE))
 
     def remember(self, attention: nn.Module, args: tuple, kwargs: dict) -> None:
-        """Before attention: compute the factors from its input."""
+        """Compute the factors from the input of attention, before it runs."""
         self.pending = self(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
 
     def multiply(self, projection: nn.Module, args: tuple) -> tuple | None:
-        """Before the output projection: apply the factors once; when none are owed, leave the input
+        """Apply the factors once, before the output projection; when none are owed, leave the input
         as it is.
         """
         if self.pending is None:
@@ -79,7 +79,7 @@ class Gate(nn.Linear):
         return (args[0] * factors, *args[1:])
 
     def attach(self, attention: Any) -> None:
-        """Multiply what enters ``attention.o_proj`` by the gate of what entered ``attention``.
+        """Multiply the input of ``attention.o_proj`` by the gate of the input of ``attention``.
 
         Hooks and not a subclass: they fit every decoder with the usual projection names and copy no
         model code.
@@ -179,7 +179,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
     def _set_gradient_checkpointing(  # type: ignore[override]
         self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, **settings: Any
     ) -> None:
-        """What every way of turning checkpointing on ends in; the sink's prefix survives it.
+        """Common end of every way of turning checkpointing on; the sink's prefix survives it.
 
         Raises:
             ValueError: for reentrant checkpointing, which loses the gradient of the sink.
@@ -282,18 +282,18 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         all logits.
 
         Args:
-            input_ids: token ids (B, S), with [MASK] where a token is to be predicted.
+            input_ids: token ids (B, S), with [MASK] at every position to be predicted.
             attention_mask: 1 for text, 0 for padding (B, S), on either side; None means no padding.
             logits_to_keep: bool (B, S); the LM head is applied at the True positions alone. Or
                 int64 (M,), their numbers in the flattened batch, ascending: these need not be read
                 from the device.
             sink_prefix: what :meth:`sink_prefix` returned, to compute it once for many calls; None
                 computes it here.
-            causal: each position sees the sinks and what stands to its left only (for a causal warm
-                start).
+            causal: each position sees the sinks and the positions to its left only (for a causal
+                warm start).
             visible: bool (S, S) or (B, S, S), True where the query (row) may see the key, both
                 counted over the text alone; every query sees the sinks. Padding, ``causal``, blocks
-                and ``config.attention`` hide more. Positions do not change.
+                and ``config.attention`` block more. Positions do not change.
             clean: with attention in blocks, the same text without noise (B, S): each block then
                 sees its own noisy tokens and the clean ones of the blocks before it, as it does
                 when it is written (BD3-LM, 2503.09573). Without it, it sees the blocks before it as
@@ -307,7 +307,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             an output with ``logits`` of shape (B, S, V), or (M, V) in the row-major order of
             ``logits_to_keep``. With
             labels: ``loss`` Σ weight · cross-entropy in nats over the labels (float32, or float64
-                where the
+                if the
             model is), and no logits.
 
         Raises:
@@ -347,8 +347,8 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
 
         With ``plain=True`` it is :meth:`forward` itself, bit for bit; else a fast decoder may take
         its place. Its ``session()`` remembers keys and values between evaluations, for decoding
-        with a cache. Make a new one after the weights change: what does not depend on the text is
-        computed once.
+        with a cache. Make a new one after the weights change: everything that does not depend on
+        the text is computed once.
         """
         return ModelDenoiser(self, attention_mask, plain=plain)
 

@@ -54,16 +54,16 @@ class GenerateByDenoising:
         inside ``input_ids`` are filled (infilling).
 
         Args:
-            input_ids: prompts (B, P), padded on the left where lengths differ; a list or a single
-                row (P,) will do.
+            input_ids: prompts (B, P), padded on the left if lengths differ; a list or a single row
+                (P,) will do.
             attention_mask: 1 for text, 0 for padding (B, P); None means no padding.
             max_new_tokens: length of the completion.
             rule: which proposals to commit first, a rule or its name; ``low_confidence`` by
                 default.
             schedule: how many of them at each evaluation, a schedule or its name; ``even`` by
-                default, and where a DreamOn fills masks ``elastic``.
-            cache: what to remember between evaluations, a cache or its name; by default what
-                changes nothing.
+                default, and ``elastic`` when a DreamOn fills masks.
+            cache: memory between evaluations, a cache or its name; by default one that changes no
+                result.
             settings: all options in one record; those given by keyword replace its fields.
             streamer: a ``TextDiffusionStreamer`` shows drafts (batch of one).
             options: fields of :class:`~sinklab.core.sampling.DecodingSettings`: ``steps``,
@@ -71,7 +71,7 @@ class GenerateByDenoising:
 
         Returns:
             token ids (B, P + max_new_tokens), or (B, P) when infilling; under ``elastic`` of
-            another length. Behind what a masked language model writes stands its [SEP].
+            another length. A masked language model ends its text with its [SEP].
 
         Raises:
             ValueError: for a model without mask token, ids outside its vocabulary, and settings
@@ -111,8 +111,8 @@ class GenerateByDenoising:
                 )
             decoding = self.denoise(canvas, settings, **chosen)
             width = canvas.ids_BS.shape[1] - behind
-            # what a streamer shows as prompt stays on the screen: nothing of a text that is still
-            # to be filled
+            # a prompt shown by a streamer stays on the screen: nothing of a text that is still to
+            # be filled
             written_BS = _shown(decoding, canvas, width if max_new_tokens else 0, streamer)
         return written_BS[:, width - ids_BP.shape[-1] :].clone()
 
@@ -123,7 +123,7 @@ class GenerateByDenoising:
         holds the result.
 
         Args:
-            canvas: what stands and what is to be written.
+            canvas: the given tokens and the positions to be written.
             settings: all options in one record.
             objects: ``rule``, ``schedule`` or ``cache`` objects in place of the names in
                 ``settings``.
@@ -160,7 +160,7 @@ _INSTEAD = {
     "eos_token_id": "give stop_ids, or stop_at_eos=True for the model's own.",
     "use_cache": "give cache='prefix' or cache='dual'; without it everything is computed afresh.",
 }
-"""What to give instead of options of transformers' `generate` that have no meaning here."""
+"""Advice in place of options of transformers' `generate` that have no meaning here."""
 
 
 def _with_options(settings: DecodingSettings, options: dict[str, Any]) -> DecodingSettings:
@@ -172,8 +172,8 @@ def _with_options(settings: DecodingSettings, options: dict[str, Any]) -> Decodi
 
 
 def _ending(config: Any, ids_BP: Tensor, real_BP: Tensor | None) -> tuple[int, ...]:
-    """Ids that end the texts of a batch, as its first begins; none for what is no batch, which the
-    canvas refuses.
+    """Ids that end the texts of a batch, as its first begins; none for an input that is no batch,
+    which the canvas refuses.
     """
     if (
         ids_BP.ndim != 2

@@ -1,5 +1,5 @@
-"""What an evaluation of a canvas stands on: positions, mask and sinks, and the keys and values that
-it leaves.
+"""The geometry of a canvas under evaluation: positions, mask and sinks, and the keys and values
+that it leaves.
 """
 
 # B batch, S canvas, W columns that run, H key/value heads, N sinks, K keys = N + S, D head dim, Q
@@ -19,15 +19,15 @@ from sinklab.core.models.sinks.prefix import SinkPrefix, logits_of
 
 @dataclass(frozen=True, eq=False)
 class CanvasGeometry:
-    """What depends on the shape of the canvas and its padding alone: computed once, for all
-    columns.
+    """Everything that depends on the shape of the canvas and its padding alone: computed once, for
+    all columns.
     """
 
     shape: tuple[int, ...]
     backend: str
     position_ids_BS: Tensor
     mask: Tensor | None
-    """As the decoder takes it; None when nothing is hidden."""
+    """Mask as the decoder takes it; None when nothing is blocked."""
     sinks: SinkPrefix | None
 
     @classmethod
@@ -50,7 +50,7 @@ class CanvasGeometry:
             real_BS: from :func:`~sinklab.core.models.masks.real_positions`.
             like: a tensor of the dtype and device of the states.
             shape: of the ids, (B, S).
-            sinks: keys and values of the sinks where they are known; else they are computed.
+            sinks: keys and values of the sinks if they are known; else they are computed.
             causal, visible: as in :meth:`DiffusionLM.forward`.
             is_doubled: the clean text follows the noisy one, which has this shape and padding.
         """
@@ -114,8 +114,8 @@ class CanvasGeometry:
 
 
 def take(values: Tensor, columns: slice | Tensor) -> Tensor:
-    """These columns of (1 or B, S, …): a slice or int64 (W,) of all rows, or int64 (B, W), each
-    row's own.
+    """Take these columns of (1 or B, S, …): a slice or int64 (W,) of all rows, or int64 (B, W),
+    each row's own.
     """
     if isinstance(columns, slice):
         return values[:, columns]
@@ -128,8 +128,7 @@ def take(values: Tensor, columns: slice | Tensor) -> Tensor:
 class KeyValueStore:
     """One buffer of keys and one of values a layer: sinks in the first N columns, then the canvas.
 
-    In an attention layer it stands where a key/value cache stands (a ``sink_prefix`` that also
-    remembers).
+    An attention layer takes it as its key/value cache (a ``sink_prefix`` that also remembers).
     """
 
     def __init__(self, prefix: SinkPrefix | None, layers: int) -> None:
@@ -140,13 +139,13 @@ class KeyValueStore:
         """Columns of the canvas that the next :meth:`update` of each layer brings: None for all, a
         slice or int64 (W,) for the same in every row, int64 (B, W) for each row its own."""
         self.length: int | None = None
-        """Columns of the canvas, where a first evaluation may bring some of them; None where it
-        brings all.
+        """Columns of the canvas, if a first evaluation may bring some of them; None if it brings
+        all.
         """
         self.seen: int | None = None
         """Columns that :meth:`update` returns, from the left; None for all."""
         self.graphs: dict[Any, Any] = {}
-        """What a fast decoder has recorded of evaluations into these buffers, by their shapes."""
+        """Recordings by a fast decoder of evaluations into these buffers, by their shapes."""
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers
 
@@ -171,7 +170,7 @@ class KeyValueStore:
         return keys[:, :, :seen], values[:, :, :seen]
 
     def held(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer as they are held now. Raises ValueError where nothing is."""
+        """Keys and values of one layer as they held now. Raises ValueError if there are none."""
         keys, values = self._keys[layer], self._values[layer]
         if keys is None or values is None:
             raise ValueError(
@@ -186,7 +185,7 @@ class KeyValueStore:
         if columns is None or (known is None and length):
             shape = (batch, heads, sinks + length, width)
             if known is None or known.shape != shape:
-                # zeros: a mask hides what no evaluation has filled, but not what is no number
+                # zeros: a mask blocks entries that no evaluation has filled, but not NaN
                 known = new_BHWD.new_empty(shape) if columns is None else new_BHWD.new_zeros(shape)
                 self.graphs.clear()
                 if sink_BHND is not None:

@@ -42,11 +42,11 @@ class Head(nn.Linear):
         """Logits (…, V); with labels the sum of weighted cross-entropies instead, ``chunk``
         positions at a time.
 
-        The loss is made in here and not outside from the weight, so that what gathers the weight
-        for a call of this module (FSDP, ZeRO-3) does.
+        The loss is computed in here and not outside from the weight, so that wrappers that gather
+        the weight for a call of this module (FSDP, ZeRO-3) do so.
 
         Raises:
-            ValueError: if a label is no row of the head, or Liger is required where it cannot run.
+            ValueError: if a label is no row of the head, or Liger is required but cannot run.
         """
         if labels_M is not None and weights_M is not None:
             check_labels(labels_M, self.out_features)
@@ -124,16 +124,14 @@ IGNORE_INDEX = -100
 
 
 class LossOptions(TypedDict, total=False):
-    """How :meth:`DiffusionLM.forward <sinklab.core.models.DiffusionLM.forward>` makes the loss of
-    labels.
-    """
+    """Loss options of :meth:`DiffusionLM.forward <sinklab.core.models.DiffusionLM.forward>`."""
 
     label_weights: Tensor | None
     """Float (B, S), weight of each position of the loss; 1 when left out."""
     head_chunk: int
-    """Positions whose logits exist at a time; 4096 when left out."""
+    """Positions per chunk of logits; 4096 when left out."""
     liger: bool | None
-    """Liger's fused kernel: True, False, or None for where it is installed and fits."""
+    """Liger's fused kernel: True, False, or None to use it if it is installed and fits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +139,7 @@ class LossTargets:
     """The positions of a batch that are in the loss, and how it is made of them."""
 
     positions_M: Tensor
-    """Where they are in the flattened batch."""
+    """Positions of the labels in the flattened batch."""
     labels_M: Tensor
     weights_M: Tensor
     chunk: int

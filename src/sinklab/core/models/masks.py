@@ -13,7 +13,7 @@ from sinklab.core.errors import check_tensor
 
 
 def real_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
-    """Where there is text, bool (B, S), or None without any padding (so that no mask is built).
+    """Positions of text, bool (B, S), or None without any padding (so that no mask is built).
 
     Raises:
         ValueError: if shapes disagree, or a row is all padding.
@@ -38,8 +38,8 @@ def real_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor |
 
 
 def starts(real_BS: Tensor) -> Tensor:
-    """Where text begins behind padding, bool (B, S): with shifted logits it predicts itself, as at
-    the first column.
+    """Positions of text right after padding, bool (B, S): with shifted logits they predict
+    themselves, as at the first column.
     """
     return real_BS.bool() & ~F.pad(real_BS.bool()[:, :-1], (1, 0), value=True)
 
@@ -53,7 +53,7 @@ def position_ids(
         real_BS: from :func:`real_positions`.
         length: S.
         start: position of the first token of text.
-        device: where to put them.
+        device: device of the result.
     """
     if real_BS is None:
         return torch.arange(length, device=device)[None] + start
@@ -70,7 +70,7 @@ def blocks(
         config: of the model.
         real_BS: from :func:`real_positions`.
         length: S.
-        device: where to put them.
+        device: device of the result.
         size: tokens of a block, for parts of blocks.
     """
     counted_BS = None if config.blocks_from == "column" else real_BS
@@ -78,11 +78,11 @@ def blocks(
 
 
 def block_causal(block_BS: Tensor, current_B: Tensor | None = None) -> Tensor:
-    """Who sees whom, bool (B, query, key): the own block and those before it.
+    """Block-causal visibility, bool (B, query, key): the own block and those before it.
 
     Args:
         block_BS: from :func:`blocks`.
-        current_B: the block that is being written, where those before it attend causally.
+        current_B: the block that is being written, if those before it attend causally.
     """
     seen_BQK = block_BS[:, None] <= block_BS[:, :, None]
     if current_B is None:
@@ -96,13 +96,13 @@ def whole_text(
     attention: str, real_BS: Tensor | None, length: int, device: torch.device
 ) -> Tensor | None:
     """Keys that each query sees by the model's form of attention, bool (1 or B, query, key); None
-    where it is full.
+    if it is full.
 
     Args:
         attention: ``attention`` of a :class:`~sinklab.core.models.DiffusionLMConfig`.
         real_BS: from :func:`real_positions`; places are counted without padding.
         length: S.
-        device: where to put them.
+        device: device of the result.
     """
     if attention == "full":
         return None
@@ -113,8 +113,8 @@ def whole_text(
 
 
 def noisy_and_clean(block_BS: Tensor, causal: bool) -> Tensor:
-    """Who sees whom where the clean text follows the noisy one, bool (B, 2S, 2S) (BD3-LM,
-    2503.09573, Eq. 9–12).
+    """Visibility if the clean text follows the noisy one, bool (B, 2S, 2S) (BD3-LM, 2503.09573, Eq.
+    9–12).
 
     A noisy token sees the noisy tokens of its block and the clean ones of the blocks before it; a
     clean token the clean ones up to the end of its block, or with ``causal`` up to itself.
@@ -140,16 +140,16 @@ def attention_mask(
 ) -> Tensor | None:
     """Mask of shape (B or 1, 1, 1 or Q, K) for this attention backend.
 
-    None when nothing is hidden, or the kernel's own causal flag says it all.
+    None when nothing is blocked, or the kernel's own causal flag says it all.
 
     Args:
-        real_BS: from :func:`real_positions`; all True makes a mask where nothing is hidden, too.
+        real_BS: from :func:`real_positions`; all True makes a mask even if nothing is blocked.
         length: S.
         sinks: N; every query sees them.
         causal: text sees only text to its left.
         backend: ``attn_implementation`` of the backbone.
         like: a tensor of the dtype and device of the states.
-        visible: bool (S, S) or (B, S, S), True where a query of the text may see a key of the text.
+        visible: bool (S, S) or (B, S, S), True if a query of the text may see a key of the text.
         seen: the same (1 or B, S, S) by the model itself, see :func:`block_causal` and
             :func:`whole_text`.
 
@@ -204,7 +204,7 @@ def attention_mask(
 
 
 def none_at_all(mask: Tensor | None, backend: str) -> dict[str, bool]:
-    """Keywords for a decoder, so that where nothing is hidden its layers have no mask: compiled,
+    """Keywords for a decoder that give its layers no mask if nothing is blocked: compiled,
     transformers below 5.23 makes one, which knows no sinks and keeps flash attention from running.
     """
     return {"without_mask": True} if mask is None and backend == "sdpa" else {}

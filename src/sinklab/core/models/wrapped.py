@@ -21,7 +21,7 @@ from sinklab.core.models.generation import GenerateByDenoising
 from sinklab.core.sampling.canvas import Canvas, Places
 
 UNLIMITED = 2**20
-"""Positions of a module that says of none where they end."""
+"""Positions of a module that states no limit."""
 
 
 @dataclass
@@ -43,9 +43,9 @@ class WrappedConfig:
     states.
     """
     global_layers: tuple[int, ...] | None = None
-    """Layers in which every token sees all others, where those of other layers see a window alone
+    """Layers in which every token sees all others, if those of other layers see a window alone
     (ModernBERT): a study records these, as its page counts with one number of queries per key. None
-    where all layers are so.
+    if all layers are so.
     """
     eos_ids: tuple[int, ...] = ()
     opening_ids: tuple[int, ...] = ()
@@ -65,7 +65,7 @@ class WrappedConfig:
         return self.max_position_embeddings
 
     def closing_of(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Ids that end a text which begins with these: none where [CLS] does not open it, as in a
+        """Ids that end a text which begins with these: none if [CLS] does not open it, as in a
         chat.
         """
         size = len(self.opening_ids)
@@ -89,7 +89,7 @@ class WrappedLM(GenerateByDenoising, nn.Module):
     """A module that maps ids (B, S) to logits (B, S, V), such as a masked language model of
     transformers.
 
-    It computes what the module computes. Padding is written as the module's own padding id, hidden
+    Its results are those of the module. Padding is written as the module's own padding id, blocked
     by its ``attention_mask``, and takes no position. The module may return the logits, an output
     that has them as ``logits``, or a tuple that begins with them.
     """
@@ -139,7 +139,7 @@ class WrappedLM(GenerateByDenoising, nn.Module):
 
         Raises:
             ValueError: for padding of a module that takes no ``attention_mask``, an output without
-                logits, and where the caller wants keys and values to be kept.
+                logits, and if the caller wants keys and values to be kept.
         """
         if use_cache or past_key_values is not None:
             raise ValueError(
@@ -176,8 +176,8 @@ class WrappedLM(GenerateByDenoising, nn.Module):
         return given
 
     def save_pretrained(self, folder: str | Path, **how: Any) -> None:
-        """Save the module, where it is one of transformers, as that saves it. Raises ValueError for
-        another one.
+        """Save the module by its own ``save_pretrained``, if it is one of transformers. Raises
+        ValueError for another one.
         """
         save: Any = getattr(self.foreign, "save_pretrained", None)
         if save is None:
@@ -236,8 +236,8 @@ class WrappedDenoiser:
 
 
 def logits_of(output: Any, ids_BS: Tensor, module: nn.Module) -> Tensor:
-    """The logits (B, S, V) in what a module returned. Raises ValueError where there are none of
-    this shape.
+    """The logits (B, S, V) in the output of a module. Raises ValueError if there are none of this
+    shape.
     """
     found = getattr(output, "logits", output)
     if isinstance(found, tuple | list) and found:

@@ -2,9 +2,9 @@
 asks for them.
 
 A function of ours runs the one that was asked for and shows the call to the taps of the module that
-made it. Inside torch's SDPA the tap listens itself; of other backends it is shown what the function
-was given, and what it gave; and from within compiled code an operation that torch does not look
-into shows that.
+made it. Inside torch's SDPA the tap listens itself; of other backends it is shown the inputs of the
+function and its output; and from within compiled code an operation that torch does not look into
+shows that.
 """
 
 # B batch, H query heads, Q queries, S keys, D head dim
@@ -44,7 +44,7 @@ _watched: Counter[int] = Counter()
 _eager: dict[type[nn.Module], Any] = {}
 # by module: the kinds of call of it that were held to the twin
 _held: WeakKeyDictionary[nn.Module, set[tuple]] = WeakKeyDictionary()
-# what a model does besides asking for its attention function: calling one itself, having its own,
+# ways of a model besides asking for its attention function: calling one itself, having its own,
 # asking which it is
 _OTHERWISE = re.compile(
     r"scaled_dot_product_attention|AttentionInterface\(|_attn_implementation\s*(==|!=|in\b|not\b)"
@@ -53,7 +53,7 @@ _OTHERWISE = re.compile(
 _with = cache(partial)
 # packages whose modules attend in their own source, if they do not ask
 _KNOWN = ("transformers", "sinklab", "peft")
-# what an attention function may be given that changes the weights of keys in a way no mask says
+# arguments of an attention function that change the weights of keys in a way no mask can express
 _FOREIGN = ("softcap", "s_aux", "position_bias", "cache", "cu_seq_lens_q", "block_table")
 
 
@@ -159,9 +159,7 @@ def attended(
     module: int,
     base: str,
 ) -> None:
-    """Show a call that compiled code made: queries, keys and values, and what it gave, (B, Q, H,
-    D).
-    """
+    """Show a call that compiled code made: queries, keys and values, and output, (B, Q, H, D)."""
     given = dict(zip(NAMES, factors, strict=False)) | {
         "attn_mask": attn_mask,
         "scale": scale,
@@ -178,13 +176,13 @@ def read(
     options: Mapping[str, Any],
     known: dict[tuple, Any],
 ) -> dict[str, Any]:
-    """What an attention function of this backend was given, by the names of
+    """Arguments of an attention function of this backend, by the names of
     `scaled_dot_product_attention`.
 
     `known` keeps, for a forward, masks that are made of those that its layers share.
 
-    Raises ValueError for what no mask says (a cap on scores, learned sink logits, sequences packed
-    into one).
+    Raises ValueError for options that no mask can express (a cap on scores, learned sink logits,
+    sequences packed into one).
     """
     query, key, value, mask = call
     if foreign := [name for name in _FOREIGN if options.get(name) is not None]:
@@ -206,8 +204,8 @@ def read(
                 if is_block
                 else _of_flash(mask, query, keys, causal, window)
             )
-            # what it is made of is kept beside it, so that its id cannot be taken by another while
-            # it is known
+            # its source is kept beside it, so that its id cannot be taken by another while it is
+            # known
             known[kind] = made, mask
         mask = known[kind][0]
     elif mask is not None and mask.shape[-1] > keys:
@@ -223,8 +221,8 @@ def read(
 def _of_flash(
     mask: Tensor | None, query: Tensor, keys: int, causal: bool, window: int | None
 ) -> Tensor | None:
-    """Who sees whom, bool (B or 1, 1, Q, S), in a kernel that is told of padding, and by name of
-    what comes later.
+    """Visibility, bool (B or 1, 1, Q, S), in a kernel that is told of padding by a mask, and of
+    causality and a window by name.
     """
     seen = None if mask is None else mask if mask.dim() == 4 else mask[:, None, None, -keys:].bool()
     if causal or window:
@@ -261,8 +259,8 @@ def remade(
     mask: Any,
     options: dict[str, Any],
 ) -> tuple[tuple, dict[str, Any]]:
-    """With what this backend makes an edited call: module, queries, keys, values and mask, and
-    options by name.
+    """Arguments with which this backend makes an edited call: module, queries, keys, values and
+    mask, and options by name.
 
     Raises ValueError for a backend that cannot be told of the edit.
     """
@@ -287,13 +285,13 @@ def remade(
 
 @torch.no_grad()
 def hold(base: str, model: nn.Module, module: nn.Module, call: AttentionCall, out: Tensor) -> None:
-    """Hold the first call of a kind that a module makes to its slow twin, softmax(q · kᵀ) · v of
-    one head.
+    """Check the first call of a kind that a module makes against its slow twin, softmax(q · kᵀ) · v
+    of one head.
 
     It leaves nothing to a backward pass: checkpointing counts what a forward saves, and its replay
-    is not held.
+    is not checked.
 
-    Raises ValueError where the backend does something else than it was asked.
+    Raises ValueError if the backend does something else than it was asked.
     """
     kind = (base, call.mask is None, call.is_causal, call.query_BHQD.dtype)
     if call.dropout_p or kind in _held.setdefault(module, set()):
@@ -324,9 +322,9 @@ def hold(base: str, model: nn.Module, module: nn.Module, call: AttentionCall, ou
 def within(
     function: Any, attend: Callable[..., Tensor], path: str, module: nn.Module
 ) -> Callable[..., Any]:
-    """The function of `nn.MultiheadAttention` with `attend` where it calls SDPA.
+    """The function of `nn.MultiheadAttention` with `attend` in place of its call of SDPA.
 
-    Raises ValueError where torch would not run that function, but for the mode that listens.
+    Raises ValueError if torch would not run that function, but for the mode that listens.
     """
     if torch.backends.mha.get_fastpath_enabled() and not (
         module.training or torch.is_grad_enabled()
@@ -341,7 +339,7 @@ def within(
 
 
 def _remedy(model: nn.Module, behind: str) -> str:
-    """To set SDPA, and what then; or that this changes nothing."""
+    """Advice to set SDPA with its consequence; or the news that this changes nothing."""
     if lacking := lacks_sdpa(model):
         return (
             f"{lacking} has an attention of its own in transformers, and no SDPA that could be "
@@ -352,7 +350,7 @@ def _remedy(model: nn.Module, behind: str) -> str:
 
 
 def no_call_message(model: nn.Module, forwards: int) -> str:
-    """Why nothing was seen, and what to set."""
+    """Message that tells why nothing was seen, and the setting to change."""
     if forwards == 0:
         return (
             "nothing to read: the model was not run inside the block; call it there (or the "

@@ -31,8 +31,8 @@ class AttentionCall:
     """Arguments of one call with all axes present: query (B, H, Q, D), key, value (B, K, S, D),
     mask 4-D or None.
 
-    Keys are those of all positions: what a cache has dropped in front of a window (`dropped`)
-    stands there as zeros that no query sees, and the call is made without it.
+    Keys are those of all positions: keys that a cache has dropped in front of a window (`dropped`)
+    stand there as zeros that no query sees, and the call is made without it.
 
     An intervention answers with ``dataclasses.replace(call, query_BHQD=…)`` and leaves tensors as
     they are: those of the call belong to the model. ``layer`` is the path of the attention module,
@@ -50,15 +50,15 @@ class AttentionCall:
     dropout_p: float
     visibility: Visibility
     output_shape: torch.Size
-    """Of the output where the call was made, but for its last axis: axes may be folded or missing
-    there.
+    """Shape of the output as the model made the call, but for its last axis: axes may be folded or
+    missing there.
     """
     share: HeadShare | None = None
-    """Of the heads, where the model is divided over processes: the call above is that of all
+    """Share of the heads, if the model is divided over processes: the call above is that of all
     heads.
     """
     origin: KeyOrigin = OWN
-    """Whose keys these are."""
+    """Origin of the keys."""
     dropped: int = 0
     """Keys in front that the cache no longer holds."""
 
@@ -74,7 +74,7 @@ class AttentionCall:
     ) -> AttentionCall:
         """Read the arguments by name.
 
-        `known` keeps, for a forward, what is found out about a mask that its layers share.
+        `known` keeps, for a forward, the findings about a mask that its layers share.
         `query_mask_BQ`: False for queries of cross attention that are padding.
 
         Raises ValueError for axes that are not (batch, [head,] position, dim), for a mask of other
@@ -132,8 +132,8 @@ class AttentionCall:
         return cls(layer, query, key, value, mask, *options)
 
     def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries, keys, values and mask that this process makes the call with, without what the
-        cache dropped.
+        """Queries, keys, values and mask with which this process makes the call, without keys that
+        the cache dropped.
         """
         mask = self.mask if self.mask is None else self.mask[..., self.dropped :]
         factors = (
@@ -165,12 +165,12 @@ class AttentionCall:
 
     @property
     def masking(self) -> dict[str, Any]:
-        """What the functions of `sinklab.core.attention` take beside queries and keys."""
+        """Arguments of the functions of `sinklab.core.attention` beside queries and keys."""
         return {"mask": self.mask, "is_causal": self.is_causal, "scale": self.scale}
 
     def scores(self, heads: Sequence[int] | None = None) -> Scores:
-        """What statistics of this call, edits included, are computed from; some query heads or
-        all.
+        """The scores from which statistics of this call, edits included, are computed; some query
+        heads or all.
         """
         lse_BHQ = vars(self).get("lse_BHQ")
         return Scores.of(
@@ -187,8 +187,8 @@ class AttentionCall:
         if share is not None:
             heads = share.own(torch.arange(self.query_BHQD.shape[1]), 0).tolist()
         found = attention_statistics(self.scores(heads), names, **options)
-        # heads are the axis before the last, whatever is measured; in one order, or processes would
-        # swap what they send
+        # heads are the axis before the last in every statistic; in one order, or processes would
+        # swap their tensors
         return (
             found
             if share is None
@@ -196,14 +196,14 @@ class AttentionCall:
         )
 
     def heard(self, attention: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        """Make this call by these arguments, and keep what the kernel says of its rows."""
+        """Make this call by these arguments, and keep the log-sum-exp of its rows."""
         out, logsumexp = attend_and_hear(attention, args, kwargs)
         self.hear(logsumexp)
         return out
 
     def hear(self, logsumexp: Tensor | None) -> None:
-        """Keep what the attention kernel said of this call's rows, (batch, …, Q or more) as it laid
-        them out.
+        """Keep the log-sum-exp of this call's rows, (batch, …, Q or more) as the attention kernel
+        laid it out.
         """
         batch, heads, queries, _ = self.query_BHQD.shape
         if logsumexp is None:
@@ -248,15 +248,15 @@ class AttentionCall:
 
 
 def narrowed(mask: Tensor, keep: Tensor) -> Tensor:
-    """A boolean or additive mask that also hides what is not in `keep`."""
+    """A boolean or additive mask that also blocks every key that is not in `keep`."""
     return mask & keep if mask.dtype == torch.bool else mask.masked_fill(~keep, -math.inf)
 
 
 def _visibility(
     known: dict[tuple, Any], found: Visibility, origin: KeyOrigin, query_mask_BQ: Tensor | None
 ) -> Visibility:
-    """That of this mask, shape and causality, kept for a forward: all layers are given the same
-    one.
+    """The visibility of this mask, shape and causality, kept for a forward: all layers are given
+    the same one.
     """
     running, (batch, queries, keys) = running_canvas(), found.shape
     key = (id(found.mask), id(running), *found.shape, found.is_causal, found.device, origin.is_own)
@@ -285,7 +285,7 @@ def _hiding(
     is_causal: bool,
     device: torch.device,
 ) -> Tensor:
-    """The mask of (queries, keys) with so many hidden keys in front, kept for a forward."""
+    """The mask of (queries, keys) with this many blocked keys in front, kept for a forward."""
     key = ("dropped", dropped, id(mask), *shape, is_causal)
     if key not in known:
         wide = mask
@@ -294,8 +294,7 @@ def _hiding(
             wide = wide.tril() if is_causal else wide[:1]
         wide = wide.expand(*wide.shape[:-1], shape[1])
         hidden = False if wide.dtype == torch.bool else -math.inf
-        # what it is made of is kept beside it, so that its id cannot be taken by another while it
-        # is known
+        # its source is kept beside it, so that its id cannot be taken by another while it is known
         known[key] = mask, pad(wide, (dropped, 0), value=hidden)
     return known[key][1]
 

@@ -1,5 +1,5 @@
-"""The dose of an intervention: what it really took away, to stand beside every score that was
-measured under it.
+"""The dose of an intervention: the keys and the attention it really removed, to stand beside every
+score measured under it.
 """
 
 # B batch, L layers, H query heads, E entries (layers and heads)
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 CHOSEN = ("removed", "mass", "realised", "overlap", "left", "chosen", "sinks", "matched")
 MEASURED = (*CHOSEN, "alone", "strongest", "strongest_at")
-"""What a `RemovalRecord` says of each head, as `removed_BLH`, …"""
+"""Measures of a `RemovalRecord` for each head, as `removed_BLH`, …"""
 
 
 def by_row(record: Any) -> dict[str, tuple[Tensor, Tensor]]:
@@ -32,7 +32,7 @@ def by_row(record: Any) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def _mean_of(name: str, doc: str) -> Any:
-    """A property of :class:`Dose`: the mean of what goes by this name."""
+    """A property of :class:`Dose`: the mean over this name."""
 
     def mean(dose: Dose) -> float:
         total, entries = dose.totals.get(name, (0.0, 0.0))
@@ -45,12 +45,12 @@ def _mean_of(name: str, doc: str) -> Any:
 class Dose:
     """Means over the forwards, rows, layers and heads in which edits had an opportunity to act.
 
-    No key that passed the rule is a dose of zero, which is a result. What was not measured, or has
-    no meaning for an edit (a share of sinks where none was chosen), is NaN.
+    No key that passed the rule is a dose of zero, which is a result. A measure that was not taken,
+    or has no meaning for an edit (a share of sinks if none was chosen), is NaN.
     """
 
     totals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """By name, as in `MEASURED`: a sum, and the number of entries it is over."""
+    """Totals by name, as in `MEASURED`: a sum, and the number of entries it is over."""
 
     @classmethod
     def of(cls, removals: Iterable[Any], rows_B: Tensor | None = None) -> Dose:
@@ -70,7 +70,7 @@ class Dose:
 
     @classmethod
     def pooled(cls, doses: Iterable[Dose]) -> Dose:
-        """That of several together, every entry with equal weight."""
+        """The dose of several together, every entry with equal weight."""
         totals: dict[str, tuple[float, float]] = {}
         for dose in doses:
             for name, (total, entries) in dose.totals.items():
@@ -80,8 +80,8 @@ class Dose:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Dose:
-        """That of which a table holds the means (`row`), as one entry: to be told. What is missing
-        is not known.
+        """A dose from the means in a table (`row`), as one entry, for display. Missing columns are
+        unknown.
         """
         names = {"columns": "removed", "held": "mass", "removed": "realised"}
         known = {name: float(row[name]) for name in DOSE_COLUMNS if row.get(name) is not None}
@@ -115,12 +115,12 @@ class Dose:
         return int(self.totals.get("removed", (0, 0))[1])
 
     def row(self) -> dict[str, float]:
-        """Its numbers as columns of a table, by the names in `DOSE_COLUMNS`."""
+        """The numbers of the dose as columns of a table, by the names in `DOSE_COLUMNS`."""
         return {name: getattr(self, name) for name in DOSE_COLUMNS}
 
     def __str__(self) -> str:
-        """As it stands beside a score: 1.00 keys a head (48 % sinks), held 4.8 % of the attention,
-        3.4 % removed.
+        """Text that stands beside a score: 1.00 keys a head (48 % sinks), held 4.8 % of the
+        attention, 3.4 % removed.
         """
         if not self.weight:
             return "nothing hidden"

@@ -1,5 +1,5 @@
 """`intervene`: edits on the attention calls of a model, for the length of a block; and the log of
-what they did.
+their effects.
 """
 
 # B batch, L layers, H query heads that were edited, M keys taken away (-1 fills rows that lost
@@ -24,7 +24,7 @@ from sinklab.core.registry import interventions
 
 @dataclass(frozen=True)
 class RemovalRecord:
-    """What one edit took away in one forward."""
+    """Effect of one edit in one forward: the keys it removed and the attention they held."""
 
     forward: int
     """Index of the forward since its run began (see `InterventionLog.reset`); one that changed
@@ -34,35 +34,39 @@ class RemovalRecord:
     layers: tuple[str, ...] = field(repr=False)
     """Module paths of the layers, the L axis below."""
     columns_BLHM: Tensor = field(repr=False)
-    """The keys that were taken away, sink columns included, by falling score, int64; -1 where a
-    head lost fewer than M. M = 0 for a window, whose keys differ from query to query."""
+    """The removed keys, sink columns included, by falling score, int64; -1 if a head has fewer than
+    M. M = 0 for a window, whose keys differ from query to query.
+    """
     mass_BLH: Tensor = field(repr=False)
-    """The share of attention (0 to 1) these keys held in the forward they were chosen in: what they
-    would have held. Where keys stay gone (carried, evicted) that of the newly chosen. NaN where
-    attention did not choose: for fixed positions and windows, and once a limit is reached."""
+    """Share of attention (0 to 1) that these keys held in the forward they were chosen in: the
+    attention they would have held. For keys that stay removed (carried, evicted), that of the newly
+    chosen. NaN if attention did not choose: for fixed positions and windows, and once a limit is
+    reached.
+    """
     overlap_BLH: Tensor = field(repr=False)
-    """Jaccard overlap with the keys this edit took away one step before; NaN where there was no
-    step before.
+    """Jaccard overlap with the keys this edit removed one step before; NaN if there was no step
+    before.
     """
     realised_BLH: Tensor = field(repr=False)
     """The share of attention (0 to 1) that this edit really took away in this forward, from the
-    call it was given; for zeroed values the share whose values were zeroed. NaN with
-    `intervene(…, measure=False)`, and where an edit changes the scores themselves."""
+    call it was given; for zeroed values the share whose values were zeroed. NaN with `intervene(…,
+    measure=False)`, and if an edit changes the scores themselves.
+    """
     left_BLH: Tensor = field(repr=False)
     """Number of keys that stay for a query, mean over the queries that are not padding; NaN as for
     `realised_BLH`.
     """
     removed_BLH: Tensor = field(repr=False)
-    """Number of keys taken away; for a window the mean over queries."""
+    """Number of keys removed; for a window the mean over queries."""
     chosen_BLH: Tensor = field(repr=False)
-    """Number of keys newly chosen; NaN where attention did not choose, as for `mass_BLH`."""
+    """Number of keys newly chosen; NaN if attention did not choose, as for `mass_BLH`."""
     sinks_BLH: Tensor = field(repr=False)
-    """How many of these the rule called sinks when they were chosen: the edit's own rule, or
+    """Number of these that the rule called sinks when they were chosen: the edit's own rule, or
     `DEFAULT`.
     """
     matched_BLH: Tensor = field(repr=False)
-    """1 where the head has a control of equal mass, 0 where it has none and loses nothing; NaN
-    where none is sought.
+    """1 if the head has a control of equal mass, 0 if it has none and loses nothing; NaN if none is
+    sought.
     """
     alone_BLH: Tensor = field(repr=False)
     """Number of queries (padding not counted) that lost every other key that they saw: they keep
@@ -71,17 +75,17 @@ class RemovalRecord:
     """The share of attention (0 to 1, mean over queries) of the key that receives most after all
     edits: whether a new sink has grown. NaN with `intervene(…, measure=False)`."""
     strongest_at_BLH: Tensor = field(repr=False)
-    """Which key that is, sink columns included."""
+    """Index of that strongest key, sink columns included."""
     layer_numbers: tuple[int, ...] = field(repr=False)
-    """The same layers as numbers in the order of execution, from 0."""
+    """Numbers of these layers in the order of execution, from 0."""
     heads: tuple[int, ...] = field(repr=False)
     """The query heads, the H axis."""
     label: str
     """Registered name of the edit; "mask_sinks#2" for the second of its name in the block."""
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Its numbers as columns of `InterventionLog.table`, one row per batch row, layer and
-        head.
+        """The record's numbers as columns of `InterventionLog.table`, one row per batch row, layer
+        and head.
         """
         row, layer, head = np.indices(self.removed_BLH.shape).reshape(3, -1)
         layers, heads = np.asarray(self.layer_numbers)[layer], np.asarray(self.heads)[head]
@@ -111,11 +115,13 @@ class InterventionLog(Listener):
     """
     prefix: int | None = None
     """Sink columns in front of the keys, which are no columns of the canvas: from the canvas that
-    runs, where the denoiser announces one, else from the first call of the sequence, which should
-    be a full one.
+    runs, if the denoiser announces one, else from the first call of the sequence, which should be a
+    full one.
     """
     measure: bool = True
-    """Whether handlers measure what they take away (`RemovalRecord.realised_BLH`, `left_BLH`)."""
+    """Whether handlers measure the attention they take away (`RemovalRecord.realised_BLH`,
+    `left_BLH`).
+    """
     layers: dict[str, int] = field(default_factory=dict, repr=False)
     """Module paths of the attention calls seen so far, each with its number in the order of
     execution.
@@ -123,7 +129,7 @@ class InterventionLog(Listener):
     layer_count: int | None = field(default=None, repr=False)
     """Number of attention calls of a forward; None before it is known."""
     handlers: list[Any] = field(default_factory=list, repr=False)
-    """What carries the interventions out, in the order they were given."""
+    """Handlers that carry the interventions out, in the order they were given."""
     is_probing: bool = False
     _run: object = field(default=None, repr=False)
 
@@ -151,9 +157,7 @@ class InterventionLog(Listener):
         return call
 
     def prefix_of(self, call: AttentionCall) -> int:
-        """Sink columns in front of the keys of this call: none where they are another
-        sequence's.
-        """
+        """Sink columns in front of the keys of this call: none if they are another sequence's."""
         return (self.prefix or 0) if call.origin.is_own else 0
 
     def finish(self) -> None:
@@ -166,7 +170,7 @@ class InterventionLog(Listener):
             handler.scope.check_layers(list(self.layers))
 
     def reset(self) -> None:
-        """A new sequence or batch begins: forget every selection. What was logged stays.
+        """Begin a new sequence or batch: forget every selection. The log stays.
 
         For loops of your own: a run of `denoise` begins a sequence by itself.
         """
@@ -174,10 +178,11 @@ class InterventionLog(Listener):
         self.forget()
 
     def forget(self, *, run_begins: bool = False) -> None:
-        """The forward that begins now is the first of a denoising run, or `reset` was called.
+        """Forget selections: the forward that begins now is the first of a denoising run, or
+        `reset` was called.
 
-        Where a run begins, what a clean pass chose stays: it may have been run ahead, and the next
-        one replaces it.
+        When a run begins, the choice of a clean pass stays: it may have been run ahead, and the
+        next one replaces it.
         """
         self.prefix = None
         for handler in self.handlers:
@@ -203,10 +208,10 @@ class InterventionLog(Listener):
     def summary(self) -> dict[str, float | int]:
         """Means over everything that was removed, and the counts.
 
-        "removed_mass": share of attention the keys held where they were chosen; "realised_mass":
-        share really taken away; "overlap" of successive steps; "left": keys that stay for a query;
-        "alone": queries of a head that have no other key; "strongest": share of the strongest key
-        after the edits. NaN where nothing was measured.
+        "removed_mass": share of attention the keys held in the forward that chose them;
+        "realised_mass": share really taken away; "overlap" of successive steps; "left": keys that
+        stay for a query; "alone": queries of a head that have no other key; "strongest": share of
+        the strongest key after the edits. NaN if nothing was measured.
         """
         dose = self.dose()
         means = {
@@ -219,9 +224,7 @@ class InterventionLog(Listener):
         return {"forwards": self.forwards, "removals": len(self.removals), **means}
 
     def dose(self, label: str | None = None) -> Dose:
-        """What one edit took away (`RemovalRecord.label`), or all together: to stand beside a
-        score.
-        """
+        """Dose of one edit (`RemovalRecord.label`), or of all together: to stand beside a score."""
         return Dose.of(record for record in self.removals if label in (None, record.label))
 
     def table(self, *, keys: bool = False) -> dict[str, Any]:
@@ -271,19 +274,19 @@ def _key_lists(columns_BLHM: Tensor) -> list[list[int]]:
 
 
 class Intervention(Protocol):
-    """A frozen dataclass that says what to change in attention calls; `handler` makes the listener
+    """A frozen dataclass that describes a change of attention calls; `handler` makes the listener
     that does it.
 
-    `sinklab.core.probing.KeyIntervention` (keys are taken away) and `LayerIntervention` (any change
-    of a call) are bases.
+    `sinklab.core.probing.KeyIntervention` (keys are removed) and `LayerIntervention` (any change of
+    a call) are bases.
     """
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener: ...
 
 
 def as_edits(edits: Iterable[Intervention | str]) -> list[Intervention]:
-    """Edits, those that are text read from it. Raises ValueError for a class, and for what is no
-    edit.
+    """Edits, with those given as text parsed. Raises ValueError for a class, and for anything that
+    is no edit.
     """
     wanted = [interventions.parsed(edit) for edit in edits]
     for edit in wanted:
@@ -316,25 +319,25 @@ def intervene(
     Edits apply in the order given, each to the call the one before it left, and those of an outer
     block first. A sampler that runs several forwards a step (guidance: two) says so in
     `forwards_per_step`, so that each is compared with its own predecessor. `measure=False` leaves
-    out what the edits really took away (`RemovalRecord.realised_BLH`, `left_BLH`), and with it one
-    pass over queries and keys per edit and layer. Without edits the block changes nothing. Calls
-    inside `sinklab.core.attention.unobserved()` are left alone.
+    out the attention that the edits really took away (`RemovalRecord.realised_BLH`, `left_BLH`),
+    and with it one pass over queries and keys per edit and layer. Without edits the block changes
+    nothing. Calls inside `sinklab.core.attention.unobserved()` are left alone.
 
     `query_mask`: bool (B, Q), False for the queries of cross attention that are padding; without it
     all of them count. A trace of the same model is given the same one.
 
     Every run of `sinklab.core.sampling.denoise` starts afresh: nothing that one has chosen is taken
-    from the next. In a loop of your own, call `log.reset()` where a new sequence or batch begins.
+    from the next. In a loop of your own, call `log.reset()` when a new sequence or batch begins.
 
     An edit that had an opportunity to act and removed nothing (no key passed its rule) is a dose of
     zero, a result. One that had none (a closed loop over a single step, a first step that is never
     reached) is an error, unless `allow_idle=True` accepts it: then `log.idle` names it.
 
-    Raises ValueError for what is not an edit, a compiled model, one that another thread traces or
-    edits (as with `trace`, one thread runs it), layers, heads and positions that are not there,
-    edits that together leave a query no key, and at the end of the block when the model ran and
-    never called `scaled_dot_product_attention` (the edits would have changed nothing), or an edit
-    had no opportunity to act.
+    Raises ValueError for an argument that is no edit, a compiled model, one that another thread
+    traces or edits (as with `trace`, one thread runs it), layers, heads and positions that are not
+    there, edits that together leave a query no key, and at the end of the block when the model ran
+    and never called `scaled_dot_product_attention` (the edits would have changed nothing), or an
+    edit had no opportunity to act.
     """
     wanted = as_edits(edits)
     check_count("forwards_per_step", forwards_per_step, "it counts the forwards of a step")

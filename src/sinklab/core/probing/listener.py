@@ -1,5 +1,5 @@
-"""Who is shown the attention calls of a model: the base of traces and of what carries interventions
-out.
+"""Base class of listeners, which are shown the attention calls of a model: traces and the handlers
+of interventions.
 """
 
 # B batch, Q queries, D width of hidden states
@@ -20,7 +20,7 @@ class Listener:
     reads_scores = False
     """Whether it takes statistics from the scores of calls."""
     of_states = ""
-    """What needs hidden states here, as errors name it; empty where nothing does."""
+    """Feature that needs hidden states here, as errors name it; empty if nothing does."""
 
     def begin(self) -> None:
         """A forward begins."""
@@ -30,8 +30,8 @@ class Listener:
         return call
 
     def observe(self, call: AttentionCall, out: Tensor) -> None:
-        """The call as it was made, after every edit, and what it gave (`call.unrolled`); neither is
-        to be changed.
+        """Observe the call as it was made, after every edit, and its output (`call.unrolled`);
+        neither is to be changed.
         """
 
     def edit_states(self, calls: list[str], states_BQD: Tensor) -> Tensor:
@@ -46,4 +46,4 @@ class Listener:
         """The forward came to its end."""
 
     def discard(self) -> None:
-        """The forward failed: forget what it showed."""
+        """Forget the observations of a forward that failed."""

@@ -1,5 +1,5 @@
-"""Where the keys of an attention call come from: the sequence of its queries or another one, and
-which cache.
+"""Origin of the keys of an attention call: the sequence of its queries or another one, and the
+cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OTHERS = (
     "memory",
     "kv",
 )
-"""Parameters of an attention's forward that hold the states whose keys it reads in place of its
+"""Parameters of an attention's forward that hold the states of the keys it reads in place of its
 own.
 """
 CACHES = ("past_key_values", "past_key_value", "layer_past")
@@ -28,7 +28,8 @@ CACHES = ("past_key_values", "past_key_value", "layer_past")
 
 @dataclass(frozen=True, eq=False)
 class KeyOrigin:
-    """Whose keys an attention call reads, by what its module was given, and never by their number.
+    """Origin of the keys that an attention call reads, by the arguments of its module, and never by
+    their number.
 
     Raises ValueError in `first_position` for a cache that has dropped keys and does not say which.
     """
@@ -36,13 +37,13 @@ class KeyOrigin:
     is_own: bool = True
     """Whether the keys belong to the sequence of the queries; False for cross attention."""
     cache: Any = None
-    """What holds the keys of the positions before; None without one."""
+    """Cache of the keys of the positions before; None without one."""
     layer_idx: int | None = None
     """Number of the layer in that cache."""
 
     @classmethod
     def of(cls, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> KeyOrigin:
-        """What these arguments of the module's forward say."""
+        """Read the origin from the arguments of the module's forward."""
         kind: Any = type(module)
         names = parameters(kind)
         given = dict(zip(names, args, strict=False)) | kwargs
@@ -60,8 +61,8 @@ class KeyOrigin:
         return cls(is_own, found, getattr(module, "layer_idx", None))
 
     def first_position(self, layer: str, keys: int) -> int:
-        """Position in the text of the first of so many keys: above 0 where a cache has dropped
-        those before it.
+        """Position in the text of the first of this many keys: above 0 if a cache has dropped those
+        before it.
         """
         layers = getattr(self.cache, "layers", None)
         if not self.is_own or not layers or self.layer_idx is None:
@@ -84,8 +85,8 @@ class KeyOrigin:
         return length - keys
 
     def _unless_a_window(self, layer: str) -> int:
-        """0. Raises ValueError where a cache has sliding windows and does not say where this
-        layer's begins.
+        """Return 0. Raises ValueError if a cache has sliding windows and does not give the start of
+        this layer's.
         """
         if self.is_own and any(getattr(self.cache, "is_sliding", None) or ()):
             raise ValueError(

@@ -1,5 +1,5 @@
-"""`Recording`: what a trace saw in every attention layer, step by step; and the frames that it is
-read from.
+"""`Recording`: the statistics of a trace in every attention layer, step by step; and the frames
+that hold them.
 """
 
 # B batch, L layers, H query heads, Q queries, S keys, P canvas positions
@@ -32,16 +32,16 @@ class LayerStack:
     """
 
     expected: int
-    """How many layers, at least 1."""
+    """Number of layers, at least 1."""
     axis: int
     _store: Tensor | None = None
     _parts: list[Tensor] = field(default_factory=list)
-    """What does not fit the buffer (layers of another shape, or on another device) turns all into a
-    list.
+    """Parts of the buffer; one that does not fit it (layers of another shape, or on another device)
+    turns all into a list.
     """
 
     def add(self, values: Tensor) -> None:
-        """Those of the next layers, which are the first axis."""
+        """Add the values of the next layers, which are the first axis."""
         count, end = len(self._parts), len(self._parts) + len(values)
         if self._store is None and not (count or values.is_cuda):
             # some may come inside inference mode, and others behind its end
@@ -62,8 +62,8 @@ class LayerStack:
         self._parts += values.unbind()
 
     def stacked(self, rows: list[int]) -> Tensor:
-        """These layers along their axis, in memory of their own; on the CPU where they lie on
-        several devices.
+        """These layers along their axis, in memory of their own; on the CPU if they lie on several
+        devices.
         """
         parts = [self._parts[row] for row in rows]
         if len({part.device for part in parts}) > 1:
@@ -72,7 +72,7 @@ class LayerStack:
 
 
 def leaving(tensor: Tensor) -> Tensor:
-    """It on the CPU; what comes from CUDA is there only once its stream is waited for, in pinned
+    """The tensor on the CPU; one from CUDA is there only once its stream is waited for, in pinned
     memory.
     """
     if tensor.device.type != "cuda":
@@ -83,7 +83,7 @@ def leaving(tensor: Tensor) -> Tensor:
 
 
 def padded_stack(tensors: list[Tensor], dim: int) -> Tensor:
-    """Tensors along a new axis, NaN where one of them is shorter than the longest."""
+    """Tensors along a new axis, NaN beyond the end of those shorter than the longest."""
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) == 1:
         return torch.stack(tensors, dim)
@@ -102,14 +102,14 @@ class Frame:
     """
 
     number: int
-    """Of the step it begins: counted by marks, or by forwards where nothing was marked yet."""
+    """Number of the step it begins: counted by marks, or by forwards if nothing was marked yet."""
     is_recorded: bool
     is_read: bool
     """Whether anything of this forward is wanted; False: its calls are counted and no more."""
     paths: list[str] = field(default_factory=list)
-    """Of all attention layers that ran, in their order."""
+    """Paths of all attention layers that ran, in their order."""
     indices: list[int] = field(default_factory=list)
-    """Which of them were measured."""
+    """Indices of the measured ones."""
     parts: dict[str, LayerStack] = field(default_factory=dict)
     values: dict[str, Tensor] = field(default_factory=dict)
     visible: list[Tensor] = field(default_factory=list)
@@ -124,15 +124,17 @@ class Frame:
     length: int = 0
     """Canvas positions, padding included."""
     is_placed: bool = False
-    """Whether a call has come whose keys are its own sequence, which says where queries stand."""
+    """Whether a call has come that reads keys of its own sequence, which gives the positions of
+    queries.
+    """
     _events: list[torch.cuda.Event] = field(default_factory=list)
     """One a device, behind the copies of this forward."""
 
     def close(self, measured: list[int]) -> None:
-        """Keep these layers, of what was measured on suspicion as well; stack them and leave the
-        device.
+        """Keep these of the measured layers, some of which were measured on suspicion; stack them
+        and leave the device.
 
-        Called outside inference mode, it leaves ordinary tensors, also where the model ran in one.
+        Called outside inference mode, it leaves ordinary tensors, even if the model ran in one.
         Nothing waits for CUDA before `settle`.
         """
         rows = [row for row, index in enumerate(self.indices) if index in measured]
@@ -150,7 +152,7 @@ class Frame:
             self._events[-1].record(torch.cuda.current_stream(device))
 
     def settle(self) -> None:
-        """Wait for what is on its way to the host, and give the pinned memory, which is dear, to
+        """Wait for tensors on their way to the host, and give the pinned memory, which is dear, to
         later frames.
         """
         if not self._events:
@@ -176,13 +178,13 @@ class Frame:
 
 @dataclass
 class Frames:
-    """What a trace has kept so far: the frame recorder writes it, `Recording` reads it."""
+    """Frames that a trace has kept so far: the recorder writes them, `Recording` reads them."""
 
     statistics: Mapping[str, Statistic]
     scope: RecordingScope
     has_states: bool
     marked: list[tuple[object, Frame, int]] = field(default_factory=list)
-    """(what `mark` was given, the first forward of the step, how many there were)"""
+    """Argument of each mark, the first forward of its step, and the number of forwards."""
     pending: list[Frame] = field(default_factory=list)
     """Forwards since the last mark."""
     heads: list[int] = field(default_factory=list)
@@ -206,8 +208,8 @@ _EXTRA_AXES["key_state"] = ("batch", "key")
 
 
 class Recording:
-    """What `trace` saw. Everything is indexed by recorded step first; a step is a forward, or what
-    `mark` says it is.
+    """The statistics that `trace` recorded. Everything is indexed by recorded step first; a step is
+    a forward, or the forwards up to a `mark`.
 
     Tensors are float32 on the CPU. A key axis starts with the model's sink columns (`prefix` of
     them), then the text.
@@ -216,7 +218,7 @@ class Recording:
     def __init__(self, frames: Frames, mark: Callable[[object], None]) -> None:
         self._frames, self._mark = frames, mark
         self.statistics = tuple(frames.statistics)
-        """Names of what was recorded, with the options that differ from their defaults."""
+        """Names of the recorded statistics, with the options that differ from their defaults."""
 
     @property
     def layers(self) -> list[str]:
@@ -252,14 +254,14 @@ class Recording:
 
     @property
     def step_numbers(self) -> list[int]:
-        """Numbers of the recorded steps, counted from 0 by marks, or by forwards where nothing was
+        """Numbers of the recorded steps, counted from 0 by marks, or by forwards if nothing was
         marked.
         """
         return [frame.number for frame in self._kept()]
 
     @property
     def forwards_per_step(self) -> list[int]:
-        """How many forwards each recorded step took, by marks; the first of them is the one
+        """Number of forwards of each recorded step, by marks; the first of them is the one
         recorded.
         """
         return [forwards for _, frame, forwards in self._frames.marked if frame.is_recorded]
@@ -298,7 +300,7 @@ class Recording:
 
     @property
     def visible_by_layer(self) -> list[Tensor]:
-        """Per step (B, layer, key): `visible` for models whose layers see different keys; NaN where
+        """Per step (B, layer, key): `visible` for models whose layers see different keys; NaN if
         there is no key.
         """
         return [padded_stack([part.float() for part in frame.visible], 1) for frame in self._kept()]
@@ -348,13 +350,12 @@ class Recording:
         ]
 
     def by_state(self, name: str) -> numpy.ndarray:
-        """A statistic of keys, mean over the keys whose position is masked, committed and prompt:
-        its axes with "state" behind "batch" and without "key"; NaN for a state that no position is
-        in.
+        """A statistic of keys, mean over the keys at masked, committed and prompt positions apart:
+        its axes with "state" behind "batch" and without "key"; NaN for a state without a position.
 
-        What masks receive, and how long their values are, is no measure of the text beside them:
-        told together, they give the mean of a mixture. Raises ValueError without a canvas, and for
-        a statistic that has no axis "key".
+        The attention that masks receive, and the norms of their values, are no measure of the text
+        beside them: pooled, they give the mean of a mixture. Raises ValueError without a canvas,
+        and for a statistic that has no axis "key".
         """
         if self.dims(name)[-1] != "key":
             raise ValueError(
@@ -377,8 +378,9 @@ class Recording:
 
     @property
     def prefix(self) -> int:
-        """Sink columns in front: what the denoiser announced, else keys minus queries of the first
-        forward; in front of the keys of cross attention there are none."""
+        """Sink columns in front: the number the denoiser announced, else keys minus queries of the
+        first forward; in front of the keys of cross attention there are none.
+        """
         return self._frames.prefix or 0
 
     @property
@@ -424,9 +426,9 @@ class Recording:
         """A statistic, or "visible", "positions", "query_state" or "key_state", of all recorded
         steps in one array.
 
-        Its axes are `dims`. NaN where a step has no such key. What is counted by query stands at
-        the query's canvas position, NaN where no query ran. Raises ValueError when nothing was
-        recorded, or the statistic was not.
+        Its axes are `dims`. NaN if a step has no such key. Values by query stand at the query's
+        canvas position, NaN if no query ran. Raises ValueError when nothing was recorded, or the
+        statistic was not.
         """
         tensors = (
             [value.float() for value in getattr(self, name)]
@@ -451,7 +453,7 @@ class Recording:
 
 
 def _spread(value: Tensor, frame: Frame) -> Tensor:
-    """(…, Q) in the order of the queries as (…, P) by canvas position, NaN where no query ran."""
+    """(…, Q) in the order of the queries as (…, P) by canvas position, NaN if no query ran."""
     return torch.full((*value.shape[:-1], frame.length), torch.nan).index_copy_(
         -1, frame.columns_Q, value
     )

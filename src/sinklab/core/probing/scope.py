@@ -1,6 +1,4 @@
-"""Which layers, heads, steps and whole maps: what a trace records and where an intervention
-applies.
-"""
+"""Layers, heads, steps and whole maps that a trace records and an intervention applies to."""
 
 import operator
 from collections.abc import Container, Iterable, Sequence
@@ -11,7 +9,7 @@ from typing import Any, TypedDict
 from sinklab.core.errors import near
 
 CONTROLS = ("sinks", "random", "equal_mass", "recent", "lowest")
-"""What `MaskSinks` hides: the sinks, or others in their place."""
+"""Keys that `MaskSinks` removes: the sinks, or others in their place."""
 PROTOCOLS = ("paper", "held", "rule", "clean")
 """Ways to mask sinks that have a name; see `MaskSinks.by_protocol`."""
 
@@ -20,7 +18,7 @@ MapKey = tuple[int, int, int]
 
 
 class Scope(TypedDict, total=False):
-    """The options of `trace` that say what is recorded; everything is where they are left out."""
+    """Options of `trace` that choose its records; everything is recorded if they are left out."""
 
     layers: Iterable[int | str] | int | str | None
     heads: Iterable[int] | int | None
@@ -42,7 +40,7 @@ def as_iterable(given: Any) -> Iterable[Any]:
 
 
 def whole_numbers(name: str, given: Any) -> tuple[int, ...]:
-    """`given`, one number or several, as a tuple. Raises ValueError for what is none, and for
+    """`given`, one number or several, as a tuple. Raises ValueError for anything else, and for
     numbers below 0.
     """
     numbers: list[Any] = [as_int(number) for number in as_iterable(given)]
@@ -58,8 +56,8 @@ def whole_numbers(name: str, given: Any) -> tuple[int, ...]:
 
 
 def chosen(name: str, given: Any) -> tuple[Any, ...] | None:
-    """ "layers" or "heads" as a tuple, each once; None means all. Raises ValueError for what names
-    none.
+    """Argument "layers" or "heads" as a tuple, each once; None means all. Raises ValueError if none
+    is named.
     """
     if given is None:
         return None
@@ -83,20 +81,21 @@ def chosen(name: str, given: Any) -> tuple[Any, ...] | None:
 
 @dataclass
 class RecordingScope:
-    """What was chosen. Layers are known by name and number once the first forward has shown them.
+    """Choice of layers, heads and steps. Layers are known by name and number once the first forward
+    has shown them.
 
-    Raises ValueError for what is no scope at all; layers and heads are held to the model as it
-    runs.
+    Raises ValueError for values that are no scope at all; layers and heads are checked against the
+    model as it runs.
     """
 
     layers: Any = None
     """Numbers, paths and patterns, as given one or several, from then on a tuple; None for all."""
     heads: Any = None
-    """Likewise, numbers of query heads."""
+    """Numbers of query heads, as given one or several, from then on a tuple; None for all."""
     steps: Container[int] | None = None
     maps: Iterable[MapKey] = ()
     total: int | None = None
-    """Number of attention layers, where it is known; then negative numbers count from there."""
+    """Number of attention layers, if it is known; then negative numbers count from there."""
     known: list[str] = field(default_factory=list)
     """Paths of all attention layers in the order they ran in the first forward; empty before it
     ended.

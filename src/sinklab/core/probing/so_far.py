@@ -1,5 +1,5 @@
-"""What all queries so far gave every key of an autoregressive text, added up over the forwards of a
-cached decode.
+"""Attention that every key of an autoregressive text received from all queries so far, summed over
+the forwards of a cached decode.
 """
 
 # L layers, H heads, K keys (added sinks first, then text positions), W windows of queries
@@ -39,7 +39,7 @@ class SoFar:
         window_WLHK: np.ndarray,
         added: int = 0,
     ) -> None:
-        """Add what one forward gave.
+        """Add the column sums of one forward.
 
         Args:
             received_LHK: its column sums.
@@ -92,7 +92,7 @@ class SoFar:
 
 
 def _widened(sums_LHK: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The sums with zeros where there were no keys, heads or layers yet."""
+    """The sums with zeros for keys, heads or layers that did not exist yet."""
     return np.pad(
         sums_LHK, [(0, size - had) for size, had in zip(shape, sums_LHK.shape, strict=True)]
     )

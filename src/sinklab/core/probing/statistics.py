@@ -1,4 +1,4 @@
-"""The statistics that a trace can record: what each of them measures in an attention call."""
+"""The statistics that a trace can record, each with its measure of an attention call."""
 
 # B batch, H query heads (those recorded), Q queries, S keys or canvas positions, D head dim (width
 # of hidden states) G groups of queries: all real ones, then those in each state; R the greatest
@@ -31,10 +31,10 @@ class CallView:
     state_BQ: Tensor | None
     """Number of each query's state in `STATES`, int8, −1 for padding; None without a canvas."""
     output_BHQD: Tensor
-    """What every head gave every query."""
+    """Output of every head for every query."""
     shared: dict[str, Tensor] = field(default_factory=dict)
-    """What the statistics of this call read (`Statistic.reads`), computed in one pass over the
-    scores.
+    """Results of one pass over the scores that the statistics of this call read
+    (`Statistic.reads`).
     """
 
     def of_heads(self, x_BH: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class CallView:
         return x_BH if self.heads is None else x_BH[:, self.heads]
 
     def tensors(self) -> list[Tensor]:
-        """What one layer has and the next has not."""
+        """Tensors that differ from layer to layer."""
         return [self.call.query_BHQD, self.call.key_BKSD, self.call.value_BKSD, self.output_BHQD]
 
     def is_like(self, other: "CallView") -> bool:
@@ -110,8 +110,8 @@ class Statistic:
     that of keys.
     """
     reads: ClassVar[tuple[str, ...]] = ()
-    """What it takes from the one pass over the scores, of "received" (B, H, S), "received_by_state"
-    (B, 3, H, S), "row_entropy", "row_logsumexp" and "noop_bound" (B, H, Q): see
+    """Results it takes from the one pass over the scores, of "received" (B, H, S),
+    "received_by_state" (B, 3, H, S), "row_entropy", "row_logsumexp" and "noop_bound" (B, H, Q): see
     `sinklab.core.attention.received`.
     """
     needs_canvas: ClassVar[bool] = False
@@ -124,18 +124,18 @@ class Statistic:
     """Whether it measures every batch row by itself, and alike in all layers: those of a small
     model are then measured as the rows of one batch."""
     columns: ClassVar[tuple[str, ...]] = ()
-    """What stands along its last axis, where these are numbers of different kinds: a run folder has
-    a table of them.
+    """Names along its last axis, if these are numbers of different kinds: a run folder has a table
+    of them.
     """
 
     def measure(self, view: Any) -> Tensor:
-        """Its numbers in one layer: a tensor with `axes`, the axis "layer" left out."""
+        """Measure one layer: a tensor with `axes`, the axis "layer" left out."""
         return view.shared[self.reads[0]]
 
 
 @statistics.register("received")
 class Received(Statistic):
-    """The column sums a_j: what every key receives from all queries that are not padding."""
+    """The column sums a_j: attention every key receives from all queries that are not padding."""
 
     axes = KEYS
     by_row = True
@@ -155,13 +155,14 @@ class ReceivedByState(Statistic):
 @statistics.register("received_from_masked")
 @dataclass(frozen=True)
 class ReceivedFromMasked(Statistic, Checked):
-    """What every key receives from masked queries alone, which decides the tokens: as if all
-    queries were masked.
+    """Attention every key receives from masked queries alone, as if all queries were masked.
+
+    This attention decides the tokens.
 
     The mean weight that the masked queries which see the key give it, times the queries that see
-    it: an even share is what it is in "received", in whose place a rule may read it
-    (``find_sinks(…, rule, recording.visible)``). NaN where fewer than `least` masked queries see
-    the key: too few to tell.
+    it: an even share is the same as in "received", and a rule may read it in its place
+    (``find_sinks(…, rule, recording.visible)``). NaN if fewer than `least` masked queries see the
+    key: too few to tell.
     """
 
     least: int = limited(8, at_least=1)
@@ -186,8 +187,9 @@ class ReceivedFromMasked(Statistic, Checked):
 
 @statistics.register("received_by_window")
 class ReceivedByWindow(Statistic):
-    """The column sums of the queries of a forward, `WINDOW` after another: of disjoint parts of an
-    autoregressive text.
+    """The column sums of successive windows of `WINDOW` queries of a forward.
+
+    The windows are disjoint parts of an autoregressive text.
 
     Padding does not count: the first window begins with the first real query.
     """
@@ -212,8 +214,9 @@ class ReceivedByWindow(Statistic):
 
 @statistics.register("last_row")
 class LastRow(Statistic):
-    """The attention row of the last real query: what an autoregressive model looks at as it chooses
-    its next token.
+    """The attention row of the last real query.
+
+    An autoregressive model chooses its next token from it.
     """
 
     axes = KEYS
@@ -225,8 +228,9 @@ class LastRow(Statistic):
 
 @statistics.register("value_norm")
 class ValueNorm(Statistic):
-    """The norm of every token's value vector, averaged over all heads; NaN where a cache has
-    dropped it.
+    """The norm of every token's value vector, averaged over all heads.
+
+    NaN if a cache has dropped it.
     """
 
     axes = ("batch", "layer", "key")
@@ -266,7 +270,7 @@ class RowLogSumExp(Statistic):
 
 @statistics.register("output_norm")
 class OutputNorm(Statistic):
-    """The norm of what every head gives every query."""
+    """The norm of every head's output for every query."""
 
     axes = ROWS
     by_row = True
@@ -280,7 +284,7 @@ class OutputNorm(Statistic):
 
 @statistics.register("noop_bound")
 class NoopBound(Statistic):
-    """What bounds the norm of a head's output, sum_j A_ij |v_j| (arXiv 2601.19657, Eq. 20-22)."""
+    """Bound of the norm of a head's output, sum_j A_ij |v_j| (arXiv 2601.19657, Eq. 20-22)."""
 
     axes = ROWS
     by_row = True
@@ -290,8 +294,9 @@ class NoopBound(Statistic):
 @statistics.register("massive_activations")
 @dataclass(frozen=True)
 class MassiveActivations(Statistic, Checked):
-    """The greatest magnitudes in the hidden states after each decoder layer (arXiv 2402.17762,
-    2603.05498), by row.
+    """The greatest magnitudes in the hidden states after each decoder layer, by row.
+
+    Sources: arXiv 2402.17762 and 2603.05498.
 
     Along the axis "number": the value itself with its sign, its channel, its canvas position
     (padding counted, sink columns not), and the ratio of its magnitude to the median magnitude
@@ -302,7 +307,7 @@ class MassiveActivations(Statistic, Checked):
     """
 
     top: int = limited(3, at_least=1)
-    """How many (position, channel) pairs, by falling magnitude."""
+    """Number of (position, channel) pairs, by falling magnitude."""
 
     axes = ("batch", "layer", "rank", "number")
     columns = ("value", "channel", "position", "ratio")
@@ -348,7 +353,9 @@ def chosen_statistics(given: Iterable[Any]) -> dict[str, Statistic]:
 
 
 def read_in_one_pass(view: CallView, reads: set[str]) -> dict[str, Tensor]:
-    """What the statistics of a call read (`Statistic.reads`), in one pass over its scores."""
+    """Compute the results that the statistics of a call read (`Statistic.reads`), in one pass over
+    its scores.
+    """
     call, by_state = view.call, "received_by_state" in reads
     is_known = view.heads is None and "received_BHS" in vars(call)
     wanted = reads - {"received", "received_by_state"}
@@ -364,7 +371,7 @@ def read_in_one_pass(view: CallView, reads: set[str]) -> dict[str, Tensor]:
             found["received_by_state"] = found["received"][:, 1:]
             found["received"] = found["received"][:, 0]
         if view.heads is None and "received" in found:
-            # What another listener asks the call for later need not be computed again.
+            # Another listener that asks the call for it later need not compute it again.
             vars(call).setdefault("received_BHS", found["received"])
     if "received" in reads and "received" not in found:
         found["received"] = call.received_BHS
@@ -372,8 +379,8 @@ def read_in_one_pass(view: CallView, reads: set[str]) -> dict[str, Tensor]:
 
 
 def _groups(call: AttentionCall, state_BQ: Tensor | None) -> Tensor | None:
-    """Groups of queries to add up, bool (B, G, Q): the real ones, and where states are given those
-    of each state.
+    """Groups of queries to add up, bool (B, G, Q): the real ones and, if states are given, those of
+    each state.
     """
     real_BQ = call.visibility.real_BQ
     if state_BQ is None:
@@ -383,7 +390,7 @@ def _groups(call: AttentionCall, state_BQ: Tensor | None) -> Tensor | None:
 
 
 STATE_OF = ("predicted", "own")
-"""What a query's state is that of: the position it predicts, or the one it stands at."""
+"""Position that gives a query its state: the position it predicts, or its own."""
 
 
 def position_states(canvas: Any, ids_BS: Tensor) -> Tensor:
@@ -406,7 +413,7 @@ def position_states(canvas: Any, ids_BS: Tensor) -> Tensor:
 class QueryStates:
     """The states of the queries of a forward, for one canvas.
 
-    Raises ValueError for what is no canvas.
+    Raises ValueError for an object that is no canvas.
     """
 
     def __init__(self, model: nn.Module, canvas: Any, state_of: str) -> None:
@@ -424,11 +431,11 @@ class QueryStates:
         self.shift = int(is_shifted and state_of == "predicted")
 
     def of(self, state_BS: Tensor, columns_Q: Tensor) -> Tensor:
-        """int8 (B, Q): the state of what each query predicts (or of its own position), −1 for a
+        """State of the position that each query predicts (or of its own), int8 (B, Q); −1 for a
         padding query.
 
-        `state_BS` are the states of all positions. Where logits are shifted, the query at i
-        predicts position i + 1; the last one of the text counts as its own.
+        `state_BS` are the states of all positions. If logits are shifted, the query at i predicts
+        position i + 1; the last one of the text counts as its own.
         """
         columns_Q = columns_Q.to(state_BS.device)
         own_BQ = state_BS.index_select(1, columns_Q)

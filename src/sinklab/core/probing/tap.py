@@ -35,19 +35,19 @@ _HEARD = (_SDPA, F.multi_head_attention_forward)
 
 
 class Tap(TorchFunctionMode):
-    """One per tapped model, shared by all its traces and interventions: edits first, then
-    observers, however they nest.
+    """The tap of a model, one for all its traces and interventions: edits first, then observers,
+    however they nest.
 
-    Hooks on this model, and not ModuleTracker's, which are global: those do not say whose forward
-    is running.
+    Hooks on this model, and not ModuleTracker's, which are global: those do not say which model's
+    forward is running.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
         self.owner = Owner(type(model).__name__)
-        """Who runs the model: hooks hang on the model for all threads, a torch function mode is set
-        in one.
+        """The thread or task that runs the model: hooks hang on the model for all threads, a torch
+        function mode is set in one.
         """
         self.listeners: list[Listener] = []
         self.forwards = 0
@@ -55,7 +55,7 @@ class Tap(TorchFunctionMode):
         self.ids_BS: Tensor | None = None
         """Token ids that the running forward was given, if they are among its arguments."""
         self.query_mask_BQ: Tensor | None = None
-        """Queries of cross attention that are no padding, by who listens; None: all."""
+        """Queries of cross attention that are no padding, as given by a listener; None: all."""
         self.is_compiled = is_compiled(model)
         self._modules = dict(compiled_module(model).named_modules())
         for path, part in self._modules.items():
@@ -66,7 +66,7 @@ class Tap(TorchFunctionMode):
                     "and trace what torch.compile(model) gives"
                 )
         self._stack: list[str] = []
-        # By path: whose keys the module that runs there reads, where its arguments say so.
+        # By path: origin of the keys that the module there reads, if its arguments tell.
         self._origins: dict[str, KeyOrigin] = {}
         self._visible: dict[tuple, Any] = {}
         # Attention calls made in the decoder layers that run now, by the layer's path.
@@ -143,9 +143,9 @@ class Tap(TorchFunctionMode):
         self._hooked |= paths
 
     def hear(self, listener: Listener) -> None:
-        """One more listener; what it needs of decoder layers is hooked.
+        """Add a listener; the decoder layers that it needs are hooked.
 
-        Raises ValueError for one that changes what a compiled model computes, or reads more of it
+        Raises ValueError for one that changes the results of a compiled model, or reads more of it
         than attention.
         """
         if self.is_compiled and (listener.of_states or type(listener).edit is not Listener.edit):
@@ -164,10 +164,10 @@ class Tap(TorchFunctionMode):
             self._hook(self._layers)
 
     def take_mask(self, query_mask_BQ: Tensor | None) -> None:
-        """The queries of cross attention that count, from the first who listens.
+        """Take the queries of cross attention that count, from the first listener.
 
-        Raises ValueError where another one listens with another mask: a trace changes nothing that
-        an edit does.
+        Raises ValueError if another one listens with another mask: a trace changes nothing that an
+        edit does.
         """
         known_BQ = self.query_mask_BQ
         if not self.listeners:
@@ -192,8 +192,8 @@ class Tap(TorchFunctionMode):
     def inside(
         self, path: str, base: str, function: Any, module: nn.Module, *given: Any, **options: Any
     ) -> Any:
-        """Run the attention function that the module at this path called, and hear what it calls or
-        was given.
+        """Run the attention function that the module at this path called, and read its calls or its
+        arguments.
         """
         self.owner.check("runs the model or a part of it")
         self._stack.append(path)
@@ -240,7 +240,7 @@ class Tap(TorchFunctionMode):
             self._listening = False
 
     def _note(self, path: str, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Keep what the arguments of a module say of the keys that it reads."""
+        """Keep the origin of the keys that a module reads, from its arguments."""
         module = self._modules[path]
         if says_more(type(module)):
             self._origins[path] = KeyOrigin.of(module, args, kwargs)
@@ -305,8 +305,8 @@ class Tap(TorchFunctionMode):
         return edited
 
     def _leave(self, calls: list[str], output: Any) -> Any:
-        """Show the listeners what a decoder layer gives, the first of a tuple; None when it stays
-        as it is.
+        """Show the listeners the output of a decoder layer, the first of a tuple; None if it is
+        unchanged.
         """
         states_BQD = output[0] if isinstance(output, tuple) else output
         if not isinstance(states_BQD, Tensor) or states_BQD.dim() != 3:
@@ -334,7 +334,7 @@ class Tap(TorchFunctionMode):
         """End a forward that is still open: layers called one by one, without the model's own
         forward, have no end.
 
-        It came to its `complete` end unless a module still runs, where that is not said.
+        If `complete` is not given, it came to its end unless a module still runs.
         """
         if self._calls is None:
             return
@@ -356,7 +356,7 @@ class Tap(TorchFunctionMode):
                 (listener.finish if complete else listener.discard)()
 
     def _check_doubts(self, doubts: list[tuple[str, Tensor]]) -> None:
-        """Raise where a mask can be read in two ways: the one thing of a forward that is read back
+        """Raise if a mask can be read in two ways: the one thing of a forward that is read back
         from a device.
         """
         flags = (
@@ -376,7 +376,7 @@ class Tap(TorchFunctionMode):
             )
 
     def _check_calls(self) -> None:
-        """Raise where a forward attended unseen: those behind it would be taken for others."""
+        """Raise if a forward attended unseen: those behind it would be taken for others."""
         if self._attended and self._calls is None and is_observed(self.model):
             raise ValueError(
                 f"forward {self.forwards} made no attention call that could be seen, as those "
@@ -385,8 +385,8 @@ class Tap(TorchFunctionMode):
             )
 
     def _check_siblings(self, called: set[str], ran: set[str]) -> None:
-        """Raise where a layer ran and attended unseen: the numbers of those behind it would be off
-        by one.
+        """Raise if a layer ran and attended unseen: the numbers of those behind it would be off by
+        one.
         """
         kinds = {type(self._modules[path]) for path in called}
         for path in sorted(ran - called):
@@ -438,14 +438,14 @@ class Tap(TorchFunctionMode):
         if holder := next((one for one in _upwards(path) if one in self._layers), None):
             self._inside.setdefault(holder, []).append(layer)
         elif not replay:
-            # checkpointing may replay what is inside a layer alone
+            # checkpointing may replay the inside of a layer alone
             self._lacks_states(f"{layer or 'the model'} attends outside of one")
         for listener in self.listeners:
             edited = listener.edit(edited)
         return call, edited
 
     def _show(self, base: str, call: AttentionCall, out: Tensor) -> None:
-        """Show listeners the call as it was made, and what came of it; by this backend, if not by
+        """Show listeners the call as it was made, and its output; by this backend, if not by
         torch's SDPA.
         """
         if is_replayed():
@@ -507,14 +507,15 @@ def tapped(
     every hook.
 
     Args:
-        model: whose attention calls to hear.
-        listener: who hears them.
-        query_mask_BQ: bool, False for queries of cross attention that are padding; one for all who
-            listen.
+        model: the model that makes the attention calls.
+        listener: the listener to them.
+        query_mask_BQ: bool, False for queries of cross attention that are padding; one for all
+            listeners.
 
     Raises:
-        ValueError: for what is not a module, a compiled one, one that shares modules with what
-            another thread taps, and for another mask of queries than who listens already gave.
+        ValueError: for an object that is not a module, a compiled one, one that shares modules with
+            a model that another thread taps, and for another mask of queries than an earlier
+            listener gave.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(

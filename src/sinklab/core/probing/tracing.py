@@ -33,7 +33,7 @@ SMALL = 1 << 16
 
 
 class FrameRecorder(Listener):
-    """Measures what was chosen of every forward and writes it down, frame by frame."""
+    """Measures the chosen statistics of every forward and writes them down, frame by frame."""
 
     def __init__(self, model: nn.Module, frames: Frames, states: QueryStates | None) -> None:
         self.model, self.frames, self.scope, self.states = model, frames, frames.scope, states
@@ -114,8 +114,8 @@ class FrameRecorder(Listener):
             frame.state_BQ = self.states.of(frame.state_BS, frame.columns_Q)
         view = CallView(call, heads, frame.state_BQ, call.unrolled(out))
         tensors, waiting = view.tensors(), frame.waiting
-        # who else listens may ask the call for what was measured of it; what a kernel said of rows
-        # is of one call
+        # other listeners may ask the call for its measured statistics; the log-sum-exp of a kernel
+        # is that of one call
         is_usual = call.share is None and not (out.is_cuda or "lse_BHQ" in vars(call))
         is_small = max(x.numel() for x in tensors) <= SMALL
         can_wait = self.by_row and is_usual and is_small and len(self.tap.listeners) == 1
@@ -152,8 +152,8 @@ class FrameRecorder(Listener):
                 self._add(frame, layer, StatesView(states_BQD, self._real_BQ, frame.columns_Q))
 
     def _add(self, frame: Frame, layer: str, view: CallView | StatesView, count: int = 1) -> None:
-        """Measure so many layers: what reads their attention calls, or what reads the hidden states
-        after one.
+        """Measure this many layers: the statistics that read attention calls, or those that read
+        the hidden states after one.
         """
         for label, one in self.frames.statistics.items():
             if one.of_states != isinstance(view, StatesView):
@@ -173,7 +173,7 @@ class FrameRecorder(Listener):
             frame.parts[label].add(value.unflatten(0, (count, -1)) if count > 1 else value[None])
 
     def _locate(self, frame: Frame, call: AttentionCall) -> None:
-        """Where on the canvas the queries stand: as announced, else the last ones so far."""
+        """Locate the queries on the canvas: as announced, else the last ones so far."""
         queries, keys, running = (
             call.query_BHQD.shape[2],
             call.key_BKSD.shape[2],
@@ -183,7 +183,7 @@ class FrameRecorder(Listener):
         if running is not None:
             self.frames.prefix = keys - running.ids_BS.shape[1]
         elif self.frames.prefix is None and is_own:
-            # what lies behind the queries is room in a static cache, not a sink column in front
+            # keys behind the queries are room in a static cache, not a sink column in front
             room = keys - queries - int(call.visibility.first_own) if queries < keys else 0
             self.frames.prefix = 0 if room > 0 else max(keys - queries, 0)
         frame.is_placed = is_own
@@ -201,7 +201,7 @@ class FrameRecorder(Listener):
         frame.columns_Q = own_Q - frame.prefix if running is None else running.columns_Q
 
     def _by_query(self) -> str:
-        """The first statistic that is told by query, or what else needs their places."""
+        """The first statistic that is given by query, or another reason that needs their places."""
         by_query = (
             label for label, one in self.frames.statistics.items() if "position" in one.axes
         )
@@ -247,8 +247,8 @@ def trace(
     **scope: Unpack[Scope],
 ) -> Iterator[Recording]:
     """Record attention statistics of every forward inside the block, on any module that attends
-    through SDPA, on models of transformers by any attention function, and on what `torch.compile`
-    makes of these.
+    through SDPA, on models of transformers by any attention function, and on these compiled by
+    `torch.compile`.
 
         with trace(model) as recording:
             for step in denoise(model.denoiser(), canvas):
@@ -259,27 +259,26 @@ def trace(
     beside it. Traces nest, also with `intervene` on the same module, in either order: a trace sees
     the edited calls. Calls inside `sinklab.core.attention.unobserved()` are not seen. The thread
     that opens the block is the one that runs the model in it; other models are unaffected, in any
-    thread, as is a copy of this one. What `sinklab.load` gives is one too.
+    thread, as is a copy of this one. The result of `sinklab.load` is such a module too.
 
     Args:
         statistics: names in `sinklab.core.registry.statistics`, with options as "name:field=value",
-            or values. Those of the
-            package: "received" (column sums), "received_by_state" (from masked, committed and
-                prompt queries apart:
-            (batch, state, layer, head, key), needs `canvas`), "received_from_masked" (what a rule
-            may read in place of "received", from 8 masked queries on; needs `canvas`), "last_row"
-            (the attention row of the last real query), "received_by_window" (column sums of every 8
-            queries: (batch, window, layer, head, key)), "value_norm", "key_norm" (averaged over all
-                heads), "massive_activations" (of the hidden states after each
-            decoder layer: (batch, layer, rank, number), see `MassiveActivations`), and by query
-            "row_entropy", "row_logsumexp" (nats), "output_norm" (of what the head gives, edits
-            included) and "noop_bound" (what bounds it: arXiv 2601.19657, Eq. 20-22).
-        canvas: what is decoded, with `open_BS`, `mask_id` and `attention_BS`
+            or values. Those of the package: "received" (column sums), "received_by_state" (from
+            masked, committed and prompt queries apart: (batch, state, layer, head, key), needs
+            `canvas`), "received_from_masked" (which a rule may read in place of "received", from 8
+            masked queries on; needs `canvas`), "last_row" (the attention row of the last real
+            query), "received_by_window" (column sums of every 8 queries: (batch, window, layer,
+            head, key)), "value_norm", "key_norm" (averaged over all heads), "massive_activations"
+            (of the hidden states after each decoder layer: (batch, layer, rank, number), see
+            `MassiveActivations`), and by query "row_entropy", "row_logsumexp" (nats), "output_norm"
+            (of the head's output, edits included) and "noop_bound" (its upper bound: arXiv
+            2601.19657, Eq. 20-22).
+        canvas: the canvas that is decoded, with `open_BS`, `mask_id` and `attention_BS`
             (`sinklab.core.sampling.Canvas`): it tells the states of queries and of keys
             (`recording.query_state`, `key_state`, `by_state`). The ids of a step are those the
             denoiser announces (`sinklab.core.attention.running`), or the model's own `input_ids`.
-        state_of: "predicted": a query is in the state of the position it predicts (the next one
-            where `model.config.logit_shift` is set); "own": of the position it stands at.
+        state_of: "predicted": a query is in the state of the position it predicts (the next one if
+            `model.config.logit_shift` is set); "own": of the position it stands at.
         allow_empty: the model need not run inside the block: for a loop that finds out there
             whether a step follows.
         query_mask: bool (B, Q), False for the queries of cross attention that are padding, which
@@ -290,14 +289,14 @@ def trace(
             module paths, their ends, or modules that hold them ("layers.3", "*.self_attn"). Of the
             others nothing is computed.
         heads: numbers of the query heads to record.
-        steps: a container of step numbers to record, counted from 0 by marks, or by forwards where
+        steps: a container of step numbers to record, counted from 0 by marks, or by forwards if
             nothing is marked.
         maps: (step, layer, head) triples whose whole map is kept, whatever else is chosen:
             `recording.map(…)`.
 
-    Raises ValueError for what is not there or cannot be seen: a statistic, layer or head, states
-    without a canvas or of a compiled model, attention that is no softmax(q · kᵀ) · v; for another
-    thread's model; at the end for no call.
+    Raises ValueError for anything that does not exist or cannot be seen: a statistic, layer or
+    head, states without a canvas or of a compiled model, attention that is no softmax(q · kᵀ) · v;
+    for another thread's model; at the end for no call.
     """
     model, chosen = module_of(model), chosen_statistics(statistics)
     for label, one in chosen.items():

@@ -26,8 +26,8 @@ class Cache(Protocol):
 
     One that keeps a memory of its own has two more methods: `work(start, stop, number, nth)`, the
     `BlockWork` that a session of the model's denoiser gets in place of columns, and
-    `memory(denoiser)`, what evaluates it. One with a true `is_exact` gives what is computed afresh,
-    whatever columns it is told.
+    `memory(denoiser)`, which evaluates it. One with a true `is_exact` gives the results of
+    computing afresh, for any columns.
     """
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> slice | Tensor | None:
@@ -49,23 +49,25 @@ class BlockWork:
 
     policy: Any
     """The cache. A session calls its `memory(denoiser)` for (ids_BS, wanted_BS, work, read) ->
-    logits_MV, which knows its `policy` and its size in `nbytes`; `read` is what the denoiser's
-    `read` says of the wanted positions.
+    logits_MV, which knows its `policy` and its size in `nbytes`; `read` is the result of the
+    denoiser's `read` for the wanted positions.
     """
     block: slice
-    """Where the block stands, as canvas columns."""
+    """Canvas columns of the block."""
     number: int
-    """Of the block, from 0."""
+    """Number of the block, from 0."""
     is_full: bool
-    """Everything is computed; else the block (and what is recomputed with it) alone."""
+    """Whether everything is computed; else the block (and the columns recomputed with it) alone."""
     is_choice: bool
-    """A full evaluation that chooses what further ones attend to, or recompute."""
+    """Whether it is a full evaluation that chooses the keys that further ones attend to, or
+    recompute.
+    """
 
 
 def cache_of(given: Cache | str | None) -> Cache | None:
     """The cache of this text, or the object itself; None for None and "none".
 
-    Raises ValueError for an unknown name, and TypeError for what is no cache.
+    Raises ValueError for an unknown name, and TypeError for an object that is no cache.
     """
     if given is None or given == "none":
         return None
@@ -87,10 +89,10 @@ def evaluator(
             between its calls.
         block_BS: int64, the block of each open position, -1 elsewhere.
 
-    One evaluator serves one run over one canvas. Batched rows give what they give alone, unequal
+    One evaluator serves one run over one canvas. Batched rows give the same as alone, unequal
     prompts included.
 
-    Raises ValueError for a denoiser that cannot remember, and where a block stands in different
+    Raises ValueError for a denoiser that cannot remember, and if a block stands in different
     columns in different rows: a row alone would recompute other columns than the batch.
     """
     takes_places = getattr(denoiser, "takes_places", False)
@@ -140,7 +142,8 @@ def evaluator(
 
 def _spans(block_BS: Tensor, must_agree: bool) -> list[tuple[int, int]]:
     """First column of every block, and the column after its last; rows that lack a block have no
-    say in it. Where rows need not agree, of all rows together."""
+    say in it. If rows need not agree, of all rows together.
+    """
     spans: list[tuple[int, int]] = []
     rows = block_BS.tolist()
     for block in range(int(block_BS.max()) + 1):

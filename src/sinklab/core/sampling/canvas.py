@@ -19,7 +19,7 @@ from sinklab.core.errors import check_count, check_tensor
 
 @dataclass(frozen=True, eq=False)
 class Canvas:
-    """Where decoding starts. Build one with `Canvas.from_prompts` or `Canvas.infill`, or give the
+    """Start of decoding. Build one with `Canvas.from_prompts` or `Canvas.infill`, or give the
     tensors yourself.
 
     Raises ValueError when the tensors disagree in shape or dtype, when an open position is padding
@@ -31,7 +31,7 @@ class Canvas:
     attention_BS: Tensor
     """bool, False at padding. Hand it to the model when you build the denoiser."""
     open_BS: Tensor
-    """bool, True where a token is to be decoded. A mask that is not open is never filled."""
+    """bool, True if a token is to be decoded. A mask that is not open is never filled."""
     mask_id: int
     """The id of [MASK]."""
     block_BS: Tensor | None = None
@@ -89,7 +89,7 @@ class Canvas:
         return self.attention_BS & ~self.open_BS
 
     def to(self, device: torch.device | str) -> Canvas:
-        """The same canvas on another device."""
+        """This canvas on another device."""
         block_BS = None if self.block_BS is None else self.block_BS.to(device)
         ids_BS, attention_BS, open_BS = (
             one.to(device) for one in (self.ids_BS, self.attention_BS, self.open_BS)
@@ -97,8 +97,8 @@ class Canvas:
         return Canvas(ids_BS, attention_BS, open_BS, self.mask_id, block_BS)
 
     def counted(self, number_BS: Tensor) -> Canvas:
-        """The same canvas where open positions with the same number are a decoding block, each row
-        from its first.
+        """This canvas with open positions of the same number as a decoding block, each row from its
+        first.
         """
         first_B1 = (
             torch.where(self.open_BS, number_BS, number_BS.max() + 1).min(1, keepdim=True).values
@@ -217,7 +217,8 @@ def token_rows(what: str, given: Any) -> Tensor:
     """`given`, a tensor or lists, as a tensor of rows; a single row becomes a batch of one, an
     empty one is of ids.
 
-    Raises ValueError that names `what` for a mapping, for text and for rows of unequal length.
+    Raises ValueError with the name of the argument for a mapping, for text and for rows of unequal
+    length.
     """
     if isinstance(given, Mapping):
         raise ValueError(
@@ -248,7 +249,7 @@ def _token_ids(given: Any) -> Tensor:
 
 
 def _flags(name: str, given: Tensor | None, ids_BS: Tensor) -> Tensor:
-    """Where tokens are real, bool (B, S): everywhere where nothing is given."""
+    """Flags of real tokens, bool (B, S): all True if nothing is given."""
     if given is None:
         return torch.ones_like(ids_BS, dtype=torch.bool)
     real_BS = token_rows(name, given).to(ids_BS.device).bool()
@@ -257,8 +258,8 @@ def _flags(name: str, given: Tensor | None, ids_BS: Tensor) -> Tensor:
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
-    """Ids int64 (B, P) of prompts of any lengths, padded on the left, and where they are real, bool
-    (B, P).
+    """Ids int64 (B, P) of prompts of any lengths, padded on the left, and flags of real tokens,
+    bool (B, P).
 
     Raises ValueError for no prompts, for text or a single prompt, and for unequal lengths without a
     `pad_id`.
@@ -288,7 +289,7 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_id: int | None) -> tuple[T
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where logits are wanted, as far as the program knows without asking the device.
+    """Positions of wanted logits, as far as the program knows them without asking the device.
 
     A denoiser with a true `takes_places` is called with them as a keyword, beside `wanted_BS`.
     """
@@ -309,7 +310,7 @@ class Block:
 
     number: int
     columns_BC: Tensor
-    """int64, canvas column of each place, in ascending order; S where the place stands nowhere."""
+    """int64, canvas column of each place, in ascending order; S for a place without a position."""
     real_BC: Tensor
     """bool, the places that stand somewhere."""
     real_N: Tensor
@@ -330,7 +331,7 @@ class Block:
         return out_BS
 
     def get(self, canvas_BS: Tensor, fill: int | bool) -> Tensor:
-        """The canvas's values at the block's places, `fill` where a place stands nowhere."""
+        """The canvas's values at the block's places, `fill` for a place without a position."""
         values_N = canvas_BS.reshape(-1).index_select(0, self.flat_N)
         if self.is_full:
             return values_N.view(self.columns_BC.shape)
@@ -339,8 +340,8 @@ class Block:
         return out_BC
 
     def places(self, candidates_BC: Tensor, count: int) -> tuple[Tensor, Places]:
-        """The numbers int64 (M,) of the `count` candidates in the flattened block, and where they
-        stand.
+        """The numbers int64 (M,) of the `count` candidates in the flattened block, and their
+        places.
         """
         if count == len(self.real_N):
             return self.real_N, Places(self.flat_N, self.columns)
@@ -360,7 +361,7 @@ class Block:
 
 
 def numbers_of(flags: Tensor, count: int) -> Tensor:
-    """Where the `count` True values stand in the flattened tensor, int64 (M,), ascending: `nonzero`
+    """Indices of the `count` True values in the flattened tensor, int64 (M,), ascending: `nonzero`
     without a wait.
     """
     return flags.reshape(-1).byte().sort(descending=True, stable=True).indices[:count]
@@ -370,7 +371,7 @@ def numbered_blocks(canvas: Canvas, block_length: int | None) -> tuple[list[int]
     """Positions in each block of the fullest row; and the block of every open position, int64 (B,
     S), -1 elsewhere.
 
-    The block of a position is what the canvas says, else its rank in the row // the first block's
+    The block of a position is given by the canvas, else its rank in the row // the first block's
     size. Raises ValueError for block_length < 1.
     """
     check_count("block_length", block_length, "leave it out for a single block.")
@@ -387,8 +388,8 @@ def numbered_blocks(canvas: Canvas, block_length: int | None) -> tuple[list[int]
 
 
 def blocks(block_BS: Tensor, sizes: list[int]) -> list[Block]:
-    """The blocks from left to right. What a run has to ask the device about its canvas is asked
-    here, once.
+    """The blocks from left to right. All questions of a run to the device about its canvas are
+    asked here, once.
     """
     device, block_BS = block_BS.device, block_BS.cpu()
     rows, length = block_BS.shape
@@ -396,7 +397,7 @@ def blocks(block_BS: Tensor, sizes: list[int]) -> list[Block]:
     row_B1 = torch.arange(rows)[:, None]
     made = []
     for number, size in enumerate(sizes):
-        # Its columns first, in order; what is not in the block comes after as S.
+        # Its columns first, in order; those not in the block come after as S.
         columns_BC = torch.where(block_BS == number, column_S, length).sort(1).values[:, :size]
         real_BC = columns_BC < length
         held_Q = columns_BC[real_BC].unique()

@@ -34,11 +34,11 @@ class Session(Protocol):
         """Logits (M, V) at the wanted positions, which must lie inside `columns`.
 
         Args:
-            columns: what to compute anew, the same in every row: a slice, or sorted column numbers
-                int64 (W,). They attend to all S columns, with the other columns' keys and values as
-                remembered. None computes everything; the first call must be such a one. A cache
-                with a memory of its own hands over a `BlockWork` in their place, which not every
-                denoiser need know.
+            columns: columns to compute anew, the same in every row: a slice, or sorted column
+                numbers int64 (W,). They attend to all S columns, with the other columns' keys and
+                values as remembered. None computes everything; the first call must be such a one. A
+                cache with a memory of its own hands over a `BlockWork` in their place, which not
+                every denoiser need know.
         """
 
 
@@ -53,8 +53,8 @@ class CachingDenoiser(Protocol):
 
 
 def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) -> Denoiser:
-    """Classifier-free guidance: un + (scale + 1) * (cond - un), where `un` is evaluated with the
-    prompt masked out.
+    """Classifier-free guidance: un + (scale + 1) * (cond - un), with `un` evaluated with the prompt
+    masked out.
 
     The conditional call comes first, so a recording that keeps the first forward of a step sees the
     real prompt. Scale 0 is the conditional denoiser itself, at the cost of one call. A token that
@@ -63,7 +63,7 @@ def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) ->
     does not fit the ids.
 
     Args:
-        prompt_BS: bool, the positions to hide in the second call; usually `canvas.prompt_BS`.
+        prompt_BS: bool, the positions to mask in the second call; usually `canvas.prompt_BS`.
 
     Source: Nie et al. 2024 (2410.18514, unsupervised guidance), in the form of LLaDA's `generate`.
     """
@@ -137,7 +137,7 @@ class _Wrapped:
     count: int
 
     def __getattr__(self, name: str) -> Any:
-        # what a loop asks of the model's denoiser, and where a wrapper changes nothing
+        # attributes that a loop reads from the model's denoiser, and that a wrapper does not change
         if name in ("takes_places", "own_cache", "in_blocks"):
             return getattr(self.denoiser, name)
         raise AttributeError(name)

@@ -48,8 +48,8 @@ class RowEnds:
         self.finished_B = torch.zeros_like(open_BS[:, 0])
 
     def __call__(self, ids_BS: Tensor, masked_BS: Tensor) -> tuple[Tensor, Tensor]:
-        """The ids with the newly finished rows filled to the right with their stop id, and where
-        (bool (B, S)).
+        """The ids with the newly finished rows filled to the right with their stop id, and the
+        filled positions (bool (B, S)).
 
         Every open position to the right is filled, those that hold another token already too.
         """
@@ -64,8 +64,8 @@ class RowEnds:
 
 
 def check_equal_rows(schedule: Schedule, open_BS: Tensor, blocks: int, steps: int | None) -> None:
-    """Raises ValueError where the steps of the fullest row would change what a row with fewer masks
-    gets alone.
+    """Raises ValueError if the steps of the fullest row would change the result of a row with fewer
+    masks alone.
 
     In a single block with `steps` the counts are those of each row alone, and so are they with one
     token per step; but steps divided over several blocks, and a schedule in time with as many steps
@@ -89,8 +89,8 @@ def check_equal_rows(schedule: Schedule, open_BS: Tensor, blocks: int, steps: in
 
 
 def check_best(best_M: Tensor, step: str) -> None:
-    """Raises ValueError for a best logit of NaN (where any is, in its row) or -inf (where every
-    token is ruled out).
+    """Raises ValueError for a best logit of NaN (if any in its row is) or -inf (if every token is
+    ruled out).
     """
     if nan := int(best_M.isnan().sum()):
         raise ValueError(
@@ -118,7 +118,7 @@ def check_scores(score_M: Tensor, rule: UnmaskingRule, step: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """What a step chose among the candidates of its block."""
+    """Choice of a step among the candidates of its block."""
 
     canvas: Canvas
     block: Block
@@ -130,8 +130,8 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One evaluation of the denoiser and what was committed after it. Later steps never change its
-    tensors.
+    """One evaluation of the denoiser and the tokens committed after it. Later steps never change
+    its tensors.
 
     They are ordinary tensors, fit for training, though the denoiser may have run in inference mode.
     """
@@ -154,7 +154,7 @@ class Step:
     """
     choice: Choice = field(repr=False)
     goes_on: bool = False
-    """Further steps follow in this block even if it has no masks: what is written may still be
+    """Further steps follow in this block even if it has no masks: written tokens may still be
     edited.
     """
 
@@ -168,8 +168,8 @@ class Step:
 
     @cached_property
     def committed_BS(self) -> Tensor:
-        """bool, the positions this step committed a proposal to: also one in place of a token,
-        where edits are made.
+        """bool, the positions this step committed a proposal to: also one in place of a token, if
+        edits are made.
         """
         return self.choice.block.put(
             self.choice.chosen_BC, torch.zeros_like(self.choice.canvas.open_BS)
@@ -188,7 +188,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What a loop is given beside its denoiser."""
+    """Arguments of a loop beside its denoiser."""
 
     canvas: Canvas
     block_BS: Tensor
@@ -203,7 +203,7 @@ class Run:
 
 
 class DenoiseOptions(TypedDict, total=False):
-    """How tokens are drawn, and where a row ends: keywords of `denoise`."""
+    """Sampling of tokens, and the end of a row: keywords of `denoise`."""
 
     temperature: float
     top_p: float | None
@@ -229,12 +229,12 @@ def denoise(
     At every step the denoiser evaluates the masked positions of the current block and nothing else.
     Each gets a proposed token, the rule scores the proposals, the schedule says how many of the
     best are committed in every row, ties from the left. Committed tokens stay; [MASK] itself is
-    never proposed; every open position is committed exactly once, or filled where its row ended. A
-    block is left when every row has finished it.
+    never proposed; every open position is committed exactly once, or filled after the end of its
+    row. A block is left when every row has finished it.
 
     Args:
-        denoiser: a model, or what `sinklab.load` returns; or a `Denoiser`: (ids_BS, wanted_BS) ->
-            logits_MV, bound to `canvas.attention_BS` by whoever built it.
+        denoiser: a model, or the result of `sinklab.load`; or a `Denoiser`: (ids_BS, wanted_BS) ->
+            logits_MV, bound to `canvas.attention_BS` by its builder.
         rule: an unmasking rule or its text ("entropy", "low_confidence:alg_temp=0.1");
             `LowConfidence()` when left out.
         schedule: a schedule or its text; `EvenQuota()` when left out (`Timed()` with the rule
@@ -242,8 +242,8 @@ def denoise(
         cache: a cache or its text; None recomputes everything. Needs a denoiser with a `session()`.
         steps: evaluations in all, from the number of blocks to the open positions of the fullest
             row (`Timed`: to any number); by default one per position. Divided evenly over the
-            blocks, the remainder to the first; refused where rows with unequal numbers of open
-            positions would not get what they get alone.
+            blocks, the remainder to the first; refused if rows with unequal numbers of open
+            positions would not get the same as alone.
         block_length: open positions per block, decoded from left to right; by default one block.
             The block of a position is its rank among the row's open positions // block_length, so
             masks may stand anywhere.
@@ -315,7 +315,7 @@ def planned(
 
 
 class _Left:
-    """How many candidates each block has left: known beforehand, or read once a step with all that
+    """Number of candidates left in each block: known beforehand, or read once a step with all that
     may be wrong.
     """
 
@@ -328,7 +328,7 @@ class _Left:
         self._doubts: list[tuple[Tensor, Callable[[], None]]] = []
 
     def _beforehand(self, block: Block, limit: int) -> list[int] | None:
-        """Candidates of the block after each evaluation, where the counts read no scores and no row
+        """Candidates of the block after each evaluation, if the counts read no scores and no row
         may end.
         """
         schedule, left_B = self._run.schedule, block.sizes_B
@@ -344,7 +344,7 @@ class _Left:
         return after
 
     def doubt(self, wrong: Tensor, check: Callable[[], None]) -> None:
-        """`check` raises where the flag is set: now, or when the device is next asked."""
+        """Have `check` raise if the flag is set: now, or when the device is next asked."""
         if self._waits:
             self._doubts.append((wrong, check))
         elif bool(wrong):
@@ -353,7 +353,7 @@ class _Left:
     def commit(
         self, number: int, evaluation: int, candidates_BC: Tensor, masked_BS: Tensor
     ) -> None:
-        """After the commit of an evaluation of this block."""
+        """Update the numbers of candidates left after the commit of an evaluation of this block."""
         if (known := self._known[number]) is not None:
             self.blocks[number] = known[evaluation]
             if self._doubts and not known[evaluation]:
@@ -367,7 +367,7 @@ class _Left:
             self.blocks = self._ask(held_N)[1:]
 
     def _ask(self, numbers_N: Tensor) -> list[int]:
-        """These numbers, and with them whatever is in doubt."""
+        """Read these numbers from the device, and with them whatever is in doubt."""
         doubts, self._doubts = self._doubts, []
         flags = [torch.stack([wrong for wrong, _ in doubts]).long()] if doubts else []
         answers = torch.cat([numbers_N, *flags]).tolist()

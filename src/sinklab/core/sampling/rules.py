@@ -1,5 +1,5 @@
-"""Which proposals are committed first: every rule gives each candidate a score, and the highest go
-first.
+"""Order in which proposals are committed: every rule gives each candidate a score, and the highest
+go first.
 """
 
 import math
@@ -23,12 +23,12 @@ from sinklab.core.sampling.tokens import TokenSampling, proposals, required, sha
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The candidates of one evaluation. What costs a pass over the vocabulary is computed on first
-    use.
+    """The candidates of one evaluation. Quantities that cost a pass over the vocabulary are
+    computed on first use.
     """
 
     logits_MV: Tensor
-    """As the denoiser gave them, [MASK] included."""
+    """Logits as the denoiser gave them, [MASK] included."""
     sampling: TokenSampling
     """Temperature, top-p and top-k."""
     mask_id: int
@@ -42,8 +42,8 @@ class Candidates:
 
     @cached_property
     def shaped_MV(self) -> Tensor:
-        """Logits after temperature, top-p and top-k, float32 or better; -inf where a token was cut
-        away.
+        """Logits after temperature, top-p and top-k, float32 or better; -inf for a token that was
+        cut.
         """
         return shaped(
             self.logits_MV.to(torch.promote_types(self.logits_MV.dtype, torch.float32)),
@@ -64,7 +64,7 @@ class Candidates:
 
     @cached_property
     def drawn(self) -> tuple[Tensor, Tensor]:
-        """What each proposal was chosen by (NaN where logits are NaN), and the proposals."""
+        """Values that each proposal was chosen by (NaN if logits are NaN), and the proposals."""
         cut_MV = self.shaped_MV if self.sampling.temperature > 0 and self.sampling.cuts else None
         return proposals(self.logits_MV, cut_MV, self.sampling, self.mask_id, self.generator)
 
@@ -91,11 +91,11 @@ class Candidates:
 class UnmaskingRule(Protocol):
     """Scores the candidates of a step. A plain function of the same signature is a rule too.
 
-    Optional attributes: `measure` says what the scores are ("probability", "margin", "entropy",
+    Optional attributes: `measure` names the kind of scores ("probability", "margin", "entropy",
     "order", "chance"), so that a schedule that reads them can refuse others; `alg_temp`, above 0,
     draws the positions; `reads_shaped` says that top-p and top-k change the scores;
     `needs_generator`, that the rule draws (checked before the first step, as `alg_temp` is);
-    `start(open_BS, generator)` returns the rule to use for one run, for what is drawn in advance.
+    `start(open_BS, generator)` returns the rule to use for one run, for draws made in advance.
     """
 
     def __call__(self, candidates: Candidates) -> Tensor:
@@ -118,10 +118,10 @@ class _Confidence(Checked):
 @unmasking_rules.register("low_confidence")
 @dataclass(frozen=True)
 class LowConfidence(_Confidence):
-    """Commit where the softmax probability of the proposed token is highest (LLaDA's
-    `low_confidence` remasking).
+    """Commit the most probable proposals first (LLaDA's `low_confidence` remasking).
 
-    The probability is taken at temperature 1 and without top-p and top-k, in float32 or better.
+    The probability is the softmax probability, taken at temperature 1 and without top-p and top-k,
+    in float32 or better.
     """
 
     defer_ids: tuple[int, ...] = ()
@@ -149,8 +149,9 @@ class LowConfidence(_Confidence):
 @unmasking_rules.register("maskgit_plus")
 @dataclass(frozen=True)
 class MaskgitPlus(_Confidence):
-    """Commit where the proposed token is most probable after temperature, top-p and top-k (Dream's
-    `maskgit_plus`).
+    """Commit the proposals of highest shaped probability first (Dream's `maskgit_plus`).
+
+    The probability is taken after temperature, top-p and top-k.
     """
 
     def __call__(self, candidates: Candidates) -> Tensor:
@@ -160,8 +161,10 @@ class MaskgitPlus(_Confidence):
 @unmasking_rules.register("topk_margin")
 @dataclass(frozen=True)
 class TopkMargin(_Confidence):
-    """Commit where the best token is furthest ahead of the second, p1 - p2 after temperature, top-p
-    and top-k (Dream's `topk_margin`). Neither need be the proposed token when that is drawn.
+    """Commit the positions of greatest margin p1 - p2 first (Dream's `topk_margin`).
+
+    The margin is that of the best token over the second, after temperature, top-p and top-k.
+    Neither need be the proposed token when that is drawn.
     """
 
     measure: ClassVar[str] = "margin"
@@ -177,8 +180,9 @@ class TopkMargin(_Confidence):
 @unmasking_rules.register("entropy")
 @dataclass(frozen=True)
 class Entropy(_Confidence):
-    """Commit where the distribution has least entropy (Dream's `entropy`); the score is Σ p log(p +
-    1e-10) in nats, after temperature, top-p and top-k.
+    """Commit the positions of least entropy first (Dream's `entropy`).
+
+    The score is Σ p log(p + 1e-10) in nats, after temperature, top-p and top-k.
     """
 
     measure: ClassVar[str] = "entropy"
@@ -191,8 +195,9 @@ class Entropy(_Confidence):
 @unmasking_rules.register("random")
 @dataclass(frozen=True)
 class RandomOrder:
-    """Commit in an order drawn anew at every step (LLaDA's `random` remasking). Needs a
-    generator.
+    """Commit in an order drawn anew at every step (LLaDA's `random` remasking).
+
+    Needs a generator.
     """
 
     measure: ClassVar[str] = "order"
@@ -209,6 +214,7 @@ class RandomOrder:
 @dataclass(frozen=True)
 class Origin(RandomOrder):
     """Commit every masked position independently, with probability 1 - s/t (Dream's `origin`).
+
     Needs a generator and the `Timed` schedule, which knows s and t; the score is the uniform number
     drawn.
     """
@@ -238,9 +244,10 @@ class _Drawn:
 @unmasking_rules.register("positional")
 @dataclass(frozen=True)
 class PositionalOrder:
-    """Commit in an order of positions drawn once per row before the first step, whatever the model
-    says. Needs a generator; the score is minus the rank of the position, so it is known from the
-    first step on.
+    """Commit in an order of positions drawn once per row, independent of the model.
+
+    It is drawn before the first step. Needs a generator; the score is minus the rank of the
+    position, so it is known from the first step on.
     """
 
     measure: ClassVar[str] = "order"

@@ -1,5 +1,5 @@
-"""How many of the scored candidates are committed at each evaluation, and so how many evaluations a
-block takes.
+"""Number of scored candidates committed at each evaluation, and so the number of evaluations of a
+block.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,10 +45,10 @@ def split_steps(sizes: Sequence[int], steps: int | None, *, surplus: bool = Fals
     """Share `steps` out to blocks of these sizes: evenly, remainder to the first, never more than a
     block holds.
 
-    What a short block cannot use goes to the others by the same rule, so that every step commits
-    something. `steps=None` gives one step per position. With `surplus` there may be more steps than
-    positions, and a block may get more than it holds. Raises ValueError when a block would get no
-    step, or (without `surplus`) a step no position.
+    Steps that a short block cannot use go to the others by the same rule, so that every step
+    commits something. `steps=None` gives one step per position. With `surplus` there may be more
+    steps than positions, and a block may get more than it holds. Raises ValueError when a block
+    would get no step, or (without `surplus`) a step no position.
     """
     if steps is None:
         return list(sizes)
@@ -79,20 +79,21 @@ Count = Callable[[Tensor, Tensor, int], Tensor]
 first) of a block.
 
 ordered_BC: scores in descending order, -inf beyond the row's candidates. candidates_BC: bool, the
-candidates, not in that order. More than a row has left is cut to what it has."""
+candidates, not in that order. More than a row has left is cut to the rest.
+"""
 
 
 @dataclass(frozen=True)
 class Unread:
     """A count that reads no scores and of the candidates no more than how many there are: the loop
-    takes it twice, on the device for the commit and on the CPU to know what is left. Made by a
+    takes it twice, on the device for the commit and on the CPU to know the number left. Made by a
     schedule's `start`.
     """
 
     of: Count
 
     def __call__(self, ordered_BC: Tensor, candidates_BC: Tensor, evaluation: int) -> Tensor:
-        """What `of` says."""
+        """Call `of`."""
         return self.of(ordered_BC, candidates_BC, evaluation)
 
 
@@ -108,7 +109,7 @@ class Schedule(Protocol):
 
     @property
     def name(self) -> str:
-        """For errors: the registered one, or any."""
+        """Name for errors: the registered one, or any."""
 
     @property
     def pooled(self) -> bool:
@@ -133,7 +134,7 @@ class Schedule(Protocol):
         """The counts of one block, with `size_B` open positions in each row, in at most
         `evaluations`.
 
-        Where `pooled` is set, counts are taken and given as if the batch were one row.
+        If `pooled` is set, counts are taken and given as if the batch were one row.
         """
 
 
@@ -156,8 +157,9 @@ def _check_ranks(rule: UnmaskingRule, schedule: str) -> None:
 @schedules.register("even")
 @dataclass(frozen=True)
 class EvenQuota:
-    """LLaDA's: a block's tokens in equal parts, floor(n / steps) and one more in the first n mod
-    steps.
+    """Commit a block's tokens in equal parts (LLaDA).
+
+    Every step takes floor(n / steps) tokens, and one more in the first n mod steps.
     """
 
     name: ClassVar[str] = "even"
@@ -165,7 +167,7 @@ class EvenQuota:
     fixed: ClassVar[bool] = True
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """One token per step where `steps` is left out, else `steps` divided evenly."""
+        """One token per step if `steps` is left out, else `steps` divided evenly."""
         return split_steps(sizes, steps)
 
     def check_rule(self, rule: UnmaskingRule) -> None:
@@ -181,8 +183,9 @@ class EvenQuota:
 @schedules.register("timed")
 @dataclass(frozen=True)
 class Timed(Checked):
-    """Dream's and SMDM's: time runs from 1 to `eps` in equal steps; the step from t to s commits
-    floor(n (1 - s/t)) of the n masks that are left, the last step all.
+    """Commit by a time that runs from 1 to `eps` in equal steps (Dream, SMDM).
+
+    The step from t to s commits floor(n (1 - s/t)) of the n masks that are left, the last step all.
 
     A step may commit nothing: with as many steps as tokens the first commits none and the last two.
     There may be more steps than tokens. With several blocks, time starts anew in each. Counts are
@@ -201,7 +204,7 @@ class Timed(Checked):
     allows_surplus_steps: ClassVar[bool] = True
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """As many steps as positions where `steps` is left out."""
+        """One step per position if `steps` is left out; also more steps than positions."""
         return split_steps(sizes, steps, surplus=True)
 
     def check_rule(self, rule: UnmaskingRule) -> None:
@@ -212,7 +215,7 @@ class Timed(Checked):
             )
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
-        """By the masks that are left, or by the scores of `Origin`."""
+        """Counts by the masks that are left, or by the scores of `Origin`."""
         time_T = torch.linspace(1, self.eps, evaluations + 1, dtype=torch.float32)
         ratio_T = time_T[1:] / time_T[:-1]
         ratio_T[-1].zero_()
@@ -237,7 +240,7 @@ class _Dynamic(Checked):
     lacking: ClassVar[str]
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """At most one per position: every evaluation commits at least one token in every row that
+        """One evaluation per position at most: each commits at least one token in every row that
         has any left.
         """
         if steps is not None:
@@ -268,8 +271,9 @@ class _Dynamic(Checked):
 @schedules.register("threshold")
 @dataclass(frozen=True)
 class Threshold(_Dynamic):
-    """Fast-dLLM's: commit every candidate whose confidence is at least `threshold`, and always the
-    best one.
+    """Commit every candidate with a confidence of at least `threshold` (Fast-dLLM).
+
+    The best one is always committed.
     """
 
     threshold: float = limited(0.9, at_least=0, at_most=1, remedy="Fast-dLLM uses 0.9")
@@ -279,7 +283,7 @@ class Threshold(_Dynamic):
     lacking: ClassVar[str] = "confidence"
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
-        """By the scores."""
+        """Counts by the scores."""
         return lambda ordered_BC, candidates_BC, evaluation: (
             (ordered_BC >= self.threshold).sum(1).clamp(min=1)
         )
@@ -288,8 +292,10 @@ class Threshold(_Dynamic):
 @schedules.register("factor")
 @dataclass(frozen=True)
 class Factor(_Dynamic):
-    """Fast-dLLM's: with confidences c_1 >= c_2 >= …, commit the first n for which c_i >= 1 - factor
-    / (i + 1) holds for every i from 2 to n; the best one always.
+    """Commit as many tokens as their confidences allow, by a `factor` (Fast-dLLM).
+
+    With confidences c_1 >= c_2 >= …, these are the first n for which c_i >= 1 - factor / (i + 1)
+    holds for every i from 2 to n; the best one always.
 
     As released, the last candidate goes with the others when it alone fails, so two masks always go
     together; `strict` holds it back. Source: Fast-dLLM (2505.22618), `get_transfer_index_dynamic`.
@@ -304,7 +310,7 @@ class Factor(_Dynamic):
     lacking: ClassVar[str] = "probability of the proposed token"
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
-        """By the scores."""
+        """Counts by the scores."""
 
         def count(ordered_BC: Tensor, candidates_BC: Tensor, evaluation: int) -> Tensor:
             rank_C = torch.arange(1, ordered_BC.shape[1] + 1, device=ordered_BC.device)
@@ -324,9 +330,10 @@ class Factor(_Dynamic):
 @schedules.register("entropy_bound")
 @dataclass(frozen=True)
 class EntropyBound(_Dynamic):
-    """The EB sampler's: with entropies H_1 <= H_2 <= …, commit the first n for which H_1 + … +
-    H_n - max H <= gamma, at least one. Entropies in nats. Source: Ben-Hamu et al. 2025
-    (2505.24857).
+    """Commit as many tokens as a bound on their entropies allows (the EB sampler).
+
+    With entropies H_1 <= H_2 <= … in nats, these are the first n for which H_1 + … + H_n - max H <=
+    gamma, at least one. Source: Ben-Hamu et al. 2025 (2505.24857).
     """
 
     gamma: float = limited(0.1, at_least=0, remedy="0 commits one token beside those of entropy 0")
@@ -336,12 +343,11 @@ class EntropyBound(_Dynamic):
     lacking: ClassVar[str] = "entropy"
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
-        """By the scores, which are negative entropies."""
+        """Counts by the scores, which are negative entropies."""
 
         def count(ordered_BC: Tensor, candidates_BC: Tensor, evaluation: int) -> Tensor:
             entropy_BC = (-ordered_BC).clamp(min=0)
-            # In this order the largest of the first n is the nth: what counts is the sum of those
-            # before it.
+            # In this order the largest of the first n is the nth: the rule sums those before it.
             before_BC = entropy_BC[:, :-1].cumsum(1)
             return (before_BC <= self.gamma).sum(1) + 1
 

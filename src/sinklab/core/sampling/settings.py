@@ -1,6 +1,6 @@
-"""All options of decoding in one record: what the command line takes and a run folder keeps.
+"""All options of decoding in one record: those that the command line takes and a run folder keeps.
 
-torch loads where a method needs it: `--help` reads the fields alone.
+torch loads when a method needs it: `--help` reads the fields alone.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 def _denoising(default: Any = None, sets: str = "") -> Any:
-    """A field that means something to a model that denoises alone; ``sets`` names what it is of the
-    chosen value.
+    """A field that means something to a model that denoises alone; ``sets`` is the field of the
+    chosen value that it sets, such as ``rule.alg_temp``.
     """
     return field(default=default, metadata={"denoising": True, "sets": sets})
 
 
 @dataclass(frozen=True)
 class DecodingSettings(Checked):
-    """How a canvas is decoded: texts and numbers alone. `values` turns them into the arguments of
-    `denoise`.
+    """Settings of decoding a canvas: texts and numbers alone. `values` turns them into the
+    arguments of `denoise`.
 
     A rule, schedule or cache is the text of a registered one, with its fields:
     ``threshold:threshold=0.8``. An object may be given too; its text is kept. Ids may be one int, a

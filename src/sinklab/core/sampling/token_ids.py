@@ -8,8 +8,8 @@ from typing import Any
 
 
 def token_ids(what: str, given: Any) -> tuple[int, ...]:
-    """`given`, an id or an iterable of ids (a tensor too), as a tuple. Raises ValueError that names
-    `what`.
+    """`given`, an id or an iterable of ids (a tensor too), as a tuple. Raises ValueError with the
+    name of the argument.
     """
     many = given.tolist() if hasattr(given, "tolist") else given
     if isinstance(many, int):
@@ -24,8 +24,8 @@ def token_ids(what: str, given: Any) -> tuple[int, ...]:
 
 
 def check_vocabulary(what: str, ids: Sequence[int], size: int | None = None) -> None:
-    """Raises ValueError for an id that is negative, or that has no logit where the vocabulary's
-    size is known.
+    """Raises ValueError for an id that is negative, or that has no logit if the vocabulary's size
+    is known.
     """
     if ids and (min(ids) < 0 or (size is not None and max(ids) >= size)):
         upto = "upwards" if size is None else f"to {size - 1}"

@@ -1,4 +1,4 @@
-"""Which token is proposed at a masked position: temperature, top-p, top-k."""
+"""Proposed tokens at masked positions: temperature, top-p, top-k."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from sinklab.core.errors import Checked, limited
 
 @dataclass(frozen=True)
 class TokenSampling(Checked):
-    """How a token is drawn from the logits. Raises ValueError for numbers out of range."""
+    """Settings of drawing a token from the logits. Raises ValueError for numbers out of range."""
 
     temperature: float = limited(
         0.0, at_least=0, below=math.inf, remedy="0 takes the most probable token"
@@ -25,7 +25,7 @@ class TokenSampling(Checked):
     `top_p`.
     """
     top_k: int | None = limited(None, at_least=1)
-    """Keep this many of the most probable tokens (more where the last ones tie)."""
+    """Keep this many of the most probable tokens (more if the last ones tie)."""
 
     @property
     def cuts(self) -> bool:
@@ -39,8 +39,8 @@ class TokenSampling(Checked):
 
 
 def shaped(logits_MV: Tensor, sampling: TokenSampling) -> Tensor:
-    """The logits after temperature (if above 0), then top-p, then top-k: Dream's order. What is cut
-    away is -inf.
+    """The logits after temperature (if above 0), then top-p, then top-k: Dream's order. Tokens that
+    are cut get -inf.
 
     Source: `top_p_logits` and `top_k_logits` of Dream's generation_utils.py.
     """
@@ -96,8 +96,8 @@ def proposals(
     value.
 
     Args:
-        cut_MV: `shaped` logits, where top-p or top-k cut some away; None otherwise. Rows in which
-            nothing but [MASK] was left get the most probable other token.
+        cut_MV: `shaped` logits, if top-p or top-k cut some; None otherwise. Rows in which nothing
+            but [MASK] was left get the most probable other token.
     """
     if sampling.temperature == 0:
         return _best_but(logits_MV, mask_id)
@@ -186,8 +186,9 @@ def perturbed(score_M: Tensor, alg_temp: float, generator: torch.Generator | Non
 
 
 def _log_exponential(like: Tensor, source: torch.Generator) -> Tensor:
-    """The logarithm of exponential numbers of rate 1, one for each of `like`, drawn where the
-    generator is; float64 where both devices have that (else the tail is a little shorter)."""
+    """The logarithm of exponential numbers of rate 1, one for each of `like`, drawn on the device
+    of the generator; float64 if both devices have that (else the tail is a little shorter).
+    """
     noise = torch.empty(like.shape, dtype=finest(source.device), device=source.device).exponential_(
         generator=source
     )

@@ -1,6 +1,4 @@
-"""What counts as an attention sink: rules on received attention, its normalisation, the main
-sink.
-"""
+"""Attention sinks: rules on received attention, its normalisation, the main sink."""
 
 from sinklab.core.registry import exports
 

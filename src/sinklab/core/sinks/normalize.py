@@ -1,4 +1,4 @@
-"""Received attention in multiples of an even share, and where the main sink is."""
+"""Received attention in multiples of an even share, and the main sink."""
 
 # K keys; "..." stands for any axes in front of the key axis
 from contextlib import suppress
@@ -54,15 +54,14 @@ def even_share(received: Array, visible: Any = None, positions: Any = None) -> t
 
     Under a cache, and in token by token decoding, only some positions run as queries; column sums
     are then small for want of queries, not of attention. Both counts are multiplied by positions /
-    queries that ran, where the queries that ran are the most that see any one key. The mean weight
+    queries that ran; the queries that ran are the most that see any one key. The mean weight
     received / visible does not change.
 
     Args:
         received: (..., key) column sums a_j, numpy or torch (the same kind out, half precision
             widened).
         visible: number of queries that see each key, broadcastable to ``received``; None: all of
-            them see every key, where all are ``positions`` or, without it, the keys that are not
-            NaN.
+            them see every key, and all are ``positions`` or, without it, the keys that are not NaN.
         positions: number of canvas positions, broadcastable to ``received`` without its key axis;
             None: no scaling.
 
@@ -119,7 +118,7 @@ def fitted(array: Any, a: Any, xp: ModuleType, name: str) -> Any:
 LEAST_QUERIES = 8
 """fewer queries than these say nothing about a key that others than they do not see"""
 UNSEEN = 1e-12
-"""queries of a key that none sees, where 0 could not be divided by"""
+"""queries of a key that none sees, to avoid division by 0"""
 SINGLE_ROW = 3.0
 """the epsilon of the published figures: a key that fewer than S / epsilon queries see could be a
 sink by one row
@@ -139,9 +138,9 @@ def differently_seen(visible: Any) -> Any:
 def is_defined(visible: Any) -> Any:
     """Keys (..., key) that enough queries see to be judged.
 
-    Where all keys of a row are seen by the same queries, all of them are. Where they are not (a
-    causal mask), a key takes at least max(8, S / 3) queries, S being the most that see any key: of
-    fewer, one row that gives all of its weight away could make it a sink (epsilon = 3).
+    If all keys of a row are seen by the same queries, all of them are. If not (a causal mask), a
+    key takes at least max(8, S / 3) queries, S being the most that see any key: of fewer, one row
+    that gives all of its weight away could make it a sink (epsilon = 3).
     """
     xp = namespace(visible)
     seen = xp.nan_to_num(visible)
@@ -153,10 +152,10 @@ def even_weight(visible: Any) -> Any:
     """e_j (..., key): the weight that a key would get from the queries that may see it if each
     weighed all keys alike.
 
-    It is the mean of 1 / (keys that the query sees) over these queries, and 1 / S where S queries
-    see every key. The counts alone tell it where keys are seen from some query on, as under a
-    causal or block-causal mask: there the q-th query from the end sees the keys that at least q
-    queries see. A sliding window is not such a mask. NaN where no query sees the key.
+    It is the mean of 1 / (keys that the query sees) over these queries, and 1 / S if S queries see
+    every key. The counts alone tell it if keys are seen from some query on, as under a causal or
+    block-causal mask: there the q-th query from the end sees the keys that at least q queries see.
+    A sliding window is not such a mask. NaN if no query sees the key.
     """
     xp = namespace(visible)
     seen = xp.nan_to_num(visible)
@@ -173,11 +172,11 @@ def even_weight(visible: Any) -> Any:
 
 
 def mean_weight(received: Any, visible: Any) -> Any:
-    """w_j (..., key): the mean weight that a key gets from the queries that may see it; NaN where
-    it is not defined.
+    """w_j (..., key): the mean weight that a key gets from the queries that may see it; NaN if it
+    is not defined.
 
-    Of a causal map it is the alpha of Gu et al. (2410.10781, 3.2), and where all queries see every
-    key the column mean of Rulli et al.; see `is_defined` for the keys that have none.
+    Of a causal map it is the alpha of Gu et al. (2410.10781, 3.2), and if all queries see every key
+    the column mean of Rulli et al.; see `is_defined` for the keys that have none.
     """
     xp = namespace(received)
     a = widened(received, xp)
@@ -187,8 +186,7 @@ def mean_weight(received: Any, visible: Any) -> Any:
 
 
 def main_sink(received: Array, visible: Any = None) -> Array:
-    """Index of the strongest key, over the last axis (..., key) -> (...); -1 where no key is
-    defined.
+    """Index of the strongest key, over the last axis (..., key) -> (...); -1 if no key is defined.
 
     The strongest key has the greatest mean weight (`mean_weight`); without ``visible`` all queries
     see every key, and it is the one that receives most. numpy array or torch tensor, the same kind
@@ -209,9 +207,7 @@ def main_sink(received: Array, visible: Any = None) -> Array:
 
 
 def only(exists: Any, a: Array, other: float = 0.0) -> Array:
-    """``a`` where ``exists``, ``other`` elsewhere; in numpy ``a`` itself, no copy, where everything
-    exists.
-    """
+    """``a`` if ``exists``, else ``other``; in numpy ``a`` itself, no copy, if everything exists."""
     xp = namespace(a)
     if xp is np and exists.all():
         return a

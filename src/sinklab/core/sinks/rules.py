@@ -1,7 +1,7 @@
 """Rules that say which keys are sinks.
 
 The input is always the received attention a_j = sum over queries i of A_ij, keys on the last axis,
-with any axes in front, and how many queries see each key: what is judged is the mean weight, so
+with any axes in front, and the number of queries that see each key: rules judge the mean weight, so
 that causal maps are read as others are. NaN marks keys that do not exist (padding of ragged
 arrays); they are never sinks. A rule is a frozen dataclass that is called with three arrays; see
 `Rule`, and ``examples/add_a_rule.py`` for one of your own.
@@ -31,33 +31,30 @@ SCALES = ("sum", "mean", "percent", "zscore")
 
 
 class Rule(Protocol):
-    """What counts as a sink. Registered (``@rules.register("name")``), a rule can be written as
-    text and as JSON.
+    """Rule for sinks. Registered (``@rules.register("name")``), it can be written as text and as
+    JSON.
 
-    A rule that is a bound on a_j may also have ``threshold(queries)``: the column sum to exceed
-    where that many queries (a number, or an array) see the key. ``find_sinks`` itself does not need
-    it.
+    A rule that is a bound on a_j may also have ``threshold(queries)``: the column sum to exceed if
+    that many queries (a number, or an array) see the key. ``find_sinks`` itself does not need it.
     """
 
     def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
-        """Which keys are sinks, boolean (..., key), numpy arrays or torch tensors as given
-        (`namespace` tells which).
+        """Flags of sinks, boolean (..., key), numpy arrays or torch tensors as given (see
+        `namespace`).
 
         Args:
             received: (..., key) column sums a_j in single or double precision; an even share is 1
                 if all queries ran.
-            queries: number of queries that see the key, at least 1 and next to 0 where none does,
+            queries: number of queries that see the key, at least 1 and next to 0 if none does,
                 broadcastable to ``received``.
             exists: (..., key) keys that some query sees; elsewhere ``received`` may be anything,
-                NaN among it, and what is answered there does not count.
+                NaN among it, and the answer there does not count.
         """
         ...
 
 
 def bound(epsilon: Any, scale: str, queries: Any) -> Any:
-    """The a_j that `Excess` wants exceeded where ``queries`` see the key, on any scale but
-    "zscore".
-    """
+    """The a_j to exceed under `Excess` if ``queries`` see the key, on any scale but "zscore"."""
     unit = {"sum": 1.0, "mean": queries, "percent": queries / 100}[scale]
     return 1 + epsilon * unit * (queries - 1) / queries
 
@@ -65,14 +62,13 @@ def bound(epsilon: Any, scale: str, queries: Any) -> Any:
 @rules.register("excess")
 @dataclass(frozen=True)
 class Excess(Checked):
-    """A key is a sink when it receives more than the mean of the other keys plus ``epsilon`` (Rulli
-    et al., Eq. 3).
+    """A sink receives more than the mean of other keys plus ``epsilon`` (Rulli et al., Eq. 3).
 
     With S queries that see every key, the column *sum* a_j has mean 1, and the rule is a_j > 1 +
-    epsilon (S-1)/S. Where keys are seen by different queries (a causal mask), it is S (w_j - e_j) >
-    epsilon (S-1)/S, which is the same where they are not: w_j is the mean weight of the key, e_j
-    what it would be if its queries weighed all keys they see alike (`even_weight`), and S the most
-    queries that see any key. As printed (column *mean*, between 0 and 1) epsilon = 3 can never
+    epsilon (S-1)/S. If keys are seen by different queries (a causal mask), it is S (w_j - e_j) >
+    epsilon (S-1)/S, which is the same if they are not: w_j is the mean weight of the key, e_j the
+    weight it would have if its queries weighed all keys they see alike (`even_weight`), and S the
+    most queries that see any key. As printed (column *mean*, between 0 and 1) epsilon = 3 can never
     fire; "mean" warns then. Raises ValueError for an unknown scale or a negative epsilon.
     """
 
@@ -95,8 +91,8 @@ class Excess(Checked):
             )
 
     def threshold(self, queries: Any) -> Any:
-        """The a_j to exceed where ``queries`` (number or array) see every key. Raises ValueError
-        for "zscore".
+        """The a_j to exceed if ``queries`` (number or array) see every key. Raises ValueError for
+        "zscore".
         """
         if self.scale == "zscore":
             raise ValueError(
@@ -105,7 +101,7 @@ class Excess(Checked):
         return bound(self.epsilon, self.scale, queries)
 
     def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
-        """Which keys exceed the threshold."""
+        """Flags of keys that exceed the threshold."""
         if self.scale != "zscore":
             return received > self._limit(queries)
         xp, known = namespace(received), only(exists, received)
@@ -125,7 +121,7 @@ class Excess(Checked):
         return apart > xp.where(deviation > 1e-6 * mean, self.epsilon * deviation, float("inf"))
 
     def _limit(self, queries: Any) -> Any:
-        """The a_j to exceed where the number of ``queries`` may differ from key to key (the last
+        """The a_j to exceed if the number of ``queries`` may differ from key to key (the last
         axis).
         """
         limit = self.threshold(queries)
@@ -143,11 +139,10 @@ class Excess(Checked):
 @rules.register("gu")
 @dataclass(frozen=True)
 class Gu(Checked):
-    """A key is a sink when the mean weight its queries give it exceeds ``weight`` (Gu et al.
-    2410.10781, 3.2).
+    """A sink gets a mean weight above ``weight`` from its queries (Gu et al. 2410.10781, 3.2).
 
     The mean is over the queries that see the key: T - k + 1 of them for the k-th key of T under a
-    causal mask, as the paper has it, and all T in a bidirectional model, where the same weight
+    causal mask, as the paper has it, and all T in a bidirectional model, in which the same weight
     keeps its meaning. Raises ValueError for a weight outside [0, 1).
     """
 
@@ -155,11 +150,11 @@ class Gu(Checked):
     """mean attention weight to exceed, between 0 and 1"""
 
     def threshold(self, queries: Any) -> Any:
-        """The a_j to exceed where ``queries`` (number or array) see the key."""
+        """The a_j to exceed if ``queries`` (number or array) see the key."""
         return self.weight * queries
 
     def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
-        """Which keys exceed the threshold."""
+        """Flags of keys that exceed the threshold."""
         return received > self.threshold(queries)
 
 
@@ -168,15 +163,15 @@ class Gu(Checked):
 class Top(Checked):
     """The ``k`` strongest keys, however weak they are; ties go to the earlier key. Costs k passes.
 
-    Strength is the mean weight of the queries that see the key; where all see every key, what it
-    receives.
+    Strength is the mean weight of the queries that see the key; if all see every key, the attention
+    it receives.
     """
 
     k: int = limited(1, at_least=1)
     """number of keys, fewer than there are"""
 
     def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
-        """Which keys are among the first k. Raises ValueError unless there are more than k."""
+        """Flags of the first k keys. Raises ValueError unless there are more than k."""
         xp, keys = namespace(received), received.shape[-1]
         if self.k >= keys:
             raise ValueError(
@@ -196,11 +191,11 @@ class Top(Checked):
 
 
 DEFAULT = Excess(3.0)
-"""The rule where none is named: that of the published figures."""
+"""The rule if none is named: that of the published figures."""
 
 
 def threshold(rule: Any, queries: Any) -> Any:
-    """The a_j to exceed under the rule where ``queries`` see the key; NaN under one that is no such
+    """The a_j to exceed under the rule if ``queries`` see the key; NaN under one that is no such
     bound.
     """
     try:
@@ -212,22 +207,22 @@ def threshold(rule: Any, queries: Any) -> Any:
 def find_sinks(
     received: Array, rule: Rule | str, visible: Any = None, positions: Any = None
 ) -> Array:
-    """Boolean array of the shape of ``received`` (..., key): which keys are sinks under ``rule``.
+    """Boolean array of the shape of ``received`` (..., key): True for sinks under ``rule``.
 
     received: column sums a_j, numpy array or torch tensor; the answer is of the same kind. Half
     precision is widened. rule: any object that is called as `Rule` says, or its text such as
     "excess:epsilon=5". visible: number of queries that may see each key, broadcastable to
     ``received`` (insert axes for layers and heads: ``visible[:, :, None, None]``); keys that no
-    query sees are never sinks, and where keys are seen by different numbers of queries, nor are
-    those that too few see to be judged (`is_defined`). None means that S queries see every key, S
-    being the number of keys that are not NaN: right for full attention without padding or added
-    sink columns. What cannot be such attention is refused then, and sums that a causal call may
-    have left, where the answer would be another. positions: number of canvas positions,
+    query sees are never sinks, and if keys are seen by different numbers of queries, nor are those
+    that too few see to be judged (`is_defined`). None means that S queries see every key, S being
+    the number of keys that are not NaN: right for full attention without padding or added sink
+    columns. Sums that cannot be such attention are refused then, and so are sums that a causal call
+    may have left, if the answer would be another. positions: number of canvas positions,
     broadcastable to ``received`` without its key axis; given, both counts are first scaled as if
-    all positions had run (``even_share``): needed under caches, where only some queries run. Time
-    O(size) (Top: O(k size)). Beyond boolean arrays, "sum", "mean", "percent" and Gu need at most
-    one copy of received. Raises ValueError when the shapes do not fit, for what is no rule, and
-    where a rule refuses.
+    all positions had run (``even_share``): needed under caches, which let only some queries run.
+    Time O(size) (Top: O(k size)). Beyond boolean arrays, "sum", "mean", "percent" and Gu need at
+    most one copy of received. Raises ValueError when the shapes do not fit, for an object that is
+    no rule, and if a rule refuses.
     """
     rule = rules.parsed(rule)
     if not callable(rule) or isinstance(rule, type):
@@ -252,8 +247,8 @@ def find_sinks(
 
 
 def _why_not_alike(a: Any, rule: Rule, queries: Any, exists: Any, found: Any) -> str:
-    """What speaks against all queries seeing every key; empty where nothing does, or the answer is
-    the same.
+    """Evidence against all queries seeing every key; empty if there is none, or the answer is the
+    same.
     """
 
     def differs(other: Any) -> bool:
@@ -287,7 +282,7 @@ def _why_not_alike(a: Any, rule: Rule, queries: Any, exists: Any, found: Any) ->
 
 
 def flagged(received: Any, rule: Rule, queries: Any, exists: Any) -> Any:
-    """What ``find_sinks`` finds in scores that ``even_share`` scaled, of keys that are known to
+    """Result of ``find_sinks`` for scores that ``even_share`` scaled, of keys that are known to
     exist.
     """
     xp = namespace(received)

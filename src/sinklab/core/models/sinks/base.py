@@ -1,4 +1,4 @@
-"""What a kind of added sink says of itself. Nothing here costs torch: reports and help ask for
+"""The properties of a kind of added sink. Nothing here imports torch: reports and help ask for
 labels alone.
 """
 
@@ -26,13 +26,13 @@ class Sink:
 
     A subclass under a name (``@sinks.register("token")``) is a kind, ``sink_kind`` of a model's
     config. With a position it is a token: :meth:`embeddings` run through the layers, each seeing
-    itself alone (Eq. 5–6), and :meth:`values` may change what they hand on. Without one it gives
-    :meth:`prefix`, keys and values of every layer. A subclass that is a frozen dataclass has its
-    fields as options: ``sink_kind="name:field=value"``.
+    itself alone (Eq. 5–6), and :meth:`values` may change the values they hand on. Without one it
+    gives :meth:`prefix`, keys and values of every layer. A subclass that is a frozen dataclass has
+    its fields as options: ``sink_kind="name:field=value"``.
     """
 
     label: ClassVar[str | None] = None
-    """What comes before the word «sink» in reports; None for the kind's name."""
+    """Text before the word «sink» in reports; None for the kind's name."""
     tensors: ClassVar[tuple[str, ...]] = ("sink_embeddings",)
     """Names of the model's parameters that are the sink; the names of other kinds may be taken
     again.
@@ -46,7 +46,7 @@ class Sink:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """Where it can stand: in front of the text (Eq. 5) or behind it (Eq. 7)."""
+        """Sides on which it can stand: in front of the text (Eq. 5) or behind it (Eq. 7)."""
         return SIDES if self.positions else SIDES[:1]
 
     def shape(self, config: Any, name: str) -> tuple[int, ...]:
@@ -72,10 +72,10 @@ class Sink:
         return v_BGND
 
     def prefix(self, model: Any, length: int, lengths_B: Tensor | None = None) -> SinkPrefix:
-        """Keys and values (U, G, N, D) of every layer, for texts of this length, or of these where
+        """Keys and values (U, G, N, D) of every layer, for texts of this length, or of these if
         rows differ.
 
-        Gradients flow through it. If the kind does not say, its embeddings are run.
+        Gradients flow through it. Unless the kind overrides this, its embeddings are run.
         """
         from sinklab.core.models.sinks.prefix import positions, run_alone
 

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 @sinks.register("logit")
 class LogitSink(Sink):
-    """Learned logits b of each layer and query head: softmax weights become exp(s_ij) / (exp(b) +
-    Σ_k exp(s_ik)).
+    """Learned logits b of each layer and query head, as one more term of its softmax.
+
+    Weights become exp(s_ij) / (exp(b) + Σ_k exp(s_ik)).
 
     A key and a value of zero with b added to the scores; equal to the output without it times
-    sigmoid(lse − b), where lse is the log-sum-exp of the query's scores
+    sigmoid(lse − b), with lse the log-sum-exp of the query's scores
     (:func:`sinklab.core.attention.with_sink_logits`).
     """
 

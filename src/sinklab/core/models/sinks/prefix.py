@@ -33,7 +33,9 @@ class SinkPrefix:
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
     logits: tuple[Tensor, ...] = ()
-    """What each query head adds to its scores of the sinks, (H, N) a layer; empty for nothing."""
+    """Logits of each query head for the sinks, (H, N) a layer, added to its scores; empty for
+    nothing.
+    """
 
     @property
     def count(self) -> int:
@@ -41,7 +43,7 @@ class SinkPrefix:
         return self.keys[0].shape[2]
 
     def row(self, row: int) -> SinkPrefix:
-        """That of one row of a batch."""
+        """The prefix of one row of a batch."""
         keys, values = (
             tuple(one[row % len(one)][None] for one in states)
             for states in (self.keys, self.values)
@@ -49,8 +51,8 @@ class SinkPrefix:
         return SinkPrefix(keys, values, self.logits)
 
     def on(self, share: HeadShare, groups: int) -> SinkPrefix:
-        """What of it belongs to this process's heads; of ``groups`` key/value heads in all, those
-        it was given whole.
+        """The part that belongs to this process's heads; of ``groups`` key/value heads in all,
+        those it was given whole.
 
         The kinds that are run through the layers have only these already.
         """
@@ -74,8 +76,8 @@ class SinkPrefix:
 
 
 def logits_of(sinks: Any, layer: int = 0) -> Tensor | None:
-    """What a layer adds to its scores of the sinks, (H, N), of a prefix or what stands for one;
-    None for nothing.
+    """Logits that a layer adds to its scores of the sinks, (H, N), of a prefix or a stand-in for
+    one; None for nothing.
     """
     logits = getattr(sinks, "logits", ())
     return logits[layer] if logits else None
@@ -94,7 +96,7 @@ def with_logits(mask: Tensor, logits_HN: Tensor, like: Tensor) -> Tensor:
 
 
 class _PassCache:
-    """A cache that keeps what one pass of isolated sinks puts into it."""
+    """A cache that keeps everything that one pass of isolated sinks puts into it."""
 
     def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
         self.change = change
@@ -125,7 +127,7 @@ def _no_checkpointing(decoder: Any) -> Iterator[None]:
 
 
 def positions(config: Any, length: int, lengths_B: Tensor | None, device: torch.device) -> Tensor:
-    """Position of each sink token, (1 or B, N), for texts of this length, or of these where rows
+    """Position of each sink token, (1 or B, N), for texts of this length, or of these if rows
     differ (Eq. 5, 7).
     """
     start_U1 = torch.zeros(1, 1, dtype=torch.long, device=device)

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 @sinks.register("zero")
 class ZeroValueSink(Sink):
-    """A learned embedding, run through the layers, with its value states forced to zero in each
-    (Table 5).
-    """
+    """A learned embedding, run through the layers, with value states of zero in each (Table 5)."""
 
     label = "zero-value"
 

@@ -1,8 +1,8 @@
-"""What every intervention shares: where it applies, which forward it is, and what goes into the
-log.
+"""Common parts of every intervention: the place it applies, the number of the forward, and the
+entries of the log.
 """
 
-# B batch, L layers, H query heads (those edited), S keys, M keys taken away
+# B batch, L layers, H query heads (those edited), S keys, M keys removed
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,14 +32,14 @@ from sinklab.core.registry import interventions
 
 @dataclass(frozen=True)
 class CallSite:
-    """Where and when a call is edited."""
+    """Place and time at which a call is edited."""
 
     heads: list[int]
     """The query heads to edit, rising."""
     prefix: int
     """The model's own sink columns, which stand in front of the keys."""
     step: int
-    """Of the sequence, from 0."""
+    """Step of the sequence, from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class LayerIntervention(Checked):
                 query_BHQD[:, site.heads] /= self.temperature
                 return replace(call, query_BHQD=query_BHQD)
 
-    One that hides keys is a `KeyIntervention`, which logs them.
+    One that removes keys is a `KeyIntervention`, which logs them.
 
     Raises ValueError for layers and heads that are no numbers or names.
     """
@@ -75,10 +75,10 @@ class LayerIntervention(Checked):
         object.__setattr__(self, "heads", chosen("heads", self.heads))
 
     def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
-        """The call to make in its place (`dataclasses.replace`): the same one where nothing is to
+        """The call to make in its place (`dataclasses.replace`): the same one if nothing is to
         change.
 
-        What is changed in `site.heads` alone is up to the subclass.
+        The subclass has to restrict its changes to `site.heads` itself.
         """
         raise NotImplementedError
 
@@ -89,38 +89,34 @@ class LayerIntervention(Checked):
 
 @dataclass(frozen=True)
 class Effect:
-    """What was taken away in one layer, over the heads that are edited; NaN where it was not
-    measured.
-    """
+    """Keys removed in one layer, over the heads that are edited; NaN if it was not measured."""
 
     heads: list[int]
     columns_BHM: Tensor
     gone_BHS: Tensor
     numbers: dict[str, Tensor]
-    """By name, as in `RemovalRecord` ("mass" for `mass_BLH`), each (B, H); what is not there is not
-    known.
+    """Measures by name, as in `RemovalRecord` ("mass" for `mass_BLH`), each (B, H); those absent
+    are not known.
     """
 
 
 @dataclass
 class Forward:
-    """What an edit does in one forward, by layer."""
+    """Effects of an edit in one forward, by layer."""
 
     slot: int = 0
-    """Its place within the step: guidance runs two forwards, each with its own past."""
+    """Place within the step: guidance runs two forwards, each with its own past."""
     step: int = 0
     effects: dict[str, Effect] = field(default_factory=dict)
     taken: dict[str, Any] = field(default_factory=dict)
-    """Of an edit that takes keys away: which, None where none."""
+    """Removed keys, for an edit that removes any; None if none."""
     chosen: dict[str, Any] = field(default_factory=dict)
-    """Of an edit that chooses keys ahead: those for a later forward, or what they are to be chosen
-    from.
-    """
+    """Keys for a later forward, or the scores for their choice, if an edit chooses ahead."""
 
 
 class InterventionHandler(Listener):
-    """Carries one intervention out: which forward it is, what becomes of a call (`apply`), and what
-    goes into the log.
+    """Carries one intervention out: it counts the forwards, edits each call (`apply`), and writes
+    the log.
 
     It calls the intervention's `edit`, unless a subclass overrides `apply`.
     """
@@ -128,7 +124,7 @@ class InterventionHandler(Listener):
     def __init__(
         self, options: Any, log: InterventionLog, forwards_per_step: int, logged_as: object = None
     ) -> None:
-        """`logged_as`: the intervention that was given, where it is carried out as another one."""
+        """`logged_as`: the intervention that was given, if it is carried out as another one."""
         self.options, self.log, self.period = options, log, forwards_per_step
         self.given = options if logged_as is None else logged_as
         name = interventions.name_of(self.given)
@@ -142,8 +138,8 @@ class InterventionHandler(Listener):
         self.reset()
 
     def reset(self, *, run_begins: bool = False) -> None:
-        """Forget what was chosen and seen. `run_begins`: since a denoising run begins, not since
-        the user says so.
+        """Forget every selection and observation. `run_begins`: because a denoising run begins, not
+        at the request of the user.
         """
         self.previous: dict[int, Forward] = {}
         """The last finished forward, by slot."""
@@ -156,8 +152,8 @@ class InterventionHandler(Listener):
         self._doubts: list[tuple[Tensor, Callable[[], None]]] = []
 
     def doubt(self, wrong: Tensor, check: Callable[[], None]) -> None:
-        """`check` raises where the flag is set: now, or with the log at the end of the forward
-        where reads wait.
+        """Have `check` raise if the flag is set: now, or with the log at the end of the forward if
+        reads wait.
         """
         if self.is_open and reads_wait(wrong.device):
             self._doubts.append((wrong, check))
@@ -165,7 +161,7 @@ class InterventionHandler(Listener):
             at_once(wrong, check)
 
     def _read(self, *parts: Tensor) -> list[Tensor]:
-        """These tensors on the CPU, float32, brought over in one piece with whatever is in
+        """Return these tensors on the CPU, float32, brought over in one piece with whatever is in
         doubt.
         """
         doubts, self._doubts = self._doubts, []
@@ -196,7 +192,7 @@ class InterventionHandler(Listener):
         return edited
 
     def site_of(self, call: AttentionCall) -> CallSite | None:
-        """Where and when this call is edited; None where its layer is not.
+        """Place and time of the edit of this call; None if its layer is not edited.
 
         Raises ValueError for a head that is not there, and for a negative number before layers can
         be counted.
@@ -218,7 +214,7 @@ class InterventionHandler(Listener):
         return CallSite(heads, log.prefix_of(call), self.forward.step)
 
     def observe(self, call: AttentionCall, out: Tensor) -> None:
-        """After every edit: note the strongest key of the heads that were edited, be it one that
+        """Note the strongest key of the heads that were edited, after every edit, be it one that
         has grown anew.
         """
         effect = self.forward.effects.get(call.layer)
@@ -232,7 +228,7 @@ class InterventionHandler(Listener):
         effect.numbers.update(strongest=strongest.values, strongest_at=strongest.indices)
 
     def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
-        """The edited call and what it lost; None where nothing was to be done."""
+        """The edited call and its effect; None if nothing was to be done."""
         edited = self.options.edit(call, site)
         if not isinstance(edited, AttentionCall):
             raise ValueError(
@@ -247,7 +243,7 @@ class InterventionHandler(Listener):
         numbers: dict[str, Tensor] = {}
         if self.log.measure:
             with torch.no_grad():
-                # Where the scores themselves are others, no share of them was taken away.
+                # If the scores themselves are others, no share of them was removed.
                 parts = ("query_BHQD", "key_BKSD", "scale")
                 if all(getattr(edited, name) is getattr(call, name) for name in parts):
                     numbers["realised"] = lost_share(call, edited)[:, heads]
@@ -273,7 +269,7 @@ class InterventionHandler(Listener):
         self.count += 1
 
     def why_idle(self) -> tuple[str, str]:
-        """Why no forward was one to act in, and what to do about it."""
+        """Why no forward was one to act in, and the remedy."""
         return (
             "its layers made no attention call outside log.probing()",
             "run the model there as well",
@@ -347,8 +343,8 @@ def _of_each_head(queries_B1: Tensor | int) -> Tensor | int:
 
 
 def _jaccard(now: Effect, before: Effect | None) -> Tensor:
-    """Of the keys that were gone in either step, the share gone in both; NaN where none was, or no
-    step before.
+    """Share removed in both steps among the keys that were removed in either; NaN if none was, or
+    no step before.
     """
     if before is None:
         return torch.full(now.columns_BHM.shape[:2], math.nan, device=now.columns_BHM.device)

@@ -1,5 +1,5 @@
-"""Interventions that take keys away: a subclass says which, in `select`; when, how and with what
-effect is here.
+"""Interventions that remove keys: a subclass chooses them, in `select`; time, method and effect are
+here.
 """
 
 # B batch, H query heads (those edited in scores and choices, all in `gone`), S keys, M keys taken
@@ -69,15 +69,15 @@ class KeyScores:
     """Number of queries that may see the key; its head axis may be 1."""
     site: CallSite
     gone_BHS: Tensor | None = None
-    """Keys that are gone already; None for none."""
+    """Keys that are removed already; None for none."""
     call: AttentionCall | None = None
-    """The call itself; None where the choice has to wait for the next forward (evicted keys in a
+    """The call itself; None if the choice has to wait for the next forward (evicted keys in a
     closed loop).
     """
     draw: Draw = torch.rand
     """Random numbers of a shape (B, H, S), uniform in [0, 1), which follow from the seed."""
     doubt: Doubt = at_once
-    """What a choice is not sure of and need not ask the device for at once."""
+    """Handler of doubts about a choice, which need not ask the device at once."""
 
     @classmethod
     def of(
@@ -108,9 +108,9 @@ class KeyScores:
         return self.site.prefix
 
     def sinks(self, rule: Rule, received_BHS: Tensor | None = None) -> Tensor:
-        """Which keys a rule calls sinks, bool (B, H, S), as if all queries had run.
+        """Sinks by a rule, bool (B, H, S), as if all queries had run.
 
-        `received_BHS`: in place of what the heads receive, such as their mean (B, 1, S).
+        `received_BHS`: in place of the attention received in each head, such as its mean (B, 1, S).
         """
         score_BHS = self.received_BHS if received_BHS is None else received_BHS
         visible_BHS = self.visible_BHS.to(score_BHS.dtype)
@@ -121,41 +121,41 @@ class KeyScores:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyIntervention(LayerIntervention):
-    """Base of interventions that take the same keys from all queries of a head: a subclass says
-    which, in `select`.
+    """Base of interventions that remove the same keys for all queries of a head: a subclass chooses
+    them, in `select`.
 
-    Raises ValueError for values outside those listed, and for a limit where keys do not stay gone.
+    Raises ValueError for values outside those listed, and for a limit if keys do not stay removed.
     """
 
     removal: str = limited("mask", one_of=REMOVALS)
     """"mask": before the softmax, the mass goes to other keys. "zero_value": the mass stays, the
     value adds nothing. "evict": keys and values leave the memory. In one forward that is a mask;
-    under a cache the keys stay gone, those of recomputed columns too, until everything is computed
-    anew (under an autoregressive cache: to the end). "mean_value": the mass stays, the value
-    becomes the mean of that head's sinks in reference texts (`values`). "pool_value": it becomes
-    the mean of the other keys that are seen. A query that would lose every key it may see (the
-    first rows of a causal map) keeps its own.
+    under a cache the keys stay removed, those of recomputed columns too, until everything is
+    computed anew (under an autoregressive cache: to the end). "mean_value": the mass stays, the
+    value becomes the mean of that head's sinks in reference texts (`values`). "pool_value": it
+    becomes the mean of the other keys that are seen. A query that would lose every key it may see
+    (the first rows of a causal map) keeps its own.
     """
     source: str | None = limited("now", one_of=SOURCES)
     """"now": chosen in the forward that loses them, from the call as it is given. "closed_loop":
-    forward t loses what was chosen at forward t-1 of the same edited run, the first is unedited.
+    forward t loses the keys chosen at forward t-1 of the same edited run, the first is unedited.
     "clean_pass": chosen in forwards run unedited under `log.probing()`. "carried": as closed_loop,
-    and what was taken once stays away; every forward adds its own until `limit` keys are gone.
-    None: "clean_pass" where a whole text is scored, else "closed_loop".
+    and a key once removed stays removed; every forward adds its own until `limit` keys are removed.
+    None: "clean_pass" if a whole text is scored, else "closed_loop".
     """
     selector: str = limited("received", one_of=SELECTORS)
     """"received": column sums over all queries. "last_row": the last query's row (the
     autoregressive reading).
     """
     queries: str | None = None
-    """For whom keys are blocked: "all", "from32" (canvas positions from 32 on), "masked",
+    """Queries for which keys are blocked: "all", "from32" (canvas positions from 32 on), "masked",
     "committed" or "prompt"; a query then never loses its own key. None: for all, their own key
     included (arXiv 2510.15731).
     """
     values: str | None = None
     """With removal="mean_value": a file of `save_reference_values`."""
     limit: int | None = None
-    """The most keys a head may have lost at a time; needed by "carried", where sets grow, and open
+    """The most keys a head may have lost at a time; needed by "carried", whose sets grow, and open
     to "evict".
     """
 
@@ -177,23 +177,23 @@ class KeyIntervention(LayerIntervention):
             )
 
     def select(self, keys: KeyScores) -> Tensor:
-        """Which keys to take away: flags, bool (B, H, S), or columns, int64 (B, H, M), with -1 for
-        none.
+        """Return the keys to remove: flags, bool (B, H, S), or columns, int64 (B, H, M), with -1
+        for none.
 
         An axis H of 1 means the same keys in every head.
         """
         raise NotImplementedError
 
     def chosen(self, keys: KeyScores) -> tuple[Tensor, Tensor | None]:
-        """Columns (B, H, M), -1 for none, and which heads (B, H) have a matched control; None where
+        """Columns (B, H, M), -1 for none, and flags (B, H) of heads with a matched control; None if
         none is sought.
         """
         found = self.select(keys)
         return (as_columns(found) if found.dtype == torch.bool else found), None
 
     def counts(self, keys: KeyScores) -> Tensor:
-        """Which keys are counted as sinks in the log, bool (B, H, S): by its rule, or `DEFAULT`
-        where it has none.
+        """Keys counted as sinks in the log, bool (B, H, S): by its rule, or `DEFAULT` if it has
+        none.
         """
         return keys.sinks(
             getattr(self, "rule", None) or getattr(self, "counted_by", None) or DEFAULT
@@ -206,9 +206,7 @@ class KeyIntervention(LayerIntervention):
 
 
 def check_values(values: str | None, removal: str) -> None:
-    """Raises ValueError unless a file of reference values is named where, and only where, it is
-    needed.
-    """
+    """Raises ValueError unless a file of reference values is named exactly if it is needed."""
     if (removal == "mean_value") != (values is not None):
         raise ValueError(
             "values names a file of save_reference_values for removal='mean_value', which needs "
@@ -218,7 +216,7 @@ def check_values(values: str | None, removal: str) -> None:
 
 
 def checked_count(name: str, given: Any) -> int | None:
-    """A number of keys to remove, or None. Raises ValueError for what is no number of at least
+    """A number of keys to remove, or None. Raises ValueError for anything but a number of at least
     1.
     """
     number = as_int(given)
@@ -232,20 +230,20 @@ def checked_count(name: str, given: Any) -> int | None:
 
 @dataclass(frozen=True)
 class Choice:
-    """What an intervention chose in one call, over the heads that are edited."""
+    """Keys that an intervention chose in one call, over the heads that are edited."""
 
     columns_BHM: Tensor
-    """By falling score, -1 where a head loses fewer than M."""
+    """Columns by falling score, -1 if a head loses fewer than M."""
     mass_BH: Tensor
-    """The share of attention that they hold in this call; NaN where keys are gone and none was
-    added.
+    """The share of attention that they hold in this call; NaN if keys are removed already and none
+    was added.
     """
     chosen_BH: Tensor
-    """How many they are; NaN likewise."""
+    """Number of these keys; NaN as for the mass."""
     sinks_BH: Tensor
-    """How many of them the rule calls sinks; NaN likewise."""
+    """Number of them that the rule calls sinks; NaN as for the mass."""
     matched_BH: Tensor
-    """1 for heads with a control of equal mass, 0 for those without; NaN where none is sought."""
+    """1 for heads with a control of equal mass, 0 for those without; NaN if none is sought."""
 
     @classmethod
     def unasked(cls, columns_BHM: Tensor) -> Choice:
@@ -270,7 +268,7 @@ def choose(options: KeyIntervention, keys: KeyScores) -> Choice:
         full_BH = torch.zeros_like(mass_BH, dtype=torch.bool)
         if keys.gone_BHS is not None:
             gone_BH = keys.gone_BHS.sum(-1)
-            # of keys that stay gone it is the first choice that says what they held
+            # for keys that stay removed, the first choice gives the attention they held
             full_BH = (gone_BH > 0) & (chosen_BH == 0)
             full_BH = full_BH if options.limit is None else full_BH | (gone_BH >= options.limit)
         numbers = (mass_BH, chosen_BH.to(mass_BH), sinks_BHM.sum(-1).to(mass_BH))
@@ -290,7 +288,7 @@ def seeded_draw(seed: int) -> Draw:
 
 @dataclass(frozen=True)
 class Selection:
-    """Keys to take away in one layer: flags for all heads, and the choice for the heads that are
+    """Keys to remove in one layer: flags for all heads, and the choice for the heads that are
     edited.
     """
 
@@ -302,9 +300,8 @@ def is_other_text(before_BS: Tensor, now_BS: Tensor, mask_id: int | None) -> Ten
     """Whether ids are another text's and not those of the same one, a step later: a flag on their
     device.
 
-    A step writes what was masked, or masks what was written: with a known mask token, each place
-    that changed has it before or after. Without one, all of them had one id before, or have one
-    after.
+    A step writes masked positions, or masks written ones: with a known mask token, each place that
+    changed has it before or after. Without one, all of them had one id before, or have one after.
     """
     changed_BS = before_BS != now_BS
     if mask_id is not None:
@@ -322,7 +319,7 @@ class KeyHandler(InterventionHandler):
     """Takes keys from the queries of a head. A subclass says which, in `selection`."""
 
     def selection(self, call: AttentionCall, site: CallSite) -> Selection | None:
-        """What to take away in this layer and forward; None for nothing."""
+        """Return the keys to remove in this layer and forward; None for nothing."""
         raise NotImplementedError
 
     def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
@@ -357,7 +354,7 @@ class KeyHandler(InterventionHandler):
                 if self.options.queries is not None:
                     share_BH = lost_share(call, edited)
                 else:
-                    # What a spared query saw was nothing but these keys: it gives them a mass of 1.
+                    # A spared query saw nothing but these keys: it gives them a mass of 1.
                     held_BH = call.received_BHS.masked_fill(~every_BHS, 0.0).sum(-1) - spared_BH
                     share_BH = held_BH / real_queries_B1(call)
                 realised_BH = of_heads(share_BH, heads)
@@ -396,7 +393,7 @@ class KeyHandler(InterventionHandler):
         return restricted(call, keep_BHQS, self.doubt, own_QS=own_QS)
 
     def gone_before(self, call: AttentionCall) -> Tensor | None:
-        """Evicted keys of this layer that are gone still, bool (B, H, S) for all heads; None for
+        """Evicted keys of this layer that are still removed, bool (B, H, S) for all heads; None for
         none.
         """
         before = self.previous.get(self.forward.slot)
@@ -444,9 +441,9 @@ class SelectionHandler(KeyHandler):
         # A clean pass may have been run ahead of the run that begins.
         if not (run_begins and self.options.source == "clean_pass"):
             self.slots: dict[int, dict[str, Selection | KeyScores]] = {}
-            """By slot and layer: what the next forward loses, or what it is to be chosen from."""
+            """Selection for the next forward, or the scores for its choice, by slot and layer."""
             self.texts: dict[int, Tensor | None] = {}
-            """By slot: ids (B, S) of the forward in which that was chosen; None where they are not
+            """Ids (B, S) of the forward in which that was chosen, by slot; None if they are not
             known.
             """
         super().reset()
@@ -506,8 +503,8 @@ class SelectionHandler(KeyHandler):
             self.texts[self.forward.slot] = None if ids_BS is None else ids_BS.clone()
 
     def _check_text(self, call: AttentionCall) -> None:
-        """Warn, once, where keys chosen in one text are taken from another: no run says where one
-        begins.
+        """Warn, once, if keys chosen in one text are removed in another: without a run, nothing
+        says that one begins.
         """
         before_BS, now_BS = self.texts.get(self.forward.slot), self.log.tap.ids_BS
         if before_BS is None or now_BS is None or decoding_run() is not None:
@@ -546,7 +543,7 @@ class SelectionHandler(KeyHandler):
         )
 
     def _choice(self, call: AttentionCall, keys: KeyScores, held_BHS: Tensor | None) -> Selection:
-        """`held_BHS`: keys that are gone already, of all heads."""
+        """`held_BHS`: keys that are removed already, of all heads."""
         heads, every = keys.site.heads, call.query_BHQD.shape[1]
         held_BHS = None if held_BHS is None else of_heads(held_BHS, heads)
         keys = replace(keys, gone_BHS=held_BHS, call=None if self.waits else call)

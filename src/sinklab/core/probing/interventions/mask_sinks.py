@@ -1,4 +1,4 @@
-"""`MaskSinks`: take away the keys that received most attention, one step later (arXiv 2510.15731,
+"""`MaskSinks`: remove the keys that received most attention, one step later (arXiv 2510.15731,
 section 4.3).
 """
 
@@ -31,42 +31,41 @@ SHARED = ("head", "layer")
 @interventions.register("mask_sinks")
 @dataclass(frozen=True)
 class MaskSinks(KeyIntervention):
-    """Remove sinks per (batch row, layer, query head): the top k, those that a rule calls sinks, or
-    the top k of these.
+    """Remove sinks per (batch row, layer, query head): the top k, those of a rule, or its top k.
 
-    Raises ValueError where neither k nor a rule is given, and for values outside those listed.
+    Raises ValueError if neither k nor a rule is given, and for values outside those listed.
     """
 
     k: int | None = None
     """Number of keys to remove; fewer than there are keys that are not padding. Without a rule the
     k that receive most, sinks or not; with one at most k, and None for all that the rule names."""
     epsilon: float | None = None
-    """The same as rule=Excess(epsilon): every key with a_j > 1 + epsilon (S-1)/S (Eq. 3 in
-    sums).
-    """
+    """Short for rule=Excess(epsilon): every key with a_j > 1 + epsilon (S-1)/S (Eq. 3 in sums)."""
     _: KW_ONLY
     rule: Rule | None = of(rules, None)  # noqa: RUF009
-    """What is a sink: `Excess(3.0)`, or any other registered rule. Where a cache lets only some
+    """Rule for sinks: `Excess(3.0)`, or any other registered rule. If a cache lets only some
     queries run, a_j is scaled by positions / queries that ran, so that an even share is 1 in every
     forward.
     """
     source: str | None = limited(None, one_of=SOURCES)
-    """When keys are chosen: "closed_loop", "clean_pass", "carried" or "now"; see `KeyIntervention`.
-    None: "clean_pass" where a whole text is scored, else "closed_loop"."""
+    """Time at which keys are chosen: "closed_loop", "clean_pass", "carried" or "now"; see
+    `KeyIntervention`. None: "clean_pass" if a whole text is scored, else "closed_loop".
+    """
     control: str = limited("sinks", one_of=CONTROLS)
-    """"sinks": those. "random", "recent", "lowest": as many keys that are not among them (nor sinks
-    by the rule, where one is given), drawn, the last ones, or those that received least (a masked
-    key receives nothing: in a closed loop these stay the same from then on). "equal_mass": keys
-    that are no sinks and together hold what the chosen ones hold, within 10 %, the greatest first;
-    a head where there are none such loses nothing.
+    """Keys to remove, "sinks" or a control: "random", "recent" and "lowest" are as many keys that
+    are not among the sinks (nor sinks by the rule, if one is given), drawn, the last ones, or those
+    that received least (a blocked key receives nothing: in a closed loop these stay the same from
+    then on). "equal_mass": keys that are no sinks and together hold as much as the chosen ones,
+    within 10 %, the greatest first; a head without such keys loses nothing.
     """
     matched: bool = False
     """Leave out the heads that have no control of equal mass: the arm to compare
     control="equal_mass" with.
     """
     counted_by: Rule | None = of(rules, None)  # noqa: RUF009
-    """Without a rule: by which one the log counts sinks among the keys that were taken, and the
-    control of equal mass knows what is none; None is Excess(3.0)."""
+    """Rule by which, if no rule is given, the log counts sinks among the removed keys and the
+    control of equal mass excludes sinks; None is Excess(3.0).
+    """
     seed: int = 0
     """Seed of the random control."""
     spare_prefix: bool = False
@@ -116,11 +115,11 @@ class MaskSinks(KeyIntervention):
         class.
 
         "paper": the k keys that received most at the step before, whatever they hold (arXiv
-        2510.15731, section 4.3). A hidden key receives nothing and is not chosen again, so a
-        lasting sink is hidden at every other step. "held": the k keys chosen first stay hidden.
-        "rule": those keys, at most k, that the rule calls sinks, and they stay hidden. "clean": the
-        k keys that receive most in an unedited forward of the same step. But for "rule", the rule
-        only counts. Raises ValueError for another name.
+        2510.15731, section 4.3). A blocked key receives nothing and is not chosen again, so a
+        lasting sink is blocked at every other step. "held": the k keys chosen first stay blocked.
+        "rule": those keys, at most k, that the rule calls sinks, and they stay blocked. "clean":
+        the k keys that receive most in an unedited forward of the same step. But for "rule", the
+        rule only counts. Raises ValueError for another name.
         """
         one_of("protocol", protocol, PROTOCOLS)
         if protocol == "rule":
@@ -135,8 +134,7 @@ class MaskSinks(KeyIntervention):
         return self.control == "random"
 
     def read_once(self, *, is_causal: bool) -> MaskSinks:
-        """As it is carried out where a whole text is read at once: chosen in a clean pass, where no
-        source is named.
+        """The edit for a whole text read at once: chosen in a clean pass, if no source is named.
 
         `is_causal`: by the attention of all queries, as the last row of a whole text says nothing
         of those before it. Raises ValueError for a source that needs steps.
@@ -151,7 +149,7 @@ class MaskSinks(KeyIntervention):
         return replace(self, source=self.source or "clean_pass", selector=selector)
 
     def without_steps(self) -> MaskSinks:
-        """The same with no source over steps named, for protocols where there are none."""
+        """This edit with no source over steps named, for protocols without steps."""
         limit, over = (
             self.limit if self.removal == "evict" else None,
             self.source in ("closed_loop", "carried"),
@@ -159,16 +157,16 @@ class MaskSinks(KeyIntervention):
         return replace(self, source=None, limit=limit) if over else self
 
     def select(self, keys: KeyScores) -> Tensor:
-        """Columns (B, H, M) by falling score. Raises ValueError where too few keys would stay."""
+        """Columns (B, H, M) by falling score. Raises ValueError if too few keys would stay."""
         return self.chosen(keys)[0]
 
     def chosen(self, keys: KeyScores) -> tuple[Tensor, Tensor | None]:
-        """The same, and which heads (B, H) have a control of equal mass; NaN where there is nothing
-        to match.
+        """Columns as `select` gives them, and flags (B, H) of heads with a control of equal mass;
+        NaN if there is nothing to match.
         """
         score_BHS = keys.received_BHS
         score_BHS = score_BHS.mean(1, keepdim=True) if self.shared == "layer" else score_BHS
-        # A shared choice leaves the same keys gone in every head.
+        # A shared choice removes the same keys in every head.
         gone_BHS = None if keys.gone_BHS is None else keys.gone_BHS[:, : score_BHS.shape[1]]
         free_BHS = self._free(keys, score_BHS, gone_BHS)
         gone_BH1 = (
@@ -185,7 +183,7 @@ class MaskSinks(KeyIntervention):
         if self.limit is not None:
             count = (self.limit - gone_BH1).clamp(min=0).clamp_max(count)
         others_BHS = free_BHS if sinks_BHS is None else free_BHS & ~sinks_BHS
-        # what a cache has dropped since it was taken is no key that a query loses
+        # a key that a cache has dropped since its removal is no key that a query loses
         seen_B1S = (keys.visible_BHS.amax(1) > 0).unsqueeze(1)
         lost_BH1 = gone_BH1 if gone_BHS is None else (gone_BHS & seen_B1S).sum(-1, keepdim=True)
         self._check_enough(count, keys, free_BHS, others_BHS, lost_BH1)
@@ -235,7 +233,7 @@ class MaskSinks(KeyIntervention):
         return columns_BHM.masked_fill(~found_BH.unsqueeze(-1), -1), matched_BH
 
     def _order(self, keys: KeyScores, score_BHS: Tensor) -> Tensor:
-        """What a control ranks keys by, highest first."""
+        """Scores by which a control ranks keys, highest first."""
         if self.control == "random":
             return keys.draw(score_BHS.shape).to(score_BHS.device, non_blocking=True)
         if self.control == "lowest":
@@ -288,7 +286,7 @@ class MaskSinks(KeyIntervention):
 
 
 TOLERANCE = 0.1
-"""How far the mass of a control may be from what it stands for, as a share of it."""
+"""Greatest distance of a control's mass from the mass it stands for, as a share of the latter."""
 LOOK = 16
 """Keys that are tried between two looks whether all heads have their control."""
 
@@ -298,7 +296,7 @@ def equal_mass(score_BHS: Tensor, wanted_BH: Tensor, free_BHS: Tensor) -> tuple[
     heads that have them.
 
     Greedy: from the greatest on, each key that does not take the sum above the tolerance, until it
-    is within. A head that does not come so far has none; so has one where nothing is wanted.
+    is within. A head that does not come so far has none, nor has one for which nothing is wanted.
     """
     order_BHS = score_BHS.masked_fill(~free_BHS, -torch.inf).argsort(
         dim=-1, descending=True, stable=True

@@ -41,7 +41,9 @@ class MaskPositions(LayerIntervention):
     removal: str = limited("mask", one_of=REMOVALS)
     """"mask", "zero_value", "evict", "mean_value" or "pool_value", as for `MaskSinks`."""
     queries: str | None = None
-    """For whom: "all", "from32", "masked", "committed" or "prompt", as for `MaskSinks`."""
+    """Queries it applies to: "all", "from32", "masked", "committed" or "prompt", as for
+    `MaskSinks`.
+    """
     values: str | None = None
     """With removal="mean_value": a file of `save_reference_values`."""
     steps: tuple[int | None, ...] | None = None
@@ -74,22 +76,22 @@ class MaskPositions(LayerIntervention):
 @interventions.register("truncate_context")
 @dataclass(frozen=True)
 class TruncateContext:
-    """From a step on, hide the canvas positions start, …, stop - 1 from every query: mid-sequence
-    truncation.
+    """Mid-sequence truncation: no query sees positions start, …, stop - 1 from a step on.
 
-    Queries at these positions still run and see the others; what they write is never attended. The
-    share of attention the stretch held is `realised_BLH` of the first entry of the log.
+    These are canvas positions. Queries at them still run and see the others; their tokens are never
+    attended. The share of attention the stretch held is `realised_BLH` of the first entry of the
+    log.
 
     Raises ValueError for an empty stretch or negative numbers, and in the run for positions the
     canvas never has.
     """
 
     start: int
-    """First hidden canvas position."""
+    """First blocked canvas position."""
     stop: int
-    """The position after the last hidden one."""
+    """The position after the last blocked one."""
     step: int
-    """The first step in which they are hidden, counted from 0 in each sequence."""
+    """The first step in which they are blocked, counted from 0 in each sequence."""
 
     def __post_init__(self) -> None:
         whole_numbers("start, stop and step", (self.start, self.stop, self.step))
@@ -187,11 +189,11 @@ class _PositionHandler(KeyHandler):
 @interventions.register("window_attention")
 @dataclass(frozen=True)
 class WindowAttention(LayerIntervention):
-    """Query i sees key j only where |i - j| <= radius, counted in canvas positions.
+    """Query i sees key j only if |i - j| <= radius, counted in canvas positions.
 
-    Under a cache the queries stand where the denoiser says they do; a model that announces nothing
-    (transformers' own `generate`) runs the last of the positions that are seen. The mask it makes
-    is (Q, S), one for all heads and layers.
+    Under a cache the denoiser announces the positions of the queries; a model that announces
+    nothing (transformers' own `generate`) runs the last of the positions that are seen. The mask it
+    makes is (Q, S), one for all heads and layers.
 
     Raises ValueError for a negative radius or position, and in a forward whose queries do not fit
     the canvas.
@@ -229,8 +231,9 @@ class WindowAttention(LayerIntervention):
 @interventions.register("lone_rows")
 @dataclass(frozen=True, kw_only=True)
 class LoneRows(LayerIntervention):
-    """These queries see their own key alone, as the first token does under a causal mask; all
-    others see what they saw.
+    """Let these queries see their own key alone, as the first does under a causal mask.
+
+    All others see the same keys as before.
 
     The constraint of the sink token (2601.19657, Eq. 6) on a token of the text. The mask it makes
     is (Q, S), one for all heads and layers.
@@ -253,8 +256,8 @@ class LoneRows(LayerIntervention):
         super().__post_init__()
 
     def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
-        """The call with these rows of its mask left to their own key; the same one where none of
-        them runs.
+        """The call with these rows of its mask left to their own key; the same one if none of them
+        runs.
         """
         device, every = call.query_BHQD.device, call.query_BHQD.shape[1]
         positions_Q = query_positions(call, site.prefix)

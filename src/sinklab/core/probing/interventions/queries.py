@@ -36,7 +36,7 @@ def check_queries(queries: str | None, removal: str) -> None:
 
 
 def chosen_queries(queries: str, call: AttentionCall, positions_Q: Tensor, tap: Any) -> Tensor:
-    """The queries that are meant, bool (B or 1, Q).
+    """Flags of the chosen queries, bool (B or 1, Q).
 
     Args:
         queries: one of `WORDS`.
@@ -45,7 +45,7 @@ def chosen_queries(queries: str, call: AttentionCall, positions_Q: Tensor, tap: 
         tap: of the model, which knows the ids of its last call.
 
     Raises:
-        ValueError: where states are asked for and nothing tells them.
+        ValueError: if states are asked for and nothing tells them.
     """
     if queries == "all":
         return torch.ones_like(positions_Q, dtype=torch.bool)[None]
@@ -56,8 +56,8 @@ def chosen_queries(queries: str, call: AttentionCall, positions_Q: Tensor, tap: 
 
 
 def _states(queries: str, call: AttentionCall, tap: Any) -> Tensor:
-    """State of every position, int8 (B, S); without a canvas that is decoded, what is not masked is
-    committed.
+    """State of every position, int8 (B, S); without a canvas that is decoded, every position that
+    is not masked is committed.
     """
     running, canvas = running_canvas(), getattr(decoding_run(), "canvas", None)
     if running is not None and running.state_BS is not None:
@@ -81,7 +81,7 @@ def own_keys(positions_Q: Tensor, prefix: int, keys: int) -> Tensor:
 
 
 def query_positions(call: AttentionCall, prefix: int) -> Tensor:
-    """The canvas position of every query of the call, int64 (Q,). Raises ValueError where they are
+    """The canvas position of every query of the call, int64 (Q,). Raises ValueError if they are
     unknown.
     """
     queries, keys, device = (

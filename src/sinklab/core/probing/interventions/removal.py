@@ -1,5 +1,5 @@
-"""The ways to take keys away from an attention call, what that really took, and keys as flags and
-as columns.
+"""Methods that remove keys from an attention call, the attention they took away, and keys as flags
+and as columns.
 """
 
 # B batch, H query heads, K key/value heads, Q queries, S keys, D head dim, M keys taken away; an
@@ -25,7 +25,7 @@ REMOVALS = ("mask", "zero_value", "evict", "mean_value", "pool_value")
 
 
 Doubt = Callable[[Tensor, Callable[[], None]], None]
-"""(wrong, check): `check` raises where the flag is set, now or at the end of the forward."""
+"""Signature (wrong, check): `check` raises if the flag is set, now or at the end of the forward."""
 
 
 def at_once(wrong: Tensor, check: Callable[[], None]) -> None:
@@ -37,13 +37,13 @@ def at_once(wrong: Tensor, check: Callable[[], None]) -> None:
 def restricted(
     call: AttentionCall, keep_BHQS: Tensor, doubt: Doubt = at_once, *, own_QS: Tensor | None = None
 ) -> tuple[AttentionCall, Tensor]:
-    """The call with keys hidden where `keep_BHQS` is False, and the number of queries (B, H) that
-    were left alone.
+    """The call with keys blocked that are False in `keep_BHQS`, and the number of queries (B, H)
+    left alone.
 
     A query that would lose every key it may see keeps what it had before this edit (the first rows
-    of a causal map). With `own_QS`, each query's own key, it never loses that one, and left alone
-    is who has no other any more. The mask stays (B, H, 1, S) unless the call's own, or what is to
-    be kept, differs by query.
+    of a causal map). With `own_QS`, each query's own key, it never loses that one, and a query is
+    left alone if it has no other any more. The mask stays (B, H, 1, S) unless the call's own, or
+    `keep_BHQS`, differs by query.
 
     Raises ValueError when in some row and head no query would see a key any more.
     """
@@ -78,7 +78,7 @@ def restricted(
 
 
 def _real_queries(call: AttentionCall, some_BHQ: Tensor) -> Tensor:
-    """How many of these queries are not padding, (B, H)."""
+    """Number of these queries that are not padding, (B, H)."""
     batch, heads, queries, _ = call.query_BHQD.shape
     some_BHQ = some_BHQ.expand(batch, heads, queries)
     real_BQ = call.visibility.real_BQ
@@ -86,7 +86,7 @@ def _real_queries(call: AttentionCall, some_BHQ: Tensor) -> Tensor:
 
 
 def _own_mask(call: AttentionCall) -> Tensor:
-    """The mask of the call with its causality written out; one row where it says the same to every
+    """The mask of the call with its causality written out; one row if it is the same for every
     query.
     """
     mask, queries = call.mask, call.query_BHQD.shape[2] if call.is_causal else 1
@@ -114,7 +114,7 @@ def replaced_values(
         means_HD: of each query head, as :func:`reference_values` reads it.
 
     Raises:
-        ValueError: for pooled values where queries see different keys, and for a head without a
+        ValueError: for pooled values if queries see different keys, and for a head without a
             reference.
     """
     value, key = call.value_BKSD, call.key_BKSD
@@ -154,8 +154,8 @@ def _pooled(call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor) -> Tensor
 
 @lru_cache(maxsize=4)
 def reference_values(file: str) -> dict[str, Tensor]:
-    """Mean values (H, D) by layer, of a file of `save_reference_values`. Raises ValueError where it
-    is none.
+    """Mean values (H, D) by layer, of a file of `save_reference_values`. Raises ValueError for
+    another file.
     """
     with refused(
         f"no reference values can be read from {file}, which is absent or damaged",
@@ -166,16 +166,16 @@ def reference_values(file: str) -> dict[str, Tensor]:
 
 
 def real_queries_B1(call: AttentionCall) -> Tensor | int:
-    """Number of queries that are not padding: an int, or (B, 1) where rows differ."""
+    """Number of queries that are not padding: an int, or (B, 1) if rows differ."""
     real_BQ = call.visibility.real_BQ
     return call.query_BHQD.shape[2] if real_BQ is None else real_BQ.sum(-1, keepdim=True)
 
 
 def lost_share(before: AttentionCall, after: AttentionCall) -> Tensor:
-    """The share of attention (B, H) that keys hidden by `after` held in `before`, whatever was
-    hidden from whom.
+    """The share of attention (B, H) that keys blocked by `after` held in `before`, for any pattern
+    of blocking.
 
-    What remains of a softmax row is exp(lse' - lse), the ratio of the denominators.
+    The remaining share of a softmax row is exp(lse' - lse), the ratio of the denominators.
     """
     lse_BHQ, less_BHQ = (
         row_logsumexp(call.query_BHQD, call.key_BKSD, **call.masking) for call in (before, after)
@@ -187,8 +187,8 @@ def lost_share(before: AttentionCall, after: AttentionCall) -> Tensor:
 
 
 def keys_seen(call: AttentionCall, gone_BHS: Tensor | None = None) -> Tensor:
-    """Number of keys a query sees in this call, less those gone: mean over the queries that are not
-    padding, (B, H).
+    """Number of keys a query sees in this call, less those removed: mean over the queries that are
+    not padding, (B, H).
     """
     batch, heads = call.query_BHQD.shape[:2]
     may_BHQS = allowed(_own_mask(call))
@@ -209,7 +209,7 @@ def as_flags(columns_BHM: Tensor, keys: int) -> Tensor:
 
 
 def as_columns(gone_BHS: Tensor, limit: int | None = None) -> Tensor:
-    """Flags as columns in rising order (B, H, M), -1 where a head has fewer than the most.
+    """Flags as columns in rising order (B, H, M), -1 if a head has fewer than the most.
 
     `limit`: the most there may be, for a device that is not to be asked.
     """
@@ -225,5 +225,5 @@ def as_columns(gone_BHS: Tensor, limit: int | None = None) -> Tensor:
 
 
 def extended(gone_BHS: Tensor, keys: int) -> Tensor:
-    """Flags for so many keys: those that came since are not gone."""
+    """Flags for this many keys: those that came since are not removed."""
     return pad(gone_BHS, (0, max(0, keys - gone_BHS.shape[-1])))

@@ -1,5 +1,5 @@
-"""Interventions on hidden states: what a decoder layer gives is changed before the next one reads
-it.
+"""Interventions on hidden states: the output of a decoder layer is changed before the next one
+reads it.
 """
 
 # B batch, Q positions that run, D width of hidden states, C channels
@@ -21,9 +21,7 @@ from sinklab.core.registry import interventions
 
 
 class StateRecord(NamedTuple):
-    """What one edit of hidden states did after one layer, to one row of the batch, in one
-    forward.
-    """
+    """Effect of one edit of hidden states after one layer, on one batch row in one forward."""
 
     edit: str
     """Registered name; "clip_channel#2" for the second of its name in the block."""
@@ -35,14 +33,14 @@ class StateRecord(NamedTuple):
     before: float
     """The greatest magnitude in the channels as the layer gave them."""
     after: float
-    """The same as the next layer reads them."""
+    """The greatest magnitude in the channels as the next layer reads them."""
     changed: float
     """Share of the numbers in these channels that are others now, 0 to 1."""
 
 
 def state_records(log: InterventionLog) -> list[StateRecord]:
-    """What the edits of hidden states did in an `intervene(…) as log` block: of one edit after the
-    other, by forward.
+    """Effects of the edits of hidden states in an `intervene(…) as log` block: of one edit after
+    the other, by forward.
 
     As a table: ``pandas.DataFrame(state_records(log))``.
     """
@@ -54,14 +52,15 @@ def state_records(log: InterventionLog) -> list[StateRecord]:
 @interventions.register("clip_channel")
 @dataclass(frozen=True, kw_only=True)
 class ClipChannel(Checked):
-    """Clip channels of the hidden states that leave a layer, or level them: the causal test of
-    massive activations.
+    """Clip channels of the hidden states that leave a layer, or level them.
+
+    This is the causal test of massive activations.
 
     Sun et al. (arXiv 2402.17762, Sec. 3.3) set massive activations to their mean, which changes
     little, and to zero, which breaks a model; arXiv 2603.05498 asks which of them make sinks.
     `trace(model, ("massive_activations",))` says which channels these are. Positions that run are
-    edited; the model's own sink columns are not. Where layers are replayed by gradient
-    checkpointing it takes transformers 5.23: with older ones PyTorch refuses the replay.
+    edited; the model's own sink columns are not. With layers replayed by gradient checkpointing it
+    takes transformers 5.23: with older ones PyTorch refuses the replay.
 
     Raises ValueError for no channel, a negative limit, and in the run for a channel that the hidden
     states do not have.
@@ -86,9 +85,7 @@ class ClipChannel(Checked):
             raise ValueError("channels name what to clip, got none: leave out the edit")
 
     def edited(self, states_BQC: Tensor, weight_BQ1: Tensor) -> Tensor:
-        """What the channels hold in place of what they held; the weight is 0 for padding, else
-        1.
-        """
+        """New values of the channels; the weight is 0 for padding, else 1."""
         if self.limit is not None:
             return states_BQC.clamp(-self.limit, self.limit)
         mean_B1C = (states_BQC * weight_BQ1).sum(1, keepdim=True) / weight_BQ1.sum(
@@ -102,8 +99,8 @@ class ClipChannel(Checked):
 
 
 class StateHandler(InterventionHandler):
-    """Edits what decoder layers give in which an attention call was to be edited, and records what
-    that did.
+    """Edits the output of decoder layers that contain an attention call to edit, and records the
+    effect.
     """
 
     options: ClipChannel
@@ -116,9 +113,9 @@ class StateHandler(InterventionHandler):
     def discard(self) -> None:
         super().discard()
         self.real_BQ: dict[str, Tensor | None] = {}
-        """By attention call of the layers that run now."""
+        """Entries by attention call of the layers that run now."""
         self.done: dict[int, tuple[Tensor, ...]] = {}
-        """Layer number -> what was done in this forward."""
+        """Layer number -> effect in this forward."""
 
     def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
         self.real_BQ[call.layer] = call.visibility.real_BQ

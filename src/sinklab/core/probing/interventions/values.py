@@ -47,11 +47,11 @@ def save_reference_values(
     ``removal="mean_value"``.
 
     Args:
-        model: whose forward takes ids (B, S).
+        model: a model with a forward that takes ids (B, S).
         edit: which keys, of which layers and heads, such as ``MaskSinks(k=1)``; they are chosen in
             each text itself.
-        texts: ids, int64 (B, S), with masks where the model is to see some.
-        file: where to: a tensor (H, D) a layer, NaN for a head in which no key was chosen.
+        texts: ids, int64 (B, S), with masks if the model is to see some.
+        file: path to write: a tensor (H, D) a layer, NaN for a head in which no key was chosen.
 
     Raises:
         ValueError: if no key was chosen in any text.
