@@ -1,6 +1,4 @@
-"""What one pass over the samples of a study leaves behind: sums and small tables, no arrays of the
-run.
-"""
+"""Sums and small tables from one pass over the samples of a study, no arrays of the run."""
 
 # T steps, L layers, H heads, K keys (added sinks first), R text keys, S positions, G states of
 # queries
@@ -63,7 +61,7 @@ class Means:
 
     def __init__(self) -> None:
         self.sums: defaultdict[Any, np.ndarray] = defaultdict(lambda: np.zeros(2))
-        """what was added so far -> total and weight"""
+        """name -> total and weight so far"""
 
     def add(self, name: Any, values: Any, weights: Any = 1.0) -> None:
         """Add every number of ``values``, ``weights`` times."""
@@ -76,8 +74,8 @@ class Means:
         values_TLR: np.ndarray,
         weights: Any = 1.0,
     ) -> None:
-        """The same of every layer where the ``places`` of a name are 1: all layers of one group
-        after another.
+        """Add the values of every layer at the ``places`` of a name (1 there): all layers of one
+        group after another.
         """
         shape = values_TLR.shape
         for steps in spans(len(places_TGR), 4 * math.prod(shape[1:])):
@@ -87,7 +85,7 @@ class Means:
                 self.sums[name] += total
 
     def include(self, other: "Means") -> None:
-        """Add what another has added."""
+        """Add the sums of another."""
         for name, sums in other.sums.items():
             self.sums[name] += sums
 
@@ -97,7 +95,7 @@ class Means:
 
 
 def _weighted(values: Any, weights: Any) -> np.ndarray:
-    """(2, ...) the numbers times their weights, and the weights; both 0 where the number is NaN."""
+    """(2, ...) the numbers times their weights, and the weights; both 0 if the number is NaN."""
     there, both = ~np.isnan(values), np.empty((2, *np.shape(values)))
     both[1] = only(there, np.broadcast_to(weights, there.shape))
     np.multiply(only(there, values), both[1], out=both[0])
@@ -105,8 +103,8 @@ def _weighted(values: Any, weights: Any) -> np.ndarray:
 
 
 class Measured:
-    """The numbers of a study that need its arrays. None, or empty, where no sample recorded what a
-    number needs.
+    """The numbers of a study that need its arrays. None, or empty, if no sample recorded the arrays
+    that a number needs.
     """
 
     def __init__(
@@ -138,7 +136,7 @@ class Measured:
         self._add_up(found)
 
     def _of_one(self, found: dict[str, Any]) -> "Measured":
-        """What one sample says on its own."""
+        """Numbers of one sample on its own."""
         alone = object.__new__(Measured)
         alone._layers, alone._heads = self._layers, self._heads
         alone._add_up([found])
@@ -181,8 +179,8 @@ class Measured:
         self.events_NS = pd.DataFrame(parts["events_S"]).to_numpy(float)
         """sinks of a sample by text position; NaN beyond its length"""
         self.strongest_keys: list[dict[str, Any]] = parts["strongest_keys"]
-        """of each sample, what `sinklab.lab.reports.answered` says of the strongest keys of its
-        heads
+        """facts about the strongest keys of the heads of each sample, by
+        `sinklab.lab.reports.answered`
         """
         self.norm_ratio_N = np.array(parts["norm_ratio"], dtype=float)
         """of each sample: sink_norm / rest_norm, mean over layers (`by_layer`)"""
@@ -248,7 +246,7 @@ class Measured:
         return found | self._motion(sample, moved.motion) | _tokens(sample)
 
     def _layers_of(self, sample: Sample, means: Means) -> Counter[tuple[str, int]]:
-        """Add what every layer did in one sample; what is counted is returned."""
+        """Add the numbers of every layer in one sample; counts are returned."""
         seen, added, counts = sample.seen, sample.added, Counter[tuple[str, int]]()
         for place, layer in enumerate(self._layers.tolist()):
             main_TH, here_TH = seen.main_TLH[:, place], seen.main_TLH[:, place] >= 0
@@ -279,8 +277,8 @@ class Measured:
         return counts
 
     def _states(self, sample: Sample, means: Means) -> None:
-        """Add the norms of every layer in one sample, and what is received there, of positions in
-        each state apart.
+        """Add the norms of every layer in one sample, and the attention received there, of
+        positions in each state apart.
 
         Masks differ from text in everything: a mean over both is that of a mixture.
         """
@@ -356,15 +354,14 @@ class Measured:
         step absorbed: mean share of the attention that all sinks of a head take together
         added_norm: mean length of the added sinks' value vectors; NaN without any, or without
         value_norm text_norm, mask_norm: the same over visible text, committed or prompt, and over
-        masks sink_norm: the same over visible text where a head has a sink, each head counting
-        once; NaN without any rest_norm: the same over visible text where a head has none, committed
-        and prompt weighted as among the sinks sink_norm_masked, sink_norm_committed,
-        sink_norm_prompt, rest_norm_masked, …: the same in one state; NaN where
-            it is not known what positions held
-        added_key_norm, sink_key_norm, rest_key_norm, …: the same of key vectors, from key_norm
-        received_masked, received_committed, received_prompt: what a text position in this state
-        receives, mean over
-            heads, as a multiple of an even share
+        masks sink_norm: the same over visible text at which a head has a sink, each head counting
+        once; NaN without any rest_norm: the same over visible text at which a head has none,
+        committed and prompt weighted as among the sinks sink_norm_masked, sink_norm_committed,
+        sink_norm_prompt, rest_norm_masked, …: the same in one state; NaN if the tokens of positions
+        are not known added_key_norm, sink_key_norm, rest_key_norm, …: the same of key vectors, from
+        key_norm
+        received_masked, received_committed, received_prompt: received attention of a text position
+        in this state, mean over heads, as a multiple of an even share
         events: number of (sample, step, head, key) that are sinks
         added_events: those of them that are added sink columns
         sinks: mean number of sinks of a head at a step
@@ -425,7 +422,7 @@ class Measured:
 
     @property
     def strongest(self) -> tuple[int, int]:
-        """Places of the layer and head whose greatest key has most."""
+        """Indices of the layer and head whose strongest key has the largest share."""
         layer, head = np.unravel_index(
             int(np.nan_to_num(self.main_share_LH).argmax()), self.main_share_LH.shape
         )

@@ -67,7 +67,7 @@ def enrichment_table(found: Enrichment | None, name: str) -> pd.DataFrame:
 
 
 def classes_table(study: Study) -> pd.DataFrame:
-    """The same by class of token and by age of the position (masked, just committed, committed,
+    """Enrichment by class of token and by age of the position (masked, just committed, committed,
     prompt).
     """
     parts = {
@@ -78,7 +78,7 @@ def classes_table(study: Study) -> pd.DataFrame:
 
 
 def rules_table(study: Study) -> pd.DataFrame:
-    """Sink rules side by side: what each flags, and how far it agrees with the first one (Jaccard
+    """Sink rules side by side: the sinks of each, and its agreement with the first one (Jaccard
     overlap).
     """
     shown = {"rule": "name", "sinks_per_head": "per_head", "heads_with_sink": "rate"}
@@ -104,8 +104,8 @@ def curve_table(study: Study) -> pd.DataFrame:
 
 
 def twins_table(study: Study) -> pd.DataFrame:
-    """Measures of a study, column ``trained``, beside those of its untrained twins; no row where
-    there are none.
+    """Measures of a study, column ``trained``, beside those of its controls; no row if there are
+    none.
     """
     if not study.twins:
         return pd.DataFrame()
@@ -125,7 +125,7 @@ def _side_by_side(names: Sequence[str], studies: Sequence[Study]) -> pd.DataFram
 
 
 def verdicts_table(study: Study) -> pd.DataFrame:
-    """Verdicts; ``controls``: the numbers of the controls in words, empty where there are none."""
+    """Verdicts; ``controls``: the numbers of the controls in words, empty if there are none."""
     shown = [study.in_controls.get(verdict.name, "") for verdict in study.verdicts]
     return pd.DataFrame(study.verdicts).assign(controls=shown).astype({"holds": "boolean"})
 
@@ -263,7 +263,9 @@ def compare(a: Run | Study, b: Run | Study) -> pd.DataFrame:
 
 
 def measures(study: Study) -> dict[str, float]:
-    """The numbers that runs are compared by, name -> value; NaN for what the run did not record."""
+    """The numbers that runs are compared by, name -> value; NaN for numbers that the run did not
+    record.
+    """
     found: dict[str, float] = {"samples": float(len(study.samples))}
     if study.layers:
         found |= _sinks(study) | _motion(study) | _tokens(study)
@@ -345,7 +347,7 @@ def text_agreement(one: Study, other: Study) -> tuple[int, float, str]:
     """Prompts that both runs have, and the share of "tokens" or "words" (the last value) at the
     same place in them.
 
-    Ids mean the same tokens where the weights are the same.
+    Ids mean the same tokens if the weights are the same.
     """
     frames = [study.generations for study in (one, other) if study.generations is not None]
     if len(frames) < 2:
