@@ -191,7 +191,7 @@ class HistogramCounter:
 
     @property
     def histogram(self) -> ScoreHistogram:
-        """What was counted so far."""
+        """Counts so far."""
         counts_B = np.diff(self.fewer_B, prepend=0)
         return ScoreHistogram(counts_B[1:-1], self.edges, int(counts_B[0]), int(counts_B[-1]))
 
@@ -212,7 +212,7 @@ with warnings.catch_warnings():
 
 @dataclass(frozen=True)
 class RuleRow(Counts):
-    """What one rule flags. Rows of the same rule from several samples add up."""
+    """Counts of the keys that one rule flags. Rows of the same rule from several samples add up."""
 
     same = ("name",)
     name: str
@@ -273,10 +273,10 @@ class RuleCounter:
             raise ValueError("compare_rules needs at least one rule: got none.")
         self.rules, self.names = list(rules.values()), list(rules)
         self.counts_RN = np.zeros((len(rules), len(fields(RuleRow)) - 1))
-        """what `RuleRow` has of each rule, in its order"""
+        """counts of `RuleRow` for each rule, in its order"""
 
     def add(self, slab: Slab) -> None:
-        """Count what every rule flags in a slab."""
+        """Count the keys that every rule flags in a slab."""
         heads, keys = np.count_nonzero(slab.main >= 0), np.count_nonzero(slab.exists)
         total, first = slab.total.sum(dtype=float), slab.found(self.rules[0])
         for rule, counts_N in zip(self.rules, self.counts_RN, strict=True):
@@ -291,7 +291,7 @@ class RuleCounter:
 
     @property
     def rows(self) -> list[RuleRow]:
-        """What was counted so far."""
+        """Counts so far, a row per rule."""
         kinds: Any = [type(one.default) for one in fields(RuleRow)[1:]]
         return [
             RuleRow(name, *(kind(count) for kind, count in zip(kinds, counts_N, strict=True)))

@@ -50,7 +50,8 @@ class Reader:
     run: Run
     label: str
     repeats: str
-    """common name of runs that differ in their seed alone; the label of a run that has no repeats
+    """common name of runs that differ in their seed alone; the label of a run that has no
+    repeats
     """
 
     kind: ClassVar[str] = ""

@@ -26,7 +26,7 @@ class Prompt:
     """A prompt as a model reads it."""
 
     text: str
-    """As it was given."""
+    """The text as it was given."""
     ids: tuple[int, ...]
     template: tuple[bool, ...]
     """True at tokens that the chat format put around the text."""
@@ -37,7 +37,7 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
     "5 17 3".
 
     Raises:
-        ValueError: for what is no text, or no ids where ids are needed, and for a chat format that
+        ValueError: for anything but text, or but ids if ids are needed, and for a chat format that
             is absent or cannot be used.
     """
     with refused("a prompt is text in UTF-8", UnicodeError):
@@ -167,7 +167,7 @@ def _as_ids(loaded: Loaded, prompt: str, chat: bool) -> tuple[int, ...]:
 
 
 def _in_chat(loaded: Loaded, prompt: str) -> tuple[str, int, int]:
-    """The prompt in the chat format, and where in it the prompt's own text begins and ends."""
+    """The prompt in the chat format, and the beginning and end of its own text in that."""
     # a stand-in that no template changes shows where the text goes, also where the template trims
     # it
     stand_in = "\ue000"
