@@ -189,8 +189,9 @@ def exists(own: Existence, controls: Mapping[str, Existence]) -> Answer:
 
     *Yes*: in at least `HEADS` of the heads of the typical sample (median) some key receives more
     than `STRONG`, and the strongest keys receive more than those of the control, by the interval of
-    the paired difference. *Weak*: sinks by the sink rule alone, told from the control. *No*: not
-    told from the control, or neither kind of sink. Controls read the same texts, sample by sample.
+    the paired difference. *Weak*: sinks by the sink rule alone, distinguishable from the control.
+    *No*: not distinguishable from the control, or neither kind of sink. Controls read the same
+    texts, sample by sample.
     """
     found = mean_over(own.strongest_S)
     if not found.samples:
@@ -294,7 +295,9 @@ def stays(own: Staying, controls: Mapping[str, Staying]) -> Answer:
 
 
 def staying_word(mobility: Estimate) -> str:
-    """*stay*, *move* or *partly*, by the whole interval; *inconclusive* if that cannot be told."""
+    """*stay*, *move* or *partly*, by the whole interval; *inconclusive* if the interval does not
+    decide.
+    """
     over_stays, over_moves = mobility.above(STAYS), mobility.above(MOVES)
     if over_stays is False:
         return "stay"
@@ -316,8 +319,8 @@ def costs(own: Cost | None, controls: Mapping[str, float], command: str) -> Answ
     """Cost of blocking the strongest keys: *costs*, *free*, *inconclusive*, or *not measured*.
 
     *Costs*: more than as many random keys, by the interval of the paired difference over rows.
-    *Free*: not told from them, with all of the interval below `FREE` of the loss. A second sentence
-    says whether a new sink grew (`regrowth`).
+    *Free*: not distinguishable from them, with all of the interval below `FREE` of the loss. A
+    second sentence says whether a new sink grew (`regrowth`).
 
     Args:
         own: the losses; None if nothing was scored.
@@ -453,11 +456,11 @@ def contrast(models: Sequence[Compared]) -> str:
 
 
 def beside(texts: Mapping[str, str], own: Any = (), theirs: Mapping[str, Any] | None = None) -> str:
-    """Numbers of the controls as they stand behind that of the model: «shuffled weights 6.3 %,
-    fresh weights 2.6 %».
+    """Numbers of the controls, written behind that of the model: «shuffled weights 6.3 %, fresh
+    weights 2.6 %».
 
-    If there is a number for each sample, a control from which the model cannot be told (the 95 %
-    interval of the paired difference holds 0) is marked «not distinguishable».
+    If there is a number for each sample, a control from which the model cannot be distinguished
+    (the 95 % interval of the paired difference holds 0) is marked «not distinguishable».
 
     Args:
         texts: the number of each control as it is written, by the control's name in a run folder;

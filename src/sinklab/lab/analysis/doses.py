@@ -35,7 +35,7 @@ def told_apart(deltas_RC: np.ndarray) -> np.ndarray:
 
     The t-tests of all cells together, at a false discovery rate of 5 % (Benjamini and Hochberg
     1995; on rows that the cells share, it holds under positive dependence too), and the cell's own
-    interval (`mean_over`) must leave out 0. With fewer than 8 rows nothing can be told.
+    interval (`mean_over`) must leave out 0. With fewer than 8 rows all cells are inconclusive.
     """
     if len(deltas_RC) < FEWEST:
         return np.zeros(deltas_RC.shape[1], dtype=int)
@@ -95,7 +95,7 @@ class Doses:
     """Costs of rising doses of one edit for a model."""
 
     masses_K: np.ndarray
-    """Share of attention that each dose really took away, mean over rows."""
+    """Share of attention that each dose really removed, mean over rows."""
     costs_RK: np.ndarray
     """Excess cost of each row under the edit, in any unit that the models share."""
 

@@ -68,8 +68,8 @@ class Estimate:
         return max(self.high - self.value, self.value - self.low) * (1 + often / ends)
 
     def above(self, threshold: float = 0.0) -> bool | None:
-        """The verdict: True or False when the whole interval lies above or below, None when that
-        cannot be told.
+        """The verdict: True or False when the whole interval lies above or below, None when
+        inconclusive.
         """
         if self.is_interval and (self.low > threshold or self.high < threshold):
             return bool(self.low > threshold)

@@ -69,7 +69,7 @@ class Explained:
     @property
     def word(self) -> str | None:
         """Better explanation, "semantic" or "positional": the one that explains more, and more than
-        nothing; None if that cannot be told.
+        nothing; None when inconclusive.
         """
         more = self.class_over_position.above()
         if more is None or not (self.by_class if more else self.by_position).above():

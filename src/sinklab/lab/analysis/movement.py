@@ -120,7 +120,7 @@ class MotionSummary:
     @property
     def word(self) -> str | None:
         """static, mixed, moving as the typical sample is (``motion_word``), or no sink; None when
-        it cannot be told.
+        inconclusive.
         """
         if np.isnan(self.mobility):
             return "no sink"
@@ -134,7 +134,7 @@ class MotionSummary:
 
     @property
     def drift_word(self) -> str | None:
-        """right or left; None when the samples cannot tell."""
+        """right or left; None when inconclusive."""
         right = self.drift_over.above()
         return None if right is None else "right" if right else "left"
 

@@ -74,7 +74,7 @@ def overlap_by_head(sinks: Any) -> np.ndarray:
     """(..., layer) mean Jaccard overlap over all pairs of two heads of a layer, from boolean (...,
     layer, head, key).
 
-    Pairs of which neither has a sink do not count; NaN if no pair is left. Time O(head^2 key) per
+    Pairs without a sink in either do not count; NaN if no pair is left. Time O(head^2 key) per
     layer.
     """
     flags = _flags(sinks, 3, "overlap_by_head needs (..., layer, head, key)")
@@ -138,7 +138,7 @@ def sinks_per_layer(
     """Number and strength of the sinks of each layer (Rulli et al., 4.2: in LLaDA they get fewer
     and stronger).
 
-    sinks: boolean (..., layer, head, key); received of the same shape; visible, positions: as in
+    sinks: boolean (..., layer, head, key); received of the same shape; visible, positions: see
     ``find_sinks``. Raises ValueError when the shapes differ. O(size), working memory a few slabs.
     """
     flags = _flags(sinks, 3, "sinks_per_layer needs (..., layer, head, key)")
@@ -244,8 +244,8 @@ class SplitSinks(Counts):
 
 
 def split_sinks(main_by_state: Any, share_by_state: Any = None, floor: Any = 0.0) -> SplitSinks:
-    """Count steps at which masked and unmasked queries have different main sinks (Rulli et al.,
-    Fig. 6a).
+    """Count the (step, head) at which masked and unmasked queries have different main sinks (Rulli
+    et al., Fig. 6a).
 
     main_by_state: (..., step, state, layer, head) key of the main sink of the queries of each state
         (masked, committed, prompt), -1 if there are no such queries. The unmasked queries are the

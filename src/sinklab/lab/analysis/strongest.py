@@ -155,8 +155,8 @@ def window_mobility(windows: Any) -> np.ndarray:
 
     A column sum keeps its old rows, so that the strongest key of all queries so far stands still by
     construction; disjoint windows share none. Of two windows only the keys that both see are
-    compared, and a window that sees a single key says nothing. NaN with fewer than two windows that
-    count.
+    compared, and a window that sees a single key is not counted. NaN with fewer than two windows
+    that count.
 
     windows: (window, layer, head, key) mean weight that the queries of each window give the keys
     that all of them may see; NaN elsewhere.

@@ -30,7 +30,7 @@ class EpsilonCurve(Counts):
     epsilon: np.ndarray
     """(E,) thresholds, rising"""
     scale: str
-    """unit of the threshold, as in ``Excess``"""
+    """unit of the threshold, see ``Excess``"""
     sinks_LE: np.ndarray
     """(layer, E) number of (step, head, key) that are sinks"""
     places_L: np.ndarray
@@ -69,7 +69,7 @@ def epsilon_curve(
 ) -> EpsilonCurve:
     """Count the sinks of ``Excess(epsilon, scale)`` over epsilon.
 
-    received: (..., layer, head, key); visible, positions: as in ``find_sinks``.
+    received: (..., layer, head, key); visible, positions: see ``find_sinks``.
     Time O(size), whatever the number of thresholds; working memory a few (layer, head, key) slabs.
     Raises ValueError for fewer than three axes, thresholds that do not rise, or an unknown scale.
     """
@@ -160,11 +160,11 @@ def score_histogram(
     """Count the scores a_j as multiples of an even share, in equal bins (``log``: equal on a
     logarithmic scale).
 
-    received: (..., key); visible, positions: as in ``find_sinks``; keys that do not exist or that
-    no query sees do not count. span: first and last border, by default 0 to 64, or 2**-8 to 2**12
-    with ``log``: fixed, so that histograms of samples of different lengths add up. Time O(size),
-    working memory a few slabs. Raises ValueError when the span is empty or, with ``log``, begins at
-    0 or less.
+    received: (..., key); visible, positions: see ``find_sinks``; keys that do not exist or that no
+    query sees do not count. span: first and last border, by default 0 to 64, or 2**-8 to 2**12 with
+    ``log``: fixed, so that histograms of samples of different lengths add up. Time O(size), working
+    memory a few slabs. Raises ValueError when the span is empty or, with ``log``, begins at 0 or
+    less.
     """
     counter = HistogramCounter(bins, span, log)
     one_pass(slabs(received, visible, positions), counter)
@@ -254,11 +254,10 @@ def compare_rules(
     positions: Any = None,
     rules: Mapping[str, Rule] = DEFAULT_RULES,
 ) -> list[RuleRow]:
-    """One row per rule over ``received`` (..., key); the first rule is the one the others are held
-    against.
+    """One row per rule over ``received`` (..., key); the others are compared with the first rule.
 
-    visible, positions: as in ``find_sinks``. Time O(rules x size), working memory a few slabs.
-    Raises ValueError when there is no rule.
+    visible, positions: see ``find_sinks``. Time O(rules x size), working memory a few slabs. Raises
+    ValueError when there is no rule.
     """
     counter = RuleCounter(rules)
     one_pass(slabs(received, visible, positions), counter)

@@ -1,5 +1,5 @@
-"""Statements about a model, held against measured numbers: each one says yes, no or not measured,
-in one sentence.
+"""Statements about a model, tested on measured numbers: each one says yes, no or not measured, in
+one sentence.
 """
 
 import math
@@ -51,10 +51,10 @@ class Verdict:
 
 
 def holm(found: Sequence[Verdict]) -> list[Verdict]:
-    """The verdicts of one page, of which a false one is to turn up on at most 5 % of pages (Holm
+    """The verdicts of one page, corrected so that at most 5 % of pages have a false one (Holm
     1979).
 
-    Those that have a p-value count. A verdict that does not stand the correction for their number
+    Verdicts with a p-value count. A verdict that does not pass the correction for their number
     holds None, and its sentence says so.
     """
     ranked = sorted(

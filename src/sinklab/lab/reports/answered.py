@@ -33,7 +33,7 @@ from sinklab.lab.reports.samples import ADDED, Sample
 from sinklab.lab.reports.words import quoted, words_of
 
 FIRST = "first token"
-"""names the text position 0, whatever stands there"""
+"""names the text position 0, whatever its token"""
 OTHER = "other token"
 MOST_HOLDERS = 4
 
@@ -78,8 +78,8 @@ def _holders(sample: Sample) -> Counter[str]:
 
 
 def answers_of(study: Any) -> Answers:
-    """The three answers about the model of a study, a `Study`; its controls are those that the run
-    has.
+    """The three answers about the model of a study, a `Study`; its controls are those of the
+    run.
     """
     return Answers(study.label, (_exists(study), _stays(study), _costs(study)))
 

@@ -63,7 +63,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; one with a summary stands behind that line."""
+    """A table; one with a summary is folded behind that line."""
 
     head: Sequence[Any]
     rows: Sequence[Sequence[Any]]
@@ -192,10 +192,9 @@ def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
 
 
 def judged(studies: list[Study]) -> list[tuple[str, bool | None, str]]:
-    """The verdicts: which statement was held against which run and its answer, whether it holds,
-    the sentence.
+    """The verdicts: each statement with its run and its answer, whether it holds, the sentence.
 
-    They are corrected for the number of all that stand on the page.
+    They are corrected for the number of all on the page.
     """
     found = [(study, verdict) for study in studies if study.layers for verdict in study.verdicts]
     corrected = holm([verdict for _, verdict in found])

@@ -212,7 +212,7 @@ class Figure:
 
 
 def figure(name: str, **declared: Any) -> Callable[[Callable[..., Any]], Figure]:
-    """A decorator that registers a figure; the docstring of the function says what is seen.
+    """A decorator that registers a figure; the docstring of the function is the caption.
 
     With ``y``, the figure is declared: for every run the curves ``y`` of its facts over ``x``. The
     function gets the axes and the theme when they are drawn, and may add to them or set their

@@ -250,9 +250,9 @@ def value_norms_by_state(axes: Axes, look: Theme) -> None:
     """Length of value vectors of sinks over that of other positions in the same state, by layer and
     state.
 
-    Norms of layers differ tenfold and masks differ from text in everything, so that each is held
-    against its own kind: below 1 a sink carries less than its like (sink-token paper, Fig. 1 and
-    3a).
+    Norms of layers differ tenfold and masks differ from text in everything, so that each is
+    compared with its own kind: below 1 a sink carries less than its like (sink-token paper, Fig. 1
+    and 3a).
     """
 
 
@@ -266,7 +266,7 @@ HIDDEN = {
 
 @figure("heldout_loss", needs="heldout", prepared=True)
 def heldout_loss(runs: list[Study]) -> Chart:
-    """Change of held-out loss over the number of hidden columns: sinks (full line), random ones
+    """Change of held-out loss over the number of blocked columns: sinks (full line), random ones
     (dotted).
 
     The analysis paper's Table 1 in terms of loss. Bars are 95 % intervals of the paired differences

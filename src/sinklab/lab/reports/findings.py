@@ -149,7 +149,9 @@ NUMBERS: dict[str, Callable[[Any, Any], Shown]] = {
     "class": _favoured("classes"),
     "age": _favoured("ages"),
 }
-"""Numbers that statements say, by name -> how a study shows them beside that of the page."""
+"""Numbers in statements, by name -> function that gives a study's number beside that of the
+page.
+"""
 
 
 def with_sinks(study: Any) -> int:
@@ -172,7 +174,7 @@ def trend_word(numbers_L: Any) -> str:
 
 def richest(found: Enrichment | None, what: str) -> list[tuple[Any, ...]]:
     """``what``, label, frequency, occupancy and enrichment of the most enriched label that is not
-    rare, if any is.
+    rare, if there is one.
     """
     rows = (
         zip(found.label, found.frequency, found.occupancy, found.enrichment, strict=True)

@@ -31,10 +31,10 @@ def received_map(
     """Heat map position × step of received attention, as multiples of an even share (analysis
     paper, Fig. 1).
 
-    Mean over layers and heads where ``layer`` or ``head`` (numbers of the model) is None. The
-    colour scale is logarithmic, from 0.5 (nothing) to ``top`` (default: the greatest value drawn).
-    Added sink columns are drawn wide, left of the text; thin lines are block borders. Raises
-    ValueError for an unknown layer, head or sample.
+    Mean over layers and heads if ``layer`` or ``head`` (numbers of the model) is None. The colour
+    scale is logarithmic, from 0.5 (nothing) to ``top`` (default: the greatest value drawn). Added
+    sink columns are drawn wide, left of the text; thin lines are block borders. Raises ValueError
+    for an unknown layer, head or sample.
     """
     return _map_of(run, recorded_sample(run, sample), layer, head)
 
@@ -314,8 +314,8 @@ def sink_path_of_head(
 
 
 def most_mobile(run: Study) -> list[tuple[tuple[int, int], float]]:
-    """Places of all layers and heads with their mobility, those whose strong main sinks move most
-    first.
+    """Indices of all layers and heads with their mobility, by falling mobility of strong main
+    sinks.
     """
     motions = run.measured.motions.assign(
         weight=lambda table: table["strength"] * table["mobility"]

@@ -118,7 +118,7 @@ LOW = -6.0
 MOST_CELLS = 2_400_000
 """cells of maps and norms of one sample; longer samples are thinned to every n-th step"""
 MOST_HIDDEN = 20_000_000
-"""numbers of hidden keys that a page is to unpack"""
+"""numbers of blocked keys that a page is to unpack"""
 MOST_RANKS = 16
 MOST_SAMPLES = 40
 MOST_TOKENS = 65_534

@@ -28,8 +28,8 @@ DRAWN = frozenset(
         *("visible", "positions", "step_number"),
     )
 )
-"""Arrays of a trace that figures of their own show, or that say when and for how many queries the
-others hold.
+"""Arrays of a trace that figures of their own show, or that give the steps and numbers of queries
+of the others.
 """
 COLUMNS = ("statistic", "layer", "step", "mean", "samples")
 

@@ -98,9 +98,7 @@ def as_shown(
 
 
 def _refuse_lost_samples(run: Run) -> None:
-    """Raises ValueError for a study that says that it is complete and lacks the texts of a
-    prompt.
-    """
+    """Raise ValueError for a study that is marked as complete and lacks the texts of a prompt."""
     prompts = run.info.settings.get("prompts")
     written = run.parts("generations") if "generations" in run.tables else ()
     if (

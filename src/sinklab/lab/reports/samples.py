@@ -135,7 +135,7 @@ class Sample:
     rule: Rule
     """definition of a sink"""
     received: str = "received"
-    """the array that the rule, and all that is said of received attention, reads"""
+    """the array of received attention that the rule and all statements read"""
     twin: str = ""
     """model of the attention: the run's own if empty, else this control on the same canvases"""
 

@@ -238,7 +238,7 @@ def signed(gap: Estimate) -> str:
 
 
 def listed(words: Iterable[str]) -> str:
-    """Words as they stand in a sentence, the same ones said once."""
+    """Words for a sentence, the same ones said once."""
     many = list(words)
     many = many[:1] if len(set(many)) == 1 else many
     return many[0] if len(many) == 1 else f"{', '.join(many[:-1])} and {many[-1]}"

@@ -189,9 +189,7 @@ class Study(Reader):
 
     @cached_property
     def twins(self) -> dict[str, Self]:
-        """The untrained twins that the run has, by name, as studies of their own on the same
-        canvases.
-        """
+        """The controls of the run, by name, as studies of their own on the same canvases."""
         made = super().table("twins")
         names = [] if made is None or self.twin else made.loc[made["made"], "twin"]
         return {name: replace(self, twin=name) for name in names}
@@ -208,7 +206,7 @@ class Study(Reader):
 
     @cached_property
     def recorded(self) -> tuple[int, ...]:
-        """Places in ``samples`` of those with attention."""
+        """Indices in ``samples`` of the samples with attention."""
         places = tuple(place for place, sample in enumerate(self.samples) if sample.names)
         if places and self.received not in self.samples[places[0]].names:
             raise ValueError(
@@ -281,8 +279,8 @@ class Study(Reader):
     """Effect of truncating a part of the context on the main sinks, per step, layer and head."""
 
     massive = cached_property[pd.DataFrame | None](methodcaller("table", "massive_activations"))
-    """The greatest hidden states by step and layer, and in which heads their positions are
-    sinks.
+    """The greatest hidden states by step and layer, and the heads that have sinks at their
+    positions.
     """
 
     removals = cached_property[pd.DataFrame | None](methodcaller("table", "removals"))
@@ -347,9 +345,7 @@ class Study(Reader):
     classes = cached_property[Any](lambda study: study.measured.enriched("class"))
     """Enrichment of classes of tokens among the sinks."""
     ages = cached_property[Any](lambda study: study.measured.enriched("age"))
-    """In which state the positions are that sinks stand on: masked, just committed, committed,
-    prompt.
-    """
+    """States of the positions of sinks: masked, just committed, committed, prompt."""
 
     @cached_property
     def verdicts(self) -> list[Verdict]:

@@ -246,8 +246,8 @@ def compare(a: Run | Study, b: Run | Study) -> pd.DataFrame:
     first).
 
     Shares are in percent. A measure that neither run has is left out; one that a run lacks is NaN.
-    The last rows say how far the texts agree for prompts that both runs have: the share of tokens
-    (of runs of the same weights) or of words that stand at the same place.
+    The last rows give the agreement of the texts for prompts that both runs have: the share of
+    tokens (of runs of the same weights) or of words at the same place.
     """
     one, other = as_studies([a, b])
     frame = _side_by_side((one.label, other.label), (one, other))
@@ -369,7 +369,7 @@ def text_agreement(one: Study, other: Study) -> tuple[int, float, str]:
 
 
 def _texts(frame: pd.DataFrame, by_id: bool) -> pd.Series:
-    """Texts as lists by prompt and by how many times it came before, runs with extra hidden sinks
+    """Texts as lists by prompt and by how many times it came before, runs with extra blocked sinks
     left out.
     """
     if "masked_sinks" in frame:

@@ -72,7 +72,7 @@ FIELDS = {
 }
 """columns of the monitor -> the names that the same facts have in a study"""
 OVER_EVEN = 2.0
-"""times an even share above which added sinks count as having taken over"""
+"""multiple of an even share above which added sinks count as having taken over"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,4 @@
-"""Numbers, shares and tokens as they stand in sentences and tables, and statements that are made of
-them.
-"""
+"""Numbers, shares and tokens as text for sentences and tables, and statements made of them."""
 
 import math
 import re
@@ -51,7 +49,7 @@ def same(one: float, other: float) -> bool:
 
 
 def quoted(label: str) -> str:
-    """A token as it stands in a sentence."""
+    """A token as text in a sentence."""
     return f"the {ADDED}" if label == ADDED else "[MASK]" if label == MASK else printable(label)
 
 

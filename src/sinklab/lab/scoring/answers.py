@@ -165,7 +165,8 @@ class SinkFacts:
         threshold of Gu et al. (2410.10781), at whatever position; main_position: most frequent
         position of the main sink, counted from the row's first token, -1 for an added sink column;
         main_constancy: the share of heads and steps in which it stood there; positions: how many
-        different places it had; in_masked, in_committed, in_prompt, in_sink: state of its position;
+        different places it had; in_masked, in_committed, in_prompt, in_sink: share of heads and
+        steps in which its position had this state, or was an added sink column;
         removed: share of attention that the interventions removed, None if nothing was, or if
         likelihoods were scored, which does not measure it.
         """
@@ -270,7 +271,7 @@ def write_batch(
     """Write the answers to several prompts of any lengths.
 
     A row is what it would be alone, up to rounding; see `needs_own_batch` for answers that must be
-    written alone (the seed of the first request is taken). Writing ends when every row has met its
+    written alone (the seed of the first request is used). Writing ends when every row has met its
     end.
 
     Args:

@@ -89,7 +89,7 @@ def output_distances(texts: Writing, arms: Sequence[Sequence[Intervention]]) -> 
 
 
 def _agreement(one: Sequence[int], other: Sequence[int]) -> float:
-    """Share of the first's tokens that stand in the second at the same place."""
+    """Share of the first's tokens that the second has at the same place."""
     return sum(a == b for a, b in zip(one, other, strict=False)) / max(len(one), 1)
 
 

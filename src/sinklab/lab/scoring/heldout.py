@@ -219,7 +219,7 @@ def _next_token_loss_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[
 
 @dataclass(frozen=True)
 class HeldoutRows:
-    """Rows of text the model has not seen, and how many bytes they stand for."""
+    """Rows of text the model has not seen, and their number of bytes."""
 
     ids_RS: Tensor
     size: int
@@ -287,12 +287,12 @@ def heldout_curve(
     seed: int = 0,
     progress: Tell | None = None,
 ) -> dict[str, list[Any]]:
-    """Held-out loss over the number of hidden sinks, with random columns as control, as columns of
+    """Held-out loss over the number of blocked sinks, with random columns as control, as columns of
     the table ``heldout``.
 
     ``loss`` is in nats per token and ``stderr`` its standard error over rows; ``delta`` is the
     paired difference to k = 0 with ``delta_stderr`` (the noise is the same, so it is much smaller);
-    ``losses`` are those of the rows; ``columns``, ``sinks``, ``held`` and ``removed`` say the dose
+    ``losses`` are those of the rows; ``columns``, ``sinks``, ``held`` and ``removed`` give the dose
     (`Dose`). ``bits_per_byte`` is given for k = 0.
 
     Raises:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 FIELDS = ("prompt", "question", "text", "instruction", "input")
-"""Fields of a row that may hold a prompt; the first that is there is taken."""
+"""Fields of a row that may hold a prompt; the first present is used."""
 
 
 @dataclass(frozen=True)

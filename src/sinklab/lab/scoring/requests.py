@@ -274,8 +274,8 @@ def without_steps(edits: Sequence[Intervention]) -> tuple[Intervention, ...]:
 def scoring_edits(
     edits: Sequence[Intervention | str], *, is_diffusion: bool
 ) -> tuple[Intervention, ...]:
-    """The edits as scoring carries them out: those that say how a text is read once (`read_once`)
-    as they say.
+    """The edits as scoring carries them out: edits with their own way to read a text once
+    (`read_once`) use it.
 
     `MaskSinks` without a source chooses in a clean pass over the same row.
 

@@ -115,8 +115,8 @@ class Run(reading.Run):
         return f"Run ({named}; {kept}; {names}"[:298] + ")"
 
     def save(self, folder: str | Path) -> Run:
-        """Keep it in a folder; the run that lies there. Raises ValueError for a folder that is
-        taken.
+        """Keep it in a folder; return the run in that folder. Raises ValueError for a folder that
+        is in use.
         """
         refuse_taken(Path(folder))
         return open_run(shutil.copytree(self.path, folder, dirs_exist_ok=True))
@@ -234,7 +234,7 @@ class Run(reading.Run):
 
     def summary(self, rule: Rule | None = None) -> Answers:
         """Three questions and their answers: whether sinks exist, which they are and whether they
-        stay, and the cost of masking them. Printed, it is three sentences; ``.table`` has the
+        stay, and the cost of blocking them. Printed, it is three sentences; ``.table`` has the
         numbers, a row a question.
 
         Raises:
