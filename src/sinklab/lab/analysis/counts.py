@@ -227,7 +227,7 @@ class Slab:
         places = levels.searchsorted(_own(bounds[0, 0], levels.dtype))
         starts = np.append(0, places)
         between = np.add.reduceat(self._codes, starts, axis=1)[:, :-1]
-        # where nothing lies between, reduceat gives the number at the place itself
+        # if nothing lies between, reduceat gives the number at the place itself
         return np.cumsum(np.where(np.diff(starts) > 0, between, 0), axis=1)
 
     @cached_property
@@ -256,7 +256,7 @@ class Slab:
         above = (found.cells for _, lower, found in self._found if np.all(lower <= bound))
         more = min(above, key=len, default=None)
         if more is not None:
-            # what exceeds a bound exceeds a lower one
+            # a value above a bound is above a lower one
             limit = (
                 bound.flat[0]
                 if (bound == bound[0]).all()
@@ -366,7 +366,7 @@ def slabs(received: Any, visible: Any = None, positions: Any = None) -> Iterator
     """Every slab, in numpy: going slab by slab keeps the working memory at a few, however long the
     run is.
     """
-    # A tensor of half precision has no numpy kind where it is bfloat16, so tensors widen whole,
+    # A tensor of half precision has no numpy kind if it is bfloat16, so tensors widen whole,
     # arrays slab by slab.
     own = widened(received) if hasattr(received, "detach") else np.asarray(received)
     whole = np.array(own, copy=None, ndmin=4)

@@ -50,7 +50,7 @@ def standardised(states_ND: Tensor, components: int | None = None) -> Tensor:
     """
     x_ND = states_ND.double()
     mean_D, scale_D = x_ND.mean(0), x_ND.std(0, correction=0)
-    # rounding leaves a deviation near 1e-8 of the mean where all numbers are equal
+    # rounding leaves a deviation near 1e-8 of the mean if all numbers are equal
     varies_D = scale_D > 1e-6 * mean_D.abs()
     x_ND = (x_ND - mean_D) * torch.where(varies_D, 1 / scale_D.clamp(min=1e-300), 0.0)
     if components is None or components >= min(x_ND.shape):

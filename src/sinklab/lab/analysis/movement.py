@@ -168,7 +168,7 @@ def summarised(fields: Mapping[str, np.ndarray], at_risk: np.ndarray) -> MotionS
     """The summary of ``Motion`` fields (..., layer, head), with numbers of sinks ``at_risk`` of
     ending.
     """
-    # What the main sink drew over all its steps.
+    # Attention of the main sink, summed over all its steps.
     strength: Any = fields["strength"] * fields["steps"]
     with np.errstate(divide="ignore", invalid="ignore"):
         values = {**fields, "moves_per_step": fields["moves"] / fields["transitions"]}

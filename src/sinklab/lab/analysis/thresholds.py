@@ -2,7 +2,7 @@
 flags.
 """
 
-# E thresholds, B bins and what lies below and above them, L layers, H heads, K keys, N scores
+# E thresholds, B bins and those below and above them, L layers, H heads, K keys, N scores
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -88,8 +88,7 @@ class CurveCounter:
         grid = np.asarray(epsilons, dtype=float).reshape(-1)
         if len(grid) == 0 or not (np.diff(grid) > 0).all() or not grid[0] >= 0:
             raise ValueError(f"epsilons must rise from at least 0: got {grid.tolist()}.")
-        # Below 1 even the literal mean does not warn; what is wanted here is the check of the
-        # scale.
+        # Below 1 even the literal mean does not warn; this only checks the scale.
         Excess(0.0, scale)
         sinks_LE, places_L = (
             np.zeros((layers, len(grid)), dtype=np.int64),

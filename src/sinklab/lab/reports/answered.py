@@ -78,9 +78,7 @@ def _holders(sample: Sample) -> Counter[str]:
 
 
 def answers_of(study: Any) -> Answers:
-    """The three answers about the model of a study, a `Study`; its controls are those of the
-    run.
-    """
+    """The three answers about the model of a study, a `Study`, with the controls of its run."""
     return Answers(study.label, (_exists(study), _stays(study), _costs(study)))
 
 

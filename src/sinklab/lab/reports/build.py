@@ -377,7 +377,7 @@ def report(
             f"megabytes says how large the part of each run may be, above 0: got {megabytes}."
         )
     readers = as_shown(runs, rule=rule, received=received)
-    # What reads the runs comes first: damaged ones leave no folder behind.
+    # The runs are read first: damaged ones leave no folder behind.
     content = _content(readers, int(ARRAYS * megabytes * 1e6))
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -405,7 +405,7 @@ def plain_page(path: Path, run: Run, *, title: str, lead: str, parts: Sequence[P
     content: dict[str, Any] = {"title": title, "lead": lead}
     content |= {"parts": [*parts, _part("runs", [Card(run.info.model["name"], run=run)])]}
     content |= {"version": run.info.versions.get("sinklab", ""), "allowed": "'none'", "written": 0}
-    # what pages of studies have
+    # keys of the pages of studies
     content |= dict.fromkeys(("sentences", "story", "verdicts", "status"), ())
     content |= dict.fromkeys(("contrast", "shown", "script", "explored"), "")
     text = templates().get_template("page.jinja").render(content).lstrip()

@@ -397,7 +397,7 @@ def _draw_map(axes: Axes, shown: Map, look: Theme, top: float) -> Any:
         row, column = np.nonzero(shown.unsure_RC)
         axes.plot(column + 0.5, row + 0.5, ".", color=look.muted, markersize=3)
     axes.spines[["left", "bottom"]].set_visible(False)
-    # what has neither marks nor labels is not laid out
+    # axes with neither marks nor labels are not laid out
     axes.tick_params(length=0, left=False, bottom=False)
     return image
 

@@ -426,7 +426,7 @@ def caption(drawn: Figure, readers: list[Any]) -> str:
         .partition("\nRaises:")[0]
         .split()
     )
-    # but for what is said to whoever calls it
+    # without the sentences for callers
     words = " ".join(
         one
         for one in re.split(r"(?<=\.) (?=[A-Z(])", said)

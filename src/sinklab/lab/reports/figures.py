@@ -494,7 +494,7 @@ def sink_tokens(run: Study, axes: Axes | None = None, *, count: int = 8, look: T
         rows, [label if label in colours else style.printable(label) for label in found["label"]]
     )
     axes.tick_params(axis="y", length=0, labelcolor=look.ink)
-    # in two lines: one would be cut where a column of a paper is narrow
+    # in two lines: one would be cut in a narrow column of a paper
     axes.set(xlabel="% of sink events (bar)\nand of positions (tick)", xlim=(0, 1.22 * room))
     axes.spines["left"].set_visible(False)
     axes.invert_yaxis()

@@ -119,8 +119,8 @@ class Measured:
         """
         self._layers, self._heads = np.asarray(layers, dtype=int), np.asarray(heads, dtype=int)
         with ExitStack() as during:
-            # numpy works outside the lock of the interpreter: who wants it back asks after half a
-            # millisecond, not five
+            # numpy works outside the lock of the interpreter: other threads get it back after half
+            # a millisecond, not five
             during.callback(sys.setswitchinterval, sys.getswitchinterval())
             sys.setswitchinterval(5e-4)
             pool = during.enter_context(ThreadPoolExecutor(min(MOST_AT_ONCE, os.cpu_count() or 1)))
@@ -319,7 +319,7 @@ class Measured:
         columns |= {"weight": strongest.weight_LH.ravel(), "strong": strongest.strong_LH.ravel()}
         columns["first"] = strongest.first_LH.ravel()
         if sample.reading == SO_FAR:
-            # a column sum keeps its old rows: what stands still in it may do so by construction
+            # a column sum keeps its old rows: a key may stay strongest by construction
             overall = overall.of_heads(strongest.mobility_LH, strongest.counted_LH)
             columns |= {
                 "so_far_mobility": columns["mobility"],
@@ -473,7 +473,7 @@ def _compared(means: Means, suffix: str, layer: int) -> dict[str, float]:
     sum_G, count_G = sums[..., 0].sum(0), weight_2G.sum(0)
     found[f"text_{suffix}"] = ratio(sum_G[1:].sum(), count_G[1:].sum())
     found[f"mask_{suffix}"] = ratio(sum_G[0], count_G[0])
-    # what is compared is in the same state: the rest of each is weighted as its sinks are
+    # positions of the same state are compared: the rest of each is weighted as its sinks are
     both_G = np.where(weight_2G[1, 1:] > 0, weight_2G[0, 1:], 0)
     alike_G = both_G if both_G.any() else weight_2G[1, 1:]
     for place, kind, weight_G in ((0, "sink", both_G), (1, "rest", alike_G)):

@@ -28,7 +28,7 @@ from sinklab.lab.reports.style import THEMES, asset
 
 ABSENT, BELOW = 0, 1
 LEVELS = 254
-# Where differences do not deflate better than this, the cheaper reader wins.
+# If differences do not deflate better than this, the cheaper reader wins.
 WORTH = 0.97
 LEVEL = 7
 """of deflate: 9 takes up to five times as long for a page that is 0.4 % smaller"""
@@ -135,7 +135,7 @@ def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
     """
     vocabulary, samples, used = dict[Token, int](), list[dict[str, Any]](), 0
     # As many samples as can have their maps and some keys of every head; each gets an equal part of
-    # what is left.
+    # the rest.
     fits, written = 1, study.generations
     if written is not None and "masked_sinks" in written:
         written = written[written["masked_sinks"].fillna(0) == 0]
@@ -351,14 +351,14 @@ def facts_of(study: Study) -> dict[str, Any]:
     if not study.layers:
         return about | {"layers": [], "heads": [], "head_maps": [], "first_layer": 0}
     measured, weight_LH = study.measured, study.measured.main_share_LH
-    # A head without sinks has no motion; its mean over samples is that of the samples where it has
-    # some.
+    # A head without sinks has no motion; its mean over samples is that of the samples in which it
+    # has some.
     means = measured.motions.groupby(["layer", "head"])["mobility"].mean().unstack()
     mobility_LH = means.reindex(index=study.layers, columns=study.heads).to_numpy()
     return about | {
         "layers": study.layers,
         "heads": study.heads,
-        # The page opens on the layer whose heads attend most to one key.
+        # The page opens on the layer in which heads attend most to one key.
         "first_layer": int(np.nan_to_num(weight_LH).mean(1).argmax()),
         "head_maps": head_maps(100 * weight_LH, mobility_LH),
     }

@@ -50,9 +50,7 @@ class Reader:
     run: Run
     label: str
     repeats: str
-    """common name of runs that differ in their seed alone; the label of a run that has no
-    repeats
-    """
+    """common name of runs that differ in their seed alone; the label of a run without repeats"""
 
     kind: ClassVar[str] = ""
     """the kind of run that the class reads, and its product"""

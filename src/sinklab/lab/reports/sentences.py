@@ -156,10 +156,10 @@ def in_short(runs: list[Any]) -> list[str]:
     recorded = [study for study in runs if study.layers]
     added = [study for study in recorded if study.sink_count]
     short = told_of(recorded, "share") + told("share_with_and_without", recorded)
-    # What a run without a sink says of its share is repeated by the comparison.
+    # The comparison repeats the share of a run without a sink.
     short = [text for text in short if not (added and "which has no added sink" in text)]
     short += told_of(recorded, "motion") + told_of(recorded, "classes", "explained")
-    # Of runs with an added sink, where there are any.
+    # Norms of runs with an added sink, if there are any.
     short += [text for study in added or recorded for text in told("norms", study)[:1]]
     short += told_of(runs, "removals") + [
         text for study in runs for text in told("heldout", study)[-1:]

@@ -133,7 +133,7 @@ def own_axes(axes: Axes | None, width: float = 4.6, height: float = 3.0) -> Axes
     """``axes``, or new ones on a figure of their own (inches), without pyplot's global state."""
     if axes is not None:
         return axes
-    # letters are a little wider in a file than where they are measured: some room keeps them inside
+    # letters are a little wider in a file than when measured: some room keeps them inside
     return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=ROOM)).subplots()
 
 

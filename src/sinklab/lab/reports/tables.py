@@ -141,14 +141,13 @@ TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
     "motion": lambda study: study.measured.motions,
     "rules": rules_table,
     "curve": curve_table,
-    # failure signatures and statements: whether they hold, the number that decides, what it is held
-    # against
+    # failure signatures and statements: whether they hold, the number that decides, its threshold
     "verdicts": verdicts_table,
     # the three questions: word, number, interval, samples, detectable difference, controls,
     # sentence
     "answers": lambda study: study.answers.table,
     "twins": twins_table,
-    # what a run recorded that no figure of its own shows, statistics of plug-ins among it
+    # recorded statistics without a figure of their own, those of plug-ins included
     "statistics": statistics_table,
 }
 """Tables of a report by name, of a run that traced texts."""

@@ -17,7 +17,7 @@ from sinklab.core.registry import sinks
 from sinklab.lab.analysis.estimates import FEWEST, Estimate, mean_over
 from sinklab.lab.reports.samples import Reader
 
-# Settings that may differ between repeats: the seed, and how a run runs and what it tells.
+# Settings that may differ between repeats: the seed, and options of running and reporting.
 FREE = frozenset(
     {
         "seed",

@@ -251,7 +251,7 @@ def followed(
         taken_BN2 = taken_BN2 + taken(writer.log, step.active_B)
         if facts is not None:
             facts.add(step.seen, writer.statistic, step.state_BS, step.active_B, writer.log)
-        # what is not read would fill the memory of a long run
+        # unread entries would fill the memory of a long run
         writer.log.removals.clear()
         progress()
     rows = taken_BN2 if isinstance(taken_BN2, Tensor) else [0] * len(counts_B)

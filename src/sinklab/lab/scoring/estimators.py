@@ -9,7 +9,7 @@ estimates, is the mean of the *logarithms*, so it never lies above the first (Je
 fixed order neither has a side.
 """
 
-# L tokens of a continuation, N masks of a forward, M all 2^L masks: bit i is set where token i is
+# L tokens of a continuation, N masks of a forward, M all 2^L masks: bit i is set if token i is
 # masked; V vocabulary
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Scorer:
         self.seed, self.cfg_scale = settings.seed, settings.cfg_scale
         self._copies = 2 if self.cfg_scale else 1
         self.rows = max(1, settings.batch // self._copies)
-        # kept, as it holds what is the same for every text of a shape
+        # kept, as it holds tensors that are the same for every text of a shape
         self._unpadded: Any = self.model.denoiser() if self.denoises else None
 
     def read(

@@ -117,7 +117,7 @@ class RenoisedStep(Step):
 
     def __post_init__(self) -> None:
         told, past = self.choice, self.ids_BS.shape[1] - self.choice.noisy_BL.shape[1]
-        # in the place of what the loop over masks computes on first use
+        # in place of the values that the loop over masks computes on first use
         vars(self)["masked_BS"] = pad(told.noisy_BL, (past, 0), value=False)
         vars(self)["committed_BS"] = pad(told.accepted_BL, (past, 0), value=False)
         vars(self)["confidence_BS"] = pad(-told.entropy_BL, (past, 0), value=math.nan)

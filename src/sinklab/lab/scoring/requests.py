@@ -348,7 +348,7 @@ class _Drawn:
             _, heads, keys = shape
             number = next(drawn)
             generators = [place_generator(self.edit.seed, *place, number) for place in self.places]
-            # key by key: padding behind a row does not move what its keys get
+            # key by key: padding behind a row does not change the draws of its keys
             return torch.stack(
                 [torch.rand(keys, heads, generator=generator).T for generator in generators]
             )

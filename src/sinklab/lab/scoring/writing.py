@@ -423,7 +423,7 @@ class ContinuingWriter(Writer):
         if self._clean is not None:
             with self._clean.probing():
                 self._run()
-            # what the clean pass wrote goes, so that the edited one reads its own past
+            # drop the cache entries of the clean pass: the edited one reads its own past
             if self._read:
                 self._cache.crop(self._read - self.ids_BS.shape[1])
             else:

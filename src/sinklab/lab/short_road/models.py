@@ -212,8 +212,8 @@ class LM(loading.Loaded):
             ids = ids[: -len(closing)]
         how = LikelihoodSettings(samples=samples, seed=seed)
         given = [edits] if isinstance(edits, str) else edits
-        # a start token is given, and not what the text costs; so is the first one of a model that
-        # names none
+        # a start token is given and not part of the loss; so is the first one of a model that names
+        # none
         is_given = ids[:1] == [self.special.bos]
         if (
             self.family == "autoregressive"

@@ -116,7 +116,7 @@ class Run(reading.Run):
 
     def save(self, folder: str | Path) -> Run:
         """Keep it in a folder; return the run in that folder. Raises ValueError for a folder that
-        is in use.
+        is not empty.
         """
         refuse_taken(Path(folder))
         return open_run(shutil.copytree(self.path, folder, dirs_exist_ok=True))
