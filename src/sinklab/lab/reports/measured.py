@@ -351,33 +351,36 @@ class Measured:
 
         added_share: mean attention weight on the added sink columns together; NaN without any
         text_share: mean attention weight on the one text position that receives most, per head and
-        step absorbed: mean share of the attention that all sinks of a head take together
+            step
+        absorbed: mean share of the attention that all sinks of a head receive together
         added_norm: mean length of the added sinks' value vectors; NaN without any, or without
-        value_norm text_norm, mask_norm: the same over visible text, committed or prompt, and over
-        masks sink_norm: the same over visible text at which a head has a sink, each head counting
-        once; NaN without any rest_norm: the same over visible text at which a head has none,
-        committed and prompt weighted as among the sinks sink_norm_masked, sink_norm_committed,
-        sink_norm_prompt, rest_norm_masked, …: the same in one state; NaN if the tokens of positions
-        are not known added_key_norm, sink_key_norm, rest_key_norm, …: the same of key vectors, from
-        key_norm
+            value_norm
+        text_norm, mask_norm: mean length over visible text, committed or prompt, and over masks
+        sink_norm: mean length over visible text at which a head has a sink, each head counting
+            once; NaN without any
+        rest_norm: mean length over visible text at which a head has none, committed and prompt
+            weighted as among the sinks
+        sink_norm_masked, sink_norm_committed, sink_norm_prompt, rest_norm_masked, …: mean length in
+            one state; NaN if the tokens of positions are not known
+        added_key_norm, sink_key_norm, rest_key_norm, …: mean length of key vectors, from key_norm
         received_masked, received_committed, received_prompt: received attention of a text position
-        in this state, mean over heads, as a multiple of an even share
+            in this state, mean over heads, as a multiple of an even share
         events: number of (sample, step, head, key) that are sinks
-        added_events: those of them that are added sink columns
+        added_events: number of these that are added sink columns
         sinks: mean number of sinks of a head at a step
         score: mean score of a sink, as a multiple of an even share; NaN without any
         mains: number of (sample, step, head) that exist
-        added_mains: those of them whose greatest key is an added sink
-        moves: changes of the greatest key from one recorded step to the next, added sinks included
-        text_moves: the same among text positions alone
+        added_mains: number of these with an added sink as the strongest key
+        moves: changes of the strongest key from one recorded step to the next, added sinks included
+        text_moves: changes among text positions alone
         transitions: pairs of successive recorded steps: the most that either can be
-        main_share: mean attention weight on the greatest key
+        main_share: mean attention weight on the strongest key
         distinct_sinks: mean number of keys that are a sink of at least one head
         mobility: mean over heads, weighted by the strength of their main sinks; 0 static, 1 moving
         overlap_between_heads, overlap_with_next_layer: mean Jaccard overlap of sinks
-        split_sinks: share of heads whose masked and unmasked queries have different main sinks
+        split_sinks: share of heads with different main sinks of masked and unmasked queries
         border_moves, inside_moves: moves of the main sink per pair of steps at block borders and
-        inside blocks
+            inside blocks
         """
         rows = []
         for layer in self._layers.tolist():
