@@ -1,4 +1,4 @@
-"""How sinks move, which tokens they are, what explains them, and verdicts: pure functions on
+"""Movement of sinks, tokens of sinks, explanations of sinks, and verdicts: pure functions on
 received attention.
 """
 

@@ -48,13 +48,13 @@ class Existence:
     """Weight on the strongest keys of a model, a number a sample."""
 
     strongest_S: np.ndarray
-    """what the strongest key of a head receives of its attention, mean over steps and heads"""
+    """share of a head's attention that its strongest key receives, mean over steps and heads"""
     strong_S: np.ndarray
     """share of heads whose strongest key receives more than `STRONG`, mean over steps"""
     ruled_S: np.ndarray
     """share of the heads, over steps, that have a sink by the sink rule"""
     even: float
-    """what every key would receive if a head attended to all alike"""
+    """share of every key if a head attended to all alike"""
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,20 @@ class Cost:
     clean: float
     masked: float
     delta: Estimate
-    """masked less clean, over rows; of no samples where the losses of single rows were not kept"""
+    """loss with sinks blocked less the clean loss, over rows; no samples if the losses of single
+    rows were not kept
+    """
     beyond_random: Estimate
-    """masked less as many random keys, over rows; of no samples where these were not scored"""
+    """loss with sinks blocked less that with as many random keys blocked, over rows; no samples if
+    the latter was not scored
+    """
     random: float = math.nan
-    """what as many random keys cost"""
+    """cost of as many random keys"""
     equal_mass: float = math.nan
-    """what keys cost that are no sinks and hold as much attention"""
+    """cost of keys that are no sinks and hold as much attention"""
     grown_R: np.ndarray = field(default_factory=lambda: np.empty(0))
-    """share of heads in which another key is above `STRONG` then, and was not before; empty where
-    not measured
+    """share of heads in which another key is above `STRONG` then, and was not before; empty if not
+    measured
     """
     grown_at: Sequence[int] = ()
     """text positions of these keys, one a head and row; below 0 for an added sink"""
@@ -111,7 +115,7 @@ class Answer:
     value: float = math.nan
     """strongest weight; mobility; nats a token"""
     low: float = math.nan
-    """ends of its 95 % interval over samples; the least and the greatest sample where there are too
+    """ends of its 95 % interval over samples; the least and the greatest sample if there are too
     few
     """
     high: float = math.nan
@@ -185,8 +189,9 @@ def exists(own: Existence, controls: Mapping[str, Existence]) -> Answer:
 
     *Yes*: in at least `HEADS` of the heads of the typical sample (median) some key receives more
     than `STRONG`, and the strongest keys receive more than those of the control, by the interval of
-    the paired difference. *Weak*: sinks by the sink rule alone, told from the control. *No*: not
-    told from the control, or neither kind of sink. Controls read the same texts, sample by sample.
+    the paired difference. *Weak*: sinks by the sink rule alone, distinguishable from the control.
+    *No*: not distinguishable from the control, or neither kind of sink. Controls read the same
+    texts, sample by sample.
     """
     found = mean_over(own.strongest_S)
     if not found.samples:
@@ -236,11 +241,11 @@ def _existence(
 
 
 def stays(own: Staying, controls: Mapping[str, Staying]) -> Answer:
-    """Which tokens the sinks are, and whether they *stay*, *move*, or *partly* do: by the whole
-    interval of mobility.
+    """Answer on the tokens of the sinks, and on whether they *stay*, *move*, or *partly* do: by the
+    whole interval of mobility.
 
-    The interval is that of the median over samples; where it holds `STAYS` or `MOVES` the answer
-    is *inconclusive*.
+    The interval is that of the median over samples; if it holds `STAYS` or `MOVES` the answer is
+    *inconclusive*.
     """
     found = median_over(own.mobility_S)
     if not found.samples:
@@ -290,8 +295,8 @@ def stays(own: Staying, controls: Mapping[str, Staying]) -> Answer:
 
 
 def staying_word(mobility: Estimate) -> str:
-    """*stay*, *move* or *partly*, by the whole interval; *inconclusive* where that cannot be
-    told.
+    """*stay*, *move* or *partly*, by the whole interval; *inconclusive* if the interval does not
+    decide.
     """
     over_stays, over_moves = mobility.above(STAYS), mobility.above(MOVES)
     if over_stays is False:
@@ -302,7 +307,7 @@ def staying_word(mobility: Estimate) -> str:
 
 
 def leading(holders: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-    """The holder of most, and the next where it holds at least half as much."""
+    """The holder of most, and the next if it holds at least half as much."""
     return [one for one in holders[:2] if one[1] >= holders[0][1] / 2]
 
 
@@ -311,15 +316,15 @@ def _reached(values_S: np.ndarray, threshold: float) -> float:
 
 
 def costs(own: Cost | None, controls: Mapping[str, float], command: str) -> Answer:
-    """What masking the strongest keys costs: *costs*, *free*, *inconclusive*, or *not measured*.
+    """Cost of blocking the strongest keys: *costs*, *free*, *inconclusive*, or *not measured*.
 
-    *Costs*: more than as many random keys, by the interval of the paired difference over
-    rows. *Free*: not told from them, with all of the interval below `FREE` of the loss. A second
-    sentence says whether a new sink grew (`regrowth`).
+    *Costs*: more than as many random keys, by the interval of the paired difference over rows.
+    *Free*: not distinguishable from them, with all of the interval below `FREE` of the loss. A
+    second sentence says whether a new sink grew (`regrowth`).
 
     Args:
-        own: the losses; None where nothing was scored.
-        controls: what it costs controls, in nats a token.
+        own: the losses; None if nothing was scored.
+        controls: the cost for controls, in nats a token.
         command: measures it.
     """
     if own is None:
@@ -372,12 +377,12 @@ def _cost(own: Cost) -> str:
 
 
 def regrowth(own: Cost) -> str:
-    """Whether a new sink grows when the strongest keys are masked; empty where that was not
-    measured or is unclear.
+    """Whether a new sink grows when the strongest keys are blocked; empty if that was not measured
+    or is unclear.
 
-    One grows where another key is above `STRONG` then, and was not before, in at least `HEADS` of
-    the heads of the typical row (median), by the whole interval. Its position is named where at
-    least `AT_ONE_PLACE` of them stand there.
+    One grows if another key is above `STRONG` then, and was not before, in at least `HEADS` of the
+    heads of the typical row (median), by the whole interval. Its position is named if at least
+    `AT_ONE_PLACE` of them stand there.
     """
     found = median_over(own.grown_R)
     has_grown = found.above(HEADS)
@@ -451,11 +456,11 @@ def contrast(models: Sequence[Compared]) -> str:
 
 
 def beside(texts: Mapping[str, str], own: Any = (), theirs: Mapping[str, Any] | None = None) -> str:
-    """Numbers of the controls as they stand behind that of the model: «shuffled weights 6.3 %,
-    fresh weights 2.6 %».
+    """Numbers of the controls, written behind that of the model: «shuffled weights 6.3 %, fresh
+    weights 2.6 %».
 
-    Where there is a number for each sample, a control from which the model cannot be told (the 95 %
-    interval of the paired difference holds 0) is marked «not distinguishable».
+    If there is a number for each sample, a control from which the model cannot be distinguished
+    (the 95 % interval of the paired difference holds 0) is marked «not distinguishable».
 
     Args:
         texts: the number of each control as it is written, by the control's name in a run folder;

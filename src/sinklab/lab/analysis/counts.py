@@ -1,5 +1,5 @@
-"""What the counting analyses share: counts that add up over samples, their ratios, and received
-attention by slabs.
+"""Shared parts of the counting analyses: counts that add up over samples, their ratios, and
+received attention by slabs.
 """
 
 # T steps, L layers, H heads, K keys, N scores
@@ -76,13 +76,13 @@ def _as_text(value: Any) -> str:
 
 
 def ratio(top: Any, bottom: Any) -> Any:
-    """``top / bottom`` element by element, NaN where bottom is 0."""
+    """``top / bottom`` element by element, NaN if bottom is 0."""
     return top / np.where(np.asarray(bottom) > 0, bottom, np.nan)
 
 
 def share(top: str, bottom: str) -> Any:
-    """A property: the ratio of two counts of an object, a float or an array; NaN where the second
-    is 0.
+    """A property: the ratio of two counts of an object, a float or an array; NaN if the second is
+    0.
     """
 
     def value(counts: Any) -> Any:
@@ -94,7 +94,7 @@ def share(top: str, bottom: str) -> Any:
 
 @dataclass(eq=False)
 class Found:
-    """The sinks of a slab under a rule. They are few: what is asked of them is found from their
+    """The sinks of a slab under a rule. They are few: statistics of them are found from their
     places.
     """
 
@@ -117,7 +117,7 @@ class Found:
 
     @cached_property
     def taken(self) -> np.ndarray:
-        """(...) what they receive together"""
+        """(...) attention that they receive together"""
         return self._by_head(self.received.reshape(-1)[self.cells])
 
     def _by_head(self, weights: np.ndarray | None) -> np.ndarray:
@@ -127,8 +127,8 @@ class Found:
 
 @dataclass(eq=False)
 class Slab:
-    """Received attention of successive steps of one sample. What several counters ask of it is
-    found once.
+    """Received attention of successive steps of one sample. Statistics that several counters need
+    are computed once.
     """
 
     at: tuple[Any, ...]
@@ -142,8 +142,8 @@ class Slab:
     visible: np.ndarray
     """queries that see the key, broadcastable to it, for each step"""
     halves: np.ndarray | None = None
-    """``received`` as it was stored in half precision, before one ``factor`` scaled it; None where
-    it was not
+    """``received`` as it was stored in half precision, before one ``factor`` scaled it; None if it
+    was not
     """
     factor: Any = 1.0
     _found: list[tuple[Rule, Any, Found]] = field(default_factory=list)
@@ -162,13 +162,13 @@ class Slab:
 
     @cached_property
     def known(self) -> np.ndarray:
-        """Received attention, 0 where the key does not exist."""
+        """Received attention, 0 if the key does not exist."""
         return only(self.exists, self.received)
 
     @cached_property
     def total(self) -> np.ndarray:
-        """(step, layer, head) what all keys receive, those too that too few queries see to be
-        judged.
+        """(step, layer, head) attention that all keys receive, also those that too few queries see
+        to be judged.
         """
         known = (
             self.known
@@ -181,8 +181,8 @@ class Slab:
     @cached_property
     def score(self) -> np.ndarray:
         """Mean weight of the keys in multiples of an even share, S w_j with S the most queries that
-        see any key; NaN where the key does not exist. Where all keys are seen by as many queries,
-        it is what they receive.
+        see any key; NaN if the key does not exist. If all keys are seen by as many queries, it is
+        the attention they receive.
         """
         if self.queries is not None:
             return only(self.exists, self.received, np.nan)
@@ -191,7 +191,7 @@ class Slab:
 
     @cached_property
     def main(self) -> np.ndarray:
-        """(step, layer, head) strongest key, -1 where none exists."""
+        """(step, layer, head) strongest key, -1 if none exists."""
         return main_sink(self.score)
 
     @cached_property
@@ -204,7 +204,8 @@ class Slab:
     @cached_property
     def _codes(self) -> np.ndarray | None:
         """(layer, code) how many scores have these bits in half precision, behind the last code a
-        0; None where bits do not tell the order."""
+        0; None if bits do not tell the order.
+        """
         if self.halves is None or not self.whole:
             return None
         codes_LTN = self.halves.view(np.uint16).reshape(*self.halves.shape[:2], -1).swapaxes(0, 1)
@@ -226,21 +227,21 @@ class Slab:
         places = levels.searchsorted(_own(bounds[0, 0], levels.dtype))
         starts = np.append(0, places)
         between = np.add.reduceat(self._codes, starts, axis=1)[:, :-1]
-        # where nothing lies between, reduceat gives the number at the place itself
+        # if nothing lies between, reduceat gives the number at the place itself
         return np.cumsum(np.where(np.diff(starts) > 0, between, 0), axis=1)
 
     @cached_property
     def queries(self) -> Any:
-        """`alike`, where that is a number at every step; None otherwise."""
+        """`alike`, if that is a number at every step; None otherwise."""
         found = alike(self.visible)
         return None if np.isnan(found).any() else found
 
     def sinks(self, rule: Rule | str) -> np.ndarray:
-        """Which keys are sinks under the rule."""
+        """Flags of the keys that are sinks under the rule."""
         return self.found(rule).flags
 
     def found(self, rule: Rule | str) -> Found:
-        """The sinks under the rule, or the rule of this text, and what is counted of them."""
+        """The sinks under the rule, or the rule of this text, and the counts of them."""
         named: Any = rules.parsed(rule)
         # rules need not be hashable
         for known, _, found in self._found:
@@ -255,7 +256,7 @@ class Slab:
         above = (found.cells for _, lower, found in self._found if np.all(lower <= bound))
         more = min(above, key=len, default=None)
         if more is not None:
-            # what exceeds a bound exceeds a lower one
+            # a value above a bound is above a lower one
             limit = (
                 bound.flat[0]
                 if (bound == bound[0]).all()
@@ -272,7 +273,7 @@ class Counter(Protocol):
     """Something that is found slab by slab, so that one pass over the attention finds many."""
 
     def add(self, slab: Slab) -> None:
-        """Count what the next slab has."""
+        """Count the next slab."""
         ...
 
 
@@ -319,8 +320,8 @@ def counted(flags: np.ndarray) -> np.ndarray:
 
 
 def alike(visible: np.ndarray) -> np.ndarray:
-    """(step, 1, 1, 1) the number of queries that see the keys of a step, 1 without any; NaN where
-    it is not one.
+    """(step, 1, 1, 1) the number of queries that see the keys of a step, 1 without any; NaN if it
+    is not one.
     """
     some = visible > 0
     least, most = (
@@ -343,8 +344,8 @@ def apart(
     stored: Any = None,
     factor_T: Any = (1.0,),
 ) -> Iterator[Slab]:
-    """Slabs of successive steps: those apart whose keys are seen by one number of queries each, and
-    the others.
+    """Slabs of successive steps: steps at which all keys are seen by one number of queries are
+    apart from the others.
 
     stored: ``received`` as it was read, before ``factor_T`` scaled every step.
     """
@@ -365,7 +366,7 @@ def slabs(received: Any, visible: Any = None, positions: Any = None) -> Iterator
     """Every slab, in numpy: going slab by slab keeps the working memory at a few, however long the
     run is.
     """
-    # A tensor of half precision has no numpy kind where it is bfloat16, so tensors widen whole,
+    # A tensor of half precision has no numpy kind if it is bfloat16, so tensors widen whole,
     # arrays slab by slab.
     own = widened(received) if hasattr(received, "detach") else np.asarray(received)
     whole = np.array(own, copy=None, ndmin=4)

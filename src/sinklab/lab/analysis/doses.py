@@ -1,5 +1,5 @@
-"""What an edit costs, against how much attention it took: maps over heads, and models at the same
-removed mass.
+"""Cost of an edit against the attention it removed: maps over heads, and models at the same removed
+mass.
 """
 
 # R rows of text, C cells of a map (layers or heads), K doses
@@ -23,19 +23,19 @@ from sinklab.lab.analysis.estimates import (
 
 FEWEST_CELLS = 10
 PHENOMENON = 0.05
-"""A model has heavy sinks where one key holds more than 30 % of the attention in no smaller share
-of its heads.
+"""A model has heavy sinks if one key holds more than 30 % of the attention in no smaller share of
+its heads.
 """
 MATCHED = 0.5
-"""With fewer heads that have a control of equal mass, what is compared is hardly the model."""
+"""With fewer heads that have a control of equal mass, the comparison hardly describes the model."""
 
 
 def told_apart(deltas_RC: np.ndarray) -> np.ndarray:
-    """Which cells of a map differ from zero, (C,) of 1 (above), −1 (below) and 0: cannot tell.
+    """Signs of the cells of a map, (C,) of 1 (above zero), −1 (below) and 0 (inconclusive).
 
     The t-tests of all cells together, at a false discovery rate of 5 % (Benjamini and Hochberg
     1995; on rows that the cells share, it holds under positive dependence too), and the cell's own
-    interval (`mean_over`) must leave out 0. With fewer than 8 rows nothing can be told.
+    interval (`mean_over`) must leave out 0. With fewer than 8 rows all cells are inconclusive.
     """
     if len(deltas_RC) < FEWEST:
         return np.zeros(deltas_RC.shape[1], dtype=int)
@@ -52,9 +52,9 @@ def rank_correlation(weights_RC: np.ndarray, deltas_RC: np.ndarray) -> Estimate:
     """Spearman's correlation over cells of the two maps (means over rows), with an interval over
     rows (`jackknife`).
 
-    NaN where a map is the same in all cells, or has fewer than 10 of them: an interval over rows
-    knows nothing of how coarse ranks of so few cells are. Noise of a map makes a correlation
-    smaller, not larger.
+    NaN if a map is the same in all cells, or has fewer than 10 of them: an interval over rows knows
+    nothing of how coarse ranks of so few cells are. Noise of a map makes a correlation smaller, not
+    larger.
     """
     if deltas_RC.shape[1] < FEWEST_CELLS:
         return mean_over([])
@@ -73,11 +73,11 @@ def rank_correlation(weights_RC: np.ndarray, deltas_RC: np.ndarray) -> Estimate:
 
 
 def no_phenomenon(model: str, rate: float, share: float) -> str:
-    """Why a model has no heavy sinks to take away, or it is not known; empty where it has them.
+    """Reason that a model has no heavy sinks to remove, or that it is not known; empty if it has
+    them.
 
     rate: share of heads and steps in which one sink holds more than 30 % of the attention, with
-    nothing hidden. share:
-        what the key that receives most holds there, on average.
+    nothing blocked. share: share of the strongest key there, on average.
     """
     if math.isnan(rate):
         return f"the attention of {model} was not watched with nothing masked"
@@ -92,12 +92,12 @@ def no_phenomenon(model: str, rate: float, share: float) -> str:
 
 @dataclass(frozen=True)
 class Doses:
-    """What rising doses of one edit cost a model."""
+    """Costs of rising doses of one edit for a model."""
 
     masses_K: np.ndarray
-    """Share of attention that each dose really took away, mean over rows."""
+    """Share of attention that each dose really removed, mean over rows."""
     costs_RK: np.ndarray
-    """What each row costs more under it than without, in any unit that the models share."""
+    """Excess cost of each row under the edit, in any unit that the models share."""
 
     def at(self, mass: float) -> np.ndarray:
         """The cost (R,) at a mass between two doses, linear between them. NaN outside of the
@@ -115,24 +115,24 @@ class Contrast:
     """Two models at one dose."""
 
     mass: float
-    """The removed mass they are compared at; NaN where they have none in common."""
+    """The removed mass they are compared at; NaN if they have none in common."""
     one: Estimate
-    """What it costs the first."""
+    """Cost for the first."""
     other: Estimate
-    """What it costs the second."""
+    """Cost for the second."""
     difference: Estimate
-    """The first less the second, its interval by Welch's t; no samples where there is no common
+    """The first less the second, its interval by Welch's t; no samples if there is no common
     mass.
     """
     p: float = math.nan
-    """Of that test; NaN where there is no interval."""
+    """p-value of that test; NaN without an interval."""
 
 
 def at_equal_mass(one: Doses, other: Doses) -> Contrast:
     """Two models at the greatest removed mass that the measured doses of both reach; never beyond
-    what one of them has.
+    the doses of either.
 
-    Only doses that took something count: between nothing and its first dose a model was not
+    Only doses that removed something count: between nothing and its first dose a model was not
     measured.
     """
     masses = [np.asarray(doses.masses_K)[np.asarray(doses.masses_K) > 0] for doses in (one, other)]
@@ -149,7 +149,7 @@ def contrast(
     other_R: Sequence[float] | np.ndarray,
     mass: float = math.nan,
 ) -> Contrast:
-    """Costs of rows of two models, whose rows are not paired: tokenizers may cut the text
+    """Costs of rows of two models; rows are not paired, since tokenizers may cut the text
     otherwise.
     """
     one, other = mean_over(one_R), mean_over(other_R)

@@ -1,7 +1,7 @@
 """Estimates over samples: one number a sample goes in, an interval and a verdict come out.
 
-The sample (text, problem, row, seed) is the unit: what lies within one, steps, heads, positions, is
-not independent. docs/statistics.md has how often the verdicts are wrong and the intervals cover.
+The sample (text, problem, row, seed) is the unit: the steps, heads and positions within one are not
+independent. docs/statistics.md has how often the verdicts are wrong and the intervals cover.
 """
 
 # S samples, N resamples, "..." worlds or any other axes in front
@@ -49,7 +49,7 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """low and high where they are an interval, else NaN."""
+        """low and high if they are an interval, else NaN."""
         return (self.low, self.high) if self.is_interval else (math.nan, math.nan)
 
     @property
@@ -57,8 +57,8 @@ class Estimate:
         """The difference from a threshold that such samples would show 4 times in 5 (80 % power);
         NaN for too few.
 
-        Of Student's t: the longer half of the interval, and once more what holds back the unlucky
-        fifth.
+        Computed with Student's t: the longer half of the interval, extended by the quantile of the
+        power.
         """
         if not self.is_interval:
             return math.nan
@@ -68,8 +68,8 @@ class Estimate:
         return max(self.high - self.value, self.value - self.low) * (1 + often / ends)
 
     def above(self, threshold: float = 0.0) -> bool | None:
-        """The verdict: True or False when the whole interval lies above or below, None when that
-        cannot be told.
+        """The verdict: True or False when the whole interval lies above or below, None when
+        inconclusive.
         """
         if self.is_interval and (self.low > threshold or self.high < threshold):
             return bool(self.low > threshold)
@@ -77,8 +77,8 @@ class Estimate:
 
 
 def mean_over(values_S: Any, *, fewest: int = FEWEST) -> Estimate:
-    """The mean over samples (S,), NaN left out; for numbers whose size counts, such as differences
-    of losses.
+    """The mean over samples (S,), NaN left out; for numbers with a meaningful size, such as
+    differences of losses.
 
     See ``mean_interval``. fewest: samples that an interval takes; `SEEDS` of trained models.
     """
@@ -86,8 +86,8 @@ def mean_over(values_S: Any, *, fewest: int = FEWEST) -> Estimate:
 
 
 def median_over(values_S: Any) -> Estimate:
-    """The median over samples (S,), NaN left out: what a typical sample does; for shares held
-    against a threshold.
+    """The median over samples (S,), NaN left out: the typical sample; for shares compared with a
+    threshold.
 
     Shares near 0 or 1 are so skewed that no interval of their mean holds with few samples. That of
     the median is exact whatever their distribution (``median_interval``).
@@ -117,10 +117,10 @@ def mean_interval(values: Any) -> tuple[np.ndarray, np.ndarray]:
     studentised bootstrap.
 
     Each end is the one that lies farther out. Student's interval is too short on the long side of
-    skewed numbers, the bootstrap (bootstrap-t: Efron 1982; DiCiccio and Efron 1996) where tails are
-    heavy; the percentile interval is too short everywhere with so few samples. The bootstrap
-    reaches at most twice as far as Student's: where one sample stands apart from all others,
-    resamples without it have hardly an error. From 200 samples on it is Student's alone.
+    skewed numbers, the bootstrap (bootstrap-t: Efron 1982; DiCiccio and Efron 1996) for heavy
+    tails; the percentile interval is too short everywhere with so few samples. The bootstrap
+    reaches at most twice as far as Student's: if one sample stands apart from all others, resamples
+    without it have hardly an error. From 200 samples on it is Student's alone.
     """
     mean, error, ratio, samples = _studentised(values)
     reach = float(scipy.stats.t.ppf((1 + LEVEL) / 2, samples - 1))
@@ -207,12 +207,11 @@ def jackknife(statistic: Callable[[np.ndarray], np.ndarray], samples: int) -> np
     averaged.
 
     Their mean is the statistic itself, and their spread holds whatever the samples went into, a fit
-    included (Tukey 1958). Where nothing is to be found, the interval of a cross-fitted share is too
-    wide rather than too narrow.
+    included (Tukey 1958). If there is no effect, the interval of a cross-fitted share is too wide
+    rather than too narrow.
 
     statistic: takes numbers of samples and gives (...); it is called samples + 1 times, at most 51:
-    many samples are
-        left out in 50 groups, with a pseudo-value each.
+        many samples are left out in 50 groups, with a pseudo-value each.
     """
     whole = np.asarray(statistic(np.arange(samples)), dtype=float)
     groups = np.array_split(np.arange(samples), min(samples, GROUPS))

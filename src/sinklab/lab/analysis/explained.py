@@ -1,5 +1,5 @@
-"""Semantic or positional: how much of where attention lands is explained by what a token is, and
-how much by where.
+"""Semantic or positional: how much of received attention is explained by the token of a key, and
+how much by its position.
 """
 
 # N samples, C classes, P positions
@@ -16,14 +16,14 @@ from sinklab.lab.analysis.estimates import FEWEST, Estimate, jackknife, mean_ove
 
 
 class Cells(NamedTuple):
-    """What one sample's places received, by class and position."""
+    """Attention that the places of one sample received, by class and position."""
 
     labels: tuple[str, ...]
     """classes, in the order of the rows"""
     count_CP: np.ndarray
     """(class, position) number of places"""
     total_CP: np.ndarray
-    """(class, position) sum of what they receive"""
+    """(class, position) sum of received attention"""
     squares: float
     """sum of the squares"""
 
@@ -34,11 +34,11 @@ class Explained:
     add up with ``+``.
 
     Effects are fitted by least squares on all samples but one; the share is the covariance of that
-    sample with what was fitted over its variance, summed over the samples left out. Noise that
-    lasts over the steps of a sample, such as a sink that stands still at a place of its own,
-    explains 0 on average. R^2 by squared errors is less than that by the error of the fit, about 1
-    / (samples - 1) of the noise. Intervals are the jackknife's over samples. A share may be a
-    little below 0 or above 1. NaN with fewer than 8 samples, and where attention does not vary.
+    sample with the fit, over its variance, summed over the samples left out. Noise that lasts over
+    the steps of a sample, such as a sink that stands still at a place of its own, explains 0 on
+    average. R^2 by squared errors is less than that by the error of the fit, about 1 / (samples -
+    1) of the noise. Intervals are the jackknife's over samples. A share may be a little below 0 or
+    above 1. NaN with fewer than 8 samples, and if attention does not vary.
     """
 
     cells: tuple[Cells, ...]
@@ -68,8 +68,8 @@ class Explained:
 
     @property
     def word(self) -> str | None:
-        """semantic or positional: what explains more, and more than nothing; None when that cannot
-        be told.
+        """Better explanation, "semantic" or "positional": the one that explains more, and more than
+        nothing; None when inconclusive.
         """
         more = self.class_over_position.above()
         if more is None or not (self.by_class if more else self.by_position).above():
@@ -96,8 +96,8 @@ class Explained:
 
 
 def _shares(count_NCP: np.ndarray, total_NCP: np.ndarray, squares_N: np.ndarray) -> np.ndarray:
-    """Shares (2,) by class and by position over samples left out in turn; NaN where attention does
-    not vary.
+    """Shares (2,) by class and by position over samples left out in turn; NaN if attention does not
+    vary.
     """
     count_N, total_N = count_NCP.sum((1, 2)), total_NCP.sum((1, 2))
     mean = total_N.sum() / count_N.sum()
@@ -113,7 +113,7 @@ def _shares(count_NCP: np.ndarray, total_NCP: np.ndarray, squares_N: np.ndarray)
 
 
 def _means(count_NCP: np.ndarray, total_NCP: np.ndarray, axis: int) -> np.ndarray:
-    """Means over an axis, which is kept; NaN for what does not occur."""
+    """Means over an axis, which is kept; NaN for cells that do not occur."""
     count, total = count_NCP.sum(axis, keepdims=True), total_NCP.sum(axis, keepdims=True)
     return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
 
@@ -123,10 +123,10 @@ def explained_mass(received: Any, classes: Any, positions: Any = None) -> Explai
     add up samples.
 
     Args:
-        received: (..., position) what each place of the sample receives: share or score, mean over
-            heads (and layers), or numbers of sink events. Added sink columns left out. NaN where
-            there is no place.
-        classes: labels of the same shape (``token_classes``), None where there is no place.
+        received: (..., position) received attention of each place of the sample: share or score,
+            mean over heads (and layers), or numbers of sink events. Added sink columns left out.
+            NaN if there is no place.
+        classes: labels of the same shape (``token_classes``), None if there is no place.
         positions: whole numbers of at least 0, broadcastable to received; None: the place on the
             last axis. Any other notion of position will do, such as the distance to the rightmost
             masked position.

@@ -46,8 +46,8 @@ def paired_share_interval(gained: int, lost: int, total: int) -> tuple[float, fl
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Two-sided exact McNemar (sign) test: how probable so uneven a split is where either side is
-    as likely.
+    """Two-sided exact McNemar (sign) test: probability of so uneven a split if either side is as
+    likely.
     """
     discordant = gained + lost
     return float(scipy.stats.binomtest(gained, discordant).pvalue) if discordant else 1.0
@@ -58,8 +58,8 @@ def newey_west_error(scores: np.ndarray, here: np.ndarray) -> np.ndarray:
     weights).
 
     Args:
-        scores: (step, ...) what each step adds to the estimate's error.
-        here: (step, ...) where there are points; the window is a quarter of the steps from the
+        scores: (step, ...) contribution of each step to the estimate's error.
+        here: (step, ...) True for steps with a point; the window is a quarter of the steps from the
             first to the last.
     """
     steps = len(scores)

@@ -1,4 +1,4 @@
-"""Linear probes: what a ridge regression reads in states, scored on texts it has not seen."""
+"""Linear probes: a ridge regression on states, scored on texts it has not seen."""
 
 # N rows, D state size, C target columns, F folds, G texts, A penalties, R resamples
 import math
@@ -50,7 +50,7 @@ def standardised(states_ND: Tensor, components: int | None = None) -> Tensor:
     """
     x_ND = states_ND.double()
     mean_D, scale_D = x_ND.mean(0), x_ND.std(0, correction=0)
-    # rounding leaves a deviation near 1e-8 of the mean where all numbers are equal
+    # rounding leaves a deviation near 1e-8 of the mean if all numbers are equal
     varies_D = scale_D > 1e-6 * mean_D.abs()
     x_ND = (x_ND - mean_D) * torch.where(varies_D, 1 / scale_D.clamp(min=1e-300), 0.0)
     if components is None or components >= min(x_ND.shape):
@@ -93,7 +93,7 @@ class _Fit:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """Predictions for rows whose text the regression did not see."""
+    """Predictions for rows of texts that the regression did not see."""
 
     predicted_NC: Tensor
     mean_NC: Tensor
@@ -202,7 +202,7 @@ class Score:
     """
 
     top_AG: Tensor
-    """By penalty; a single row where there is none to choose."""
+    """By penalty; a single row if there is none to choose."""
     bottom_G: Tensor
     choice_FAG: Tensor
     """The penalty for the texts of a fold is the one with the least sum over texts."""
@@ -211,7 +211,7 @@ class Score:
     """True: 1 − Σ top / Σ bottom (R², skill); False: Σ top / Σ bottom (a mean)."""
 
     def value(self, count_RG: Tensor | None = None) -> Tensor:
-        """The score, (), or of texts taken so many times, (R,); NaN where nothing was counted."""
+        """The score, (), or of texts taken so many times, (R,); NaN if nothing was counted."""
         counts_RG = torch.ones_like(self.bottom_G)[None] if count_RG is None else count_RG
         best_RF = torch.einsum("rg,fag->rfa", counts_RG, self.choice_FAG).argmin(-1)
         top_RG = self.top_AG.gather(0, best_RF[:, self.fold_G])
@@ -226,9 +226,9 @@ def interval(value: float, value_R: Tensor, texts: int, *, fitted: bool) -> tupl
     texts.
 
     The percentiles' distances are stretched: for few texts, as Student's t is wider than the normal
-    distribution, and for ``fitted`` scores by `FITTED`. A resample holds what the chosen texts and
-    the choice of the penalty did, the coefficients are those of all texts. NaN with fewer than 8
-    texts, and without a value.
+    distribution, and for ``fitted`` scores by `FITTED`. A resample includes the choice of texts and
+    of the penalty; the coefficients are those of all texts. NaN with fewer than 8 texts, and
+    without a value.
     """
     apart_R = value_R[value_R.isfinite()] - value
     if texts < FEWEST or not len(apart_R) or not math.isfinite(value):
@@ -255,8 +255,7 @@ def skill(held: Held, target_NC: Tensor, text_N: Tensor, texts: int) -> Score:
     """1 − mistakes / mistakes of the most frequent answer among the texts that were seen (a
     least-squares classifier).
 
-    Accuracies of two populations cannot be compared where one has a more frequent answer; skills
-    can.
+    Accuracies of two populations cannot be compared if one has a more frequent answer; skills can.
     """
     usual_N = (held.mean_NC.argmax(1) != target_NC.argmax(1)).double()
     return _score(held, held.wrong_AN, usual_N, text_N, texts)
@@ -305,7 +304,7 @@ def resamples(texts: int, draws: int, seed: int = 0) -> Tensor:
 
 
 def shuffled(target_NC: Tensor, text_N: Tensor, seed: int = 0) -> Tensor:
-    """The target with whole texts exchanged: what a probe finds where there is nothing.
+    """The target with whole texts exchanged: the baseline of a probe without information.
 
     Every text has the rows of another one, in their order from a random one on and round again.
     Rows of a text are alike, so rows exchanged one by one would be another world: one with as many

@@ -37,13 +37,13 @@ class Trend:
     high: np.ndarray
     """(...) upper end"""
     scores: np.ndarray
-    """(step, ...) what each step's residual adds to the error of the slope; 0 where there is no
+    """(step, ...) contribution of each step's residual to the error of the slope; 0 without a
     point
     """
 
 
 def trend(position: np.ndarray, here: np.ndarray) -> Trend:
-    """Slope with a 95 % interval for each path ``position`` (step, ...), at the points where
+    """Slope with a 95 % interval for each path ``position`` (step, ...), at the points at which
     ``here`` is True.
 
     The main sink stays for many steps and then leaves for another place: its residuals are far from
@@ -115,12 +115,12 @@ class MotionSummary:
     heads_with_sink: int
     """how many of them have at least two counted steps"""
     sums: Mapping[str, np.ndarray] = field(repr=False)
-    """(sample,) what ``pooled`` adds up"""
+    """(sample,) sums that ``pooled`` adds up"""
 
     @property
     def word(self) -> str | None:
         """static, mixed, moving as the typical sample is (``motion_word``), or no sink; None when
-        it cannot be told.
+        inconclusive.
         """
         if np.isnan(self.mobility):
             return "no sink"
@@ -134,13 +134,13 @@ class MotionSummary:
 
     @property
     def drift_word(self) -> str | None:
-        """right or left; None when the samples cannot tell."""
+        """right or left; None when inconclusive."""
         right = self.drift_over.above()
         return None if right is None else "right" if right else "left"
 
     def of_heads(self, mobility_LH: np.ndarray, counts_LH: np.ndarray) -> MotionSummary:
-        """The same of one sample, with another mobility (layer, head), the plain mean over the
-        heads that count.
+        """Summary of one sample, with another mobility (layer, head), the plain mean over the heads
+        that count.
         """
         counts = counts_LH & ~np.isnan(mobility_LH)
         weighed = np.where(counts, mobility_LH, 0.0)
@@ -168,7 +168,7 @@ def summarised(fields: Mapping[str, np.ndarray], at_risk: np.ndarray) -> MotionS
     """The summary of ``Motion`` fields (..., layer, head), with numbers of sinks ``at_risk`` of
     ending.
     """
-    # What the main sink drew over all its steps.
+    # Attention of the main sink, summed over all its steps.
     strength: Any = fields["strength"] * fields["steps"]
     with np.errstate(divide="ignore", invalid="ignore"):
         values = {**fields, "moves_per_step": fields["moves"] / fields["transitions"]}
@@ -207,22 +207,22 @@ def _of(sums: dict[str, np.ndarray]) -> MotionSummary:
 
 @dataclass(frozen=True)
 class Motion:
-    """Paths of the main sinks and what they come to. Steps are the recorded ones, in their order.
+    """Paths of the main sinks and statistics of them. Steps are the recorded ones, in their order.
 
     The main sink of a head at a step is the key that receives most. A step *counts* for a head when
-    its main sink is a sink under the rule: where nothing stands out, the greatest key wanders
-    without meaning. With ``Top(1)`` every step counts. All fields but the first two have the axes
-    (..., layer, head).
+    its main sink is a sink under the rule: if nothing stands out, the greatest key wanders without
+    meaning. With ``Top(1)`` every step counts. All fields but the first two have the axes (...,
+    layer, head).
     """
 
     main: np.ndarray
-    """(..., step, layer, head) key of the main sink, -1 where the step does not exist"""
+    """(..., step, layer, head) key of the main sink, -1 if the step does not exist"""
     counted: np.ndarray
     """(..., step, layer, head) whether the step counts"""
     steps: np.ndarray
     """steps that count"""
     strength: np.ndarray
-    """mean weight that the main sink receives where the step counts, 0 where none does"""
+    """mean weight that the main sink receives at the steps that count, 0 if none does"""
     mobility: np.ndarray
     """chance that two different counted steps have their main sinks at different places, 0 static
     to 1 everywhere else; NaN with fewer than two counted steps"""
@@ -275,9 +275,9 @@ def motion(
     """Follow the main sinks of ``received`` (..., step, layer, head, key); any axes in front are
     samples.
 
-    visible, positions: as in ``find_sinks``. added: number of added sink columns in front of the
-    keys. They take part (a head whose main sink is an added one stands still) but have no place on
-    the canvas, so no jump or drift; for the text alone pass ``received[..., added:]`` with the
+    visible, positions: see ``find_sinks``. added: number of added sink columns in front of the
+    keys. They take part (a head with an added sink as its main sink stands still) but have no place
+    on the canvas, so no jump or drift; for the text alone pass ``received[..., added:]`` with the
     visible counts of those keys. jump: moves over more than this many positions are jumps.
     Time O(size); working memory a few (layer, head, key) slabs, whatever the number of steps.
     Raises ValueError for fewer than four axes or when shapes do not fit.
@@ -310,8 +310,8 @@ class MotionCounter:
         self.lives = np.zeros((*lead, 5, layers, heads), dtype=np.int64)
 
     def add(self, slab: Slab) -> None:
-        """Look where the main sinks are at the next steps, and which keys became sinks or stopped
-        being one.
+        """Find the main sinks of the next steps, and the keys that became sinks or stopped being
+        one.
         """
         index, a_TLHK, main_TLH = slab.at, slab.received, slab.main
         if index[-1].start == 0:

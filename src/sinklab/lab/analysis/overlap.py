@@ -12,7 +12,7 @@ from sinklab.lab.analysis.counts import Counts, counted, ratio, share, slabs, sp
 
 
 def jaccard(one: Any, other: Any) -> np.ndarray:
-    """Sinks in common over sinks in either, (...,) from two boolean arrays (..., key); NaN where
+    """Sinks in common over sinks in either, (...,) from two boolean arrays (..., key); NaN if
     neither has any.
 
     Counts (numbers of at least 0) work too: the sum of the lesser over the sum of the greater.
@@ -32,7 +32,7 @@ def jaccard(one: Any, other: Any) -> np.ndarray:
 
 def overlap_by_step(sinks: Any) -> np.ndarray:
     """Jaccard overlap of every head's sinks with those of its next step: (..., step - 1, layer,
-    head) from boolean (..., step, layer, head, key). NaN where neither step has a sink.
+    head) from boolean (..., step, layer, head, key). NaN if neither step has a sink.
     """
     flags = _flags(sinks, 4, "overlap_by_step needs (..., step, layer, head, key)")
     return jaccard(flags[..., 1:, :, :, :], flags[..., :-1, :, :, :])
@@ -43,9 +43,9 @@ def overlap_by_layer(sinks: Any) -> np.ndarray:
     (..., layer, head, key).
 
     A layer is the list of how many of its heads have a sink at each key; the overlap of two is the
-    sum of the lesser counts over the sum of the greater, which is Jaccard's where there is one
-    head. The first off-diagonal is the overlap of neighbours. NaN where two layers never have a
-    sink. Time O(layer^2 key) per step, beside one pass.
+    sum of the lesser counts over the sum of the greater, which is Jaccard's if there is one head.
+    The first off-diagonal is the overlap of neighbours. NaN if two layers never have a sink. Time
+    O(layer^2 key) per step, beside one pass.
     """
     return overlap_of_counts(
         _flags(sinks, 3, "overlap_by_layer needs (..., layer, head, key)").sum(-2)
@@ -53,7 +53,7 @@ def overlap_by_layer(sinks: Any) -> np.ndarray:
 
 
 def overlap_of_counts(counts: np.ndarray) -> np.ndarray:
-    """The same from the numbers of heads (..., layer, key) that have a sink at the key."""
+    """Overlap of layers from the numbers of heads (..., layer, key) that have a sink at the key."""
     layers, keys = counts.shape[-2:]
     total, seen = np.zeros((layers, layers)), np.zeros((layers, layers))
     counts_TLK = counts.reshape(-1, layers, keys)
@@ -74,8 +74,8 @@ def overlap_by_head(sinks: Any) -> np.ndarray:
     """(..., layer) mean Jaccard overlap over all pairs of two heads of a layer, from boolean (...,
     layer, head, key).
 
-    Pairs of which neither has a sink do not count; NaN where no pair is left. Time O(head^2 key)
-    per layer.
+    Pairs without a sink in either do not count; NaN if no pair is left. Time O(head^2 key) per
+    layer.
     """
     flags = _flags(sinks, 3, "overlap_by_head needs (..., layer, head, key)")
     heads, keys = flags.shape[-2:]
@@ -123,7 +123,8 @@ class LayerSinks(Counts):
     @property
     def trend(self) -> float:
         """Least-squares slope of ``number`` over depth, in sinks from the first layer to the last;
-        falls below 0 where sinks get fewer, as in LLaDA. NaN with fewer than two layers."""
+        below 0 if sinks get fewer, as in LLaDA. NaN with fewer than two layers.
+        """
         here = ~np.isnan(self.number)
         depth = np.linspace(0, 1, len(here))
         return (
@@ -137,7 +138,7 @@ def sinks_per_layer(
     """Number and strength of the sinks of each layer (Rulli et al., 4.2: in LLaDA they get fewer
     and stronger).
 
-    sinks: boolean (..., layer, head, key); received of the same shape; visible, positions: as in
+    sinks: boolean (..., layer, head, key); received of the same shape; visible, positions: see
     ``find_sinks``. Raises ValueError when the shapes differ. O(size), working memory a few slabs.
     """
     flags = _flags(sinks, 3, "sinks_per_layer needs (..., layer, head, key)")
@@ -172,8 +173,8 @@ def _flags(sinks: Any, axes: int, needs: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class BlockEffects(Counts):
-    """Moves of main sinks where a new block begins, against those inside a block. Several samples
-    add up.
+    """Moves of main sinks at the start of a new block, against those inside a block. Several
+    samples add up.
     """
 
     border_moves: int
@@ -195,7 +196,7 @@ class BlockEffects(Counts):
 def block_effects(main: Any, blocks: Any, counted: Any = None) -> BlockEffects:
     """Compare moves at block boundaries with those inside (Rulli et al., Fig. 6b).
 
-    main: (..., step, layer, head) key of the main sink, -1 where the step does not exist.
+    main: (..., step, layer, head) key of the main sink, -1 if the step does not exist.
     blocks: (..., step) block that each step works on (any numbers; a change is a boundary).
     counted: boolean like main, steps to look at (``Motion.counted``); None: all that exist.
     Raises ValueError when the shapes do not fit.
@@ -221,7 +222,7 @@ class SplitSinks(Counts):
     """Heads that give queries of different states different main sinks. Several samples add up."""
 
     split_L: np.ndarray
-    """(layer,) number of (step, head) where masked and unmasked queries have different main
+    """(layer,) number of (step, head) at which masked and unmasked queries have different main
     sinks
     """
     pairs_L: np.ndarray
@@ -232,25 +233,26 @@ class SplitSinks(Counts):
     """(different, there) of masked against prompt queries"""
 
     share_by_layer = share("split_L", "pairs_L")
-    """(layer,) share of (step, head) whose sinks split; NaN where none has both kinds of queries"""
+    """(layer,) share of (step, head) with different main sinks; NaN if none has both kinds of
+    queries
+    """
 
     @property
     def share(self) -> float:
-        """The same of all layers."""
+        """Share of (step, head) with different main sinks, over all layers."""
         return float(ratio(self.split_L.sum(), self.pairs_L.sum()))
 
 
 def split_sinks(main_by_state: Any, share_by_state: Any = None, floor: Any = 0.0) -> SplitSinks:
-    """Where masked and unmasked queries look at different main sinks (Rulli et al., Fig. 6a).
+    """Count the (step, head) at which masked and unmasked queries have different main sinks (Rulli
+    et al., Fig. 6a).
 
     main_by_state: (..., step, state, layer, head) key of the main sink of the queries of each state
-    (masked,
-        committed, prompt), -1 where there are no such queries. The unmasked queries are the
-        committed ones where there are any, else those of the prompt.
+        (masked, committed, prompt), -1 if there are no such queries. The unmasked queries are the
+        committed ones if there are any, else those of the prompt.
     share_by_state: like it, mean weight that the main sink gets from them; with it only sinks over
-    ``floor`` count
-        (number, or an array broadcastable to (..., step, state, layer, head)); without it any
-        greatest key does.
+        ``floor`` count (number, or an array broadcastable to (..., step, state, layer, head));
+        without it any greatest key does.
     Raises ValueError when the shapes do not fit.
     """
     main = np.asarray(main_by_state)

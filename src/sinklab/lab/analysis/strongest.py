@@ -1,5 +1,5 @@
-"""The strongest key of every head: how much of the attention it gets, where it stands, and whether
-it stays.
+"""The strongest key of every head: its share of the attention, its position, and whether it
+stays.
 """
 
 # T steps, W windows of queries, L layers, H heads, K keys (added sinks first, then text positions),
@@ -25,9 +25,9 @@ class Strongest:
     """
 
     weight_TLH: np.ndarray
-    """its mean weight over the queries that may see it, 0 to 1; NaN where no key is defined"""
+    """its mean weight over the queries that may see it, 0 to 1; NaN if no key is defined"""
     key_TLH: np.ndarray
-    """its number, added sinks counted first; -1 where no key is defined"""
+    """its number, added sinks counted first; -1 if no key is defined"""
     added: int
     """added sink columns in front of the keys"""
     mobility_LH: np.ndarray
@@ -40,7 +40,7 @@ class Strongest:
 
     @cached_property
     def weight_LH(self) -> np.ndarray:
-        """Its mean weight, mean over steps; NaN where no key is ever defined."""
+        """Its mean weight, mean over steps; NaN if no key is ever defined."""
         here_TLH = ~np.isnan(self.weight_TLH)
         return ratio(np.where(here_TLH, self.weight_TLH, 0).sum(0, dtype=float), here_TLH.sum(0))
 
@@ -58,12 +58,12 @@ class Strongest:
 
     @property
     def position_TLH(self) -> np.ndarray:
-        """Its text position, from 0; below 0 for an added sink, and NaN where no key is defined."""
+        """Its text position, from 0; below 0 for an added sink, and NaN if no key is defined."""
         return np.where(self.key_TLH < 0, np.nan, self.key_TLH - self.added)
 
     @property
     def first_LH(self) -> np.ndarray:
-        """Share of steps at which it is the first text token; NaN where no key is ever defined."""
+        """Share of steps at which it is the first text token; NaN if no key is ever defined."""
         return ratio((self.key_TLH == self.added).sum(0), (self.key_TLH >= 0).sum(0))
 
     @property
@@ -102,12 +102,12 @@ def strongest(
     mobility_LH: Any = None,
     windows_WLHK: Any = None,
 ) -> Strongest:
-    """The strongest keys of one sample from where they stand (-1: nowhere) and their mean weights,
+    """The strongest keys of one sample from their positions (-1: none) and their mean weights,
     (step, layer, head).
 
     Args:
         added: added sink columns in front of the keys.
-        mobility_LH: that of a model whose queries see the whole canvas (`Motion.mobility`).
+        mobility_LH: mobility of a model with queries that see the whole canvas (`Motion.mobility`).
         windows_WLHK: of an autoregressive model the mean weights by window (see `window_mobility`),
             in its place. Without both, the chance that the keys of two steps differ.
 
@@ -155,8 +155,8 @@ def window_mobility(windows: Any) -> np.ndarray:
 
     A column sum keeps its old rows, so that the strongest key of all queries so far stands still by
     construction; disjoint windows share none. Of two windows only the keys that both see are
-    compared, and a window that sees a single key says nothing. NaN with fewer than two windows that
-    count.
+    compared, and a window that sees a single key is not counted. NaN with fewer than two windows
+    that count.
 
     windows: (window, layer, head, key) mean weight that the queries of each window give the keys
     that all of them may see; NaN elsewhere.

@@ -2,7 +2,7 @@
 flags.
 """
 
-# E thresholds, B bins and what lies below and above them, L layers, H heads, K keys, N scores
+# E thresholds, B bins and those below and above them, L layers, H heads, K keys, N scores
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -30,7 +30,7 @@ class EpsilonCurve(Counts):
     epsilon: np.ndarray
     """(E,) thresholds, rising"""
     scale: str
-    """unit of the threshold, as in ``Excess``"""
+    """unit of the threshold, see ``Excess``"""
     sinks_LE: np.ndarray
     """(layer, E) number of (step, head, key) that are sinks"""
     places_L: np.ndarray
@@ -69,7 +69,7 @@ def epsilon_curve(
 ) -> EpsilonCurve:
     """Count the sinks of ``Excess(epsilon, scale)`` over epsilon.
 
-    received: (..., layer, head, key); visible, positions: as in ``find_sinks``.
+    received: (..., layer, head, key); visible, positions: see ``find_sinks``.
     Time O(size), whatever the number of thresholds; working memory a few (layer, head, key) slabs.
     Raises ValueError for fewer than three axes, thresholds that do not rise, or an unknown scale.
     """
@@ -88,8 +88,7 @@ class CurveCounter:
         grid = np.asarray(epsilons, dtype=float).reshape(-1)
         if len(grid) == 0 or not (np.diff(grid) > 0).all() or not grid[0] >= 0:
             raise ValueError(f"epsilons must rise from at least 0: got {grid.tolist()}.")
-        # Below 1 even the literal mean does not warn; what is wanted here is the check of the
-        # scale.
+        # Below 1 even the literal mean does not warn; this only checks the scale.
         Excess(0.0, scale)
         sinks_LE, places_L = (
             np.zeros((layers, len(grid)), dtype=np.int64),
@@ -160,11 +159,11 @@ def score_histogram(
     """Count the scores a_j as multiples of an even share, in equal bins (``log``: equal on a
     logarithmic scale).
 
-    received: (..., key); visible, positions: as in ``find_sinks``; keys that do not exist or that
-    no query sees do not count. span: first and last border, by default 0 to 64, or 2**-8 to 2**12
-    with ``log``: fixed, so that histograms of samples of different lengths add up. Time O(size),
-    working memory a few slabs. Raises ValueError when the span is empty or, with ``log``, begins at
-    0 or less.
+    received: (..., key); visible, positions: see ``find_sinks``; keys that do not exist or that no
+    query sees do not count. span: first and last border, by default 0 to 64, or 2**-8 to 2**12 with
+    ``log``: fixed, so that histograms of samples of different lengths add up. Time O(size), working
+    memory a few slabs. Raises ValueError when the span is empty or, with ``log``, begins at 0 or
+    less.
     """
     counter = HistogramCounter(bins, span, log)
     one_pass(slabs(received, visible, positions), counter)
@@ -191,7 +190,7 @@ class HistogramCounter:
 
     @property
     def histogram(self) -> ScoreHistogram:
-        """What was counted so far."""
+        """Counts so far."""
         counts_B = np.diff(self.fewer_B, prepend=0)
         return ScoreHistogram(counts_B[1:-1], self.edges, int(counts_B[0]), int(counts_B[-1]))
 
@@ -212,7 +211,7 @@ with warnings.catch_warnings():
 
 @dataclass(frozen=True)
 class RuleRow(Counts):
-    """What one rule flags. Rows of the same rule from several samples add up."""
+    """Counts of the keys that one rule flags. Rows of the same rule from several samples add up."""
 
     same = ("name",)
     name: str
@@ -254,11 +253,10 @@ def compare_rules(
     positions: Any = None,
     rules: Mapping[str, Rule] = DEFAULT_RULES,
 ) -> list[RuleRow]:
-    """One row per rule over ``received`` (..., key); the first rule is the one the others are held
-    against.
+    """One row per rule over ``received`` (..., key); the others are compared with the first rule.
 
-    visible, positions: as in ``find_sinks``. Time O(rules x size), working memory a few slabs.
-    Raises ValueError when there is no rule.
+    visible, positions: see ``find_sinks``. Time O(rules x size), working memory a few slabs. Raises
+    ValueError when there is no rule.
     """
     counter = RuleCounter(rules)
     one_pass(slabs(received, visible, positions), counter)
@@ -273,10 +271,10 @@ class RuleCounter:
             raise ValueError("compare_rules needs at least one rule: got none.")
         self.rules, self.names = list(rules.values()), list(rules)
         self.counts_RN = np.zeros((len(rules), len(fields(RuleRow)) - 1))
-        """what `RuleRow` has of each rule, in its order"""
+        """counts of `RuleRow` for each rule, in its order"""
 
     def add(self, slab: Slab) -> None:
-        """Count what every rule flags in a slab."""
+        """Count the keys that every rule flags in a slab."""
         heads, keys = np.count_nonzero(slab.main >= 0), np.count_nonzero(slab.exists)
         total, first = slab.total.sum(dtype=float), slab.found(self.rules[0])
         for rule, counts_N in zip(self.rules, self.counts_RN, strict=True):
@@ -291,7 +289,7 @@ class RuleCounter:
 
     @property
     def rows(self) -> list[RuleRow]:
-        """What was counted so far."""
+        """Counts so far, a row per rule."""
         kinds: Any = [type(one.default) for one in fields(RuleRow)[1:]]
         return [
             RuleRow(name, *(kind(count) for kind, count in zip(kinds, counts_N, strict=True)))

@@ -1,4 +1,4 @@
-"""Which tokens sinks are: classes, ages and how much oftener than chance."""
+"""Tokens of sinks: classes, ages and how much more frequent they are than by chance."""
 
 # T steps, S positions
 from __future__ import annotations
@@ -18,10 +18,10 @@ from sinklab.core.errors import one_of
 from sinklab.core.sinks.states import COMMITTED, MASKED, STATES
 
 TEXT_CLASSES = ("newline", "whitespace", "punctuation", "digits", "words")
-"""what a token of the language can be"""
+"""classes of a token of the language"""
 
 CLASSES = ("mask", *TEXT_CLASSES, "bos", "eos", "template", "special", "image", "sink")
-"""what a token can be; "eos" holds end of text and end of turn, "template" the words of the chat
+"""all classes of tokens; "eos" holds end of text and end of turn, "template" the words of the chat
 format too
 """
 
@@ -44,7 +44,7 @@ _BYTE = re.compile("<0x([89A-F][0-9A-F])>")
 _PARTS = 4
 """bytes of a character in UTF-8, and so the most tokens that one is spread over"""
 CONTINUED = "◌"
-"""stands where a token goes on with the character of the one before it"""
+"""marks a token that goes on with the character of the one before it"""
 
 # How byte-level BPE and SentencePiece spell white space.
 _SPELLINGS = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n", "ĉ": "\t"})
@@ -54,10 +54,10 @@ def token_class(text: str, special: str = "", template: bool = False) -> str:
     """Class of a token, one of ``CLASSES``.
 
     text: decoded text or byte-level spelling ("Ġthe"); a part of a character ("<0xE2>", "\\ufffd")
-    counts as words. special: role of the token id: "" for language, or mask, bos, eos, eot, pad,
-    template, image, other, sink. template: the position belongs to the chat format. Its words, line
-    ends and lesser specials are then "template";
-        mask, bos, eos, image and sink stay what they are.
+        counts as words. special: role of the token id: "" for language, or mask, bos, eos, eot,
+        pad, template, image, other, sink. template: the position belongs to the chat format. Its
+        words, line ends and lesser specials are then "template"; mask, bos, eos, image and sink
+        stay unchanged.
     Raises ValueError for an unknown role.
     """
     if special:
@@ -98,8 +98,8 @@ def characters(texts: Sequence[str]) -> list[str]:
 
 
 def token_classes(texts: Any, specials: Any = "", templates: Any = False) -> np.ndarray:
-    """``token_class`` of whole arrays: object array of the shape of ``texts``; None where the text
-    is None.
+    """``token_class`` of whole arrays: object array of the shape of ``texts``; None if the text is
+    None.
 
     specials and templates broadcast to texts. Every distinct token is classed once.
     """
@@ -113,13 +113,12 @@ def token_classes(texts: Any, specials: Any = "", templates: Any = False) -> np.
 
 
 def token_ages(states_TS: Any) -> np.ndarray:
-    """Age of every position at every step, object array of ``AGES``; None where there is no
-    position.
+    """Age of every position at every step, object array of ``AGES``; None if there is no position.
 
     states_TS: (..., step, position) codes 0 masked, 1 committed, 2 prompt (``STATES``), or -1 for
     no position. A position is just committed when it is committed and was masked, or not there yet
     (a decoder that appends), at the step before. At the first step nothing is known to be just
-    committed. Where steps were recorded at intervals, "just" means since the step recorded before.
+    committed. If steps were recorded at intervals, "just" means since the step recorded before.
     Raises ValueError for other codes.
     """
     states = np.asarray(states_TS)
@@ -140,7 +139,7 @@ class Enrichment:
     """One row per label, most frequent sink first; equally long columns."""
 
     label: list[str]
-    """what was counted"""
+    """the labels counted"""
     events: np.ndarray
     """number of sink events"""
     occurrences: np.ndarray
@@ -156,15 +155,15 @@ class Enrichment:
 def enrichment(labels: Any, events: Any) -> Enrichment:
     """Count sink events per label against how often the label is there at all.
 
-    labels: strings, one per place (sample, step, position), any shape; None where the place does
-    not exist. events: numbers of the same shape, how many (layer, head) pairs have a sink there.
-    Raises ValueError when the shapes differ or no place exists.
+    labels: strings, one per place (sample, step, position), any shape; None if the place does not
+    exist. events: numbers of the same shape, how many (layer, head) pairs have a sink there. Raises
+    ValueError when the shapes differ or no place exists.
     """
     return enriched([tallied(labels, events)])
 
 
 def tallied(labels: Any, events: Any) -> pd.DataFrame:
-    """What ``enrichment`` counts of each label, which is the index: events, places. Samples are
+    """Counts of ``enrichment`` for each label, which is the index: events, places. Samples are
     counted one by one.
     """
     names, counts = np.asarray(labels, dtype=object), np.asarray(events, dtype=float)
@@ -184,7 +183,7 @@ def tallied(labels: Any, events: Any) -> pd.DataFrame:
 
 
 def enriched(tables: Sequence[pd.DataFrame]) -> Enrichment:
-    """The enrichment of what several samples have, each as ``tallied`` counts it."""
+    """The enrichment of the counts of several samples, each as ``tallied`` counts it."""
     found = (
         pd.concat(tables)
         .groupby(level=0)

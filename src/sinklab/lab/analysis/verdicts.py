@@ -1,5 +1,5 @@
-"""Statements about a model, held against measured numbers: each one says yes, no or not measured,
-in one sentence.
+"""Statements about a model, tested on measured numbers: each one says yes, no or not measured, in
+one sentence.
 """
 
 import math
@@ -31,11 +31,11 @@ class Verdict:
     "96 % filtered" 
     """
     holds: bool | None
-    """True or False as measured; None where the numbers cannot tell or are not there"""
+    """True or False as measured; None if the result is inconclusive or the numbers are missing"""
     value: float
-    """the number that decides; NaN where there is none"""
+    """the number that decides; NaN if there is none"""
     threshold: float
-    """what it is held against"""
+    """the bound that it is compared with"""
     sentence: str
     """one sentence with the numbers in it"""
     signature: bool = True
@@ -43,18 +43,18 @@ class Verdict:
     autoregressive ones do
     """
     estimate: Estimate | None = None
-    """value with its interval over samples; None where nothing was measured, or not sample by
+    """value with its interval over samples; None if nothing was measured, or not sample by
     sample
     """
     p: float = math.nan
-    """p-value of value against threshold, over samples; NaN where no verdict could be given"""
+    """p-value of value against threshold, over samples; NaN if no verdict could be given"""
 
 
 def holm(found: Sequence[Verdict]) -> list[Verdict]:
-    """The verdicts of one page, of which a false one is to turn up on at most 5 % of pages (Holm
+    """The verdicts of one page, corrected so that at most 5 % of pages have a false one (Holm
     1979).
 
-    Those that have a p-value count. A verdict that does not stand the correction for their number
+    Verdicts with a p-value count. A verdict that does not pass the correction for their number
     holds None, and its sentence says so.
     """
     ranked = sorted(
@@ -117,9 +117,8 @@ def masking_cost(
     """Failure signature «masking the sinks costs more than 5 %» (Rulli et al.): dependence as in
     autoregressive models.
 
-    plain, masked: (sample,) what each row or problem scores without and with the sinks masked.
-    measure: "loss" (rising
-        is worse) or "accuracy" (falling is worse).
+    plain, masked: (sample,) score of each row or problem without and with the sinks blocked.
+    measure: "loss" (rising is worse) or "accuracy" (falling is worse).
     The cost is the relative change of the mean for the worse. Holds or not when its interval over
     samples lies on one side of the threshold, else None; differences are paired, and the mean of
     ``plain`` counts to first order (the delta method). Raises ValueError for another measure, for
@@ -162,14 +161,13 @@ def recovery(
     """Failure signature «no recovery after part of the context was hidden» (Rulli et al.): fixed
     anchors.
 
-    Judged by what is written after the cut: how much less likely the model finds the tokens that
-    its uncut twin writes then. Hiding context costs something wherever it lies; what counts is what
-    hiding the stretch around the main sink costs beyond hiding one of the same length where few
-    heads have a sink. A study with ``truncate`` tabulates both.
+    Judged by the text after the cut: how much less likely the model finds the tokens that its uncut
+    twin writes then. Hiding context costs something wherever it lies; the verdict is on the cost of
+    hiding the stretch around the main sink beyond that of one of the same length at which few heads
+    have a sink. A study with ``truncate`` tabulates both.
 
     sink, control: (sample,) log-probability that a token of the twin loses on average, in nats,
-    with the one or the
-        other stretch hidden; NaN where a sample has no such stretch.
+        with the one or the other stretch hidden; NaN if a sample has no such stretch.
     held: shares of attention that the two stretches held, for the sentence.
     threshold: in nats; at 0.1 each token is a tenth less likely.
     Holds (a bad sign) when the interval of the mean difference over samples lies above the
@@ -208,21 +206,19 @@ def _paired(what: str, one: Any, other: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def new_sinks(lost: Any, renormalised: Any, recovered: Any, *, within: int | None = None) -> str:
-    """How many heads whose sink was hidden have a new one, in a sentence: a description, whatever
-    they write then.
+    """A sentence on how many heads with a hidden sink have a new one: a description, whatever they
+    write then.
 
     Attention sums to 1, so when a sink is hidden the others receive more, and one of them may pass
     the rule without anything having been rebuilt. Heads count that have no sink by such
-    renormalisation, and those that lost their sink are held against the base rate, that of the
+    renormalisation, and those that lost their sink are compared with the base rate, that of the
     others.
 
-    lost: boolean (sample, head): the main sink of the head lay in what was hidden.
-    renormalised: boolean, same shape: of what was left, a key passes the rule when the attention
-    before the cut is
-        divided by what was not hidden.
+    lost: boolean (sample, head): the main sink of the head lay in the hidden stretch.
+    renormalised: boolean, same shape: one of the keys left passes the rule when the attention
+    before the cut is divided by the share that was not hidden.
     recovered: boolean, same shape: afterwards the head had a main sink that passes the rule. A
-    study with ``truncate``
-        tabulates all three.
+        study with ``truncate`` tabulates all three.
     within: number of steps it was given.
     Samples without heads of both kinds do not count. Raises ValueError when shapes differ.
     """
@@ -290,7 +286,7 @@ def _nats(number: float) -> str:
 
 
 def _over_samples(found: Estimate, centre: str = "median", shown: Shown = _percent) -> str:
-    """Where the samples lie: the interval, or the range of too few."""
+    """Spread of the samples: the interval, or the range of too few."""
     if found.samples == 1:
         return "1 sample"
     span = f"{shown(found.low)} to {shown(found.high)}"
@@ -307,8 +303,8 @@ def _judged(
     words: tuple[str, str],
     shown: Shown = _percent,
 ) -> Verdict:
-    """Numbers, and the words for above or below the threshold; where that cannot be told, what
-    could have been.
+    """Numbers, and the words for above or below the threshold; if inconclusive, the detectable
+    difference.
     """
     threshold = verdict.keywords["threshold"]
     holds = found.above(threshold)

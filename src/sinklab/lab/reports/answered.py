@@ -1,5 +1,5 @@
-"""What a study knows of the three questions (`sinklab.lab.analysis.answers`): taken from its
-samples and its losses.
+"""Answers to the three questions of a study (`sinklab.lab.analysis.answers`), from its samples and
+losses.
 """
 
 # T steps, H heads, K keys (added sinks first), N samples
@@ -33,14 +33,14 @@ from sinklab.lab.reports.samples import ADDED, Sample
 from sinklab.lab.reports.words import quoted, words_of
 
 FIRST = "first token"
-"""names the text position 0, whatever stands there"""
+"""names the text position 0, whatever its token"""
 OTHER = "other token"
 MOST_HOLDERS = 4
 
 
 def seen_of(sample: Sample) -> dict[str, Any]:
-    """What one sample says of its strongest keys, by name as in `Existence`; holders: how often
-    each token is one.
+    """Facts about the strongest keys of one sample, by name as in `Existence`; ``holders``: how
+    often each token is one.
     """
     seen = sample.seen
     here_TLH = seen.main_TLH >= 0
@@ -78,9 +78,7 @@ def _holders(sample: Sample) -> Counter[str]:
 
 
 def answers_of(study: Any) -> Answers:
-    """The three answers about the model of a study, a `Study`; its controls are those that the run
-    has.
-    """
+    """The three answers about the model of a study, a `Study`, with the controls of its run."""
     return Answers(study.label, (_exists(study), _stays(study), _costs(study)))
 
 
@@ -143,7 +141,7 @@ def _costs(study: Any) -> Answer:
 
 
 def _cost(study: Any) -> Cost | None:
-    """The losses with the fewest keys masked, one where that was scored."""
+    """The losses with the fewest keys blocked (one, if that was scored)."""
     table = study.table("heldout")
     if table is None:
         return None
@@ -173,7 +171,7 @@ def _cost(study: Any) -> Cost | None:
 
 
 def command_of(study: Any, name: str) -> str:
-    """What measures what a card of the page shows: a command, or Python where no command can load
+    """The command that measures the numbers of a card of the page, or Python if no command can load
     the model.
     """
     model, words = study.run.info.model, words_of("story", name)

@@ -1,6 +1,4 @@
-"""From run folders to report.html: what stands on the page, as data; page.jinja makes markup of
-it.
-"""
+"""From run folders to report.html: content of the page, as data; page.jinja makes its markup."""
 
 import base64
 import io
@@ -65,7 +63,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; one with a summary stands behind that line."""
+    """A table; one with a summary is folded behind that line."""
 
     head: Sequence[Any]
     rows: Sequence[Sequence[Any]]
@@ -79,7 +77,7 @@ class Picture:
     light: str
     dark: str
     words: str
-    """what stands in its place where it is not seen"""
+    """text in its place if it is not seen"""
 
 
 @dataclass(frozen=True)
@@ -96,9 +94,9 @@ class Card:
     pictures: Sequence[Picture] = ()
     chart: Chart | None = None
     texts: Sequence[Any] | None = None
-    """what was written, a list of rows per sample; empty where none was kept"""
+    """the texts written, a list of rows per sample; empty if none was kept"""
     run: Run | None = None
-    """what was run"""
+    """the run of the card"""
 
 
 Part = dict[str, Any]
@@ -126,7 +124,7 @@ def _part(anchor: str, cards: list[Card], sentences: Sequence[str] = ()) -> Part
 def picture(
     name: str, runs: Any, words: str, top: float | None = None, **options: Any
 ) -> list[Picture]:
-    """A figure of the runs, with its options, which ends at ``top``; none where they did not record
+    """A figure of the runs, with its options, which ends at ``top``; none if they did not record
     enough for it.
     """
     addresses = []
@@ -165,16 +163,14 @@ def as_it_is(frame: pd.DataFrame, summary: str = "") -> Table:
 
 
 def measured(kind: str, runs: list[Any]) -> list[Part]:
-    """The cards of cards.toml, of the runs that have what they show."""
+    """The cards of cards.toml, of the runs that have the data they show."""
     # One part, so that the style packs short and tall cards below each other.
     cards = [card for row in words_of("cards", kind) if (card := _card(kind, row, runs))]
     return [_part("measured", cards)] if cards else []
 
 
 def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
-    """One card; None without a run that has anything to show, and without a picture where it has
-    some.
-    """
+    """One card; None without sentences and figure (for training runs, without a figure)."""
     anchor, title, how = row["anchor"], row["title"], row["how"]
     if kind == "study":
         runs = [
@@ -196,10 +192,9 @@ def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
 
 
 def judged(studies: list[Study]) -> list[tuple[str, bool | None, str]]:
-    """The verdicts: which statement was held against which run and its answer, whether it holds,
-    the sentence.
+    """The verdicts: each statement with its run and its answer, whether it holds, the sentence.
 
-    They are corrected for the number of all that stand on the page.
+    They are corrected for the number of all on the page.
     """
     found = [(study, verdict) for study in studies if study.layers for verdict in study.verdicts]
     corrected = holm([verdict for _, verdict in found])
@@ -214,8 +209,8 @@ def judged(studies: list[Study]) -> list[tuple[str, bool | None, str]]:
 
 
 def parts_of(runs: list[Any], *, is_small: bool = False) -> list[Part]:
-    """Everything below the findings, in reading order; what was run closes the page. A small one
-    has fewer pictures.
+    """Everything below the findings, in reading order; the facts of the runs close the page. A
+    small one has fewer pictures.
     """
     middle = (
         _of_trainings(runs)
@@ -285,7 +280,7 @@ def _token_tables(study: Study) -> list[Table]:
 
 
 def _texts(study: Study) -> list[list[dict[str, Any]]]:
-    """What was written for every prompt, under each number of hidden sinks: a list of rows per
+    """Texts written for every prompt, under each number of blocked sinks: a list of rows per
     sample.
     """
     frame = study.generations
@@ -355,22 +350,22 @@ def report(
     """Write ``report.html`` (one file that loads nothing) into the folder ``out``; returns its
     path.
 
-    Studies make a page that explores what they recorded, training runs one of curves: what was
-    learned, and how sinks came up. Several runs of one kind are shown side by side in the order
-    given. What a run did not get to write is left out and said so. Files of figures are drawn by
-    `sinklab.lab.reports.draw_all`.
+    Studies make a page that explores what they recorded, training runs one of curves: losses, and
+    how sinks emerged. Several runs of one kind are shown side by side in the order given. Results
+    that a run did not get to write are left out, and the page says so. Files of figures are drawn
+    by `sinklab.lab.reports.draw_all`.
 
     Args:
         runs: run folders that were opened, of one kind.
-        out: folder, made where it is not there.
-        rule: what counts as a sink in studies, or its text such as "excess:epsilon=5"; None for
+        out: folder, made if it does not exist.
+        rule: the definition of a sink in studies, or its text such as "excess:epsilon=5"; None for
             `sinklab.core.sinks.rules.DEFAULT`.
-        received: what the rule reads: "received" (where it is empty), from all queries, or
+        received: the statistic that the rule reads: "received" (if empty), from all queries, or
             "received_from_masked", if the runs recorded it: from the masked queries, which decide
             the tokens. Steps with fewer than 8 of them count as if they had not been recorded.
         tables: formats of the tables in the folder of this name; empty writes none.
         megabytes: how large the part of each study on the page may be. A larger page holds more
-            samples, and more keys of every head; it says what it holds. One of less than half a
+            samples, and more keys of every head; it states its extent. One of less than half a
             megabyte leaves out the pictures of statistics that have no figure of their own.
 
     Raises:
@@ -382,7 +377,7 @@ def report(
             f"megabytes says how large the part of each run may be, above 0: got {megabytes}."
         )
     readers = as_shown(runs, rule=rule, received=received)
-    # What reads the runs comes first: damaged ones leave no folder behind.
+    # The runs are read first: damaged ones leave no folder behind.
     content = _content(readers, int(ARRAYS * megabytes * 1e6))
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -402,15 +397,15 @@ def plain_page(path: Path, run: Run, *, title: str, lead: str, parts: Sequence[P
 
     Args:
         path: of the file.
-        run: what was run; its facts close the page.
+        run: the run; its facts close the page.
         title: of the page.
-        lead: what the page shows, below the title.
-        parts: what stands below that, in reading order.
+        lead: a summary of the page, below the title.
+        parts: the sections below that, in reading order.
     """
     content: dict[str, Any] = {"title": title, "lead": lead}
     content |= {"parts": [*parts, _part("runs", [Card(run.info.model["name"], run=run)])]}
     content |= {"version": run.info.versions.get("sinklab", ""), "allowed": "'none'", "written": 0}
-    # what pages of studies have
+    # keys of the pages of studies
     content |= dict.fromkeys(("sentences", "story", "verdicts", "status"), ())
     content |= dict.fromkeys(("contrast", "shown", "script", "explored"), "")
     text = templates().get_template("page.jinja").render(content).lstrip()
@@ -436,7 +431,7 @@ def answers(runs: Runs, *, rule: Rule | None = None) -> tuple[list[Answers], str
 
 
 def _content(runs: list[Any], budget: int) -> dict[str, Any]:
-    """What page.jinja shows but for what lies beside it; ``budget``: characters of the arrays of
+    """The content of page.jinja except the parts beside it; ``budget``: characters of the arrays of
     each study.
     """
     is_study = isinstance(runs[0], Study)

@@ -1,4 +1,4 @@
-"""What figures show, as arrays, and how it is drawn: one preparation for files, page and the
+"""Content of figures, as arrays, and how it is drawn: one preparation for files, page and the
 numbers below charts.
 """
 
@@ -24,7 +24,7 @@ from sinklab.lab.reports.words import number
 
 RASTERED = 1500
 FLOOR = 0.5
-"""where a logarithmic colour scale begins: half an even share"""
+"""lower end of a logarithmic colour scale: half an even share"""
 FEW = 3
 """lines that each have an entry of the legend; of more, runs and kinds of line have one each"""
 DASHES = {"-": "none", "--": "7 3", ":": "2 3", "-.": "8 3 2 3"}
@@ -33,7 +33,7 @@ DASHES = {"-": "none", "--": "7 3", ":": "2 3", "-.": "8 3 2 3"}
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: what it shows and where it ends."""
+    """One axis: its quantity and its ends."""
 
     label: str = ""
     """with the unit"""
@@ -44,15 +44,15 @@ class Axis:
     linear: float = 1
     low: float | None = None
     high: float | None = None
-    """its ends; None: where the lines end"""
+    """its ends; None: the ends of the lines"""
     whole: bool = False
     """whole numbers alone"""
     names: Sequence[str] = ()
-    """what stands at 0, 1, 2, …: places at even distances"""
+    """labels at 0, 1, 2, …: places at even distances"""
     below: str = ""
-    """what values below 0 stand for"""
+    """meaning of values below 0"""
     ticks: Sequence[float] = ()
-    """where numbers stand; none: chosen"""
+    """places of the numbers; none: chosen"""
 
     def said(self, value: float) -> str:
         """A number of this axis."""
@@ -71,16 +71,16 @@ class Line:
     run: str = ""
     """label of the run"""
     name: str = ""
-    """what its entry in the legend says; runs that differ in their seed alone share one"""
+    """text of its entry in the legend; runs that differ in their seed alone share one"""
     words: str = ""
-    """what the line shows of the run"""
+    """quantity of the run that the line shows"""
     colour: int = 0
     marker: int = 0
     style: Any = "-"
     """kind of line; all but full lines have hollow markers"""
     low: Any = None
     high: Any = None
-    """ends of the 95 % intervals, NaN where there is none; None without any"""
+    """ends of the 95 % intervals, NaN for a point without one; None without any"""
     kind: str = "line"
     """line, bars (intervals as bars), steps (``x`` has the borders), path (holds its place), dots,
     said (a dot with its words beside it), or faint"""
@@ -105,11 +105,11 @@ class Chart:
     marks: Sequence[Mark] = ()
     title: str = ""
     words: str = ""
-    """what a panel shows, in a sentence of the caption"""
+    """content of a panel, in a sentence of the caption"""
 
     @property
     def entries(self) -> list[str]:
-        """What each line is called: its words alone where all lines are of one run."""
+        """Name of each line: its words alone if all lines are of one run."""
         several = len({line.run for line in self.lines}) > 1
         return [
             f"{line.run}: {line.words}"
@@ -166,7 +166,7 @@ class Chart:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """What the script of the page draws."""
+        """The data that the script of the page draws."""
         series = []
         for entry, line in zip(self.entries, self.lines, strict=True):
             columns = (
@@ -217,7 +217,7 @@ class Map:
     values_RC: np.ndarray
     """NaN is left blank"""
     scale: str
-    """what the colours mean, with the unit"""
+    """meaning of the colours, with the unit"""
     rows: Axis
     columns: Axis
     """their names are those of all rows and columns"""
@@ -233,7 +233,7 @@ class Map:
     """cells with a dot"""
     title: str = ""
     words: str = ""
-    """what a panel shows, in a sentence of the caption"""
+    """content of a panel, in a sentence of the caption"""
 
     @property
     def top(self) -> float:
@@ -248,7 +248,7 @@ def draw(
     """Draw it on axes. ``top``: end of the (colour) scale; ``alone``: its legend or colour bar
     stands at these axes.
 
-    Returns what a colour bar is made of; None for a chart.
+    Returns the image that a colour bar is made of; None for a chart.
     """
     if isinstance(shown, Map):
         image = _draw_map(axes, shown, look, top or shown.top)
@@ -397,13 +397,13 @@ def _draw_map(axes: Axes, shown: Map, look: Theme, top: float) -> Any:
         row, column = np.nonzero(shown.unsure_RC)
         axes.plot(column + 0.5, row + 0.5, ".", color=look.muted, markersize=3)
     axes.spines[["left", "bottom"]].set_visible(False)
-    # what has neither marks nor labels is not laid out
+    # axes with neither marks nor labels are not laid out
     axes.tick_params(length=0, left=False, bottom=False)
     return image
 
 
 def colour_bar(image: Any, axes: Any, shown: Map) -> None:
-    """The bar of a map, or of a grid of maps, with what its colours mean."""
+    """The bar of a map, or of a grid of maps, with the meaning of its colours."""
     bar = image.figure.colorbar(image, ax=axes, pad=0.02, aspect=28)
     bar.outline.set_visible(False)
     if shown.log:

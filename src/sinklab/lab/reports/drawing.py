@@ -1,5 +1,5 @@
-"""What a figure is: a registered function that draws runs of one kind, declared over a table of
-facts or by hand.
+"""Figures: registered functions that draw runs of one kind, declared over a table of facts or by
+hand.
 """
 
 import inspect
@@ -37,7 +37,7 @@ NEEDS: dict[str, Callable[[Any], Any]] = {
     "history": lambda run: run.history is not None,
     "bounds": lambda run: len(run.measured.bounds),
 }
-"""what figures need -> whether a run has it; cards.toml says how its absence is told"""
+"""name of a need of figures -> whether a run has it; cards.toml words its absence"""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Curve:
     of: str
     """column of the table of facts, or an expression over columns: ``100 * text_share``"""
     words: str = ""
-    """what it shows, behind the name of the run"""
+    """its quantity, behind the name of the run"""
     style: str = "-"
     """kind of line; all but full lines have hollow markers"""
     added: bool = False
@@ -83,9 +83,9 @@ class Figure:
     """A figure by its name: call it with runs, and with axes to draw on; ``theme`` is light or
     dark.
 
-    Returns the axes, or the figure where it has several panels. Raises NotRecorded when no run
-    recorded what it needs, ValueError for runs of another kind, an unknown theme, and options that
-    do not fit.
+    Returns the axes, or the figure if it has several panels. Raises NotRecorded when no run
+    recorded the data it needs, ValueError for runs of another kind, an unknown theme, and options
+    that do not fit.
     """
 
     name: str
@@ -106,19 +106,19 @@ class Figure:
     it are left out
     """
     ends: tuple[float | None, float | None] = (0, None)
-    """of the vertical axis; None: where the numbers end"""
+    """of the vertical axis; None: the ends of the numbers"""
     least: float = 0
     """the vertical axis reaches at least this"""
     marks: Sequence[Mark] = ()
     """lines at places of the axes"""
     prepared: bool = False
-    """the function returns what is shown, a `Chart` or a `Map`; with ``columns`` a list of them"""
+    """the function returns its content, a `Chart` or a `Map`; with ``columns`` a list of them"""
     columns: int = 0
     """panels beside each other"""
     share: str = "xy"
     """axes that panels share; "own": each has its legend"""
     size: tuple[float, float] = (4.6, 2.8)
-    """inches of what is prepared or declared, of each panel where there are several"""
+    """inches of a prepared or declared figure, of each panel if there are several"""
 
     def __post_init__(self) -> None:
         update_wrapper(self, self.draw)
@@ -138,8 +138,8 @@ class Figure:
     def __call__(
         self, runs: Any, *options: Any, theme: str = "light", top: float | None = None, **named: Any
     ) -> Any:
-        """Draw the runs, or of several the first where the figure shows one. ``top``: the end of
-        the (colour) scale of what is prepared.
+        """Draw the runs, or the first of several if the figure shows one. ``top``: the end of the
+        (colour) scale of a prepared figure.
         """
         look, bound = style.theme_named(theme), self.__signature__.bind(runs, *options, **named)
         with style.themed(look):
@@ -162,7 +162,7 @@ class Figure:
         return axes
 
     def prepare(self, runs: Any, *options: Any, **named: Any) -> Any:
-        """What a declared or prepared figure shows: a `Chart` or `Map`, or a list of them."""
+        """Content of a declared or prepared figure: a `Chart` or `Map`, or a list of them."""
         readers = self._readers(runs)
         return self._declared(readers) if self.y else self.draw(readers, *options, **named)
 
@@ -178,7 +178,7 @@ class Figure:
         return max(tops, default=None)
 
     def _readers(self, runs: Any) -> Any:
-        """The runs that have what the figure needs; the first of them where it shows one."""
+        """The runs that have the data the figure needs; the first of them if it shows one."""
         readers = as_shown(runs, self.kind)
         readers = readers[:1] if self.alone else readers
         for name in () if self.y else [self.needs] if isinstance(self.needs, str) else self.needs:
@@ -186,7 +186,7 @@ class Figure:
         return readers[0] if self.alone else readers
 
     def _declared(self, runs: Any) -> Chart:
-        """What is declared, as a chart."""
+        """The declared curves, as a chart."""
         readers, needs = runs, self.needs if isinstance(self.needs, str) else "attention"
         try:
             kept = having(readers, needs, lambda run: _has(run.over(self.x), self.y))
@@ -212,7 +212,7 @@ class Figure:
 
 
 def figure(name: str, **declared: Any) -> Callable[[Callable[..., Any]], Figure]:
-    """A decorator that registers a figure; the docstring of the function says what is seen.
+    """A decorator that registers a figure; the docstring of the function is the caption.
 
     With ``y``, the figure is declared: for every run the curves ``y`` of its facts over ``x``. The
     function gets the axes and the theme when they are drawn, and may add to them or set their
@@ -242,8 +242,8 @@ def figures_of(kind: str) -> dict[str, Figure]:
 
 
 def having(readers: list[Any], needs: str, has: Callable[[Any], object] | None = None) -> list[Any]:
-    """Those of the runs that recorded what a figure needs, by NEEDS or by ``has``. NotRecorded when
-    there is none.
+    """Runs that recorded the data a figure needs, by NEEDS or by ``has``. NotRecorded if there is
+    none.
     """
     found = [run for run in readers if (has or NEEDS[needs])(run)]
     if not found:
@@ -261,7 +261,7 @@ def _has(table: pd.DataFrame, curves: Sequence[Curve]) -> bool:
 
 
 def _misspelt(table: pd.DataFrame, x: str, curves: Sequence[Curve]) -> str:
-    """The names near an axis or a column that is not there: what seems not to be recorded may be
+    """Names near an axis or a column that is not there: a name that seems not to be recorded may be
     misspelt.
     """
     if table.empty:
@@ -275,7 +275,7 @@ def _misspelt(table: pd.DataFrame, x: str, curves: Sequence[Curve]) -> str:
 
 
 def _values(table: pd.DataFrame, curve: Curve) -> np.ndarray:
-    """The numbers of a curve; none where a column is missing."""
+    """The numbers of a curve; none if a column is missing."""
     columns = re.findall(r"[A-Za-z_]\w*", curve.of)
     if not set(columns) <= set(table.columns):
         return np.zeros(0)
@@ -284,7 +284,7 @@ def _values(table: pd.DataFrame, curve: Curve) -> np.ndarray:
 
 
 def _lines(one: Look, x: str, curves: Sequence[Curve], several: bool) -> list[Line]:
-    """The curves of a run, with intervals over its samples; runs have colours, or the curves where
+    """The curves of a run, with intervals over its samples; runs have colours, or the curves if
     there is one run.
     """
     table, each, found = one.run.over(x), one.run.each(x), []
@@ -301,7 +301,7 @@ def _lines(one: Look, x: str, curves: Sequence[Curve], several: bool) -> list[Li
 
 
 def intervals(values: np.ndarray, at: Any, places: Any) -> tuple[Any, Any]:
-    """Ends of the 95 % intervals over samples at each place; None for both where there are too few
+    """Ends of the 95 % intervals over samples at each place; None for both if there are too few
     samples.
 
     values: one a sample and place. at: the place of each.
@@ -314,7 +314,7 @@ def intervals(values: np.ndarray, at: Any, places: Any) -> tuple[Any, Any]:
 
 
 def warm_starts(readers: list[Any], x: str) -> list[Mark]:
-    """Where causal warm starts end."""
+    """Marks at the ends of causal warm starts."""
     steps = sorted({run.causal_steps for run in readers} - {0}) if x == "step" else ()
     return [Mark("x", step, "diffusion from here") for step in steps]
 
@@ -337,12 +337,12 @@ def drawn_as(readers: list[Any]) -> list[Look]:
 
 @dataclass
 class Drawn:
-    """What ``draw_all`` did."""
+    """Result of ``draw_all``."""
 
     written: list[Path] = field(default_factory=list)
     """files, in the order drawn"""
     skipped: dict[str, str] = field(default_factory=dict)
-    """name of a figure, and of the run where there are several -> why it was not drawn"""
+    """name of a figure, and of the run if there are several -> reason that it was not drawn"""
 
 
 def draw_all(
@@ -357,15 +357,14 @@ def draw_all(
     """Draw every registered figure that the runs, all of one kind, recorded enough for, into
     ``folder``.
 
-    Files are called after the figure, and after the run where it shows one of several:
+    Files are called after the figure, and after the run if it shows one of several:
     ``sink_paths-tiny.png``; those of the dark theme end in ``-dark``. Several runs share the
     figures that can show them together, and the colour scale of those that cannot. The same run
-    gives the same files byte for byte. What cannot be drawn is skipped and told why. Raises
-    ValueError for unknown formats, themes, names or papers.
+    gives the same files byte for byte. A figure that cannot be drawn is skipped, and the reason is
+    told. Raises ValueError for unknown formats, themes, names or papers.
 
-    paper: what the figures are for, one of `style.PAPERS`, which sets widths and sizes of letters;
-    each figure then has
-        its caption beside it, NAME.txt, and the models in its name.
+    paper: the venue of the figures, one of `style.PAPERS`, which sets widths and sizes of letters;
+        each figure then has its caption beside it, NAME.txt, and the models in its name.
     """
     readers, target = as_shown(runs, any_kind=True), Path(folder)
     known = figures_of(readers[0].run.info.kind)
@@ -417,9 +416,7 @@ def draw_all(
 
 
 def caption(drawn: Figure, readers: list[Any]) -> str:
-    """What stands below a figure: what is seen, and of which runs, with their samples, seeds and
-    settings.
-    """
+    """The caption of a figure: its content and its runs, with their samples, seeds and settings."""
     shown = drawn.prepare(readers) if drawn.y or drawn.prepared else []
     panels = shown if drawn.columns else [shown]
     has_intervals = any(isinstance(one, Chart) and one.has_intervals for one in panels)
@@ -429,7 +426,7 @@ def caption(drawn: Figure, readers: list[Any]) -> str:
         .partition("\nRaises:")[0]
         .split()
     )
-    # but for what is said to whoever calls it
+    # without the sentences for callers
     words = " ".join(
         one
         for one in re.split(r"(?<=\.) (?=[A-Z(])", said)
@@ -443,9 +440,7 @@ def caption(drawn: Figure, readers: list[Any]) -> str:
 
 
 def file_names(readers: list[Reader], *, always: bool = False) -> list[str]:
-    """What the names of the files of each run end in: nothing when there is one run, but for
-    ``always``.
-    """
+    """Endings of the file names of each run: nothing if there is one run, but for ``always``."""
     if len(readers) == 1 and not always:
         return [""]
     plain = [re.sub(r"[^A-Za-z0-9._]+", "-", run.label).strip("-.") or "run" for run in readers]

@@ -78,8 +78,7 @@ def sinks_per_layer(axes: Axes, look: Theme) -> None:
     """Mean number of sinks of a head at a step, per layer (analysis paper, Sec. 4.2: LLaDA's falls
     with depth).
 
-    Full line: all sinks; dashed: those on text positions, drawn where an added sink makes them
-    differ.
+    Full line: all sinks; dashed: those on text positions, drawn if an added sink makes them differ.
     """
 
 
@@ -107,7 +106,7 @@ def mobility_by_layer(axes: Axes, look: Theme) -> None:
     y=(Curve("sinks", "all"), Curve("text_sinks", "on text", "--", added=True)),
 )
 def sinks_over_training(axes: Axes, look: Theme) -> None:
-    """Sinks of a head over steps: all (full line), and those among the text where added ones make
+    """Sinks of a head over steps: all (full line), and those among the text if added ones make
     these differ.
     """
 
@@ -160,8 +159,8 @@ def trained_norms(axes: Axes, look: Theme) -> None:
     """Norm of values by layer at the end, relative to that of other text: added sinks, dashed text
     sinks (as Fig. 3a).
 
-    Both of visible text (where the monitor has no value_masked, masks are among the other text).
-    Runs of other widths and layers of other scales share one axis so; 1 is like any other token.
+    Both of visible text (if the monitor has no value_masked, masks are among the other text). Runs
+    of other widths and layers of other scales share one axis so; 1 is like any other token.
     """
 
 
@@ -177,7 +176,7 @@ def split_sinks(axes: Axes, look: Theme) -> None:
     """Share of heads whose masked and unmasked queries have different main sinks, per layer
     (analysis paper, Fig. 6a).
 
-    Of the (sample, recorded step, head) in which both have a main sink that passes the rule.
+    Among the (sample, recorded step, head) in which both have a main sink that passes the rule.
     """
 
 
@@ -193,7 +192,7 @@ def split_sinks(axes: Axes, look: Theme) -> None:
     needs="a run in several blocks, with sinks at their borders",
 )
 def block_moves(axes: Axes, look: Theme) -> None:
-    """How often main sinks move where a new block begins (full line) and inside blocks (dotted),
+    """How often main sinks move at the start of a new block (full line) and inside blocks (dotted),
     per layer.
 
     The analysis paper's Fig. 6b as a rate, in percent of the successive recorded steps at which the
@@ -213,7 +212,7 @@ def overlap_by_step(axes: Axes, look: Theme) -> None:
     """Sinks that stay from one recorded step to the next: Jaccard overlap, mean over layers, heads
     and samples.
 
-    1 where the same keys are sinks at both, 0 where none is.
+    1 if the same keys are sinks at both, 0 if none is.
     """
 
 
@@ -251,9 +250,9 @@ def value_norms_by_state(axes: Axes, look: Theme) -> None:
     """Length of value vectors of sinks over that of other positions in the same state, by layer and
     state.
 
-    Norms of layers differ tenfold and masks differ from text in everything, so that each is held
-    against its own kind: below 1 a sink carries less than its like (sink-token paper, Fig. 1 and
-    3a).
+    Norms of layers differ tenfold and masks differ from text in everything, so that each is
+    compared with its own kind: below 1 a sink carries less than its like (sink-token paper, Fig. 1
+    and 3a).
     """
 
 
@@ -262,12 +261,12 @@ HIDDEN = {
     "random": "random columns hidden",
     "equal_mass": "non-sinks of equal mass",
 }
-"""What was hidden in a table of held-out losses -> how a legend calls it."""
+"""Name of a control in a table of held-out losses -> its entry in a legend."""
 
 
 @figure("heldout_loss", needs="heldout", prepared=True)
 def heldout_loss(runs: list[Study]) -> Chart:
-    """Change of held-out loss over the number of hidden columns: sinks (full line), random ones
+    """Change of held-out loss over the number of blocked columns: sinks (full line), random ones
     (dotted).
 
     The analysis paper's Table 1 in terms of loss. Bars are 95 % intervals of the paired differences
@@ -300,7 +299,7 @@ def heldout_loss(runs: list[Study]) -> Chart:
 def training_loss(runs: list[Training]) -> Chart:
     """Held-out loss over steps (full line) and training loss (faint), nats per token.
 
-    A dotted line stands where a causal warm start ends.
+    A dotted line marks the end of a causal warm start.
     """
     lines, lows, highs = [], [], []
     for one in drawn_as(runs):
@@ -359,7 +358,7 @@ def optimization(runs: list[Training]) -> list[Chart]:
 
 @figure("main_holders", kind="training", alone=True, needs="monitor")
 def main_holders(run: Training, axes: Axes | None = None, *, look: Theme) -> Axes:
-    """Which keys hold the main sinks of all heads over steps, as shares that add up."""
+    """Shares of the keys that hold the main sinks of all heads over steps; they add up."""
     table, plot = run.over("step"), style.own_axes(axes, 4.6, 2.6)
     colours = (look.added, look.states["committed"], look.runs[0], look.states["masked"], look.line)
     kept = {
@@ -393,7 +392,7 @@ def score_histogram(runs: list[Study]) -> Chart:
     and 9).
 
     Both axes are logarithmic; scores are multiples of an even share, and the line is the threshold
-    of the sink rule. What lies below the lowest bin is counted in it.
+    of the sink rule. Scores below the lowest bin are counted in it.
     """
     # The line at the threshold and its label are always inside.
     low, high, lines = 1.0, 16.0, []
@@ -444,8 +443,7 @@ def output_norm_against_bound(run: Study) -> Chart:
     """Length of a head's output against its no-op bound Σ a‖v‖ (sink-token paper, Eq. 20 to 22).
 
     A dot per recorded step, layer, head and state of the query (means over the queries; a random
-    draw of at most 6,000 with a fixed seed). No dot can lie above the line, where the two are
-    equal.
+    draw of at most 6,000 with a fixed seed). No dot can lie above the line of equality.
     """
     drawn = run.measured.bounds
     top = float(drawn["bound"].max()) * 1.05
@@ -464,8 +462,8 @@ def output_norm_against_bound(run: Study) -> Chart:
 
 @figure("sink_tokens", alone=True, needs="tokens")
 def sink_tokens(run: Study, axes: Axes | None = None, *, count: int = 8, look: Theme) -> Axes:
-    """The tokens that are sinks most often (analysis paper, Table 2), with what occupancy alone
-    would give.
+    """The tokens that are sinks most often (analysis paper, Table 2), with the frequency that
+    occupancy alone would give.
 
     Bars for the frequency among sink events, a tick for the share of positions, enrichment (their
     ratio) as a number.
@@ -496,7 +494,7 @@ def sink_tokens(run: Study, axes: Axes | None = None, *, count: int = 8, look: T
         rows, [label if label in colours else style.printable(label) for label in found["label"]]
     )
     axes.tick_params(axis="y", length=0, labelcolor=look.ink)
-    # in two lines: one would be cut where a column of a paper is narrow
+    # in two lines: one would be cut in a narrow column of a paper
     axes.set(xlabel="% of sink events (bar)\nand of positions (tick)", xlim=(0, 1.22 * room))
     axes.spines["left"].set_visible(False)
     axes.invert_yaxis()

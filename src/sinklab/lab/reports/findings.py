@@ -1,5 +1,5 @@
-"""What the statements of a page find in a study (a `Study` everywhere), and what its controls show
-of it.
+"""Numbers for the statements of a page about a study (a `Study` everywhere), and the same numbers
+of its controls.
 """
 
 # L layers, N samples, R rows of held-out text
@@ -29,14 +29,13 @@ class Shown(NamedTuple):
     """
 
     text: str
-    """empty where it was not measured"""
+    """empty if it was not measured"""
     each_N: Any = ()
-    """the number of each sample; empty where it is none of samples"""
+    """the number of each sample; empty if it is not one over samples"""
 
 
 def controls_of(study: Any) -> dict[str, str]:
-    """Of every number that statements say of a study, and of every verdict, what its controls show,
-    in words.
+    """Numbers of the controls, in words, for every number and every verdict stated about a study.
 
     Empty for a study without controls.
     """
@@ -150,7 +149,9 @@ NUMBERS: dict[str, Callable[[Any, Any], Shown]] = {
     "class": _favoured("classes"),
     "age": _favoured("ages"),
 }
-"""Numbers that statements say, by name -> how a study shows them beside that of the page."""
+"""Numbers in statements, by name -> function that gives a study's number beside that of the
+page.
+"""
 
 
 def with_sinks(study: Any) -> int:
@@ -159,8 +160,8 @@ def with_sinks(study: Any) -> int:
 
 
 def trend_word(numbers_L: Any) -> str:
-    """rises or falls, of numbers by layer, as the first and the last of them do; empty where these
-    go the other way, and where layers in random order would often look like it (Kendall).
+    """Trend of numbers by layer, "rises" or "falls", as the first and the last of them do; empty if
+    these go the other way, or if layers in random order would often look like it (Kendall).
     """
     if len(numbers_L) < 2:
         return ""
@@ -173,7 +174,7 @@ def trend_word(numbers_L: Any) -> str:
 
 def richest(found: Enrichment | None, what: str) -> list[tuple[Any, ...]]:
     """``what``, label, frequency, occupancy and enrichment of the most enriched label that is not
-    rare, if any is.
+    rare, if there is one.
     """
     rows = (
         zip(found.label, found.frequency, found.occupancy, found.enrichment, strict=True)
@@ -186,9 +187,9 @@ def richest(found: Enrichment | None, what: str) -> list[tuple[Any, ...]]:
 
 
 def hiding(study: Any) -> dict[str, Any]:
-    """Loss with nothing hidden, with the most sinks hidden and with as many random columns; and
-    gap, what the sinks cost more, an `Estimate` over rows of text, of no samples where the run kept
-    no losses of single rows (gap_R).
+    """Loss with nothing blocked (``base``), with the most sinks blocked (``hidden``) and with as
+    many random columns; and ``gap``, the excess cost of the sinks, an `Estimate` over rows of text,
+    with no samples if the run kept no losses of single rows (``gap_R``).
     """
     frame, gap_R = study.heldout, np.array([])
     if frame is None:

@@ -1,5 +1,5 @@
-"""Heat maps and paths: where attention goes in a study, and where its main sinks are; layer by step
-of training.
+"""Heat maps and paths: attention in a study and the positions of its main sinks; layer by step of
+training.
 """
 
 # T steps, L layers, H heads, Q queries, K keys (added sinks first)
@@ -31,10 +31,10 @@ def received_map(
     """Heat map position × step of received attention, as multiples of an even share (analysis
     paper, Fig. 1).
 
-    Mean over layers and heads where ``layer`` or ``head`` (numbers of the model) is None. The
-    colour scale is logarithmic, from 0.5 (nothing) to ``top`` (default: the greatest value drawn).
-    Added sink columns are drawn wide, left of the text; thin lines are block borders. Raises
-    ValueError for an unknown layer, head or sample.
+    Mean over layers and heads if ``layer`` or ``head`` (numbers of the model) is None. The colour
+    scale is logarithmic, from 0.5 (nothing) to ``top`` (default: the greatest value drawn). Added
+    sink columns are drawn wide, left of the text; thin lines are block borders. Raises ValueError
+    for an unknown layer, head or sample.
     """
     return _map_of(run, recorded_sample(run, sample), layer, head)
 
@@ -186,7 +186,7 @@ def recorded_sample(study: Study, sample: int) -> Sample:
 
 
 def place_of(study: Study, what: str, number: int) -> int:
-    """Where this "layer" or "head" of the model, or this "sample", stands on its axis.
+    """Index of this "layer" or "head" of the model, or this "sample", on its axis.
 
     ValueError naming the recorded ones.
     """
@@ -209,8 +209,8 @@ def spoken(numbers: list[int]) -> str:
 def received_mean(
     study: Study, sample: Sample, layer: int | None, head: int | None = None
 ) -> np.ndarray:
-    """(step, key) received attention of one layer and head, or the mean over them; NaN where the
-    key is not there.
+    """(step, key) received attention of one layer and head, or the mean over them; NaN if the key
+    does not exist.
     """
     layers = slice(None) if layer is None else [place_of(study, "layer", layer)]
     if not sample.shape[0]:
@@ -225,12 +225,12 @@ def received_mean(
 
 @figure("sink_paths", alone=True, needs="attention", prepared=True, columns=2, size=(2.6, 1.35))
 def sink_paths(run: Study, *, sample: int = 0) -> list[Chart]:
-    """Where the main sink of a head is at each step, for the 8 heads whose strong sinks move most
-    (as Fig. 7).
+    """Position of the main sink of a head at each step, for the 8 heads whose strong sinks move
+    most (as Fig. 7).
 
     Titles have the mobility; heads are ordered by it times the weight of the main sink, means over
-    samples. The paths are those of one sample. Below
-    zero: on the added sink. Dotted lines are block borders.
+    samples. The paths are those of one sample. Below zero: on the added sink. Dotted lines are
+    block borders.
     """
     watched, (one,) = recorded_sample(run, sample), drawn_as([run])
     return [
@@ -249,14 +249,14 @@ def sink_paths(run: Study, *, sample: int = 0) -> list[Chart]:
     size=(2.75, 2.1),
 )
 def figure_1(run: Study, *, sample: int = 0) -> list[Chart | Map]:
-    """What a run shows, in four panels.
+    """Overview of a run, in four panels.
 
     (a) Received attention in the head whose strong sink moves most. (b) Main sinks of the three
     such heads over steps. (c) Share of attention by layer.
 
     Args:
-        sample: whose attention (a) and (b) show. (d) is what hiding keys costs, and how much main
-            sinks move where that was not measured.
+        sample: number of the sample in (a) and (b). (d) is the cost of blocking keys, or how much
+            main sinks move if that was not measured.
     """
     watched, ((layer, head), _), (one,) = (
         recorded_sample(run, sample),
@@ -314,8 +314,8 @@ def sink_path_of_head(
 
 
 def most_mobile(run: Study) -> list[tuple[tuple[int, int], float]]:
-    """Places of all layers and heads with their mobility, those whose strong main sinks move most
-    first.
+    """Indices of all layers and heads with their mobility, by falling mobility of strong main
+    sinks.
     """
     motions = run.measured.motions.assign(
         weight=lambda table: table["strength"] * table["mobility"]

@@ -1,5 +1,5 @@
-"""Masking curves beside traces: the curve of a model is what the page of its trace says of the cost
-of masking.
+"""Masking curves beside traces: the curve of a model gives the cost of masking on the page of its
+trace.
 """
 
 # R rows of held-out text
@@ -16,16 +16,16 @@ from sinklab.lab.records.info import of_twin
 from sinklab.lab.records.reading import Run
 
 ARMS = {"none": "none", "top": "sinks", "random": "random", "equal_mass": "equal_mass"}
-"""what a curve masked -> as the table ``heldout`` of a trace calls it"""
+"""arm of a curve -> its name in the table ``heldout`` of a trace"""
 
 
 def heldout_of(curve: Run, twin: str = "") -> pd.DataFrame | None:
-    """The table ``heldout`` of a trace, made of a run of kind "curve"; None where it, or its
-    control, is not finished.
+    """The table ``heldout`` of a trace, made of a run of kind "curve"; None if it, or its control,
+    is not finished.
 
     Columns: k, control, loss, stderr, delta, delta_stderr, tokens, losses (R,), bits_per_byte;
     grown (R,) and grown_at, of one masked key: the share of heads in which a sink grew, by row, and
-    the places where they did (`grown_of`).
+    the places of these (`grown_of`).
     """
     names = of_twin("curve", twin), of_twin("curve_rows", twin)
     if not {*names} <= {*curve.tables}:
@@ -81,7 +81,7 @@ def _error(values_R: np.ndarray) -> float:
 
 
 def curve_of(study: Run, curves: Sequence[Run]) -> Run | None:
-    """The first masking curve of the same model: of its name, and its weights where both runs noted
+    """The first masking curve of the same model: of its name, and of its weights if both runs noted
     them.
     """
     for curve in curves:

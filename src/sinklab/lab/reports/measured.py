@@ -1,6 +1,4 @@
-"""What one pass over the samples of a study leaves behind: sums and small tables, no arrays of the
-run.
-"""
+"""Sums and small tables from one pass over the samples of a study, no arrays of the run."""
 
 # T steps, L layers, H heads, K keys (added sinks first), R text keys, S positions, G states of
 # queries
@@ -63,7 +61,7 @@ class Means:
 
     def __init__(self) -> None:
         self.sums: defaultdict[Any, np.ndarray] = defaultdict(lambda: np.zeros(2))
-        """what was added so far -> total and weight"""
+        """name -> total and weight so far"""
 
     def add(self, name: Any, values: Any, weights: Any = 1.0) -> None:
         """Add every number of ``values``, ``weights`` times."""
@@ -76,8 +74,8 @@ class Means:
         values_TLR: np.ndarray,
         weights: Any = 1.0,
     ) -> None:
-        """The same of every layer where the ``places`` of a name are 1: all layers of one group
-        after another.
+        """Add the values of every layer at the ``places`` of a name (1 there): all layers of one
+        group after another.
         """
         shape = values_TLR.shape
         for steps in spans(len(places_TGR), 4 * math.prod(shape[1:])):
@@ -87,7 +85,7 @@ class Means:
                 self.sums[name] += total
 
     def include(self, other: "Means") -> None:
-        """Add what another has added."""
+        """Add the sums of another."""
         for name, sums in other.sums.items():
             self.sums[name] += sums
 
@@ -97,7 +95,7 @@ class Means:
 
 
 def _weighted(values: Any, weights: Any) -> np.ndarray:
-    """(2, ...) the numbers times their weights, and the weights; both 0 where the number is NaN."""
+    """(2, ...) the numbers times their weights, and the weights; both 0 if the number is NaN."""
     there, both = ~np.isnan(values), np.empty((2, *np.shape(values)))
     both[1] = only(there, np.broadcast_to(weights, there.shape))
     np.multiply(only(there, values), both[1], out=both[0])
@@ -105,8 +103,8 @@ def _weighted(values: Any, weights: Any) -> np.ndarray:
 
 
 class Measured:
-    """The numbers of a study that need its arrays. None, or empty, where no sample recorded what a
-    number needs.
+    """The numbers of a study that need its arrays. None, or empty, if no sample recorded the arrays
+    that a number needs.
     """
 
     def __init__(
@@ -121,8 +119,8 @@ class Measured:
         """
         self._layers, self._heads = np.asarray(layers, dtype=int), np.asarray(heads, dtype=int)
         with ExitStack() as during:
-            # numpy works outside the lock of the interpreter: who wants it back asks after half a
-            # millisecond, not five
+            # numpy works outside the lock of the interpreter: other threads get it back after half
+            # a millisecond, not five
             during.callback(sys.setswitchinterval, sys.getswitchinterval())
             sys.setswitchinterval(5e-4)
             pool = during.enter_context(ThreadPoolExecutor(min(MOST_AT_ONCE, os.cpu_count() or 1)))
@@ -138,7 +136,7 @@ class Measured:
         self._add_up(found)
 
     def _of_one(self, found: dict[str, Any]) -> "Measured":
-        """What one sample says on its own."""
+        """Numbers of one sample on its own."""
         alone = object.__new__(Measured)
         alone._layers, alone._heads = self._layers, self._heads
         alone._add_up([found])
@@ -181,8 +179,8 @@ class Measured:
         self.events_NS = pd.DataFrame(parts["events_S"]).to_numpy(float)
         """sinks of a sample by text position; NaN beyond its length"""
         self.strongest_keys: list[dict[str, Any]] = parts["strongest_keys"]
-        """of each sample, what `sinklab.lab.reports.answered` says of the strongest keys of its
-        heads
+        """facts about the strongest keys of the heads of each sample, by
+        `sinklab.lab.reports.answered`
         """
         self.norm_ratio_N = np.array(parts["norm_ratio"], dtype=float)
         """of each sample: sink_norm / rest_norm, mean over layers (`by_layer`)"""
@@ -248,7 +246,7 @@ class Measured:
         return found | self._motion(sample, moved.motion) | _tokens(sample)
 
     def _layers_of(self, sample: Sample, means: Means) -> Counter[tuple[str, int]]:
-        """Add what every layer did in one sample; what is counted is returned."""
+        """Add the numbers of every layer in one sample; counts are returned."""
         seen, added, counts = sample.seen, sample.added, Counter[tuple[str, int]]()
         for place, layer in enumerate(self._layers.tolist()):
             main_TH, here_TH = seen.main_TLH[:, place], seen.main_TLH[:, place] >= 0
@@ -279,8 +277,8 @@ class Measured:
         return counts
 
     def _states(self, sample: Sample, means: Means) -> None:
-        """Add the norms of every layer in one sample, and what is received there, of positions in
-        each state apart.
+        """Add the norms of every layer in one sample, and the attention received there, of
+        positions in each state apart.
 
         Masks differ from text in everything: a mean over both is that of a mixture.
         """
@@ -321,7 +319,7 @@ class Measured:
         columns |= {"weight": strongest.weight_LH.ravel(), "strong": strongest.strong_LH.ravel()}
         columns["first"] = strongest.first_LH.ravel()
         if sample.reading == SO_FAR:
-            # a column sum keeps its old rows: what stands still in it may do so by construction
+            # a column sum keeps its old rows: a key may stay strongest by construction
             overall = overall.of_heads(strongest.mobility_LH, strongest.counted_LH)
             columns |= {
                 "so_far_mobility": columns["mobility"],
@@ -353,34 +351,36 @@ class Measured:
 
         added_share: mean attention weight on the added sink columns together; NaN without any
         text_share: mean attention weight on the one text position that receives most, per head and
-        step absorbed: mean share of the attention that all sinks of a head take together
+            step
+        absorbed: mean share of the attention that all sinks of a head receive together
         added_norm: mean length of the added sinks' value vectors; NaN without any, or without
-        value_norm text_norm, mask_norm: the same over visible text, committed or prompt, and over
-        masks sink_norm: the same over visible text where a head has a sink, each head counting
-        once; NaN without any rest_norm: the same over visible text where a head has none, committed
-        and prompt weighted as among the sinks sink_norm_masked, sink_norm_committed,
-        sink_norm_prompt, rest_norm_masked, …: the same in one state; NaN where
-            it is not known what positions held
-        added_key_norm, sink_key_norm, rest_key_norm, …: the same of key vectors, from key_norm
-        received_masked, received_committed, received_prompt: what a text position in this state
-        receives, mean over
-            heads, as a multiple of an even share
+            value_norm
+        text_norm, mask_norm: mean length over visible text, committed or prompt, and over masks
+        sink_norm: mean length over visible text at which a head has a sink, each head counting
+            once; NaN without any
+        rest_norm: mean length over visible text at which a head has none, committed and prompt
+            weighted as among the sinks
+        sink_norm_masked, sink_norm_committed, sink_norm_prompt, rest_norm_masked, …: mean length in
+            one state; NaN if the tokens of positions are not known
+        added_key_norm, sink_key_norm, rest_key_norm, …: mean length of key vectors, from key_norm
+        received_masked, received_committed, received_prompt: received attention of a text position
+            in this state, mean over heads, as a multiple of an even share
         events: number of (sample, step, head, key) that are sinks
-        added_events: those of them that are added sink columns
+        added_events: number of these that are added sink columns
         sinks: mean number of sinks of a head at a step
         score: mean score of a sink, as a multiple of an even share; NaN without any
         mains: number of (sample, step, head) that exist
-        added_mains: those of them whose greatest key is an added sink
-        moves: changes of the greatest key from one recorded step to the next, added sinks included
-        text_moves: the same among text positions alone
+        added_mains: number of these with an added sink as the strongest key
+        moves: changes of the strongest key from one recorded step to the next, added sinks included
+        text_moves: changes among text positions alone
         transitions: pairs of successive recorded steps: the most that either can be
-        main_share: mean attention weight on the greatest key
+        main_share: mean attention weight on the strongest key
         distinct_sinks: mean number of keys that are a sink of at least one head
         mobility: mean over heads, weighted by the strength of their main sinks; 0 static, 1 moving
         overlap_between_heads, overlap_with_next_layer: mean Jaccard overlap of sinks
-        split_sinks: share of heads whose masked and unmasked queries have different main sinks
+        split_sinks: share of heads with different main sinks of masked and unmasked queries
         border_moves, inside_moves: moves of the main sink per pair of steps at block borders and
-        inside blocks
+            inside blocks
         """
         rows = []
         for layer in self._layers.tolist():
@@ -425,7 +425,7 @@ class Measured:
 
     @property
     def strongest(self) -> tuple[int, int]:
-        """Places of the layer and head whose greatest key has most."""
+        """Indices of the layer and head whose strongest key has the largest share."""
         layer, head = np.unravel_index(
             int(np.nan_to_num(self.main_share_LH).argmax()), self.main_share_LH.shape
         )
@@ -476,7 +476,7 @@ def _compared(means: Means, suffix: str, layer: int) -> dict[str, float]:
     sum_G, count_G = sums[..., 0].sum(0), weight_2G.sum(0)
     found[f"text_{suffix}"] = ratio(sum_G[1:].sum(), count_G[1:].sum())
     found[f"mask_{suffix}"] = ratio(sum_G[0], count_G[0])
-    # what is compared is in the same state: the rest of each is weighted as its sinks are
+    # positions of the same state are compared: the rest of each is weighted as its sinks are
     both_G = np.where(weight_2G[1, 1:] > 0, weight_2G[0, 1:], 0)
     alike_G = both_G if both_G.any() else weight_2G[1, 1:]
     for place, kind, weight_G in ((0, "sink", both_G), (1, "rest", alike_G)):

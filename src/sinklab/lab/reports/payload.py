@@ -1,4 +1,4 @@
-"""What the explorer of the page holds of each run, within a budget of bytes, and the script that
+"""Data of each run for the explorer of the page, within a budget of bytes, and the script that
 reads it.
 """
 
@@ -28,7 +28,7 @@ from sinklab.lab.reports.style import THEMES, asset
 
 ABSENT, BELOW = 0, 1
 LEVELS = 254
-# Where differences do not deflate better than this, the cheaper reader wins.
+# If differences do not deflate better than this, the cheaper reader wins.
 WORTH = 0.97
 LEVEL = 7
 """of deflate: 9 takes up to five times as long for a page that is 0.4 % smaller"""
@@ -66,7 +66,7 @@ class LogScale:
         return np.where(np.isnan(values), np.uint8(ABSENT), codes)
 
     def as_json(self) -> dict[str, float]:
-        """What the page needs to decode."""
+        """The numbers that the page needs to decode."""
         return {
             "low": self.low,
             "high": self.high,
@@ -118,14 +118,14 @@ LOW = -6.0
 MOST_CELLS = 2_400_000
 """cells of maps and norms of one sample; longer samples are thinned to every n-th step"""
 MOST_HIDDEN = 20_000_000
-"""numbers of hidden keys that a page is to unpack"""
+"""numbers of blocked keys that a page is to unpack"""
 MOST_RANKS = 16
 MOST_SAMPLES = 40
 MOST_TOKENS = 65_534
 """distinct tokens of a run that 16 bits can tell apart; the others have no text"""
 NORM_LEVELS = (254, 62, 30)
 NORMS = {"norms": "norm_scale", "key_norms": "key_norm_scale"}
-"""arrays of norms -> where their scale stands"""
+"""arrays of norms -> key of their scale"""
 Token = tuple[int, str, str, str]
 
 
@@ -135,7 +135,7 @@ def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
     """
     vocabulary, samples, used = dict[Token, int](), list[dict[str, Any]](), 0
     # As many samples as can have their maps and some keys of every head; each gets an equal part of
-    # what is left.
+    # the rest.
     fits, written = 1, study.generations
     if written is not None and "masked_sinks" in written:
         written = written[written["masked_sinks"].fillna(0) == 0]
@@ -211,8 +211,8 @@ def _base(sample: Sample, vocabulary: dict[Token, int], budget: int) -> dict[str
 def _tokens(
     sample: Sample, vocabulary: dict[Token, int], keep: slice, exists_TK: np.ndarray
 ) -> dict[str, Any]:
-    """Number in the vocabulary and age (1 + index into AGES) of every position, 0 where none is;
-    untold: committed.
+    """Number in the vocabulary and age (1 + index into AGES) of every position, 0 if none is there;
+    without recorded states: committed.
     """
     there_TS = exists_TK[:, sample.added :]
     numbers_TS, ages_TS = (
@@ -256,8 +256,8 @@ def _norms(
 
 
 def _add_hidden(content: dict[str, Any], study: Study, sample: Sample, room: float) -> None:
-    """Keys that the run's edits took from each head, where they fit: 1 + their numbers, rising, and
-    0 where fewer.
+    """Keys that the run's edits blocked in each head, if they fit: 1 + their numbers, rising,
+    padded with 0.
     """
     table = study.removals
     if study.twin or table is None or "keys" not in table:
@@ -287,7 +287,7 @@ def _add_hidden(content: dict[str, Any], study: Study, sample: Sample, room: flo
 
 
 def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:
-    """Every head's map where it fits, else the greatest keys of every head, as many as fit (one at
+    """Every head's map if it fits, else the greatest keys of every head, as many as fit (one at
     least).
     """
     keep = slice(None, None, content["stride"])
@@ -337,7 +337,7 @@ def _greatest(sample: Sample, stride: int, count: int) -> Iterator[tuple[np.ndar
 
 
 def facts_of(study: Study) -> dict[str, Any]:
-    """What the explorer knows of one run beside the arrays of its samples."""
+    """Facts of one run for the explorer, beside the arrays of its samples."""
     about: dict[str, Any] = {
         "label": study.label,
         "family": study.family,
@@ -351,14 +351,14 @@ def facts_of(study: Study) -> dict[str, Any]:
     if not study.layers:
         return about | {"layers": [], "heads": [], "head_maps": [], "first_layer": 0}
     measured, weight_LH = study.measured, study.measured.main_share_LH
-    # A head without sinks has no motion; its mean over samples is that of the samples where it has
-    # some.
+    # A head without sinks has no motion; its mean over samples is that of the samples in which it
+    # has some.
     means = measured.motions.groupby(["layer", "head"])["mobility"].mean().unstack()
     mobility_LH = means.reindex(index=study.layers, columns=study.heads).to_numpy()
     return about | {
         "layers": study.layers,
         "heads": study.heads,
-        # The page opens on the layer whose heads attend most to one key.
+        # The page opens on the layer in which heads attend most to one key.
         "first_layer": int(np.nan_to_num(weight_LH).mean(1).argmax()),
         "head_maps": head_maps(100 * weight_LH, mobility_LH),
     }
@@ -410,8 +410,8 @@ SCRIPTS = (
 
 @lru_cache(maxsize=2)
 def script(beginning: str = "") -> str:
-    """All scripts as one, in a scope of its own. `beginning`: what stands in the place of the last,
-    which begins.
+    """All scripts as one, in a scope of its own. `beginning`: code in the place of the last, which
+    begins.
     """
     parts = [asset(f"assets/{name}.js").strip() for name in SCRIPTS]
     parts[-1] = beginning.strip() or parts[-1]
@@ -419,7 +419,7 @@ def script(beginning: str = "") -> str:
 
 
 def script_hash() -> str:
-    """What the page's Content-Security-Policy allows to run: this script and no other."""
+    """Hash of the only script that the page's Content-Security-Policy allows to run."""
     return base64.b64encode(hashlib.sha256(script().encode("utf-8")).digest()).decode("ascii")
 
 

@@ -45,7 +45,7 @@ def _escaped(value: object) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Printed:
-    """A table as people read it, what has to be said below it, and the files it was written to."""
+    """A table as people read it, the sentences below it, and the files it was written to."""
 
     title: str
     text: pd.DataFrame
@@ -81,7 +81,7 @@ def write_printed(
 
 
 def write_page(path: Path, table: pd.DataFrame, sentences: Iterable[str], more: str = "") -> Path:
-    """Write a Markdown page: a table, what stands below it, and sentences. Returns its path."""
+    """Write a Markdown page: a table, the text below it, and sentences. Returns its path."""
     text = f"{markdown(table)}{more}\n" + "".join(f"- {line}\n" for line in sentences)
     write_beside(path, lambda part: part.write_text(text, encoding="utf-8"))
     return path
@@ -90,8 +90,8 @@ def write_page(path: Path, table: pd.DataFrame, sentences: Iterable[str], more: 
 def save_figure(
     draw: Callable[..., Any], stem: Path, formats: Iterable[str] = ("png",), *, theme: str = "light"
 ) -> list[Path]:
-    """What ``draw`` returns, a figure or axes, as files STEM.png, … in a folder that is made; the
-    paths.
+    """Write the result of ``draw``, a figure or axes, as files STEM.png, … in a folder that is
+    made; return the paths.
 
     Raises ValueError for an unknown format.
     """

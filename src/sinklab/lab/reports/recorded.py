@@ -1,5 +1,5 @@
-"""Statistics that a run recorded and no figure of their own shows: what they are, and their means
-by layer and step.
+"""Statistics that a run recorded and no figure of their own shows: their descriptions, and their
+means by layer and step.
 """
 
 # T recorded steps, L recorded layers
@@ -28,8 +28,8 @@ DRAWN = frozenset(
         *("visible", "positions", "step_number"),
     )
 )
-"""Arrays of a trace that figures of their own show, or that say when and for how many queries the
-others hold.
+"""Arrays of a trace that figures of their own show, or that give the steps and numbers of queries
+of the others.
 """
 COLUMNS = ("statistic", "layer", "step", "mean", "samples")
 
@@ -101,8 +101,8 @@ def _means(sample: Sample, name: str) -> np.ndarray:
 
 
 def words_of_statistic(name: str) -> str:
-    """What the statistic of this name is: the first line of its docstring; empty where none such is
-    registered now.
+    """Description of the statistic of this name: the first line of its docstring; empty if none
+    such is registered now.
     """
     try:
         kind = type(statistics.parse(name))

@@ -1,4 +1,4 @@
-"""Which runs are shown, of one kind, and the names that tell them apart."""
+"""Choice of the runs to show, of one kind, and the names that tell them apart."""
 
 import json
 from collections.abc import Iterable
@@ -31,17 +31,18 @@ def as_shown(
     any_kind: bool = False,
 ) -> list[Any]:
     """Several runs of one kind with labels that tell them apart: the model's name, and the folder
-    where names repeat.
+    if names repeat.
 
-    Masking curves, of kind "curve", may stand beside studies: each says what masking costs its
-    model.
+    Masking curves, of kind "curve", may stand beside studies: each gives the cost of masking for
+    its model.
 
     Args:
         sources: runs, or readers of runs, which stay as they are.
-        kind: what they must be; None for studies or training runs, whichever they are.
-        rule: what counts as a sink in studies, or its text such as "excess:epsilon=5"; None for the
-            default.
-        received: what the rule reads, "received" (where it is empty) or "received_from_masked".
+        kind: the kind that they must be; None for studies or training runs, whichever they are.
+        rule: the definition of a sink in studies, or its text such as "excess:epsilon=5"; None for
+            the default.
+        received: the statistic that the rule reads, "received" (if empty) or
+            "received_from_masked".
         any_kind: runs of a kind that has no page are let through too.
 
     Raises:
@@ -97,9 +98,7 @@ def as_shown(
 
 
 def _refuse_lost_samples(run: Run) -> None:
-    """Raises ValueError for a study that says that it is complete and lacks the texts of a
-    prompt.
-    """
+    """Raise ValueError for a study that is marked as complete and lacks the texts of a prompt."""
     prompts = run.info.settings.get("prompts")
     written = run.parts("generations") if "generations" in run.tables else ()
     if (
@@ -119,7 +118,7 @@ def _refuse_lost_samples(run: Run) -> None:
 
 
 def _parted(given: list[Any], kind: str | None) -> tuple[list[Any], list[Run]]:
-    """What is shown, and the masking curves that stand beside traces, where both are given."""
+    """The runs to show, and the masking curves beside traces, if both are given."""
     kinds = [(source if isinstance(source, Run) else source.run).info.kind for source in given]
     if kind == "curve" or "study" not in kinds:
         return given, []
@@ -139,7 +138,7 @@ def as_trainings(sources: Runs) -> list[Training]:
 
 
 def labels(runs: list[Run]) -> list[str]:
-    """Names that tell runs apart: the model's, and the folder where these repeat."""
+    """Names that tell runs apart: the model's, and the folder if these repeat."""
     names = [_short(str(run.info.model.get("name", run.path.name))) for run in runs]
     names = [
         f"{name} ({run.path.name})" if names.count(name) > 1 else name
@@ -158,9 +157,9 @@ def _short(name: str) -> str:
 
 
 def repeats(runs: list[Run], names: list[str]) -> list[str]:
-    """For each run what it has in common with its repeats, which differ in their seed alone.
+    """Common name of each run and its repeats, which differ in their seed alone.
 
-    That is the variant, where it says which runs are repeats, and else the name of each run.
+    It is the variant, if that tells which runs are repeats, and else the name of each run.
     """
     settings = [
         {key: value for key, value in run.info.settings.items() if key not in FREE} for run in runs

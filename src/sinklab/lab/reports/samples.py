@@ -38,26 +38,24 @@ def rule_name(rule: Rule) -> str:
 
 
 class NotRecorded(ValueError):
-    """What was asked for needs something that the run did not record."""
+    """Raised if a result needs something that the run did not record."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """One run as reports read it: its tables, and its facts by layer and by step. None for what was
-    not written.
+    """One run as reports read it: its tables, and its facts by layer and by step. None for a table
+    that was not written.
     """
 
     run: Run
     label: str
     repeats: str
-    """what runs that differ in their seed alone have in common; the label of a run that has no
-    repeats
-    """
+    """common name of runs that differ in their seed alone; the label of a run without repeats"""
 
     kind: ClassVar[str] = ""
-    """the kind of run that the class reads, and what it makes"""
+    """the kind of run that the class reads, and its product"""
     origin: ClassVar[str] = ""
-    """where such runs come from, for errors"""
+    """source of such runs, for errors"""
     columns: ClassVar[dict[str, set[str]]] = {}
     """columns that a table must have"""
 
@@ -84,13 +82,13 @@ class Reader:
         """The facts by "layer" or by "step", a row each, under one name in runs of every kind
         (``added_share``, …).
 
-        Empty where nothing was recorded.
+        Empty if nothing was recorded.
         """
         frame = self.table(axis)
         return pd.DataFrame() if frame is None else frame
 
     def each(self, axis: str) -> pd.DataFrame:
-        """The same facts of each sample, a row a sample and place; empty where a run has no
+        """The facts by axis of each sample, a row a sample and place; empty if a run has no
         samples.
         """
         return pd.DataFrame()
@@ -110,21 +108,21 @@ _ABSENT: dict[str, tuple[object, str]] = {
     "special": ("", "O"),
     "template": (False, "?"),
 }
-"""column of the table tokens -> what stands where no position is, and the type"""
+"""column of the table tokens -> value if no position is there, and the type"""
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One prompt of a run: its attention, and what the canvas held before each recorded step.
+    """One prompt of a run: its attention, and the contents of the canvas before each recorded step.
 
     Arrays are read on first use; those that are not of single heads and keys live as long as the
-    object. NaN where nothing is. ``slabs`` reads attention step by step; ``seen`` has what one such
-    pass leaves.
+    object. Missing values are NaN. ``slabs`` reads attention step by step; ``seen`` has the results
+    of one such pass.
 
     Received attention and visible queries are scaled as if all positions had run as queries, so
     that an even share is 1 at every step, under a cache and in a decoder that runs one query a
-    step. Where keys are seen by different numbers of queries, as in an autoregressive text, they
-    are held against each other by their mean weights.
+    step. If keys are seen by different numbers of queries, as in an autoregressive text, they are
+    compared by their mean weights.
     """
 
     run: Run
@@ -133,13 +131,11 @@ class Sample:
     added: int
     """added sink columns in front of the keys"""
     rule: Rule
-    """what counts as a sink"""
+    """definition of a sink"""
     received: str = "received"
-    """the array that the rule, and all that is said of received attention, reads"""
+    """the array of received attention that the rule and all statements read"""
     twin: str = ""
-    """whose attention it is: of the run's own model, or of this untrained twin on the same
-    canvases
-    """
+    """model of the attention: the run's own if empty, else this control on the same canvases"""
 
     @property
     def _attention(self) -> str:
@@ -206,11 +202,10 @@ class Sample:
 
     @cached_property
     def visible_TK(self) -> np.ndarray:
-        """Queries that see the key, as if all positions had run; 0 or NaN where the key is not
-        there.
+        """Queries that see the key, as if all positions had run; 0 or NaN if the key does not
+        exist.
 
-        0 for all keys of a step at which too few masked queries ran to say what they attend to,
-        where these are asked.
+        For statistics of the masked queries: 0 for all keys of a step at which too few of them ran.
         """
         return even_share(self._counts_TK, self._counts_TK, self.positions_T)[0]
 
@@ -221,8 +216,8 @@ class Sample:
         return self.run.shape(self._attention, self.received, self.index)
 
     def _rows(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """The steps, some together, and what the keys received then, as recorded (step, layer,
-        head, key).
+        """The steps, some together, and the attention the keys received then, as recorded (step,
+        layer, head, key).
         """
         steps, *size = self.shape
         parts = spans(steps, math.prod(size))
@@ -255,7 +250,7 @@ class Sample:
         return seen
 
     seen = cached_property[Seen](lambda sample: sample.read())
-    """What one pass over the attention leaves."""
+    """Results of one pass over the attention."""
 
     @property
     def received_TLHK(self) -> np.ndarray:
@@ -269,17 +264,15 @@ class Sample:
 
     @property
     def score_TLHK(self) -> np.ndarray:
-        """Mean weight of the keys in multiples of an even share; NaN where no key is defined.
-        Whole, and not kept.
+        """Mean weight of the keys in multiples of an even share; NaN if no key is defined. Whole,
+        and not kept.
         """
         return np.concatenate([slab.score for slab in self.slabs()])
 
     exists_TK = cached_property[np.ndarray](lambda sample: is_defined(sample.visible_TK))
     """Whether the key is there, and enough queries see it to be judged (`is_defined`)."""
     reading = cached_property[str](lambda sample: reading_of(sample.run.info))
-    """Whose attention is read: that of "all queries", of "all queries so far", or the "last
-    row".
-    """
+    """Queries whose attention is read: "all queries", "all queries so far", or the "last row"."""
 
     @cached_property
     def strongest(self) -> Strongest:
@@ -304,18 +297,18 @@ class Sample:
 
     @cached_property
     def last_row_mobility_LH(self) -> np.ndarray | None:
-        """Chance that the keys to which the last rows of two steps give most differ; None where it
-        was not recorded.
+        """Chance that the last rows of two steps have different strongest keys; None if it was not
+        recorded.
         """
         main_TLH = self.array("last_row_main")
         return None if main_TLH is None else chance_elsewhere(main_TLH.astype(int), main_TLH >= 0)
 
     mean_share_TK = cached_property[np.ndarray](lambda sample: sample.seen.share_TLK.mean(1))
-    """Mean weight that the queries which see a key give it, mean over layers and heads; NaN where
-    it is not there.
+    """Mean weight that the queries which see a key give it, mean over layers and heads; NaN if it
+    does not exist.
     """
     main_TLH = cached_property[np.ndarray](lambda sample: sample.seen.main_TLH)
-    """The strongest key, -1 where none is defined."""
+    """The strongest key, -1 if none is defined."""
 
     @property
     def threshold_T(self) -> np.ndarray:
@@ -334,7 +327,7 @@ class Sample:
     key_norm_TLK = cached_property[np.ndarray | None](methodcaller("array", "key_norm"))
     """Length of key vectors, mean over heads."""
     main_by_state_TGLH = cached_property[np.ndarray | None](methodcaller("array", "main_by_state"))
-    """Main sink of the queries of one state; -1 where there are none."""
+    """Main sink of the queries of one state; -1 without such queries."""
     share_by_state_TGLH = cached_property[np.ndarray | None](
         methodcaller("array", "share_by_state")
     )
@@ -406,44 +399,42 @@ class Sample:
     has_tokens = cached_property[bool](methodcaller("_has", "tokens"))
     """Whether the tokens of this sample were kept."""
     ids_TS = cached_property[np.ndarray](lambda sample: sample._grid["token_id"])
-    """Token ids before each step, -1 where the position is not there."""
+    """Token ids before each step, -1 if the position does not exist."""
     texts_TS = cached_property[np.ndarray](lambda sample: sample._grid["text"])
-    """Token texts before each step, None where the position is not there."""
+    """Token texts before each step, None if the position does not exist."""
     read_TS = cached_property[np.ndarray](
         lambda sample: np.array(
             [characters([text or "" for text in row_S]) for row_S in sample.texts_TS], dtype=object
         )
     )
-    """The same as they are read: of tokens that make a character together the first has it."""
+    """Texts as they are read: the first of several tokens that make one character holds it."""
     specials_TS = cached_property[np.ndarray](lambda sample: sample._grid["special"])
     """Special role of a token ("" for ordinary ones)."""
 
     @cached_property
     def states_TS(self) -> np.ndarray:
-        """Index into STATES (masked, committed, prompt), -1 where the position is not there;
-        int8.
-        """
+        """Index into STATES (masked, committed, prompt), int8; -1 if the position is absent."""
         states_TS = self._grid["state"]
         return (
             pd.Index(STATES).get_indexer(states_TS.ravel()).reshape(states_TS.shape).astype(np.int8)
         )
 
     ages_TS = cached_property[np.ndarray](lambda sample: token_ages(sample.states_TS))
-    """One of ``sinks.AGES`` (masked, just committed, committed, prompt), None where no position is;
-    object.
+    """One of ``sinks.AGES`` (masked, just committed, committed, prompt), None if the position does
+    not exist; object.
 
     Just committed: masked, or not there yet, at the recorded step before.
     """
 
     @cached_property
     def classes_TS(self) -> np.ndarray:
-        """Class of the token, one of ``sinks.CLASSES``; None where the position is not there."""
+        """Class of the token, one of ``sinks.CLASSES``; None if the position does not exist."""
         specials = np.where(self.states_TS == 0, "mask", self.specials_TS)
         return token_classes(self.texts_TS, specials, self._grid["template"])
 
     @cached_property
     def blocks_T(self) -> np.ndarray:
-        """Block of the decoder at each recorded step, -1 where it was not written down."""
+        """Block of the decoder at each recorded step, -1 if it was not written down."""
         if not self._has("steps"):
             return np.full(len(self.step_numbers_T), -1)
         blocks = (
@@ -459,8 +450,8 @@ class Sample:
     """Rows of the recorded steps at which another block begins."""
 
     def over_keys(self, values_TS: np.ndarray, added: object) -> np.ndarray:
-        """``values_TS`` (step, position) behind the added sink columns, which hold ``added`` where
-        they are there.
+        """``values_TS`` (step, position) behind the added sink columns, which hold ``added``; None
+        for keys that do not exist.
         """
         over = np.full((len(values_TS), self.visible_TK.shape[1]), None, dtype=object)
         over[:, self.added :] = values_TS
@@ -473,9 +464,7 @@ class Sample:
             np.where(sample.states_TS == 0, MASK, sample.texts_TS), ADDED
         )
     )
-    """What each key held: the text of its token, MASK, or ADDED; None where the key is not
-    there.
-    """
+    """Label of each key: the text of its token, MASK, or ADDED; None if the key does not exist."""
     classes_TK = cached_property[np.ndarray](
         lambda sample: sample.over_keys(sample.classes_TS, "sink")
     )
@@ -485,8 +474,8 @@ class Sample:
 
 
 class Samples:
-    """The samples of a run. Each access gives a new Sample, so that what one has read goes when it
-    is let go.
+    """The samples of a run. Each access gives a new Sample, so that the arrays one has read are
+    freed when it is let go.
     """
 
     def __init__(self, run: Run, *of_each: Any) -> None:

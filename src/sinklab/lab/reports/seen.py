@@ -1,4 +1,4 @@
-"""What one pass over the attention of a sample leaves, to make tables, figures and the page of."""
+"""Results of one pass over the attention of a sample, for tables, figures and the page."""
 
 # T recorded steps, L recorded layers, H recorded heads, K keys (added sinks first)
 from functools import cached_property
@@ -13,8 +13,8 @@ from sinklab.lab.analysis.overlap import overlap_by_head
 
 
 class Seen:
-    """What one pass over the attention of a sample leaves: numbers of heads and of keys, not of
-    both together.
+    """Results of one pass over the attention of a sample: numbers of heads and of keys, not of both
+    together.
     """
 
     def __init__(
@@ -25,8 +25,8 @@ class Seen:
         visible_TK: np.ndarray,
         positions_T: np.ndarray,
     ) -> None:
-        """visible_TK: queries that see the key, as if all positions had run; NaN where the key is
-        not there.
+        """visible_TK: queries that see the key, as if all positions had run; NaN if the key does
+        not exist.
         """
         steps, layers, heads, keys = shape
         self._rule, self._added, self._visible_TK, self._positions_T = (
@@ -36,7 +36,7 @@ class Seen:
             positions_T,
         )
         self.main_TLH = np.full((steps, layers, heads), -1, dtype=np.int32)
-        """the strongest key; -1 where none is defined"""
+        """the strongest key; -1 if none is defined"""
         self.share_TLH = np.full((steps, layers, heads), np.nan, dtype=np.float32)
         """its share"""
         self.text_main_TLH, self.text_share_TLH = self.main_TLH, self.share_TLH
@@ -48,7 +48,7 @@ class Seen:
         self.sinks_TLH = np.zeros((steps, layers, heads), dtype=np.int32)
         """number of sinks"""
         self.taken_TLH, self.total_TLH = np.zeros((2, steps, layers, heads), dtype=np.float32)
-        """what the sinks receive, and all keys"""
+        """attention received by the sinks, and by all keys"""
         self.stays_TLH = np.full((steps, layers, heads), np.nan)
         """overlap of the sinks with those of the step before"""
         self.alike_TL = np.full((steps, layers), np.nan)
@@ -56,7 +56,7 @@ class Seen:
         self.score_TL = np.zeros((steps, layers))
         """scores of all sinks together, in multiples of an even share"""
         self.received_TLK = np.full((steps, layers, keys), np.nan, dtype=np.float32)
-        """received attention as a multiple of an even share, mean over heads; NaN where no key is
+        """received attention as a multiple of an even share, mean over heads; NaN if no key is
         defined
         """
         self.events_TLK = np.zeros((steps, layers, keys), dtype=np.uint16)
@@ -106,13 +106,13 @@ class Seen:
 
     @cached_property
     def share_TLK(self) -> np.ndarray:
-        """Mean weight over heads; NaN where no key is defined."""
+        """Mean weight over heads; NaN if no key is defined."""
         most_T = np.fmax.reduce(self._visible_TK, axis=1, initial=np.nan)
         return self.received_TLK / most_T[:, None, None]
 
 
 def _at(main_TLH: np.ndarray, values_TLHK: np.ndarray) -> np.ndarray:
-    """The value at one key of every head; at the first where there is none."""
+    """The value at one key of every head; at the first for a negative key."""
     return np.take_along_axis(values_TLHK, np.maximum(main_TLH, 0)[..., None], -1)[..., 0]
 
 

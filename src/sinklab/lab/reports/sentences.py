@@ -1,4 +1,5 @@
-"""What the numbers of runs say, in plain sentences: the numbers here, the words in sentences.jinja.
+"""Statements about the numbers of runs, in plain sentences: the numbers here, the words in
+sentences.jinja.
 
 Repeats of a training run, which differ in their seed alone, share a sentence: their numbers stand
 in it one after the other.
@@ -50,12 +51,12 @@ def _statements() -> Callable[..., list[str]]:
 
 
 def told(statement: str, *about: Any, **facts: Any) -> list[str]:
-    """The sentences of a statement; none where there is nothing to say."""
+    """The sentences of a statement; none if there is nothing to say."""
     return _statements()(statement, *about, **facts)
 
 
 def told_of(runs: list[Any], *statements: str) -> list[str]:
-    """What there is to tell of each run; of trainings, of each group of repeats that a sink monitor
+    """Statements about each run; for trainings, about each group of repeats that a sink monitor
     watched.
     """
     if runs and isinstance(runs[0], Training):
@@ -67,7 +68,7 @@ def told_of(runs: list[Any], *statements: str) -> list[str]:
 
 
 def mean_of_edits(removals: pd.DataFrame | None) -> list[tuple[Any, pd.Series]]:
-    """What each edit of a run took away, mean over samples and forward passes."""
+    """Mean of the removals of each edit of a run, over samples and forward passes."""
     if removals is None:
         return []
     numbers = ["removed", "mass", "realised", "overlap"]
@@ -97,8 +98,8 @@ def losses_of(group: list[Training], trainings: list[Training]) -> dict[str, Any
 
 
 def _over_seeds(gaps: list[float], partners: int) -> str:
-    """What differences of pairs of runs, a seed each, say of a variant; errors over rows say
-    nothing of that.
+    """Differences of pairs of runs, a seed each, as words about a variant; errors over rows do not
+    include seeds.
     """
     found = mean_over(gaps, fewest=SEEDS)
     if partners < 2:
@@ -123,7 +124,7 @@ def last_rows(group: list[Training]) -> dict[Any, list[float]]:
 
 
 def since(group: list[Training], event: str) -> list[str]:
-    """From when on it held, "takeover" or "emergence", in each run; "never" where it did not last
+    """The step from which "takeover" or "emergence" held, in each run; "never" if it did not last
     to the end.
     """
     found = []
@@ -155,10 +156,10 @@ def in_short(runs: list[Any]) -> list[str]:
     recorded = [study for study in runs if study.layers]
     added = [study for study in recorded if study.sink_count]
     short = told_of(recorded, "share") + told("share_with_and_without", recorded)
-    # What a run without a sink says of its share is repeated by the comparison.
+    # The comparison repeats the share of a run without a sink.
     short = [text for text in short if not (added and "which has no added sink" in text)]
     short += told_of(recorded, "motion") + told_of(recorded, "classes", "explained")
-    # Of runs with an added sink, where there are any.
+    # Norms of runs with an added sink, if there are any.
     short += [text for study in added or recorded for text in told("norms", study)[:1]]
     short += told_of(runs, "removals") + [
         text for study in runs for text in told("heldout", study)[-1:]
@@ -167,8 +168,8 @@ def in_short(runs: list[Any]) -> list[str]:
 
 
 def story_of(studies: list[Study], shown: list[str]) -> list[dict[str, Any]]:
-    """What opens the page: three questions with the answer of each run, word for word that of
-    `Study.answers`, and a picture where one can be drawn.
+    """The opening of the page: three questions with the answer of each run, word for word that of
+    `Study.answers`, and a picture if one can be drawn.
 
     shown: labels of the runs in the explorer.
     """
@@ -211,13 +212,13 @@ def groups(trainings: list[Training]) -> list[list[Training]]:
 
 
 def named(group: list[Training]) -> str:
-    """What a group of repeats is called."""
+    """Name of a group of repeats."""
     return group[0].label if len(group) == 1 else f"{group[0].repeats} ({len(group)} runs)"
 
 
 def compared_with(run: Training, trainings: list[Training]) -> Training | None:
-    """What a run is held against: a plain run (or repeats of the first), of the same seed where
-    there is one; None for those themselves.
+    """The run that a run is compared with: a plain run (or repeats of the first), of the same seed
+    if there is one; None for those themselves.
     """
     base = next((other for other in trainings if other.variant == "plain"), trainings[0])
     alike = [other for other in trainings if other.repeats == base.repeats]
@@ -237,7 +238,7 @@ def signed(gap: Estimate) -> str:
 
 
 def listed(words: Iterable[str]) -> str:
-    """Words as they stand in a sentence, the same ones said once."""
+    """Words for a sentence, the same ones said once."""
     many = list(words)
     many = many[:1] if len(set(many)) == 1 else many
     return many[0] if len(many) == 1 else f"{', '.join(many[:-1])} and {many[-1]}"

@@ -43,7 +43,9 @@ def _unknown(name: str, why: str) -> Verdict:
 
 
 def _recovered(study: "Study") -> Verdict:
-    """Judged by the tokens of the uncut text; where attention went is told beside it."""
+    """Verdict on recovery, by the tokens of the uncut text; the attention of the sinks is told
+    beside it.
+    """
     # of a twin too: it reads the run's canvases with the same stretches hidden
     stretches = study.run.table("truncated") if "truncated" in study.run.tables else None
     tokens = study.table("recovery")
@@ -83,7 +85,7 @@ class ChosenKeys:
     by: str
     """the queries that chose them, in words"""
     share: float
-    """share of them that are sinks of the page, at the step at which they were masked; NaN where it
+    """share of them that are sinks of the page, at the step at which they were blocked; NaN if it
     is not known
     """
 
@@ -114,13 +116,13 @@ class Study(Reader):
     """
 
     rule: Rule = DEFAULT
-    """what counts as a sink"""
+    """definition of a sink"""
     received: str = "received"
-    """what the rule reads, "received" or "received_from_masked" """
+    """statistic that the rule reads ("received" or "received_from_masked")"""
     twin: str = ""
-    """whose numbers these are: of the run's own model, or of this control on the same canvases"""
+    """model of these numbers: the run's own if empty, else this control on the same canvases"""
     curve_run: Run | None = None
-    """run of kind "curve" of the same model: what masking costs, where the run did not measure it
+    """run of kind "curve" of the same model: the cost of masking, if the run did not measure it
     itself
     """
 
@@ -140,13 +142,13 @@ class Study(Reader):
     """ "diffusion" or "autoregressive"."""
 
     reading = cached_property[str](lambda study: reading_of(study.run.info))
-    """Whose attention it has: that of "all queries", "all queries so far" of an autoregressive
+    """Queries whose attention it has: "all queries", "all queries so far" of an autoregressive
     text, or "last row".
     """
 
     @cached_property
     def chosen_keys(self) -> "ChosenKeys | None":
-        """By which reading an autoregressive model's masked keys were chosen; None where none
+        """The reading by which an autoregressive model's blocked keys were chosen; None if none
         were.
         """
         settings, removals = self.run.info.settings, self.table("removals")
@@ -177,8 +179,8 @@ class Study(Reader):
         return words if self.received == "received" else f"{words}, of masked queries alone"
 
     def table(self, name: str) -> pd.DataFrame | None:
-        """A table of the run, or of its twin; ``heldout`` of the masking curve where the run has
-        none.
+        """A table of the run, or of its twin; ``heldout`` of the masking curve if the run itself
+        has none.
         """
         found = super().table(of_twin(name, self.twin))
         if found is None and name == "heldout" and self.curve_run is not None:
@@ -187,17 +189,15 @@ class Study(Reader):
 
     @cached_property
     def twins(self) -> dict[str, Self]:
-        """The untrained twins that the run has, by name, as studies of their own on the same
-        canvases.
-        """
+        """The controls of the run, by name, as studies of their own on the same canvases."""
         made = super().table("twins")
         names = [] if made is None or self.twin else made.loc[made["made"], "twin"]
         return {name: replace(self, twin=name) for name in names}
 
     answers = cached_property[Answers](answers_of)
-    """What the study says to the three questions of its page."""
+    """Answers of the study to the three questions of its page."""
     in_controls = cached_property[dict[str, str]](controls_of)
-    """Of each number that is said and each verdict, by name, what the controls show."""
+    """Numbers of the controls for each stated number and each verdict, by name."""
 
     samples = cached_property[Samples](
         lambda study: Samples(study.run, study.sink_count, study.rule, study.received, study.twin)
@@ -206,7 +206,7 @@ class Study(Reader):
 
     @cached_property
     def recorded(self) -> tuple[int, ...]:
-        """Places in ``samples`` of those with attention."""
+        """Indices in ``samples`` of the samples with attention."""
         places = tuple(place for place, sample in enumerate(self.samples) if sample.names)
         if places and self.received not in self.samples[places[0]].names:
             raise ValueError(
@@ -220,8 +220,8 @@ class Study(Reader):
     _first = cached_property[Sample](lambda study: study.samples[study.recorded[0]])
 
     def sample(self, place: int) -> Sample:
-        """One of ``samples``. What is read of small ones is kept; of others that of the first,
-        which figures show.
+        """One of ``samples``. Arrays of small ones are kept; of others those of the first, which
+        figures show.
         """
         return self._kept.get(place) or self.samples[place]
 
@@ -257,13 +257,13 @@ class Study(Reader):
         return getattr(self.measured, measured[axis]) if axis in measured else super().over(axis)
 
     def each(self, axis: str) -> pd.DataFrame:
-        """The same of each sample."""
+        """The facts by axis of each sample."""
         return self.measured.each[axis] if axis in self.measured.each else super().each(axis)
 
     @cached_property
     def generations(self) -> pd.DataFrame | None:
-        """sample, prompt, completion, and what else the run noted. ValueError for a table without
-        texts.
+        """Columns sample, prompt, completion, and others that the run noted. ValueError for a table
+        without texts.
         """
         if "generations" not in self.run.tables:
             return None
@@ -276,23 +276,23 @@ class Study(Reader):
         return frame
 
     truncation = cached_property[pd.DataFrame | None](methodcaller("table", "truncation"))
-    """What hiding a part of the context did to the main sinks, per step, layer and head."""
+    """Effect of truncating a part of the context on the main sinks, per step, layer and head."""
 
     massive = cached_property[pd.DataFrame | None](methodcaller("table", "massive_activations"))
-    """The greatest hidden states by step and layer, and in which heads their positions are
-    sinks.
+    """The greatest hidden states by step and layer, and the heads that have sinks at their
+    positions.
     """
 
     removals = cached_property[pd.DataFrame | None](methodcaller("table", "removals"))
-    """What the edits of the run took away: removed columns, their attention, the overlap with the
-    step before.
+    """Removals by the edits of the run: removed columns, their attention, the overlap with the step
+    before.
     """
 
     @cached_property
     def heldout(self) -> pd.DataFrame | None:
-        """Loss over hidden sinks: k, control, loss, stderr; ``delta`` against k = 0 is added where
-        it is missing, and ``delta_low`` and ``delta_high``, the ends of its 95 % interval over rows
-        of text, where their losses were kept.
+        """Loss over blocked sinks: k, control, loss, stderr; ``delta`` against k = 0 is added if it
+        is missing, and ``delta_low`` and ``delta_high``, the ends of its 95 % interval over rows of
+        text, if their losses were kept.
         """
         frame = self.table("heldout")
         if frame is None:
@@ -333,30 +333,27 @@ class Study(Reader):
     attention.
     """
     text_motion = property(attrgetter("measured.text_motion"))
-    """The same among text positions alone; None without added sinks."""
+    """Motion among text positions alone; None without added sinks."""
     explained = property(attrgetter("measured.explained"))
     """How much of received attention the class and the position of tokens explain; None without
     tokens.
     """
     sink_tokens = cached_property[Any](lambda study: study.measured.enriched("text"))
-    """Which tokens the sinks are under the rule, an `Enrichment` over all layers, heads, steps and
-    samples.
+    """Enrichment of tokens among the sinks under the rule, an `Enrichment` over all layers, heads,
+    steps and samples.
     """
     classes = cached_property[Any](lambda study: study.measured.enriched("class"))
-    """Which classes of tokens the sinks are."""
+    """Enrichment of classes of tokens among the sinks."""
     ages = cached_property[Any](lambda study: study.measured.enriched("age"))
-    """In which state the positions are that sinks stand on: masked, just committed, committed,
-    prompt.
-    """
+    """States of the positions of sinks: masked, just committed, committed, prompt."""
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """The failure signatures and the 96 % statement, each with a sentence; what was not
-        measured holds None.
+        """The failure signatures and the 96 % statement, each with a sentence; those not measured
+        hold None.
 
         They are corrected for their number (``holm``). The cost of masking is that of the fewest
-        sinks that were masked (one, in a study with the usual settings), over rows of held-out
-        text.
+        blocked sinks (one, in a study with the usual settings), over rows of held-out text.
         """
         filtered_N = self.measured.filtered_N
         found = [start_only(self.measured.events_NS), self._masking, _recovered(self)]

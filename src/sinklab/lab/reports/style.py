@@ -29,7 +29,7 @@ PAPERS = {
     "acl": (6.3, 3.03, 8),
     "thesis": (6.0, 4.4, 10),
 }
-"""what figures are for -> inches of the text and of a column, points of letters"""
+"""venue of figures -> inches of the text and of a column, points of letters"""
 _letters = ContextVar("letters", default=1.0)
 ROOM = 0.09
 """inches beside a plot"""
@@ -114,7 +114,7 @@ def for_paper(paper: str) -> Iterator[None]:
 
 
 def sized(figure: Figure, paper: str) -> Figure:
-    """A figure as wide as the text of a paper, or as its column where it is narrow; its height goes
+    """A figure as wide as the text of a paper, or as its column if it is narrow; its height goes
     with it.
     """
     if paper:
@@ -133,7 +133,7 @@ def own_axes(axes: Axes | None, width: float = 4.6, height: float = 3.0) -> Axes
     """``axes``, or new ones on a figure of their own (inches), without pyplot's global state."""
     if axes is not None:
         return axes
-    # letters are a little wider in a file than where they are measured: some room keeps them inside
+    # letters are a little wider in a file than when measured: some room keeps them inside
     return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=ROOM)).subplots()
 
 
@@ -143,7 +143,7 @@ def legend_above(
     """A legend over the plot, left; with ``grow`` the figure gets taller by its lines and the plot
     keeps its height.
 
-    columns: 0 takes two, or one where an entry is long.
+    columns: 0 takes two, or one if an entry is long.
     extra: more entries, as (line style, words), in the colour of labels.
     """
     handles, names = axes.get_legend_handles_labels()

@@ -67,7 +67,7 @@ def enrichment_table(found: Enrichment | None, name: str) -> pd.DataFrame:
 
 
 def classes_table(study: Study) -> pd.DataFrame:
-    """The same by class of token and by age of the position (masked, just committed, committed,
+    """Enrichment by class of token and by age of the position (masked, just committed, committed,
     prompt).
     """
     parts = {
@@ -78,7 +78,7 @@ def classes_table(study: Study) -> pd.DataFrame:
 
 
 def rules_table(study: Study) -> pd.DataFrame:
-    """Sink rules side by side: what each flags, and how far it agrees with the first one (Jaccard
+    """Sink rules side by side: the sinks of each, and its agreement with the first one (Jaccard
     overlap).
     """
     shown = {"rule": "name", "sinks_per_head": "per_head", "heads_with_sink": "rate"}
@@ -104,8 +104,8 @@ def curve_table(study: Study) -> pd.DataFrame:
 
 
 def twins_table(study: Study) -> pd.DataFrame:
-    """Measures of a study, column ``trained``, beside those of its untrained twins; no row where
-    there are none.
+    """Measures of a study, column ``trained``, beside those of its controls; no row if there are
+    none.
     """
     if not study.twins:
         return pd.DataFrame()
@@ -125,7 +125,7 @@ def _side_by_side(names: Sequence[str], studies: Sequence[Study]) -> pd.DataFram
 
 
 def verdicts_table(study: Study) -> pd.DataFrame:
-    """Verdicts; ``controls``: the numbers of the controls in words, empty where there are none."""
+    """Verdicts; ``controls``: the numbers of the controls in words, empty if there are none."""
     shown = [study.in_controls.get(verdict.name, "") for verdict in study.verdicts]
     return pd.DataFrame(study.verdicts).assign(controls=shown).astype({"holds": "boolean"})
 
@@ -141,14 +141,13 @@ TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
     "motion": lambda study: study.measured.motions,
     "rules": rules_table,
     "curve": curve_table,
-    # failure signatures and statements: whether they hold, the number that decides, what it is held
-    # against
+    # failure signatures and statements: whether they hold, the number that decides, its threshold
     "verdicts": verdicts_table,
     # the three questions: word, number, interval, samples, detectable difference, controls,
     # sentence
     "answers": lambda study: study.answers.table,
     "twins": twins_table,
-    # what a run recorded that no figure of its own shows, statistics of plug-ins among it
+    # recorded statistics without a figure of their own, those of plug-ins included
     "statistics": statistics_table,
 }
 """Tables of a report by name, of a run that traced texts."""
@@ -246,8 +245,8 @@ def compare(a: Run | Study, b: Run | Study) -> pd.DataFrame:
     first).
 
     Shares are in percent. A measure that neither run has is left out; one that a run lacks is NaN.
-    The last rows say how far the texts agree for prompts that both runs have: the share of tokens
-    (of runs of the same weights) or of words that stand at the same place.
+    The last rows give the agreement of the texts for prompts that both runs have: the share of
+    tokens (of runs of the same weights) or of words at the same place.
     """
     one, other = as_studies([a, b])
     frame = _side_by_side((one.label, other.label), (one, other))
@@ -263,7 +262,9 @@ def compare(a: Run | Study, b: Run | Study) -> pd.DataFrame:
 
 
 def measures(study: Study) -> dict[str, float]:
-    """The numbers that runs are compared by, name -> value; NaN for what the run did not record."""
+    """The numbers that runs are compared by, name -> value; NaN for numbers that the run did not
+    record.
+    """
     found: dict[str, float] = {"samples": float(len(study.samples))}
     if study.layers:
         found |= _sinks(study) | _motion(study) | _tokens(study)
@@ -345,7 +346,7 @@ def text_agreement(one: Study, other: Study) -> tuple[int, float, str]:
     """Prompts that both runs have, and the share of "tokens" or "words" (the last value) at the
     same place in them.
 
-    Ids mean the same tokens where the weights are the same.
+    Ids mean the same tokens if the weights are the same.
     """
     frames = [study.generations for study in (one, other) if study.generations is not None]
     if len(frames) < 2:
@@ -367,7 +368,7 @@ def text_agreement(one: Study, other: Study) -> tuple[int, float, str]:
 
 
 def _texts(frame: pd.DataFrame, by_id: bool) -> pd.Series:
-    """Texts as lists by prompt and by how many times it came before, runs with extra hidden sinks
+    """Texts as lists by prompt and by how many times it came before, runs with extra blocked sinks
     left out.
     """
     if "masked_sinks" in frame:

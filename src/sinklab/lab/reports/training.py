@@ -1,4 +1,4 @@
-"""Training run folders, read for reports: losses, and what the sink monitor saw."""
+"""Training run folders, read for reports: losses, and the measurements of the sink monitor."""
 
 # L layers
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sinklab.core.registry import sinks
 from sinklab.lab.analysis.estimates import FEWEST, Estimate, mean_over
 from sinklab.lab.reports.samples import Reader
 
-# Settings that may differ between repeats: the seed, and how a run runs and what it tells.
+# Settings that may differ between repeats: the seed, and options of running and reporting.
 FREE = frozenset(
     {
         "seed",
@@ -72,7 +72,7 @@ FIELDS = {
 }
 """columns of the monitor -> the names that the same facts have in a study"""
 OVER_EVEN = 2.0
-"""times an even share above which added sinks count as having taken over"""
+"""multiple of an even share above which added sinks count as having taken over"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,11 +114,9 @@ class Training(Reader):
     }
 
     history = cached_property(methodcaller("table", "history"))
-    """step, tokens, loss, heldout_loss, lr, grad_norm, …; NaN where a row has only the other
-    loss.
-    """
+    """step, tokens, loss, heldout_loss, lr, grad_norm, …; NaN if a row has only the other loss."""
     monitor = cached_property(methodcaller("table", "monitor"))
-    """What the sink monitor measured: a row per measurement and layer, layer -1 for the whole
+    """Measurements of the sink monitor: a row per measurement and layer, layer -1 for the whole
     model.
     """
     heldout_rows = cached_property(methodcaller("table", "heldout_rows"))
@@ -147,7 +145,7 @@ class Training(Reader):
         return super().over(axis)
 
     variant = cached_property[str](lambda run: variant(run.run.info.model))
-    """What the model is: plain, sink, 2 sinks, gate, …"""
+    """Variant of the model: plain, sink, 2 sinks, gate, …"""
 
     @property
     def causal_steps(self) -> int:
@@ -164,7 +162,7 @@ class Training(Reader):
     def loss(self) -> Estimate | None:
         """The held-out loss in nats per token, at the end, or else the last one that was measured.
 
-        Its interval is over rows of text; of 0 samples where these were not kept.
+        Its interval is over rows of text; of 0 samples if these were not kept.
         """
         rows, final, history = self.heldout_rows, self.table("heldout"), self.history
         if rows is not None and len(rows) > 1:
@@ -182,7 +180,7 @@ class Training(Reader):
         """Held-out loss less that of another run, of each row of text (R,): how two runs differ,
         whatever their seeds.
 
-        None where the rows were not kept, are of other text, or fewer than 8.
+        None if the rows were not kept, are of other text, or fewer than 8.
         """
         mine, theirs = self.heldout_rows, other.heldout_rows
         data = [run.info.model.get("data_sha256") for run in (self.run, other.run)]

@@ -1,6 +1,4 @@
-"""Numbers, shares and tokens as they stand in sentences and tables, and statements that are made of
-them.
-"""
+"""Numbers, shares and tokens as text for sentences and tables, and statements made of them."""
 
 import math
 import re
@@ -23,7 +21,7 @@ SAME = 0.05
 
 
 def number(value: float, significant: int = 3) -> str:
-    """A few significant digits, without an exponent where that reads well."""
+    """A few significant digits, without an exponent if that reads well."""
     if math.isnan(value):
         return "–"
     if math.isinf(value):
@@ -40,7 +38,7 @@ def percent(share: float) -> str:
 
 
 def interval(estimate: Estimate) -> str:
-    """The 95 % interval of a loss; empty where it is not known."""
+    """The 95 % interval of a loss; empty if it is not known."""
     low, high = estimate.interval
     return "" if math.isnan(low) else f"{number(low, 4)} to {number(high, 4)}"
 
@@ -51,7 +49,7 @@ def same(one: float, other: float) -> bool:
 
 
 def quoted(label: str) -> str:
-    """A token as it stands in a sentence."""
+    """A token as text in a sentence."""
     return f"the {ADDED}" if label == ADDED else "[MASK]" if label == MASK else printable(label)
 
 
@@ -70,9 +68,9 @@ def statements(
     file: str = "sentences.jinja",
     **known: Any,
 ) -> Callable[..., list[str]]:
-    """What says the statements of a package's sentences.jinja, or another ``file``: by its name and
-    what it is about, as sentences; none where there is nothing to say. "¶" stands between sentences
-    of a statement; white space is free.
+    """Return a function that states the sentences of a package's sentences.jinja, or another
+    ``file``, from the name of a statement and its subject; none if there is nothing to say. "¶"
+    stands between sentences of a statement; white space is free.
 
     Args:
         filters: functions that the statements use, by their names.
@@ -106,21 +104,23 @@ def _cards() -> dict[str, dict[str, Any]]:
 
 
 def words_of(what: str, name: str) -> Any:
-    """What cards.toml says of a "page", its "cards", "parts" or "tables", of "kinds" of runs
-    without one, of what "makes" a run, of what a figure "needs" and of "figures" themselves.
+    """Words of cards.toml on a "page", its "cards", "parts" or "tables", on "kinds" of runs without
+    one, on the command that "makes" a run, on the "needs" of figures and on "figures" themselves.
 
-    Empty where it says nothing.
+    Empty if it has none.
     """
     return _cards()[what].get(name, "") if name else _cards()[what]
 
 
 def coded(text: str) -> Markup:
-    """A sentence with what stands between backticks as code."""
+    """A sentence with the text between backticks as code."""
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def tipped(text: str) -> Markup:
-    """The same, with what words of the glossary mean, each where it first stands outside code."""
+    """A sentence as HTML code, with the meaning of each word of the glossary at its first place
+    outside code.
+    """
     words, seen = words_of("words", "glossary"), set[str]()
 
     def tip(match: re.Match[str]) -> str:

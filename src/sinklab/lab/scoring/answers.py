@@ -1,4 +1,4 @@
-"""Answers to several prompts at once, each up to its end, and what sinks did while they were
+"""Answers to several prompts at once, each up to its end, and facts about sinks while they were
 written.
 """
 
@@ -24,18 +24,18 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.writing import Writer, Writing, WritingRequest, ended, is_random, seeded
 
 PLACES = (*STATES, "sink")
-"""Where a main sink stands: on a position in one of the states, or on a column that was added to
-the model.
+"""Places of a main sink: a position in one of the states, or a column that was added to the
+model.
 """
 
 
 Totals = Mapping[str, tuple[float, float]]
-"""Of a `Dose`, as JSON keeps them."""
+"""Totals of a `Dose`, as JSON keeps them."""
 
 
 def taken(log: InterventionLog, active_B: Tensor | None = None) -> Tensor | int:
-    """What edits that choose keys took from each row: sums and numbers of entries (B, N, 2); 0
-    where nothing is logged.
+    """Removals of each row by edits that choose keys: sums and numbers of entries (B, N, 2); 0 if
+    nothing is logged.
 
     Args:
         log: of one step or forward.
@@ -66,8 +66,8 @@ def totals(taken_N2: Tensor | int) -> dict[str, tuple[float, float]]:
 class SinkFacts:
     """Adds up recorded steps of one batch; `rows` gives the means of each row.
 
-    Only steps in which a row was still being written count for it: what others of the batch do does
-    not.
+    Only steps in which a row was still being written count for it, not those of others of the
+    batch.
     """
 
     def __init__(self, pad_B: Tensor, prefix: int) -> None:
@@ -95,7 +95,7 @@ class SinkFacts:
             statistic: "received" or "last_row".
             state_BS: state of each canvas position, number in `STATES`; padding is never read.
             active_B: rows that this step was for.
-            log: of the interventions in force; what it holds is read and dropped.
+            log: of the interventions in force; its entries are read and dropped.
         """
         received_BLHK = recording.values(statistic)[0]
         self.count(received_BLHK, recording.visible[0], state_BS, active_B)
@@ -104,7 +104,7 @@ class SinkFacts:
     def count(
         self, received_BLHK: Tensor, visible_BK: Tensor, state_BS: Tensor, active_B: Tensor
     ) -> None:
-        """One step, from what was received at it and how many queries see each key."""
+        """One step, from the received attention and the number of queries that see each key."""
         positions_B = (visible_BK[:, self._prefix :] > 0).sum(-1).float()
         rows, layers, heads, keys = received_BLHK.shape
         share_BLHK = received_BLHK / received_BLHK.sum(-1, keepdim=True).clamp(min=1e-12)
@@ -156,18 +156,19 @@ class SinkFacts:
         self._sums[name] = before + value
 
     def row(self, row: int) -> list[dict[str, Any]]:
-        """The facts of one row, one entry a layer; empty where no step was recorded.
+        """The facts of one row, one entry a layer; empty if no step was recorded.
 
-        steps: how many; share: of all attention, what the main sink (the key that receives most) of
-        a head receives, mean over steps and heads; sinks: number of keys that the rule calls sinks,
-        per head and step; with_sink: share of heads and steps that have one; gu_rate: share of
-        those in which a sink by the rule holds more than 30 % of the attention, the threshold of Gu
-        et al. (2410.10781), at whatever position; main_position: where the main sink stood most
-        often, counted from the row's first token, -1 for an added sink column; main_constancy: the
-        share of heads and steps in which it stood there; positions: how many different places it
-        had; in_masked, in_committed, in_prompt, in_sink: where it stood; removed: share of
-        attention that the interventions took away, None where nothing was, or where likelihoods
-        were scored, which does not measure it.
+        steps: how many; share: share of the attention that the main sink (the key that receives
+        most) of a head receives, mean over steps and heads; sinks: number of keys that the rule
+        calls sinks, per head and step; with_sink: share of heads and steps that have one; gu_rate:
+        share of those in which a sink by the rule holds more than 30 % of the attention, the
+        threshold of Gu et al. (2410.10781), at whatever position; main_position: most frequent
+        position of the main sink, counted from the row's first token, -1 for an added sink column;
+        main_constancy: the share of heads and steps in which it stood there; positions: how many
+        different places it had; in_masked, in_committed, in_prompt, in_sink: share of heads and
+        steps in which its position had this state, or was an added sink column;
+        removed: share of attention that the interventions removed, None if nothing was, or if
+        likelihoods were scored, which does not measure it.
         """
         steps = int(self._steps_B[row])
         if not steps:
@@ -202,8 +203,8 @@ class SinkFacts:
 def needs_own_batch(settings: DecodingSettings, edits: Sequence[Any]) -> bool:
     """Whether an answer would depend on the other rows of its batch, so that it is written alone.
 
-    True where random numbers are drawn (for the tokens, the positions or a random control), and
-    where rows wait for one another under something that counts forwards.
+    True if random numbers are drawn (for the tokens, the positions or a random control), and if
+    rows wait for one another under something that counts forwards.
     """
     chosen = settings.values()
     rule, schedule = chosen["rule"], chosen["schedule"]
@@ -218,19 +219,17 @@ def needs_own_batch(settings: DecodingSettings, edits: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was written, up to its end."""
+    """An answer, up to its end."""
 
     text: str
     ids: tuple[int, ...]
     """Tokens up to the end of text; those after an `until` text included."""
     steps: int
-    """Model evaluations that the row took part in; where it is 1, a closed loop took nothing
-    away.
-    """
+    """Model evaluations that the row took part in; if it is 1, a closed loop removed nothing."""
     sinks: tuple[dict[str, Any], ...] = ()
-    """Facts of `SinkFacts.row`; empty where the run was not watched."""
+    """Facts of `SinkFacts.row`; empty if the run was not watched."""
     dose: Totals = field(default_factory=dict)
-    """What the edits took: the totals of a `Dose`, with what was really removed where the run was
+    """Dose of the edits: the totals of a `Dose`, with the share really removed if the run was
     watched.
     """
 
@@ -238,7 +237,7 @@ class Answer:
 def followed(
     writer: Writer, *, watch: bool, progress: Callable[[], object] = lambda: None
 ) -> tuple[Tensor, SinkFacts | None, list[Totals]]:
-    """Write everything: evaluations of each row, (B,), what sinks did where that is watched, and
+    """Write everything: evaluations of each row, (B,), facts about sinks if they are watched, and
     each row's dose.
     """
     model: Any = writer.loaded.model
@@ -252,7 +251,7 @@ def followed(
         taken_BN2 = taken_BN2 + taken(writer.log, step.active_B)
         if facts is not None:
             facts.add(step.seen, writer.statistic, step.state_BS, step.active_B, writer.log)
-        # what is not read would fill the memory of a long run
+        # unread entries would fill the memory of a long run
         writer.log.removals.clear()
         progress()
     rows = taken_BN2 if isinstance(taken_BN2, Tensor) else [0] * len(counts_B)
@@ -271,15 +270,17 @@ def write_batch(
 ) -> list[Answer]:
     """Write the answers to several prompts of any lengths.
 
-    A row is what it would be alone, up to rounding; see `needs_own_batch` for what must be written
-    alone (the seed of the first request is taken). Writing ends when every row has met its end.
+    A row is what it would be alone, up to rounding; see `needs_own_batch` for answers that must be
+    written alone (the seed of the first request is used). Writing ends when every row has met its
+    end.
 
     Args:
-        watch: trace every step, and say what sinks did (`Answer.sinks`).
+        watch: trace every step, and give facts about sinks (`Answer.sinks`).
         progress: called after every step.
 
     Raises:
-        ValueError: for what the decoder, the model or the interventions refuse, and NaN logits.
+        ValueError: for settings that the decoder, the model or the interventions refuse, and NaN
+            logits.
     """
     seed = requests[0].seed
     texts = Writing(loaded, requests, replace(settings, seed=seed), new_tokens, seeded(edits, seed))

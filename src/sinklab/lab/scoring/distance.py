@@ -1,5 +1,5 @@
-"""How far edits take what a model writes from what it writes without them: in free runs, and at a
-fixed order.
+"""Distance between the text of a model under edits and its text without them: in free runs, and at
+a fixed order.
 
 Distance of outputs is not quality: a text may be another one and as good (arXiv 2605.09313 keeps
 the two apart).
@@ -27,7 +27,7 @@ from sinklab.lab.scoring.writing import ContinuingWriter, Writing, WritingStep, 
 
 @dataclass(frozen=True)
 class Distance:
-    """What edits change of some texts, by row of the batch."""
+    """Changes of some texts by edits, by row of the batch."""
 
     agreement_B: Tensor
     """Share of the clean text's tokens that the edited run, left to itself, wrote at the same
@@ -41,12 +41,12 @@ class Distance:
     canvases.
     """
     texts: tuple[tuple[int, ...], ...]
-    """What the edited run wrote."""
+    """Texts of the edited run."""
     removals: tuple[RemovalRecord, ...]
-    """What the edits took away in the free run."""
+    """Removals by the edits in the free run."""
 
     def dose(self, row: int) -> Dose:
-        """What one text lost."""
+        """Dose of one text."""
         return Dose.of(self.removals, torch.arange(len(self.texts)) == row)
 
 
@@ -56,10 +56,10 @@ def output_distances(texts: Writing, arms: Sequence[Sequence[Intervention]]) -> 
     edits.
 
     Both runs have the same seed, so that they are paired. On the clean run's canvases edits choose
-    as they do while writing: a closed loop takes at each step what was chosen at the one before.
+    as they do while writing: a closed loop removes at each step the keys chosen at the one before.
 
     Raises:
-        ValueError: for guidance or a cache, whose evaluations a canvas alone does not repeat.
+        ValueError: for guidance or a cache: a canvas alone does not repeat their evaluations.
     """
     settings = texts.settings
     if settings.cfg_scale or settings.cache != "none":
@@ -89,7 +89,7 @@ def output_distances(texts: Writing, arms: Sequence[Sequence[Intervention]]) -> 
 
 
 def _agreement(one: Sequence[int], other: Sequence[int]) -> float:
-    """Share of the first's tokens that stand in the second at the same place."""
+    """Share of the first's tokens that the second has at the same place."""
     return sum(a == b for a, b in zip(one, other, strict=False)) / max(len(one), 1)
 
 
@@ -133,7 +133,7 @@ def _at_fixed_order(
 
 
 class _Forced(ContinuingWriter):
-    """Writes what another run wrote, and keeps what it would have written itself."""
+    """Writes the text of another run, and keeps the tokens it would have written itself."""
 
     def follow(self, steps: Sequence[WritingStep]) -> None:
         self.given, self.seen = steps, list[Tensor]()

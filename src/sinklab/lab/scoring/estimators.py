@@ -2,14 +2,14 @@
 masks.
 
 A masked diffusion model has a conditional for every token under every mask, and a likelihood only
-together with a sampler. Of those that write one token at a time: the mean over all orders of the
-product of conditionals is the exact likelihood of the sampler with uniformly random order; a fixed
-order that of the sampler with this order, and nobody else's. The NELBO, what Monte Carlo estimates,
-is the mean of the *logarithms*, so it never lies above the first (Jensen). Against a fixed order
-neither has a side.
+together with a sampler. For samplers that write one token at a time: the mean over all orders of
+the product of conditionals is the exact likelihood of the sampler with uniformly random order; a
+fixed order that of the sampler with this order, and nobody else's. The NELBO, which Monte Carlo
+estimates, is the mean of the *logarithms*, so it never lies above the first (Jensen). Against a
+fixed order neither has a side.
 """
 
-# L tokens of a continuation, N masks of a forward, M all 2^L masks: bit i is set where token i is
+# L tokens of a continuation, N masks of a forward, M all 2^L masks: bit i is set if token i is
 # masked; V vocabulary
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OVER_ORDERS: dict[str, Callable[[list[float]], float]] = {
     "best": max,
     "worst": min,
 }
-"""What becomes of the orders: the likelihood of the sampler that draws one, its bound, the best
+"""Reductions over the orders: the likelihood of the sampler that draws one, its bound, the best
 order, the worst.
 """
 
@@ -42,15 +42,15 @@ order, the worst.
 def conditionals(
     loaded: Loaded, context: Ids, continuation: Ids, *, never_mask: bool = True
 ) -> np.ndarray:
-    """log p (M, L), in nats, of every token under every mask of the continuation; NaN where it is
-    not masked.
+    """log p (M, L), in nats, of every token under every mask of the continuation; NaN if it is not
+    masked.
 
     Args:
         loaded: a diffusion model.
         context: ids before it, never masked.
         continuation: ids, at most 12.
-        never_mask: leave out [MASK] and what is no text, as a sampler does; likelihoods as they are
-            published keep it.
+        never_mask: leave out [MASK] and ids that are no text, as a sampler does; likelihoods as
+            they are published keep it.
 
     Raises:
         ValueError: for more than 12 tokens, an autoregressive model, and ids that the model does
@@ -85,14 +85,14 @@ def conditionals(
 
 
 def over_orders(table_ML: np.ndarray, of: str = "exact", steps: int | None = None) -> float:
-    """What the conditionals say of the whole continuation, in nats.
+    """Log-likelihood of the whole continuation from the conditionals, in nats.
 
     Args:
         table_ML: of `conditionals`.
         of: a key of `OVER_ORDERS`.
-        steps: in so many steps, the tokens of a step drawn independently of one another: what is
-            "exact" is the sampler with the schedule `even`, this number of steps and positions at
-            random, and "nelbo" its bound. One token a step when left out.
+        steps: in so many steps, the tokens of a step drawn independently of one another: "exact" is
+            the sampler with the schedule `even`, this number of steps and positions at random, and
+            "nelbo" its bound. One token a step when left out.
 
     Raises:
         ValueError: for more steps than tokens.
@@ -123,7 +123,7 @@ def in_order(table_ML: np.ndarray, order: Sequence[int]) -> float:
     is the chain rule.
 
     Raises:
-        ValueError: for what is no order of the tokens.
+        ValueError: for a sequence that is no order of the tokens.
     """
     tokens = table_ML.shape[1]
     if sorted(order) != [*range(tokens)]:

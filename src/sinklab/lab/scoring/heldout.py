@@ -36,21 +36,21 @@ Tell = Callable[[], object]
 
 @dataclass(frozen=True)
 class EditedLosses:
-    """What rows of text cost under some edits, and what these took away."""
+    """Losses of rows of text under some edits, and the removals by these."""
 
     losses_R: Tensor
     """Nats per token, float32."""
     removals: tuple[tuple[RemovalRecord, ...], ...]
-    """Of every batch of rows, in order; empty where nothing was edited."""
+    """Removals of every batch of rows, in order; empty if nothing was edited."""
 
     @property
     def dose(self) -> Dose:
-        """What was taken away, over all rows."""
+        """Dose of the edits, over all rows."""
         return Dose.of(one for batch in self.removals for one in batch)
 
     def doses_by_row(self) -> dict[str, Tensor]:
-        """What every row lost, by name as in `Dose` (columns, sinks, held, removed), each (R,); NaN
-        for nothing.
+        """Dose of every row, by name as in `Dose` (columns, sinks, held, removed), each (R,); NaN
+        if nothing was removed.
         """
         if not any(self.removals):
             return dict.fromkeys(
@@ -82,19 +82,19 @@ def edited_losses(
     A diffusion model is scored by its bound (arXiv 2601.19657, Eq. 3–4) under noise that depends on
     the seed alone, an autoregressive one by the mean of its next-token losses (the first token of a
     row is given). Edits that choose by attention do so in a clean pass over the same row, one for
-    all arms (`scoring_edits`). In both kinds of model a key is hidden from all queries, its own
+    all arms (`scoring_edits`). In both kinds of model a key is blocked for all queries, its own
     position too; a query that sees nothing else keeps it (the first of a causal model).
 
     Args:
         loaded: the model.
         ids_RS: rows of text, all of one length.
         arms: sets of edits; those of a set act together.
-        seed: of the noise, and with the number of the row of what random controls draw.
+        seed: of the noise, and with the number of the row, of the draws of random controls.
         batch: rows per forward; it changes results by rounding alone.
         progress: called after every scored batch of every arm.
 
     Raises:
-        ValueError: for what is no intervention, one that begins after the first step or does not
+        ValueError: for anything but interventions, one that begins after the first step or does not
             fit the rows.
     """
     is_diffusion = loaded.family == "diffusion"
@@ -129,7 +129,7 @@ def edited_losses(
 
 @dataclass(eq=False)
 class _Turn:
-    """Whose edits act now."""
+    """The turn of the set of edits that acts now."""
 
     arm: int = -1
 
@@ -168,7 +168,7 @@ _DEAF = Listener()
 
 
 def _bound_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Tensor]:
-    """What gives the masked-token bound of each of some rows."""
+    """A function that gives the masked-token bound of each of some rows."""
     model: Any = loaded.model
     generator = torch.Generator().manual_seed(seed)
     t_R = sample_times(ids_RS.shape[0], sampler="low_discrepancy", generator=generator)
@@ -200,7 +200,7 @@ def _bound_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Te
 
 
 def _next_token_loss_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Tensor]:
-    """The same for a causal model: the mean next-token loss of each row; it has no noise to
+    """A function for a causal model: the mean next-token loss of each row; it has no noise to
     seed.
     """
     model: Any = loaded.model
@@ -219,7 +219,7 @@ def _next_token_loss_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[
 
 @dataclass(frozen=True)
 class HeldoutRows:
-    """Rows of text the model has not seen, and how many bytes they stand for."""
+    """Rows of text the model has not seen, and their number of bytes."""
 
     ids_RS: Tensor
     size: int
@@ -240,7 +240,7 @@ def heldout_rows(
 
 
 def check_heldout(loaded: Loaded, *, rows: int, length: int, ks: Iterable[int]) -> None:
-    """What can be wrong with a held-out curve, before any text is read.
+    """Check the settings of a held-out curve, before any text is read.
 
     Raises:
         ValueError: for no rows, rows longer than the model's context, and a k for which k sinks and
@@ -287,12 +287,12 @@ def heldout_curve(
     seed: int = 0,
     progress: Tell | None = None,
 ) -> dict[str, list[Any]]:
-    """Held-out loss over the number of hidden sinks, with random columns as control, as columns of
+    """Held-out loss over the number of blocked sinks, with random columns as control, as columns of
     the table ``heldout``.
 
     ``loss`` is in nats per token and ``stderr`` its standard error over rows; ``delta`` is the
     paired difference to k = 0 with ``delta_stderr`` (the noise is the same, so it is much smaller);
-    ``losses`` are those of the rows; ``columns``, ``sinks``, ``held`` and ``removed`` say the dose
+    ``losses`` are those of the rows; ``columns``, ``sinks``, ``held`` and ``removed`` give the dose
     (`Dose`). ``bits_per_byte`` is given for k = 0.
 
     Raises:

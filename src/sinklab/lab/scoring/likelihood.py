@@ -48,7 +48,7 @@ class Job:
         models alone.
         """
         self.taken_N2: Any = 0
-        """What edits took from its rows; see `taken`."""
+        """Removals by edits from its rows; see `taken`."""
         self.widest = max(self.plan.wanted_NL.sum(1).tolist(), default=0)
         """The most wanted tokens of a row."""
 
@@ -65,11 +65,11 @@ class Scorer:
     """
 
     measure = True
-    """Whether what edits really take away is measured, at the cost of a pass over queries and keys
-    a layer.
+    """Whether to measure the share that edits really remove, at the cost of a pass over queries and
+    keys a layer.
     """
     taken_BN2: Any = 0
-    """What edits took in the last forward."""
+    """Removals by edits in the last forward."""
 
     def __init__(
         self, loaded: Loaded, settings: LikelihoodSettings, edits: Sequence[Intervention | str] = ()
@@ -88,14 +88,14 @@ class Scorer:
         self.seed, self.cfg_scale = settings.seed, settings.cfg_scale
         self._copies = 2 if self.cfg_scale else 1
         self.rows = max(1, settings.batch // self._copies)
-        # kept, as it holds what is the same for every text of a shape
+        # kept, as it holds tensors that are the same for every text of a shape
         self._unpadded: Any = self.model.denoiser() if self.denoises else None
 
     def read(
         self, requests: Sequence[tuple[Ids, Ids]], groups: Sequence[int] | None = None
     ) -> list[Request]:
-        """As `read_requests`. Raises ValueError for an edit, too, that names positions which a text
-        does not have.
+        """Read the requests with `read_requests`. Raises ValueError also for an edit that names
+        positions which a text does not have.
         """
         found = asked.read_requests(self.loaded, requests, groups)
         asked.check_positions(self.edits, [each.length - (not self.denoises) for each in found])
@@ -170,8 +170,8 @@ class Scorer:
         Args:
             requests: of each row.
             masked: of each row, bool (L,), tokens of the continuation that are [MASK].
-            wanted: likewise, tokens whose logits are needed.
-            places: of each row, for what random controls draw.
+            wanted: of each row, bool (L,), tokens with logits that are needed.
+            places: of each row, for the draws of random controls.
         """
         mask_id = self.model.config.mask_token_id if self.denoises else 0
         closings = [
@@ -273,13 +273,13 @@ def _columns(requests: Sequence[Request]) -> range:
 
 
 def at_least_float32(logits_MV: Tensor) -> Tensor:
-    """As they are in float64, else in float32."""
+    """Logits in float32, or in float64 if they are."""
     return logits_MV if logits_MV.dtype == torch.float64 else logits_MV.float()
 
 
 def _log_probabilities(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
-    """Of the labels, in float32 or better; a piece at a time, so that no second copy of all logits
-    is made.
+    """Log-probabilities of the labels, in float32 or better; a piece at a time, so that no second
+    copy of all logits is made.
     """
     pieces = zip(logits_MV.split(_PIECE), labels_M.split(_PIECE), strict=True)
     return torch.cat(
@@ -295,7 +295,7 @@ def is_greedy(scorer: Scorer, requests: Sequence[Request]) -> dict[int, bool]:
     number of the request.
 
     One token per forward, the one it is surest of (SMDM's and LLaDA's evaluation of LAMBADA), as
-    decoding with the rule low_confidence does it: neither [MASK] nor what is no text is ever
+    decoding with the rule low_confidence does it: neither [MASK] nor ids that are no text are ever
     written. A request is done at its first wrong token.
     """
     config = scorer.model.config
@@ -337,7 +337,7 @@ def _proposed(logits_MV: Tensor, labels_M: Tensor, mask_id: int) -> tuple[Tensor
 
 
 MOST_EXACT = 12
-"""Tokens whose masks :func:`exact` goes through."""
+"""The most tokens for :func:`exact`, which goes through all their masks."""
 
 
 def score(
@@ -357,8 +357,8 @@ def score(
     on its own request, the settings and its group, and on nothing else that is scored with it (up
     to rounding).
 
-    Rows that run, per request of L tokens: Monte Carlo `samples`, fewer where masks repeat (one for
-    L = 1); chain rule L; autoregressive 1; `greedy` up to L more for diffusion models. Guidance
+    Rows that run, per request of L tokens: Monte Carlo `samples`, fewer if masks repeat (one for L
+    = 1); chain rule L; autoregressive 1; `greedy` up to L more for diffusion models. Guidance
     doubles them, and so do edits that choose in a clean pass. These edits see the continuation, so
     that the scores of a model under them are no longer logarithms of one distribution over texts.
 
@@ -372,8 +372,8 @@ def score(
             question are compared under the same noise. Left out: requests of the same context do.
         edits: interventions, as :func:`scoring_edits` makes them fit for texts that are read once.
         greedy: also find out whether greedy decoding writes the continuation.
-        measure: also find out what the edits really take away (`Scored.dose`), for a pass over
-            queries and keys each.
+        measure: also find out the share that the edits really remove (`Scored.dose`), for a pass
+            over queries and keys each.
         progress: called when a request is done.
 
     Raises:

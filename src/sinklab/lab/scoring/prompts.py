@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 FIELDS = ("prompt", "question", "text", "instruction", "input")
-"""Fields of a row that may hold a prompt; the first that is there is taken."""
+"""Fields of a row that may hold a prompt; the first present is used."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Prompt:
     """A prompt as a model reads it."""
 
     text: str
-    """As it was given."""
+    """The text as it was given."""
     ids: tuple[int, ...]
     template: tuple[bool, ...]
     """True at tokens that the chat format put around the text."""
@@ -37,7 +37,7 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
     "5 17 3".
 
     Raises:
-        ValueError: for what is no text, or no ids where ids are needed, and for a chat format that
+        ValueError: for anything but text, or but ids if ids are needed, and for a chat format that
             is absent or cannot be used.
     """
     with refused("a prompt is text in UTF-8", UnicodeError):
@@ -49,12 +49,12 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
             ids = (*opening, *ids)
         return Prompt(text, ids, (False,) * len(ids))
     if opening and not chat:
-        # of [CLS] … [SEP] the first alone: what is written stands between
+        # of [CLS] … [SEP] the first alone: the written text comes between
         own: Any = loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
         ids = (*opening, *own)
         return Prompt(text, ids, (False,) * len(ids))
     if not chat:
-        # a text begins as the tokenizer says where the model was trained so; an autoregressive
+        # a text begins as the tokenizer says if the model was trained so; an autoregressive
         # model has its sink there
         begins = loaded.family != "diffusion" or bool(row_start(loaded.tokenizer))
         given: Any = loaded.tokenizer(text, add_special_tokens=begins)["input_ids"]
@@ -167,9 +167,8 @@ def _as_ids(loaded: Loaded, prompt: str, chat: bool) -> tuple[int, ...]:
 
 
 def _in_chat(loaded: Loaded, prompt: str) -> tuple[str, int, int]:
-    """The prompt in the chat format, and where in it the prompt's own text begins and ends."""
-    # a stand-in that no template changes shows where the text goes, also where the template trims
-    # it
+    """The prompt in the chat format, and the beginning and end of its own text in that."""
+    # a stand-in that no template changes shows the place of the text, even if the template trims it
     stand_in = "\ue000"
     text, around = (
         in_chat(loaded, [{"role": "user", "content": each}]) for each in (prompt, stand_in)

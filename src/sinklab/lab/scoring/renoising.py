@@ -1,14 +1,13 @@
-"""Writing where nothing is ever locked: a canvas of uniform noise, renoised at every step
+"""Writing without locked tokens: a canvas of uniform noise, renoised at every step
 (DiffusionGemma).
 
-    for step in renoise(lm.model, ids_BP):
-        …
+    for step in renoise(lm.model, ids_BP): …
 
-An encoder reads what stands already, causally, into a cache; the decoder denoises a canvas of a
-fixed length on top of it. There is no [MASK]: what a place holds is noise, unless its draw was
-accepted at the step before. A «masked query» is a place that holds noise, a committed one holds an
-accepted draw or a token of a finished canvas. Keys are those of all columns, the prompt's first, in
-every layer: a sliding window is a mask here, where transformers' own cache drops keys, so that
+An encoder reads the finished text, causally, into a cache; the decoder denoises a canvas of a fixed
+length on top of it. There is no [MASK]: a place holds noise, unless its draw was accepted at the
+step before. A «masked query» is a place that holds noise, a committed one holds an accepted draw or
+a token of a finished canvas. Keys are those of all columns, the prompt's first, in
+every layer: a sliding window is a mask here, while transformers' own cache drops keys, so that
 column k is key k.
 """
 
@@ -34,8 +33,8 @@ from sinklab.core.sampling.loop import Step
 from sinklab.core.sinks.states import COMMITTED, MASKED, PROMPT
 
 ANNOUNCED = SimpleNamespace(open_BS=None, mask_id=None, attention_BS=None)
-"""What `trace` takes as canvas, for statistics by state: the states of positions are announced with
-every step.
+"""Canvas for `trace`, for statistics by state: the states of positions are announced with every
+step.
 """
 
 
@@ -65,15 +64,15 @@ class Renoising(Checked):
     confidence_threshold: float = limited(0.005, above=0)
     """the mean entropy of its places is below this, nats."""
     eos_token_id: tuple[int, ...] = ()
-    """A row ends with the canvas that holds one of these; what stands behind it becomes padding."""
+    """A row ends with the canvas that holds one of these; the tokens behind it become padding."""
     pad_token_id: int | None = None
-    """None leaves what was written behind an end."""
+    """None keeps the tokens behind an end."""
     seed: int = 0
-    """Of the random numbers, which are drawn as transformers does and in its order."""
+    """Seed of the random numbers, which are drawn as transformers does and in its order."""
 
     @classmethod
     def of(cls, model: Any, **settings: Any) -> Renoising:
-        """What the checkpoint's generation config says, with these settings over it."""
+        """Settings of the checkpoint's generation config, with these over them."""
         config = model.generation_config
         said = {one.name: getattr(config, one.name, None) for one in fields(cls)}
         said["entropy_bound"] = getattr(
@@ -84,7 +83,7 @@ class Renoising(Checked):
 
 @dataclass(frozen=True, eq=False)
 class Renoised:
-    """What a step did to its canvas."""
+    """Result of a step for its canvas."""
 
     before_BL: Tensor
     """The ids that the decoder saw, int64."""
@@ -93,13 +92,13 @@ class Renoised:
     accepted_BL: Tensor
     """bool, the places that hold their draw in the next step, which is all that was decided."""
     entropy_BL: Tensor
-    """Of what was drawn from, nats."""
+    """Entropy of the distribution of the draws, nats."""
     best_BL: Tensor
-    """The likeliest tokens, int64: those of the last step are what is written."""
+    """The likeliest tokens, int64: those of the last step are written."""
     after_BL: Tensor
     """The ids after it, int64: draws, and fresh noise."""
     done_B: Tensor
-    """bool, rows whose canvas is done with this step or before; it stays as it is."""
+    """bool, rows with a canvas that is done with this step or before; it stays as it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +106,8 @@ class RenoisedStep(Step):
     """One evaluation of the decoder.
 
     `before_BS`: prompt, finished canvases and this canvas as the decoder saw it; `ids_BS`: the
-    canvas after it, and at its last step what is written; `total`: None, since canvases end early.
-    `masked_BS`: the places that held noise; `committed_BS`: those whose draw was accepted, for the
+    canvas after it, and at its last step the text; `total`: None, since canvases end early.
+    `masked_BS`: the places that held noise; `committed_BS`: those with an accepted draw, for the
     next step, which may renoise them; `confidence_BS`: minus the entropy of the places of the
     canvas, nats.
     """
@@ -118,14 +117,14 @@ class RenoisedStep(Step):
 
     def __post_init__(self) -> None:
         told, past = self.choice, self.ids_BS.shape[1] - self.choice.noisy_BL.shape[1]
-        # in the place of what the loop over masks computes on first use
+        # in place of the values that the loop over masks computes on first use
         vars(self)["masked_BS"] = pad(told.noisy_BL, (past, 0), value=False)
         vars(self)["committed_BS"] = pad(told.accepted_BL, (past, 0), value=False)
         vars(self)["confidence_BS"] = pad(-told.entropy_BL, (past, 0), value=math.nan)
 
 
 class CanvasDenoiser:
-    """What stands already, in a cache; called with a canvas, the decoder's logits.
+    """The finished text, in a cache; called with a canvas, it gives the decoder's logits.
 
     A trace or an edit of the model sees the decoder. One of ``model.model.encoder`` sees the
     encoder's passes.
@@ -183,19 +182,22 @@ class CanvasDenoiser:
 
 
 def _mask(seen_BS: Tensor, queries: int) -> Tensor | None:
-    """The same keys for every query, bool (B, 1, L, S); None where they are all."""
+    """Visibility for every query, which all see the same keys, bool (B, 1, L, S); None if they see
+    all.
+    """
     return None if bool(seen_BS.all()) else seen_BS[:, None, None].expand(-1, 1, queries, -1)
 
 
 def entropy(logits_BLV: Tensor) -> Tensor:
-    """Of the distribution at each place, nats, (B, L)."""
+    """Entropy of the distribution at each place, nats, (B, L)."""
     log_BLV = logits_BLV.log_softmax(-1)
     return -(log_BLV.exp() * log_BLV).sum(-1)
 
 
 def accepted(entropy_BL: Tensor, bound: float) -> Tensor:
-    """The places whose draws are accepted, bool (B, L): by rising entropy, as long as those before
-    have at most `bound` together (arXiv 2505.24857); at least one."""
+    """The places with accepted draws, bool (B, L): by rising entropy, as long as those before have
+    at most `bound` together (arXiv 2505.24857); at least one.
+    """
     rising_BL, order_BL = entropy_BL.sort(-1)
     return torch.zeros_like(order_BL, dtype=torch.bool).scatter(
         -1, order_BL, rising_BL.cumsum(-1) - rising_BL <= bound
@@ -231,10 +233,10 @@ def renoise(
     """Write canvas after canvas behind a prompt, yielding each step; the last one's `ids_BS` is
     prompt and text.
 
-    At each step the decoder sees the canvas and, as a mixture of embeddings, what it gave at the
-    step before. Draws from its tempered distribution are accepted where the entropies allow it;
-    every other place becomes fresh noise, those accepted before too. What is written is the
-    likeliest token of each place at the canvas's last step.
+    At each step the decoder sees the canvas and, as a mixture of embeddings, its output at the step
+    before. Draws from its tempered distribution are accepted if the entropies allow it; every other
+    place becomes fresh noise, those accepted before too. The text is the likeliest token of each
+    place at the canvas's last step.
 
     Args:
         model: transformers' ``DiffusionGemmaForBlockDiffusion``.
@@ -324,7 +326,7 @@ def _canvas(
 
 
 def _ended(best_BL: Tensor, over_B: Tensor, settings: Renoising) -> tuple[Tensor, Tensor, Tensor]:
-    """What a finished canvas says, where it is padding, and which rows are over with it."""
+    """Tokens of a finished canvas, its padding, and the rows that are over with it."""
     is_end_BL = torch.isin(
         best_BL, torch.tensor(settings.eos_token_id, dtype=torch.int64, device=best_BL.device)
     )

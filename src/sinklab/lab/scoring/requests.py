@@ -1,8 +1,8 @@
-"""Requests as scoring takes them: what is hidden of a continuation and by which edits, and what its
-score is made of.
+"""Requests as scoring takes them: the masked tokens of a continuation, the edits, and the parts of
+its score.
 
-Monte Carlo as in LLaDA (2502.09992, Eq. 6 and Alg. 3) and SMDM (2410.18514): both are means whose
-expectation is Σ_M log p(x_M | rest) · (l−1)! (L−l)! / L! over all masks M of l of the L tokens.
+Monte Carlo as in LLaDA (2502.09992, Eq. 6 and Alg. 3) and SMDM (2410.18514): both are means with
+the expectation Σ_M log p(x_M | rest) · (l−1)! (L−l)! / L! over all masks M of l of the L tokens.
 """
 
 # N different masks (rows to run), n samples, L tokens of the continuation
@@ -49,7 +49,9 @@ class Request:
 
 
 def needs_mask(loaded: Loaded, what: str) -> None:
-    """Raise ValueError for a diffusion model without a mask token, and say what needs one."""
+    """Raise ValueError for a diffusion model without a mask token, naming the feature that needs
+    one.
+    """
     config: Any = loaded.model.config
     if loaded.family == "diffusion" and getattr(config, "mask_token_id", None) is None:
         raise ValueError(
@@ -61,7 +63,7 @@ def needs_mask(loaded: Loaded, what: str) -> None:
 
 
 def limit_of(loaded: Loaded) -> int:
-    """Tokens that a text may have: what the authors state, else what the positions allow."""
+    """The most tokens of a text: the limit stated by the authors, else that of the positions."""
     needs_mask(loaded, "a text to be read")
     config: Any = loaded.model.config
     if loaded.family != "diffusion":
@@ -76,7 +78,7 @@ def read_requests(
     """Requests in the order given; without groups those of the same context share one.
 
     Raises:
-        ValueError: for what cannot be scored.
+        ValueError: for requests that cannot be scored.
     """
     if groups is not None and len(groups) != len(requests):
         raise ValueError(
@@ -131,10 +133,10 @@ def _check_ids(loaded: Loaded, number: int, context: Ids, continuation: Ids, lim
 
 
 def start_token(loaded: Loaded, empty: str, remedy: str) -> int:
-    """What an autoregressive model reads before a text: its beginning, else its end of text.
+    """Token that an autoregressive model reads before a text: its beginning, else its end of text.
 
     Raises:
-        ValueError: where it has neither: names what is empty, and the remedy.
+        ValueError: if it has neither: names the empty text, and the remedy.
     """
     special = loaded.special
     start = special.bos if special.bos is not None else special.eos
@@ -158,14 +160,14 @@ _TIMES, _MASKS = 0, 1
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Rows to run for one continuation, and what their sums Σ log p over the wanted tokens mean
-    together.
+    """Rows to run for one continuation, and the meaning of their sums Σ log p over the wanted
+    tokens together.
     """
 
     masked_NL: Tensor
     """bool, tokens that the model sees as [MASK]."""
     wanted_NL: Tensor
-    """bool, tokens whose log-probabilities are added up; among the masked ones."""
+    """bool, tokens with log-probabilities to add up; among the masked ones."""
     rows_n: np.ndarray
     """int64, the row of each sample; -1 for one that masks nothing."""
     weights_n: np.ndarray
@@ -259,12 +261,12 @@ def _sum(masked_NL: Tensor, wanted_NL: Tensor, weights_N: np.ndarray) -> Plan:
 
 
 Place = tuple[int, ...]
-"""What a row's random control is drawn by: (seed, group, number)."""
+"""Key of the draws of a row's random control: (seed, group, number)."""
 
 
 def without_steps(edits: Sequence[Intervention]) -> tuple[Intervention, ...]:
-    """The edits with no source over steps named: benchmarks of both kinds share theirs, and where a
-    text is read once a clean pass stands for every protocol.
+    """The edits with no source over steps named: benchmarks of both kinds share theirs, and if a
+    text is read once, a clean pass stands for every protocol.
     """
     return tuple(edit.without_steps() if hasattr(edit, "without_steps") else edit for edit in edits)
 
@@ -272,8 +274,8 @@ def without_steps(edits: Sequence[Intervention]) -> tuple[Intervention, ...]:
 def scoring_edits(
     edits: Sequence[Intervention | str], *, is_diffusion: bool
 ) -> tuple[Intervention, ...]:
-    """The edits as scoring carries them out: those that say how a text is read once (`read_once`)
-    as they say.
+    """The edits as scoring carries them out: edits with their own way to read a text once
+    (`read_once`) use it.
 
     `MaskSinks` without a source chooses in a clean pass over the same row.
 
@@ -296,7 +298,7 @@ def scoring_edits(
 
 
 def extent_of(edit: Intervention) -> tuple[int, int]:
-    """The first step in which an edit acts, and the last position that it names; -1 where it names
+    """The first step in which an edit acts, and the last position that it names; -1 if it names
     none.
     """
     return getattr(edit, "extent", (0, -1))
@@ -317,7 +319,7 @@ def check_positions(edits: Sequence[Intervention], lengths: Sequence[int]) -> No
 
 
 def placed(edits: Sequence[Intervention], places: Sequence[Place]) -> list[Intervention]:
-    """The edits over one batch: what its rows draw depends on their places alone, not on the
+    """The edits over one batch: the draws of its rows depend on their places alone, not on the
     batch.
     """
     return [_Drawn(edit, tuple(places)) if is_random([edit]) else edit for edit in edits]
@@ -332,7 +334,7 @@ def edited(
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A random control whose rows have generators of their own."""
+    """A random control with a generator for each row."""
 
     edit: Any
     places: tuple[Place, ...]
@@ -342,11 +344,11 @@ class _Drawn:
         drawn = itertools.count()
 
         def draw(shape: Sequence[int]) -> Tensor:
-            """Of a shape (row, head, key), each row by a generator of its own."""
+            """Numbers of a shape (row, head, key), each row by a generator of its own."""
             _, heads, keys = shape
             number = next(drawn)
             generators = [place_generator(self.edit.seed, *place, number) for place in self.places]
-            # key by key: padding behind a row does not move what its keys get
+            # key by key: padding behind a row does not change the draws of its keys
             return torch.stack(
                 [torch.rand(keys, heads, generator=generator).T for generator in generators]
             )

@@ -1,4 +1,4 @@
-"""How a continuation is scored, and what comes out: plain values, no models."""
+"""Settings of the score of a continuation, and its result: plain values, no models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LikelihoodSettings(Checked):
 
     estimator: str = limited("auto", one_of=ESTIMATORS)
     """For diffusion models. "monte_carlo" (also "auto"): mean over random masks of the
-    continuation, whose expectation is a lower bound of the log-likelihood. "chain_rule": left to
+    continuation; its expectation is a lower bound of the log-likelihood. "chain_rule": left to
     right, all later tokens masked; no noise, one row per token. Autoregressive models are scored
     exactly, whatever is chosen here.
     """
@@ -36,7 +36,7 @@ class LikelihoodSettings(Checked):
     samples: int = limited(128, at_least=1)
     """Masks per request (LLaDA's evaluation draws 128, that of SMDM and «One Token» 1024)."""
     batch: int = limited(32, at_least=1)
-    """Rows in a forward, of any requests; fewer where their logits would not fit 2²⁸ numbers."""
+    """Rows in a forward, of any requests; fewer if their logits would not fit 2²⁸ numbers."""
     cfg_scale: float = limited(0.0, at_least=0, below=math.inf)
     """Classifier-free guidance w: the score of log-softmax(un + (1 + w)(cond − un)), un with the
     context masked.
@@ -59,13 +59,12 @@ class Scored:
     autoregressive models.
     """
     greedy: bool = False
-    """Whether greedy decoding writes exactly this continuation; False where that was not
-    requested.
-    """
+    """Whether greedy decoding writes exactly this continuation; False if that was not requested."""
     tokens: int = 0
     """Tokens of the continuation."""
     dropped: int = 0
     """Tokens cut from the left of the context, so that both fit the model's context."""
     dose: Dose | None = None
-    """What edits took away while it was scored; None without edits. What was really removed is
-    known where it was measured."""
+    """Dose of the edits while it was scored; None without edits. The share really removed is known
+    if it was measured.
+    """

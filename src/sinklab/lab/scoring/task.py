@@ -1,4 +1,4 @@
-"""One text of a study: what is written, and what is refused before anything runs."""
+"""One text of a study: its settings, and the checks before anything runs."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -25,7 +25,7 @@ from sinklab.lab.scoring.writing import (
 def check_decoding(
     loaded: Loaded, settings: DecodingSettings, edits: Iterable[Any], *spared: str
 ) -> None:
-    """Refuse what this model cannot follow, before anything runs.
+    """Refuse settings that this model cannot follow, before anything runs.
 
     Args:
         loaded: the model.
@@ -34,8 +34,8 @@ def check_decoding(
         spared: fields for models that denoise, which another model may leave aside.
 
     Raises:
-        ValueError: for a diffusion model without a mask token, a cache where edits choose in clean
-            passes, and what only a diffusion model can follow.
+        ValueError: for a diffusion model without a mask token, a cache if edits choose in clean
+            passes, and settings that only a diffusion model can follow.
     """
     if loaded.family == "diffusion":
         needs_mask(loaded, "writing")
@@ -59,7 +59,7 @@ def check_decoding(
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One text of a study: by whom, from what, how, with which seed."""
+    """One text of a study: its model, prompt, settings and seed."""
 
     loaded: Loaded
     prompt: Prompt
@@ -114,7 +114,7 @@ class Task:
         """The ids that an autoregressive model starts from: it needs one at least.
 
         Raises:
-            ValueError: for an empty prompt where the model names no beginning or end of text.
+            ValueError: for an empty prompt if the model names no beginning or end of text.
         """
         return list(self.prompt.ids) or [start_token(self.loaded, "the prompt", "give a prompt")]
 
@@ -123,7 +123,7 @@ class Task:
         return canvas_of(self.loaded, [WritingRequest(self.prompt.ids)], self.settings.new_tokens)
 
     def check(self) -> None:
-        """Refuse what cannot be written, before anything runs.
+        """Refuse a text that cannot be written, before anything runs.
 
         Raises:
             ValueError: for a prompt that does not fit and settings that the decoder refuses.

@@ -39,7 +39,7 @@ def ends_of(config: Any) -> list[int]:
 
 
 def ending(settings: DecodingSettings, config: Any) -> DecodingSettings:
-    """The settings; without `stop_at_eos` where neither they nor the model name an end of text."""
+    """The settings; without `stop_at_eos` if neither they nor the model name an end of text."""
     if not settings.stop_at_eos or settings.stop_ids or ends_of(config):
         return settings
     return replace(settings, stop_at_eos=False)
@@ -151,7 +151,7 @@ class WritingRequest:
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """One model evaluation as one text saw it, and what was written after it."""
+    """One model evaluation as one text saw it, and the tokens written after it."""
 
     index: int
     block: int
@@ -167,14 +167,12 @@ class Moment:
 
 @dataclass(eq=False)
 class WritingStep:
-    """One model evaluation of a batch, and what was written after it."""
+    """One model evaluation of a batch, and the tokens written after it."""
 
     index: int
     block: int
     canvas: Any
-    """What the model read is laid out on it: `open_BS`, `attention_BS` and `mask_id`, as in
-    `Canvas`.
-    """
+    """Layout of the model's input: `open_BS`, `attention_BS` and `mask_id`, as in `Canvas`."""
     before_BS: Tensor
     """Token ids that the model read, int64."""
     after_BS: Tensor
@@ -184,7 +182,7 @@ class WritingStep:
     active_B: Tensor
     """Rows that this step was for, bool: the others are over."""
     seen: Any = None
-    """What the caller's `watch` gave for this step."""
+    """Result of the caller's `watch` for this step."""
 
     @property
     def state_BS(self) -> Tensor:
@@ -211,7 +209,7 @@ class WritingStep:
 
 @dataclass(frozen=True, eq=False)
 class Writing:
-    """Texts to write in one batch: by whom, from what, how."""
+    """Texts to write in one batch: their model, requests and settings."""
 
     loaded: Loaded
     requests: Sequence[WritingRequest]
@@ -227,7 +225,7 @@ class Writing:
     full_forward: bool = False
     """An autoregressive model runs the whole text at every step, without its cache."""
     canvas: Canvas | None = None
-    """What a diffusion model denoises in place of the prompts."""
+    """Canvas that a diffusion model denoises in place of the prompts."""
 
     @contextmanager
     def begin(self, *, measure: bool = True) -> Iterator[Writer]:
@@ -236,10 +234,10 @@ class Writing:
         A text may end before an edit gets to act: `log.idle` names such edits.
 
         Args:
-            measure: keep what the edits really took away.
+            measure: keep the share that the edits really removed.
 
         Raises:
-            ValueError: for what the decoder, the model or the interventions refuse.
+            ValueError: for settings that the decoder, the model or the interventions refuse.
         """
         denoises = self.loaded.family == "diffusion"
         forwards = 2 if self.settings.cfg_scale and denoises else 1
@@ -259,22 +257,22 @@ class Writing:
 
 
 class Writer:
-    """Texts that are being written together; what a row writes after its end counts for nothing."""
+    """Texts that are being written together; tokens of a row after its end count for nothing."""
 
     statistic: str
-    """What a trace reads of the attention to each key."""
+    """Statistic of the attention to each key that a trace reads."""
     ids_BS: Tensor
     """The texts as they are now."""
 
     def __init__(self, texts: Writing, log: InterventionLog, real_BS: Tensor) -> None:
         self.texts, self.loaded, self.requests = texts, texts.loaded, texts.requests
         self.log = log
-        """Of the interventions in force."""
+        """Log of the interventions in force."""
         self.pad_B = (~real_BS).sum(1)
         """Padding columns to the left of each row."""
         self.over_B = torch.zeros(len(real_BS), dtype=torch.bool)
         self.evaluations = 0
-        """Of the model so far, clean passes apart."""
+        """Number of evaluations of the model so far, clean passes apart."""
         self._clean = log if needs_clean_pass(texts.edits) else None
 
     def steps(
@@ -283,9 +281,9 @@ class Writer:
         """Every model evaluation, until all rows are over.
 
         Args:
-            watch: index of a step -> a context that its evaluation runs in, such as a trace; what
-                it gives becomes `WritingStep.seen`. It is called where a step follows, and not
-                behind the last one.
+            watch: index of a step -> a context that its evaluation runs in, such as a trace; its
+                value becomes `WritingStep.seen`. It is called if a step follows, and not behind the
+                last one.
         """
         while not bool(self.over_B.all()) and self._is_open(self.evaluations):
             with nullcontext() if watch is None else watch(self.evaluations) as seen:
@@ -425,7 +423,7 @@ class ContinuingWriter(Writer):
         if self._clean is not None:
             with self._clean.probing():
                 self._run()
-            # what the clean pass wrote goes, so that the edited one reads its own past
+            # drop the cache entries of the clean pass: the edited one reads its own past
             if self._read:
                 self._cache.crop(self._read - self.ids_BS.shape[1])
             else:
@@ -452,7 +450,7 @@ class ContinuingWriter(Writer):
 
 
 def check_context(loaded: Loaded, positions: int) -> None:
-    """Raise ValueError where an autoregressive model has not so many positions."""
+    """Raise ValueError if an autoregressive model has not so many positions."""
     limit = loaded.model.config.max_position_embeddings
     if positions > limit:
         raise ValueError(
@@ -463,8 +461,8 @@ def check_context(loaded: Loaded, positions: int) -> None:
 
 
 def closed(config: Any, ids: Sequence[int]) -> list[int]:
-    """The ids of a whole text with what ends it ([SEP] of a masked language model), unless that is
-    there.
+    """The ids of a whole text with its closing tokens ([SEP] of a masked language model), unless
+    they are there.
     """
     closing = config.closing_of(ids)
     return [*ids] if closing and tuple(ids[-len(closing) :]) == closing else [*ids, *closing]
@@ -474,7 +472,7 @@ def canvas_of(loaded: Loaded, requests: Sequence[WritingRequest], new_tokens: in
     """The prompts, padded to the left, with so many masks behind; with 0 their own masks are to be
     filled.
 
-    Raises ValueError where they do not fit the model, or have no masks to fill.
+    Raises ValueError if they do not fit the model, or have no masks to fill.
     """
     config: Any = loaded.model.config
     prompts = [list(request.ids) for request in requests]

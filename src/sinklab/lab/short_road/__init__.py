@@ -1,4 +1,4 @@
-"""The short road: what `sinklab.load` and `sinklab.open_run` return, which answer common questions
+"""The short road: results of `sinklab.load` and `sinklab.open_run`, which answer common questions
 by themselves.
 """
 

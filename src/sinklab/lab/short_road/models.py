@@ -51,7 +51,7 @@ class LM(loading.Loaded):
         return f"<code>{escape(repr(self))}</code>"
 
     def as_module(self) -> Any:
-        """What the core works on when it is given this: `trace`, `intervene` and `denoise` ask for
+        """The bare model, for functions of the core: `trace`, `intervene` and `denoise` ask for
         it.
         """
         return self.model
@@ -79,8 +79,8 @@ class LM(loading.Loaded):
                 trace`` with the same ones.
 
         Raises:
-            ValueError: for an unknown field, a prompt that does not fit, and what the model or the
-                decoder refuse.
+            ValueError: for an unknown field, a prompt that does not fit, and settings that the
+                model or the decoder refuse.
         """
         from sinklab.lab.short_road.runs import in_memory
         from sinklab.lab.studies.trace.study import StudySettings, study
@@ -102,14 +102,14 @@ class LM(loading.Loaded):
         chat: bool = False,
         **options: Any,
     ) -> str:
-        """What the model writes behind a prompt, the prompt included; with `chat` the answer alone.
+        """Continue a prompt; return the whole text, or with `chat` the answer alone.
 
             lm.generate("The house", 32, temperature=0.7)
 
         Args:
             prompt: text, or token ids.
             new_tokens: to write; 0 fills the masks of the prompt. None: 64, or with DiffusionGemma,
-                which writes whole canvases, what its generation config says.
+                which writes whole canvases, the number of its generation config.
             chat: put the prompt into the model's chat format.
             options: those of the model's own way to write: of ``lm.model.generate``, for a model
                 that fills masks (``schedule=``, ``seed=``, …) and for an autoregressive one
@@ -180,16 +180,16 @@ class LM(loading.Loaded):
         samples: int = 32,
         seed: int = 0,
     ) -> Loss:
-        """What a text costs, in nats per token: the negative of its log-likelihood, with or without
+        """Loss of a text, in nats per token: the negative of its log-likelihood, with or without
         edits.
 
             lm.loss(text, edits=[MaskSinks(k=1, layers=[2], heads=[3])]) - lm.loss(text)
 
         A diffusion model's is the Monte Carlo bound of :func:`sinklab.lab.scoring.rolling` over
         random masks, the same masks whatever the edits are, so that differences are paired. An
-        autoregressive model's is exact, given the beginning (or else end) of text, or where the
-        model names neither, the first token. Edits that choose by attention do so in a clean pass
-        over the same text; what they took away is ``lm.loss(…).scored.dose``.
+        autoregressive model's is exact, given the beginning (or else end) of text, or if the model
+        names neither, the first token. Edits that choose by attention do so in a clean pass over
+        the same text; the attention they removed is ``lm.loss(…).scored.dose``.
 
         Args:
             text: text, or token ids.
@@ -212,8 +212,8 @@ class LM(loading.Loaded):
             ids = ids[: -len(closing)]
         how = LikelihoodSettings(samples=samples, seed=seed)
         given = [edits] if isinstance(edits, str) else edits
-        # a start token is given, and not what the text costs; so is the first one of a model that
-        # names none
+        # a start token is given and not part of the loss; so is the first one of a model that names
+        # none
         is_given = ids[:1] == [self.special.bos]
         if (
             self.family == "autoregressive"
@@ -242,7 +242,7 @@ class LM(loading.Loaded):
 
             lm.strength().table("summary")[["input", "start", "ratio", "sink"]]
 
-        ``sink`` is the share of heads whose first token gets more than ``epsilon`` of the
+        ``sink`` is the share of heads in which the first token gets more than ``epsilon`` of the
         attention.
 
         Args:
@@ -282,25 +282,26 @@ def wrap(
     mask_id: int | None = None,
     kind: Literal["autoregressive", "diffusion", "masked"] | None = None,
 ) -> LM:
-    """Any module that maps token ids (B, S) to logits (B, S, V), as what `load` returns.
+    """Wrap any module that maps token ids (B, S) to logits (B, S, V) in an object like those of
+    `load`.
 
         lm = sinklab.wrap(BertForMaskedLM.from_pretrained("…"), tokenizer)
         lm.watch("Paris is the capital of", 8).explore()
 
-    The module, put into evaluation mode, computes what it computes. Its attention must go through
+    The module is put into evaluation mode and otherwise unchanged. Its attention must go through
     torch's ``scaled_dot_product_attention`` or the attention functions of transformers. It takes
-    ``attention_mask`` where texts of unequal length are to ride in one batch.
+    ``attention_mask`` if texts of unequal length are to ride in one batch.
 
     Args:
         model: a model of transformers, or any other module.
         tokenizer: of its texts; without one prompts are token ids ("5 17 3") and pages show ids.
-        mask_id: id of [MASK]; when left out, what tokenizer or config say.
+        mask_id: id of [MASK]; when left out, that of tokenizer or config.
         kind: ``"autoregressive"`` reads from left to right; ``"masked"`` fills masks between [CLS]
             and [SEP], which it always sees; ``"diffusion"`` fills masks, with nothing around a
-            text. When left out, what the class says (…ForCausalLM, …ForMaskedLM).
+            text. When left out, the kind of the class (…ForCausalLM, …ForMaskedLM).
 
     Raises:
-        ValueError: where the kind cannot be told, a model that fills masks names no [MASK], and a
+        ValueError: if the kind cannot be told, a model that fills masks names no [MASK], and a
             module without a config does not give logits or attends unseen.
     """
     if isinstance(model, loading.Loaded):

@@ -1,5 +1,5 @@
-"""A run that answers by itself: its sinks, their mobility, figures, the page; and what a notebook
-shows of it.
+"""A run that answers by itself: its sinks, their mobility, figures, the page; and its view in a
+notebook.
 """
 
 # T recorded steps, L layers, H heads, K keys (added sinks first, then canvas positions)
@@ -33,7 +33,7 @@ from sinklab.lab.studies.processes import refuse_taken
 WHOSE = {ALL_QUERIES: "all queries", SO_FAR: "all queries so far", LAST_ROW: "the last query alone"}
 """a reading in words"""
 MOST_SHOWN = 300_000
-"""bytes that a run may add to a notebook; without the page where it is larger"""
+"""bytes that a run may add to a notebook; without the page if it is larger"""
 FRAME = (
     '<iframe sandbox="allow-scripts" srcdoc="{}" style="width: 100%; height: {}px; border: '
     '0"></iframe>'
@@ -59,7 +59,7 @@ class Page:
 class Plot:
     """Figures of a run by their names: ``run.plot.paths()``, ``run.plot.received_map(layer=2)``, …
 
-    Each draws as its function in `sinklab.lab.reports` does, which says what it takes; ``paths`` is
+    Each draws as its function in `sinklab.lab.reports` does, which lists its options; ``paths`` is
     short for the paths of the main sinks. The axes, or the figure of several panels, come back, and
     a notebook shows them.
     """
@@ -96,13 +96,13 @@ def _png(drawn: Any) -> bytes:
 
 @dataclass(frozen=True, repr=False)
 class Run(reading.Run):
-    """A run folder, open for reading: what `sinklab.open_run` and ``lm.watch`` return.
+    """A run folder, open for reading: returned by `sinklab.open_run` and ``lm.watch``.
 
     Positions are those of the canvas, from 0; added sinks have the negative ones in front of it.
     """
 
     is_saved: bool = field(default=True, compare=False)
-    """False of one whose folder is a temporary one, deleted with this object; see `save`."""
+    """False for a run in a temporary folder, deleted with this object; see `save`."""
 
     def __repr__(self) -> str:
         about, kept = (
@@ -115,15 +115,15 @@ class Run(reading.Run):
         return f"Run ({named}; {kept}; {names}"[:298] + ")"
 
     def save(self, folder: str | Path) -> Run:
-        """Keep it in a folder; the run that lies there. Raises ValueError for a folder that is
-        taken.
+        """Keep it in a folder; return the run in that folder. Raises ValueError for a folder that
+        is not empty.
         """
         refuse_taken(Path(folder))
         return open_run(shutil.copytree(self.path, folder, dirs_exist_ok=True))
 
     @cached_property
     def texts(self) -> list[str]:
-        """What was written in each sample, the prompt in front; empty for a run of another kind."""
+        """Text of each sample, the prompt in front; empty for a run of another kind."""
         if "generations" not in self.tables:
             return []
         table = self.table("generations").drop_duplicates("sample")
@@ -131,8 +131,8 @@ class Run(reading.Run):
 
     @cached_property
     def read(self) -> Any:
-        """The run as reports read it, such as a `sinklab.lab.reports.Study`; it keeps what it
-        measured.
+        """The run as reports read it, such as a `sinklab.lab.reports.Study`; it keeps its
+        measurements.
         """
         return as_shown(self, any_kind=True)[0]
 
@@ -143,13 +143,14 @@ class Run(reading.Run):
             run.sinks("excess:epsilon=5")
 
         Args:
-            rule: what counts as a sink, or its text; that of the published figures when left out.
+            rule: the definition of a sink, or its text; that of the published figures when left
+                out.
         """
         return self._table(rule, only_sinks=True).drop(columns="sink")
 
     def to_pandas(self, rule: Rule | str | None = None) -> pd.DataFrame:
-        """What every key received, a row per sample, step, layer, head and position: millions for a
-        large model.
+        """Received attention of every key, a row per sample, step, layer, head and position:
+        millions for a large model.
 
         Columns: ``token`` (its text, [MASK] or "added sink") and ``state`` before the step,
         ``received`` (the mean weight of the queries that see it, in multiples of an even share),
@@ -203,13 +204,13 @@ class Run(reading.Run):
         return pd.concat(found).groupby(level="layer").mean()
 
     def to_xarray(self, name: str = "attention", part: int | None = None) -> Any:
-        """The arrays of a file as an ``xarray.Dataset``; of ``attention`` with the numbers of
+        """The arrays of a file as an ``xarray.Dataset``; those of ``attention`` with the numbers of
         steps, layers and heads, and of keys ``position``, ``token`` and ``state_of_key`` (before
         the step) as coordinates.
 
         Args:
             name: one of `array_files`.
-            part: number of the sample; needed where there are several, which may differ in shape.
+            part: number of the sample; needed if there are several, which may differ in shape.
 
         Raises:
             ImportError: without xarray.
@@ -233,7 +234,7 @@ class Run(reading.Run):
 
     def summary(self, rule: Rule | None = None) -> Answers:
         """Three questions and their answers: whether sinks exist, which they are and whether they
-        stay, and what masking them costs. Printed, it is three sentences; ``.table`` has the
+        stay, and the cost of blocking them. Printed, it is three sentences; ``.table`` has the
         numbers, a row a question.
 
         Raises:
@@ -250,8 +251,8 @@ class Run(reading.Run):
         """The page that explores the run, as `sinklab.report` writes it.
 
         Args:
-            out: folder to write it into; a temporary one when left out, which goes with what is
-                returned.
+            out: folder to write it into; a temporary one when left out, which goes with the
+                returned object.
             how: of `sinklab.report`; when left out, no tables are written beside the page.
         """
         folder = Path(tempfile.mkdtemp(prefix="sinklab-page-")) if out is None else out
