@@ -1,5 +1,5 @@
 """Tables 1 to 5 of «One Token Is Enough», measured beside published, and the commands that fill
-what is missing.
+missing cells.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ CELL: dict[str, Any] = dict.fromkeys(("value", "stderr", "low", "high"), math.na
     "samples": 0,
 }
 CELL |= {"task": "", "metric": "", "command": ""}
-"""A number of a group of runs that differ in their seed alone; as it is where nothing was measured.
-stderr: of one run, over its rows or documents; low, high: of several, the 95 % interval over runs,
-of fewer than 6 the range.
+"""A number of a group of runs that differ in their seed alone; these values if nothing was
+measured.
 """
 
 
@@ -54,7 +53,7 @@ class Repeats:
 
     trainings: list[Training] = field(default_factory=list)
     tuned: list[Training] = field(default_factory=list)
-    """Those that fine-tuned one of them on questions."""
+    """Runs that fine-tuned one of them on questions."""
     benchmarks: list[Benchmark] = field(default_factory=list)
 
     def cell(self, column: str, first: Repeats, metric: str | None = None) -> dict[str, Any]:
@@ -131,8 +130,8 @@ class Experiment:
 
 
 def experiments(benchmarks: Sequence[Benchmark], trainings: Sequence[Any]) -> list[Experiment]:
-    """The runs as blocks: by how they were trained; benchmarks join the training run whose model
-    they scored.
+    """The runs as blocks, by how they were trained; benchmarks join the training run of the model
+    that they scored.
     """
     runs = as_trainings(trainings) if trainings else []
     homes = {(one.run.path / "model").resolve(): one for one in runs}
@@ -170,8 +169,8 @@ def _is_tuned(one: Training) -> bool:
 
 
 def _base(one: Training, homes: dict[Path, Training]) -> Training:
-    """The run that made the model which was fine-tuned; the run itself where it was not, or that
-    one is not there.
+    """The run that made the model before fine-tuning; the run itself if it was not fine-tuned, or
+    that run is not there.
     """
     if not _is_tuned(one):
         return one
@@ -180,8 +179,8 @@ def _base(one: Training, homes: dict[Path, Training]) -> Training:
 
 
 def _described(base: Training) -> tuple[str, str, str]:
-    """What runs of one experiment have in common; how it began; in words: from where, how large,
-    what it has read.
+    """Key of an experiment, from the settings that its runs share; its start; its label in words:
+    origin, size and number of tokens read.
     """
     settings = base.run.info.settings
     model = settings.get("init_from")
@@ -211,8 +210,8 @@ def _short(count: float) -> str:
 
 
 def _mean(runs: Any) -> dict[str, Any]:
-    """Of runs, (value, standard error) each: one as it is; the mean of several, with the interval
-    over them.
+    """Summary of runs, (value, standard error) each: one as it is; the mean of several, with the
+    interval over them.
     """
     if not len(runs):
         return {}
@@ -225,7 +224,7 @@ def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None)
     """One row per cell: of the paper, and of every block of runs that belongs to the table.
 
     Columns: table, block, source ("published" or "measured"), row, variant, column, value, stderr,
-    low, high, runs, samples, task, metric (`CELL`); and command, what would fill a cell that is
+    low, high, runs, samples, task, metric (`CELL`); and command, which would fill a cell that is
     missing (its value is NaN).
     """
     rows: list[tuple[Any, ...]] = [
@@ -258,7 +257,7 @@ def _belongs(block: Experiment, table: PaperTable) -> bool:
 
 
 def _command(table: PaperTable, repeats: Repeats, of_variant: str, column: str) -> str:
-    """What fills a missing cell; nothing where there is none to be filled."""
+    """Command that fills a missing cell; empty if none does."""
     model, word = repeats.model, VARIANTS.get(of_variant, of_variant)
     if model is None:
         laptop, published = RECIPES[table.start]
@@ -326,9 +325,9 @@ def write_onetoken(
 
     Args:
         folders: of training runs and of benchmark runs; a benchmark is matched with the training
-            run whose model it scored.
+            run of the model that it scored.
         out: folder to write into.
-        metric: of lm-eval to show where a task has it, e.g. acc_norm; acc when left out.
+        metric: of lm-eval to show if a task has it, e.g. acc_norm; acc when left out.
 
     Raises:
         ValueError: for folders without any such run.

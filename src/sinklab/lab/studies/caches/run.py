@@ -32,12 +32,13 @@ from sinklab.lab.studies.processes import Progress
 
 Tick = Callable[[], object]
 METRICS = ("loss", "divergence", "same")
-"""Of the tokens still masked: nats of the true one; nats from the uncached distribution to the
-cached one; share of positions at which both have the same token first."""
+"""Measures over the tokens still masked: nats of the true one; nats from the uncached distribution
+to the cached one; share of positions at which both have the same token first.
+"""
 
 
 def rows_of_text(loaded: Loaded, settings: CacheSettings) -> Tensor:
-    """Rows the model has not seen, int64 (R, S). Raises ValueError where the corpus does not fill
+    """Rows the model has not seen, int64 (R, S). Raises ValueError if the corpus does not fill
     them.
     """
     most, source = max(settings.rows, settings.texts), heldout_text(settings.heldout)
@@ -86,9 +87,9 @@ def forced(
     """Every policy on the same text, revealed block by block, in the same random order: a table, a
     line per policy and row with the means of `METRICS`.
 
-    What counts is the evaluations that run the block alone under every cache, from the third on.
-    The true tokens are revealed whatever a policy proposes, so that errors do not pile up and rows
-    can be compared in pairs.
+    Only evaluations that run the block alone under every cache count, from the third on. The true
+    tokens are revealed whatever a policy proposes, so that errors do not pile up and rows can be
+    compared in pairs.
 
     Args:
         ids_BS: the true text.
@@ -167,7 +168,9 @@ def _measured(log_MV: Tensor, truth_MV: Tensor, ids_M: Tensor) -> Tensor:
 
 
 def written(loaded: Loaded, ids_BS: Tensor, policy: Policy, settings: CacheSettings) -> Tensor:
-    """What a policy writes after the beginnings of these rows, one token a step, int64 (B, N)."""
+    """Tokens that a policy writes after the beginnings of these rows, one token a step, int64 (B,
+    N).
+    """
     model: Any = loaded.model
     canvas = canvas_of(model, ids_BS.to(model.device), settings.new_tokens)
     options = {"text_vocabulary": model.config.text_vocab_size, "cache": policy.cache}
@@ -177,8 +180,9 @@ def written(loaded: Loaded, ids_BS: Tensor, policy: Policy, settings: CacheSetti
 
 
 KINDS = ("full_ms", "partial_ms")
-"""Median milliseconds of an evaluation that computes everything (and chooses, where something is
-chosen) and of one that does not."""
+"""Median milliseconds of an evaluation that computes everything (and chooses, if something is
+chosen) and of one that does not.
+"""
 
 
 def held_bytes(model: Any, canvas: Canvas, policy: Policy, block_length: int) -> int:
@@ -267,7 +271,7 @@ def _step_seconds(model: Any, canvas: Canvas, policy: Policy, block_length: int)
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared, on what."""
+    """Policies to compare, and the text and canvases to compare them on."""
 
     found: list[Policy]
     ids_RS: Tensor
@@ -285,7 +289,7 @@ class Plan:
 
 
 def prepare(loaded: Loaded, settings: CacheSettings, progress: Progress) -> Plan:
-    """What is compared, and the text.
+    """The policies to compare, and the text.
 
     Raises:
         ValueError: for a model that does not denoise, rows that do not fit it, and settings that
@@ -308,7 +312,7 @@ def prepare(loaded: Loaded, settings: CacheSettings, progress: Progress) -> Plan
 
 
 def compare(work: Work) -> None:
-    """Write what is measured: tables ``rows``, ``texts`` and ``costs``."""
+    """Write the measurements: tables ``rows``, ``texts`` and ``costs``."""
     settings, plan, progress = work.settings, work.plan, work.progress
     count = progress.counter(len(work.samples) * evaluations(settings))
     for part in work.samples:
@@ -347,7 +351,9 @@ def _write_texts(work: Work) -> None:
 
 
 def conclude(work: Work) -> None:
-    """Write what follows from the tables, in which parts may be of an earlier process."""
+    """Write the tables that follow from the measurements; parts of these may be of an earlier
+    process.
+    """
     done, found = open_run(work.run.path), work.plan.found
     rows = _by_policy(done.table("rows"))
     texts = _by_policy(done.table("texts")) if work.settings.texts else None

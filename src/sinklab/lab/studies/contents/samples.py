@@ -25,7 +25,7 @@ from sinklab.lab.studies.contents.lens import LogitLens, ResidualStates, residua
 from sinklab.lab.studies.contents.study import ContentsSettings, chosen_rule
 
 PLACES = ("block", "future", "committed", "prompt")
-"""Where a position stands: masked in the block that is written, masked to the right of it, written,
+"""Places of a position: masked in the block that is written, masked to the right of it, written,
 given.
 """
 
@@ -88,14 +88,14 @@ def matched_pairs(
     """Some sinks of every place, each with a non-sink of the same place: int64 (P, 2), sink and
     match.
 
-    The match holds the same token where there is one left, and is the nearest of those; of two as
+    The match holds the same token if there is one left, and is the nearest of those; of two as
     near, one is drawn. Nothing is matched twice; a sink without a match left is dropped.
 
     Args:
-        sink_S: which positions are sinks in this layer and step.
-        place_S: where each position stands.
-        token_S: what stands there now.
-        random: draws which sinks are taken.
+        sink_S: whether each position is a sink in this layer and step.
+        place_S: the place of each position, a number in `PLACES`.
+        token_S: the token of each position now.
+        random: draws the sinks to keep.
         most: pairs of a place at most.
     """
     pairs = []
@@ -117,7 +117,7 @@ POPULATIONS = ("sink", "matched")
 
 
 class Sampled:
-    """What is kept of one text. Memory is that of the sampled states, twice: as they are, and after
+    """Samples kept of one text. Memory is that of the sampled states, twice: as they are, and after
     the last layer.
     """
 
@@ -140,8 +140,8 @@ class Sampled:
         self.added = list[dict[str, Any]]()
         self.added_states: Tensor | None = None
         self.steps: list[tuple[int, int, Tensor]] = []
-        """Sampled step, block that was written, mean embedding of what was written before it (NaN
-        where nothing).
+        """Sampled step, block that was written, mean embedding of the tokens written before it (NaN
+        if none).
         """
         self.final_S, self.open_S = np.empty(0, np.int64), np.empty(0, bool)
 
@@ -208,10 +208,10 @@ class Sampled:
             self.added_states = torch.stack(states.added_ND).cpu()
 
     def table(self, text: int, lens: LogitLens, shift: int) -> pd.DataFrame:
-        """One row a sampled state, layer by layer, with what the lens reads in it; `shift` is that
+        """One row a sampled state, layer by layer, with the measures of the lens; `shift` is that
         of the logits.
 
-        `token` is what was finally written at the position; the lens is asked for that of position
+        `token` is the token finally written at the position; the lens is asked for that of position
         + shift (−1, and NaN in its measures, behind the end).
         """
         tables = []
@@ -234,7 +234,7 @@ class Sampled:
 
     def arrays(self) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]:
         """States (N, D) of each layer in the order of the table; and per sampled step (T, D) the
-        mean embeddings of what is written and of the next block, NaN where nothing is written, and
+        mean embeddings of the written tokens and of the next block, NaN if nothing is written, and
         in the last block. With the names of their axes.
         """
         found = {f"layer{layer}": torch.cat(self.states[layer]) for layer in self.rows}
@@ -291,7 +291,7 @@ Watched = tuple[Recording, ResidualStates] | None
 
 @contextmanager
 def _watched(task: Task, settings: ContentsSettings, index: int) -> Iterator[Watched]:
-    """What the model does at a step, where it is sampled."""
+    """Watch the model at a step, if it is sampled."""
     if index % settings.every:
         yield None
         return

@@ -138,9 +138,7 @@ def strength_figure(one: Reader) -> list[Map]:
 
 
 def readings_of(run: Run) -> str:
-    """The words of the table explained: what is strong, and the two ways to read the first
-    token.
-    """
+    """The words of the table explained: strong tokens, and the two ways to read the first token."""
     return (
         f"Strong: more than {run.info.settings['epsilon']} of the attention of the queries that "
         "may see it. First "

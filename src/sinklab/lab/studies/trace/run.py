@@ -211,7 +211,7 @@ def _filled(last: Moment) -> np.ndarray:
 def _tokens(
     task: Task, moments: list[Moment], sample: int, roles: Mapping[int, str]
 ) -> dict[str, Any]:
-    """What stood at each position before each recorded step."""
+    """The token at each position before each recorded step."""
     kept = [moment for moment in moments if task.settings.records(moment.index)]
     lengths = [len(moment.ids_S) for moment in kept]
     ids = np.concatenate([np.empty(0, np.int64), *(moment.ids_S for moment in kept)])
@@ -247,7 +247,7 @@ def _steps(moments: list[Moment], queries: Mapping[int, int], sample: int) -> di
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done, known before a folder is taken."""
+    """Texts to write and to score, known before a folder is taken."""
 
     selection: Selection
     tasks: list[Task]
@@ -256,8 +256,8 @@ class Plan:
 
 
 def prepare(loaded: Loaded, settings: StudySettings, progress: Progress) -> Plan:
-    """The texts to write and the text to score. Raises ValueError for what can be refused without
-    running the model.
+    """The texts to write and the text to score. Raises ValueError for anything that can be refused
+    without running the model.
     """
     selection = Selection.of(loaded.model.config, settings)
     if (
@@ -346,7 +346,7 @@ def _check_hidden(task: Task, text: str) -> None:
 def _heldout_rows(
     loaded: Loaded, settings: StudySettings, progress: Progress
 ) -> HeldoutRows | None:
-    """The text to score; None, which is reported, where there is nothing to score."""
+    """The text to score; None, which is reported, if there is nothing to score."""
     if settings.heldout == "":
         return None
     reasons = {
@@ -393,7 +393,7 @@ def score(work: Work) -> None:
 
 
 def mask_sentences(runs: list[Run]) -> list[str]:
-    """What each intervention of `mask` removed, and how the texts changed."""
+    """Sentences on `mask`: keys removed by each intervention, and the change of the texts."""
     plain, masked = runs
     table, words = masked.table("removals"), labels_of("mask")["removed"]
     lines = [f"edits: {' '.join(masked.info.settings['edits'])}"]
