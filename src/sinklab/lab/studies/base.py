@@ -144,7 +144,7 @@ def describe(
     about["recorded_layers"] = list(range(of_layers) if layers is None else layers)
     about["recorded_heads"] = list(range(of_heads) if heads is None else heads)
     about |= {"hidden_size": backbone.hidden_size, "parameters": loaded.model.num_parameters()}
-    # of several processes each may have a device of its own, of the same type
+    # each of several processes may have a device of its own, of the same type
     about |= {
         "dtype": loaded.stored or str(loaded.model.dtype)[6:],
         "device": loaded.model.device.type,
@@ -383,7 +383,7 @@ class Study:
         worker = worker.holding(getattr(loaded, "model", None), is_counted=given is not None)
         settings = self.seeded(self.fit(loaded, settings), path, worker, resume)
         each = dict(zip(self.folders(path), self.of_folders(loaded, settings), strict=True))
-        # what can be wrong with the input shows here, before a folder is taken
+        # errors of the input show here, before a folder is taken
         plans = [self.prepare(loaded, one, say) for one in each.values()]
         for (folder, one), plan in zip(each.items(), plans, strict=True):
             if len(each) > 1:

@@ -29,7 +29,7 @@ def write_twins(
 
     Args:
         work: of the run, open. settings.twin is the choice; None runs both if they take little.
-        seconds: measures the time of one twin; called only if it matters.
+        seconds: measures the time of one twin, without making it; called only if it matters.
         write: takes a twin and its name, of which `of_twin` makes the names of its tables.
     """
     from sinklab.lab.checkpoints.loading import UNTRAINED

@@ -1,4 +1,4 @@
-"""Texts written with and without keys hidden: how far apart they are."""
+"""Texts written with and without keys blocked: how far apart they are."""
 
 # R texts
 from __future__ import annotations

@@ -61,7 +61,7 @@ class AblateSettings(Checked):
 
 @studies.register("ablate")
 class Ablate(Study):
-    """Map the cost of blocking the most attended keys: the change of the held-out loss with them
+    """Map the cost of hiding the most attended keys: the change of the held-out loss with them
     hidden in one head alone.
 
     For every layer and head, beside the share of attention that these keys hold there; with --by

@@ -115,7 +115,7 @@ def as_series(runs: Runs, labels: Sequence[str] | None = None) -> list[Series]:
 
 
 def battery_gate(runs: Runs) -> pd.DataFrame:
-    """Share of right answers at the easiest level with nothing hidden, by skill, and whether it
+    """Share of right answers at the easiest level with nothing blocked, by skill, and whether it
     passes `GATE`.
     """
     table = pd.concat([one.accuracy for one in as_series(runs)], ignore_index=True)
@@ -126,9 +126,9 @@ def battery_gate(runs: Runs) -> pd.DataFrame:
 
 
 def battery_scores(runs: Runs, *, by_level: bool = False) -> pd.DataFrame:
-    """The accuracy of every curve with its differences to nothing hidden (`delta`) and to its
+    """The accuracy of every curve with its differences to nothing blocked (`delta`) and to its
     control (`beyond`), and the dose: the columns of `Dose`, and the share of the keys that was
-    hidden (`of_keys`).
+    blocked (`of_keys`).
 
     Args:
         runs: of the battery.
@@ -160,11 +160,11 @@ def _removed(series: list[Series], keys: pd.DataFrame) -> pd.DataFrame:
 
 
 def battery_contrasts(runs: Runs, *, reference: int = 0, least: float = GATE) -> pd.DataFrame:
-    """Whether hiding costs one curve more than another: the drops of each against those of a
+    """Whether blocking costs one curve more than another: the drops of each against those of a
     reference.
 
     Compared are the problems of those skills and levels in which both have more than ``least``
-    right with nothing hidden. ``difference`` is the drop of the series less that of the reference
+    right with nothing blocked. ``difference`` is the drop of the series less that of the reference
     (negative: it loses more), with a 95 % interval over problems; none with fewer than 8.
     ``verdict``: which loses more, or why that cannot be told: both need heavy sinks
     (`no_phenomenon`).
@@ -318,11 +318,11 @@ def battery_by_skill(
     labels: Sequence[str] | None = None,
     levels: Sequence[int] = (0,),
 ) -> list[Chart]:
-    """Accuracy over the number of hidden keys, a panel per skill and one for all of them.
+    """Accuracy over the number of blocked keys, a panel per skill and one for all of them.
 
     A colour is a model under a condition, a kind of line a choice of blocked keys; bars are Wilson
-    intervals. A curve keeps the values of k that the most problems have, and ends if questions of
-    some levels are too short for more keys.
+    intervals. A curve ends at the greatest k that the questions of all its levels are long enough
+    for.
 
     Args:
         runs: of the battery; every condition is a curve.
@@ -369,7 +369,7 @@ def battery_by_removed(runs: Any, *, labels: Sequence[str] | None = None) -> Cha
     """Accuracy, as a share of that with nothing blocked, over the share of attention removed.
 
     A text of few keys loses more with each: this is the scale on which models of different canvases
-    compare. Over all skills and levels; a point per number of hidden keys.
+    compare. Over all skills and levels; a point per number of blocked keys.
 
     Raises:
         NotRecorded: for runs that are none of the battery, and if nothing was blocked or right.
@@ -420,7 +420,7 @@ def write_battery_figures(runs: Sequence[Run], folder: str | Path) -> list[Path]
 
 
 def _curves(series: list[Series], controls: Sequence[str]) -> list[tuple[Look, str]]:
-    """Every model under a condition with all that was hidden in it."""
+    """Every model under a condition with all of its controls."""
     return [
         (one, control)
         for one in drawn_as(series)

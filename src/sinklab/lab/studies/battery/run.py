@@ -1,5 +1,5 @@
 """The reasoning battery: problems of every skill and level, answered with and without keys
-hidden.
+blocked.
 """
 
 # B batch rows, L layers, H heads
@@ -31,14 +31,14 @@ from sinklab.lab.studies.processes import Progress
 from sinklab.lab.studies.request_cache import request_number
 
 WATCHED = 4
-"""Problems of each skill and level that are answered once more, with nothing hidden, to see whether
-there are sinks.
+"""Problems of each skill and level that are answered once more, with nothing blocked, to see
+whether there are sinks.
 """
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One part of a run: a skill and level under a condition, with k keys hidden."""
+    """One part of a run: a skill and level under a condition, with k keys blocked."""
 
     condition: Condition
     control: str
@@ -83,7 +83,7 @@ class Cell:
         if not self.k:
             return None
         config: Any = loaded.model.config
-        # of a canvas, or of a prompt that is read
+        # keys of a canvas, or of a prompt that is read
         keys = min(len(request.ids) for request in asked_of(loaded, self.problems, 0))
         keys += new_tokens + config.sink_count if loaded.family == "diffusion" else 0
         drawn = "random" in self.control
@@ -371,7 +371,7 @@ def accuracy(answers: Any) -> list[dict[str, Any]]:
     skills "all".
 
     A difference compares only problems that were answered on both sides: questions too short for k
-    keys are left out of both. `clean` is the share of the same problems with nothing hidden, and
+    keys are left out of both. `clean` is the share of the same problems with nothing blocked, and
     `delta` the difference to it; `beyond` is the difference to as many random keys, or others of
     equal mass, over `beyond_n` problems, if such a control was run.
 
@@ -386,7 +386,7 @@ def accuracy(answers: Any) -> list[dict[str, Any]]:
         clean = columns[condition, "none", 0]["right"]
         drawn = [(condition, name, k) for name in BESIDE.get(control, ())]
         beyond = next((columns[key]["right"] for key in drawn if key in columns), None)
-        # missing where a problem was not asked
+        # missing if a problem was not asked
         for (skill, level), group in _groups(rows.assign(delta=clean, beyond=beyond)):
             n, right = len(group), int(group["right"].sum())
             low, high = wilson(right, n)

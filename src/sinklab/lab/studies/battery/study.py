@@ -174,8 +174,8 @@ class BatterySettings(Checked):
             Condition.named(name)
 
     def hidings(self) -> list[tuple[str, int]]:
-        """(control, k) of one condition, nothing hidden first."""
-        # what is of equal mass is compared in the heads that have it
+        """(control, k) of one condition, nothing blocked first."""
+        # keys of equal mass are compared in the heads that have them
         asked = [
             name
             for one in self.controls
@@ -260,7 +260,7 @@ class Battery(Study):
 
     def amount(self, settings: BatterySettings, info: Any) -> Amount:
         """Every step of every batch of problems, in every condition and with every choice of keys
-        hidden.
+        blocked.
         """
         problems, batch = (
             len(settings.skills) * len(settings.levels) * settings.problems,
@@ -303,7 +303,7 @@ score_battery = Battery()
 """Write a run folder of kind "battery", one part a (condition, control, k, skill, level).
 
 Tables: ``answers``, every text that was written; ``accuracy``, shares with Wilson intervals (`low`,
-`high`), and the differences to nothing hidden (`delta`) and to the control (`BESIDE`; `beyond`) on
+`high`), and the differences to nothing blocked (`delta`) and to the control (`BESIDE`; `beyond`) on
 the same problems, each with its interval and `_p` of the exact McNemar test, by skill and level,
 over all levels (level 0) and all skills; ``removed``, by layer the dose (`share` of attention,
 number of `keys`) and its state when chosen (`mass` held, keys `chosen`, `sinks` by the rule among

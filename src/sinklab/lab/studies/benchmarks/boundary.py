@@ -35,7 +35,7 @@ _LIBRARIES = [
 ]
 _LIBRARIES += [f"{sys.base_prefix}/lib64", *PACKAGES, PYTHON, str(DRIVER)]
 _FOUND = {Path(path) for path in _LIBRARIES if os.path.exists(path)}
-# an installed driver lies among the packages, where nothing can be mounted any more
+# an installed driver lies among the packages: nothing can be mounted there any more
 READABLE = sorted(str(path) for path in _FOUND if _FOUND.isdisjoint(path.parents))
 """Paths of this machine that a program can read: the interpreter, its libraries, and the driver
 that runs the program.

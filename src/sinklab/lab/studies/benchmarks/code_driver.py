@@ -155,7 +155,7 @@ def guard(readable: tuple[str, ...]) -> None:
         for name in UNSEEN:
             vars(module).pop(name, None)
 
-    # what the hook asks is out of the program's reach: no name of this module or of the builtins
+    # the program cannot reach the hook's names: none is of this module or of the builtins
     harmless, deaf, writing, of, number, text = HARMLESS, DEAF, WRITES, type, int, str
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
@@ -281,7 +281,7 @@ def main() -> None:
         else:
             status, reason = judge(channel, reply, given)
             os.write(verdict, json.dumps({"status": status, "reason": reason}).encode())
-    # what was left behind, such as threads and exit handlers, has no say any more
+    # threads and exit handlers that were left behind have no say any more
     os._exit(0)
 
 

@@ -76,7 +76,7 @@ class SinklabLM(TemplateLM):
         super().__init__()
         reading = {name: given.pop(name) for name in READING if name in given}
         if reading.get("device") == "cuda:0" and not torch.cuda.is_available():
-            # what lm-eval's command line gives where nobody said anything
+            # the default of lm-eval's command line
             del reading["device"]
         if settings is None:
             rows = (

@@ -101,7 +101,7 @@ def tasks(
 def _task_files(configs: dict[str, Any], root: Path) -> str | None:
     import yaml
 
-    # apart from what another process makes of other data at the same time
+    # apart from files that another process makes of other data at the same time
     made = root / f"tasks-{hashlib.sha256(repr(configs).encode()).hexdigest()[:12]}"
     for name, config in configs.items():
         write_text(

@@ -31,7 +31,7 @@ RECIPES: dict[str, list[str]] = ONE_TOKEN_FACTS["recipes"]
 VARIANTS: dict[str, str] = ONE_TOKEN_FACTS["variants"]
 LOSS, LESS, SHARE = "held-out loss", "loss less the first row's", "attention on the sinks, %"
 RUNS_ONLY = (LOSS, LESS, SHARE)
-# What makes a variant, and what follows from it: runs of one experiment may differ in these.
+# Settings that make a variant, or follow from it: runs of one experiment may differ in these.
 _OF_VARIANT = frozenset(
     {"sink_kind", "sink_count", "sink_side", "gate", "gate_bias", "init_from", "reproduce"}
 )
@@ -135,7 +135,7 @@ def experiments(benchmarks: Sequence[Benchmark], trainings: Sequence[Any]) -> li
     """
     runs = as_trainings(trainings) if trainings else []
     homes = {(one.run.path / "model").resolve(): one for one in runs}
-    # by the very weights, where the folder was moved since
+    # by the very weights, if the folder was moved since
     files = [(one.run.path / "model" / "weights.sha256", one) for one in reversed(runs)]
     by_weights = {file.read_text().strip(): one for file, one in files if file.is_file()}
     blocks: dict[str, Experiment] = {}

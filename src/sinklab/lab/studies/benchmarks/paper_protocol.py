@@ -90,7 +90,7 @@ def deviations(settings: EvalSettings, plan: Plan) -> list[str]:
     with this package's default.
     """
     usual, kept = SETTINGS.kept(), settings.kept()
-    # which tasks, where files lie and what may be run changes no score of a task
+    # tasks, folders and permissions change no score of a task
     free = {"tasks", "data", "run_code", "include_path", "chat"}
     found = [
         f"{name}={kept[name]}"

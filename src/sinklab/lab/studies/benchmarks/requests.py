@@ -245,7 +245,7 @@ def continuations(model: Any, requests: Sequence[Any]) -> list[Continuation]:
     found = []
     for request, each in zip(requests, facts, strict=True):
         context, continuation = request.args
-        # where a model cannot start from nothing, `score` puts its beginning of text
+        # if a model cannot start from nothing, `score` puts its beginning of text
         before, after = model._encode_pair(context, continuation) if context else ((), ())
         # the two parts may have met in one token: it counts as the continuation
         after = tuple(after or model.tok_encode(continuation, add_special_tokens=False))

@@ -155,7 +155,7 @@ def evaluate(
     resume = settings.resume or worker.joins
     if not resume:
         refuse_taken(path)
-    # tasks first: what is wrong with them shows before a large model is read
+    # tasks first: their errors show before a large model is read
     settings, given, documents = questions(settings, task_objects)
     loaded = (
         model if isinstance(model, Loaded) else load(model) if isinstance(model, str) else model()
@@ -344,7 +344,7 @@ def table1(
         for name in models
         for folder, cell in cells_of(Path(out) / name, settings, plan).items()
     }
-    # what is wrong with a folder or a task shows before anything is scored
+    # errors of a folder or a task show before anything is scored
     todo = {
         folder: (name, cell)
         for folder, (name, cell) in cells.items()
@@ -380,7 +380,7 @@ def _cell(
     settings: EvalSettings, sink_rule: Any, task: str, k: int, control: str, protocol: str
 ) -> EvalSettings:
     tokens = TOKENS.get(task) if settings.new_tokens is None else settings.new_tokens
-    # a cell does not depend on what is allowed for the sake of another
+    # a cell does not depend on permissions for the sake of another
     runs_code = settings.run_code and task in offline.RUNS_CODE
     changes: dict[str, Any] = {"tasks": (task,), "new_tokens": tokens, "run_code": runs_code}
     if k:

@@ -228,7 +228,7 @@ class Plan(Checked):
         super().__post_init__()
         object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
         object.__setattr__(self, "protocols", tuple(dict.fromkeys(self.protocols)))
-        # what is of equal mass is compared in the heads that have it
+        # keys of equal mass are compared in the heads that have them
         pairs = [("matched", name) if name == "equal_mass" else (name,) for name in self.controls]
         object.__setattr__(
             self, "controls", tuple(dict.fromkeys(name for pair in pairs for name in pair))

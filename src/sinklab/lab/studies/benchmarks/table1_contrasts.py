@@ -62,7 +62,7 @@ def cells_of(task: str, model: str, group: Iterable[Benchmark]) -> Cells:
 
 
 def floor_of(plain: Benchmark, task: str) -> float:
-    """The unmasked score up to which no loss can be told: 5 points, or chance and two standard
+    """The unmasked score up to which a loss is inconclusive: 5 points, or chance and two standard
     errors.
     """
     score, chance = plain.score(task), plain.chance(task)
@@ -168,7 +168,7 @@ def _no_sinks(task: str, model: str, plain: Benchmark) -> str:
 
 
 def _too_low(task: str, model: str, plain: Benchmark) -> str:
-    """Why no loss of a score can be told; empty if one can."""
+    """Why a loss of a score would be inconclusive; empty if it would not."""
     score, floor = plain.score(task), floor_of(plain, task)
     value = math.nan if score is None else float(score["value"])
     why = "chance and two standard errors" if floor > POINTS else "5 points"

@@ -211,7 +211,7 @@ class TwoStage(Checked):
         tokenizer = self.loaded.needed_tokenizer()
         first: Any = tokenizer("a")["input_ids"]
         begins = tokenizer.bos_token_id is not None and first[0] == tokenizer.bos_token_id
-        # split: where a question spells out a special token, it is text
+        # split: if a question spells out a special token, it is text
         text = Pair(question.strip(), "", "").texts()[0]
         ids: Any = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return [*first[:1], *ids] if begins else list(ids)

@@ -88,7 +88,7 @@ def policies(settings: CacheSettings) -> list[Policy]:
     for keep in sorted(settings.cache_keep, reverse=True):
         for score in settings.scores:
             found.append(Policy(score, keep))
-            # what keeps by attention received keeps the sinks of now by itself
+            # a cache that keeps by attention received keeps the sinks of now by itself
             protect = [which for which in settings.protect if score != "received" or which != "now"]
             found += [Policy(score, keep, settings.cache_sinks, which) for which in protect]
         if settings.sparse:

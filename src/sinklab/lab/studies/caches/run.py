@@ -2,7 +2,7 @@
 memory.
 """
 
-# R rows, B batch (1 where costs are measured), S canvas columns, N new tokens, M wanted positions
+# R rows, B batch (1 if costs are measured), S canvas columns, N new tokens, M wanted positions
 # (row-major), V vocabulary
 import itertools
 import math
@@ -161,7 +161,7 @@ def _log_probs(logits_MV: Tensor, config: Any) -> Tensor:
 def _measured(log_MV: Tensor, truth_MV: Tensor, ids_M: Tensor) -> Tensor:
     """`METRICS` of every position, (3, M)."""
     loss_M = -log_MV.gather(1, ids_M[:, None])[:, 0]
-    # what is ruled out has probability 0 in both
+    # tokens ruled out have probability 0 in both
     divergence_M = (truth_MV.exp() * (truth_MV - log_MV).nan_to_num(0.0)).sum(1)
     same_M = (log_MV.argmax(1) == truth_MV.argmax(1)).float()
     return torch.stack([loss_M, divergence_M, same_M]).cpu()

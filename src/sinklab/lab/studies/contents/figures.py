@@ -72,7 +72,7 @@ def contents_figure(one: Reader, place: str = "future") -> list[Chart]:
         for name, title in titles.items():
             shown = frame[(frame["place"] == place) & (frame[column] == name)]
             if name == "kl":
-                # what enters layer 0, the bare embedding, is tens of nats away
+                # the input of layer 0, the bare embedding, is tens of nats away
                 shown = shown[shown["layer"] > 0]
             lines = _lines(shown, run.info.settings["choose"] == "strongest") if len(shown) else []
             # a score of nothing looks like nothing

@@ -166,7 +166,7 @@ class ResidualStates:
             if depth == 0:
                 self.added_ND.clear()
             self.added_ND.append(states_BSD.detach()[:, 0].float())
-        # of several forwards (guidance) the first is kept
+        # the first of several forwards (guidance) is kept
         elif depth == len(self.depths_BSD):
             self.depths_BSD.append(states_BSD.detach())
 

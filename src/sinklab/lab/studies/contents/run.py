@@ -464,7 +464,7 @@ def read_states(work: Work) -> None:
     if not (run.has("lens") and run.has("probes")):
         write_readings(work)
     reading = time.perf_counter() - started
-    # once for both twins: what the model read, step by step
+    # once for both twins: the canvases that the model read, step by step
     moments = lru_cache(None)(lambda text: list(plan.tasks[text].moments()))
 
     def seconds() -> float:

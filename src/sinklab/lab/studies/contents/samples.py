@@ -166,7 +166,7 @@ class Sampled:
             int(np.bincount(moment.ids_S[~masked_S]).argmax()) if not masked_S.all() else -1
         )
         for layer in self.layers:
-            # what leaves the last layer is read at the sinks of the last layer
+            # the output of the last layer is read at the sinks of the last layer
             attention = min(layer, len(heads_LS) - 1)
             sink_S = heads_LS[attention] > 0
             pairs_P2 = matched_pairs(
@@ -195,7 +195,7 @@ class Sampled:
                 part[layer].append(
                     depth_SD[torch.as_tensor(at_N, device=depth_SD.device)].float().cpu()
                 )
-        # what the added sinks receive, and their own states where the model ran them (not at all
+        # attention of the added sinks, and their own states if the model ran them (not at all
         # for kv sinks)
         share_LN = received_LHK[..., : recording.prefix].mean(1) / received_LHK.sum(-1).mean(
             1, keepdims=True

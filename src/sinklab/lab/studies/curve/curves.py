@@ -128,7 +128,7 @@ class MaskingCurve(Reader):
     def matched(self) -> pd.DataFrame:
         """The rows of the table on the heads that have a control of equal mass, by rising k."""
         rows = self.rows[self.rows["control"] == "matched"].sort_values("k")
-        # where nothing is hidden nothing is matched
+        # nothing is matched if nothing is blocked
         return rows.dropna(subset=["matched"])
 
     def asked(self) -> list[tuple[str, float]]:
@@ -146,9 +146,7 @@ class MaskingCurve(Reader):
         return asked if fit.empty else [*asked, ("equal mass", fit["k"].iloc[-1])]
 
     def answer(self, name: str, k: float) -> np.ndarray:
-        """Answer of each row to such a question, (R,), in shares of the loss: above zero for
-        yes.
-        """
+        """Answer of each row to a question, (R,), in shares of the loss: above zero for yes."""
         assert self.main is not None
         if name == "rise":
             return self.costs(k, self.main)

@@ -47,15 +47,15 @@ def masking_curve_figure(
     scale: str = "log",
     change: str = "linear",
 ) -> Chart:
-    """Change of the loss over the number of hidden keys, or the attention removed, with 95 % bands
+    """Change of the loss over the number of blocked keys, or the attention removed, with 95 % bands
     over rows of text.
 
     A colour for each model; a style for each control. A diffusion model's loss is its masked-token
     bound, an autoregressive one's that of the next token. `over`: count (keys per layer and head)
-    or mass (percent of the attention that was really taken away). `relative`: in percent of the
-    loss with nothing hidden. `scale`: of the axis of counts, log (linear below 1) or linear;
-    `change`: of the vertical one, linear or log (linear below a thousandth of a nat, or of a
-    percent). Raises ValueError for another axis, scale or theme, and for runs of another kind.
+    or mass (percent of the attention really removed). `relative`: in percent of the loss with
+    nothing blocked. `scale`: of the axis of counts, log (linear below 1) or linear; `change`: of
+    the vertical one, linear or log (linear below a thousandth of a nat, or of a percent). Raises
+    ValueError for another axis, scale or theme, and for runs of another kind.
     """
     for name in (scale, change):
         one_of("the scale of a masking curve", name, SCALES)

@@ -1,4 +1,4 @@
-"""The loss of held-out text over the number of hidden columns: the cheap stand-in for benchmarks,
+"""The loss of held-out text over the number of blocked columns: the cheap stand-in for benchmarks,
 for any model.
 """
 
@@ -65,7 +65,7 @@ def write_scores(work: Work, loaded: Loaded, kind: str = "") -> None:
     # Gu et al.'s metric (arXiv 2410.10781), of the key that receives most
     looks = [[MaskSinks(k=1, counted_by=Gu())]]
     if text.ids_RS.shape[1] > 2:
-        # with two keys masked it is known what the second one received
+        # with two keys masked the attention of the second one is known
         looks.append([MaskSinks(k=2)])
     count = work.progress.counter(len(looks) * math.ceil(rows / settings.batch))
     found = edited_losses(
@@ -151,7 +151,7 @@ def _scored(
 ) -> tuple[dict[Choice, np.ndarray], dict[Choice, Dose]]:
     """Loss of every row, (R,), mean over draws, and the dose, by choice."""
     arms = arms_of(settings)
-    # without noise nothing but what is drawn changes from draw to draw
+    # without noise only random edits change from draw to draw
     redrawn = [choice for choice in arms if loaded.family == "diffusion" or is_random(arms[choice])]
     batches = math.ceil(len(text.ids_RS) / settings.batch)
     count = progress.counter((len(arms) + len(redrawn) * (settings.draws - 1)) * batches)
@@ -190,7 +190,7 @@ def curve_table(
 ) -> dict[str, list[Any]]:
     """The columns of the table ``curve``.
 
-    loss: mean over rows, nats per token. delta: that less the loss with nothing hidden. excess:
+    loss: mean over rows, nats per token. delta: that less the loss with nothing blocked. excess:
     delta less that of as many random keys, or of "matched" less that of the keys of equal mass; NaN
     without them. low and high: ends of the 95 % interval over rows (`mean_over`), NaN with fewer
     than 8; differences are paired. relative: delta over the loss. columns, sinks, held, removed,

@@ -134,7 +134,7 @@ class Curve(Study):
 
 
 masking_curve = Curve()
-"""Score held-out text with 0, 1, 2, … keys hidden, and write a run folder of kind "curve".
+"""Score held-out text with 0, 1, 2, … keys blocked, and write a run folder of kind "curve".
 
 A diffusion model is scored by its masked-token bound, an autoregressive one by its next-token loss;
 the blocked keys are chosen by a clean pass over the same row, see `edited_losses`. Table ``curve``:

@@ -55,7 +55,7 @@ class Selection:
         layers, heads = backbone.num_hidden_layers, backbone.num_attention_heads
         _numbers("the layer of maps", tuple(layer for _, layer, _ in settings.map_keys), layers)
         _numbers("the head of maps", tuple(head for _, _, head in settings.map_keys), heads)
-        # where some layers see a window alone, those that see everything
+        # if some layers see a window alone, record those that see everything
         wanted = settings.layers or getattr(config, "global_layers", None) or ()
         chosen = _numbers("layers", wanted, layers), _numbers("heads", settings.heads, heads)
         return cls(*chosen, layers, heads)
@@ -101,7 +101,7 @@ class Recorder:
             for name, kind in kinds.items()
         }
         by_state = any(kind.needs_canvas or "position" in kind.axes for kind in kinds.values())
-        # the last row of a text that grows is one query, whose state is known
+        # the last row of a text that grows is one query of known state
         self._needs_states = by_state and not self._by_rows
         layers = list(selection.layers)
         self._after_L = np.array(
@@ -227,10 +227,10 @@ class Recorder:
                 state_Q = (
                     moment.state_S[-1:] if self._by_rows else recording.query_state[0][row].numpy()
                 )
-                # of a first forward over the whole prompt, a last row is the last query
+                # after a first forward over the whole prompt, a last row is the last query
                 rows_Q = np.moveaxis(step[name], axes.index("position"), -1)[..., -len(state_Q) :]
                 step[name] = _means(rows_Q, state_Q)
-        # of an autoregressive text each step has one new query, whatever ran
+        # each step of an autoregressive text has one new query, however many ran
         self.queries[moment.index] = 1 if self._by_rows else ran
         self._steps.append(
             {name: _narrowed(name, np.asarray(value)) for name, value in step.items()}
@@ -330,7 +330,7 @@ class Recorder:
         """
         tables = {}
         for name, parts in self._tables.items():
-            # of each step some columns hold one number for all rows
+            # some columns hold one number for all rows of a step
             wide = [np.broadcast_arrays(np.array(sample), *rows.values()) for rows in parts]
             columns = map(np.concatenate, zip(*wide, strict=True))
             tables[name] = pd.DataFrame(dict(zip(("sample", *parts[0]), columns, strict=True)))
@@ -375,5 +375,5 @@ def _narrowed(name: str, array: np.ndarray) -> np.ndarray:
         return array
     with np.errstate(over="ignore"):
         narrow = array.astype(np.float16)
-    # the writer widens, with a warning, what half precision cannot hold
+    # the writer widens, with a warning, numbers that half precision cannot hold
     return array if np.any(np.isinf(narrow) & np.isfinite(array)) else narrow

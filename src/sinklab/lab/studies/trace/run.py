@@ -1,4 +1,4 @@
-"""A trace, run: texts written under observation, then with sinks or context hidden, and held-out
+"""A trace, run: texts written under observation, then with sinks or context blocked, and held-out
 text scored.
 """
 
@@ -106,7 +106,7 @@ def write_sample(
 def _write_truncated(
     run: RunWriter, task: Task, sample: int, selection: Selection, whole: list[Moment], meter: Meter
 ) -> None:
-    """The text again, with the stretch around its main sink hidden from half of the steps on, and
+    """The text again, with the stretch around its main sink blocked from half of the steps on, and
     with another one.
     """
     cut = max(len(whole) // 2, 1)
@@ -122,7 +122,7 @@ def _write_truncated(
             f"writing sample {sample + 1} again with a part of its context hidden: {stretch.arm}"
         )
         where = {"start": stretch.start, "stop": stretch.stop, "step": cut}
-        # rows of before the cut would keep the hidden keys in what all queries so far give
+        # rows of before the cut would keep the blocked keys in the attention of all queries so far
         task_seen = replace(task, settings=watched)
         recorder = Recorder(task_seen, selection, last_row=True) if stretch.arm == "sink" else None
         edit = interventions.make("truncate_context", **where)
@@ -171,7 +171,7 @@ def _generation(
     completion = _completion(task, written)
     prompt = task.prompt.text
     if task.settings.new_tokens == 0:
-        # the masks stood in the prompt: the text is whole with what fills them
+        # the masks stood in the prompt: the text is whole with the tokens that fill them
         prompt, completion = "", text_of(task.loaded, _filled(moments[-1]))
     elif task.loaded.tokenizer is None and not completion.startswith(" "):
         # ids, which stand apart from those of the prompt
@@ -310,7 +310,7 @@ def _tasks(loaded: Loaded, settings: StudySettings) -> list[Task]:
 
 
 def _check_hidden(task: Task, text: str) -> None:
-    """Refuse to hide as many keys as there are: of a causal model, as many as its first step
+    """Refuse to block as many keys as there are: of a causal model, as many as its first step
     reads.
     """
     settings, config = task.settings, task.loaded.model.config
@@ -379,7 +379,7 @@ def write_samples(work: Work) -> None:
 
 
 def score(work: Work) -> None:
-    """Score the held-out text with sinks hidden."""
+    """Score the held-out text with sinks blocked."""
     settings = work.settings
     if work.plan.text is None or work.run.has("heldout"):
         return

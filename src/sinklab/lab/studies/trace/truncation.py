@@ -22,14 +22,14 @@ from sinklab.lab.studies.trace.recording import Recorder, Selection
 
 BATCH = 16
 PART = 16
-"""one position in so many is hidden"""
+"""one position in so many is blocked"""
 FEW = 0.25
 """of the heads that have a sink in the one stretch, as many may have one in the control"""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Neighbouring canvas positions that are hidden."""
+    """Neighbouring canvas positions that are blocked."""
 
     arm: str
     """ "sink" or "control"."""
@@ -105,15 +105,15 @@ def stretches(score_LHK: np.ndarray, written_S: np.ndarray) -> list[Stretch]:
 def truncation_table(
     arrays: dict[str, np.ndarray], hidden: slice, selection: Selection, sample: int
 ) -> dict[str, np.ndarray]:
-    """One row per (step since some keys are hidden, layer, head); of the arrays the first step is
+    """One row per (step since some keys are blocked, layer, head); of the arrays the first step is
     the last whole one.
 
-    Columns: hidden_share_before, the share of attention that the hidden keys held at the last whole
-    step; main_before, main_after: the key that receives most, there and at this step; score_before,
-    score_after: its attention as a multiple of an even share; lost: main_before was a sink (the
-    default rule) and is hidden now; renormalised: one of the other keys was a sink if their
-    attention is divided by the share that was not hidden; recovered: main_after is a sink. Keys
-    count the added sink columns first.
+    Columns: hidden_share_before, the share of attention that the blocked keys held at the last
+    whole step; main_before, main_after: the key that receives most, there and at this step;
+    score_before, score_after: its attention as a multiple of an even share; lost: main_before was a
+    sink (the default rule) and is blocked now; renormalised: one of the other keys was a sink if
+    their attention is divided by the share that was not blocked; recovered: main_after is a sink.
+    Keys count the added sink columns first.
     """
     score_TLHK = scores_of(arrays)
     limit_T = DEFAULT.threshold(arrays["positions"])
@@ -173,7 +173,7 @@ def token_costs(
 
     Returns:
         columns step, position, token_id; logprob, in nats; and logprob_sink, logprob_control with a
-        stretch hidden.
+        stretch blocked.
     """
     states_S, ids_S = whole[-1].state_S, whole[-1].ids_S
     started = int((states_S == 2).sum()) if task.is_diffusion else len(task.started())
@@ -237,7 +237,7 @@ def _continued(
 
 
 def _without(model: Any, gone: Stretch | None, step: int) -> Any:
-    """The model with the stretch hidden from this forward on."""
+    """The model with the stretch blocked from this forward on."""
     if gone is None:
         return nullcontext()
     return intervene(model, TruncateContext(gone.start, gone.stop, step), measure=False)

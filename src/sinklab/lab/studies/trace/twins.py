@@ -176,7 +176,7 @@ def _denoising(task: Task) -> Callable[[Tensor], object]:
     def run(ids_BS: Tensor) -> None:
         masked_BS = canvas.open_BS & (ids_BS == canvas.mask_id)
         left_M = block_BS.expand_as(ids_BS)[masked_BS]
-        # where written tokens are edited, the last canvases have no masks
+        # if written tokens are edited, the last canvases have no masks
         block = int(left_M.min() if len(left_M) else block_BS.max())
         before[:] = (block, before[1] + 1) if block == before[0] else (block, 0)
         evaluate(ids_BS, masked_BS & (block_BS == block), *before)
