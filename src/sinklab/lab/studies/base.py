@@ -201,7 +201,7 @@ def as_record(settings: Any) -> dict[str, Any]:
 
 
 def from_record(settings: Any, record: dict[str, Any]) -> Any:
-    """These settings with the values of a record. Raises ValueError for names that they do not
+    """The settings with the values of a record. Raises ValueError for names that they do not
     have.
     """
     known_fields(f"settings of {type(settings).__name__}", record, leaves(settings))
@@ -302,7 +302,7 @@ class Study:
         """Refuse bad input, with ValueError, before a folder is taken; returns ``work.plan``."""
 
     def samples(self, plan: Any) -> int:
-        """How many samples there are to write."""
+        """Number of samples to write."""
         return 0
 
     def about(self, loaded: Loaded, plan: Any) -> dict[str, Any]:

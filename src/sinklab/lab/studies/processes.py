@@ -25,7 +25,7 @@ class Amount:
     """Amount of work of a command, for an estimate in advance."""
 
     words: str
-    """Such as "3 texts × 64 steps"."""
+    """Amount in words, such as "3 texts × 64 steps"."""
     evaluations: int
     positions: int
     """Positions of an evaluation, in all its rows."""
@@ -91,7 +91,7 @@ class Meter:
         self.progress.count(self.done, self.total)
 
     def step(self) -> None:
-        """One more evaluation."""
+        """Count one more evaluation."""
         self.done += 1
         self.total = max(self.total, self.done)
         self.progress.count(self.done, self.total)

@@ -66,7 +66,7 @@ def write_twins(
 
 
 def _too_long(work: Work, one: float) -> str:
-    """Why no controls are run that nobody asked for, in words; empty if they take little."""
+    """Reason why no controls are run that nobody asked for, in words; empty if they take little."""
     seconds = 2 * (one + MAKING * work.loaded.model.num_parameters())
     if seconds < LITTLE:
         return ""

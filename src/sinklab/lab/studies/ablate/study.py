@@ -88,7 +88,7 @@ class Ablate(Study):
 
     @dataclass(frozen=True)
     class Options:
-        """How the maps are drawn."""
+        """Look of the maps."""
 
         figures: tuple[str, ...] = ("png",)
         """Formats of the figure: png, svg, pdf; a bare --figures draws none."""
@@ -102,7 +102,7 @@ class Ablate(Study):
         return Amount(words, evaluations, positions, twins=settings.twin)
 
     def samples(self, plan: Any) -> int:
-        """One a batch of rows."""
+        """Number of samples: one per batch of rows."""
         return len(plan.batches)
 
 
@@ -199,5 +199,5 @@ class DistanceStudy(Study):
         )
 
     def samples(self, plan: Any) -> int:
-        """One a batch of texts."""
+        """Number of samples: one per batch of texts."""
         return len(plan)

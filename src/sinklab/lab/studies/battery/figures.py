@@ -47,11 +47,11 @@ class Series(Reader):
 
     @property
     def accuracy(self) -> pd.DataFrame:
-        """Its rows of the table ``accuracy``."""
+        """Rows of this curve in the table ``accuracy``."""
         return self.rows("accuracy")
 
     def rows(self, name: str) -> pd.DataFrame:
-        """Its rows of a table of the run, with the series in front."""
+        """Rows of this curve in a table of the run, with the series in front."""
         table = self.run.table(of_twin(name, self.twin))
         table = table[table["condition"] == self.condition].drop(columns="condition")
         table.insert(0, "series", self.label)
@@ -211,7 +211,7 @@ def battery_contrasts(runs: Runs, *, reference: int = 0, least: float = GATE) ->
 
 
 def _no_sinks(one: Series) -> str:
-    """Why there is no phenomenon to remove; empty if there is one."""
+    """Reason why there is no phenomenon to remove; empty if there is one."""
     known = "phenomenon" in one.run.tables
     seen = one.rows("phenomenon")[["gu_rate", "share"]].mean() if known else (math.nan, math.nan)
     return no_phenomenon(one.label, *seen)

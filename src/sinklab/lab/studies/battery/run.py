@@ -64,7 +64,7 @@ class Cell:
         )
 
     def edits(self, loaded: Loaded, seed: int) -> tuple[Any, ...]:
-        """Its interventions, those of the condition first; draws follow from the seed."""
+        """Interventions of the cell, those of the condition first; draws follow from the seed."""
         if not self.k:
             return self.condition.edits
         # an autoregressive model's sinks are chosen by the last token's row of the step before
@@ -77,8 +77,8 @@ class Cell:
         return (*self.condition.edits, edit)
 
     def misfit(self, loaded: Loaded, new_tokens: int) -> str | None:
-        """Why so many keys cannot be blocked in the first step that chooses keys; None if they can
-        be blocked.
+        """Reason why so many keys cannot be blocked in the first step that chooses keys; None if
+        they can.
         """
         if not self.k:
             return None
@@ -275,7 +275,7 @@ class CellCounter:
         self._progress.count(0, cells)
 
     def step(self) -> None:
-        """One more step of the cell in work."""
+        """Count one more step of the cell in work."""
         self._steps += 1
         self._progress.count(self._done + min(self._steps / self._most, 1), self._cells)
 
@@ -405,7 +405,7 @@ def accuracy(answers: Any) -> list[dict[str, Any]]:
 
 
 def _groups(rows: pd.DataFrame) -> Any:
-    """By skill and level, over all levels (0), all skills, and both."""
+    """Groups by skill and level, over all levels (0), all skills, and both."""
     flat = rows.reset_index()
     parts = [flat, flat.assign(level=0), flat.assign(skill=ALL), flat.assign(skill=ALL, level=0)]
     return pd.concat(parts).sort_index(kind="stable").groupby(["skill", "level"], sort=False)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 ALL = "all"
-"""In the column of skills: over all of them."""
+"""Value in the column of skills for all of them together."""
 HIDDEN = ("sinks", "random", "matched", "equal_mass")
 
 
@@ -59,7 +59,7 @@ LATER: dict[str, Any] = {"protocols": ("paper",), "sink_rule": None}
 
 @dataclass(frozen=True)
 class Condition:
-    """How a text is written: its order of decoding and how far attention reaches."""
+    """Way to write a text: its order of decoding and how far attention reaches."""
 
     name: str
     order: str | None = None
@@ -113,7 +113,7 @@ class Condition:
         )
 
     def decoding(self, seed: int) -> DecodingSettings:
-        """One token a step; a row is over at the end of its answer."""
+        """Decoding settings: one token a step; a row is over at the end of its answer."""
         return DecodingSettings(
             rule=self.order or "low_confidence",
             block_length=self.block_length,
@@ -240,8 +240,8 @@ class Battery(Study):
     draw = deferred("sinklab.lab.studies.battery.figures:draw_battery")
 
     def of_models(self, models: Sequence[str], settings: BatterySettings) -> list[BatterySettings]:
-        """To each model the conditions of its kind. Raises ValueError for one that none of the
-        models can have.
+        """Settings for each model, with the conditions of its kind. Raises ValueError for a
+        condition that none of the models can have.
         """
         if not settings.conditions:
             return [settings] * len(models)
@@ -281,7 +281,7 @@ class Battery(Study):
         return replace(settings, conditions=names)
 
     def samples(self, plan: Any) -> int:
-        """One a (condition, control, k, skill, level)."""
+        """Number of samples: one per (condition, control, k, skill, level)."""
         return len(plan)
 
     def record(self, settings: BatterySettings) -> dict[str, Any]:

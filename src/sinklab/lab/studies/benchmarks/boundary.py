@@ -62,7 +62,7 @@ without a boundary that holds.
 
 @dataclass(frozen=True)
 class CodeResult:
-    """How a program ended."""
+    """End of a program: a status and a reason."""
 
     status: str
     """``passed``; ``failed``: it raised, or a test did; ``timeout``: stopped by the clock;
@@ -113,8 +113,8 @@ BOUNDARIES: dict[str, Callable[[str], list[str]]] = {
     "namespaces": _namespaces,
 }
 BOUNDARIES[HOOK] = lambda folder: []
-"""By name the command that another one is run behind, given an empty folder; the first that holds
-is taken.
+"""Name of a boundary -> the command that another one is run behind, given an empty folder; the
+first that holds is taken.
 """
 
 

@@ -56,7 +56,7 @@ class SinklabLM(TemplateLM):
         worker: Processes | None = None,
         **given: Any,
     ) -> None:
-        """From a loaded model, or a name with its arguments.
+        """Make it from a loaded model, or a name with its arguments.
 
         Args:
             pretrained: a loaded model, or an argument of `sinklab.load`.
@@ -219,7 +219,7 @@ class SinklabLM(TemplateLM):
         return [self.cache.get(each.key) or {} for each in asked]
 
     def _answered(self, keys: Iterable[str]) -> int:
-        """How many of these requests have an answer."""
+        """Number of these requests that have an answer."""
         return sum(self.cache.get(key) is not None for key in keys)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:

@@ -277,8 +277,8 @@ def _command(table: PaperTable, repeats: Repeats, of_variant: str, column: str) 
 
 
 def onetoken_text(numbers: pd.DataFrame, table: int) -> pd.DataFrame:
-    """One of the tables as people read it: a row per variant and block, those of the paper first; –
-    is missing.
+    """A table as people read it: a row per variant and block, those of the paper first; – is
+    missing.
     """
     rows = []
     part = numbers[numbers["table"] == table]

@@ -68,7 +68,7 @@ class Job(Asked):
     until: tuple[str, ...]
     new_tokens: int
     settings: EvalSettings
-    """With the temperature that the task asks for."""
+    """Settings with the temperature that the task asks for."""
     cut: int
     """Tokens of the prompt that did not fit and were left out, from the left."""
 
@@ -109,7 +109,7 @@ def sampled(settings: EvalSettings, asked: dict[str, Any]) -> EvalSettings:
 
 
 def parts_of(asked: list[Any], size: int) -> list[list[Any]]:
-    """So many at a time."""
+    """Parts of this size, in order."""
     return [asked[start : start + size] for start in range(0, len(asked), size)]
 
 
@@ -121,7 +121,7 @@ class Steps:
         self._model, self._answers, self._most, self._done = model, answers, most, 0
 
     def __call__(self) -> None:
-        """One more step."""
+        """Count one more step."""
         self._done += 1
         self._model.moved(self._answers * min(self._done / self._most, 1))
 
@@ -209,8 +209,8 @@ def _write(
 
 
 FORWARDS = 4
-"""So many forwards of a request are watched; more noisy copies of the same text say little that is
-new.
+"""Number of forwards of a request that are watched; more noisy copies of the same text say little
+that is new.
 """
 
 

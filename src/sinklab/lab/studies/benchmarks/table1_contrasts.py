@@ -162,13 +162,13 @@ def _doses(task: str, cells: Cells, protocol: str) -> Doses:
 
 
 def _no_sinks(task: str, model: str, plain: Benchmark) -> str:
-    """Why there is no phenomenon to remove; empty if there is one."""
+    """Reason why there is no phenomenon to remove; empty if there is one."""
     why = no_phenomenon(model, plain.sinks(task, "gu_rate"), plain.sinks(task, "share"))
     return f"{why} (record_sinks)" if why.endswith("masked") else why
 
 
 def _too_low(task: str, model: str, plain: Benchmark) -> str:
-    """Why a loss of a score would be inconclusive; empty if it would not."""
+    """Reason why a loss of a score would be inconclusive; empty if it would not."""
     score, floor = plain.score(task), floor_of(plain, task)
     value = math.nan if score is None else float(score["value"])
     why = "chance and two standard errors" if floor > POINTS else "5 points"

@@ -287,7 +287,7 @@ def table1_doses(numbers: pd.DataFrame) -> pd.DataFrame:
 
 
 def _lost(by: dict[str, pd.Series]) -> str:
-    """In words: at which numbers of masked keys."""
+    """Numbers of masked keys with more than 5 points lost, in words."""
     verdicts = {heading: cell["verdict"] for heading, cell in by.items()}
     if "floor" in verdicts.values():
         is_guessed = any(cell["floor"] > POINTS for cell in by.values())

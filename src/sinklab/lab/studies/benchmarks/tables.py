@@ -277,14 +277,14 @@ class PaperTable:
     number: int
     title: str
     start: str
-    """How the models began: "autoregressive" or "scratch"."""
+    """Beginning of the models: "autoregressive" or "scratch"."""
     benchmarks: tuple[str, ...]
     blocks: dict[str, tuple[PaperRow, ...]]
     """Rows by size and number of training tokens."""
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> PaperTable:
-        """From the file."""
+        """Read a table of the file."""
         blocks = {
             block["models"]: tuple(
                 PaperRow(name, variant, tuple(scores)) for name, variant, *scores in block["rows"]
@@ -337,7 +337,7 @@ class Benchmark:
         return str(self.run.info.settings.get("control") or "sinks")
 
     def protocol(self, task: str) -> str:
-        """How keys were chosen: of likelihoods by a clean pass, whatever was asked; "paper" in
+        """Protocol that chose keys: for likelihoods a clean pass, unless it was "rule"; "paper" in
         older runs.
         """
         given = str(self.run.info.settings.get("protocol") or "paper")
@@ -477,7 +477,7 @@ def found_in(folders: Iterable[str | Path]) -> Found:
 
 
 def paired_drop(before: pd.Series, after: pd.Series) -> tuple[float, float, float]:
-    """How much less is right on the same questions: the drop and the ends of its 95 % interval.
+    """Drop of right answers on the same questions, and the ends of its 95 % interval.
 
     NaN without common questions, or if answers are not right or wrong. See `paired_share_interval`.
     """

@@ -81,7 +81,7 @@ class TwoStageAnswer:
 
     number: int
     text: str
-    """All that was written, without special tokens; with the question if as published."""
+    """Text written, without special tokens; with the question if as published."""
     answer: str | None
     """Text behind the last ####; None if there is none."""
     fits: bool = True

@@ -79,7 +79,7 @@ class Policy:
 
 
 def policies(settings: CacheSettings) -> list[Policy]:
-    """All that are compared, the uncached one first. Raises ValueError for budgets and names that
+    """Policies to compare, the uncached one first. Raises ValueError for budgets and names that
     make no sense.
     """
     found = [Policy("none"), Policy("prefix"), Policy("dual")]

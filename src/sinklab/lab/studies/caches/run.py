@@ -53,8 +53,8 @@ def rows_of_text(loaded: Loaded, settings: CacheSettings) -> Tensor:
 
 
 def revealed(settings: CacheSettings, rows: Sequence[int]) -> Tensor:
-    """When each new token is revealed: its turn within its block, int64 (B, N); by row, whatever
-    the batch.
+    """Turn within its block at which each new token is revealed, int64 (B, N); by row, whatever the
+    batch.
     """
     draws_BN = np.stack(
         [np.random.default_rng([settings.seed, row]).random(settings.new_tokens) for row in rows]
@@ -132,7 +132,7 @@ def forced(
 
 
 def evaluations(settings: CacheSettings) -> int:
-    """How often `forced` calls its progress for a batch."""
+    """Number of calls of its progress by `forced` for a batch."""
     starts = range(0, settings.new_tokens, settings.block_length)
     sizes = (min(settings.block_length, settings.new_tokens - start) for start in starts)
     return sum(-(-size // settings.tokens_per_step) for size in sizes)
@@ -149,7 +149,7 @@ def _moments(
 
 
 def _log_probs(logits_MV: Tensor, config: Any) -> Tensor:
-    """Over the tokens that may be written: text, and not [MASK]."""
+    """Log-probabilities over the tokens that may be written: text, and not [MASK]."""
     logits_MV = logits_MV[:, : config.text_vocab_size].float()
     if config.mask_token_id < logits_MV.shape[1]:
         logits_MV = logits_MV.index_fill(
@@ -282,8 +282,8 @@ class Plan:
 
     @property
     def timed(self) -> list[Policy]:
-        """All but sparse attention: it saves no time as it is done here, and would take a clean
-        pass a step.
+        """Policies to time, all but sparse attention: it saves no time as it is done here, and
+        would take a clean pass a step.
         """
         return [policy for policy in self.found if policy.family != "window"]
 

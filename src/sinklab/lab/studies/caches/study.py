@@ -82,7 +82,7 @@ class CacheSettings(Checked):
         return self.prompt_tokens + self.new_tokens
 
     def decoding(self) -> DecodingSettings:
-        """How texts are written: one token a step, most confident first."""
+        """Decoding of the texts: one token a step, most confident first."""
         return DecodingSettings(block_length=self.block_length, seed=self.seed)
 
 
@@ -127,7 +127,7 @@ class Caches(Study):
         return Amount(words, evaluations, min(settings.rows, settings.batch) * settings.length // 2)
 
     def samples(self, plan: Any) -> int:
-        """One a batch of rows."""
+        """Number of samples: one per batch of rows."""
         return plan.batches
 
 

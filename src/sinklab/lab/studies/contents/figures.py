@@ -169,7 +169,7 @@ def _told(run: Run, place: str, kind: str = "") -> pd.DataFrame:
 
 
 def _clear(frame: pd.DataFrame) -> int:
-    """How many differences are told from 0."""
+    """Number of differences with an interval that excludes 0."""
     return int(((frame["low"] > 0) | (frame["high"] < 0)).sum())
 
 

@@ -50,7 +50,7 @@ def sink_heads(
     visible_LK: np.ndarray | None = None,
     rule: Rule | None = DEFAULT,
 ) -> np.ndarray:
-    """In how many heads of a layer each text position is a sink, int64 (L, S).
+    """Number of heads of a layer in which each text position is a sink, int64 (L, S).
 
     Added sink columns take part in the count and are no answer. Without a rule: in each head the
     key of each place that receives most, however little that is; a place of fewer than two
@@ -322,7 +322,7 @@ def _read(
 def _looks(
     step: int, layer: int, place_S: np.ndarray, sink_S: np.ndarray, pairs_P2: np.ndarray
 ) -> list[dict]:
-    """How many positions, sinks and pairs there are at each place that is there."""
+    """Number of positions, sinks and pairs at each place that is there."""
     among = {"positions": place_S, "sinks": place_S[sink_S], "pairs": place_S[pairs_P2[:, 0]]}
     counts = {
         name: np.bincount(places, minlength=len(PLACES)).tolist() for name, places in among.items()

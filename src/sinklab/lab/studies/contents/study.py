@@ -160,7 +160,7 @@ class Probe(Study):
         return Amount(words, texts * steps, positions, is_watched=True, twins=settings.twin)
 
     def samples(self, plan: Any) -> int:
-        """One a text."""
+        """Number of samples: one per text."""
         return len(plan.tasks)
 
 

@@ -86,7 +86,7 @@ class MaskingCurve(Reader):
 
     @property
     def title(self) -> str:
-        """Its label, and the kind of its model."""
+        """Label of the curve, and the kind of its model."""
         return f"{self.label} ({'AR' if self.is_causal else 'DLM'})"
 
     @property
@@ -169,7 +169,7 @@ def as_curves(sources: Curves) -> list[MaskingCurve]:
 
 
 class Judged(NamedTuple):
-    """One thing that is judged of a page."""
+    """Verdict on one question of a page."""
 
     holds: bool | None
     """Above zero or below it; None if inconclusive."""
@@ -182,8 +182,8 @@ Key = tuple[str, Any]
 
 
 def judged(curves: list[MaskingCurve]) -> dict[Key, Judged]:
-    """All that is judged of some curves, those of a page: by Holm's method a false one is to stand
-    on 5 % of pages.
+    """Verdicts on some curves, those of a page: by Holm's method a false one is to stand on 5 % of
+    pages.
     """
     found: dict[Key, tuple[Verdict, str]] = {}
     for curve in curves:
@@ -229,7 +229,7 @@ def pairs(curves: list[MaskingCurve]) -> list[tuple[MaskingCurve, MaskingCurve]]
 
 
 def unlike(one: MaskingCurve, other: MaskingCurve) -> str | None:
-    """Why two models cannot be contrasted; None if they can."""
+    """Reason why two models cannot be contrasted; None if they can."""
     if one.main is None or (one.main, one.rule) != (other.main, other.rule):
         return "not the same keys were hidden in both"
     return lacks(one) or lacks(other)
@@ -249,7 +249,7 @@ def contrasts(one: MaskingCurve, other: MaskingCurve) -> dict[str, tuple[float, 
 
 
 def lacks(curve: MaskingCurve) -> str | None:
-    """Why a model has no such sinks as the contrast is about; None if it has them."""
+    """Reason why a model has no such sinks as the contrast is about; None if it has them."""
     seen = curve.finished("phenomenon")
     rate, main = median_over(seen["gu"]), percent(seen["main"].mean())
     if rate.above(PHENOMENON):

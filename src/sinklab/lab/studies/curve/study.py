@@ -114,7 +114,7 @@ class Curve(Study):
 
     @dataclass(frozen=True)
     class Options:
-        """How the curves are drawn."""
+        """Look of the curves."""
 
         relative: bool = False
         """Draw the change relative to the loss with nothing hidden, in percent."""

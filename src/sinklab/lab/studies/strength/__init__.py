@@ -1,4 +1,4 @@
-"""How strong a model's sinks are, by the protocol of Gu et al.: the weight of the first token, on
+"""Strength of a model's sinks, by the protocol of Gu et al.: the weight of the first token, on
 three kinds of text.
 """
 

@@ -50,7 +50,7 @@ class Cell:
 
     @property
     def names(self) -> dict[str, Any]:
-        """Its columns in every table."""
+        """Columns of this kind in every table."""
         return {"input": self.input, "start": self.start, "ratio": self.ratio}
 
     @property

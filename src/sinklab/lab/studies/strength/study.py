@@ -1,4 +1,4 @@
-"""How strong a model's sinks are, as a study: its settings and its command."""
+"""Strength of a model's sinks, as a study: its settings and its command."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Strength(Study):
 
     @dataclass(frozen=True)
     class Options:
-        """How the picture is drawn."""
+        """Look of the picture."""
 
         figures: tuple[str, ...] = ("png",)
         """Formats of the picture: png, svg, pdf; a bare --figures draws none."""
@@ -110,5 +110,5 @@ class Strength(Study):
         return Amount(words, evaluations, positions, is_watched=True, twins=settings.twin)
 
     def samples(self, plan: Any) -> int:
-        """One a kind of sequence."""
+        """Number of samples: one per kind of sequence."""
         return len(plan.cells)

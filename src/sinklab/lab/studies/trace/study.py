@@ -263,7 +263,7 @@ class Trace(Study):
         return Amount(words, evaluations, positions, is_watched=True, first=first)
 
     def samples(self, plan: Any) -> int:
-        """One a prompt."""
+        """Number of samples: one per prompt."""
         return len(plan.tasks)
 
     def about(self, loaded: Loaded, plan: Any) -> dict[str, Any]:
@@ -324,11 +324,11 @@ class Mask(Trace):
         )
 
     def folders(self, out: Path) -> list[Path]:
-        """Without and with the interventions."""
+        """The run folders without and with the interventions."""
         return [out / "plain", out / "masked"]
 
     def of_folders(self, loaded: Loaded, settings: MaskSettings) -> list[StudySettings]:
-        """Without edits, and with them."""
+        """The settings without edits, and with them."""
         return [
             replace(settings.study, edits=()),
             settings.edited(by_last_row=loaded.family != "diffusion"),

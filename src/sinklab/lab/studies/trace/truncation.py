@@ -44,7 +44,7 @@ class Stretch:
 
     @property
     def place(self) -> slice:
-        """For an axis of canvas positions."""
+        """Slice of an axis of canvas positions."""
         return slice(self.start, self.stop)
 
 
