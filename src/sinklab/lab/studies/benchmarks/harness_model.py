@@ -163,8 +163,8 @@ class SinklabLM(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """Ids of a text; those of a model that reads it so begin as its tokenizer begins one, but
-        not twice.
+        """Ids of a text, with the tokenizer's beginning of text for a model that reads it so,
+        unless the text has it already.
         """
         if add_special_tokens is None:
             begun = self.tokenizer.bos_token is not None and string.startswith(
@@ -238,7 +238,7 @@ class SinklabLM(TemplateLM):
         """The log-probability of each continuation in nats, and whether greedy decoding writes it.
 
         The choices of one question share their random numbers. Whether a continuation is greedy is
-        asked only if it is the only one of its document: of several choices, none of the common
+        asked only if it is the only one of its document: with several choices, none of the common
         metrics reads it.
         """
         answers = self.answers(
@@ -249,7 +249,7 @@ class SinklabLM(TemplateLM):
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """The log-probability of each whole text in nats; of a diffusion model, its Monte Carlo
+        """The log-probability of each whole text in nats; for a diffusion model, its Monte Carlo
         bound.
         """
         answers = self.answers(

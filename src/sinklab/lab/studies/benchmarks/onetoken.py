@@ -60,8 +60,9 @@ class Repeats:
         """A column of a table, mean over the runs, as in `CELL`, empty without runs; `first` are
         the table's first row.
 
-        Held-out loss in nats per token. Less that of the first row: of the same seed, paired by row
-        of text. Share of attention on the added sinks at the last look of the monitor, in percent.
+        Held-out loss in nats per token. Loss less that of the first row with the same seed, paired
+        by row of text. Share of attention on the added sinks at the last look of the monitor, in
+        percent.
         """
         if column == LOSS:
             known = [(one.loss, one.heldout_rows) for one in self.trainings if one.loss is not None]
@@ -90,7 +91,7 @@ class Repeats:
         )
 
     def _score(self, column: str, metric: str | None) -> dict[str, Any]:
-        """A benchmark in percent; of several tasks for it the paper's own."""
+        """A benchmark in percent; if several tasks exist for it, the paper's own."""
         plain = [
             one for one in self.benchmarks if one.k == 0 and not one.run.info.settings.get("edits")
         ]

@@ -21,7 +21,7 @@ MODELS = {
     "MMaDA-8B": "Gen-Verse/MMaDA-8B-MixCoT",
     "Llama-3.1-8B": "meta-llama/Llama-3.1-8B-Instruct",
 }
-"""Models of the table -> names on the Hub. The paper says «instruct» and no more; of MMaDA the
+"""Models of the table -> names on the Hub. The paper says «instruct» and no more; for MMaDA the
 tuned one is taken.
 """
 QUESTIONS = {"gsm8k": 1319, "humaneval": 164}

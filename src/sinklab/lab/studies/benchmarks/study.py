@@ -237,7 +237,7 @@ class Plan(Checked):
     def cells(
         self, tasks: Sequence[str], likelihoods: Collection[str] = ()
     ) -> Iterator[tuple[str, int, str, str]]:
-        """(task, k, control, protocol), the unmasked ones first; of `likelihoods` one a way to
+        """(task, k, control, protocol), the unmasked ones first; for `likelihoods`, one per way to
         choose keys.
         """
         for task in tasks:

@@ -167,7 +167,7 @@ def _text(value: Any) -> str:
 
 
 def _answer(row: Mapping[str, Any], kind: str | None, logprobs: list[float]) -> str:
-    """The text left by the filter; of several continuations the likeliest."""
+    """The text left by the filter; the likeliest one of several continuations."""
     if not logprobs:
         return _text(row["filtered_resps"][0])
     if kind != "multiple_choice":
@@ -363,7 +363,7 @@ class Benchmark:
         return float(pd.Series(values, dtype=float).mean())
 
     def chance(self, task: str) -> float:
-        """The share that guessing gets right: of several choices one, of a text none."""
+        """The share that guessing gets right: one in the number of choices, none for a text."""
         return float(
             np.mean(
                 [1 / count if count > 1 else 0.0 for count in self._continuations(task)] or [0.0]

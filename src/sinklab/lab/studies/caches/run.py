@@ -210,7 +210,7 @@ def costs(
 ) -> dict[str, list[Any]]:
     """Time and memory of one row at these canvas lengths: a table, a line per length and policy.
 
-    Policies take turns, `settings.repeats` each; of every step the best turn counts, so that a busy
+    Policies take turns, `settings.repeats` each; the best turn of every step counts, so that a busy
     neighbour disturbs long runs no more than short ones. Prompts are random tokens: neither time
     nor memory depends on them. Only the last `settings.new_tokens` columns are written.
     """

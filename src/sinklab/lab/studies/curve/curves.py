@@ -178,7 +178,9 @@ class Judged(NamedTuple):
 
 
 Key = tuple[str, Any]
-"""Label of a curve and a question of `MaskingCurve.asked`; of two, and "count" or "mass"."""
+"""Label of a curve and a question of `MaskingCurve.asked`; for a pair, both labels and "count" or
+"mass".
+"""
 
 
 def judged(curves: list[MaskingCurve]) -> dict[Key, Judged]:

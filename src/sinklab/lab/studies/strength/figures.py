@@ -44,7 +44,8 @@ def strength_sentences(runs: Iterable[Run]) -> list[str]:
     """Sentences of each run: how strong its sinks are, and which tokens strong keys of natural text
     stand on.
 
-    Of masked sequences natural ones without a start token are told; the table has all.
+    Among masked sequences only natural ones without a start token have a sentence; the table has
+    all.
     """
     told = statements("sinklab.lab.studies.strength", ())
     return [sentence for run in runs for sentence in _of_one(run, told)]

@@ -307,7 +307,7 @@ def summary(table: pd.DataFrame, activations: pd.DataFrame, epsilon: float) -> p
     sequences, Sink₁^ε of Gu et al.; sink_by_text, low, high: the same of each sequence by itself,
     the mean with its 95 % interval; first: mean weight of the first token; strong, strong_low,
     strong_high: share of heads with more than epsilon on their strongest key, wherever it stands,
-    by sequence; strongest: its mean share; at_first: of the strong ones, how many stand on the
+    by sequence; strongest: its mean share; at_first: share of the strong ones that stand on the
     first token; activation: median over sequences of the greatest activation's ratio; rows:
     sequences.
     """

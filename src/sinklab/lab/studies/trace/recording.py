@@ -84,7 +84,7 @@ class Recorder:
     """
 
     def __init__(self, task: Task, selection: Selection, *, last_row: bool = False) -> None:
-        """`last_row`: of an autoregressive model under its cache, read the attention of the last
+        """`last_row`: for an autoregressive model under its cache, read the attention of the last
         query alone.
         """
         self._task, self._selection = task, selection
@@ -348,7 +348,7 @@ class Recorder:
         """Everything kept, steps first; NaN if a step has no such key. Empty when no step was
         recorded.
 
-        Of an autoregressive model "window_received" too, windows first: see `SoFar.windows`.
+        For an autoregressive model "window_received" too, windows first: see `SoFar.windows`.
         """
         if not self._steps:
             return {}

@@ -310,7 +310,7 @@ def _tasks(loaded: Loaded, settings: StudySettings) -> list[Task]:
 
 
 def _check_hidden(task: Task, text: str) -> None:
-    """Refuse to block as many keys as there are: of a causal model, as many as its first step
+    """Refuse to block as many keys as there are: for a causal model, as many as its first step
     reads.
     """
     settings, config = task.settings, task.loaded.model.config

@@ -64,7 +64,7 @@ def stretches(score_LHK: np.ndarray, written_S: np.ndarray) -> list[Stretch]:
     The main sink is the position that draws most attention from heads in which it is a sink by the
     default rule; if no head has one, the position that draws most. A control lies elsewhere, holds
     as much written text (masks differ from text in everything) and at most a quarter as many sinks;
-    of those that do, the one with the nearest attention.
+    if several do, the one with the nearest attention.
 
     Args:
         score_LHK: attention received, as a multiple of an even share, added sink columns first.
@@ -105,7 +105,7 @@ def stretches(score_LHK: np.ndarray, written_S: np.ndarray) -> list[Stretch]:
 def truncation_table(
     arrays: dict[str, np.ndarray], hidden: slice, selection: Selection, sample: int
 ) -> dict[str, np.ndarray]:
-    """One row per (step since some keys are blocked, layer, head); of the arrays the first step is
+    """One row per (step since some keys are blocked, layer, head); the first step of the arrays is
     the last whole one.
 
     Columns: hidden_share_before, the share of attention that the blocked keys held at the last
