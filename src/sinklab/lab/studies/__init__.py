@@ -1,1 +1,1 @@
-"""What is run: one folder a study."""
+"""The studies, one folder each."""

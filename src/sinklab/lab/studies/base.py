@@ -1,4 +1,4 @@
-"""What all studies share: a run folder, a seed, resuming, shards over processes, progress, one
+"""Base of all studies: a run folder, a seed, resuming, shards over processes, progress, one
 command.
 
 A study is one kind of run. Registered, it has a command, ``sinklab NAME``, made of its settings and
@@ -80,15 +80,15 @@ def heldout_text(given: str | None) -> str:
 
 
 def labels_of(study: str) -> dict[str, dict[str, Any]]:
-    """What figures and tables of a study call things: its part of labels.toml."""
+    """Names in figures and tables of a study: its part of labels.toml."""
     return tomllib.loads(
         resources.files("sinklab.lab.studies").joinpath("labels.toml").read_text("utf-8")
     )[study]
 
 
 def hidden_words(control: str, protocol: str) -> str:
-    """What masking hides by a protocol ("" for any): what no rule has chosen is not called a
-    sink.
+    """Name of the keys that masking blocks by a protocol ("" for any): keys that no rule has chosen
+    are not called sinks.
     """
     keys = {"": "the protocol's keys", "rule": "sinks by the rule"}.get(
         protocol, "most attended keys"
@@ -113,21 +113,21 @@ def check_fits(loaded: Loaded, study: str, positions: int, remedy: str) -> None:
 
 
 def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Rows as the columns of a table; None where a row lacks one."""
+    """Rows as the columns of a table; None if a row lacks one."""
     rows = list(rows)
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
 
 def text_of(loaded: Loaded, ids: Any) -> str:
-    """A completion, an array of ids, as text; where there is no tokenizer, its ids."""
+    """A completion, an array of ids, as text; its ids if there is no tokenizer."""
     if loaded.tokenizer is None:
         return " ".join(map(str, ids.tolist()))
     return str(loaded.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
 
 ABSENT = {"gate": "none", "sink_kind": "none", "sink_count": 0, "sink_side": "front"}
-"""Of a model, and what is said of one that has none."""
+"""Facts of a model, and their values for one that has none."""
 
 
 def describe(
@@ -144,7 +144,7 @@ def describe(
     about["recorded_layers"] = list(range(of_layers) if layers is None else layers)
     about["recorded_heads"] = list(range(of_heads) if heads is None else heads)
     about |= {"hidden_size": backbone.hidden_size, "parameters": loaded.model.num_parameters()}
-    # of several processes each may have a device of its own, of the same type
+    # each of several processes may have a device of its own, of the same type
     about |= {
         "dtype": loaded.stored or str(loaded.model.dtype)[6:],
         "device": loaded.model.device.type,
@@ -201,7 +201,9 @@ def as_record(settings: Any) -> dict[str, Any]:
 
 
 def from_record(settings: Any, record: dict[str, Any]) -> Any:
-    """These settings with what a record says. Raises ValueError for names that they do not have."""
+    """The settings with the values of a record. Raises ValueError for names that they do not
+    have.
+    """
     known_fields(f"settings of {type(settings).__name__}", record, leaves(settings))
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
@@ -217,7 +219,7 @@ def from_record(settings: Any, record: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Work:
-    """What `Study.run` works with."""
+    """Arguments of `Study.run`."""
 
     loaded: Loaded
     settings: Any
@@ -225,7 +227,7 @@ class Work:
     """The run folder, open."""
     progress: Progress
     plan: Any
-    """What `Study.prepare` returned."""
+    """Result of `Study.prepare`."""
     samples: Units
     """Gives the samples that this worker has to write, one after the other; its length is how many
     were missing.
@@ -239,22 +241,22 @@ def deferred(function: str) -> Any:
 
 
 class Study:
-    """One kind of run: a subclass says what is chosen (Settings), what is refused (prepare) and
-    what is done (run).
+    """One kind of run: a subclass defines the choices (Settings), the refusals (prepare) and the
+    work (run).
 
     Called with a model and a folder it writes a run folder; its docstring and settings make its
     command. Registered by ``@studies.register(name)``.
     """
 
     Settings: ClassVar[type]
-    """A frozen dataclass; every field has a default and a docstring. One that is a dataclass is a
-    group; one with ``limited(…, free=True)`` says how fast, not what: it is not kept, and may
-    differ when a run is resumed.
+    """A frozen dataclass; every field has a default and a docstring. A field that is a dataclass is
+    a group; a field with ``limited(…, free=True)`` changes the speed, not the result: it is not
+    kept, and may differ when a run is resumed.
     """
     kind: ClassVar[str] = ""
-    """Of its run folders; its own name when left empty."""
+    """Kind of its run folders; its own name when left empty."""
     model: ClassVar[str | tuple[str, ...]] = "tiny"
-    """By default; a tuple where the command takes several; empty where the study makes its own
+    """Default model; a tuple if the command takes several; empty if the study makes its own
     (``loaded`` is None).
     """
     place: ClassVar[str] = ""
@@ -264,7 +266,8 @@ class Study:
     one.
     """
     parts: ClassVar[str] = ""
-    """Table whose parts mark samples as written; empty for a study that is written at once."""
+    """Table that marks samples as written by its parts; empty for a study that is written at once.
+    """
     keeps: ClassVar[bool] = False
     """Whether to resume means to take a finished run as it is and to begin an unfinished one
     anew.
@@ -283,8 +286,8 @@ class Study:
         """Options of the command besides the settings: how figures are drawn."""
 
     def amount(self, settings: Any, info: Any) -> Amount | None:
-        """What it would evaluate, of a model that is known from its config alone (`ModelInfo`; None
-        without one).
+        """Amount of work for a model that is known from its config alone (`ModelInfo`; None without
+        one).
         """
 
     def of_models(self, models: Sequence[str], settings: Any) -> list[Any]:
@@ -296,12 +299,10 @@ class Study:
         return settings
 
     def prepare(self, loaded: Loaded, settings: Any, progress: Progress) -> Any:
-        """Refuse, with ValueError, what can be refused before a folder is taken; returns
-        ``work.plan``.
-        """
+        """Refuse bad input, with ValueError, before a folder is taken; returns ``work.plan``."""
 
     def samples(self, plan: Any) -> int:
-        """How many samples there are to write."""
+        """Number of samples to write."""
         return 0
 
     def about(self, loaded: Loaded, plan: Any) -> dict[str, Any]:
@@ -320,7 +321,7 @@ class Study:
         raise NotImplementedError
 
     def finish(self, work: Work) -> None:
-        """Write what needs all samples; one process does."""
+        """Write the results that need all samples; one process does."""
 
     def folders(self, out: Path) -> list[Path]:
         """The run folders that one call writes."""
@@ -331,7 +332,7 @@ class Study:
         return [settings]
 
     def sentences(self, runs: list[Run]) -> list[str]:
-        """What the runs say, in words."""
+        """Results of the runs, in words."""
         return []
 
     def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
@@ -353,15 +354,14 @@ class Study:
         overwrite: bool = False,
         worker: Processes | None = None,
     ) -> Path:
-        """Write a run folder; the path of it.
+        """Write a run folder; returns its path.
 
         Args:
             loaded: the model, or a function that loads it once nothing else can be wrong.
             out: folder to write; it must be empty or absent, or hold this very run to resume.
-            settings: what to do; the defaults when left out.
+            settings: of the study; the defaults when left out.
             progress: a function is called with a short text at each stage.
-            resume: continue where an interrupted run stopped; the result is that of an
-                uninterrupted one.
+            resume: continue an interrupted run; the result is that of an uninterrupted one.
             overwrite: replace a run that is there.
             worker: which of several at one folder; the environment says it when left out.
 
@@ -383,7 +383,7 @@ class Study:
         worker = worker.holding(getattr(loaded, "model", None), is_counted=given is not None)
         settings = self.seeded(self.fit(loaded, settings), path, worker, resume)
         each = dict(zip(self.folders(path), self.of_folders(loaded, settings), strict=True))
-        # what can be wrong with the input shows here, before a folder is taken
+        # errors of the input show here, before a folder is taken
         plans = [self.prepare(loaded, one, say) for one in each.values()]
         for (folder, one), plan in zip(each.items(), plans, strict=True):
             if len(each) > 1:
@@ -427,14 +427,14 @@ class Study:
 
     @property
     def name(self) -> str:
-        """The name it is registered by; that of its class where it is not."""
+        """The registered name; the name of the class if it is not registered."""
         return (
             studies.name_of(self) if type(self) in studies.values() else type(self).__name__.lower()
         )
 
     def seeded(self, settings: Any, path: Path, worker: Processes, resume: bool) -> Any:
-        """The settings with a seed, where it is None: that of the run to resume, or a new one.
-        Raises ValueError where several workers would each draw another one.
+        """The settings with a seed, if it is None: that of the run to resume, or a new one. Raises
+        ValueError if several workers would each draw another one.
         """
         if "seed" not in (fields := leaves(settings)) or fields["seed"][1] is not None:
             return settings
@@ -460,8 +460,8 @@ class Study:
         )
 
     def settings_of(self, folder: str | Path) -> Any:
-        """Those of a run folder, but for `permissions`, with its twins. Raises ValueError for a run
-        of another kind.
+        """Settings of a run folder, but for `permissions`, with its twins. Raises ValueError for a
+        run of another kind.
         """
         info = read_info(Path(folder) / RUN_FILE)
         if info.kind != (self.kind or self.name):

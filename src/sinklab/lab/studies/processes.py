@@ -1,5 +1,5 @@
-"""The amount of work and its progress, and runs over several workers, each of which claims what it
-does next.
+"""The amount of work and its progress, and runs over several workers, each of which claims its next
+unit.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from sinklab.lab.records.writing import RunWriter, names_in
 
 @dataclass(frozen=True)
 class Amount:
-    """What a command evaluates, for an estimate before it does."""
+    """Amount of work of a command, for an estimate in advance."""
 
     words: str
-    """Such as "3 texts × 64 steps"."""
+    """Amount in words, such as "3 texts × 64 steps"."""
     evaluations: int
     positions: int
-    """Of an evaluation, in all its rows."""
+    """Positions of an evaluation, in all its rows."""
     parameters: int | None = None
-    """Of a model that the command makes, with"""
+    """Parameters of a model that the command makes, with its layers; None if it makes none."""
     layers: int = 0
     trains: bool = False
     is_watched: bool = False
     """Whether most evaluations run under all statistics of a trace."""
     twins: bool | None = False
-    """Whether two untrained twins are evaluated as well; None where they take little."""
+    """Whether two untrained twins are evaluated as well; None if they take little."""
     first: float = 1.0
     """The share of all evaluations, but for those of twins, in the pass that is counted first: its
     pace tells the rest.
@@ -54,8 +54,8 @@ class Progress:
         self._say(text)
 
     def count(self, done: float, total: float) -> None:
-        """`done` of `total` parts of the pass in work are done; the total may shrink where a text
-        ends early.
+        """`done` of `total` parts of the pass in work are done; the total may shrink if a text ends
+        early.
 
         Less than before begins another pass. A part that takes long may be counted while it is
         done, as a fraction.
@@ -91,7 +91,7 @@ class Meter:
         self.progress.count(self.done, self.total)
 
     def step(self) -> None:
-        """One more evaluation."""
+        """Count one more evaluation."""
         self.done += 1
         self.total = max(self.total, self.done)
         self.progress.count(self.done, self.total)
@@ -117,18 +117,18 @@ class Processes:
     rank: int = 0
     world: int = 1
     joins: bool = False
-    """Whether it takes up what is there: others may have begun."""
+    """Whether it joins a run that others may have begun."""
     finished: list[Path] = field(default_factory=list, compare=False)
     """Run folders to which this worker wrote the last."""
     share: Any = None
-    """Of the heads of the model (`HeadShare`), where several processes hold it together and are one
+    """Share of the model's heads (`HeadShare`), if several processes hold it together and are one
     worker.
     """
 
     @classmethod
     def here(cls, shard: str | None = None, tensor_parallel: int = 1) -> Processes:
-        """As ``--shard`` or the environment says; so many processes in order of rank are one
-        worker. Raises ValueError for what makes no sense.
+        """This worker by ``--shard`` or the environment; `tensor_parallel` processes in order of
+        rank are one worker. Raises ValueError for ranks and shards that make no sense.
         """
         given = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
         what = (
@@ -149,8 +149,8 @@ class Processes:
         return cls(int(rank) // size, workers, joins=shard is not None or workers > 1)
 
     def holding(self, model: Any, *, is_counted: bool) -> Processes:
-        """This worker with its model; one where processes hold it together, who are counted as one
-        from here on unless they are already.
+        """This worker with its model; processes that hold it together count as one from here on,
+        unless they do already.
         """
         from sinklab.core.attention.heads import HeadShare
 
@@ -168,11 +168,11 @@ class Processes:
 
     @property
     def writer(self) -> type[RunWriter]:
-        """What fills a run folder here."""
+        """Class that fills a run folder here."""
         return RunWriter if self.leads else Beside
 
     def told(self, value: Any) -> Any:
-        """What the process that writes has, in all that hold its model."""
+        """The value of the process that writes, in all that hold its model."""
         if self.share is None:
             return value
         import torch.distributed as dist
@@ -193,7 +193,7 @@ class Processes:
         return sorted(samples, key=lambda sample: ((sample - self.rank) % self.world != 0, sample))
 
     def gathered(self, value: Any) -> list[Any]:
-        """Of every process its value, in every process."""
+        """The values of all processes, in every process."""
         if self.world == 1:
             return [value]
         import torch.distributed as dist
@@ -209,8 +209,8 @@ class Processes:
 
 
 class Units:
-    """What is still to be done, claimed unit by unit; a unit that another worker has is awaited,
-    and done if it dies.
+    """Units still to be done, claimed one by one; a unit that another worker has is awaited, and
+    done if it dies.
 
     Iterated, it gives the units that this worker has to do; its end says that all are done, by
     whomever. The end of its with block lets go of the unit in work.
@@ -226,7 +226,7 @@ class Units:
     ) -> None:
         """
         Args:
-            claims: of the run folder; None where there is one worker.
+            claims: of the run folder; None if there is one worker.
             units: in the order in which they are tried; their texts name the claims.
             is_done: whether a unit was done by any worker when `refresh` looked.
             refresh: looks.
@@ -276,23 +276,23 @@ class Units:
 
 
 class Beside(RunWriter):
-    """A run folder for a process that computes what another one writes there: it reads and writes
-    nothing.
+    """A run folder for a process that computes the same as the one that writes there: it reads and
+    writes nothing.
     """
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """The other one notes the end."""
+        """Do nothing: the process that writes notes the end."""
 
     def has(self, name: str, part: int | None = None) -> bool:
-        """As the other one has it by now."""
+        """Whether the process that writes has stored it by now."""
         self._info = read_info(self.path / RUN_FILE)
         return super().has(name, part)
 
     def table(self, name: str, *_: Any, **__: Any) -> Path:
-        """Where it would be."""
+        """The run folder; nothing is written."""
         return self.path
 
     arrays = table

@@ -28,7 +28,7 @@ def request_number(seed: int, key: str) -> int:
 
 
 class RequestCache:
-    """Answers by request key, in memory and, where a folder is given, in its files
+    """Answers by request key, in memory and, if a folder is given, in its files
     requests-<number>.jsonl.
 
     Every worker writes a file of its own, the first that nobody holds, and reads all of them, so
@@ -49,7 +49,7 @@ class RequestCache:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read what all workers have answered since."""
+        """Read the answers that all workers have added since."""
         for path in () if self._folder is None else sorted(self._folder.glob("requests-*.jsonl")):
             with open(path, "rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -77,7 +77,7 @@ class RequestCache:
             self._lease.release()
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """The answer to a request, None where there is none."""
+        """The answer to a request, None if there is none."""
         return self._answers.get(key)
 
     def has(self, keys: Iterable[str]) -> bool:
@@ -87,7 +87,7 @@ class RequestCache:
     def add(
         self, answers: Mapping[str, dict[str, Any]] | Iterable[tuple[str, dict[str, Any]]]
     ) -> None:
-        """Keep answers to what has none; they are on the disk when this returns."""
+        """Keep answers to requests without one; they are on the disk when this returns."""
         new = {key: answer for key, answer in dict(answers).items() if key not in self._answers}
         self._answers.update(new)
         if self._path is None or not new:

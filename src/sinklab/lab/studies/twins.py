@@ -1,5 +1,5 @@
-"""Controls of a study, untrained twins of its model: run where that costs little or is asked for;
-what they show.
+"""Controls of a study, untrained twins of its model: run if that costs little or is asked for; and
+their results.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ MAKING = 1e-7
 def write_twins(
     work: Work, seconds: Callable[[], float], write: Callable[[Loaded, str], None]
 ) -> None:
-    """Make both twins of the model, one after the other, and write what they show; then the table
-    ``twins``: which there are, or why not. Nothing where none is wanted, or those that can be made
-    are there.
+    """Make both twins of the model, one after the other, and write their results; then the table
+    ``twins``: which there are, or why not. Does nothing if none is wanted, or those that can be
+    made are there.
 
     Args:
-        work: of the run, open. settings.twin says what was asked for; None is where both take
-            little.
-        seconds: measures what all takes with one twin, once that is made; asked where it matters.
+        work: of the run, open. settings.twin is the choice; None runs both if they take little.
+        seconds: measures the time of one twin, without making it; called only if it matters.
         write: takes a twin and its name, of which `of_twin` makes the names of its tables.
     """
     from sinklab.lab.checkpoints.loading import UNTRAINED
@@ -67,7 +66,7 @@ def write_twins(
 
 
 def _too_long(work: Work, one: float) -> str:
-    """Why no controls are run that nobody asked for, in words; empty where they take little."""
+    """Reason why no controls are run that nobody asked for, in words; empty if they take little."""
     seconds = 2 * (one + MAKING * work.loaded.model.num_parameters())
     if seconds < LITTLE:
         return ""
@@ -84,7 +83,7 @@ def twins_of(run: Run) -> list[str]:
 
 
 def no_twins(runs: Mapping[str, Run]) -> list[str]:
-    """What is said of those of these models that have no controls; nothing where all have."""
+    """Sentence on those of these models that have no controls; nothing if all have."""
     alone = {label: run for label, run in runs.items() if not twins_of(run)}
     tables = [run.table("twins") for run in alone.values() if "twins" in run.tables]
     why = f" ({tables[0]['why'].iloc[0]})" if tables else ""
@@ -94,7 +93,7 @@ def no_twins(runs: Mapping[str, Run]) -> list[str]:
 def shown_by(
     texts: Mapping[str, str], own: Any = (), theirs: Mapping[str, Any] | None = None
 ) -> str:
-    """What controls show, in brackets behind a number; empty without any. See
+    """Results of controls, in brackets behind a number; empty without any. See
     `sinklab.lab.analysis.answers.beside`.
     """
     words = beside(texts, own, theirs)

@@ -1,4 +1,4 @@
-"""What the most attended keys are worth: hidden in one head or layer, or everywhere while texts are
+"""Cost of blocking the most attended keys: in one head or layer, or everywhere while texts are
 written.
 """
 

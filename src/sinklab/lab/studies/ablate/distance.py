@@ -1,4 +1,4 @@
-"""Texts written with and without keys hidden: how far apart they are."""
+"""Texts written with and without keys blocked: how far apart they are."""
 
 # R texts
 from __future__ import annotations
@@ -82,7 +82,7 @@ def write_texts(work: Work) -> None:
 
     By text and arm: agreement, kl and same (`Distance`); worse, nats per token that the text costs
     the unedited model more than the clean one does (a Monte Carlo bound of a diffusion model, under
-    the same masks); what was taken away in the free run (`Dose`); the text.
+    the same masks); the dose removed in the free run (`Dose`); the text.
     """
     settings, loaded = work.settings, work.loaded
     arms = arms_of(settings, is_diffusion=loaded.family == "diffusion")
@@ -140,8 +140,8 @@ def outcomes(distances: pd.DataFrame) -> pd.DataFrame:
     """A line per arm: means over texts with 95 % intervals (NaN with fewer than 8 texts), and the
     mean dose.
 
-    told: 1 where texts are worse than without edits, −1 where they are better, 0 where that cannot
-    be told (`told_apart`, all arms together).
+    told: 1 if texts are worse than without edits, −1 if they are better, 0 if inconclusive
+    (`told_apart`, all arms together).
     """
     lines, groups = [], distances.groupby(ARM, sort=False)
     told = told_apart(np.stack([rows.sort_values("row")["worse"] for _, rows in groups], 1))
@@ -195,8 +195,8 @@ def _interval(cell: dict[str, Any], name: str) -> str:
 
 
 def distance_sentences(runs: Iterable[Run]) -> list[str]:
-    """Of each run, protocol and path: where texts differ, and whether they are worse, at the
-    greatest k.
+    """Sentences on each run, protocol and path: how far texts differ, and whether they are worse,
+    at the greatest k.
     """
     said = []
     for run in runs:

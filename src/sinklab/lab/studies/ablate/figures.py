@@ -1,4 +1,4 @@
-"""What an ablation map says: two maps side by side, a table of the cells, and sentences."""
+"""Results of an ablation map: two maps side by side, a table of the cells, and sentences."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def cells_of(run: Run) -> pd.DataFrame:
 
 
 def ablation_sentences(runs: Iterable[Run]) -> list[str]:
-    """Of each run: how many cells cost something and which most, and whether weight and cost go
-    together.
+    """Sentences on each run: how many cells cost something and which most, and whether weight and
+    cost go together.
     """
     known: dict[str, Any] = {
         "fewest": FEWEST,
@@ -113,9 +113,9 @@ def ablation_table(run: Run) -> pd.DataFrame:
 
 @figure("ablation", kind="ablate", alone=True, prepared=True, columns=2, share="y", size=(3.6, 2.6))
 def ablation_figure(one: Reader) -> list[Map]:
-    """Layer × head: the share of attention on the hidden keys, and what hiding them costs.
+    """Layer × head: the share of attention on the blocked keys, and the cost of blocking them.
 
-    A dot marks a cell whose change cannot be told from none.
+    A dot marks a cell with an inconclusive change.
     """
     cells = cells_of(one.run)
     share_LH, delta_LH, told_LH = (

@@ -1,4 +1,4 @@
-"""The ablation map: held-out loss with keys hidden in one head, or layer, at a time."""
+"""The ablation map: held-out loss with keys blocked in one head, or layer, at a time."""
 
 # R rows of text, B batch, C cells of the map
 from __future__ import annotations
@@ -30,7 +30,7 @@ DOSE = ("columns", "sinks", "held", "removed")
 
 @dataclass(frozen=True)
 class Plan:
-    """What is scored."""
+    """The text and cells to score."""
 
     batches: tuple[Tensor, ...]
     cells: tuple[tuple[int, int], ...]
@@ -71,9 +71,9 @@ def score(work: Work) -> None:
     """Write a part of the table ``ablation`` for every batch of rows that is missing.
 
     Columns: row; layer; head (−1 for all of the layer); loss and clean, nats per token with the
-    keys hidden and without; columns, how many were hidden; sinks, the share of these that the rule
-    calls sinks; held, the share of attention that they held in the clean pass; removed, the share
-    really taken away (as in `Dose`; over the heads where a layer is hidden).
+    keys blocked and without; columns, how many were blocked; sinks, the share of these that are
+    sinks by the rule; held, the share of attention that they held in the clean pass; removed, the
+    share really taken away (as in `Dose`; over all heads if a layer is blocked).
     """
     count = work.progress.counter(len(work.samples) * (1 + len(work.plan.cells)))
     for part in work.samples:
@@ -141,10 +141,9 @@ def summarize(work: Work) -> None:
 
 def ablation_map(rows: pd.DataFrame) -> pd.DataFrame:
     """A line per cell: means over rows of loss, delta (loss less clean) with its 95 % interval, and
-    what was hidden.
+    the dose.
 
-    told: 1 where the delta is above zero, −1 where it is below, 0 where that cannot be told
-    (`told_apart`).
+    told: 1 if the delta is above zero, −1 if it is below, 0 if inconclusive (`told_apart`).
     """
     rows = rows.assign(delta=rows["loss"] - rows["clean"])
     means = rows.groupby(CELL)[["loss", "delta", *DOSE]].mean()

@@ -1,5 +1,5 @@
-"""Where keys are needed, and how far hiding them takes a text: two studies, their settings and
-commands.
+"""Settings and commands of two studies: the ablation map, and the distance of texts written with
+keys blocked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REMOVALS = ("mask", "zero_value")
 
 @dataclass(frozen=True)
 class AblateSettings(Checked):
-    """What is hidden where, and from what text.
+    """Keys to block, the place, and the text to score.
 
     Raises ValueError for names and numbers that make no sense with any model.
     """
@@ -30,8 +30,9 @@ class AblateSettings(Checked):
     k: int = limited(1, at_least=1)
     """Keys to hide per row and head: those that receive most; with a rule at most so many."""
     sink_rule: Any = of(rules, None)  # noqa: RUF009
-    """What counts as a sink, NAME:field=value: only such keys are hidden, at most k. When left out
-    the most attended keys are, sinks or not."""
+    """Rule for sinks, NAME:field=value: only such keys are hidden, at most k. When left out the
+    most attended keys are, sinks or not.
+    """
     removal: str = limited("mask", one_of=REMOVALS)
     """mask (before the softmax, the weight goes to other keys) or zero_value (the weight stays and
     adds nothing).
@@ -50,7 +51,8 @@ class AblateSettings(Checked):
     """Seed of the noise."""
     twin: bool | None = limited(None, free=True)
     """Map two controls on the same rows too, the model with shuffled weights and with fresh ones;
-    their numbers stand beside its own. When left out, where both take less than a minute."""
+    their numbers stand beside its own. When left out, if both take less than a minute.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,13 +61,13 @@ class AblateSettings(Checked):
 
 @studies.register("ablate")
 class Ablate(Study):
-    """Map what the most attended keys are worth: the change of the held-out loss with them hidden
-    in one head alone.
+    """Map the cost of hiding the most attended keys: the change of the held-out loss with them
+    hidden in one head alone.
 
     For every layer and head, beside the share of attention that these keys hold there; with --by
     layer in all heads of a layer at once. For diffusion models the masked-token loss, for
     autoregressive ones the next-token loss; a clean pass over the same text chooses the keys. Costs
-    a forward pass a head and batch of rows. What controls show stands beside it. Writes a run
+    a forward pass a head and batch of rows. Results of controls stand beside it. Writes a run
     folder, ablation.md, ablation.csv and the two maps.
 
     Try
@@ -86,7 +88,7 @@ class Ablate(Study):
 
     @dataclass(frozen=True)
     class Options:
-        """How the maps are drawn."""
+        """Look of the maps."""
 
         figures: tuple[str, ...] = ("png",)
         """Formats of the figure: png, svg, pdf; a bare --figures draws none."""
@@ -100,21 +102,21 @@ class Ablate(Study):
         return Amount(words, evaluations, positions, twins=settings.twin)
 
     def samples(self, plan: Any) -> int:
-        """One a batch of rows."""
+        """Number of samples: one per batch of rows."""
         return len(plan.batches)
 
 
 @dataclass(frozen=True)
 class DistanceSettings(Checked):
-    """What is hidden while texts are written, and which texts.
+    """Keys to block while texts are written, and the texts.
 
     Raises ValueError for names and numbers that make no sense with any model.
     """
 
     protocols: tuple[str, ...] = limited(("paper", "held", "clean"), one_of=PROTOCOLS, needed=True)
-    """Which keys, and for how long: paper (the top k of the step before, arXiv 2510.15731), held
-    (the first top k stay hidden), rule (those of them that are sinks stay hidden), clean (the top k
-    of a clean pass at the same step).
+    """Choice of keys, and for how long: paper (the top k of the step before, arXiv 2510.15731),
+    held (the first top k stay hidden), rule (those of them that are sinks stay hidden), clean (the
+    top k of a clean pass at the same step).
     """
     ks: tuple[int, ...] = limited((1, 5), at_least=1, needed=True)
     """Numbers of keys to hide per layer and head."""
@@ -123,12 +125,13 @@ class DistanceSettings(Checked):
     nothing).
     """
     controls: tuple[str, ...] = limited(("sinks",), one_of=CONTROLS, needed=True)
-    """Which keys: those that the protocol names (sinks), or others in their place."""
+    """Keys to hide: those that the protocol names (sinks), or others in their place."""
     sink_rule: Any = of(rules, None)  # noqa: RUF009
-    """What counts as a sink, NAME:field=value: in the protocol rule, and in what is printed;
-    excess:epsilon=3 when left out."""
+    """Rule for sinks, NAME:field=value, in the protocol rule and in the printed tables;
+    excess:epsilon=3 when left out.
+    """
     heldout: str | None = None
-    """Corpus whose rows begin the texts; None uses the excerpt in the package."""
+    """Corpus for the beginnings of the texts, one a row; None uses the excerpt in the package."""
     rows: int = limited(12, at_least=1)
     """Texts."""
     prompt_tokens: int = limited(32, at_least=1)
@@ -154,9 +157,9 @@ class DistanceStudy(Study):
     and protocol.
 
     Agreement of the tokens in free runs; at the order and on the canvases of the clean run, the KL
-    divergence of each token when it was committed; and beside these what the unedited model makes
-    of the text, in nats per token, since another text may be as good. All paired by text. Writes a
-    run folder with distance.md.
+    divergence of each token when it was committed; and beside these the loss of the text by the
+    unedited model, in nats per token, since another text may be as good. All paired by text. Writes
+    a run folder with distance.md.
 
     Try
         sinklab distance --model tiny --rows 6 --ks 1 5
@@ -196,5 +199,5 @@ class DistanceStudy(Study):
         )
 
     def samples(self, plan: Any) -> int:
-        """One a batch of texts."""
+        """Number of samples: one per batch of texts."""
         return len(plan)

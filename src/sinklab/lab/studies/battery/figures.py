@@ -1,5 +1,5 @@
-"""The reasoning battery in tables, sentences and figures: what hiding sinks costs, by skill, model
-and decoding.
+"""The reasoning battery in tables, sentences and figures: the cost of blocking sinks, by skill,
+model and decoding.
 """
 
 import itertools
@@ -31,7 +31,7 @@ from sinklab.lab.studies.battery.study import CONTROLS as NAMED
 from sinklab.lab.studies.twins import no_twins, shown_by, twins_of
 
 GATE = 0.9
-"""A drop can only be seen where more than this share is right with nothing hidden."""
+"""Share of right answers with nothing blocked, above which a drop can be seen."""
 CONTROLS = {name: f"{hidden_words(*how)}, protocol {how[1]}" for name, how in NAMED.items()}
 
 
@@ -41,17 +41,17 @@ class Series(Reader):
 
     condition: str
     twin: str = ""
-    """Whose numbers these are: of the run's own model, or of this untrained twin on the same
+    """Source of the numbers: the run's own model if empty, or this untrained twin on the same
     problems.
     """
 
     @property
     def accuracy(self) -> pd.DataFrame:
-        """Its rows of the table ``accuracy``."""
+        """Rows of this curve in the table ``accuracy``."""
         return self.rows("accuracy")
 
     def rows(self, name: str) -> pd.DataFrame:
-        """Its rows of a table of the run, with the series in front."""
+        """Rows of this curve in a table of the run, with the series in front."""
         table = self.run.table(of_twin(name, self.twin))
         table = table[table["condition"] == self.condition].drop(columns="condition")
         table.insert(0, "series", self.label)
@@ -69,7 +69,7 @@ class Series(Reader):
 
     @property
     def controls(self) -> list[str]:
-        """What was hidden, in the order of `CONTROLS`."""
+        """Controls that were run, in the order of `CONTROLS`."""
         there = set(self.accuracy["control"])
         return [name for name in CONTROLS if name in there]
 
@@ -78,12 +78,12 @@ Runs = Iterable[Run | Series] | Run
 
 
 def as_series(runs: Runs, labels: Sequence[str] | None = None) -> list[Series]:
-    """The curves of some runs, labelled by the folder's name, and by the condition where a run has
+    """The curves of some runs, labelled by the folder's name, and by the condition if a run has
     several.
 
     Raises:
         NotRecorded: for a run that is none of the battery, or is not finished.
-        ValueError: for other than one label a curve, where some are given.
+        ValueError: for other than one label a curve, if some are given.
     """
     found = []
     for run in [runs] if isinstance(runs, Run) else runs:
@@ -115,7 +115,7 @@ def as_series(runs: Runs, labels: Sequence[str] | None = None) -> list[Series]:
 
 
 def battery_gate(runs: Runs) -> pd.DataFrame:
-    """Share of right answers at the easiest level with nothing hidden, by skill, and whether it
+    """Share of right answers at the easiest level with nothing blocked, by skill, and whether it
     passes `GATE`.
     """
     table = pd.concat([one.accuracy for one in as_series(runs)], ignore_index=True)
@@ -126,9 +126,9 @@ def battery_gate(runs: Runs) -> pd.DataFrame:
 
 
 def battery_scores(runs: Runs, *, by_level: bool = False) -> pd.DataFrame:
-    """The accuracy of every curve with its differences to nothing hidden (`delta`) and to its
+    """The accuracy of every curve with its differences to nothing blocked (`delta`) and to its
     control (`beyond`), and the dose: the columns of `Dose`, and the share of the keys that was
-    hidden (`of_keys`).
+    blocked (`of_keys`).
 
     Args:
         runs: of the battery.
@@ -144,7 +144,7 @@ def battery_scores(runs: Runs, *, by_level: bool = False) -> pd.DataFrame:
 
 
 def _removed(series: list[Series], keys: pd.DataFrame) -> pd.DataFrame:
-    """What was taken away, means over layers and problems, by these keys; over all skills too."""
+    """Dose of these keys, means over layers and problems; over all skills too."""
     parts = [one.rows("removed") for one in series if "removed" in one.run.tables]
     names = [*DOSE_COLUMNS, "of_keys"]
     if not parts:
@@ -160,11 +160,11 @@ def _removed(series: list[Series], keys: pd.DataFrame) -> pd.DataFrame:
 
 
 def battery_contrasts(runs: Runs, *, reference: int = 0, least: float = GATE) -> pd.DataFrame:
-    """Whether hiding costs one curve more than another: the drops of each against those of a
+    """Whether blocking costs one curve more than another: the drops of each against those of a
     reference.
 
     Compared are the problems of those skills and levels in which both have more than ``least``
-    right with nothing hidden. ``difference`` is the drop of the series less that of the reference
+    right with nothing blocked. ``difference`` is the drop of the series less that of the reference
     (negative: it loses more), with a 95 % interval over problems; none with fewer than 8.
     ``verdict``: which loses more, or why that cannot be told: both need heavy sinks
     (`no_phenomenon`).
@@ -211,7 +211,7 @@ def battery_contrasts(runs: Runs, *, reference: int = 0, least: float = GATE) ->
 
 
 def _no_sinks(one: Series) -> str:
-    """Why there is no phenomenon to take away; empty where there is."""
+    """Reason why there is no phenomenon to remove; empty if there is one."""
     known = "phenomenon" in one.run.tables
     seen = one.rows("phenomenon")[["gu_rate", "share"]].mean() if known else (math.nan, math.nan)
     return no_phenomenon(one.label, *seen)
@@ -231,8 +231,8 @@ def _able(right: pd.DataFrame, least: float) -> pd.Index:
 
 
 def battery_sentences(runs: Iterable[Run] | Run) -> list[str]:
-    """What the runs show, a line per curve: the gate, accuracy over the keys hidden, and what was
-    left out.
+    """Sentences on the runs, a line per curve: the gate, accuracy over the number of blocked keys,
+    and the cells left out.
     """
     runs = [runs] if isinstance(runs, Run) else list(runs)
     told = statements("sinklab.lab.studies.battery", (), least=GATE, matched=MATCHED)
@@ -252,8 +252,8 @@ def battery_sentences(runs: Iterable[Run] | Run) -> list[str]:
 
 
 def _curve(one: Series, control: str) -> tuple[pd.DataFrame, dict[str, str], str, Any, str]:
-    """What `curve` of sentences.jinja says: up to the greatest k that all questions are long enough
-    for.
+    """Arguments of `curve` in sentences.jinja: up to the greatest k that all questions are long
+    enough for.
     """
     curve = one.curve(control)
     curve = curve[(curve["n"] == curve["n"].iloc[0]).to_numpy()]
@@ -318,20 +318,20 @@ def battery_by_skill(
     labels: Sequence[str] | None = None,
     levels: Sequence[int] = (0,),
 ) -> list[Chart]:
-    """Accuracy over the number of hidden keys, a panel per skill and one for all of them.
+    """Accuracy over the number of blocked keys, a panel per skill and one for all of them.
 
-    A colour is a model under a condition, a kind of line what was hidden; bars are Wilson
-    intervals. Where the questions of some levels are too short for so many keys, the curve is of
-    the others: it ends there.
+    A colour is a model under a condition, a kind of line a choice of blocked keys; bars are Wilson
+    intervals. A curve ends at the greatest k that the questions of all its levels are long enough
+    for.
 
     Args:
         runs: of the battery; every condition is a curve.
-        controls: what was hidden, names of `CONTROLS`; all that was, when left out.
+        controls: choices of blocked keys, names of `CONTROLS`; all that were run, when left out.
         labels: names of the curves in place of the folders'.
         levels: a panel for each skill at each of these; 0 is over all levels.
 
     Raises:
-        NotRecorded: for runs that are none of the battery, and where nothing was hidden.
+        NotRecorded: for runs that are none of the battery, and if nothing was blocked.
     """
     series = _series(runs, labels)
     wanted = [
@@ -366,14 +366,13 @@ def battery_by_skill(
 
 @figure("battery_by_removed", kind="battery", prepared=True, size=(5.2, 3.4))
 def battery_by_removed(runs: Any, *, labels: Sequence[str] | None = None) -> Chart:
-    """Accuracy, as a share of that with nothing hidden, over the share of attention that was taken
-    away.
+    """Accuracy, as a share of that with nothing blocked, over the share of attention removed.
 
     A text of few keys loses more with each: this is the scale on which models of different canvases
-    compare. Over all skills and levels; a point per number of hidden keys.
+    compare. Over all skills and levels; a point per number of blocked keys.
 
     Raises:
-        NotRecorded: for runs that are none of the battery, and where nothing was hidden or right.
+        NotRecorded: for runs that are none of the battery, and if nothing was blocked or right.
     """
     series = _series(runs, labels)
     scores = battery_scores(series)
@@ -406,7 +405,7 @@ def _series(runs: Sequence[Any], labels: Sequence[str] | None) -> list[Series]:
 
 
 def write_battery_figures(runs: Sequence[Run], folder: str | Path) -> list[Path]:
-    """The figures as PNG files, with every control that was run; none where nothing was hidden.
+    """The figures as PNG files, with every control that was run; none if nothing was blocked.
     Returns their paths.
     """
     written = []
@@ -421,7 +420,7 @@ def write_battery_figures(runs: Sequence[Run], folder: str | Path) -> list[Path]
 
 
 def _curves(series: list[Series], controls: Sequence[str]) -> list[tuple[Look, str]]:
-    """Every model under a condition with all that was hidden in it."""
+    """Every model under a condition with all of its controls."""
     return [
         (one, control)
         for one in drawn_as(series)
@@ -431,7 +430,7 @@ def _curves(series: list[Series], controls: Sequence[str]) -> list[tuple[Look, s
 
 
 def _dosed(series: Sequence[Series], control: str) -> str:
-    """What was hidden, with the range over models of what that was at the most keys."""
+    """Name of a control, with the range over models of its dose at the most keys."""
     scores = battery_scores(series)
     rows = scores[(scores["control"] == control) & (scores["skill"] == ALL)]
     most, parts = rows["k"].max(), list[str]()

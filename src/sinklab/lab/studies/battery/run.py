@@ -1,5 +1,5 @@
 """The reasoning battery: problems of every skill and level, answered with and without keys
-hidden.
+blocked.
 """
 
 # B batch rows, L layers, H heads
@@ -31,14 +31,14 @@ from sinklab.lab.studies.processes import Progress
 from sinklab.lab.studies.request_cache import request_number
 
 WATCHED = 4
-"""Problems of each skill and level that are answered once more, with nothing hidden, to see whether
-there are sinks.
+"""Problems of each skill and level that are answered once more, with nothing blocked, to see
+whether there are sinks.
 """
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One part of a run: a skill and level under a condition, with k keys hidden."""
+    """One part of a run: a skill and level under a condition, with k keys blocked."""
 
     condition: Condition
     control: str
@@ -47,24 +47,24 @@ class Cell:
     level: int
     problems: tuple[Problem, ...] = ()
     rule: Any = None
-    """What counts as a sink."""
+    """Rule for sinks."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What every row of its tables begins with."""
+        """First columns of every row of its tables."""
         names = {"condition": self.condition.name, "control": self.control, "k": self.k}
         return names | {"skill": self.skill, "level": self.level}
 
     @property
     def stage(self) -> str:
-        """What all skills and levels share."""
+        """Name shared by all skills and levels."""
         return (
             f"{self.condition.name}, "
             f"{f'{self.k} hidden, {self.control}' if self.k else 'nothing hidden'}"
         )
 
     def edits(self, loaded: Loaded, seed: int) -> tuple[Any, ...]:
-        """Its interventions, those of the condition first; draws follow from the seed."""
+        """Interventions of the cell, those of the condition first; draws follow from the seed."""
         if not self.k:
             return self.condition.edits
         # an autoregressive model's sinks are chosen by the last token's row of the step before
@@ -77,11 +77,13 @@ class Cell:
         return (*self.condition.edits, edit)
 
     def misfit(self, loaded: Loaded, new_tokens: int) -> str | None:
-        """Why so many keys cannot be hidden where keys are first chosen; None where they can."""
+        """Reason why so many keys cannot be blocked in the first step that chooses keys; None if
+        they can.
+        """
         if not self.k:
             return None
         config: Any = loaded.model.config
-        # of a canvas, or of a prompt that is read
+        # keys of a canvas, or of a prompt that is read
         keys = min(len(request.ids) for request in asked_of(loaded, self.problems, 0))
         keys += new_tokens + config.sink_count if loaded.family == "diffusion" else 0
         drawn = "random" in self.control
@@ -93,7 +95,7 @@ class Cell:
 
 @dataclass
 class Removed:
-    """Adds up, by layer, what hiding keys took away; only steps and rows that were still being
+    """Adds up, by layer, the dose of blocked keys; only steps and rows that were still being
     written count.
     """
 
@@ -101,7 +103,7 @@ class Removed:
     """Name -> sums and counts, (2, L) float64."""
 
     def add(self, log: InterventionLog, active_B: Tensor) -> None:
-        """One step; what the log holds is read and dropped."""
+        """Add one step; the removals in the log are read and dropped."""
         for removal in log.removals:
             if not isinstance(removal.edit, MaskSinks):
                 continue
@@ -125,7 +127,7 @@ class Removed:
         log.removals.clear()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Means by layer, none where nothing was taken away; a mean over nothing is None."""
+        """Means by layer, none if nothing was removed; a mean over nothing is None."""
         layers = zip(*(sums.T.tolist() for sums in self.sums.values()), strict=True)
         return [
             {"layer": layer}
@@ -153,11 +155,10 @@ def answer(
 ) -> list[dict[str, Any]]:
     """Write the answers to some problems in one batch, of unequal lengths if need be.
 
-    A row is what it would be alone, but for a random control or order, whose draws depend on the
-    batch.
+    A row is the same as alone, but for a random control or order: its draws depend on the batch.
 
     Args:
-        removed: what was taken away is added to it.
+        removed: the dose is added to it.
         progress: called after every step.
 
     Returns:
@@ -165,7 +166,7 @@ def answer(
         was an end of text) and steps (model evaluations while it was being written).
 
     Raises:
-        ValueError: for what the decoder, the model or the interventions refuse.
+        ValueError: for anything that the decoder, the model or the interventions refuse.
     """
     asked, edits = asked_of(loaded, problems, seed), cell.edits(loaded, seed)
     steps_B = torch.zeros(len(asked), dtype=torch.int64)
@@ -190,7 +191,7 @@ def answer(
 
 
 def prepare(loaded: Loaded, settings: BatterySettings, progress: Progress) -> list[Cell]:
-    """What is asked, a part for each cell.
+    """The cells to answer, one part each.
 
     Raises:
         ValueError: for a model without tokenizer or mask token, a condition of the other kind of
@@ -245,7 +246,7 @@ def _check_conditions(
 
 
 def write_answers(work: Work) -> None:
-    """Write the cells that are missing; what k keys do not fit into is named in the table
+    """Write the cells that are missing; cells too short for k keys are listed in the table
     ``skipped``.
     """
     skipped = list[dict[str, Any]]()
@@ -274,7 +275,7 @@ class CellCounter:
         self._progress.count(0, cells)
 
     def step(self) -> None:
-        """One more step of the cell in work."""
+        """Count one more step of the cell in work."""
         self._steps += 1
         self._progress.count(self._done + min(self._steps / self._most, 1), self._cells)
 
@@ -320,7 +321,7 @@ def _answers(
 
 def count_right(work: Work) -> None:
     """Write the table ``accuracy`` of all answers, also of untrained twins that answer the same
-    problems, and ``phenomenon``: what sinks do with nothing hidden.
+    problems, and ``phenomenon``: sink strength with nothing blocked.
     """
     work.run.table("accuracy", columns_of(accuracy(open_run(work.run.path).table("answers"))))
     work.progress.stage("watching some answers with nothing hidden")
@@ -347,7 +348,7 @@ def count_right(work: Work) -> None:
 
 
 def _watched(work: Work, cell: Cell) -> list[dict[str, Any]]:
-    """Of the first problems of a cell, share and gu_rate as in `SinkFacts.row`, means over
+    """Watch the first problems of a cell: share and gu_rate as in `SinkFacts.row`, means over
     layers.
     """
     seed, condition = (
@@ -370,9 +371,9 @@ def accuracy(answers: Any) -> list[dict[str, Any]]:
     skills "all".
 
     A difference compares only problems that were answered on both sides: questions too short for k
-    keys are left out of both. `clean` is the share of the same problems with nothing hidden, and
+    keys are left out of both. `clean` is the share of the same problems with nothing blocked, and
     `delta` the difference to it; `beyond` is the difference to as many random keys, or others of
-    equal mass, over `beyond_n` problems, where such a control was run.
+    equal mass, over `beyond_n` problems, if such a control was run.
 
     Args:
         answers: the table ``answers``, or its rows.
@@ -385,7 +386,7 @@ def accuracy(answers: Any) -> list[dict[str, Any]]:
         clean = columns[condition, "none", 0]["right"]
         drawn = [(condition, name, k) for name in BESIDE.get(control, ())]
         beyond = next((columns[key]["right"] for key in drawn if key in columns), None)
-        # missing where a problem was not asked
+        # missing if a problem was not asked
         for (skill, level), group in _groups(rows.assign(delta=clean, beyond=beyond)):
             n, right = len(group), int(group["right"].sum())
             low, high = wilson(right, n)
@@ -404,14 +405,14 @@ def accuracy(answers: Any) -> list[dict[str, Any]]:
 
 
 def _groups(rows: pd.DataFrame) -> Any:
-    """By skill and level, over all levels (0), all skills, and both."""
+    """Groups by skill and level, over all levels (0), all skills, and both."""
     flat = rows.reset_index()
     parts = [flat, flat.assign(level=0), flat.assign(skill=ALL), flat.assign(skill=ALL, level=0)]
     return pd.concat(parts).sort_index(kind="stable").groupby(["skill", "level"], sort=False)
 
 
 def _difference(group: pd.DataFrame, name: str) -> dict[str, Any]:
-    """The difference of shares over the problems that both have; None where there are none."""
+    """The difference of shares over the problems that both have; None if there are none."""
     both = group[group[name].notna()]
     before, now = both[name].astype(bool), both["right"]
     gained, lost, n = int((now & ~before).sum()), int((before & ~now).sum()), len(both)

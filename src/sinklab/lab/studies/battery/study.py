@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 ALL = "all"
-"""In the column of skills: over all of them."""
+"""Value in the column of skills for all of them together."""
 HIDDEN = ("sinks", "random", "matched", "equal_mass")
 
 
 def control_name(control: str, protocol: str) -> str:
-    """What run folders call a control under a protocol: "random", "random_held", "held",
+    """Name of a control under a protocol in run folders: "random", "random_held", "held",
     "clean_pass", ….
     """
     own = {"paper": "", "clean": "clean_pass"}.get(protocol, protocol)
@@ -41,13 +41,15 @@ CONTROLS = {
     control_name(control, protocol): (control, protocol)
     for control, protocol in product(HIDDEN, PROTOCOLS)
 }
-"""What is hidden, and by which protocol of `MaskSinks`."""
+"""Name -> choice of keys to block, and protocol of `MaskSinks`."""
 BESIDE = {
     control_name(control, protocol): (control_name(other, protocol),)
     for control, other in (("sinks", "random"), ("matched", "equal_mass"))
     for protocol in PROTOCOLS
 } | {"clean_pass": ("random_clean_pass", "random")}
-"""What each way to hide keys is compared with; where that was not run, the next one stands in."""
+"""Controls that each choice of blocked keys is compared with; if the first was not run, the next
+stands in.
+"""
 ORDERS = ("low_confidence", "left_to_right", "random", "entropy")
 NUMBERED = ("blocks", "window")
 CLEAN = ("clean_pass", "random_clean_pass")
@@ -57,7 +59,7 @@ LATER: dict[str, Any] = {"protocols": ("paper",), "sink_rule": None}
 
 @dataclass(frozen=True)
 class Condition:
-    """How a text is written: its order of decoding and how far attention reaches."""
+    """Way to write a text: its order of decoding and how far attention reaches."""
 
     name: str
     order: str | None = None
@@ -68,8 +70,7 @@ class Condition:
     @classmethod
     def named(cls, name: str) -> Condition:
         """Read a condition off its name: an order (or ``pure``, which is low_confidence over one
-        block) or ``greedy``, ``blocks-N`` and ``window-N``, joined by ``+`` where there are
-        several.
+        block) or ``greedy``, ``blocks-N`` and ``window-N``, joined by ``+`` if there are several.
 
         Raises:
             ValueError: for a part that is none of these or said twice, naming the near one.
@@ -112,7 +113,7 @@ class Condition:
         )
 
     def decoding(self, seed: int) -> DecodingSettings:
-        """One token a step; a row is over where its answer ends."""
+        """Decoding settings: one token a step; a row is over at the end of its answer."""
         return DecodingSettings(
             rule=self.order or "low_confidence",
             block_length=self.block_length,
@@ -123,7 +124,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class BatterySettings(Checked):
-    """Which problems are asked, how they are answered, and what is hidden meanwhile.
+    """Problems of a battery run, how they are answered, and the keys blocked meanwhile.
 
     Raises ValueError for names and numbers that make no sense with any model.
     """
@@ -141,13 +142,13 @@ class BatterySettings(Checked):
     loop), held (those chosen first stay hidden), rule (sinks by the rule, which stay hidden), clean
     (chosen by a clean pass of the same step)."""
     controls: tuple[str, ...] = limited(("sinks", "clean_pass", "random"), one_of=(*HIDDEN, *CLEAN))
-    """What is hidden by each protocol: sinks (the keys that it names), as many random other keys,
-    or equal_mass, keys that are no sinks and together receive as much, beside matched, the
-    protocol's keys in the same heads. clean_pass and random_clean_pass are sinks and random by the
-    protocol clean.
+    """Keys to hide by each protocol: sinks (the keys that it names), as many random other keys, or
+    equal_mass, keys that are no sinks and together receive as much, beside matched, the protocol's
+    keys in the same heads. clean_pass and random_clean_pass are sinks and random by the protocol
+    clean.
     """
     sink_rule: Any = field(default=None, metadata={"registry": rules})
-    """What counts as a sink, e.g. excess:epsilon=3, the default."""
+    """Rule for sinks, e.g. excess:epsilon=3, the default."""
     conditions: tuple[str, ...] = ()
     """How texts are written: pure (most confident first, one block), left_to_right, random,
     entropy, greedy (autoregressive models), with blocks-N and window-N joined by +, e.g.
@@ -160,7 +161,8 @@ class BatterySettings(Checked):
     """Seed of the choice of problems and of all draws."""
     twin: bool | None = limited(None, free=True)
     """Let two controls answer the same problems too, the model with shuffled weights and with fresh
-    ones; their numbers stand beside its own. When left out, where both take less than a minute."""
+    ones; their numbers stand beside its own. When left out, if both take less than a minute.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -172,8 +174,8 @@ class BatterySettings(Checked):
             Condition.named(name)
 
     def hidings(self) -> list[tuple[str, int]]:
-        """(control, k) of one condition, nothing hidden first."""
-        # what is of equal mass is compared in the heads that have it
+        """(control, k) of one condition, nothing blocked first."""
+        # keys of equal mass are compared in the heads that have them
         asked = [
             name
             for one in self.controls
@@ -209,9 +211,9 @@ class Battery(Study):
     Arithmetic, deduction, planning, rewriting, retrieval and copying: problems are made by rule,
     and their answers are known. Each is answered with nothing hidden, then with k keys hidden in
     every layer and head: those that receive most, or others; beside each score stands how many of
-    them were sinks by the rule, and their attention. What counts is the difference on the same
-    problems, and only where the model is able at all: train one with `sinklab train battery`, and
-    its autoregressive twin with `sinklab train battery-causal`; models that never saw such problems
+    them were sinks by the rule, and their attention. The result is the difference on the same
+    problems, and only if the model is able at all: train one with `sinklab train battery`, and its
+    autoregressive twin with `sinklab train battery-causal`; models that never saw such problems
     answer none. Writes a run folder per model below OUT, tables (CSV, Markdown) and figures into
     OUT/report. Of the conditions each model takes those of its kind.
 
@@ -238,8 +240,8 @@ class Battery(Study):
     draw = deferred("sinklab.lab.studies.battery.figures:draw_battery")
 
     def of_models(self, models: Sequence[str], settings: BatterySettings) -> list[BatterySettings]:
-        """To each model the conditions of its kind. Raises ValueError for one that none of the
-        models can have.
+        """Settings for each model, with the conditions of its kind. Raises ValueError for a
+        condition that none of the models can have.
         """
         if not settings.conditions:
             return [settings] * len(models)
@@ -258,7 +260,7 @@ class Battery(Study):
 
     def amount(self, settings: BatterySettings, info: Any) -> Amount:
         """Every step of every batch of problems, in every condition and with every choice of keys
-        hidden.
+        blocked.
         """
         problems, batch = (
             len(settings.skills) * len(settings.levels) * settings.problems,
@@ -274,16 +276,16 @@ class Battery(Study):
         )
 
     def fit(self, loaded: Loaded, settings: BatterySettings) -> BatterySettings:
-        """With a condition of the model's kind where none was given."""
+        """The settings with a condition of the model's kind if none was given."""
         names = settings.conditions or of_kind(loaded.family, ("pure", "greedy"))
         return replace(settings, conditions=names)
 
     def samples(self, plan: Any) -> int:
-        """One a (condition, control, k, skill, level)."""
+        """Number of samples: one per (condition, control, k, skill, level)."""
         return len(plan)
 
     def record(self, settings: BatterySettings) -> dict[str, Any]:
-        """With the size of a batch where draws depend on it."""
+        """The record of the settings, with the size of a batch if draws depend on it."""
         draws = any("random" in name for name in (*settings.controls, *settings.conditions))
         record = super().record(settings) | ({"batch": settings.batch} if draws else {})
         return {
@@ -293,7 +295,7 @@ class Battery(Study):
         }
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
-        """Where they are."""
+        """The line that names their folder."""
         return [f"tables and figures: {drawn[0].parent} ({len(drawn)} files)"]
 
 
@@ -301,19 +303,19 @@ score_battery = Battery()
 """Write a run folder of kind "battery", one part a (condition, control, k, skill, level).
 
 Tables: ``answers``, every text that was written; ``accuracy``, shares with Wilson intervals (`low`,
-`high`), and the differences to nothing hidden (`delta`) and to the control (`BESIDE`; `beyond`) on
+`high`), and the differences to nothing blocked (`delta`) and to the control (`BESIDE`; `beyond`) on
 the same problems, each with its interval and `_p` of the exact McNemar test, by skill and level,
-over all levels (level 0) and all skills; ``removed``, by layer what was taken away (`share` of
-attention, number of `keys`) and what it was when chosen (`mass` held, keys `chosen`, `sinks` by the
-rule among them, `matched` heads); ``skipped``, where k keys do not fit; and of untrained twins
+over all levels (level 0) and all skills; ``removed``, by layer the dose (`share` of attention,
+number of `keys`) and its state when chosen (`mass` held, keys `chosen`, `sinks` by the rule among
+them, `matched` heads); ``skipped``, the cells that k keys do not fit into; and of untrained twins
 ``answers-permuted``, ``accuracy-permuted``, …
 
 Args:
     loaded: a diffusion model, or an autoregressive one, which writes greedily.
-    settings: what to ask and how.
+    settings: the problems and how they are answered.
     out: folder to write; it must be empty or absent, or hold this very run to resume.
     progress: shows how far it is; a function is called with a short text at each stage.
-    resume: go on where an interrupted run stopped.
+    resume: continue an interrupted run.
 
 Raises:
     ValueError: for a model without tokenizer or mask token, a condition of the other kind of model,

@@ -1,4 +1,4 @@
-"""What a benchmark run asks: lm-eval's tasks with their documents, and how much that is."""
+"""Requests of a benchmark run: lm-eval's tasks with their documents, and their amount."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ FEWSHOT_SEED = 1234
 TOKENS = {"gsm8k": 256, "humaneval": 512, "humaneval_instruct": 512}
 """Tokens to write per answer, as in the paper (section 4.3); other tasks say it themselves."""
 SAMPLED = 16
-"""Documents whose lengths stand for all."""
+"""Number of documents that an estimate of lengths reads."""
 LETTERS, CHAT_LETTERS = 4, 160
-"""Letters of a token of text, and of what a chat format puts around a question."""
+"""Letters of a token of text, and letters that a chat format adds around a question."""
 _read: dict[EvalSettings, Any] = {}
-"""What an estimate has read, for the run that follows it."""
+"""Tasks and documents read by an estimate, for the run that follows it."""
 
 
 def questions(
     settings: EvalSettings, task_objects: Sequence[Any] | None
 ) -> tuple[EvalSettings, Any, list[dict[str, Any]]]:
-    """The settings with the names of given tasks; lm-eval's tasks, None without; and what is asked
-    in two stages.
+    """The settings with the names of given tasks; lm-eval's tasks, None without; and the documents
+    of the two-stage task.
     """
     if task_objects is None and settings in _read:
         return _read.pop(settings)
@@ -77,11 +77,10 @@ def named(settings: EvalSettings, names: Sequence[str]) -> list[Any]:
 def amount_of(
     settings: EvalSettings, info: Any, cells: Sequence[EvalSettings] | None = None
 ) -> Amount:
-    """What the tasks ask for: every step of every answer, and every noisy copy of every
-    continuation.
+    """Amount of the tasks: every step of every answer, and every noisy copy of every continuation.
 
     Args:
-        settings: whose tasks are read.
+        settings: with the tasks to read.
         info: of the model.
         cells: settings of the runs that ask for it, of a task each; these settings, once, when left
             out.
@@ -131,7 +130,7 @@ def _of_run(
 
 
 def _letters(settings: EvalSettings, task: Any) -> tuple[float, float, float]:
-    """Of the first documents, means: letters of a prompt, of a continuation, and choices of a
+    """Means over the first documents: letters of a prompt, of a continuation, and choices of a
     question.
     """
     prompts, answers, choices = [], [], []
@@ -168,8 +167,8 @@ def _scoring(settings: EvalSettings, info: Any, name: str, task: Any) -> tuple[f
     """Evaluations of a task that asks for likelihoods, and their positions: every noisy copy of
     every continuation.
 
-    Watched continuations are read by themselves; with edits all are, once more before, where these
-    choose in a clean pass.
+    Watched continuations are read by themselves; with edits each is also read once before, because
+    edits choose in a clean pass.
     """
     prompt, answer, choices = _letters(settings, task)
     docs = _documents(settings, task)

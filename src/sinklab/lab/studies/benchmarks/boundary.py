@@ -35,10 +35,10 @@ _LIBRARIES = [
 ]
 _LIBRARIES += [f"{sys.base_prefix}/lib64", *PACKAGES, PYTHON, str(DRIVER)]
 _FOUND = {Path(path) for path in _LIBRARIES if os.path.exists(path)}
-# an installed driver lies among the packages, where nothing can be mounted any more
+# an installed driver lies among the packages: nothing can be mounted there any more
 READABLE = sorted(str(path) for path in _FOUND if _FOUND.isdisjoint(path.parents))
-"""All that a program sees of this machine: the interpreter, its libraries, and what runs the
-program.
+"""Paths of this machine that a program can read: the interpreter, its libraries, and the driver
+that runs the program.
 """
 
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -46,7 +46,7 @@ _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True)
 class CodeLimits(Checked):
-    """What one program may use. Raises ValueError for limits that let nothing run."""
+    """Limits of one program. Raises ValueError for limits that let nothing run."""
 
     seconds: float = limited(10.0, above=0)
     """Time by the clock; processor time is limited to as much, rounded up."""
@@ -55,19 +55,19 @@ class CodeLimits(Checked):
 
 
 TRIAL = CodeLimits(seconds=300)
-"""Of the escapes that are tried behind a boundary: a slow machine must not be taken for one where
-none holds.
+"""Limits of the escapes that are tried behind a boundary: a slow machine must not be taken for one
+without a boundary that holds.
 """
 
 
 @dataclass(frozen=True)
 class CodeResult:
-    """How a program ended."""
+    """End of a program: a status and a reason."""
 
     status: str
     """``passed``; ``failed``: it raised, or a test did; ``timeout``: stopped by the clock;
     ``error``: it ended its process, or was ended, before its last answer; ``unjudged``: the tests
-    call it with what is no literal.
+    call it with a value that is no literal.
     """
     reason: str = ""
     """The exception, the limit or the way the process ended."""
@@ -113,14 +113,14 @@ BOUNDARIES: dict[str, Callable[[str], list[str]]] = {
     "namespaces": _namespaces,
 }
 BOUNDARIES[HOOK] = lambda folder: []
-"""By name the command that another one is run behind, given an empty folder; the first that holds
-is taken.
+"""Name of a boundary -> the command that another one is run behind, given an empty folder; the
+first that holds is taken.
 """
 
 
 @functools.cache
 def leaks(name: str) -> str:
-    """What a boundary let through when escapes were tried behind it; empty where it held."""
+    """Leaks of a boundary when escapes were tried behind it; empty if it held."""
     with (
         tempfile.NamedTemporaryFile() as secret,
         socket.create_server(("127.0.0.1", 0)) as listening,
@@ -140,7 +140,7 @@ def boundary() -> str:
     are tried once.
 
     Raises:
-        ValueError: where the system has no limits for processes (Windows), and for the superuser
+        ValueError: if the system has no limits for processes (Windows), and for the superuser
             without a boundary.
     """
     if importlib.util.find_spec("resource") is None:
@@ -181,12 +181,12 @@ def run_program(
         program: Python.
         limits: of each of the two processes.
         tests: Python, in which `name` is the program's function.
-        name: of the function; empty where the program is only to run to its last line.
+        name: of the function; empty if the program is only to run to its last line.
         within: one of `BOUNDARIES`; the first that holds when left out.
         guarded: set the audit hook too.
 
     Raises:
-        ValueError: where there is no boundary to run it behind, see :func:`boundary`.
+        ValueError: if there is no boundary to run it behind, see :func:`boundary`.
     """
     limits, within = limits or CodeLimits(), within or boundary()
     options = {
@@ -230,7 +230,7 @@ def _begun(command: list[str], folder: str, channel: socket.socket) -> subproces
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Also when it ended by itself: what it may have started goes with it."""
+    """Kill the group of a process, also when it ended by itself: its children go with it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 

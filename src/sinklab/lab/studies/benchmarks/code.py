@@ -12,14 +12,14 @@ from typing import Any
 from sinklab.lab.studies.benchmarks.boundary import run_programs
 
 NO_ANSWER = "[invalid]"
-"""What lm-eval's regex filters give where an answer lacks their pattern."""
+"""Result of lm-eval's regex filters if an answer lacks their pattern."""
 
 _FENCE = re.compile(r"^```[\w+-]*[ \t]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
 
 
 def marked_answer(text: str, *, published: bool = False) -> str | None:
-    """What stands behind the last ``####`` of a worked problem, to the end of its line; None where
-    there is none.
+    """Text behind the last ``####`` of a worked problem, to the end of its line; None if there is
+    none.
 
     Args:
         text: all that was written.
@@ -36,8 +36,8 @@ def marked_answer(text: str, *, published: bool = False) -> str | None:
 
 
 def same_answer(one: str, other: str, *, published: bool = False) -> bool:
-    """Whether two answers to a worked problem are the same number; where one is no number, the same
-    text.
+    """Whether two answers to a worked problem are the same number; the same text, if one is no
+    number.
 
     Args:
         one: an answer, as written: "$1,080.00", "18 eggs." is read as 18.
@@ -52,9 +52,7 @@ def same_answer(one: str, other: str, *, published: bool = False) -> bool:
 
 
 def number_of(answer: str) -> Decimal | None:
-    """The number that an answer begins with, after a currency sign; None where it begins with
-    none.
-    """
+    """The number that an answer begins with, after a currency sign; None if it begins with none."""
     found = re.match(r"\s*[$€£]?\s*([-+]?)\s*[$€£]?((?:\d[\d,]*)?\.?\d+|\d[\d,]*\.?)", answer)
     with contextlib.suppress(InvalidOperation):
         return Decimal(found[1] + found[2].replace(",", "").rstrip(".")) if found else None
@@ -67,16 +65,16 @@ def _plain(answer: str) -> str:
 
 
 def program_of(prompt: str, completion: str, entry_point: str) -> str:
-    """The function that a completion writes, with what its prompt brings along.
+    """The function that a completion writes, with the parts of its prompt that it needs.
 
-    A plain completion goes on where the prompt ends, as lm-eval takes it. A chat model answers in a
-    code fence, often with the whole function again: then the fence that defines the function is
-    taken (else the first one), behind the lines of the prompt before that function (its imports and
+    A plain completion continues the prompt, as lm-eval takes it. A chat model answers in a code
+    fence, often with the whole function again: then the fence that defines the function is taken
+    (else the first one), behind the lines of the prompt before that function (its imports and
     helpers). A completion that begins inside the function, indented, ends at its first fence.
 
     Args:
         prompt: of the question: imports, helpers, the function's head and docstring.
-        completion: what the model wrote.
+        completion: written by the model.
         entry_point: name of the function.
     """
     first = re.search(r"^```(.*)$", completion, re.MULTILINE)
@@ -135,7 +133,7 @@ def pass_at_k(
 
     Args:
         references: the tests, which have been run already.
-        predictions: what :func:`run_completions` gave for one question.
+        predictions: results of :func:`run_completions` for one question.
         k: the numbers of tries; each at most n.
 
     Raises:

@@ -3,11 +3,11 @@ never imported.
 
     python -I -B code_driver.py program|judge SOCKET OPTIONS
 
-``program`` runs what a model wrote and answers calls of its function. ``judge`` runs the question's
-tests, in which that function is a stub which asks over the socket, and prints the verdict. A call
-and its answer are a line of JSON each, with literals in them and nothing else; an answer must bear
-the tag of its call. So nothing that the program patches, overloads, walks through or prints is seen
-by the tests: it can only be right.
+``program`` runs the model's program and answers calls of its function. ``judge`` runs the
+question's tests, in which that function is a stub which asks over the socket, and prints the
+verdict. A call and its answer are a line of JSON each, with literals in them and nothing else; an
+answer must bear the tag of its call. So nothing that the program patches, overloads, walks through
+or prints is seen by the tests: it can only be right.
 
 Around both stands a boundary of the system. The audit hook in here is a second one, which keeps
 honest and clumsy programs out of trouble; it is no wall against an attacker.
@@ -78,12 +78,12 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class VerdictError(Exception):
-    """What ends the tests before their last line: a status and a reason."""
+    """Ends the tests before their last line, with a status and a reason."""
 
 
 def packed(value: Any) -> Any:
-    """A literal as JSON has it, tagged where JSON lacks its type. Raises TypeError for anything
-    else.
+    """A literal as JSON has it, tagged if JSON lacks its type. Raises TypeError for any other
+    value.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -100,7 +100,7 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """What was packed, of Python's own types alone."""
+    """Inverse of `packed`, with Python's own types alone."""
     if isinstance(value, list):
         return [unpacked(one) for one in value]
     if not isinstance(value, dict):
@@ -110,7 +110,7 @@ def unpacked(value: Any) -> Any:
 
 
 def limit(seconds: int, memory: int) -> None:
-    """Lower what this process may use, for good; no file can grow."""
+    """Lower the limits of this process, for good; no file can grow."""
     import resource
 
     for name, most in {
@@ -148,14 +148,14 @@ def step_down() -> None:
 
 
 def guard(readable: tuple[str, ...]) -> None:
-    """Refuse what an answer to a programming question has no business doing: it computes, and reads
-    its libraries.
+    """Refuse everything that an answer to a programming question does not need: it computes, and
+    reads its libraries.
     """
     for module in (os, sys.modules["posix"], __import__("signal"), sys.modules["_signal"]):
         for name in UNSEEN:
             vars(module).pop(name, None)
 
-    # what the hook asks is out of the program's reach: no name of this module or of the builtins
+    # the program cannot reach the hook's names: none is of this module or of the builtins
     harmless, deaf, writing, of, number, text = HARMLESS, DEAF, WRITES, type, int, str
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
@@ -281,7 +281,7 @@ def main() -> None:
         else:
             status, reason = judge(channel, reply, given)
             os.write(verdict, json.dumps({"status": status, "reason": reason}).encode())
-    # what was left behind, such as threads and exit handlers, has no say any more
+    # threads and exit handlers that were left behind have no say any more
     os._exit(0)
 
 

@@ -1,7 +1,7 @@
-"""What a boundary must not let through, tried from within: a program like those that models write,
-run by `boundary`.
+"""Escapes that a boundary must stop, tried from within: a program like those that models write, run
+by `boundary`.
 
-No hook is set while it runs, so that what is refused is refused by the system.
+No hook is set while it runs, so that every refusal is the system's.
 """
 
 import os
@@ -15,11 +15,11 @@ def make(folder: str) -> None:
 
 
 def escapes(secret: str, port: int, parent: int) -> list[str]:
-    """What could be done that must not be.
+    """Names of the escapes that succeeded.
 
     Args:
         secret: a file outside that this user alone may read.
-        port: of 127.0.0.1, where somebody listens.
+        port: of 127.0.0.1, with a listener.
         parent: id of the process outside.
     """
     tried: list = [

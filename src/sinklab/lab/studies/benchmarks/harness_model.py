@@ -42,7 +42,7 @@ class SinklabLM(TemplateLM):
     """One model for all of lm-eval's requests.
 
     Answers depend neither on the batch they are written in (see `needs_own_batch`) nor on the
-    number of processes; what was answered before, and stands in the cache, is not asked for again.
+    number of processes; requests with an answer in the cache are not run again.
     """
 
     def __init__(
@@ -56,26 +56,27 @@ class SinklabLM(TemplateLM):
         worker: Processes | None = None,
         **given: Any,
     ) -> None:
-        """From a loaded model, or a name with its arguments.
+        """Make it from a loaded model, or a name with its arguments.
 
         Args:
-            pretrained: a loaded model, or what `sinklab.load` takes.
-            settings: what to do; else made from `given`.
+            pretrained: a loaded model, or an argument of `sinklab.load`.
+            settings: of the run; else made from `given`.
             progress: shows how far it is.
             batch_size: prompts that are written together; "auto" is the default number.
             max_batch_size: not used.
-            worker: of those that share a run; left out where lm-eval itself deals documents to
+            worker: of those that share a run; left out if lm-eval itself deals documents to
                 processes.
             given: fields of `EvalSettings`, and dtype, device, device_map, revision, allow_pickle,
                 sink.
 
         Raises:
-            ValueError: for an unknown argument (with the near one) and what this model cannot do.
+            ValueError: for an unknown argument (with the near one) and anything that this model
+                cannot do.
         """
         super().__init__()
         reading = {name: given.pop(name) for name in READING if name in given}
         if reading.get("device") == "cuda:0" and not torch.cuda.is_available():
-            # what lm-eval's command line gives where nobody said anything
+            # the default of lm-eval's command line
             del reading["device"]
         if settings is None:
             rows = (
@@ -97,12 +98,12 @@ class SinklabLM(TemplateLM):
         self.is_diffusion = self.loaded.family == "diffusion"
         self.edits = settings.interventions(by_last_row=not self.is_diffusion)
         self.scored_edits = without_steps(settings.interventions())
-        """Where likelihoods are asked for."""
+        """Edits of likelihood requests."""
         self.tokenizer = self.loaded.needed_tokenizer()
         self._check()
         self.claims: Claims | None = None
         self.cache = RequestCache(None, None, "")
-        """Of answers, in memory; a run puts its own here."""
+        """Cache of answers, in memory; a run puts its own here."""
         self.worker, self.processes = (
             worker or Processes(),
             Processes() if worker else Processes.here(),
@@ -117,7 +118,7 @@ class SinklabLM(TemplateLM):
         """(task, document, number of the request) -> answer."""
 
     def _check(self) -> None:
-        """Refuse what this model cannot do, before anything runs."""
+        """Refuse settings that this model cannot serve, before anything runs."""
         settings = self.settings
         if settings.chat and self.tokenizer.chat_template is None:
             raise ValueError(f"{self.loaded.name} has no known chat format; leave out --chat")
@@ -146,11 +147,11 @@ class SinklabLM(TemplateLM):
         return self.loaded.name.replace("/", "__")
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Of every process its number, joined."""
+        """The number of every process, joined."""
         return torch.tensor([int(part) for part in self.processes.gathered(int(tensor))])
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """Of every process its object, in the process `dst`; None in the others."""
+        """The object of every process, in the process `dst`; None in the others."""
         found = self.processes.gathered(obj)
         return found if self.rank == dst else None
 
@@ -162,8 +163,8 @@ class SinklabLM(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """Ids of a text; those of a model that reads it so begin as its tokenizer begins one, but
-        not twice.
+        """Ids of a text, with the tokenizer's beginning of text for a model that reads it so,
+        unless the text has it already.
         """
         if add_special_tokens is None:
             begun = self.tokenizer.bos_token is not None and string.startswith(
@@ -177,7 +178,7 @@ class SinklabLM(TemplateLM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """The messages in the model's chat format. Raises ValueError where it cannot be used."""
+        """The messages in the model's chat format. Raises ValueError if it cannot be used."""
         return in_chat(self.loaded, chat_history, answered=add_generation_prompt)
 
     # -- requests
@@ -189,7 +190,7 @@ class SinklabLM(TemplateLM):
 
         Args:
             asked: requests, made of lm-eval's.
-            doing: what is done with so many of them, such as "writing {} answers".
+            doing: words for the stage with a place for their number, such as "writing {} answers".
             answer: says of all of them, whatever is answered, which are answered together, and how;
                 the answers are kept as they come.
         """
@@ -218,7 +219,7 @@ class SinklabLM(TemplateLM):
         return [self.cache.get(each.key) or {} for each in asked]
 
     def _answered(self, keys: Iterable[str]) -> int:
-        """How many of these requests have an answer."""
+        """Number of these requests that have an answer."""
         return sum(self.cache.get(key) is not None for key in keys)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
@@ -234,11 +235,10 @@ class SinklabLM(TemplateLM):
     def loglikelihood(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """The log-probability of each continuation in nats, and whether it is what greedy decoding
-        writes.
+        """The log-probability of each continuation in nats, and whether greedy decoding writes it.
 
         The choices of one question share their random numbers. Whether a continuation is greedy is
-        asked only where it is the only one of its document: of several choices, none of the common
+        asked only if it is the only one of its document: with several choices, none of the common
         metrics reads it.
         """
         answers = self.answers(
@@ -249,7 +249,7 @@ class SinklabLM(TemplateLM):
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """The log-probability of each whole text in nats; of a diffusion model, its Monte Carlo
+        """The log-probability of each whole text in nats; for a diffusion model, its Monte Carlo
         bound.
         """
         answers = self.answers(
@@ -259,7 +259,7 @@ class SinklabLM(TemplateLM):
 
     @property
     def _chosen(self) -> str:
-        """What a stage of likelihoods says of masking: there is no step before to choose in."""
+        """Note on masking for a stage of likelihoods: there is no step before to choose in."""
         chooses = any(
             hasattr(edit, "read_once") and getattr(edit, "source", "") != "now"
             for edit in self.scored_edits

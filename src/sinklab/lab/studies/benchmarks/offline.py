@@ -20,7 +20,7 @@ Folder = str | Path | None
 OFFLINE = tuple(SOURCES)
 """Benchmarks that can be read from local files."""
 LIKELIHOODS = frozenset(name for name, source in SOURCES.items() if source.likelihoods)
-"""Those that ask for likelihoods, and for no text."""
+"""Benchmarks that ask for likelihoods, and for no text."""
 RUNS_CODE = tuple(name for name, source in SOURCES.items() if source.runs_code)
 
 
@@ -44,11 +44,11 @@ def tasks(
     Args:
         names: of tasks.
         data: folder of benchmark files; None for lm-eval's data sets from the Hub.
-        run_code: allow tasks that run what a model wrote.
-        num_fewshot: examples in each prompt, where they are not the task's own number: they need a
+        run_code: allow tasks that run programs written by the model.
+        num_fewshot: examples in each prompt, in place of the task's own number: they need a
             training split.
-        include_path: folder of further task files; what they name with ``!function`` is imported
-            only with `run_code`.
+        include_path: folder of further task files; functions that they name with ``!function`` are
+            imported only with `run_code`.
         cache: folder for converted files and task files, which serve plain ``lm_eval
             --include_path`` too.
 
@@ -101,7 +101,7 @@ def tasks(
 def _task_files(configs: dict[str, Any], root: Path) -> str | None:
     import yaml
 
-    # apart from what another process makes of other data at the same time
+    # apart from files that another process makes of other data at the same time
     made = root / f"tasks-{hashlib.sha256(repr(configs).encode()).hexdigest()[:12]}"
     for name, config in configs.items():
         write_text(
@@ -166,7 +166,7 @@ def without_code() -> Iterator[None]:
 
 
 def needs_lm_eval() -> None:
-    """Raises ValueError, with the remedy, where lm-eval is not installed."""
+    """Raises ValueError, with the remedy, if lm-eval is not installed."""
     if importlib.util.find_spec("lm_eval") is None:
         raise ValueError(
             "benchmarks need lm-eval, which is not installed; pip install 'sinklab[eval]'"
@@ -183,11 +183,11 @@ def _unknown_task(name: str, known: Sequence[str], what: str) -> ValueError:
 
 
 def _config(source: Source, data: Folder, cache: Path, num_fewshot: int | None) -> dict[str, Any]:
-    """The task file of a packaged benchmark on top of lm-eval's own, its data set replaced by files
-    where they are.
+    """The task file of a packaged benchmark on top of lm-eval's own, its data set replaced by local
+    files if `data` is given.
 
     Raises:
-        ValueError: where the installed lm-eval has no such file, and for files that are not there.
+        ValueError: if the installed lm-eval has no such file, and for files that are not there.
     """
     import lm_eval
     from lm_eval.tasks._yaml_loader import load_yaml
@@ -271,7 +271,7 @@ def _refuse_others(unsafe: Sequence[str]) -> None:
 
 
 def hub_failure(name: str, error: Exception) -> str:
-    """The message for a task whose data set could not be had: which, why, and what to do."""
+    """The message for a task without its data set: the task, the cause, and the remedy."""
     fact = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
     if name not in OFFLINE:
         return (

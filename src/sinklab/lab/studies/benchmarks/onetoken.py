@@ -1,5 +1,5 @@
 """Tables 1 to 5 of «One Token Is Enough», measured beside published, and the commands that fill
-what is missing.
+missing cells.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RECIPES: dict[str, list[str]] = ONE_TOKEN_FACTS["recipes"]
 VARIANTS: dict[str, str] = ONE_TOKEN_FACTS["variants"]
 LOSS, LESS, SHARE = "held-out loss", "loss less the first row's", "attention on the sinks, %"
 RUNS_ONLY = (LOSS, LESS, SHARE)
-# What makes a variant, and what follows from it: runs of one experiment may differ in these.
+# Settings that make a variant, or follow from it: runs of one experiment may differ in these.
 _OF_VARIANT = frozenset(
     {"sink_kind", "sink_count", "sink_side", "gate", "gate_bias", "init_from", "reproduce"}
 )
@@ -42,9 +42,9 @@ CELL: dict[str, Any] = dict.fromkeys(("value", "stderr", "low", "high"), math.na
     "samples": 0,
 }
 CELL |= {"task": "", "metric": "", "command": ""}
-"""A number of a group of runs that differ in their seed alone; as it is where nothing was measured.
-stderr: of one run, over its rows or documents; low, high: of several, the 95 % interval over runs,
-of fewer than 6 the range.
+"""A number of a group of runs that differ in their seed alone; these values if nothing was
+measured. stderr: of one run, over its rows or documents; low, high: of several, the 95 % interval
+over runs, of fewer than 6 the range.
 """
 
 
@@ -54,15 +54,16 @@ class Repeats:
 
     trainings: list[Training] = field(default_factory=list)
     tuned: list[Training] = field(default_factory=list)
-    """Those that fine-tuned one of them on questions."""
+    """Runs that fine-tuned one of them on questions."""
     benchmarks: list[Benchmark] = field(default_factory=list)
 
     def cell(self, column: str, first: Repeats, metric: str | None = None) -> dict[str, Any]:
         """A column of a table, mean over the runs, as in `CELL`, empty without runs; `first` are
         the table's first row.
 
-        Held-out loss in nats per token. Less that of the first row: of the same seed, paired by row
-        of text. Share of attention on the added sinks at the last look of the monitor, in percent.
+        Held-out loss in nats per token. Loss less that of the first row with the same seed, paired
+        by row of text. Share of attention on the added sinks at the last look of the monitor, in
+        percent.
         """
         if column == LOSS:
             known = [(one.loss, one.heldout_rows) for one in self.trainings if one.loss is not None]
@@ -91,7 +92,7 @@ class Repeats:
         )
 
     def _score(self, column: str, metric: str | None) -> dict[str, Any]:
-        """A benchmark in percent; of several tasks for it the paper's own."""
+        """A benchmark in percent; if several tasks exist for it, the paper's own."""
         plain = [
             one for one in self.benchmarks if one.k == 0 and not one.run.info.settings.get("edits")
         ]
@@ -131,12 +132,12 @@ class Experiment:
 
 
 def experiments(benchmarks: Sequence[Benchmark], trainings: Sequence[Any]) -> list[Experiment]:
-    """The runs as blocks: by how they were trained; benchmarks join the training run whose model
-    they scored.
+    """The runs as blocks, by how they were trained; benchmarks join the training run of the model
+    that they scored.
     """
     runs = as_trainings(trainings) if trainings else []
     homes = {(one.run.path / "model").resolve(): one for one in runs}
-    # by the very weights, where the folder was moved since
+    # by the very weights, if the folder was moved since
     files = [(one.run.path / "model" / "weights.sha256", one) for one in reversed(runs)]
     by_weights = {file.read_text().strip(): one for file, one in files if file.is_file()}
     blocks: dict[str, Experiment] = {}
@@ -170,8 +171,8 @@ def _is_tuned(one: Training) -> bool:
 
 
 def _base(one: Training, homes: dict[Path, Training]) -> Training:
-    """The run that made the model which was fine-tuned; the run itself where it was not, or that
-    one is not there.
+    """The run that made the model before fine-tuning; the run itself if it was not fine-tuned, or
+    that run is not there.
     """
     if not _is_tuned(one):
         return one
@@ -180,8 +181,8 @@ def _base(one: Training, homes: dict[Path, Training]) -> Training:
 
 
 def _described(base: Training) -> tuple[str, str, str]:
-    """What runs of one experiment have in common; how it began; in words: from where, how large,
-    what it has read.
+    """Key of an experiment, from the settings that its runs share; its start; its label in words:
+    origin, size and number of tokens read.
     """
     settings = base.run.info.settings
     model = settings.get("init_from")
@@ -211,8 +212,8 @@ def _short(count: float) -> str:
 
 
 def _mean(runs: Any) -> dict[str, Any]:
-    """Of runs, (value, standard error) each: one as it is; the mean of several, with the interval
-    over them.
+    """Summary of runs, (value, standard error) each: one as it is; the mean of several, with the
+    interval over them.
     """
     if not len(runs):
         return {}
@@ -225,7 +226,7 @@ def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None)
     """One row per cell: of the paper, and of every block of runs that belongs to the table.
 
     Columns: table, block, source ("published" or "measured"), row, variant, column, value, stderr,
-    low, high, runs, samples, task, metric (`CELL`); and command, what would fill a cell that is
+    low, high, runs, samples, task, metric (`CELL`); and command, which would fill a cell that is
     missing (its value is NaN).
     """
     rows: list[tuple[Any, ...]] = [
@@ -258,7 +259,7 @@ def _belongs(block: Experiment, table: PaperTable) -> bool:
 
 
 def _command(table: PaperTable, repeats: Repeats, of_variant: str, column: str) -> str:
-    """What fills a missing cell; nothing where there is none to be filled."""
+    """Command that fills a missing cell; empty if none does."""
     model, word = repeats.model, VARIANTS.get(of_variant, of_variant)
     if model is None:
         laptop, published = RECIPES[table.start]
@@ -278,8 +279,8 @@ def _command(table: PaperTable, repeats: Repeats, of_variant: str, column: str) 
 
 
 def onetoken_text(numbers: pd.DataFrame, table: int) -> pd.DataFrame:
-    """One of the tables as people read it: a row per variant and block, those of the paper first; –
-    is missing.
+    """A table as people read it: a row per variant and block, those of the paper first; – is
+    missing.
     """
     rows = []
     part = numbers[numbers["table"] == table]
@@ -326,9 +327,9 @@ def write_onetoken(
 
     Args:
         folders: of training runs and of benchmark runs; a benchmark is matched with the training
-            run whose model it scored.
+            run of the model that it scored.
         out: folder to write into.
-        metric: of lm-eval to show where a task has it, e.g. acc_norm; acc when left out.
+        metric: of lm-eval to show if a task has it, e.g. acc_norm; acc when left out.
 
     Raises:
         ValueError: for folders without any such run.

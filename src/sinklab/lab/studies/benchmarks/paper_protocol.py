@@ -21,19 +21,21 @@ MODELS = {
     "MMaDA-8B": "Gen-Verse/MMaDA-8B-MixCoT",
     "Llama-3.1-8B": "meta-llama/Llama-3.1-8B-Instruct",
 }
-"""Models of the table -> names on the Hub. The paper says «instruct» and no more; of MMaDA the
+"""Models of the table -> names on the Hub. The paper says «instruct» and no more; for MMaDA the
 tuned one is taken.
 """
 QUESTIONS = {"gsm8k": 1319, "humaneval": 164}
 """Documents of each benchmark."""
 SETTINGS = EvalSettings(tasks=tuple(QUESTIONS))
-"""Of every cell: blocks of 32, one token a step, temperature 0; `TOKENS` new ones (section 4.3)."""
+"""Settings of every cell: blocks of 32, one token a step, temperature 0; `TOKENS` new ones (section
+4.3).
+"""
 PLAN = Plan(ks=KS)
 WEIGHTS = ("*.safetensors", "*.bin", "*.pth")
 NOT_RUN = (
     "not run by the authors of this package, who had no such weights: the rows are the paper's own"
 )
-"""A line that stands below what is expected."""
+"""A line that stands below the expected rows."""
 
 
 def whose(models: Sequence[str]) -> dict[str, str]:
@@ -70,7 +72,7 @@ def expected(models: Sequence[str], tasks: Sequence[str]) -> pd.DataFrame:
 
 
 def cost(tasks: Sequence[str], ks: Sequence[int]) -> str:
-    """What the whole protocol asks of one model, in words: questions, steps, evaluations."""
+    """Cost of the whole protocol for one model, in words: questions, steps, evaluations."""
     parts, evaluations = [], 0
     for task in tasks:
         if task in TABLE1:
@@ -84,11 +86,11 @@ def cost(tasks: Sequence[str], ks: Sequence[int]) -> str:
 
 
 def deviations(settings: EvalSettings, plan: Plan) -> list[str]:
-    """The settings that are not the paper's, as «name=value»; where it says nothing, what this
-    package takes.
+    """The settings that are not the paper's, as «name=value»; if the paper gives none, compared
+    with this package's default.
     """
     usual, kept = SETTINGS.kept(), settings.kept()
-    # which tasks, where files lie and what may be run changes no score of a task
+    # tasks, folders and permissions change no score of a task
     free = {"tasks", "data", "run_code", "include_path", "chat"}
     found = [
         f"{name}={kept[name]}"
@@ -103,7 +105,7 @@ def deviations(settings: EvalSettings, plan: Plan) -> list[str]:
 
 
 def check_weights(models: Sequence[str]) -> None:
-    """Refuse models whose weights are not on this machine: nothing of this size is fetched unasked.
+    """Refuse models without weights on this machine: nothing of this size is fetched unasked.
 
     Args:
         models: folders, or names on the Hub that were fetched before.

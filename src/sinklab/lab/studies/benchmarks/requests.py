@@ -29,8 +29,8 @@ _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
 Part = dict[str, dict[str, Any]]
 """Some answers by the keys of their requests."""
 Unit = tuple[list[str], Callable[[], Part]]
-"""The keys of requests that are answered together, whichever of them are answered already, and what
-answers them.
+"""The keys of requests that are answered together, whichever of them are answered already, and the
+function that answers them.
 """
 
 
@@ -43,7 +43,7 @@ class Asked:
     document: tuple[str, int]
     """Task and number of the document."""
     number: int = 0
-    """Of the document's requests."""
+    """Number of the request within its document."""
     ids: tuple[int, ...] = ()
     """The prompt, the context, or the whole text."""
     watched: bool = False
@@ -51,7 +51,7 @@ class Asked:
 
 
 def about(model: Any, request: Any) -> dict[str, Any]:
-    """What lm-eval says of a request, as fields of `Asked`."""
+    """Facts of an lm-eval request, as fields of `Asked`."""
     document = request.doc_id or 0
     watched = model.settings.watches(document)
     return {
@@ -68,7 +68,7 @@ class Job(Asked):
     until: tuple[str, ...]
     new_tokens: int
     settings: EvalSettings
-    """With the temperature that the task asks for."""
+    """Settings with the temperature that the task asks for."""
     cut: int
     """Tokens of the prompt that did not fit and were left out, from the left."""
 
@@ -76,8 +76,8 @@ class Job(Asked):
 def fitted(ids: Sequence[int], asked: int, context: int) -> tuple[tuple[int, ...], int, int]:
     """A prompt and a length that fit the context together, and how many tokens were left out.
 
-    An answer longer than what the prompt leaves is shortened, down to half of the context; then the
-    prompt loses its left end, as in lm-eval.
+    An answer longer than the room beside the prompt is shortened, down to half of the context; then
+    the prompt loses its left end, as in lm-eval.
     """
     new_tokens = min(asked, max(context - len(ids), context // 2, 1))
     room = context - new_tokens
@@ -95,7 +95,7 @@ def paced(settings: EvalSettings, new_tokens: int, asked: int) -> EvalSettings:
 
 
 def sampled(settings: EvalSettings, asked: dict[str, Any]) -> EvalSettings:
-    """The settings with the temperature of a task that wants its answers drawn, where none was
+    """The settings with the temperature of a task that wants its answers drawn, unless one was
     given.
     """
     if not asked.get("do_sample") or settings.temperature > 0 or not asked.get("temperature"):
@@ -109,7 +109,7 @@ def sampled(settings: EvalSettings, asked: dict[str, Any]) -> EvalSettings:
 
 
 def parts_of(asked: list[Any], size: int) -> list[list[Any]]:
-    """So many at a time."""
+    """Parts of this size, in order."""
     return [asked[start : start + size] for start in range(0, len(asked), size)]
 
 
@@ -121,13 +121,13 @@ class Steps:
         self._model, self._answers, self._most, self._done = model, answers, most, 0
 
     def __call__(self) -> None:
-        """One more step."""
+        """Count one more step."""
         self._done += 1
         self._model.moved(self._answers * min(self._done / self._most, 1))
 
 
 def writing_jobs(model: Any, requests: Iterable[Any]) -> list[Job]:
-    """Every request as a job. A repeated one has a name, and so noise, of its own only where noise
+    """Every request as a job. A repeated one has a name, and so noise, of its own only if noise
     decides.
     """
     loaded, settings = model.loaded, model.settings
@@ -163,9 +163,7 @@ def writing_jobs(model: Any, requests: Iterable[Any]) -> list[Job]:
 
 
 def written(model: Any, jobs: Iterable[Job]) -> Iterator[Unit]:
-    """What writes jobs: those that can be written together at a time, of like lengths, longest
-    first.
-    """
+    """Units that write jobs: those that can be written together, of like lengths, longest first."""
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
         groups.setdefault((job.watched, job.new_tokens, job.settings), []).append(job)
@@ -211,8 +209,8 @@ def _write(
 
 
 FORWARDS = 4
-"""So many forwards of a request are watched; more noisy copies of the same text say little that is
-new.
+"""Number of forwards of a request that are watched; more noisy copies of the same text say little
+that is new.
 """
 
 
@@ -224,7 +222,7 @@ class Continuation(Asked):
     group: int
     """Requests of one group share their noise."""
     greedy: bool
-    """Whether it is compared with what greedy decoding writes."""
+    """Whether it is compared with greedy decoding."""
 
 
 def likelihood_settings(settings: EvalSettings) -> LikelihoodSettings:
@@ -247,7 +245,7 @@ def continuations(model: Any, requests: Sequence[Any]) -> list[Continuation]:
     found = []
     for request, each in zip(requests, facts, strict=True):
         context, continuation = request.args
-        # where a model cannot start from nothing, `score` puts its beginning of text
+        # if a model cannot start from nothing, `score` puts its beginning of text
         before, after = model._encode_pair(context, continuation) if context else ((), ())
         # the two parts may have met in one token: it counts as the continuation
         after = tuple(after or model.tok_encode(continuation, add_special_tokens=False))
@@ -263,7 +261,7 @@ def continuations(model: Any, requests: Sequence[Any]) -> list[Continuation]:
 
 
 def scored(model: Any, asked: Sequence[Continuation]) -> Iterator[Unit]:
-    """What scores continuations, some at a time, so that an interruption costs little."""
+    """Units that score continuations, some at a time, so that an interruption costs little."""
     ordered = sorted(asked, key=lambda each: -len(each.ids) - len(each.continuation))
     for greedy in (False, True):
         some = [each for each in ordered if each.greedy == greedy]
@@ -301,7 +299,7 @@ def _answer(result: Scored, sinks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _watched(model: Any, context: int, run: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """What `run` gives, and the facts of its first forwards: every noisy copy counts as a step.
+    """The result of `run`, and the facts of its first forwards: every noisy copy counts as a step.
 
     Args:
         model: that is run.
@@ -333,7 +331,7 @@ def whole_texts(model: Any, requests: Sequence[Any]) -> list[Asked]:
 
 
 def rolled(model: Any, asked: Sequence[Asked]) -> Iterator[Unit]:
-    """What scores whole texts, one at a time."""
+    """Units that score whole texts, one at a time."""
     yield from (([each.key], partial(_roll, model, each)) for each in asked)
 
 

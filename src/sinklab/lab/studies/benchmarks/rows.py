@@ -1,7 +1,7 @@
-"""The files of a packaged benchmark: where they lie below a folder of data, and one form for all of
+"""The files of a packaged benchmark: their places below a folder of data, and one form for all of
 them.
 
-tasks.toml says where they are looked for and what lm-eval's task of that name reads of a document.
+tasks.toml lists the places searched and the fields that lm-eval's task of that name reads.
 """
 
 import hashlib
@@ -212,7 +212,7 @@ _FORM = 1
 
 @dataclass(frozen=True)
 class Source:
-    """Where a benchmark's files may lie, and where to get them."""
+    """Places of a benchmark's files, and the data set on the Hub to get them from."""
 
     task: str
     include: str
@@ -232,11 +232,11 @@ class Source:
 
     @property
     def graded(self) -> str:
-        """The split whose documents are scored."""
+        """The split that is scored."""
         return "test" if "test" in self.files else "validation"
 
     def find(self, data: Path, split: str) -> list[Path]:
-        """The parts of a split in order; none where no file is there."""
+        """The parts of a split in order; none if no file is there."""
         # the folder may be that of the benchmark itself
         own = [data] if data.name in self.folders else []
         for folder in [*(data / name for name in self.folders), *own]:
@@ -249,8 +249,8 @@ class Source:
         return []
 
     def needed(self, data: Path, split: str, why: str = "") -> list[Path]:
-        """As `find`. Raises ValueError where no file is there: what was looked for, and how to get
-        it.
+        """The result of `find`. Raises ValueError if no file is there, with the places searched and
+        how to get it.
         """
         if found := self.find(data, split):
             return found
@@ -270,7 +270,7 @@ class Source:
         )
 
     def command(self, data: Path, split: str) -> str:
-        """What writes the file of a split from the Hub."""
+        """Command that writes the file of a split from the Hub."""
         named = f", {self.config!r}" if self.config else ""
         plain = next(
             (name for name in self.files.get(split, ()) if name.endswith(".jsonl")),
@@ -307,8 +307,8 @@ def converted(source: Source, split: str, paths: list[Path], cache: Path) -> Pat
 
 
 def write_text(target: Path, text: str) -> None:
-    """Write a file of the cache; nothing half-written is ever read. Raises ValueError where it
-    cannot be written.
+    """Write a file of the cache; nothing half-written is ever read. Raises ValueError if it cannot
+    be written.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

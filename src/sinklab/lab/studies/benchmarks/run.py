@@ -63,7 +63,7 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
     They are written elsewhere and moved, so that a reader never meets half a file.
 
     Raises:
-        OSError: where they cannot be written.
+        OSError: if they cannot be written.
     """
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.loggers.utils import add_tokenizer_info
@@ -126,16 +126,16 @@ def evaluate(
 
     Tables: ``scores`` (a row per task, metric and filter), ``samples`` (per task, filter and
     document: prompt, answer, target, right), ``sinks`` (per watched request and layer, see
-    :meth:`SinkFacts.row`) and, where keys were hidden, ``doses`` (per task: the protocol, the edits
+    :meth:`SinkFacts.row`) and, if keys were blocked, ``doses`` (per task: the protocol, the edits
     as carried out, and the columns of `Dose`). Beside them lie lm-eval's own ``results_*.json`` and
-    ``samples_*.jsonl``, and ``requests-*.jsonl`` with every answer, from which an interrupted run
-    goes on. Several workers share the documents: all write into one folder, each answers what
-    nobody else has in work, and one of them writes the tables.
+    ``samples_*.jsonl``, and ``requests-*.jsonl`` with every answer, to continue an interrupted run.
+    Several workers share the documents: all write into one folder, each answers requests that no
+    other has in work, and one of them writes the tables.
 
     Args:
-        settings: what to score and how.
-        model: loaded, what :func:`sinklab.core.models.load` takes, or a function that loads it once
-            the tasks are there.
+        settings: of the evaluation.
+        model: loaded, an argument of :func:`sinklab.core.models.load`, or a function that loads it
+            once the tasks are there.
         out: folder to write; it must be empty or absent, or hold this very run when
             ``settings.resume`` is set.
         task_objects: lm-eval tasks, or dicts of their configuration, to score in place of
@@ -145,7 +145,7 @@ def evaluate(
 
     Raises:
         ValueError: without lm-eval; for unknown tasks, data that are not there, code that is not to
-            be run, a model that cannot do what is asked, a folder that is taken, and a resumed run
+            be run, a model that cannot serve the tasks, a folder that is taken, and a resumed run
             with other settings (the first difference is named).
     """
     offline.needs_lm_eval()
@@ -155,7 +155,7 @@ def evaluate(
     resume = settings.resume or worker.joins
     if not resume:
         refuse_taken(path)
-    # tasks first: what is wrong with them shows before a large model is read
+    # tasks first: their errors show before a large model is read
     settings, given, documents = questions(settings, task_objects)
     loaded = (
         model if isinstance(model, Loaded) else load(model) if isinstance(model, str) else model()
@@ -190,12 +190,12 @@ def _conclude(
     results: dict[str, Any] | None,
     documents: list[dict[str, Any]],
 ) -> None:
-    """Write the tables of what all workers answered.
+    """Write the tables from the answers of all workers.
 
     Args:
         model: of lm-eval.
         run: the run folder, open.
-        results: lm-eval's; None where it had nothing to do.
+        results: lm-eval's; None if it had nothing to do.
         documents: questions of the two-stage protocol, which is no task of lm-eval.
     """
     answers = model.told
@@ -218,9 +218,9 @@ def _conclude(
 def dose_rows(
     told: tables.Told, settings: EvalSettings, *, is_diffusion: bool
 ) -> list[dict[str, Any]]:
-    """A row per task whose texts were written or scored with keys hidden: the protocol, the edits
-    as they were carried out, the `Dose` over all answers, on how many documents it rests, and on
-    how many of them what was removed does.
+    """A row per task with texts written or scored under blocked keys: the protocol, the edits as
+    carried out, the `Dose` over all answers, the number of documents with a dose, and the number of
+    them with a known share removed.
     """
     if not any(isinstance(edit, KeyIntervention) for edit in settings.interventions()):
         return []
@@ -263,7 +263,7 @@ class _Elsewhere(Exception):
 def _scored(
     model: SinklabLM, tasks: dict[str, Any], concludes: Callable[[], bool]
 ) -> dict[str, Any] | None:
-    """lm-eval's results; None where another worker concludes, which alone computes metrics."""
+    """lm-eval's results; None if another worker concludes, which alone computes metrics."""
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.evaluator import evaluate as run_tasks
 
@@ -312,16 +312,15 @@ def table1(
     """Score every model on every task, unmasked and masked: OUT/<model>/<task>-k<K>, one run folder
     a cell.
 
-    Everything is as in the paper where it says so: blocks of 32, 256 new tokens for GSM8K and 512
-    for HumanEval, one token a step, temperature 0; by the protocol "paper" the top K per layer and
-    head of step t − 1 of the masked run itself. All models are masked alike. Cells that are there
-    are left alone, and an unfinished one goes on. A model is loaded when the first of its cells is
-    to be written, and let go before the next.
+    Everything that the paper states is as in the paper: blocks of 32, 256 new tokens for GSM8K and
+    512 for HumanEval, one token a step, temperature 0; by the protocol "paper" the top K per layer
+    and head of step t − 1 of the masked run itself. All models are masked alike. Cells that are
+    there are left alone, and an unfinished one is continued. A model is loaded when the first of
+    its cells is to be written, and let go before the next.
 
     Args:
-        models: name of a folder -> what loads the model.
-        settings: of every cell; its tasks are the table's, and what is masked and how is that of
-            the cell.
+        models: name of a folder -> function that loads the model.
+        settings: of every cell; its tasks are the table's; each cell sets the keys to block.
         out: folder for the cells.
         plan: which cells.
         progress: shows how far it is.
@@ -330,7 +329,7 @@ def table1(
         the folders, in the order of the table.
 
     Raises:
-        ValueError: for a folder that holds another run, and what `evaluate` refuses; cells that are
+        ValueError: for a folder that holds another run, and as `evaluate` does; cells that are
             finished are kept.
     """
     plan = plan or Plan()
@@ -345,7 +344,7 @@ def table1(
         for name in models
         for folder, cell in cells_of(Path(out) / name, settings, plan).items()
     }
-    # what is wrong with a folder or a task shows before anything is scored
+    # errors of a folder or a task show before anything is scored
     todo = {
         folder: (name, cell)
         for folder, (name, cell) in cells.items()
@@ -381,7 +380,7 @@ def _cell(
     settings: EvalSettings, sink_rule: Any, task: str, k: int, control: str, protocol: str
 ) -> EvalSettings:
     tokens = TOKENS.get(task) if settings.new_tokens is None else settings.new_tokens
-    # a cell does not depend on what is allowed for the sake of another
+    # a cell does not depend on permissions for the sake of another
     runs_code = settings.run_code and task in offline.RUNS_CODE
     changes: dict[str, Any] = {"tasks": (task,), "new_tokens": tokens, "run_code": runs_code}
     if k:

@@ -1,6 +1,4 @@
-"""`sinklab eval` as a study: benchmarks through lm-eval. What a run does is one frozen
-dataclass.
-"""
+"""`sinklab eval` as a study: benchmarks through lm-eval, with all choices in a frozen dataclass."""
 
 from __future__ import annotations
 
@@ -25,14 +23,14 @@ if TYPE_CHECKING:
 
 
 CONTROLS = (*HIDDEN, "matched")
-"""What is hidden: as `MaskSinks` names it, or its arm that equal_mass is compared with."""
+"""Choices of keys to block: those of `MaskSinks`, and the arm that equal_mass is compared with."""
 MASKING: dict[str, Any] = {
     "mask_sinks": None,
     "control": "sinks",
     "protocol": "paper",
     "sink_rule": None,
 }
-"""The settings of masking, and their defaults. The last two are recorded where they differ: older
+"""The settings of masking, and their defaults. The last two are recorded only if they differ: older
 runs lack them.
 """
 TWO_STAGE = "gsm8k_two_stage"
@@ -41,7 +39,7 @@ TWO_STAGE = "gsm8k_two_stage"
 
 @dataclass(frozen=True)
 class EvalSettings(DecodingSettings):
-    """What is scored, under which interventions, and how texts are written and likelihoods
+    """Tasks of an evaluation, the interventions, and how texts are written and likelihoods
     estimated.
 
     Raises ValueError for numbers and names that make no sense with any model.
@@ -56,7 +54,7 @@ class EvalSettings(DecodingSettings):
     scores, sinks or not (with protocol rule, at most so many, and sinks alone); none when left out.
     """
     control: str = limited("sinks", one_of=CONTROLS)
-    """With mask_sinks, what is hidden: sinks (the keys that the protocol names); as many random,
+    """With mask_sinks, the keys to hide: sinks (the keys that the protocol names); as many random,
     recent or lowest keys that are not among them; equal_mass, keys that are no sinks and together
     receive as much; or matched, the protocol's keys in those heads alone that have such a control.
     """
@@ -66,32 +64,32 @@ class EvalSettings(DecodingSettings):
     those of them that the sink rule names; clean, chosen at the same step by a pass with nothing
     hidden. Likelihoods have no step before: there it is always a clean pass."""
     sink_rule: Any = field(default=None, metadata={"registry": rules})
-    """What counts as a sink, e.g. excess:epsilon=3 (the default) or gu: protocol rule hides nothing
-    else, with the others the dose says how many of the hidden keys were sinks."""
+    """Rule for sinks, e.g. excess:epsilon=3 (the default) or gu: protocol rule hides nothing else,
+    with the others the dose says how many of the hidden keys were sinks.
+    """
     edits: tuple[str, ...] = ()
     """Further interventions, e.g. window_attention:radius=16, applied after mask_sinks."""
     limit: int | None = limited(None, at_least=1)
     """Score the first so many documents of each task; all when left out."""
     num_fewshot: int | None = limited(None, at_least=0)
-    """Worked examples in front of each question; what the task says when left out."""
+    """Worked examples in front of each question; the task's own number when left out."""
     data: str | None = None
     """Folder with the benchmarks' files; the Hub when left out."""
     include_path: str | None = None
     """Folder of task files (YAML) of your own for lm-eval. Functions that they name (!function) are
     run only with --run-code."""
     new_tokens: int | None = limited(None, at_least=1)
-    """Tokens to write per answer; what the task asks for, else 256, when left out."""
+    """Tokens to write per answer; the task's own number, else 256, when left out."""
     block_length: int | None = 32
     """Semi-autoregressive blocks of this many tokens (as in arXiv 2510.15731); None writes
     everything as one block.
     """
     stop_at_eos: bool = True
-    """End a row once end of text stands with nothing open to its left, where the model names an end
-    of text: what is to its right never counts."""
-    seed: int | None = 0
-    """Seed of all noise; each request has its own, which follows from this one and what is
-    asked.
+    """End a row once end of text stands with nothing open to its left, if the model names an end of
+    text: tokens to its right never count.
     """
+    seed: int | None = 0
+    """Seed of all noise; each request has its own, which follows from this one and the request."""
     estimator: str = limited("auto", one_of=ESTIMATORS)
     """Likelihood of a continuation under a diffusion model: monte_carlo, chain_rule, or auto
     (monte_carlo).
@@ -103,11 +101,11 @@ class EvalSettings(DecodingSettings):
     likelihood_cfg_scale: float = 0.0
     """Classifier-free guidance of likelihoods; 0 is off."""
     batch: int = limited(8, at_least=1, free=True)
-    """Prompts that are written together, where their answers do not depend on it (gsm8k_two_stage
-    as published: 64).
+    """Prompts that are written together, if their answers do not depend on it (gsm8k_two_stage as
+    published: 64).
     """
     likelihood_batch: int = limited(32, at_least=1, free=True)
-    """Rows per forward where likelihoods are estimated."""
+    """Rows per forward of a likelihood estimate."""
     chat: bool = False
     """Put each prompt, with its worked examples, into the model's chat format."""
     run_code: bool = False
@@ -177,8 +175,8 @@ class EvalSettings(DecodingSettings):
         return self.record_sinks is None or document < self.record_sinks
 
     def kept(self) -> dict[str, Any]:
-        """What a run folder keeps, and a resumed run must repeat: everything that an answer may
-        depend on.
+        """Settings that a run folder keeps, and a resumed run must repeat: everything that an
+        answer may depend on.
         """
         free = {
             *free_fields(self),
@@ -195,7 +193,7 @@ LATER: dict[str, Any] = {name: MASKING[name] for name in ("protocol", "sink_rule
 
 @dataclass(frozen=True)
 class Plan(Checked):
-    """Which cells Table 1 of the analysis paper has.
+    """Cells of Table 1 of the analysis paper.
 
     Raises ValueError for numbers and controls that make no sense with any model.
     """
@@ -211,26 +209,26 @@ class Plan(Checked):
     the clean pass alone.
     """
     controls: tuple[str, ...] = limited(("sinks",), one_of=CONTROLS, needed=True)
-    """What is masked: sinks (the keys that the protocol names); as many random, recent or lowest
+    """Keys to mask: sinks (the keys that the protocol names); as many random, recent or lowest
     keys; equal_mass, keys that are no sinks and receive as much together, beside matched, the
     protocol's keys in the same heads.
     """
     sink_rule: Any = field(default=None, metadata={"registry": rules})
-    """What counts as a sink, e.g. excess:epsilon=3, the default."""
+    """Rule for sinks, e.g. excess:epsilon=3, the default."""
     chat: bool | None = None
-    """Put questions into the model's chat format; None: where the model has one."""
+    """Put questions into the model's chat format; None: if the model has one."""
     paper: bool = False
-    """The whole protocol of the paper on its models (all four, or those of --model); what to expect
-    comes first.
+    """The whole protocol of the paper on its models (all four, or those of --model); expected rows
+    come first.
     """
     dry_run: bool = False
-    """Say what it would take, and stop: no run is written; documents are read, into the cache."""
+    """Say how much work it is, and stop: no run is written; documents are read, into the cache."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
         object.__setattr__(self, "protocols", tuple(dict.fromkeys(self.protocols)))
-        # what is of equal mass is compared in the heads that have it
+        # keys of equal mass are compared in the heads that have them
         pairs = [("matched", name) if name == "equal_mass" else (name,) for name in self.controls]
         object.__setattr__(
             self, "controls", tuple(dict.fromkeys(name for pair in pairs for name in pair))
@@ -239,7 +237,7 @@ class Plan(Checked):
     def cells(
         self, tasks: Sequence[str], likelihoods: Collection[str] = ()
     ) -> Iterator[tuple[str, int, str, str]]:
-        """(task, k, control, protocol), the unmasked ones first; of `likelihoods` one a way to
+        """(task, k, control, protocol), the unmasked ones first; for `likelihoods`, one per way to
         choose keys.
         """
         for task in tasks:
@@ -261,18 +259,18 @@ class Evaluation(Study):
     Prompts, metrics and filters are lm-eval's own. Diffusion models write by denoising and score
     continuations by a Monte Carlo bound; autoregressive ones write token after token and score
     exactly. --mask-sinks K hides the K keys that received most at the step before from every head
-    while the model writes (where it scores: that receive most in a clean pass over the same text),
+    while the model writes (for likelihoods: that receive most in a clean pass over the same text),
     sinks or not; --protocol names other ways. Beside each masked score stands its dose: keys
-    hidden, how many of them a rule calls sinks, the attention they held, and what was really
-    removed. The run folder holds the scores, every prompt and answer, and what the sinks did in the
-    very runs that were scored; lm-eval's own result files lie beside them. Every answer is kept as
-    it comes: --resume goes on after an interruption. Under `accelerate launch` the documents are
+    hidden, how many of them a rule calls sinks, the attention they held, and the share really
+    removed. The run folder holds the scores, every prompt and answer, and the facts of the sinks in
+    the very runs that were scored; lm-eval's own result files lie beside them. Every answer is kept
+    as it comes: --resume goes on after an interruption. Under `accelerate launch` the documents are
     dealt to the processes.
 
     Benchmarks are read from files below --data, or from the Hub when it is left out; --include-path
     names task files of your own. `python -m sinklab.lm_eval run --model sinklab …` is lm-eval's own
-    command line. HumanEval runs what the model wrote, in processes of its own behind a boundary of
-    the system where there is one, and only with --run-code.
+    command line. HumanEval runs the model's programs, in processes of its own behind a boundary of
+    the system if there is one, and only with --run-code.
 
     Try
         sinklab eval --tasks gsm8k --data benchmarks --limit 8 --num-fewshot 0 --new-tokens 64
@@ -298,7 +296,7 @@ class Evaluation(Study):
     _lines = deferred("sinklab.lab.studies.benchmarks.tables:score_lines")
 
     def __call__(self, loaded: Any, out: str | Path, settings: Any = None, **how: Any) -> Path:
-        """As `sinklab.lab.studies.benchmarks.run.evaluate`, whose processes share a folder."""
+        """Run `sinklab.lab.studies.benchmarks.run.evaluate`; its processes share a folder."""
         # read when tqdm is imported: the bars of lm-eval and datasets would run through ours
         os.environ.setdefault("TQDM_DISABLE", "1")
         settings, resume = settings or EvalSettings(), how.pop("resume", False)

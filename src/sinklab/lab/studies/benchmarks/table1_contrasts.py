@@ -1,5 +1,5 @@
-"""What may be said beyond a table of masked scores: keys against others of equal mass, one model
-against another.
+"""Contrasts beyond a table of masked scores: keys against others of equal mass, one model against
+another.
 """
 
 import math
@@ -16,7 +16,9 @@ from sinklab.lab.studies.benchmarks import tables as paper
 from sinklab.lab.studies.benchmarks.tables import Benchmark, spoken
 
 POINTS = 0.05
-"""What the summary calls a «> 5 % performance drop», as a difference of two accuracies."""
+"""Least loss that counts as the summary's «> 5 % performance drop», as a difference of two
+accuracies.
+"""
 Cell = tuple[str, str, int]
 """(protocol, control, k)"""
 PLAIN: Cell = ("", "sinks", 0)
@@ -36,13 +38,13 @@ def by_model(listed: Sequence[Benchmark]) -> dict[str, list[Benchmark]]:
 
 
 def tasks_of(listed: Sequence[Benchmark]) -> list[str]:
-    """What was scored, the paper's tasks first."""
+    """Tasks that were scored, the paper's first."""
     tasks = dict.fromkeys(task for one in listed for task in one.tasks)
     return sorted(tasks, key=lambda task: [*paper.TITLES, task].index(task))
 
 
 def cells_of(task: str, model: str, group: Iterable[Benchmark]) -> Cells:
-    """The runs of one model on a task. Raises ValueError where two are the same cell."""
+    """The runs of one model on a task. Raises ValueError if two are the same cell."""
     cells: Cells = {}
     mine = [one for one in group if task in one.tasks]
     for one in sorted(
@@ -60,7 +62,7 @@ def cells_of(task: str, model: str, group: Iterable[Benchmark]) -> Cells:
 
 
 def floor_of(plain: Benchmark, task: str) -> float:
-    """The unmasked score up to which no loss can be told: 5 points, or chance and two standard
+    """The unmasked score up to which a loss is inconclusive: 5 points, or chance and two standard
     errors.
     """
     score, chance = plain.score(task), plain.chance(task)
@@ -73,8 +75,8 @@ def contrasts(listed: Sequence[Benchmark]) -> list[str]:
     the same task.
 
     Differences are paired by question, with 95 % intervals. Both models are masked by one protocol,
-    which is named. It cannot be told which loses more where one of them has no such sinks, or no
-    score to lose.
+    which is named. The contrast is inconclusive if one of them has no such sinks, or no score to
+    lose.
     """
     said: list[str] = []
     for task in tasks_of(listed):
@@ -96,8 +98,8 @@ def contrasts(listed: Sequence[Benchmark]) -> list[str]:
 
 
 def _costs(task: str, cells: Cells, key: Cell) -> pd.Series:
-    """By question, what was right with nothing masked less what was right in this cell; empty where
-    that is unknown.
+    """Loss by question: right with nothing masked less right in this cell; empty if either is
+    unknown.
     """
     rights = []
     for run in (cells[PLAIN], cells[key]):
@@ -146,7 +148,9 @@ def _between(task: str, one: tuple[str, Cells], other: tuple[str, Cells]) -> lis
 
 
 def _doses(task: str, cells: Cells, protocol: str) -> Doses:
-    """What each number of keys took and cost by a protocol, where what was removed is known."""
+    """Attention removed and cost of each number of keys by a protocol; numbers without a known
+    share removed are left out.
+    """
     doses = {key: one.dose(task) for key, one in cells.items() if key[:2] == (protocol, "sinks")}
     found = {key: dose.removed for key, dose in doses.items() if dose is not None}
     known = [key for key, mass in found.items() if not math.isnan(mass)]
@@ -158,13 +162,13 @@ def _doses(task: str, cells: Cells, protocol: str) -> Doses:
 
 
 def _no_sinks(task: str, model: str, plain: Benchmark) -> str:
-    """Why there is no phenomenon to take away; empty where there is."""
+    """Reason why there is no phenomenon to remove; empty if there is one."""
     why = no_phenomenon(model, plain.sinks(task, "gu_rate"), plain.sinks(task, "share"))
     return f"{why} (record_sinks)" if why.endswith("masked") else why
 
 
 def _too_low(task: str, model: str, plain: Benchmark) -> str:
-    """Why no loss can be told of a score; empty where one can."""
+    """Reason why a loss of a score would be inconclusive; empty if it would not."""
     score, floor = plain.score(task), floor_of(plain, task)
     value = math.nan if score is None else float(score["value"])
     why = "chance and two standard errors" if floor > POINTS else "5 points"

@@ -118,15 +118,15 @@ COLUMNS += (
 
 
 def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
-    """One row per (task, model, protocol, control, k) that was scored, and per published cell of
-    these tasks.
+    """One row per scored (task, model, protocol, control, k), and per published cell of these
+    tasks.
 
     accuracy, stderr (binomial), samples; drop: accuracy without masking less this one, with the
     ends of its 95 % interval, paired by question; relative: drop over the accuracy without masking;
-    verdict: "drops" (more than 5 points), "holds", "undecided", or "floor" where unmasked no more
-    was right than 5 points, or chance and two standard errors (``floor``); no_answer: share of
+    verdict: "drops" (more than 5 points), "holds", "undecided", or "floor" if the unmasked accuracy
+    is no more than 5 points, or chance and two standard errors (``floor``); no_answer: share of
     answers without the expected pattern; the other columns are those of `Dose`. Runs are compared
-    that differ in masking alone. The protocol is "" where nothing is masked.
+    that differ in masking alone. The protocol is "" if nothing is masked.
 
     Raises:
         ValueError: when two folders hold the same cell.
@@ -186,8 +186,9 @@ def _drop(
 
 
 def verdict(plain: float, low: float, high: float, floor: float = POINTS) -> str:
-    """Whether the interval of a drop lies beyond 5 points, within them, or neither; "floor" where
-    no more is right.
+    """Verdict on a drop: "drops" if its interval lies beyond 5 points, "holds" if within them, else
+    "undecided"; "floor" if the unmasked accuracy is no more than the floor, "–" without an
+    interval.
     """
     if plain <= floor:
         return "floor"
@@ -218,7 +219,7 @@ def published_numbers(task: str) -> list[dict[str, Any]]:
 
 def table1_text(numbers: pd.DataFrame) -> pd.DataFrame:
     """The table as people read it: a row per model and control, the paper's below those measured, a
-    column per number of keys and protocol. What was masked is `table1_doses`.
+    column per number of keys and protocol. Doses are in `table1_doses`.
 
     Published rows of models that were measured stand first among the published ones.
     """
@@ -263,9 +264,7 @@ def _cell(cell: pd.Series | None) -> str:
 
 
 def table1_doses(numbers: pd.DataFrame) -> pd.DataFrame:
-    """What was masked in each cell that was measured, as people read it: keys, sinks among them,
-    their attention.
-    """
+    """Doses of each measured cell, as people read them: keys, sinks among them, their attention."""
     if numbers.empty or not numbers["columns"].notna().any():
         return pd.DataFrame()
     headings, rows = _headings(numbers), []
@@ -288,7 +287,7 @@ def table1_doses(numbers: pd.DataFrame) -> pd.DataFrame:
 
 
 def _lost(by: dict[str, pd.Series]) -> str:
-    """In words: at which numbers of masked keys."""
+    """Numbers of masked keys with more than 5 points lost, in words."""
     verdicts = {heading: cell["verdict"] for heading, cell in by.items()}
     if "floor" in verdicts.values():
         is_guessed = any(cell["floor"] > POINTS for cell in by.values())
@@ -306,7 +305,7 @@ def _lost(by: dict[str, pd.Series]) -> str:
 
 
 def table1_notes(numbers: pd.DataFrame, unfinished: Iterable[Path] = ()) -> list[str]:
-    """What has to be said below the table."""
+    """Notes below the table."""
     notes, told = list(paper.TABLE1_NOTES), paper.spoken()
     measured = numbers[numbers["source"] == MEASURED] if len(numbers) else numbers
     for _, cell in measured[~measured["verdict"].isin(["–", "floor"])].iterrows():

@@ -1,5 +1,5 @@
-"""Run folders of kind "benchmark": their tables from lm-eval's results, read again beside what the
-two papers print.
+"""Run folders of kind "benchmark": their tables from lm-eval's results, read again beside the
+numbers that the two papers print.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sinklab.lab.studies.benchmarks.offline import RUNS_CODE
 from sinklab.lab.studies.benchmarks.study import MASKING
 
 Told = Mapping[tuple[str, int, int], Mapping[str, Any]]
-"""(task, document, number of the request) -> what the model answered."""
+"""(task, document, number of the request) -> the model's answer."""
 
 
 def rows_of(
@@ -55,8 +55,8 @@ def write(
     told: Told,
     doses: list[dict[str, Any]],
 ) -> None:
-    """Write the tables ``scores``, ``samples``, ``sinks`` (of what was watched), ``doses`` (where
-    keys were hidden).
+    """Write the tables ``scores``, ``samples``, ``sinks`` (of watched requests) and ``doses`` (if
+    keys were blocked).
     """
     samples = sorted(samples, key=lambda row: (row["task"], row["filter"], row["doc_id"]))
     sinks = [
@@ -76,9 +76,9 @@ def write(
 
 
 def _scores(results: Mapping[str, Any], samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per task (or group), metric and filter; no_answer is NaN where no pattern is looked
-    for. Of a task that runs programs also the boundary that held them, and the documents that it
-    could not judge.
+    """A row per task (or group), metric and filter; no_answer is NaN if no pattern is looked for. A
+    task that runs programs also has the boundary that held them, and the documents that it could
+    not judge.
     """
     rows = []
     for task, metrics in results["results"].items():
@@ -167,7 +167,7 @@ def _text(value: Any) -> str:
 
 
 def _answer(row: Mapping[str, Any], kind: str | None, logprobs: list[float]) -> str:
-    """What was filtered out of a text; of several continuations the likeliest."""
+    """The text left by the filter; the likeliest one of several continuations."""
     if not logprobs:
         return _text(row["filtered_resps"][0])
     if kind != "multiple_choice":
@@ -180,11 +180,11 @@ def _answer(row: Mapping[str, Any], kind: str | None, logprobs: list[float]) -> 
 
 
 def _right(row: Mapping[str, Any], higher_is_better: Mapping[str, Any]) -> float:
-    """The first of the metrics that is a number: 1 where the answer is right, for those that say
-    so.
+    """The first of the metrics that is a number: 1 if the answer is right, for metrics of right and
+    wrong.
 
-    One of which less is better, such as LAMBADA's perplexity, does not say so; NaN where there is
-    no other.
+    Metrics of which less is better, such as LAMBADA's perplexity, are left out; NaN if there is no
+    other.
     """
     known = (_number(row[name]) for name in row["metrics"] if higher_is_better.get(name, True))
     return next((number for number in known if not math.isnan(number)), math.nan)
@@ -203,7 +203,7 @@ def score_lines(run: Run | str | Path) -> list[str]:
 
 @cache
 def spoken() -> Callable[..., list[str]]:
-    """What says the statements of sentences.jinja."""
+    """Function that fills the statements of sentences.jinja."""
     from sinklab.lab.reports.words import statements
 
     filters = (hidden_words, Dose.from_row, titled, signed, points)
@@ -211,7 +211,7 @@ def spoken() -> Callable[..., list[str]]:
 
 
 def points(estimate: Estimate) -> str:
-    """A difference of shares in percentage points, with its interval where it has one."""
+    """A difference of shares in percentage points, with its interval if it has one."""
     value, low, high = (signed(number) for number in (estimate.value, estimate.low, estimate.high))
     return (
         f"{value} ({low} … {high})"
@@ -226,7 +226,7 @@ def signed(share: float) -> str:
 
 
 def titled(task: str) -> str:
-    """What the paper calls it, where it has it."""
+    """The paper's name of a task; its own name if the paper has none."""
     return TITLES.get(task, task)
 
 
@@ -239,8 +239,8 @@ _PRINTED: dict[str, Any] = tomllib.loads((files(__package__) / "published.toml")
 KS: tuple[int, ...] = tuple(_PRINTED["masked_sinks"]["ks"])
 """Numbers of masked sinks in the analysis paper's Table 1; 0 is its row «unmasked»."""
 TABLE1: dict[str, dict[str, list[list[float]]]] = _PRINTED["masked_sinks"]["cells"]
-"""Task -> model -> by number of masked sinks the share of right answers and what is printed behind
-±.
+"""Task -> model -> by number of masked sinks the share of right answers and the number printed
+behind ±.
 """
 TABLE1_NOTES: list[str] = _PRINTED["masked_sinks"]["notes"]
 TITLES: dict[str, str] = _PRINTED["masked_sinks"]["titles"]
@@ -263,7 +263,7 @@ class PaperRow:
     """One row of a table of «One Token Is Enough»."""
 
     name: str
-    """What the paper calls it."""
+    """Name in the paper."""
     variant: str
     """The variant of the model, in the words of `sinklab.lab.reports.training.variant`."""
     scores: tuple[float, ...]
@@ -277,14 +277,14 @@ class PaperTable:
     number: int
     title: str
     start: str
-    """How the models began: "autoregressive" or "scratch"."""
+    """Beginning of the models: "autoregressive" or "scratch"."""
     benchmarks: tuple[str, ...]
     blocks: dict[str, tuple[PaperRow, ...]]
     """Rows by size and number of training tokens."""
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> PaperTable:
-        """From the file."""
+        """Read a table of the file."""
         blocks = {
             block["models"]: tuple(
                 PaperRow(name, variant, tuple(scores)) for name, variant, *scores in block["rows"]
@@ -333,11 +333,11 @@ class Benchmark:
 
     @property
     def control(self) -> str:
-        """What was masked: sinks (the keys that the protocol names), or others."""
+        """Keys that were masked: sinks (the keys that the protocol names), or others."""
         return str(self.run.info.settings.get("control") or "sinks")
 
     def protocol(self, task: str) -> str:
-        """How keys were chosen: of likelihoods by a clean pass, whatever was asked; "paper" in
+        """Protocol that chose keys: for likelihoods a clean pass, unless it was "rule"; "paper" in
         older runs.
         """
         given = str(self.run.info.settings.get("protocol") or "paper")
@@ -348,22 +348,22 @@ class Benchmark:
         return any(self._continuations(task))
 
     def dose(self, task: str) -> Dose | None:
-        """What masking took while the task was scored; None where that was not recorded, as in
-        older runs.
+        """Dose of masking while the task was scored; None if it was not recorded, as in earlier
+        runs.
         """
         return next(
             (Dose.from_row(row) for row in _rows_of(self.run, "doses") if row["task"] == task), None
         )
 
     def sinks(self, task: str, name: str) -> float:
-        """A fact of the table ``sinks``, mean over watched documents and layers; NaN where it is
-        not there.
+        """A fact of the table ``sinks``, mean over watched documents and layers; NaN if it is not
+        there.
         """
         values = [row.get(name) for row in _rows_of(self.run, "sinks") if row["task"] == task]
         return float(pd.Series(values, dtype=float).mean())
 
     def chance(self, task: str) -> float:
-        """The share that guessing gets right: of several choices one, of a text none."""
+        """The share that guessing gets right: one in the number of choices, none for a text."""
         return float(
             np.mean(
                 [1 / count if count > 1 else 0.0 for count in self._continuations(task)] or [0.0]
@@ -371,7 +371,7 @@ class Benchmark:
         )
 
     def _continuations(self, task: str) -> list[int]:
-        """How many were scored, by document; 0 where a text was written."""
+        """Number of continuations scored, by document; 0 if a text was written."""
         samples = self.run.table("samples") if "samples" in self.run.tables else pd.DataFrame()
         return (
             [*map(len, samples.loc[samples["task"] == task, "logprobs"])]
@@ -381,7 +381,7 @@ class Benchmark:
 
     @property
     def alike(self) -> str:
-        """What runs that differ in masking alone have in common: weights and settings."""
+        """Weights and settings that runs which differ in masking alone have in common."""
         free = (*MASKING, "tasks", "record_sinks")
         settings = {key: value for key, value in self.run.info.settings.items() if key not in free}
         return json.dumps(
@@ -395,13 +395,13 @@ class Benchmark:
 
     @property
     def tasks(self) -> list[str]:
-        """What was scored."""
+        """Tasks that were scored."""
         return list(dict.fromkeys(self.scores["task"]))
 
     def score(self, task: str, metric: str | None = None) -> pd.Series | None:
-        """The row of this metric, else of the task's headline; None where it was not scored.
+        """The row of this metric, else of the task's headline; None if it was not scored.
 
-        Its stderr is binomial for shares, sqrt(p (1 - p) / n), and else what lm-eval says.
+        Its stderr is binomial for shares, sqrt(p (1 - p) / n), and else lm-eval's.
         """
         rows = self.scores[self.scores["task"] == task]
         headline, filtered = HEADLINE.get(task, ("", None))
@@ -419,9 +419,7 @@ class Benchmark:
         return row
 
     def right(self, task: str, score: pd.Series) -> pd.Series:
-        """By number of the document, what the metric gave it; empty without the table
-        ``samples``.
-        """
+        """Value of the metric by number of the document; empty without the table ``samples``."""
         if "samples" not in self.run.tables:
             return pd.Series(dtype=float)
         rows = checked(self.run, "samples", _COLUMNS["samples"], what="a benchmark")
@@ -438,7 +436,7 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Found:
-    """What lies in some folders."""
+    """Runs found in some folders."""
 
     benchmarks: tuple[Benchmark, ...]
     trainings: tuple[Run, ...]
@@ -451,8 +449,7 @@ def found_in(folders: Iterable[str | Path]) -> Found:
     passed over.
 
     Raises:
-        ValueError: for a folder that does not exist, a damaged run, and where there is no run at
-            all.
+        ValueError: for a folder that does not exist, a damaged run, and if there is no run at all.
     """
     benchmarks, trainings, unfinished = [], [], []
     for folder in (Path(folder) for folder in folders):
@@ -480,10 +477,9 @@ def found_in(folders: Iterable[str | Path]) -> Found:
 
 
 def paired_drop(before: pd.Series, after: pd.Series) -> tuple[float, float, float]:
-    """How much less is right on the same questions: the drop and the ends of its 95 % interval.
+    """Drop of right answers on the same questions, and the ends of its 95 % interval.
 
-    NaN without common questions, or where answers are not right or wrong. See
-    `paired_share_interval`.
+    NaN without common questions, or if answers are not right or wrong. See `paired_share_interval`.
     """
     both = pd.concat([before, after], axis=1, join="inner").to_numpy(float)
     if not len(both) or not set(both.flat) <= {0.0, 1.0}:

@@ -44,15 +44,14 @@ SEED = 1234
 def two_stage_settings(
     given: DecodingSettings | None = None, *, published: bool = False
 ) -> DecodingSettings:
-    """How each stage is decoded: what the released code does, but for what was asked for.
+    """Decoding of each stage: the settings of the released code, but for those that were given.
 
     256 evaluations on SMDM's clock (eps 1e-5), the most confident tokens first. ``published`` draws
     at temperature 0.1 and ranks the candidates of 64 rows together, so that answers depend on their
     batch; else nothing is drawn, each row is decoded by itself and ends at its end of text.
 
     Args:
-        given: settings whose fields, where they are not the defaults of their class, replace the
-            protocol's.
+        given: settings; fields that differ from the defaults of their class replace the protocol's.
         published: as released.
 
     Source: One Token Is Enough (2601.19657), ``evaluate_gsm8k`` and SMDM's ``diff_sample``.
@@ -78,30 +77,30 @@ def two_stage_settings(
 
 @dataclass(frozen=True)
 class TwoStageAnswer:
-    """What was written for one question."""
+    """The text written for one question."""
 
     number: int
     text: str
-    """All that was written, without special tokens; with the question where it is as published."""
+    """Text written, without special tokens; with the question if as published."""
     answer: str | None
-    """What stands behind the last ####; None where nothing does."""
+    """Text behind the last ####; None if there is none."""
     fits: bool = True
     """False for a question that leaves no room for an answer."""
     steps: int = 0
     """Model evaluations of both stages."""
     sinks: tuple[dict[str, Any], ...] = ()
-    """Facts of the first stage, a row for each layer, where it was watched."""
+    """Facts of the first stage, a row for each layer, if it was watched."""
     dose: Totals = field(default_factory=dict)
-    """Of both stages, as `Answer.dose`."""
+    """Dose of both stages, as `Answer.dose`."""
 
 
 @dataclass(frozen=True)
 class TwoStage(Checked):
     """Answers to worked problems in two stages.
 
-    The first stage denoises what follows ``Question: …`` up to `length` tokens: the steps. The
-    second denoises what follows question and steps, again up to `length`: the answer, ``#### …``.
-    As published, rows of a batch are filled with masks on the right, ranked together, decoded,
+    The first stage denoises the tokens after ``Question: …`` up to `length`: the steps. The second
+    denoises the tokens after question and steps, again up to `length`: the answer, ``#### …``. As
+    published, rows of a batch are filled with masks on the right, ranked together, decoded,
     stripped of special tokens and read again as text (the start token between the pieces, on which
     the model was trained, gets lost); all of the row counts as its text. Else each row is decoded
     by itself, its steps end at the end of text, and the second stage reads the very tokens written.
@@ -113,15 +112,16 @@ class TwoStage(Checked):
     loaded: Loaded
     """A diffusion model with a tokenizer."""
     settings: DecodingSettings | None = None
-    """Of each stage, all of them; those of `two_stage_settings` when left out."""
+    """Decoding of each stage, with every field given; those of `two_stage_settings` when left out.
+    """
     length: int = LENGTH
-    """Of question, steps and answer together; no more than the model's context."""
+    """Tokens of question, steps and answer together; no more than the model's context."""
     published: bool = False
-    """As the released code does it."""
+    """Whether to answer as the released code does."""
     edits: Sequence[Any] = ()
     """Interventions, chosen anew in each stage."""
     batch: int = limited(BATCH, at_least=1)
-    """Questions that are answered together where their answers do not depend on it; as published
+    """Questions that are answered together, if their answers do not depend on it; as published
     always 64.
     """
     watch: Callable[[int], bool] = lambda number: False
@@ -164,7 +164,7 @@ class TwoStage(Checked):
 
         Raises:
             ValueError: for numbers that are not one for each question, no question that leaves room
-                (without `numbers`), and what the decoder refuses.
+                (without `numbers`), and anything that the decoder refuses.
         """
         given = range(len(questions)) if numbers is None else numbers
         if len(given) != len(questions):
@@ -205,11 +205,13 @@ class TwoStage(Checked):
             yield from self._together({number: room[number] for number in part})
 
     def _prompt(self, question: str) -> list[int]:
-        """As in training: a start token where the tokenizer puts one, then the question."""
+        """Ids of a question, as in training: a start token if the tokenizer puts one, then the
+        question.
+        """
         tokenizer = self.loaded.needed_tokenizer()
         first: Any = tokenizer("a")["input_ids"]
         begins = tokenizer.bos_token_id is not None and first[0] == tokenizer.bos_token_id
-        # split: where a question spells out a special token, it is text
+        # split: if a question spells out a special token, it is text
         text = Pair(question.strip(), "", "").texts()[0]
         ids: Any = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return [*first[:1], *ids] if begins else list(ids)
@@ -217,8 +219,8 @@ class TwoStage(Checked):
     def _together(
         self, prompts: dict[int, list[int]], *, watch: bool = False
     ) -> Iterator[TwoStageAnswer]:
-        """Both stages of some questions: every row is what it is alone, but as published a batch is
-        one.
+        """Both stages of some questions: every row is the same as alone, but as published a batch
+        is one.
         """
         tokenizer: Any = self.loaded.needed_tokenizer()
         number_of_batch = min(prompts) // BATCH if self.published else min(prompts)
@@ -251,7 +253,7 @@ class TwoStage(Checked):
             yield TwoStageAnswer(number, text, answer, True, steps, sinks, dose.totals)
 
     def _up_to_end(self, row: list[int], before: list[int]) -> list[int]:
-        """What was written behind these ids."""
+        """Ids written behind these ids."""
         return ended(self.loaded, row[len(before) :], ())[0]
 
     def _filled(
@@ -299,7 +301,7 @@ def two_stage_documents(data: str | None, limit: int | None = None) -> list[dict
 def rights(
     answers: Sequence[TwoStageAnswer], targets: Sequence[str], *, published: bool = False
 ) -> list[bool]:
-    """Which answers are right; one without ``####`` is wrong.
+    """Whether each answer is right; one without ``####`` is wrong.
 
     Args:
         answers: in the order of their targets.

@@ -1,4 +1,4 @@
-"""How faithful block caches are, with and without protected sinks."""
+"""Fidelity of block caches, with and without protected sinks."""
 
 from sinklab.core.registry import exports
 

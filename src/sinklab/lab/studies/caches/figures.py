@@ -1,5 +1,5 @@
-"""What a comparison of caches shows: fidelity over the budget, with and without protected sinks,
-and what it costs.
+"""Results of a comparison of caches: fidelity over the budget, with and without protected sinks,
+and cost.
 """
 
 from functools import partial
@@ -25,7 +25,7 @@ DIVERGENCE = Axis("nats per masked token", scale="log")
 
 @figure("caches", kind="caches", alone=True, prepared=True, columns=2, share="", size=(5.6, 3.5))
 def caches_figure(one: Reader) -> list[Chart]:
-    """Divergence over the budget, and where it was measured, over time."""
+    """Divergence over the budget, and over time if it was measured."""
     run, policies = one.run, one.run.table("policies")
     charts = [
         _fidelity(policies, f"{run.info.model.get('name', '')}: distance from uncached decoding")
@@ -95,8 +95,8 @@ def _drawn_as(family: str) -> dict[str, Any]:
 
 
 def caches_sentences(runs: list[Run]) -> list[str]:
-    """The table of caches of each run, a line each, and what protection does to the divergence at
-    each budget.
+    """The table of caches of each run, a line each, and the effect of protection on the divergence
+    at each budget.
     """
     return [line for run in runs for line in _sentences(run)]
 

@@ -1,5 +1,5 @@
-"""The caches that are compared, by what they keep; at one budget the members of a family differ in
-protection alone.
+"""The caches that are compared, defined by the columns that they keep; at one budget the members of
+a family differ in protection alone.
 """
 
 # B batch rows, S canvas columns, M wanted positions, Q = K = S
@@ -34,11 +34,11 @@ class Policy:
     sinks: int = 0
     """Columns protected, or recomputed with the block."""
     protect: str = ""
-    """Whose sinks; "random" columns in their place are the control of the window."""
+    """Choice of protected sinks; "random" columns in their place are the control of the window."""
 
     @property
     def label(self) -> str:
-        """As it stands in tables."""
+        """Name in tables."""
         if self.family == "sink_refresh":
             return f"dual, {self.sinks} sinks recomputed"
         kept = "" if self.keep == 1 else f" {self.keep:.3g}"
@@ -61,7 +61,7 @@ class Policy:
 
     @property
     def cache(self) -> Cache | None:
-        """The cache that does it; None where everything is computed."""
+        """The cache of this policy; None if everything is computed."""
         if self.family == "window":
             return None
         if self.family in ("none", "prefix", "dual", "sink_refresh"):
@@ -79,7 +79,7 @@ class Policy:
 
 
 def policies(settings: CacheSettings) -> list[Policy]:
-    """All that are compared, the uncached one first. Raises ValueError for budgets and names that
+    """Policies to compare, the uncached one first. Raises ValueError for budgets and names that
     make no sense.
     """
     found = [Policy("none"), Policy("prefix"), Policy("dual")]
@@ -88,7 +88,7 @@ def policies(settings: CacheSettings) -> list[Policy]:
     for keep in sorted(settings.cache_keep, reverse=True):
         for score in settings.scores:
             found.append(Policy(score, keep))
-            # what keeps by attention received keeps the sinks of now by itself
+            # a cache that keeps by attention received keeps the sinks of now by itself
             protect = [which for which in settings.protect if score != "received" or which != "now"]
             found += [Policy(score, keep, settings.cache_sinks, which) for which in protect]
         if settings.sparse:
@@ -145,8 +145,8 @@ class SparseDenoiser:
 
 
 def nearest_keys(sinks_BS: Tensor, count: int) -> Tensor:
-    """Which keys each query sees, bool (B, S, S): itself, the sinks, then the nearest, `count` in
-    all (at least 1).
+    """Visibility of keys, bool (B, S, S): each query sees itself, the sinks, then the nearest,
+    `count` in all (at least 1).
     """
     length = sinks_BS.shape[1]
     position_S = torch.arange(length)

@@ -2,7 +2,7 @@
 memory.
 """
 
-# R rows, B batch (1 where costs are measured), S canvas columns, N new tokens, M wanted positions
+# R rows, B batch (1 if costs are measured), S canvas columns, N new tokens, M wanted positions
 # (row-major), V vocabulary
 import itertools
 import math
@@ -32,12 +32,13 @@ from sinklab.lab.studies.processes import Progress
 
 Tick = Callable[[], object]
 METRICS = ("loss", "divergence", "same")
-"""Of the tokens still masked: nats of the true one; nats from the uncached distribution to the
-cached one; share of positions at which both have the same token first."""
+"""Measures over the tokens still masked: nats of the true one; nats from the uncached distribution
+to the cached one; share of positions at which both have the same token first.
+"""
 
 
 def rows_of_text(loaded: Loaded, settings: CacheSettings) -> Tensor:
-    """Rows the model has not seen, int64 (R, S). Raises ValueError where the corpus does not fill
+    """Rows the model has not seen, int64 (R, S). Raises ValueError if the corpus does not fill
     them.
     """
     most, source = max(settings.rows, settings.texts), heldout_text(settings.heldout)
@@ -52,8 +53,8 @@ def rows_of_text(loaded: Loaded, settings: CacheSettings) -> Tensor:
 
 
 def revealed(settings: CacheSettings, rows: Sequence[int]) -> Tensor:
-    """When each new token is revealed: its turn within its block, int64 (B, N); by row, whatever
-    the batch.
+    """Turn within its block at which each new token is revealed, int64 (B, N); by row, whatever the
+    batch.
     """
     draws_BN = np.stack(
         [np.random.default_rng([settings.seed, row]).random(settings.new_tokens) for row in rows]
@@ -86,9 +87,9 @@ def forced(
     """Every policy on the same text, revealed block by block, in the same random order: a table, a
     line per policy and row with the means of `METRICS`.
 
-    What counts is the evaluations that run the block alone under every cache, from the third on.
-    The true tokens are revealed whatever a policy proposes, so that errors do not pile up and rows
-    can be compared in pairs.
+    Only evaluations that run the block alone under every cache count, from the third on. The true
+    tokens are revealed whatever a policy proposes, so that errors do not pile up and rows can be
+    compared in pairs.
 
     Args:
         ids_BS: the true text.
@@ -131,7 +132,7 @@ def forced(
 
 
 def evaluations(settings: CacheSettings) -> int:
-    """How often `forced` calls its progress for a batch."""
+    """Number of calls of its progress by `forced` for a batch."""
     starts = range(0, settings.new_tokens, settings.block_length)
     sizes = (min(settings.block_length, settings.new_tokens - start) for start in starts)
     return sum(-(-size // settings.tokens_per_step) for size in sizes)
@@ -148,7 +149,7 @@ def _moments(
 
 
 def _log_probs(logits_MV: Tensor, config: Any) -> Tensor:
-    """Over the tokens that may be written: text, and not [MASK]."""
+    """Log-probabilities over the tokens that may be written: text, and not [MASK]."""
     logits_MV = logits_MV[:, : config.text_vocab_size].float()
     if config.mask_token_id < logits_MV.shape[1]:
         logits_MV = logits_MV.index_fill(
@@ -160,14 +161,16 @@ def _log_probs(logits_MV: Tensor, config: Any) -> Tensor:
 def _measured(log_MV: Tensor, truth_MV: Tensor, ids_M: Tensor) -> Tensor:
     """`METRICS` of every position, (3, M)."""
     loss_M = -log_MV.gather(1, ids_M[:, None])[:, 0]
-    # what is ruled out has probability 0 in both
+    # tokens ruled out have probability 0 in both
     divergence_M = (truth_MV.exp() * (truth_MV - log_MV).nan_to_num(0.0)).sum(1)
     same_M = (log_MV.argmax(1) == truth_MV.argmax(1)).float()
     return torch.stack([loss_M, divergence_M, same_M]).cpu()
 
 
 def written(loaded: Loaded, ids_BS: Tensor, policy: Policy, settings: CacheSettings) -> Tensor:
-    """What a policy writes after the beginnings of these rows, one token a step, int64 (B, N)."""
+    """Tokens that a policy writes after the beginnings of these rows, one token a step, int64 (B,
+    N).
+    """
     model: Any = loaded.model
     canvas = canvas_of(model, ids_BS.to(model.device), settings.new_tokens)
     options = {"text_vocabulary": model.config.text_vocab_size, "cache": policy.cache}
@@ -177,8 +180,9 @@ def written(loaded: Loaded, ids_BS: Tensor, policy: Policy, settings: CacheSetti
 
 
 KINDS = ("full_ms", "partial_ms")
-"""Median milliseconds of an evaluation that computes everything (and chooses, where something is
-chosen) and of one that does not."""
+"""Median milliseconds of an evaluation that computes everything (and chooses, if something is
+chosen) and of one that does not.
+"""
 
 
 def held_bytes(model: Any, canvas: Canvas, policy: Policy, block_length: int) -> int:
@@ -206,7 +210,7 @@ def costs(
 ) -> dict[str, list[Any]]:
     """Time and memory of one row at these canvas lengths: a table, a line per length and policy.
 
-    Policies take turns, `settings.repeats` each; of every step the best turn counts, so that a busy
+    Policies take turns, `settings.repeats` each; the best turn of every step counts, so that a busy
     neighbour disturbs long runs no more than short ones. Prompts are random tokens: neither time
     nor memory depends on them. Only the last `settings.new_tokens` columns are written.
     """
@@ -267,7 +271,7 @@ def _step_seconds(model: Any, canvas: Canvas, policy: Policy, block_length: int)
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared, on what."""
+    """Policies to compare, and the text and canvases to compare them on."""
 
     found: list[Policy]
     ids_RS: Tensor
@@ -278,14 +282,14 @@ class Plan:
 
     @property
     def timed(self) -> list[Policy]:
-        """All but sparse attention: it saves no time as it is done here, and would take a clean
-        pass a step.
+        """Policies to time, all but sparse attention: it saves no time as it is done here, and
+        would take a clean pass a step.
         """
         return [policy for policy in self.found if policy.family != "window"]
 
 
 def prepare(loaded: Loaded, settings: CacheSettings, progress: Progress) -> Plan:
-    """What is compared, and the text.
+    """The policies to compare, and the text.
 
     Raises:
         ValueError: for a model that does not denoise, rows that do not fit it, and settings that
@@ -308,7 +312,7 @@ def prepare(loaded: Loaded, settings: CacheSettings, progress: Progress) -> Plan
 
 
 def compare(work: Work) -> None:
-    """Write what is measured: tables ``rows``, ``texts`` and ``costs``."""
+    """Write the measurements: tables ``rows``, ``texts`` and ``costs``."""
     settings, plan, progress = work.settings, work.plan, work.progress
     count = progress.counter(len(work.samples) * evaluations(settings))
     for part in work.samples:
@@ -347,7 +351,9 @@ def _write_texts(work: Work) -> None:
 
 
 def conclude(work: Work) -> None:
-    """Write what follows from the tables, in which parts may be of an earlier process."""
+    """Write the tables that follow from the measurements; parts of these may be of an earlier
+    process.
+    """
     done, found = open_run(work.run.path), work.plan.found
     rows = _by_policy(done.table("rows"))
     texts = _by_policy(done.table("texts")) if work.settings.texts else None

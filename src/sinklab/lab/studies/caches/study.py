@@ -17,7 +17,7 @@ from sinklab.lab.studies.processes import Amount
 
 @dataclass(frozen=True)
 class CacheSettings(Checked):
-    """Which caches, on which text, and what is measured. Raises ValueError for numbers that make no
+    """Caches to compare, the text, and the measurements. Raises ValueError for numbers that make no
     sense.
     """
 
@@ -26,10 +26,10 @@ class CacheSettings(Checked):
     cache_sinks: int = limited(4, at_least=1)
     """Protected sinks per layer and key head in the protected variant of each cache."""
     protect: tuple[str, ...] = ("now",)
-    """Whose sinks: now, first, earlier; one protected variant for each."""
+    """Choices of protected sinks: now, first, earlier; one protected variant for each."""
     scores: tuple[str, ...] = ("nearest", "aligned", "received", "random")
-    """What ranks the columns of the evicting caches: nearest, aligned (Sparse-dLLM), received,
-    random.
+    """Scores that rank the columns of the evicting caches: nearest, aligned (Sparse-dLLM),
+    received, random.
     """
     refreshed: tuple[int, ...] = (4, 16)
     """Sinks that the refreshing dual cache computes anew with the block; one variant for each."""
@@ -40,7 +40,7 @@ class CacheSettings(Checked):
     heldout: str | None = None
     """Corpus of text the model has not seen; None takes the excerpt inside the package."""
     rows: int = limited(8, at_least=2)
-    """Rows of text whose tokens are revealed step by step."""
+    """Rows of text, revealed step by step."""
     batch: int = limited(8, at_least=1)
     """Rows that run together."""
     prompt_tokens: int = limited(64, at_least=1)
@@ -82,7 +82,7 @@ class CacheSettings(Checked):
         return self.prompt_tokens + self.new_tokens
 
     def decoding(self) -> DecodingSettings:
-        """How texts are written: one token a step, most confident first."""
+        """Decoding of the texts: one token a step, most confident first."""
         return DecodingSettings(block_length=self.block_length, seed=self.seed)
 
 
@@ -127,7 +127,7 @@ class Caches(Study):
         return Amount(words, evaluations, min(settings.rows, settings.batch) * settings.length // 2)
 
     def samples(self, plan: Any) -> int:
-        """One a batch of rows."""
+        """Number of samples: one per batch of rows."""
         return plan.batches
 
 
@@ -142,9 +142,9 @@ over rows), ``costs`` (time, memory).
 Args:
     loaded: a diffusion model.
     out: folder to write; it must be empty or absent, or hold this very run to resume.
-    settings: what to compare.
+    settings: of the comparison.
     progress: shows how far it is; a function is called with a short text at each stage.
-    resume: go on where an interrupted run stopped, batch by batch and policy by policy.
+    resume: continue an interrupted run, batch by batch and policy by policy.
 
 Raises:
     ValueError: for a model that does not denoise, rows that do not fit it, and settings that make

@@ -1,4 +1,4 @@
-"""What can be read in the states of sinks."""
+"""Information in the states of sinks."""
 
 from sinklab.core.registry import exports
 

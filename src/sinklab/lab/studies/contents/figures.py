@@ -1,4 +1,6 @@
-"""What the sinks of a run of kind "contents" carry: a figure a place, and the findings in words."""
+"""Contents of the sinks of a run of kind "contents": a figure a place, and the findings in
+sentences.
+"""
 
 # one line a population over layers; bands are 95 % intervals over texts
 from collections.abc import Iterable
@@ -43,14 +45,14 @@ def contents_places(run: Run) -> list[str]:
     "contents", kind="contents", alone=True, prepared=True, columns=3, share="x", size=(3.4, 2.1)
 )
 def contents_figure(one: Reader, place: str = "future") -> list[Chart]:
-    """What the lens (two rows) and the probes (two rows) read at the sinks of a place and at
-    matched positions, by layer.
+    """Lens (two rows) and probes (two rows) at the sinks of a place and at matched positions, by
+    layer.
 
     Full lines: sinks and matched positions with 95 % intervals over texts; dotted: probes of
-    shuffled targets; dashed: of what another text held at that step.
+    shuffled targets; dashed: probes of another text's targets at that step.
 
     Raises:
-        NotRecorded: where there were no sinks at the place.
+        NotRecorded: if there were no sinks at the place.
         ValueError: for a run of another kind.
     """
     run = one.run
@@ -70,7 +72,7 @@ def contents_figure(one: Reader, place: str = "future") -> list[Chart]:
         for name, title in titles.items():
             shown = frame[(frame["place"] == place) & (frame[column] == name)]
             if name == "kl":
-                # what enters layer 0, the bare embedding, is tens of nats away
+                # the input of layer 0, the bare embedding, is tens of nats away
                 shown = shown[shown["layer"] > 0]
             lines = _lines(shown, run.info.settings["choose"] == "strongest") if len(shown) else []
             # a score of nothing looks like nothing
@@ -123,7 +125,7 @@ def draw_contents(runs: list[Run], out: Path, options: object) -> list[Path]:
 
 
 def contents_sentences(runs: list[Run]) -> list[str]:
-    """What was found in the first run, a sentence a place and one about the added sinks.
+    """Findings in the first run, a sentence a place and one about the added sinks.
 
     Raises:
         ValueError: for a run of another kind.
@@ -138,7 +140,7 @@ def contents_sentences(runs: list[Run]) -> list[str]:
 
 
 def _differences(run: Run, place: str) -> dict[str, Any]:
-    """What `differences` of sentences.jinja says."""
+    """Arguments of `differences` in sentences.jinja."""
     told, beside = _told(run, place), {kind: _told(run, place, kind) for kind in twins_of(run)}
     ends = {
         "largest": told[told["low"] > 0].nlargest(1, "value"),
@@ -167,7 +169,7 @@ def _told(run: Run, place: str, kind: str = "") -> pd.DataFrame:
 
 
 def _clear(frame: pd.DataFrame) -> int:
-    """How many differences are told from 0."""
+    """Number of differences with an interval that excludes 0."""
     return int(((frame["low"] > 0) | (frame["high"] < 0)).sum())
 
 

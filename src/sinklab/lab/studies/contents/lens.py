@@ -1,4 +1,4 @@
-"""The logit lens: what a model's own head reads in the residual stream of any layer."""
+"""The logit lens: the model's own head applied to the residual stream of any layer."""
 
 # B batch, S text positions, N states of any origin, D hidden size, V vocabulary, L layers
 from __future__ import annotations
@@ -23,8 +23,8 @@ MEASURES = (
     "kl",
     "hidden",
 )
-"""Of `LogitLens.measures`: nats, probabilities, base-10 logarithms of ranks (0 is the first), nats,
-a probability.
+"""Results of `LogitLens.measures`: nats, probabilities, base-10 logarithms of ranks (0 is the
+first), nats, a probability.
 """
 
 
@@ -33,7 +33,7 @@ class LogitLens:
     """A model's final norm and head on states of any layer (nostalgebraist 2020; the question is
     arXiv 2510.15731's §7).
 
-    At position i it reads what query i predicts: the token at i, or at i + 1 where the model's
+    At position i it reads the prediction of query i: the token at i, or at i + 1 if the model's
     logits are shifted.
     """
 
@@ -69,7 +69,7 @@ class LogitLens:
 
     @torch.inference_mode()
     def logits(self, states_ND: Tensor) -> Tensor:
-        """float32 (N, V): what the head says of states that have not been normed."""
+        """float32 (N, V): logits of states that have not been normed."""
         weight = next(self.norm.parameters())
         states_ND = states_ND.to(weight.device, weight.dtype)
         return self.head(self.norm(states_ND))[:, : self.vocabulary].float()
@@ -84,20 +84,20 @@ class LogitLens:
         *,
         chunk: int = 256,
     ) -> dict[str, Tensor]:
-        """What the lens reads in each state; float32 (N,) on the CPU, by the names of `MEASURES`.
+        """Measures of the lens in each state; float32 (N,) on the CPU, by the names of `MEASURES`.
 
         Args:
             states_ND: states of any layer.
             last_ND: the states of the same places after the last layer.
-            token_N: the token whose probability and rank are wanted (the one finally written); −1
+            token_N: the token to give the probability and rank of (the one finally written); −1
                 gives NaN.
             frequent_N: a second one (the most frequent of the text so far); −1 gives NaN.
-            chunk: states whose logits exist at a time.
+            chunk: states with logits in memory at a time.
 
         Returns:
             entropy (nats); probability and log10_rank of token_N, frequent_probability and
-            frequent_log10_rank of frequent_N; kl, KL(last layer ‖ this one) in nats; hidden, what
-            hidden_ids would have taken.
+            frequent_log10_rank of frequent_N; kl, KL(last layer ‖ this one) in nats; hidden, the
+            probability of hidden_ids before they are left out.
 
         Raises:
             ValueError: for arguments of unequal lengths.
@@ -146,7 +146,7 @@ class LogitLens:
 
 
 class ResidualStates:
-    """The residual stream of one forward: what enters layer 0, 1, …, and what leaves the last
+    """The residual stream of one forward: the inputs of layers 0, 1, …, and the output of the last
     one.
     """
 
@@ -157,8 +157,8 @@ class ResidualStates:
         layer.
         """
         self.added_ND: list[Tensor] = []
-        """The same of the added sinks, which models run apart; empty where they have none or did
-        not run again.
+        """States of the added sinks, by depth, which models run apart; empty if they have none or
+        did not run again.
         """
 
     def _see(self, depth: int, states_BSD: Tensor) -> None:
@@ -166,7 +166,7 @@ class ResidualStates:
             if depth == 0:
                 self.added_ND.clear()
             self.added_ND.append(states_BSD.detach()[:, 0].float())
-        # of several forwards (guidance) the first is kept
+        # the first of several forwards (guidance) is kept
         elif depth == len(self.depths_BSD):
             self.depths_BSD.append(states_BSD.detach())
 

@@ -1,5 +1,5 @@
-"""What the sinks of a model carry: states at sinks beside states at positions that are like them,
-along its writing.
+"""Contents of a model's sinks: states at sinks beside states at positions that are like them, along
+its writing.
 """
 
 # N sampled states of one place and layer (or added sinks), D hidden size, L layers, C target
@@ -59,9 +59,7 @@ class Slice:
     means: dict[str, Tensor]
     """"committed" and "next" -> (N, D), the same for both populations: a pair is of one step."""
     others: dict[str, Tensor]
-    """The same of another text at that step: what a probe would score that reads the moment
-    alone.
-    """
+    """`means` of another text at that step: the targets of a probe that reads the moment alone."""
     text_N: Tensor
 
     def column(self, name: str) -> dict[str, Tensor]:
@@ -113,7 +111,7 @@ def slices(run: Run, samples: pd.DataFrame, layer: int, kind: str = "") -> list[
 
 
 def _mean(run: Run, where: tuple[str, str, int], step_N: pd.Series) -> Tensor:
-    """Rows of states' "committed" or "next" of a text at these steps, (N, D); NaN where it was not
+    """Rows of states' "committed" or "next" of a text at these steps, (N, D); NaN if it was not
     sampled then.
     """
     number_T = run.array(where[0], "step_number", where[2])
@@ -150,7 +148,7 @@ def scored(
 
 
 def lens_rows(part: Slice, count_RG: Tensor) -> list[dict[str, Any]]:
-    """What the lens reads, as means over the sampled states."""
+    """Measures of the lens, as means over the sampled states."""
     counted = {"rows": len(part.text_N), "texts": len(part.text_N.unique())}
     facts = dict.fromkeys((*POPULATIONS, "difference"), counted)
     found = []
@@ -181,7 +179,7 @@ def _measure(part: Slice, population: str, name: str) -> Tensor:
 
 @dataclass(frozen=True)
 class _Target:
-    """What a probe is asked for, (N, C); rows without an answer are NaN."""
+    """Target of a probe, (N, C); rows without an answer are NaN."""
 
     name: str
     answers: dict[str, Tensor]
@@ -190,7 +188,7 @@ class _Target:
     """The answers of another text at the same step."""
 
     def asked(self, population: str, known_N: Tensor, text_N: Tensor) -> list[tuple[str, Tensor]]:
-        """What a regression is asked for in these rows: the answers, and their controls."""
+        """Targets of a regression in these rows: the answers, and their controls."""
         answer_NC = self.answers[population][known_N]
         controls = [] if self.other is None else [("other_text", self.other[known_N])]
         return [
@@ -215,8 +213,8 @@ class _Target:
 def probe_rows(
     part: Slice, fold_G: Tensor, settings: ContentsSettings, count_RG: Tensor
 ) -> list[dict[str, Any]]:
-    """What probes can tell, sinks and matched positions apart; targets for which too little was
-    seen are left out.
+    """Scores of probes, sinks and matched positions apart; targets with too few samples are left
+    out.
     """
     texts, found = len(fold_G), list[dict[str, Any]]()
     states = {
@@ -297,8 +295,8 @@ def _one_hot(value_N: Tensor, classes_C: Tensor) -> Tensor:
 
 
 def write_readings(work: Work, kind: str = "") -> None:
-    """The tables `lens` and `probes` of a run whose texts are all sampled, or of its untrained twin
-    of a kind.
+    """The tables `lens` and `probes` of a run with all texts sampled, or of its untrained twin of a
+    kind.
     """
     done, settings, texts = open_run(work.run.path), work.settings, len(work.plan.tasks)
     work.progress.stage("reading the states")
@@ -320,7 +318,7 @@ def write_readings(work: Work, kind: str = "") -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is written and read."""
+    """Texts to write, layers to read, and the lens."""
 
     tasks: list[Task]
     layers: tuple[int, ...]
@@ -331,8 +329,8 @@ def prepare(loaded: Loaded, settings: ContentsSettings, progress: Progress) -> P
     """The texts, the layers and the lens.
 
     Raises:
-        ValueError: for an autoregressive model, a cache, fewer texts than folds, and what the
-            decoder refuses.
+        ValueError: for an autoregressive model, a cache, fewer texts than folds, and anything that
+            the decoder refuses.
     """
     layers, tasks = _layers(loaded, settings), _tasks(loaded, settings)
     return Plan(tasks, layers, _lens(loaded, settings))
@@ -409,7 +407,7 @@ def _beginnings(loaded: Loaded, settings: ContentsSettings) -> list[Prompt]:
 
 
 def write_texts(work: Work) -> None:
-    """Write the texts that are missing, and what was sampled of each as its part."""
+    """Write the texts that are missing, and the samples of each as its part."""
     settings, tasks = work.settings, work.plan.tasks
     meter = Meter(work.progress, len(work.samples), settings.steps or settings.new_tokens)
     for text in work.samples:
@@ -456,8 +454,8 @@ def _sample(
 
 
 def read_states(work: Work) -> None:
-    """Write what the lens and probes read in all texts, and in those texts as untrained twins read
-    them.
+    """Write the readings of lens and probes in all texts, and in those texts as untrained twins
+    read them.
     """
     run, plan, done = work.run, work.plan, open_run(work.run.path)
     if "added" in done.tables and not run.has("added_sinks"):
@@ -466,7 +464,7 @@ def read_states(work: Work) -> None:
     if not (run.has("lens") and run.has("probes")):
         write_readings(work)
     reading = time.perf_counter() - started
-    # once for both twins: what the model read, step by step
+    # once for both twins: the canvases that the model read, step by step
     moments = lru_cache(None)(lambda text: list(plan.tasks[text].moments()))
 
     def seconds() -> float:
@@ -484,7 +482,7 @@ def read_states(work: Work) -> None:
 
 def _added_sinks(run: Run, loaded: Loaded, lens: LogitLens) -> dict[str, list[Any]]:
     """A row per layer and added sink: the attention it gets, how its state differs between texts,
-    what it reads as.
+    and its likeliest token.
     """
     share = run.table("added").groupby(["layer", "sink"])["share"].mean()
     parts = run.parts("states") if "states" in run.array_files else ()

@@ -25,7 +25,7 @@ from sinklab.lab.studies.contents.lens import LogitLens, ResidualStates, residua
 from sinklab.lab.studies.contents.study import ContentsSettings, chosen_rule
 
 PLACES = ("block", "future", "committed", "prompt")
-"""Where a position stands: masked in the block that is written, masked to the right of it, written,
+"""Places of a position: masked in the block that is written, masked to the right of it, written,
 given.
 """
 
@@ -50,7 +50,7 @@ def sink_heads(
     visible_LK: np.ndarray | None = None,
     rule: Rule | None = DEFAULT,
 ) -> np.ndarray:
-    """In how many heads of a layer each text position is a sink, int64 (L, S).
+    """Number of heads of a layer in which each text position is a sink, int64 (L, S).
 
     Added sink columns take part in the count and are no answer. Without a rule: in each head the
     key of each place that receives most, however little that is; a place of fewer than two
@@ -88,14 +88,14 @@ def matched_pairs(
     """Some sinks of every place, each with a non-sink of the same place: int64 (P, 2), sink and
     match.
 
-    The match holds the same token where there is one left, and is the nearest of those; of two as
+    The match holds the same token if there is one left, and is the nearest of those; of two as
     near, one is drawn. Nothing is matched twice; a sink without a match left is dropped.
 
     Args:
-        sink_S: which positions are sinks in this layer and step.
-        place_S: where each position stands.
-        token_S: what stands there now.
-        random: draws which sinks are taken.
+        sink_S: whether each position is a sink in this layer and step.
+        place_S: the place of each position, a number in `PLACES`.
+        token_S: the token of each position now.
+        random: draws the sinks to keep.
         most: pairs of a place at most.
     """
     pairs = []
@@ -117,7 +117,7 @@ POPULATIONS = ("sink", "matched")
 
 
 class Sampled:
-    """What is kept of one text. Memory is that of the sampled states, twice: as they are, and after
+    """Samples kept of one text. Memory is that of the sampled states, twice: as they are, and after
     the last layer.
     """
 
@@ -140,8 +140,8 @@ class Sampled:
         self.added = list[dict[str, Any]]()
         self.added_states: Tensor | None = None
         self.steps: list[tuple[int, int, Tensor]] = []
-        """Sampled step, block that was written, mean embedding of what was written before it (NaN
-        where nothing).
+        """Sampled step, block that was written, mean embedding of the tokens written before it (NaN
+        if none).
         """
         self.final_S, self.open_S = np.empty(0, np.int64), np.empty(0, bool)
 
@@ -166,7 +166,7 @@ class Sampled:
             int(np.bincount(moment.ids_S[~masked_S]).argmax()) if not masked_S.all() else -1
         )
         for layer in self.layers:
-            # what leaves the last layer is read at the sinks of the last layer
+            # the output of the last layer is read at the sinks of the last layer
             attention = min(layer, len(heads_LS) - 1)
             sink_S = heads_LS[attention] > 0
             pairs_P2 = matched_pairs(
@@ -195,7 +195,7 @@ class Sampled:
                 part[layer].append(
                     depth_SD[torch.as_tensor(at_N, device=depth_SD.device)].float().cpu()
                 )
-        # what the added sinks receive, and their own states where the model ran them (not at all
+        # attention of the added sinks, and their own states if the model ran them (not at all
         # for kv sinks)
         share_LN = received_LHK[..., : recording.prefix].mean(1) / received_LHK.sum(-1).mean(
             1, keepdims=True
@@ -208,10 +208,10 @@ class Sampled:
             self.added_states = torch.stack(states.added_ND).cpu()
 
     def table(self, text: int, lens: LogitLens, shift: int) -> pd.DataFrame:
-        """One row a sampled state, layer by layer, with what the lens reads in it; `shift` is that
+        """One row a sampled state, layer by layer, with the measures of the lens; `shift` is that
         of the logits.
 
-        `token` is what was finally written at the position; the lens is asked for that of position
+        `token` is the token finally written at the position; the lens is asked for that of position
         + shift (−1, and NaN in its measures, behind the end).
         """
         tables = []
@@ -234,7 +234,7 @@ class Sampled:
 
     def arrays(self) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]:
         """States (N, D) of each layer in the order of the table; and per sampled step (T, D) the
-        mean embeddings of what is written and of the next block, NaN where nothing is written, and
+        mean embeddings of the written tokens and of the next block, NaN if nothing is written, and
         in the last block. With the names of their axes.
         """
         found = {f"layer{layer}": torch.cat(self.states[layer]) for layer in self.rows}
@@ -291,7 +291,7 @@ Watched = tuple[Recording, ResidualStates] | None
 
 @contextmanager
 def _watched(task: Task, settings: ContentsSettings, index: int) -> Iterator[Watched]:
-    """What the model does at a step, where it is sampled."""
+    """Watch the model at a step, if it is sampled."""
     if index % settings.every:
         yield None
         return
@@ -322,7 +322,7 @@ def _read(
 def _looks(
     step: int, layer: int, place_S: np.ndarray, sink_S: np.ndarray, pairs_P2: np.ndarray
 ) -> list[dict]:
-    """How many positions, sinks and pairs there are at each place that is there."""
+    """Number of positions, sinks and pairs at each place that is there."""
     among = {"positions": place_S, "sinks": place_S[sink_S], "pairs": place_S[pairs_P2[:, 0]]}
     counts = {
         name: np.bincount(places, minlength=len(PLACES)).tolist() for name, places in among.items()

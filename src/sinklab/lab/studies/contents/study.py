@@ -1,4 +1,4 @@
-"""What sinks carry, as a study: its settings, its command, and the function that Python calls."""
+"""Contents of sinks, as a study: its settings, its command, and the function that Python calls."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from sinklab.lab.studies.base import Study, deferred
 from sinklab.lab.studies.processes import Amount
 
 TARGETS = ("token", "progress", "position", "block", "committed", "next")
-"""What a probe is asked for: the token finally written at the position; the share of the completion
-that is masked; the position; the block that is written now; the mean embedding of the tokens
-written so far; that of the tokens finally written in the next block."""
+"""Targets of probes: the token finally written at the position; the share of the completion that is
+masked; the position; the block that is written now; the mean embedding of the tokens written so
+far; that of the tokens finally written in the next block.
+"""
 
 
 STRONGEST = "strongest"
@@ -26,7 +27,8 @@ def chosen_rule(choose: str, epsilon: float) -> Any:
     or not.
 
     Raises:
-        ValueError: for an unknown rule, and what the rule refuses, such as a negative epsilon.
+        ValueError: for an unknown rule, and values that the rule refuses, such as a negative
+            epsilon.
     """
     if choose == STRONGEST:
         return None
@@ -37,7 +39,7 @@ def chosen_rule(choose: str, epsilon: float) -> Any:
 
 @dataclass(frozen=True)
 class ContentsSettings(DecodingSettings):
-    """Which texts are written, which states are sampled from them, and how they are read.
+    """Texts to write, states to sample from them, and how they are read.
 
     Raises ValueError for numbers that make no sense with any model.
     """
@@ -67,9 +69,9 @@ class ContentsSettings(DecodingSettings):
     seed: int | None = 0
     """Seed of all noise; each text has its own, which follows from this one and its number."""
     choose: str = "excess"
-    """Which keys are sinks: those that a rule names in some head (excess, with epsilon; or another
-    one as text, such as gu:weight=0.3), or strongest (in each head the key of each place that
-    receives most, however little).
+    """Choice of sinks: keys that a rule names in some head (excess, with epsilon; or another one as
+    text, such as gu:weight=0.3), or strongest (in each head the key of each place that receives
+    most, however little).
     """
     epsilon: float = 3.0
     """With choose=excess: sinks receive more than 1 + epsilon (S - 1) / S times an even share."""
@@ -95,7 +97,8 @@ class ContentsSettings(DecodingSettings):
     """Resamples of the texts behind an interval."""
     twin: bool | None = limited(None, free=True)
     """Let two controls read the same texts too, the model with shuffled weights and with fresh
-    ones; their numbers stand beside its own. When left out, where both take less than a minute."""
+    ones; their numbers stand beside its own. When left out, if both take less than a minute.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,17 +118,17 @@ class ContentsSettings(DecodingSettings):
 
 @studies.register("probe")
 class Probe(Study):
-    """Ask what the sinks of a model carry, those among the still-masked positions above all.
+    """Read the contents of a model's sinks, those among the still-masked positions above all.
 
     While the model writes, states of sinks are kept beside states of positions that are like them:
-    of the same step, layer and place (prompt, committed, block, future), with the same token where
-    there is one, as near as can be. The logit lens says what the model's own head reads in them;
-    ridge probes, tested on texts they have not seen, say what else can be: the token finally
-    written there, how much is still masked, the position, the block, what is written, what comes
-    next. Everything is in a run folder, with a figure a place beside it; intervals are over texts.
-    What controls show stands beside it.
+    of the same step, layer and place (prompt, committed, block, future), with the same token if
+    there is one, as near as can be. The logit lens applies the model's own head to them; ridge
+    probes, tested on texts they have not seen, predict from them the token finally written there,
+    how much is still masked, the position, the block, the tokens written, and those that come next.
+    Everything is in a run folder, with a figure a place beside it; intervals are over texts.
+    Results of controls stand beside it.
 
-    Sinks are few: where none is found among the masked positions, --choose strongest takes in each
+    Sinks are few: if none is found among the masked positions, --choose strongest takes in each
     head the key of each place that receives most.
 
     Try
@@ -157,29 +160,29 @@ class Probe(Study):
         return Amount(words, texts * steps, positions, is_watched=True, twins=settings.twin)
 
     def samples(self, plan: Any) -> int:
-        """One a text."""
+        """Number of samples: one per text."""
         return len(plan.tasks)
 
 
 sink_contents = Probe()
-"""Write a run folder of kind "contents": what the logit lens and linear probes read at sinks and
-beside them.
+"""Write a run folder of kind "contents": readings of the logit lens and of linear probes at sinks
+and beside them.
 
 Tables ``samples`` (a row a sampled state), ``looks`` (sinks of each place, step and layer),
 ``texts``, ``lens`` and ``probes`` (means and scores with 95 % intervals over texts; "difference" is
 sinks less matched positions), and ``added`` for models with added sinks; arrays ``states``, one
 part a text; and of untrained twins that read the same texts, under names such as
-``probes-permuted``. A state of layer l is what enters it: the keys and values of its attention are
-made of it; the last one leaves the last layer.
+``probes-permuted``. A state of layer l is its input: the keys and values of its attention are made
+of it; the last one leaves the last layer.
 
 Args:
     loaded: a diffusion model.
     out: folder to write; it must be empty or absent, or hold this very run to resume.
-    settings: what to write and read.
+    settings: of the study.
     progress: shows how far it is; a function is called with a short text at each stage.
-    resume: go on where an interrupted run stopped.
+    resume: continue an interrupted run.
 
 Raises:
-    ValueError: for an autoregressive model, a cache, fewer texts than folds, and what the decoder
-        refuses.
+    ValueError: for an autoregressive model, a cache, fewer texts than folds, and anything that the
+        decoder refuses.
 """

@@ -1,5 +1,5 @@
-"""Masking curves as they are read, and what is judged of them, corrected for the number of all that
-stand on a page.
+"""Masking curves as they are read, and verdicts on them, corrected for the number of all that stand
+on a page.
 """
 
 # R rows
@@ -23,7 +23,7 @@ from sinklab.lab.reports.words import percent
 from sinklab.lab.studies.twins import shown_by, twins_of
 
 MAIN = ("top", "sinks")
-"""What a curve is about, and not a control of it."""
+"""Arms that a curve is about, in contrast to its controls."""
 DOSE = ("columns", "sinks", "held", "removed", "matched")
 COLUMNS = {
     "k",
@@ -44,7 +44,7 @@ class MaskingCurve(Reader):
     """One run of kind "curve"."""
 
     twin: str = ""
-    """Whose numbers these are: of the run's own model, or of this control on the same rows."""
+    """Source of the numbers: the run's own model if empty, or this control on the same rows."""
 
     columns: ClassVar = {"curve": COLUMNS}
     origin = "a masking curve"
@@ -76,7 +76,7 @@ class MaskingCurve(Reader):
 
     @property
     def rule(self) -> str | None:
-        """The rule that says what is a sink, where the curve hides what it calls so."""
+        """The rule for sinks, if the curve blocks only sinks by that rule."""
         return self.run.info.settings.get("sink_rule")
 
     @property
@@ -86,19 +86,17 @@ class MaskingCurve(Reader):
 
     @property
     def title(self) -> str:
-        """Its label, and the kind of its model."""
+        """Label of the curve, and the kind of its model."""
         return f"{self.label} ({'AR' if self.is_causal else 'DLM'})"
 
     @property
     def controls(self) -> list[str]:
-        """What was hidden, in the order of the run."""
+        """Arms that were scored, in the order of the run."""
         return [name for name in dict.fromkeys(self.rows["control"]) if name != "none"]
 
     @property
     def main(self) -> str | None:
-        """The arm that the curve is about: "top" or "sinks"; None where controls alone were
-        scored.
-        """
+        """The arm that the curve is about: "top" or "sinks"; None if controls alone were scored."""
         return next((name for name in MAIN if name in self.controls), None)
 
     def of(self, control: str) -> pd.DataFrame:
@@ -114,12 +112,12 @@ class MaskingCurve(Reader):
         )
 
     def costs(self, k: float, control: str) -> np.ndarray:
-        """What every row lost, (R,), in shares of the mean loss with nothing hidden."""
+        """Cost of every row, (R,), in shares of the mean loss with nothing blocked."""
         clean_R = self.losses[0, "none"].to_numpy()
         return (self.losses[k, control].to_numpy() - clean_R) / clean_R.mean()
 
     def doses(self, control: str) -> Doses:
-        """Removed mass of each k of an arm, and what every row lost (`costs`)."""
+        """Removed mass of each k of an arm, and the cost of every row (`costs`)."""
         table = self.of(control)
         table = table[table["k"] > 0]
         return Doses(
@@ -130,12 +128,12 @@ class MaskingCurve(Reader):
     def matched(self) -> pd.DataFrame:
         """The rows of the table on the heads that have a control of equal mass, by rising k."""
         rows = self.rows[self.rows["control"] == "matched"].sort_values("k")
-        # where nothing is hidden nothing is matched
+        # nothing is matched if nothing is blocked
         return rows.dropna(subset=["matched"])
 
     def asked(self) -> list[tuple[str, float]]:
-        """What is asked of the curve, and at which k: whether hiding keys costs anything ("rise",
-        at every k), and more than hiding as many random ones ("random", at the greatest) or others
+        """Questions to the curve, and their k: whether blocking keys costs anything ("rise", at
+        every k), and more than blocking as many random ones ("random", at the greatest) or others
         that hold as much ("equal mass", at the greatest at which half of the heads have such).
         """
         if self.main is None:
@@ -148,7 +146,7 @@ class MaskingCurve(Reader):
         return asked if fit.empty else [*asked, ("equal mass", fit["k"].iloc[-1])]
 
     def answer(self, name: str, k: float) -> np.ndarray:
-        """What rows say to that, (R,), in shares of the loss: above zero where it does."""
+        """Answer of each row to a question, (R,), in shares of the loss: above zero for yes."""
         assert self.main is not None
         if name == "rise":
             return self.costs(k, self.main)
@@ -171,21 +169,23 @@ def as_curves(sources: Curves) -> list[MaskingCurve]:
 
 
 class Judged(NamedTuple):
-    """One thing that is judged of a page."""
+    """Verdict on one question of a page."""
 
     holds: bool | None
-    """Above zero or below it; None where that cannot be told."""
+    """Above zero or below it; None if inconclusive."""
     controls: str
-    """What the controls show, in brackets; empty without any."""
+    """Results of the controls, in brackets; empty without any."""
 
 
 Key = tuple[str, Any]
-"""Label of a curve and what is `MaskingCurve.asked`; of two, and "count" or "mass"."""
+"""Label of a curve and a question of `MaskingCurve.asked`; for a pair, both labels and "count" or
+"mass".
+"""
 
 
 def judged(curves: list[MaskingCurve]) -> dict[Key, Judged]:
-    """All that is judged of some curves, those of a page: by Holm's method a false one is to stand
-    on 5 % of pages.
+    """Verdicts on some curves, those of a page: by Holm's method a false one is to stand on 5 % of
+    pages.
     """
     found: dict[Key, tuple[Verdict, str]] = {}
     for curve in curves:
@@ -217,7 +217,7 @@ def _verdict(found: Estimate, p: float, controls: str) -> tuple[Verdict, str]:
 
 
 def _points(share: float) -> str:
-    """A change of the loss in percent of it; empty where there is none."""
+    """A change of the loss in percent of it; empty if there is none."""
     return "" if math.isnan(share) else f"{100 * share:+.1f}\u00a0%".replace("-", "−")
 
 
@@ -231,7 +231,7 @@ def pairs(curves: list[MaskingCurve]) -> list[tuple[MaskingCurve, MaskingCurve]]
 
 
 def unlike(one: MaskingCurve, other: MaskingCurve) -> str | None:
-    """Why two models cannot be contrasted; None where they can."""
+    """Reason why two models cannot be contrasted; None if they can."""
     if one.main is None or (one.main, one.rule) != (other.main, other.rule):
         return "not the same keys were hidden in both"
     return lacks(one) or lacks(other)
@@ -251,7 +251,7 @@ def contrasts(one: MaskingCurve, other: MaskingCurve) -> dict[str, tuple[float, 
 
 
 def lacks(curve: MaskingCurve) -> str | None:
-    """Why a model has no such sinks as the contrast is about; None where it has them."""
+    """Reason why a model has no such sinks as the contrast is about; None if it has them."""
     seen = curve.finished("phenomenon")
     rate, main = median_over(seen["gu"]), percent(seen["main"].mean())
     if rate.above(PHENOMENON):

@@ -1,4 +1,4 @@
-"""Masking curves, runs of kind "curve": a figure, a table, and what they say in words."""
+"""Masking curves, runs of kind "curve": a figure, a table, and their results in words."""
 
 import math
 from collections.abc import Iterable
@@ -47,15 +47,15 @@ def masking_curve_figure(
     scale: str = "log",
     change: str = "linear",
 ) -> Chart:
-    """Change of the loss over the number of hidden keys, or the attention removed, with 95 % bands
+    """Change of the loss over the number of blocked keys, or the attention removed, with 95 % bands
     over rows of text.
 
     A colour for each model; a style for each control. A diffusion model's loss is its masked-token
     bound, an autoregressive one's that of the next token. `over`: count (keys per layer and head)
-    or mass (percent of the attention that was really taken away). `relative`: in percent of the
-    loss with nothing hidden. `scale`: of the axis of counts, log (linear below 1) or linear;
-    `change`: of the vertical one, linear or log (linear below a thousandth of a nat, or of a
-    percent). Raises ValueError for another axis, scale or theme, and for runs of another kind.
+    or mass (percent of the attention really removed). `relative`: in percent of the loss with
+    nothing blocked. `scale`: of the axis of counts, log (linear below 1) or linear; `change`: of
+    the vertical one, linear or log (linear below a thousandth of a nat, or of a percent). Raises
+    ValueError for another axis, scale or theme, and for runs of another kind.
     """
     for name in (scale, change):
         one_of("the scale of a masking curve", name, SCALES)
@@ -92,11 +92,11 @@ def masking_curve_figure(
 
 
 def masking_curve_table(runs: Curves) -> pd.DataFrame:
-    """One row per (model, k, what was hidden): loss, its change with the 95 % interval, and the
-    dose, for people.
+    """One row per (model, k, control): loss, its change with the 95 % interval, and the dose, for
+    people.
 
     The dose: keys per head, the share of them that are sinks by the rule, the attention they held
-    when chosen, what was really removed, and the share of heads that have a control of equal mass.
+    when chosen, the share really removed, and the share of heads that have a control of equal mass.
     Numbers are the table ``curve`` of a run.
     """
     rows = []
@@ -123,9 +123,9 @@ def masking_curve_table(runs: Curves) -> pd.DataFrame:
 
 
 def masking_curve_sentences(runs: Curves) -> list[str]:
-    """What the curves say: of each model, then of diffusion models against autoregressive ones.
+    """Sentences on the curves: on each model, then on diffusion models against autoregressive ones.
 
-    Verdicts are corrected for the number of all of them together; what the controls show stands
+    Verdicts are corrected for the number of all of them together; results of the controls stand
     beside them.
     """
     curves = as_curves(runs)

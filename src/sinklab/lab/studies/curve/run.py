@@ -1,4 +1,4 @@
-"""The loss of held-out text over the number of hidden columns: the cheap stand-in for benchmarks,
+"""The loss of held-out text over the number of blocked columns: the cheap stand-in for benchmarks,
 for any model.
 """
 
@@ -27,12 +27,12 @@ from sinklab.lab.studies.curve.study import CurveSettings
 from sinklab.lab.studies.processes import Progress
 
 Choice = tuple[int, str]
-"""k keys, and what is hidden: "none"; "top", the most attended; "sinks", those of them that a rule
-calls so; "matched", the same in the heads alone that have a control of equal mass; another control
-of `MaskSinks`; the text of an edit.
+"""k keys, and the keys blocked: "none"; "top", the most attended; "sinks", those of them that are
+sinks by a rule; "matched", the same in the heads alone that have a control of equal mass; another
+control of `MaskSinks`; the text of an edit.
 """
 AGAINST = {"top": "random", "sinks": "random", "matched": "equal_mass"}
-"""What the excess of an arm is over."""
+"""Arm -> the control that its excess is over."""
 DOSE = ("columns", "sinks", "held", "removed", "matched")
 
 
@@ -65,7 +65,7 @@ def write_scores(work: Work, loaded: Loaded, kind: str = "") -> None:
     # Gu et al.'s metric (arXiv 2410.10781), of the key that receives most
     looks = [[MaskSinks(k=1, counted_by=Gu())]]
     if text.ids_RS.shape[1] > 2:
-        # with two keys masked it is known what the second one received
+        # with two keys masked the attention of the second one is known
         looks.append([MaskSinks(k=2)])
     count = work.progress.counter(len(looks) * math.ceil(rows / settings.batch))
     found = edited_losses(
@@ -80,15 +80,14 @@ def write_scores(work: Work, loaded: Loaded, kind: str = "") -> None:
 
 
 def grown_table(one: EditedLosses, two: EditedLosses, added: int) -> pd.DataFrame:
-    """The table ``grown``: what becomes of the other keys of a head when its most attended one is
-    masked.
+    """The table ``grown``: change of the other keys of a head when its most attended one is masked.
 
     A line per row of text, layer and head. before: share of the attention (0 to 1) on the strongest
     of the others with nothing masked; after: on the strongest of them with one masked; at: the text
     position of that one, below 0 for an added sink.
 
     Args:
-        one: what was scored with one key of every head masked.
+        one: scores with one key of every head masked.
         two: the same with two.
         added: added sinks in front of the text.
     """
@@ -135,7 +134,7 @@ def prepare(loaded: Loaded, settings: CurveSettings, progress: Progress) -> Held
 
 
 def arms_of(settings: CurveSettings) -> dict[Choice, list[Any]]:
-    """What is hidden in every pass, nothing first."""
+    """Edits of every pass, no edit first."""
     arms: dict[Choice, list[Any]] = {(0, "none"): []}
     for k in settings.ks[1:]:
         for control in settings.controls:
@@ -150,9 +149,9 @@ def arms_of(settings: CurveSettings) -> dict[Choice, list[Any]]:
 def _scored(
     loaded: Loaded, text: HeldoutRows, settings: CurveSettings, progress: Progress
 ) -> tuple[dict[Choice, np.ndarray], dict[Choice, Dose]]:
-    """Loss of every row, (R,), mean over draws, and what was taken away, by choice."""
+    """Loss of every row, (R,), mean over draws, and the dose, by choice."""
     arms = arms_of(settings)
-    # without noise nothing but what is drawn changes from draw to draw
+    # without noise only random edits change from draw to draw
     redrawn = [choice for choice in arms if loaded.family == "diffusion" or is_random(arms[choice])]
     batches = math.ceil(len(text.ids_RS) / settings.batch)
     count = progress.counter((len(arms) + len(redrawn) * (settings.draws - 1)) * batches)
@@ -181,7 +180,7 @@ def _scored(
 
 
 def _seeds(settings: CurveSettings) -> list[int]:
-    """The first draw has the seed itself, so that it is what `row_losses` gives."""
+    """Seeds of the draws; the first has the seed itself, so that it equals `row_losses`."""
     more = np.random.SeedSequence(settings.seed).generate_state(settings.draws, np.uint64) >> 2
     return [settings.seed, *map(int, more[1:])]
 
@@ -191,11 +190,11 @@ def curve_table(
 ) -> dict[str, list[Any]]:
     """The columns of the table ``curve``.
 
-    loss: mean over rows, nats per token. delta: that less the loss with nothing hidden. excess:
+    loss: mean over rows, nats per token. delta: that less the loss with nothing blocked. excess:
     delta less that of as many random keys, or of "matched" less that of the keys of equal mass; NaN
     without them. low and high: ends of the 95 % interval over rows (`mean_over`), NaN with fewer
     than 8; differences are paired. relative: delta over the loss. columns, sinks, held, removed,
-    matched: the dose (`Dose`), 0 removed where nothing is hidden. bits_per_byte: of the text,
+    matched: the dose (`Dose`), 0 removed if nothing is blocked. bits_per_byte: of the text,
     comparable across tokenizers.
 
     Rows are taken as independent; rows of one book are alike, so over other texts the spread is

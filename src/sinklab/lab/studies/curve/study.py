@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CurveSettings(Checked):
-    """Which keys are hidden, from what text, and how sure the result has to be.
+    """Keys to hide, the text to score, and how sure the result has to be.
 
     Raises ValueError for unknown controls and for numbers that make no sense with any model.
     """
@@ -27,13 +27,14 @@ class CurveSettings(Checked):
     ks: tuple[int, ...] = limited((0, 1, 2, 5, 10, 20), at_least=0)
     """Numbers of keys to hide per row, layer and query head; 0 is always scored."""
     controls: tuple[str, ...] = limited(("sinks", "random", "equal_mass"), one_of=CONTROLS)
-    """Which keys: those that receive most (sinks), as many others drawn (random), others that are
+    """Keys to hide: those that receive most (sinks), as many others drawn (random), others that are
     no sinks and together hold as much (equal_mass, compared in the heads that have some), the least
     attended (lowest), the last (recent).
     """
     sink_rule: Any = of(rules, None)  # noqa: RUF009
-    """What counts as a sink, NAME:field=value: of the most attended keys only such are hidden, at
-    most k. When left out all k are, and excess:epsilon=3 counts how many of them are sinks."""
+    """Rule for sinks, NAME:field=value: of the most attended keys only such are hidden, at most k.
+    When left out all k are, and excess:epsilon=3 counts how many of them are sinks.
+    """
     edits: tuple[Any, ...] = field(default=(), metadata={"registry": interventions})
     """Further edits to score, each by itself: NAME:field=value."""
     heldout: str | None = None
@@ -50,8 +51,8 @@ class CurveSettings(Checked):
     """Seed of the noise and of the random columns."""
     twin: bool | None = limited(None, free=True)
     """Score two controls on the same rows too, the model with shuffled weights and with fresh ones;
-    their numbers stand beside its own. When left out, where both take less than a minute. A curve
-    that is there gets none.
+    their numbers stand beside its own. When left out, if both take less than a minute. A curve that
+    is there gets none.
     """
 
     def __post_init__(self) -> None:
@@ -73,9 +74,9 @@ class Curve(Study):
     For diffusion models the masked-token loss, for autoregressive ones the next-token loss. A clean
     pass over the same text chooses the most attended keys (with --sink-rule those among them that
     it calls sinks); controls are as many random ones, and others of equal mass. Beside every loss
-    stand the keys hidden, how many of them are sinks, the attention they held and what was really
+    stand the keys hidden, how many of them are sinks, the attention they held and the share really
     removed. Models are compared at equal count and at equal removed attention, if they have heavy
-    sinks at all. What controls show stands beside it. Each model gets a run folder OUT/<name>;
+    sinks at all. Results of controls stand beside it. Each model gets a run folder OUT/<name>;
     masking_curve.md, .csv and pictures are written to OUT. A complete curve is not scored again.
 
     Try
@@ -97,7 +98,7 @@ class Curve(Study):
 
     def amount(self, settings: CurveSettings, info: Any) -> Amount:
         """A pass over all rows clean, one for every number of keys, control and edit, and three for
-        what sinks hold.
+        the attention that sinks hold.
         """
         # beside keys of equal mass stand the most attended ones of the same heads
         controls = len(settings.controls) + ("equal_mass" in settings.controls)
@@ -113,7 +114,7 @@ class Curve(Study):
 
     @dataclass(frozen=True)
     class Options:
-        """How the curves are drawn."""
+        """Look of the curves."""
 
         relative: bool = False
         """Draw the change relative to the loss with nothing hidden, in percent."""
@@ -133,22 +134,22 @@ class Curve(Study):
 
 
 masking_curve = Curve()
-"""Score held-out text with 0, 1, 2, … keys hidden, and write a run folder of kind "curve".
+"""Score held-out text with 0, 1, 2, … keys blocked, and write a run folder of kind "curve".
 
 A diffusion model is scored by its masked-token bound, an autoregressive one by its next-token loss;
-what is hidden is chosen by a clean pass over the same row, see `edited_losses`. Table ``curve``:
+the blocked keys are chosen by a clean pass over the same row, see `edited_losses`. Table ``curve``:
 one row per (k, control), see `curve_table`; table ``curve_rows``: the loss of every row of text,
 from which all else follows; table ``phenomenon``: by row of text, main, the share of attention on
 the key of a head that receives most, and gu, the share of heads that give it more than 30 % (mean
-over layers and heads); table ``grown``: what becomes of the other keys of each head when that one
-is masked, see `grown_table`. Each of these of untrained twins too, with the name of the twin behind
-it (curve-permuted), as table ``twins`` says.
+over layers and heads); table ``grown``: change of the other keys of each head when that one is
+masked, see `grown_table`. Each of these of untrained twins too, with the name of the twin behind it
+(curve-permuted), as table ``twins`` says.
 
 Args:
     loaded: a diffusion model or an autoregressive one, with its tokenizer.
     out: folder to write; it must be empty or absent, or hold this very curve, which is not scored
         again.
-    settings: what to hide, from what text.
+    settings: the keys to block, and the text.
     progress: shows the progress.
     overwrite: replace a run that is there.
 

@@ -1,5 +1,5 @@
-"""How strong a model's sinks are, by the protocol of Gu et al.: what the first token gets, on three
-kinds of text.
+"""Strength of a model's sinks, by the protocol of Gu et al.: the weight of the first token, on
+three kinds of text.
 """
 
 from sinklab.core.registry import exports

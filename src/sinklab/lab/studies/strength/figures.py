@@ -44,7 +44,8 @@ def strength_sentences(runs: Iterable[Run]) -> list[str]:
     """Sentences of each run: how strong its sinks are, and which tokens strong keys of natural text
     stand on.
 
-    Of masked sequences natural ones without a start token are told; the table has all.
+    Among masked sequences only natural ones without a start token have a sentence; the table has
+    all.
     """
     told = statements("sinklab.lab.studies.strength", ())
     return [sentence for run in runs for sentence in _of_one(run, told)]
@@ -138,9 +139,7 @@ def strength_figure(one: Reader) -> list[Map]:
 
 
 def readings_of(run: Run) -> str:
-    """The words of the table explained: what is strong, and the two ways to read the first
-    token.
-    """
+    """The words of the table explained: strong tokens, and the two ways to read the first token."""
     return (
         f"Strong: more than {run.info.settings['epsilon']} of the attention of the queries that "
         "may see it. First "

@@ -1,5 +1,5 @@
-"""Sequences of each kind through a traced model: what every head gives the first token, and its
-strongest one.
+"""Sequences of each kind through a traced model: the weight of the first token in every head, and
+its strongest key.
 """
 
 # R sequences, B of them in a forward, T tokens, L layers, H query heads, K keys (added sinks first,
@@ -50,7 +50,7 @@ class Cell:
 
     @property
     def names(self) -> dict[str, Any]:
-        """Its columns in every table."""
+        """Columns of this kind in every table."""
         return {"input": self.input, "start": self.start, "ratio": self.ratio}
 
     @property
@@ -149,8 +149,8 @@ def text_ids(loaded: Loaded) -> list[int]:
 def masked(loaded: Loaded, ids_RT: Tensor, ratio: float, start: bool, seed: int) -> Tensor:
     """The sequences with this share of their tokens masked, never the start token.
 
-    The order in which the tokens of a sequence are masked follows from the seed, so that what a
-    smaller ratio masks a larger one masks too.
+    The order in which the tokens of a sequence are masked follows from the seed, so that a larger
+    ratio masks all tokens that a smaller one masks.
     """
     if ratio == 0:
         return ids_RT
@@ -227,7 +227,7 @@ def forward(loaded: Loaded, ids_BT: Tensor) -> None:
 def _weights(
     ids_BT: np.ndarray, received_BLHK: np.ndarray, visible_BLK: np.ndarray
 ) -> pd.DataFrame:
-    """A line per sequence, layer and head: what the first token gets, and the strongest key."""
+    """A line per sequence, layer and head: the weight of the first token, and the strongest key."""
     batch, layers, heads, keys = received_BLHK.shape
     length = ids_BT.shape[1]
     added = keys - length
@@ -248,7 +248,7 @@ def _weights(
 
 
 def _activations(numbers_BLN: np.ndarray, start: int) -> pd.DataFrame:
-    """A line per sequence: its greatest activation, of the layer where the ratio is greatest."""
+    """A line per sequence: its greatest activation, from the layer with the greatest ratio."""
     value, channel, position, ratio = range(4)
     layer_B = np.nan_to_num(numbers_BLN[..., ratio]).argmax(1)
     chosen_BN = numbers_BLN[np.arange(len(layer_B)), layer_B]
@@ -303,12 +303,13 @@ def by_head(table: pd.DataFrame) -> pd.DataFrame:
 def summary(table: pd.DataFrame, activations: pd.DataFrame, epsilon: float) -> pd.DataFrame:
     """A line per kind of sequence, all shares between 0 and 1.
 
-    sink: share of heads (layer, head) whose first token gets more than epsilon in the mean over
+    sink: share of heads (layer, head) that give the first token more than epsilon in the mean over
     sequences, Sink₁^ε of Gu et al.; sink_by_text, low, high: the same of each sequence by itself,
     the mean with its 95 % interval; first: mean weight of the first token; strong, strong_low,
-    strong_high: share of heads whose strongest key, wherever it stands, gets more than epsilon, by
-    sequence; strongest: its mean share; at_first: of the strong ones, how many stand on the first
-    token; activation: median over sequences of the greatest activation's ratio; rows: sequences.
+    strong_high: share of heads with more than epsilon on their strongest key, wherever it stands,
+    by sequence; strongest: its mean share; at_first: share of the strong ones that stand on the
+    first token; activation: median over sequences of the greatest activation's ratio; rows:
+    sequences.
     """
     rows = []
     for names, part in table.groupby(KIND, sort=False):

@@ -1,4 +1,4 @@
-"""How strong a model's sinks are, as a study: its settings and its command."""
+"""Strength of a model's sinks, as a study: its settings and its command."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class StrengthSettings(Checked):
     of a document.
     """
     document: int = limited(0, at_least=0)
-    """Number of the document that natural text begins with, from 0; the next ones follow where it
-    is too short.
+    """Number of the document that natural text begins with, from 0; the next ones follow if it is
+    too short.
     """
     inputs: tuple[str, ...] = limited(INPUTS, one_of=INPUTS, needed=True)
     """natural (consecutive rows of the texts), random (tokens drawn evenly from those of text) or
@@ -52,7 +52,8 @@ class StrengthSettings(Checked):
     """Seed of random and repeated tokens and of masks."""
     twin: bool | None = limited(None, free=True)
     """Measure two untrained twins on natural text too, of the model freshly initialised and with
-    its weights permuted. When left out, where both take less than a minute."""
+    its weights permuted. When left out, if both take less than a minute.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,8 +64,8 @@ class StrengthSettings(Checked):
 
 @studies.register("strength")
 class Strength(Study):
-    """Say how strong a model's sinks are: the share of heads whose first token gets more than 0.3
-    of the attention.
+    """Say how strong a model's sinks are: the share of heads that give the first token more than
+    0.3 of the attention.
 
     The protocol of Gu et al. (arXiv 2410.10781): 100 sequences of 64 tokens each of natural text,
     of random tokens and of one repeated token, with and without the model's start token; for
@@ -94,7 +95,7 @@ class Strength(Study):
 
     @dataclass(frozen=True)
     class Options:
-        """How the picture is drawn."""
+        """Look of the picture."""
 
         figures: tuple[str, ...] = ("png",)
         """Formats of the picture: png, svg, pdf; a bare --figures draws none."""
@@ -109,5 +110,5 @@ class Strength(Study):
         return Amount(words, evaluations, positions, is_watched=True, twins=settings.twin)
 
     def samples(self, plan: Any) -> int:
-        """One a kind of sequence."""
+        """Number of samples: one per kind of sequence."""
         return len(plan.cells)

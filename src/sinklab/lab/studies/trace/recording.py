@@ -1,4 +1,4 @@
-"""What a study keeps of each step: received attention, norms, main sinks and row statistics by
+"""Recorded statistics of each step: received attention, norms, main sinks and row statistics by
 state of the query.
 """
 
@@ -39,7 +39,7 @@ _TEXT = ("key", "position")
 
 @dataclass(frozen=True)
 class Selection:
-    """Which layers and heads of a model are recorded, as numbers from 0 in rising order."""
+    """Layers and heads of a model that are recorded, as numbers from 0 in rising order."""
 
     layers: tuple[int, ...]
     heads: tuple[int, ...]
@@ -48,20 +48,20 @@ class Selection:
 
     @classmethod
     def of(cls, config: Any, settings: StudySettings) -> Selection:
-        """As the settings say. Raises ValueError for a layer or head that the model does not
-        have.
+        """The selection of the settings. Raises ValueError for a layer or head that the model does
+        not have.
         """
         backbone = getattr(config, "backbone", config)
         layers, heads = backbone.num_hidden_layers, backbone.num_attention_heads
         _numbers("the layer of maps", tuple(layer for _, layer, _ in settings.map_keys), layers)
         _numbers("the head of maps", tuple(head for _, _, head in settings.map_keys), heads)
-        # where some layers see a window alone, those that see everything
+        # if some layers see a window alone, record those that see everything
         wanted = settings.layers or getattr(config, "global_layers", None) or ()
         chosen = _numbers("layers", wanted, layers), _numbers("heads", settings.heads, heads)
         return cls(*chosen, layers, heads)
 
     def for_trace(self) -> dict[str, Any]:
-        """Arguments of `trace` that select; none where everything is recorded."""
+        """Arguments of `trace` that select; none if everything is recorded."""
         chosen = {"layers": (self.layers, self.of_layers), "heads": (self.heads, self.of_heads)}
         return {name: some for name, (some, count) in chosen.items() if len(some) < count}
 
@@ -75,16 +75,16 @@ def _numbers(what: str, given: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 class Recorder:
-    """Collects the recorded steps of one text. Numbers are narrowed at once: what is held is what
-    will be stored.
+    """Collects the recorded steps of one text. Numbers are narrowed at once: memory holds them as
+    they will be stored.
 
     Received attention of an autoregressive model is that of all queries so far, so that its other
-    steps are watched as well (`needs`). What is counted by query, and by the state of queries, is
-    that of the query that runs.
+    steps are watched as well (`needs`). Statistics by query, and by the state of queries, are those
+    of the query that runs.
     """
 
     def __init__(self, task: Task, selection: Selection, *, last_row: bool = False) -> None:
-        """`last_row`: of an autoregressive model under its cache, read the attention of the last
+        """`last_row`: for an autoregressive model under its cache, read the attention of the last
         query alone.
         """
         self._task, self._selection = task, selection
@@ -101,13 +101,13 @@ class Recorder:
             for name, kind in kinds.items()
         }
         by_state = any(kind.needs_canvas or "position" in kind.axes for kind in kinds.values())
-        # the last row of a text that grows is one query, whose state is known
+        # the last row of a text that grows is one query of known state
         self._needs_states = by_state and not self._by_rows
         layers = list(selection.layers)
         self._after_L = np.array(
             [layers.index(layer + 1) if layer + 1 in layers else -1 for layer in layers]
         )
-        """place of the layer behind each one, -1 where it is not recorded"""
+        """place of the layer behind each one, -1 if it is not recorded"""
         self._steps: list[dict[str, np.ndarray]] = []
         self._tables = defaultdict[str, list[dict[str, Any]]](list)
         self.maps: dict[str, np.ndarray] = {}
@@ -181,8 +181,8 @@ class Recorder:
         return SimpleNamespace(open_BS=open_1S, attention_BS=torch.ones_like(open_1S), mask_id=-1)
 
     def add(self, recording: Recording, moment: Moment, row: int = 0) -> None:
-        """Keep what one step showed, that of this row; of a step that is not recorded, what later
-        ones add it up to.
+        """Keep the statistics of one step, for this row; from a step that is not recorded, only the
+        sums that later ones need.
         """
         length = len(moment.ids_S)
         step: dict[str, Any] = {
@@ -227,10 +227,10 @@ class Recorder:
                 state_Q = (
                     moment.state_S[-1:] if self._by_rows else recording.query_state[0][row].numpy()
                 )
-                # of a first forward over the whole prompt, a last row is the last query
+                # after a first forward over the whole prompt, a last row is the last query
                 rows_Q = np.moveaxis(step[name], axes.index("position"), -1)[..., -len(state_Q) :]
                 step[name] = _means(rows_Q, state_Q)
-        # of an autoregressive text each step has one new query, whatever ran
+        # each step of an autoregressive text has one new query, however many ran
         self.queries[moment.index] = 1 if self._by_rows else ran
         self._steps.append(
             {name: _narrowed(name, np.asarray(value)) for name, value in step.items()}
@@ -296,7 +296,7 @@ class Recorder:
     def _of_table(
         self, name: str, values: np.ndarray, step: dict[str, Any], state_S: np.ndarray
     ) -> None:
-        """A row per layer and what stands on the axes between; of positions, their state and
+        """A row per layer and index on the axes between; for positions, also their state and
         whether they are sinks.
         """
         columns = self._kinds[name].columns
@@ -317,20 +317,20 @@ class Recorder:
         self._tables[statistics.name_of(self._kinds[name])].append(rows)
 
     def tables(self, sample: int) -> dict[str, pd.DataFrame]:
-        """Small tables by name. "states": what positions in each state receive and how long their
-        vectors are, by step and layer. One of each statistic that has `columns`
+        """Small tables by name. "states": the attention that positions in each state receive and
+        the norms of their vectors, by step and layer. One of each statistic that has `columns`
         ("massive_activations").
 
         received and received_from_masked are multiples of an even share (the mean weight of the
         queries that see a key, times the positions; without keys that too few see to be judged);
         sink_heads is the share of all recorded heads in which the position is a sink (the default
         rule), sink_heads_any its mean over all positions, sink_heads_next the same in the layer
-        that reads the hidden state, NaN where that was not recorded. NaN as well where fewer than 8
+        that reads the hidden state, NaN if that was not recorded. NaN as well if fewer than 8
         masked queries ran.
         """
         tables = {}
         for name, parts in self._tables.items():
-            # of each step some columns hold one number for all rows
+            # some columns hold one number for all rows of a step
             wide = [np.broadcast_arrays(np.array(sample), *rows.values()) for rows in parts]
             columns = map(np.concatenate, zip(*wide, strict=True))
             tables[name] = pd.DataFrame(dict(zip(("sample", *parts[0]), columns, strict=True)))
@@ -345,10 +345,10 @@ class Recorder:
         return ("step", *by_state, *(axis for axis in axes if axis != "position"))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything kept, steps first; NaN where a step has no such key. Empty when no step was
+        """Everything kept, steps first; NaN if a step has no such key. Empty when no step was
         recorded.
 
-        Of an autoregressive model "window_received" too, windows first: see `SoFar.windows`.
+        For an autoregressive model "window_received" too, windows first: see `SoFar.windows`.
         """
         if not self._steps:
             return {}
@@ -375,5 +375,5 @@ def _narrowed(name: str, array: np.ndarray) -> np.ndarray:
         return array
     with np.errstate(over="ignore"):
         narrow = array.astype(np.float16)
-    # the writer widens, with a warning, what half precision cannot hold
+    # the writer widens, with a warning, numbers that half precision cannot hold
     return array if np.any(np.isinf(narrow) & np.isfinite(array)) else narrow

@@ -1,4 +1,4 @@
-"""A trace, run: texts written under observation, then with sinks or context hidden, and held-out
+"""A trace, run: texts written under observation, then with sinks or context blocked, and held-out
 text scored.
 """
 
@@ -106,7 +106,7 @@ def write_sample(
 def _write_truncated(
     run: RunWriter, task: Task, sample: int, selection: Selection, whole: list[Moment], meter: Meter
 ) -> None:
-    """The text again, with the stretch around its main sink hidden from half of the steps on, and
+    """The text again, with the stretch around its main sink blocked from half of the steps on, and
     with another one.
     """
     cut = max(len(whole) // 2, 1)
@@ -122,7 +122,7 @@ def _write_truncated(
             f"writing sample {sample + 1} again with a part of its context hidden: {stretch.arm}"
         )
         where = {"start": stretch.start, "stop": stretch.stop, "step": cut}
-        # rows of before the cut would keep the hidden keys in what all queries so far give
+        # rows of before the cut would keep the blocked keys in the attention of all queries so far
         task_seen = replace(task, settings=watched)
         recorder = Recorder(task_seen, selection, last_row=True) if stretch.arm == "sink" else None
         edit = interventions.make("truncate_context", **where)
@@ -171,7 +171,7 @@ def _generation(
     completion = _completion(task, written)
     prompt = task.prompt.text
     if task.settings.new_tokens == 0:
-        # the masks stood in the prompt: the text is whole with what fills them
+        # the masks stood in the prompt: the text is whole with the tokens that fill them
         prompt, completion = "", text_of(task.loaded, _filled(moments[-1]))
     elif task.loaded.tokenizer is None and not completion.startswith(" "):
         # ids, which stand apart from those of the prompt
@@ -211,7 +211,7 @@ def _filled(last: Moment) -> np.ndarray:
 def _tokens(
     task: Task, moments: list[Moment], sample: int, roles: Mapping[int, str]
 ) -> dict[str, Any]:
-    """What stood at each position before each recorded step."""
+    """The token at each position before each recorded step."""
     kept = [moment for moment in moments if task.settings.records(moment.index)]
     lengths = [len(moment.ids_S) for moment in kept]
     ids = np.concatenate([np.empty(0, np.int64), *(moment.ids_S for moment in kept)])
@@ -247,7 +247,7 @@ def _steps(moments: list[Moment], queries: Mapping[int, int], sample: int) -> di
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done, known before a folder is taken."""
+    """Texts to write and to score, known before a folder is taken."""
 
     selection: Selection
     tasks: list[Task]
@@ -256,8 +256,8 @@ class Plan:
 
 
 def prepare(loaded: Loaded, settings: StudySettings, progress: Progress) -> Plan:
-    """The texts to write and the text to score. Raises ValueError for what can be refused without
-    running the model.
+    """The texts to write and the text to score. Raises ValueError for anything that can be refused
+    without running the model.
     """
     selection = Selection.of(loaded.model.config, settings)
     if (
@@ -310,7 +310,7 @@ def _tasks(loaded: Loaded, settings: StudySettings) -> list[Task]:
 
 
 def _check_hidden(task: Task, text: str) -> None:
-    """Refuse to hide as many keys as there are: of a causal model, as many as its first step
+    """Refuse to block as many keys as there are: for a causal model, as many as its first step
     reads.
     """
     settings, config = task.settings, task.loaded.model.config
@@ -346,7 +346,7 @@ def _check_hidden(task: Task, text: str) -> None:
 def _heldout_rows(
     loaded: Loaded, settings: StudySettings, progress: Progress
 ) -> HeldoutRows | None:
-    """The text to score; None, which is reported, where there is nothing to score."""
+    """The text to score; None, which is reported, if there is nothing to score."""
     if settings.heldout == "":
         return None
     reasons = {
@@ -379,7 +379,7 @@ def write_samples(work: Work) -> None:
 
 
 def score(work: Work) -> None:
-    """Score the held-out text with sinks hidden."""
+    """Score the held-out text with sinks blocked."""
     settings = work.settings
     if work.plan.text is None or work.run.has("heldout"):
         return
@@ -393,7 +393,7 @@ def score(work: Work) -> None:
 
 
 def mask_sentences(runs: list[Run]) -> list[str]:
-    """What each intervention of `mask` removed, and how the texts changed."""
+    """Sentences on `mask`: keys removed by each intervention, and the change of the texts."""
     plain, masked = runs
     table, words = masked.table("removals"), labels_of("mask")["removed"]
     lines = [f"edits: {' '.join(masked.info.settings['edits'])}"]

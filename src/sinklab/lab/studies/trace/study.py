@@ -40,12 +40,12 @@ STATISTICS = (
     "massive_activations",
     "received_by_state",
 )
-"""What is recorded by default, but for the last; any other registered statistic can be added."""
+"""Statistics recorded by default, but for the last; any other registered statistic can be added."""
 
 
 @dataclass(frozen=True)
 class StudySettings(DecodingSettings):
-    """What a study writes, how it decodes, and what it records and scores.
+    """Texts of a study, their decoding, and the statistics to record and score.
 
     Raises ValueError for unknown statistics and for numbers that make no sense with any model.
     """
@@ -63,10 +63,11 @@ class StudySettings(DecodingSettings):
     seed: int | None = 0
     """Random seed; each sample has its own, derived from this one and its number."""
     statistics: tuple[str, ...] = STATISTICS[:-1]
-    """What to record: received (always), value_norm, key_norm, main_by_state, row_entropy,
+    """Statistics to record: received (always), value_norm, key_norm, main_by_state, row_entropy,
     row_logsumexp, output_norm, noop_bound, massive_activations (a table), received_by_state, or
     all; and any other registered statistic. Statistics per query are averaged over the queries of
-    each state. By default all but received_by_state, which is three times as large as received."""
+    each state. By default all but received_by_state, which is three times as large as received.
+    """
     layers: tuple[int, ...] = ()
     """Layers to record, -1 the last; all when left out."""
     heads: tuple[int, ...] = ()
@@ -83,12 +84,12 @@ class StudySettings(DecodingSettings):
     """
     full_forward: bool = False
     """Autoregressive models: recompute the whole text at every step instead of the last token on
-    top of the KV cache. What is recorded is the same, unless edits act otherwise on rows that are
+    top of the KV cache. The record is the same, unless edits act otherwise on rows that are
     computed again.
     """
     truncate: bool = False
     """Also decode each sample with the stretch around its main sink (a sixteenth of the positions)
-    hidden in the second half of the steps, and with one where few heads have a sink; score the
+    hidden in the second half of the steps, and with one in which few heads have a sink; score the
     tokens of the uncut text with either hidden.
     """
     mask_sinks: tuple[int, ...] = ()
@@ -97,7 +98,8 @@ class StudySettings(DecodingSettings):
     """
     heldout: str | None = ""
     """Also score this corpus with the most attended keys hidden; "excerpt" is that in the package,
-    None the same where the model can be scored on it."""
+    None the same if the model can be scored on it.
+    """
     ks: tuple[int, ...] = (0, 1, 5, 10)
     """Numbers of hidden keys per layer and head for the held-out loss."""
     heldout_rows: int = 48
@@ -149,7 +151,7 @@ class StudySettings(DecodingSettings):
 
 @dataclass(frozen=True)
 class MaskSettings(Checked):
-    """Which keys are hidden while a model writes, and what it writes."""
+    """Keys to hide while a model writes, and the texts to write."""
 
     k: int | None = None
     """Hide this many keys per layer and head; 5 when neither --k nor --epsilon is given."""
@@ -165,12 +167,13 @@ class MaskSettings(Checked):
     """How keys are selected: from the step before of the edited run (closed_loop), from an unedited
     forward pass (clean_pass), or keys once selected stay hidden (carried)."""
     control: Literal["sinks", "random", "equal_mass", "recent", "lowest"] = "sinks"
-    """What to hide: sinks (the keys so chosen), or as controls the same number of random, most
-    recent or least attended other keys, or keys that are no sinks and together receive as much."""
+    """Keys to hide: sinks (the keys so chosen), or as controls the same number of random, most
+    recent or least attended other keys, or keys that are no sinks and together receive as much.
+    """
     most: int | None = None
     """With --source carried: the largest number of keys hidden from a head at once."""
     study: StudySettings = field(default_factory=StudySettings)
-    """What to write and record, in both runs."""
+    """Texts to write and statistics to record, in both runs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -182,7 +185,7 @@ class MaskSettings(Checked):
 
         Args:
             by_last_row: the model is autoregressive: sinks are chosen by the last token's row of
-                the step before, also where its first forward has a whole prompt.
+                the step before, also if its first forward has a whole prompt.
         """
         k = 5 if self.k is None and self.epsilon is None else self.k
         fields = {name: getattr(self, name) for name in ("epsilon", "removal", "source", "control")}
@@ -260,7 +263,7 @@ class Trace(Study):
         return Amount(words, evaluations, positions, is_watched=True, first=first)
 
     def samples(self, plan: Any) -> int:
-        """One a prompt."""
+        """Number of samples: one per prompt."""
         return len(plan.tasks)
 
     def about(self, loaded: Loaded, plan: Any) -> dict[str, Any]:
@@ -289,7 +292,7 @@ class Trace(Study):
 
 @studies.register("mask")
 class Mask(Trace):
-    """Ablate the sinks of a model while it writes, and report what changed.
+    """Ablate the sinks of a model while it writes, and report the changes.
 
     Writes two run folders, OUT/plain and OUT/masked, and prints the attention mass removed, the
     overlap of the selections at successive steps, and the token agreement of the two texts. In each
@@ -321,11 +324,11 @@ class Mask(Trace):
         )
 
     def folders(self, out: Path) -> list[Path]:
-        """Without and with the interventions."""
+        """The run folders without and with the interventions."""
         return [out / "plain", out / "masked"]
 
     def of_folders(self, loaded: Loaded, settings: MaskSettings) -> list[StudySettings]:
-        """Without edits, and with them."""
+        """The settings without edits, and with them."""
         return [
             replace(settings.study, edits=()),
             settings.edited(by_last_row=loaded.family != "diffusion"),
@@ -339,18 +342,18 @@ class Mask(Trace):
 study = Trace()
 """Trace a model while it writes and keep everything: one part per sample.
 
-Arrays ``attention`` (and ``maps``); tables ``tokens``, ``steps``, ``states`` (what masked,
-committed and prompt positions receive, and their norms), ``massive_activations``, ``generations``
+Arrays ``attention`` (and ``maps``); tables ``tokens``, ``steps``, ``states`` (attention received by
+masked, committed and prompt positions, and their norms), ``massive_activations``, ``generations``
 (``removals`` and ``clipped`` under edits, ``truncation``, ``truncated`` and ``recovery`` with
-``truncate``), and ``heldout`` where it is asked for. Under ``accelerate launch`` the samples are
+``truncate``), and ``heldout`` if it is asked for. Under ``accelerate launch`` the samples are
 sharded over the processes and their folders merged at the end.
 
 Args:
     loaded: a diffusion model, or an autoregressive one, which writes through its own cache.
     out: folder to write; it must be empty or absent, or hold this very run to resume.
-    settings: what to do.
+    settings: of the study.
     progress: shows the progress; a function is called with a short text at each stage.
-    resume: continue where an interrupted run stopped; the result is that of an uninterrupted one.
+    resume: continue an interrupted run; the result is that of an uninterrupted one.
 
 Raises:
     ValueError: for a prompt that does not fit, and settings that the model or the decoder refuse.

@@ -1,5 +1,5 @@
-"""A text written again, part of its context hidden: where its sink is, or, the control, where few
-heads have any.
+"""A text written again, with the stretch around its sink blocked, or, as the control, a stretch in
+which few heads have a sink.
 """
 
 # T steps, L layers, H heads, K keys, S canvas positions, M tokens that count, N tokens after the
@@ -22,14 +22,14 @@ from sinklab.lab.studies.trace.recording import Recorder, Selection
 
 BATCH = 16
 PART = 16
-"""one position in so many is hidden"""
+"""one position in so many is blocked"""
 FEW = 0.25
 """of the heads that have a sink in the one stretch, as many may have one in the control"""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Neighbouring canvas positions that are hidden."""
+    """Neighbouring canvas positions that are blocked."""
 
     arm: str
     """ "sink" or "control"."""
@@ -44,12 +44,12 @@ class Stretch:
 
     @property
     def place(self) -> slice:
-        """For an axis of canvas positions."""
+        """Slice of an axis of canvas positions."""
         return slice(self.start, self.stop)
 
 
 def scores_of(arrays: dict[str, np.ndarray]) -> np.ndarray:
-    """Received attention (T, L, H, K) as a multiple of an even share; −1 where a step has no such
+    """Received attention (T, L, H, K) as a multiple of an even share; −1 if a step has no such
     key.
     """
     scale_T = arrays["positions"] / np.nanmax(arrays["visible"], axis=-1)
@@ -58,13 +58,13 @@ def scores_of(arrays: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def stretches(score_LHK: np.ndarray, written_S: np.ndarray) -> list[Stretch]:
-    """The stretch around the main sink, and where there is one an equally long control in which few
+    """The stretch around the main sink, and if there is one an equally long control in which few
     heads have any.
 
     The main sink is the position that draws most attention from heads in which it is a sink by the
-    default rule; where no head has one, the position that draws most. A control lies elsewhere,
-    holds as much written text (masks differ from text in everything) and at most a quarter as many
-    sinks; of those that do, the one whose attention is nearest.
+    default rule; if no head has one, the position that draws most. A control lies elsewhere, holds
+    as much written text (masks differ from text in everything) and at most a quarter as many sinks;
+    if several do, the one with the nearest attention.
 
     Args:
         score_LHK: attention received, as a multiple of an even share, added sink columns first.
@@ -105,15 +105,15 @@ def stretches(score_LHK: np.ndarray, written_S: np.ndarray) -> list[Stretch]:
 def truncation_table(
     arrays: dict[str, np.ndarray], hidden: slice, selection: Selection, sample: int
 ) -> dict[str, np.ndarray]:
-    """One row per (step since some keys are hidden, layer, head); of the arrays the first step is
+    """One row per (step since some keys are blocked, layer, head); the first step of the arrays is
     the last whole one.
 
-    Columns: hidden_share_before, the share of attention that the hidden keys held at the last whole
-    step; main_before, main_after: the key that receives most, there and at this step; score_before,
-    score_after: what it receives as a multiple of an even share; lost: main_before was a sink (the
-    default rule) and is hidden now; renormalised: of the keys that are left one was a sink if what
-    they received is divided by what was not hidden; recovered: main_after is a sink. Keys count the
-    added sink columns first.
+    Columns: hidden_share_before, the share of attention that the blocked keys held at the last
+    whole step; main_before, main_after: the key that receives most, there and at this step;
+    score_before, score_after: its attention as a multiple of an even share; lost: main_before was a
+    sink (the default rule) and is blocked now; renormalised: one of the other keys was a sink if
+    their attention is divided by the share that was not blocked; recovered: main_after is a sink.
+    Keys count the added sink columns first.
     """
     score_TLHK = scores_of(arrays)
     limit_T = DEFAULT.threshold(arrays["positions"])
@@ -143,11 +143,11 @@ def truncation_table(
 
 
 def looked_at(task: Task, selection: Selection, moment: Moment) -> np.ndarray:
-    """What the keys of one step receive in a forward by itself, (L, H, K) as a multiple of an even
-    share.
+    """Attention that the keys of one step receive in a forward by itself, (L, H, K) as a multiple
+    of an even share.
 
-    Of an autoregressive model, from its last query alone: rows of before a cut would keep the keys
-    that it hides.
+    For an autoregressive model, from its last query alone: rows of before a cut would keep the keys
+    that it blocks.
     """
     settings = replace(task.settings, statistics=("received",), every=1, only_steps=(), maps=())
     recorder = Recorder(replace(task, settings=settings), selection, last_row=True)
@@ -168,12 +168,12 @@ def token_costs(
     """The tokens that a text gets from step ``cut`` on, and how likely the model finds them as it
     is and with less.
 
-    The model reads what the uncut text was at each step, so that all are asked the same; without
+    The model reads the uncut text as it was at each step, so that all are asked the same; without
     cache and guidance. Tokens behind an end of text, and those inside of a stretch, do not count.
 
     Returns:
         columns step, position, token_id; logprob, in nats; and logprob_sink, logprob_control with a
-        stretch hidden.
+        stretch blocked.
     """
     states_S, ids_S = whole[-1].state_S, whole[-1].ids_S
     started = int((states_S == 2).sum()) if task.is_diffusion else len(task.started())
@@ -205,7 +205,7 @@ def token_costs(
 
 
 Logits = Iterator[Tensor]
-"""(M, V) of what the steps write, in order"""
+"""(M, V) of the tokens that the steps write, in order"""
 
 
 @torch.inference_mode()
@@ -224,8 +224,8 @@ def _denoised(
 def _continued(
     task: Task, read: list[np.ndarray], text: np.ndarray, new_TS: np.ndarray, gone: Stretch | None
 ) -> Logits:
-    """What came before the cut is read whole, as it was when it was written; the rest on top of
-    it.
+    """Logits with the text before the cut read whole, as it was when it was written, and the rest
+    on top of it.
     """
     model, before = task.loaded.model, len(read[0]) - 1
     with _without(model, gone, 1):
@@ -237,7 +237,7 @@ def _continued(
 
 
 def _without(model: Any, gone: Stretch | None, step: int) -> Any:
-    """The model with the stretch hidden from this forward on."""
+    """The model with the stretch blocked from this forward on."""
     if gone is None:
         return nullcontext()
     return intervene(model, TruncateContext(gone.start, gone.stop, step), measure=False)

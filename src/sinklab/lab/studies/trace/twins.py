@@ -32,13 +32,13 @@ from sinklab.lab.studies.trace.run import score
 from sinklab.lab.studies.trace.truncation import Stretch, token_costs, truncation_table
 
 CANVASES = 16
-"""Canvases of a text that run at once, where none depends on another."""
+"""Canvases of a text that run at once, if none depends on another."""
 _NO_ID = -1
 
 
 def finish(work: Work) -> None:
-    """What needs all samples, where it is asked for: the held-out text scored with sinks hidden,
-    and untrained twins.
+    """Score the held-out text with sinks blocked and trace untrained twins, if asked for, once all
+    samples are there.
 
     Each twin is traced on the run's canvases and scored on its held-out text. It has arrays and
     tables of its own, such as ``attention-permuted``; the table ``twins``, written last, says which
@@ -72,8 +72,8 @@ def _write_twin(work: Work, twin: Loaded, done: Run, kind: str) -> None:
 
 
 def _write_truncated(work: Work, task: Task, done: Run, sample: int, kind: str) -> None:
-    """What hiding the run's own stretches does to the twin; nothing where steps were not recorded
-    that this takes.
+    """Effect on the twin of blocking the run's own stretches; nothing if steps that this takes were
+    not recorded.
     """
     tokens, texts = done.table("tokens", part=sample), done.table("truncated", part=sample)
     hidden = [
@@ -118,7 +118,7 @@ def retraced(
     last_row: bool = False,
     progress: Callable[[], object] = lambda: None,
 ) -> Recorder:
-    """What the task's model does on canvases that are there: nothing is chosen or written.
+    """Trace the task's model on canvases that are there: nothing is chosen or written.
 
     Args:
         tokens: table of that name of one sample, of the steps to run.
@@ -176,7 +176,7 @@ def _denoising(task: Task) -> Callable[[Tensor], object]:
     def run(ids_BS: Tensor) -> None:
         masked_BS = canvas.open_BS & (ids_BS == canvas.mask_id)
         left_M = block_BS.expand_as(ids_BS)[masked_BS]
-        # where written tokens are edited, the last canvases have no masks
+        # if written tokens are edited, the last canvases have no masks
         block = int(left_M.min() if len(left_M) else block_BS.max())
         before[:] = (block, before[1] + 1) if block == before[0] else (block, 0)
         evaluate(ids_BS, masked_BS & (block_BS == block), *before)
@@ -185,8 +185,8 @@ def _denoising(task: Task) -> Callable[[Tensor], object]:
 
 
 def _continuing(task: Task) -> Callable[[Tensor], object]:
-    """A forward over whole texts, without the model's cache: it gives what all queries of each so
-    far give.
+    """A forward over whole texts, without the model's cache: its attention is that of all queries
+    of each so far.
     """
 
     @torch.inference_mode()
