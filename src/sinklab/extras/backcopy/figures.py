@@ -131,7 +131,7 @@ def _is_able(group: pd.DataFrame) -> bool:
 
 
 def _refusal(kinds: Kinds, one: Any, other: Any) -> str | None:
-    """Why these two kinds of model may not be contrasted; None where they may."""
+    """Why these two kinds of model may not be contrasted; None if they may."""
     groups = {" ".join(kind): kinds[kind] for kind in (one, other)}
     if far := [name for name, group in groups.items() if (group["over"] > NEAR).any()]:
         return (
@@ -261,8 +261,7 @@ def at_equal_dose(
     the nearest to it.
 
     one, other: pairs of a dose (share of the attention that was removed) and its cost. Between
-    doses costs are
-        interpolated linearly, beyond them never: NaN where the two have no dose in common.
+    doses costs are interpolated linearly, beyond them never: NaN if the two have no dose in common.
     """
     curves = [np.array(sorted(pairs)).T for pairs in (one, other)]
     low, high = max(curve[0, 0] for curve in curves), min(curve[0, -1] for curve in curves)

@@ -91,7 +91,7 @@ def train_and_measure(work: Work) -> None:
 def untrained(
     source: Source, variant: str, settings: BackcopySettings, model: DiffusionLM
 ) -> dict[str, DiffusionLM]:
-    """What stands beside a trained model, whose findings are none where these show them as well:
+    """What stands beside a trained model, whose findings are none if these show them as well:
     "fresh", before its training, and "permuted", with its weights permuted within each tensor.
     """
     size = model.config.block_length

@@ -302,7 +302,7 @@ class FastDecoder:
 
     @classmethod
     def serving(cls, model: Any) -> FastDecoder | None:
-        """That of this model; None where a kind of layer is not known, or the model is divided over
+        """That of this model; None if a kind of layer is not known, or the model is divided over
         processes.
         """
         return cls(model) if _is_known(model) and not compat.is_divided(model) else None
@@ -365,7 +365,7 @@ class FastDecoder:
         Args:
             geometry: of the canvas.
             columns: those that run; ``output_index_Q`` are the wanted ones among them.
-            memory: its ``update`` returns the keys and values of all columns; None where those that
+            memory: its ``update`` returns the keys and values of all columns; None if those that
                 run are all.
             mask: bool, broadcastable to (B, 1, W, K), or None for nothing hidden, in place of the
                 canvas's.

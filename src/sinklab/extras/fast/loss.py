@@ -132,7 +132,7 @@ class OnePass:
 
 
 def unusable_liger(device: torch.device) -> str:
-    """Why Liger's loss cannot run here, and what to do about it; empty where it can."""
+    """Why Liger's loss cannot run here, and what to do about it; empty if it can."""
     remedy = (
         "install it with pip install liger-kernel on a machine with a CUDA GPU, or leave liger out"
     )

@@ -47,8 +47,8 @@ class Selected:
 
     @staticmethod
     def serving(of: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """The median of magnitudes of this tensor in float32, (B, N) to (B, 1); None where torch's
-        is all there is.
+        """The median of magnitudes of this tensor in float32, (B, N) to (B, 1); None if torch's is
+        all there is.
         """
         if of.is_cuda:
             return partial(bisected_median, is_short=of.dtype == torch.bfloat16)

@@ -23,7 +23,7 @@ WORTHWHILE_WEIGHT = 1 << 17  # numbers in a weight
 
 
 def product_for(device: torch.device, dtype: torch.dtype, scores_of_a_head: int) -> Product | None:
-    """A product that beats `torch.bmm` for factors of this dtype; None where there is none.
+    """A product that beats `torch.bmm` for factors of this dtype; None if there is none.
 
     On AVX-512 processors that are not Intel's, MKL multiplies at half the width of oneDNN, which
     torch uses for its compiled linear layers. float32 in and out, no lower precision inside.

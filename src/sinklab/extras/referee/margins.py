@@ -279,8 +279,8 @@ def measure_margins(
 
 
 def first_difference(one: pd.DataFrame, other: pd.DataFrame) -> pd.Series:
-    """By row, the first step at which two tables of `margins` chose differently; NaN where they
-    never did.
+    """By row, the first step at which two tables of `margins` chose differently; NaN if they never
+    did.
     """
     tokens = (
         table.loc[table["kind"] == "token", ["row", "step", "column", "token"]]

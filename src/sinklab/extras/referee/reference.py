@@ -122,7 +122,7 @@ class Reference:
         return str(self.told.get("model") or self.folder)
 
     def tensor(self, name: str, axes: int) -> Tensor:
-        """Raises ValueError where it is not there, or has another number of axes."""
+        """Raises ValueError if it is not there, or has another number of axes."""
         if name not in self.tensors:
             raise ValueError(
                 f"{self.folder / TENSORS} must hold {name!r} for a case; see docs/validate.md"

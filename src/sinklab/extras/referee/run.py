@@ -58,16 +58,16 @@ class Plan:
     pairs: pd.DataFrame | None
     """Items that both answered."""
     loaded: Any
-    """The model of the first; None where no margins are measured."""
+    """The model of the first; None if no margins are measured."""
     settings: Any
     """How it wrote."""
     why: str
-    """Why no margins are measured; empty where they are."""
+    """Why no margins are measured; empty if they are."""
 
 
 def items_of(run: Run) -> pd.DataFrame:
-    """What a run answered, a line an item: `KEYS`, prompt, text (or what was chosen), right (NaN
-    where not said, as of texts of a trace), target, logprobs, stderrs. Of a benchmark with several
+    """What a run answered, a line an item: `KEYS`, prompt, text (or what was chosen), right (NaN if
+    not said, as of texts of a trace), target, logprobs, stderrs. Of a benchmark with several
     filters the first. Raises ValueError for a run of another kind.
     """
     if run.info.kind == "benchmark":
@@ -173,7 +173,7 @@ def amount(settings: RefereeSettings, info: None) -> Amount:
 
 
 def decoding_of(run: Run, items: pd.DataFrame) -> DecodingSettings:
-    """How a run wrote. Raises ValueError where its choices have no margins."""
+    """How a run wrote. Raises ValueError if its choices have no margins."""
     kept, remedy = run.info.settings, "give another run to compare it with, and --texts 0"
     if run.info.model.get("family") != "diffusion" or any(map(len, items["logprobs"])):
         raise ValueError(

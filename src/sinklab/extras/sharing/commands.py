@@ -202,8 +202,8 @@ def _of_sink(file: Path, copy: Path) -> list[str]:
 
 
 def _sent(copy: Path, repo: str, repo_type: str, public: bool) -> str:
-    """Send the copy; the address. Raises ValueError where the repository is there and not as
-    private as was said.
+    """Send the copy; the address. Raises ValueError if the repository is there and not as private
+    as was said.
     """
     from huggingface_hub import HfApi
 

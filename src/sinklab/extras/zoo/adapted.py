@@ -23,7 +23,7 @@ class Adapted(Family):
     backbone: ClassVar[Any] = Qwen3Config
     """Class of its config."""
     block_field: ClassVar[str | None] = None
-    """Field that holds the length of a block of its attention, where there is one."""
+    """Field that holds the length of a block of its attention, if there is one."""
     blocks_from: ClassVar[str] = "text"
     logit_shift: ClassVar[bool] = False
     first_alone: ClassVar[bool] = False

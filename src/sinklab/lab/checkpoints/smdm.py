@@ -43,7 +43,7 @@ class SMDM(Family):
         return {"n_embd", "padded_vocab_size"} <= config.keys()
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
-        """A Llama whose head has no row for [MASK]."""
+        """The plan of a Llama whose head has no row for [MASK]."""
         text = self.field(config, "padded_vocab_size")
         rows = (shapes or {}).get(EMBEDDING, (text + 1,))[0]
         gated = any(name.endswith(".attn.gate.weight") for name in shapes or ())

@@ -170,8 +170,8 @@ def _no_such_command(name: str, commands: Mapping[str, str]) -> ValueError:
 
 
 def _settings_of(name: str, folder: Path) -> dict[str, Any]:
-    """What a run folder says of the settings of a command. Raises ValueError where another one
-    wrote it.
+    """What a run folder says of the settings of a command. Raises ValueError if another one wrote
+    it.
     """
     if name in registry.studies:
         return as_record(registry.studies[name]().settings_of(folder))
@@ -183,8 +183,8 @@ def _settings_of(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _needs_model(run: Path, arguments: Sequence[str], bare: Sequence[str]) -> None:
-    """Raises ValueError where a run is to be reproduced and no model is given: the default need not
-    be the run's.
+    """Raises ValueError if a run is to be reproduced and no model is given: the default need not be
+    the run's.
     """
     is_first = "model" in bare and not arguments[0].startswith("-")
     if _has(arguments, "--model") or is_first:

@@ -82,7 +82,7 @@ def report(
         out: folder for the page and its tables.
         tables: formats of the tables beside the page, of parquet, csv and md; none after a bare
             --tables.
-        sink_rule: what counts as a sink in runs of `sinklab trace`, NAME:field=value;
+        sink_rule: definition of a sink in runs of `sinklab trace`, NAME:field=value;
             excess:epsilon=3 when left out.
         sink_input: what that rule reads: received (from all queries) when left out, or
             received_from_masked, from the masked queries alone, which decide the tokens;

@@ -32,7 +32,7 @@ all parts.
 
 
 def _kernel() -> str:
-    """A name for the running kernel, of which there is one a machine and start; empty where it has
+    """A name for the running kernel, of which there is one a machine and start; empty if it has
     none.
     """
     with contextlib.suppress(OSError):

@@ -40,7 +40,7 @@ def check_text(registry: Registry, value: Any) -> Any:
 
 
 def refusal(of: type[ValueError], call: Callable[..., object], *args: Any) -> str:
-    """The message with which a call is refused, by an error of this class; empty where it is not
+    """The message with which a call is refused, by an error of this class; empty if it is not
     refused.
     """
     try:

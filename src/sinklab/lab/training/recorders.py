@@ -262,7 +262,7 @@ class SinkMonitor(Recorder):
         rows: how many rows.
         earlier: checkpoint of the run that this one resumes.
         causal_steps: until this step the model is a causal one and is measured as one.
-        rule: what counts as a sink.
+        rule: definition of a sink.
         log: called with a few numbers of each measurement, by name (``sink/share``): the Trainer's
             own ``log``.
     """

@@ -54,7 +54,7 @@ def _note_states(seen: dict[tuple[str, int], list[Tensor]], layer: int, states_B
 def measured_activations(
     seen: Mapping[tuple[str, int], list[Tensor]], layers: int
 ) -> dict[str, np.ndarray]:
-    """The measures of a snapshot (L,), NaN where nothing was seen."""
+    """The measures of a snapshot (L,), NaN if nothing was seen."""
     found = {f"activation_{name}": np.full(layers, np.nan) for name in REDUCED}
     for (name, layer), values in seen.items():
         found[f"activation_{name}"][layer] = REDUCED[name](torch.cat(values)).item()
@@ -122,7 +122,7 @@ def measured_heads(
         masked_RTS: text positions that hold a mask: these are told apart from visible text where
             norms are compared.
         added: N.
-        rule: what counts as a sink.
+        rule: definition of a sink.
     """
     seen = visible_RTK[:, :, None, None]
     queries = visible_RTK.max()
@@ -191,8 +191,7 @@ def _values(
 LEVELS = (0.9, 0.7, 0.5, 0.3, 0.1)
 
 MEASURES: tuple[str, ...] = ("sink_share", "top_text_share", "first_share", "sinks", "text_sinks")
-"""What a snapshot holds of every layer, NaN where there is no such thing; norms are means over
-heads.
+"""What a snapshot holds of every layer, NaN if there is no such thing; norms are means over heads.
 
 sink_share: share of all attention that the added sinks receive, all of them together.
 top_text_share: share that the greatest key of the text receives in a head.
@@ -285,7 +284,7 @@ def snapshot(
         batch: rows in one forward.
         causal: read the clean text from left to right: how a model looks during a causal warm
             start.
-        rule: what counts as a sink.
+        rule: definition of a sink.
         given: tokens at the head of each row that are never hidden, such as a start token.
 
     Raises:

@@ -88,7 +88,7 @@ def visible_keys(seed: int, step: int, share: float, length: int) -> Tensor:
 
 
 def neighbours(window: int | None, length: int) -> Tensor | None:
-    """Bool (S, S): keys at most ``window`` positions away; None where there is no window."""
+    """Bool (S, S): keys at most ``window`` positions away; None if there is no window."""
     if window is None:
         return None
     place_S = torch.arange(length)

@@ -414,7 +414,7 @@ def _evaluated(
 def _proposed(
     run: Run, candidates: Candidates, barred_M: Tensor, step: str
 ) -> tuple[Tensor, Tensor]:
-    """Scores and tokens (M,) of the candidates; [MASK] is none where it is barred."""
+    """Scores and tokens (M,) of the candidates; [MASK] is none if it is barred."""
     logits_MV, mask_id = candidates.logits_MV, candidates.mask_id
     expected = (len(barred_M), None)
     check_tensor(
