@@ -93,7 +93,9 @@ def facts_of(
     config: Any,
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[Published | None, dict[str, Any]]:
-    """Known facts of a checkpoint by its name, and the fields that `Loaded` and `ModelInfo` share."""
+    """Known facts of a checkpoint by its name, and the fields that both `Loaded` and `ModelInfo`
+    hold.
+    """
     row, notes = row_of(name, raw.get("_name_or_path"), plan)
     is_diffusion = isinstance(config, DiffusionLMConfig)
     config = config if plan.whole is None else plan.backbone
@@ -191,7 +193,7 @@ def read_plan(name: str, revision: str | None = None) -> tuple[CheckpointPlan, d
 
 
 def config_of(place: Path, name: str) -> dict[str, Any]:
-    """The config of the place that :func:`resolve` found. Raises ValueError if it cannot be read."""
+    """The config in the place that :func:`resolve` found. Raises ValueError if it is unreadable."""
     if gguf_files.is_file(place):
         return gguf_files.read_config(place, name)
     return families.read_config(place / "config.json", name)

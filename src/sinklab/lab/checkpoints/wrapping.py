@@ -55,7 +55,7 @@ def config_of(model: nn.Module) -> Any:
 
 
 def sizes_of(model: nn.Module) -> dict[str, int] | None:
-    """Layers, heads, hidden size and vocabulary as the config says; None if it lacks one of them."""
+    """Layers, heads, hidden size and vocabulary from the config; None if it lacks one of them."""
     config = config_of(model)
     config = getattr(config, "backbone", config)
     found: dict[str, Any] = {name: getattr(config, name, None) for name in SIZES}

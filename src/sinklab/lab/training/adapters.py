@@ -1,4 +1,4 @@
-"""Adapters of a run: written beside its model, taken out of a checkpoint, and put in where another
+"""Adapters of a run: written beside its model, taken out of a checkpoint, and put in when another
 run goes on.
 """
 
@@ -40,7 +40,7 @@ def facts_of(
     base: str = "",
 ) -> AdapterFile:
     """Facts of the adapters in the state of a model after so many steps of a run; ``base`` names
-    what was adapted.
+    the adapted model.
     """
     name = str(settings.init_from)
     own = {key: getattr(config, key) for key in (*variant(settings), "logit_shift")}
@@ -80,8 +80,8 @@ def extract(checkpoint: str | Path, file: str | Path | None = None, *, base: str
 
     Args:
         checkpoint: its folder; the run folder above it says how it was trained.
-        file: where to; ``adapters.safetensors`` in the checkpoint when left out.
-        base: name of the model that was adapted, for whoever finds the file.
+        file: path to write; ``adapters.safetensors`` in the checkpoint when left out.
+        base: name of the model that was adapted, for later readers.
 
     Returns:
         the file, which :func:`sinklab.lab.checkpoints.adapters.load_adapters` reads.
