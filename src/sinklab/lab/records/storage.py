@@ -114,8 +114,8 @@ def remove_half_written(path: Path) -> None:
 
 
 def remove_leftovers(run: Path) -> None:
-    """Remove leftovers in a run folder, also the folders and safetensors files that lm-eval has
-    while it writes.
+    """Remove half-written files in a run folder, including temporary folders of lm-eval and
+    temporary files of safetensors.
     """
     for leftover in [*run.glob(f".*{PART_SUFFIX}"), *run.glob(".tmp??????")]:
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
