@@ -1,4 +1,4 @@
-"""What the twins say: a line a kind of model, the contrasts that may be drawn, and a figure."""
+"""Results of the twins: a line a kind of model, the contrasts that may be drawn, and a figure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from sinklab.lab.reports.samples import Reader
 from sinklab.lab.reports.words import percent, statements
 
 WEIGHT, NEAR = 0.3, 0.05
-"""What makes the start token a sink of a head, and how near to the best loss a twin must come."""
+"""Weight above which the start token is a sink of a head, and how near to the best loss a twin must
+come.
+"""
 KEYS = ["objective", "variant"]
 CAUSAL, DIFFUSION = ("causal", "plain"), ("diffusion", "plain")
 UNTRAINED = ("fresh", "permuted")
@@ -34,8 +36,8 @@ def by_model(run: Run, state: str = "trained") -> pd.DataFrame:
     """A line a model of a state: its losses, and of its heads the largest ``first``, ``added``,
     ``strongest``, ``gu``.
 
-    ``norm`` is that of the layer whose head looks most at position 0, ``shared`` the mean of
-    ``added``.
+    ``norm`` is that of the layer with the head that looks most at position 0, ``shared`` the mean
+    of ``added``.
     """
     heads, models = (_in_state(run.table(name), state) for name in ("heads", "models"))
     groups = heads.sort_values("first", ascending=False, kind="stable").groupby(
@@ -80,7 +82,7 @@ def summary(run: Run) -> pd.DataFrame:
 Kinds = dict[Any, pd.DataFrame]
 """Objective and variant to models by seed."""
 Said = Callable[..., list[str]]
-"""What says the statements of sentences.jinja."""
+"""Maker of the statements of sentences.jinja."""
 
 
 def _kinds(models: pd.DataFrame) -> Kinds:
@@ -153,7 +155,7 @@ def _gaps(kinds: Kinds, one: Any, other: Any, name: str) -> pd.Series:
 def _contrast(
     told: Said, kinds: Kinds, one: Any, other: Any, name: str, twins: dict[str, Kinds]
 ) -> list[str]:
-    """A measure of the heads, paired over seeds, with what untrained twins show of it."""
+    """A measure of the heads, paired over seeds, beside the same measure of untrained controls."""
     gaps = _gaps(kinds, one, other, name)
     found = mean_over(gaps.to_numpy(), fewest=SEEDS)
     apart = {
@@ -172,7 +174,7 @@ def _contrast(
 
 
 def _masking(told: Said, table: pd.DataFrame, kinds: Kinds) -> list[str]:
-    """What hiding keys costs: causal less diffusion at equal count and at equal dose by protocol,
+    """Cost of blocking keys: causal less diffusion at equal count and at equal dose by protocol,
     and controls.
     """
     asked = (
@@ -211,11 +213,11 @@ def _masking(told: Said, table: pd.DataFrame, kinds: Kinds) -> list[str]:
 
 
 Costs = dict[tuple[int, str], tuple[float, float, float]]
-"""Number of keys and control to the dose, what it costs and the share of heads with a control."""
+"""Number of keys and control to the dose, its cost and the share of heads with a control."""
 
 
 def _costs(table: pd.DataFrame, task: str, protocol: str) -> list[Costs]:
-    """Of every seed."""
+    """Costs of a task under a protocol, one for each seed."""
     found = []
     for _, cells in table.loc[[task]].groupby("seed"):
         clean = cells.loc[cells["k"] == 0, "loss"].iloc[0]

@@ -3,7 +3,7 @@ many small kernels.
 
 The embedding of a sink changes at every step of training, so its keys and values cannot be kept.
 Here the sinks stand in the sequence, in front of the text, and the output of each is overwritten by
-its own value: what attention to itself alone gives. The slow twin is
+its own value: the result of attention to itself alone. The slow twin is
 :meth:`sinklab.core.models.Sink.prefix`.
 """
 
@@ -101,7 +101,7 @@ class InSequence:
 
     @classmethod
     def serving(cls, model: Any) -> InSequence | None:
-        """It, where the ``sink_form`` of a :class:`~sinklab.core.models.DiffusionLM` says so,
+        """This form, if the ``sink_form`` of a :class:`~sinklab.core.models.DiffusionLM` says so,
         gradients are on, and the model is not watched: a trace would see the sinks as text.
 
         Raises:

@@ -34,7 +34,7 @@ def product_for(device: torch.device, dtype: torch.dtype, scores_of_a_head: int)
 
 
 def linear_for(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """x -> x · weightᵀ + bias, as `F.linear`; by oneDNN where it is the faster one (see
+    """x -> x · weightᵀ + bias, as `F.linear`; by oneDNN if it is the faster one (see
     `product_for`), nothing is to be differentiated, and the weight is worth the half millisecond
     that oneDNN takes for every new number of rows.
     """

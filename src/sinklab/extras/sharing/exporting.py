@@ -79,9 +79,9 @@ def export(loaded: Loaded, folder: str | Path) -> Path:
         the folder.
 
     Raises:
-        ValueError: for a folder that is taken; a model that is no `DiffusionLM`, whose decoder
-            transformers does not have, or whose weights are divided or stored by a quantiser; a
-            tokenizer that only code can read.
+        ValueError: for a folder that is taken; a model that is no `DiffusionLM`, has a decoder that
+            transformers lacks, or weights that are divided or stored by a quantiser; a tokenizer
+            that only code can read.
     """
     folder, model = Path(folder), undivided(loaded.model, "which cannot be exported")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -115,8 +115,8 @@ def export(loaded: Loaded, folder: str | Path) -> Path:
 
 
 def _begun_beside(folder: Path) -> Path:
-    """A new folder beside ``folder``, marked as that of an export; what an earlier one left there
-    is removed.
+    """A new folder beside ``folder``, marked as that of an export; the remains of an earlier one
+    there are removed.
 
     Raises ValueError for anything else that is in its place.
     """
@@ -202,11 +202,11 @@ def _card(loaded: Loaded, config: Any) -> str:
 
 
 def sources(sink: Any = None) -> dict[str, str]:
-    """Module -> its text as a sibling of the others: the model, what it imports, and all that is
-    named in options.
+    """Module -> its text as a sibling of the others: the model, its imports, and all modules named
+    in options.
 
     Args:
-        sink: the added sink of the model, whose kind may be a plug-in's.
+        sink: the added sink of the model, its kind may be a plug-in's.
     """
     known = chain.from_iterable(
         registry.values() for registry in (sinks, unmasking_rules, schedules, caches)

@@ -558,11 +558,11 @@ UNTRAINED: dict[str, Callable[[Loaded, int], Loaded]] = {
     "initialised": initialised,
     "permuted": permuted,
 }
-"""Name of an untrained twin -> its maker, to hold one at a time in memory."""
+"""Name of an untrained control -> its maker, to hold one at a time in memory."""
 
 
 def untrained_twins(loaded: Loaded, seed: int = 0) -> dict[str, Loaded]:
-    """Both twins of a model, by name; the model stays as it is.
+    """Both untrained controls of a model, by name; the model stays as it is.
 
     A finding that they show as well does not come from training. If the model's class cannot
     initialise itself there is only "permuted", whose ``notes`` say why.

@@ -38,7 +38,7 @@ class Plan:
     first: float = 1.0
     """The share of its evaluations in the pass that is counted first; see `Amount.first`."""
     twins: bool | None = False
-    """Untrained twins, see `Amount.twins`."""
+    """Untrained controls, see `Amount.twins`."""
 
     def of_a_pass(self, seconds: float) -> float:
         """Seconds of the whole run, if the first counted pass takes so many seconds."""
@@ -53,7 +53,7 @@ def together(plans: Sequence[Plan], words: str) -> Plan:
 
 
 def _with_twins(seconds: float, twins: bool | None) -> float:
-    """Seconds including those of two twins, which are made if they are asked for, or take
+    """Seconds including those of two controls, which are made if they are asked for, or take
     little.
     """
     from sinklab.lab.studies.twins import LITTLE

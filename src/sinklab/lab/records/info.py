@@ -220,5 +220,7 @@ STUDY_DIMS: dict[str, tuple[str, ...]] = {
 
 
 def of_twin(name: str, twin: str) -> str:
-    """Name of an untrained twin's table or file of arrays; ``name`` itself if ``twin`` is empty."""
+    """Name of an untrained control's table or file of arrays; ``name`` itself if ``twin`` is
+    empty.
+    """
     return f"{name}-{twin}" if twin else name
